@@ -1,0 +1,1 @@
+"""Kernels: ONNX operators as pure functions over an array namespace (see `registry`)."""

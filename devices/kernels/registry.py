@@ -1,0 +1,132 @@
+"""The kernel registry: which function computes which operator, and since which opset.
+
+A kernel is one pure function of arrays whose signature is the ONNX operator's::
+
+    @op("Softmax", since=13)
+    def softmax_13(xp, x, *, axis=-1):
+        shifted = xp.exp(x - xp.max(x, axis=axis, keepdims=True))
+        return shifted / xp.sum(shifted, axis=axis, keepdims=True)
+
+* `xp` is the array namespace (numpy, or CuPy with numpy's API); no kernel file imports either.
+* Inputs follow, positional, in the specification's order; an absent optional input is ``None``;
+  variadic inputs are ``*inputs``.
+* Attributes are keyword-only, under their ONNX names with their ONNX defaults. They arrive as
+  int, float, str, tuples of those, arrays (tensor attributes), TypeProto, or for a graph attribute
+  a callable ``body(*inputs) -> tuple`` over host or device arrays.
+* A kernel returns one array, or a tuple as the specification has outputs.
+* It never writes into an input. Keyword-only parameters with these reserved names are not
+  attributes; the interpreter fills them when the kernel declares them:
+
+  ``n_outputs``  how many outputs the node names (trailing absent ones cut off)
+  ``out``        an array of the result's shape and dtype that may be written into, or ``None``
+  ``opset``      the version of the operator's domain that the model imports
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+#: Keyword-only kernel parameters that are not ONNX attributes.
+RESERVED: Final = frozenset({"n_outputs", "out", "opset"})
+
+#: `host=ALL`: every input is wanted on the host (strings, Python objects, data-dependent loops).
+ALL: Final = -1
+
+KernelFunction = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One operator's implementation for the opsets from `since` to the next registered one."""
+
+    domain: str
+    op_type: str
+    #: First opset with these semantics.
+    since: int
+    function: KernelFunction
+    #: Positions of inputs wanted as host (numpy) arrays; `(ALL,)` for every one.
+    host: tuple[int, ...] = ()
+    #: Names of the keyword-only parameters, reserved ones left out.
+    attributes: frozenset[str] = field(default=frozenset())
+    #: Reserved parameters that the function declares.
+    wants: frozenset[str] = field(default=frozenset())
+
+
+class KernelRegistry:
+    """Kernels by (domain, operator), each with its `since` versions."""
+
+    def __init__(self) -> None:
+        self._kernels: dict[tuple[str, str], dict[int, Kernel]] = {}
+
+    def add(self, kernel: Kernel) -> None:
+        """Register a kernel; a second one for the same operator and opset is an error."""
+        versions = self._kernels.setdefault((kernel.domain, kernel.op_type), {})
+        if kernel.since in versions:
+            first, second = (_where(k.function) for k in (versions[kernel.since], kernel))
+            raise ValueError(
+                f"{kernel.domain or 'ai.onnx'}::{kernel.op_type} since opset {kernel.since} is "
+                f"registered twice: at {first} and at {second}. Remove one."
+            )
+        versions[kernel.since] = kernel
+
+    def find(self, domain: str, op_type: str, opset: int) -> Kernel | None:
+        """Return the kernel with the greatest ``since <= opset``; below the lowest: None."""
+        versions = self._kernels.get((domain, op_type), {})
+        since = max((s for s in versions if s <= opset), default=None)
+        return None if since is None else versions[since]
+
+    def versions(self, domain: str, op_type: str) -> tuple[int, ...]:
+        """Return the `since` versions registered for an operator, ascending."""
+        return tuple(sorted(self._kernels.get((domain, op_type), {})))
+
+    def __iter__(self) -> Iterator[Kernel]:
+        for versions in self._kernels.values():
+            yield from versions.values()
+
+
+#: Every kernel of this package.
+KERNELS: Final = KernelRegistry()
+
+
+def op(
+    op_type: str, *, since: int | tuple[int, ...], domain: str = "", host: tuple[int, ...] = ()
+) -> Callable[[KernelFunction], KernelFunction]:
+    """Register the decorated function as `op_type`'s kernel.
+
+    Parameters
+    ----------
+    op_type : str
+        The operator's name in the specification.
+    since : int or tuple of int
+        First opset(s) with these semantics; several when the schema changed but not what the
+        function computes, so that a test can compare signatures at each.
+    domain : str
+        ``""`` is ai.onnx; ``"hetero"`` holds fused operators that `transform_model` makes.
+    host : tuple of int
+        Positions of inputs wanted as host arrays, or ``(ALL,)``.
+    """
+
+    def register(function: KernelFunction) -> KernelFunction:
+        keywords = {
+            name
+            for name, parameter in inspect.signature(function).parameters.items()
+            if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+        }
+        for version in (since,) if isinstance(since, int) else since:
+            KERNELS.add(
+                Kernel(
+                    domain, op_type, version, function, host,
+                    frozenset(keywords - RESERVED), frozenset(keywords & RESERVED),
+                )
+            )  # fmt: skip
+        return function
+
+    return register
+
+
+def _where(function: KernelFunction) -> str:
+    code = function.__code__
+    return f"{code.co_filename}:{code.co_firstlineno}"
