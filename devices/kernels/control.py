@@ -1,0 +1,1 @@
+"""Control flow: operators whose attribute is a graph."""

@@ -1,0 +1,1 @@
+"""Operators that make tensors: constants, ranges, random numbers, windows."""

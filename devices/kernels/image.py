@@ -1,0 +1,1 @@
+"""Operators that sample images: grids, regions of interest, columns to image."""

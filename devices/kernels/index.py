@@ -1,0 +1,1 @@
+"""Operators that pick or place elements by index: gather, scatter, top-k, masks."""

@@ -1,0 +1,1 @@
+"""Sequences (Python lists of arrays) and optionals (a value or None)."""

@@ -1,0 +1,1 @@
+"""Operators that move elements without changing them: reshape, transpose, join, cut, pad."""
