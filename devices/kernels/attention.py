@@ -1,0 +1,1 @@
+"""Attention and what goes with it: rotary embedding and cache updates."""

@@ -1,0 +1,1 @@
+"""Convolutions: Conv, ConvTranspose, DeformConv and the fused FusedConv."""

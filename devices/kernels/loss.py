@@ -1,0 +1,1 @@
+"""Losses: NegativeLogLikelihoodLoss and SoftmaxCrossEntropyLoss."""

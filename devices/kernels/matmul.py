@@ -1,0 +1,1 @@
+"""Matrix products: MatMul, Gemm, Einsum, Det and the fused FusedMatMul."""

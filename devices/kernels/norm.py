@@ -1,0 +1,1 @@
+"""Normalisations over batch, instance, group, layer, channel window or norm."""

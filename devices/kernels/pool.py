@@ -1,0 +1,1 @@
+"""Pooling: maximum, average and Lp over windows or whole planes, and MaxUnpool."""
