@@ -1,0 +1,1 @@
+"""Element-wise arithmetic, powers, rounding, trigonometry and bit operations."""

@@ -1,0 +1,1 @@
+"""Quantisation and integer arithmetic on quantised tensors."""
