@@ -1,0 +1,214 @@
+"""Run one operator through our kernel and through an oracle, and compare the two.
+
+The first oracle is ONNX Runtime, on a one-node model at the opset under test; `run_reference` is
+ONNX's own evaluator, for what ONNX Runtime lacks (right from opset 13 on). Where neither will do,
+`check` takes the expected outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from devices.kernels import KERNELS
+
+#: Newest opset that the installed onnx defines.
+NEWEST = onnx.defs.onnx_opset_version()
+
+#: Elements are compared as these when numpy cannot compare them itself.
+_WIDE = {
+    "bfloat16": np.float32,
+    "float8_e4m3fn": np.float32,
+    "float8_e4m3fnuz": np.float32,
+    "float8_e5m2": np.float32,
+    "float8_e5m2fnuz": np.float32,
+    "float8_e8m0fnu": np.float32,
+    "float4_e2m1fn": np.float32,
+    "int4": np.int8,
+    "uint4": np.uint8,
+    "int2": np.int8,
+    "uint2": np.uint8,
+}
+
+
+def frozen(value: Any) -> Any:
+    """Return the value with every array in it replaced by a read-only copy."""
+    if isinstance(value, np.ndarray):
+        copy = value.copy()
+        copy.setflags(write=False)
+        return copy
+    if isinstance(value, np.generic):
+        return frozen(np.asarray(value))
+    if isinstance(value, list):
+        return [frozen(item) for item in value]
+    return value
+
+
+def run_kernel(
+    op_type: str,
+    inputs: Sequence[Any],
+    attributes: Mapping[str, Any] | None = None,
+    opset: int = NEWEST,
+    domain: str = "",
+    n_outputs: int = 1,
+) -> list[Any]:
+    """Run our kernel as the executor would, on read-only inputs; return its outputs as a list."""
+    kernel = KERNELS.find(domain, op_type, opset)
+    assert kernel is not None, f"no kernel for {domain}::{op_type} at opset {opset}"
+    keywords = {
+        name: tuple(value) if isinstance(value, list) else frozen(value)
+        for name, value in (attributes or {}).items()
+    }
+    unknown = set(keywords) - kernel.attributes
+    assert not unknown, f"{op_type} at opset {opset} takes no attribute {sorted(unknown)}"
+    reserved = {"n_outputs": n_outputs, "opset": opset, "out": None}
+    keywords |= {name: reserved[name] for name in kernel.wants}
+    with np.errstate(all="ignore"):
+        result = kernel.function(np, *(frozen(value) for value in inputs), **keywords)
+    return list(result) if isinstance(result, tuple) else [result]
+
+
+def one_node_model(
+    op_type: str,
+    inputs: Sequence[Any],
+    attributes: Mapping[str, Any] | None = None,
+    opset: int = NEWEST,
+    domain: str = "",
+    n_outputs: int = 1,
+) -> onnx.ModelProto:
+    """Return a model of one node, whose graph inputs are the node's (absent ones left out)."""
+    names = ["" if value is None else f"x{i}" for i, value in enumerate(inputs)]
+    outputs = [f"y{i}" for i in range(n_outputs)]
+    tensors = {
+        name: numpy_helper.from_array(np.asarray(value), name)
+        if isinstance(value, np.ndarray | np.generic)
+        else value
+        for name, value in (attributes or {}).items()
+    }
+    node = helper.make_node(op_type, names, outputs, domain=domain, **tensors)
+    graph = helper.make_graph(
+        [node],
+        op_type,
+        [_value_info(name, value) for name, value in zip(names, inputs, strict=True) if name],
+        [helper.make_empty_tensor_value_info(name) for name in outputs],
+    )
+    imports = [helper.make_opsetid("", opset if domain == "" else NEWEST)]
+    if domain:
+        imports.append(helper.make_opsetid(domain, opset))
+    ir_version = max(8, helper.find_min_ir_version_for(imports, ignore_unknown=True))
+    return helper.make_model(graph, opset_imports=imports, ir_version=ir_version)
+
+
+def run_onnxruntime(
+    op_type: str,
+    inputs: Sequence[Any],
+    attributes: Mapping[str, Any] | None = None,
+    opset: int = NEWEST,
+    domain: str = "",
+    n_outputs: int = 1,
+) -> list[Any]:
+    """Run the operator on ONNX Runtime's CPU provider, one thread, no graph optimisation."""
+    model = one_node_model(op_type, inputs, attributes, opset, domain, n_outputs)
+    session = _session(model.SerializeToString())
+    return list(session.run(None, _feeds(inputs)))
+
+
+def run_reference(
+    op_type: str,
+    inputs: Sequence[Any],
+    attributes: Mapping[str, Any] | None = None,
+    opset: int = NEWEST,
+    domain: str = "",
+    n_outputs: int = 1,
+) -> list[Any]:
+    """Run the operator on ONNX's ReferenceEvaluator."""
+    model = one_node_model(op_type, inputs, attributes, opset, domain, n_outputs)
+    with np.errstate(all="ignore"):
+        return list(ReferenceEvaluator(model).run(None, _feeds(inputs)))
+
+
+def check(
+    op_type: str,
+    inputs: Sequence[Any],
+    attributes: Mapping[str, Any] | None = None,
+    opset: int = NEWEST,
+    rtol: float = 1e-5,
+    atol: float = 1e-6,
+    *,
+    domain: str = "",
+    n_outputs: int = 1,
+    oracle: Any = run_onnxruntime,
+    expected: Sequence[Any] | None = None,
+) -> list[Any]:
+    """Assert that our kernel gives what the oracle gives (or `expected`); return our outputs."""
+    ours = run_kernel(op_type, inputs, attributes, opset, domain, n_outputs)
+    if expected is None:
+        expected = oracle(op_type, inputs, attributes, opset, domain, n_outputs)
+    case = f"{op_type} at opset {opset}, {dict(attributes or {})}"
+    for position, (got, wanted) in enumerate(
+        zip(ours[:n_outputs], list(expected)[:n_outputs], strict=True)
+    ):
+        compare(got, wanted, rtol, atol, f"{case}, output {position}")
+    return ours
+
+
+def compare(got: Any, wanted: Any, rtol: float, atol: float, where: str) -> None:
+    """Assert equal shape, then dtype, then values (lists element by element)."""
+    if isinstance(wanted, list):
+        assert isinstance(got, list), f"{where}: a {type(got).__name__}, not a list"
+        assert len(got) == len(wanted), f"{where}: {len(got)} elements, not {len(wanted)}"
+        for i, (a, b) in enumerate(zip(got, wanted, strict=True)):
+            compare(a, b, rtol, atol, f"{where}[{i}]")
+        return
+    if wanted is None:
+        assert got is None, f"{where}: {got!r}, not None"
+        return
+    wanted = np.asarray(wanted)
+    assert isinstance(got, np.ndarray | np.generic), f"{where}: {type(got).__name__}, no array"
+    assert got.shape == wanted.shape, f"{where}: shape {got.shape}, not {wanted.shape}"
+    if wanted.dtype.kind in "OUS":
+        assert np.array_equal(got.astype(object), wanted.astype(object)), where
+        return
+    assert got.dtype == wanted.dtype, f"{where}: dtype {got.dtype}, not {wanted.dtype}"
+    if wanted.dtype.name in _WIDE:
+        got, wanted = (a.astype(_WIDE[wanted.dtype.name]) for a in (got, wanted))
+    np.testing.assert_allclose(got, wanted, rtol=rtol, atol=atol, err_msg=where)
+
+
+def _feeds(inputs: Sequence[Any]) -> dict[str, Any]:
+    return {f"x{i}": value for i, value in enumerate(inputs) if value is not None}
+
+
+def _value_info(name: str, value: Any) -> onnx.ValueInfoProto:
+    if isinstance(value, list):
+        element = _value_info("", value[0] if value else np.zeros(0, np.float32)).type
+        element.tensor_type.ClearField("shape")
+        return helper.make_value_info(name, helper.make_sequence_type_proto(element))
+    array = np.asarray(value)
+    if array.dtype.kind in "OUS":
+        code = onnx.TensorProto.STRING
+    else:
+        code = helper.np_dtype_to_tensor_dtype(array.dtype)
+    return helper.make_tensor_value_info(name, code, array.shape)
+
+
+@cache
+def _session(model: bytes) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 4
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+#: ml_dtypes' scalar types by numpy's name for them, for tests that make such arrays.
+NARROW = {name: np.dtype(getattr(ml_dtypes, name)) for name in _WIDE if hasattr(ml_dtypes, name)}
