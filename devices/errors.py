@@ -5,10 +5,10 @@
     HeteroError
     ├── ModelError (ValueError)                a model that cannot be used
     │   ├── ModelNotFoundError (FileNotFoundError)
-    │   ├── ExternalDataError                  weights beside the model: missing, short, outside its folder
+    │   ├── ExternalDataError                  weights beside the model: missing, short, outside
     │   └── UnsupportedOpsetError              an opset newer than the installed onnx knows
-    ├── UnsupportedNodesError (NotImplementedError)   nodes that no device takes, all of them, with reasons
-    ├── AffinityError (ValueError)             a pin that names no node, no device, or an unsupporting one
+    ├── UnsupportedNodesError (NotImplementedError)   nodes that no device takes, with reasons
+    ├── AffinityError (ValueError)             a pin on no node, no device, or an unsupporting one
     ├── DeviceError (RuntimeError)
     │   ├── UnknownDeviceError (LookupError)
     │   ├── PluginLoadError (ImportError)      a backend that is missing or broken
@@ -27,7 +27,7 @@
     ├── DeadlineError (TimeoutError)
     ├── OverloadedError (RuntimeError)         a bounded queue is full
     ├── ClusterError (RuntimeError)            Ray cannot start, or cannot be reached
-    ├── BlobError (ValueError)                 a compiled model that is damaged, foreign or of another version
+    ├── BlobError (ValueError)                 a blob that is damaged, foreign or of another version
     ├── PlanError (ValueError)                 constraints that no plan meets
     └── UnsupportedOperationError (NotImplementedError)   what a device or plugin does not offer
 

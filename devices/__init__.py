@@ -1,0 +1,1 @@
+"""What a plugin author imports: the model view, the plugin contract, properties and errors."""

@@ -1,0 +1,59 @@
+"""ONNX attributes as Python values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import onnx
+from onnx import AttributeProto, numpy_helper
+
+#: Turns the body of a control flow node into what the caller runs.
+BodyReader = Callable[[onnx.GraphProto], Any]
+
+
+def attribute_value(attribute: AttributeProto, read_body: BodyReader = lambda graph: graph) -> Any:
+    """Return an attribute as int, float, str, tuple, array, TypeProto or what `read_body` makes.
+
+    Parameters
+    ----------
+    attribute : onnx.AttributeProto
+        The attribute; a reference to a function's own attribute is the caller's to resolve.
+    read_body : callable
+        Applied to each graph.
+    """
+    kind = attribute.type
+    if kind == AttributeProto.FLOAT:
+        return attribute.f
+    if kind == AttributeProto.INT:
+        return attribute.i
+    if kind == AttributeProto.STRING:
+        return _text(attribute.s)
+    if kind == AttributeProto.TENSOR:
+        return numpy_helper.to_array(attribute.t)
+    if kind == AttributeProto.GRAPH:
+        return read_body(attribute.g)
+    if kind == AttributeProto.FLOATS:
+        return tuple(attribute.floats)
+    if kind == AttributeProto.INTS:
+        return tuple(attribute.ints)
+    if kind == AttributeProto.STRINGS:
+        return tuple(_text(s) for s in attribute.strings)
+    if kind == AttributeProto.TENSORS:
+        return tuple(numpy_helper.to_array(t) for t in attribute.tensors)
+    if kind == AttributeProto.GRAPHS:
+        return tuple(read_body(g) for g in attribute.graphs)
+    if kind == AttributeProto.TYPE_PROTO:
+        return attribute.tp
+    if kind == AttributeProto.TYPE_PROTOS:
+        return tuple(attribute.type_protos)
+    if kind == AttributeProto.SPARSE_TENSOR:
+        return attribute.sparse_tensor
+    raise ValueError(f"attribute {attribute.name!r} has no type that ONNX defines ({kind})")
+
+
+def _text(data: bytes) -> str | bytes:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data

@@ -1,0 +1,65 @@
+"""What a device says of each node: that it takes it, or why not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final, Literal, get_args
+
+RefusalCode = Literal[
+    "dtype", "opset", "attribute", "no_kernel", "dynamic_shape", "memory", "policy"
+]
+REFUSAL_CODES: Final = frozenset(get_args(RefusalCode))
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a device does not take a node: a code for programs, a sentence for people."""
+
+    code: RefusalCode
+    message: str
+
+    def __post_init__(self) -> None:
+        if self.code not in REFUSAL_CODES:
+            raise ValueError(f"refusal code {self.code!r} is none of {sorted(REFUSAL_CODES)}")
+
+    def __str__(self) -> str:
+        return f"{self.message} [{self.code}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Support(Mapping[str, str]):
+    """The answer of `query_model`: node name -> device name, unsupported nodes absent.
+
+    Attributes
+    ----------
+    devices : mapping of str to str
+        Each supported node's device, in the model's order.
+    unsupported : mapping of str to mapping of str to Refusal
+        Each other node's refusals, one for every device that was asked.
+    refusals : mapping of str to mapping of str to Refusal
+        All refusals heard, those of nodes that a later device took included.
+    notes : mapping of str to str
+        How a supported node is run where that is worth saying (delegated, decomposed).
+    """
+
+    devices: Mapping[str, str]
+    unsupported: Mapping[str, Mapping[str, Refusal]] = field(default_factory=dict)
+    refusals: Mapping[str, Mapping[str, Refusal]] = field(default_factory=dict)
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> str:
+        return self.devices[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.devices)
+
+    def __len__(self) -> int:
+        return len(self.devices)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.devices.items()))
+
+
+EMPTY: Final[Mapping[str, str]] = MappingProxyType({})

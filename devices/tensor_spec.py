@@ -1,0 +1,192 @@
+"""The type of a value in a model: element type, shape, and whether it is a tensor at all."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import ml_dtypes
+import numpy as np
+import onnx
+
+#: ONNX element type -> numpy dtype; strings are object arrays.
+DTYPES: Final[dict[int, np.dtype]] = {
+    number: np.dtype(object) if name == "STRING" else onnx.helper.tensor_dtype_to_np_dtype(number)
+    for name, number in onnx.TensorProto.DataType.items()
+    if name != "UNDEFINED"
+}
+#: ONNX element type -> its name in type strings, as ``tensor(float)``.
+_TYPE_NAMES: Final = {number: name.lower() for name, number in onnx.TensorProto.DataType.items()}
+_TYPE_NUMBERS: Final = {name: number for number, name in _TYPE_NAMES.items()}
+#: Element types narrower than a byte, with their widths in bits.
+_NARROW_BITS: Final = {"int4": 4, "uint4": 4, "float4e2m1": 4, "int2": 2, "uint2": 2}
+
+Dimension = int | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A value's name, ONNX type string and shape.
+
+    Attributes
+    ----------
+    name : str
+        The value's name in its graph.
+    type : str
+        As ONNX writes it: ``tensor(float)``, ``seq(tensor(int64))``, ``optional(...)``;
+        empty where unknown.
+    shape : tuple of (int, str or None), or None
+        One entry a dimension: a size, a symbol, or None where unknown; None where the rank is
+        unknown or the value is no tensor.
+    """
+
+    name: str
+    type: str
+    shape: tuple[Dimension, ...] | None = None
+
+    @property
+    def is_tensor(self) -> bool:
+        """Whether the value is a dense tensor."""
+        return self.type.startswith("tensor(")
+
+    @property
+    def element_type(self) -> str:
+        """The element type of a dense tensor (``float``, ``int64``), else the empty string."""
+        return self.type[7:-1] if self.is_tensor else ""
+
+    @property
+    def dtype(self) -> np.dtype | None:
+        """The numpy dtype of a dense tensor's elements, else None."""
+        number = _TYPE_NUMBERS.get(self.element_type)
+        return DTYPES.get(number) if number is not None else None
+
+    @property
+    def is_static(self) -> bool:
+        """Whether every dimension is a known size."""
+        return self.shape is not None and all(isinstance(d, int) for d in self.shape)
+
+    @property
+    def nbytes(self) -> int | None:
+        """Bytes of the tensor's elements, or None where type or shape leaves it open."""
+        if self.shape is None or self.dtype is None:
+            return None
+        sizes = [d for d in self.shape if isinstance(d, int)]
+        if len(sizes) != len(self.shape):
+            return None
+        bits = _NARROW_BITS.get(self.element_type, self.dtype.itemsize * 8)
+        return (math.prod(sizes) * bits + 7) // 8
+
+    def accepts(self, shape: tuple[int, ...]) -> bool:
+        """Whether an array of `shape` fits this spec."""
+        if self.shape is None:
+            return True
+        return len(shape) == len(self.shape) and all(
+            not isinstance(want, int) or want == got
+            for want, got in zip(self.shape, shape, strict=True)
+        )
+
+    def __str__(self) -> str:
+        if self.shape is None:
+            return f"{self.type or 'unknown type'}"
+        dims = ", ".join("?" if d is None else str(d) for d in self.shape)
+        return f"{self.type}[{dims}]"
+
+    @classmethod
+    def from_proto(cls, info: onnx.ValueInfoProto) -> TensorSpec:
+        """Read a spec from ONNX's value info."""
+        return cls(info.name, type_string(info.type), _shape(info.type))
+
+    @classmethod
+    def from_array(cls, name: str, array: np.ndarray) -> TensorSpec:
+        """Return the spec that exactly describes `array`."""
+        return cls(name, f"tensor({element_type_name(array.dtype)})", tuple(array.shape))
+
+    def to_proto(self) -> onnx.ValueInfoProto:
+        """Write the spec as ONNX's value info."""
+        info = onnx.ValueInfoProto(name=self.name)
+        _parse_type(self.type, info.type)
+        if self.is_tensor and self.shape is not None:
+            shape = info.type.tensor_type.shape
+            shape.SetInParent()
+            for dimension in self.shape:
+                entry = shape.dim.add()
+                if isinstance(dimension, int):
+                    entry.dim_value = dimension
+                elif dimension is not None:
+                    entry.dim_param = dimension
+        return info
+
+
+def element_type_name(dtype: np.dtype | type) -> str:
+    """Return the ONNX name of a numpy dtype: ``float`` for float32; strings are ``string``.
+
+    Raises
+    ------
+    TypeError
+        If ONNX has no such element type.
+    """
+    dtype = np.dtype(dtype)
+    if dtype.kind in "OUST":
+        return "string"
+    try:
+        return _TYPE_NAMES[onnx.helper.np_dtype_to_tensor_dtype(dtype)]
+    except (KeyError, ValueError) as error:
+        raise TypeError(f"numpy dtype {dtype} is no ONNX element type") from error
+
+
+def type_string(proto: onnx.TypeProto) -> str:
+    """Return a TypeProto as ONNX writes it in schemas: ``seq(tensor(float))``."""
+    kind = proto.WhichOneof("value")
+    if kind == "tensor_type":
+        return f"tensor({_TYPE_NAMES[proto.tensor_type.elem_type]})"
+    if kind == "sparse_tensor_type":
+        return f"sparse_tensor({_TYPE_NAMES[proto.sparse_tensor_type.elem_type]})"
+    if kind == "sequence_type":
+        return f"seq({type_string(proto.sequence_type.elem_type)})"
+    if kind == "optional_type":
+        return f"optional({type_string(proto.optional_type.elem_type)})"
+    if kind == "map_type":
+        key = _TYPE_NAMES[proto.map_type.key_type]
+        return f"map({key},{type_string(proto.map_type.value_type)})"
+    return ""
+
+
+def _parse_type(text: str, proto: onnx.TypeProto) -> None:
+    name, _, rest = text.partition("(")
+    inner = rest[:-1]
+    if name == "tensor":
+        proto.tensor_type.elem_type = _TYPE_NUMBERS[inner]
+    elif name == "sparse_tensor":
+        proto.sparse_tensor_type.elem_type = _TYPE_NUMBERS[inner]
+    elif name == "seq":
+        proto.sequence_type.SetInParent()
+        _parse_type(inner, proto.sequence_type.elem_type)
+    elif name == "optional":
+        proto.optional_type.SetInParent()
+        _parse_type(inner, proto.optional_type.elem_type)
+    elif name == "map":
+        key, _, value = inner.partition(",")
+        proto.map_type.key_type = _TYPE_NUMBERS[key]
+        _parse_type(value, proto.map_type.value_type)
+
+
+def _shape(proto: onnx.TypeProto) -> tuple[Dimension, ...] | None:
+    kind = proto.WhichOneof("value")
+    if kind not in ("tensor_type", "sparse_tensor_type"):
+        return None
+    tensor = getattr(proto, kind)
+    if not tensor.HasField("shape"):
+        return None
+    return tuple(
+        d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in tensor.shape.dim
+    )
+
+
+#: numpy dtypes that numpy itself cannot compute on; kernels widen these.
+EXTENDED_DTYPES: Final = frozenset(
+    np.dtype(getattr(ml_dtypes, name))
+    for name in dir(ml_dtypes)
+    if name.startswith(("bfloat", "float", "int", "uint"))
+    and isinstance(getattr(ml_dtypes, name), type)
+)

@@ -1,0 +1,1 @@
+"""hetero: one ONNX model, cut across unlike devices, pipelined over a Ray cluster."""

@@ -1,0 +1,1 @@
+"""Plans, request machines and executors: how a partitioned model runs."""
