@@ -1,0 +1,152 @@
+"""The geometry of sliding windows, shared by convolution and pooling.
+
+Everything here is integer arithmetic on shapes; no array is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A kernel that slides over spatial axes, one entry per axis in each field."""
+
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    #: Padding before and after, as the model asked or `auto_pad` decided.
+    begin: tuple[int, ...]
+    end: tuple[int, ...]
+    #: Size of the input and of the output.
+    input: tuple[int, ...]
+    output: tuple[int, ...]
+
+    def positions(self) -> Iterator[tuple[int, ...]]:
+        """Yield the kernel's elements in row-major order."""
+        return product(*map(range, self.kernel))
+
+    def slices(self, position: tuple[int, ...]) -> tuple[slice, ...]:
+        """Return where the padded input is read by one kernel element, for all outputs."""
+        return tuple(
+            slice(k * d, k * d + (n - 1) * s + 1, s)
+            for k, d, s, n in zip(
+                position, self.dilations, self.strides, self.output, strict=True
+            )
+        )
+
+    def valid(self, axis: int, k: int) -> tuple[slice, slice]:
+        """Return which outputs read inside the unpadded input, and where they read.
+
+        Parameters
+        ----------
+        axis : int
+            Spatial axis.
+        k : int
+            Kernel element along that axis.
+        """
+        stride, size = self.strides[axis], self.input[axis]
+        shift = k * self.dilations[axis] - self.begin[axis]
+        first = max(0, -(shift // stride))
+        last = min(self.output[axis], (size - 1 - shift) // stride + 1)
+        last = max(first, last)
+        start = first * stride + shift
+        return slice(first, last), slice(start, start + max(0, (last - first - 1) * stride + 1), stride)
+
+    def counts(self, axis: int, include_padding: bool) -> list[int]:
+        """Return for each output along an axis how many kernel elements read a counted value."""
+        low = -self.begin[axis] if include_padding else 0
+        high = self.input[axis] + (self.end[axis] if include_padding else 0)
+        return [
+            sum(
+                low <= o * self.strides[axis] - self.begin[axis] + k * self.dilations[axis] < high
+                for k in range(self.kernel[axis])
+            )
+            for o in range(self.output[axis])
+        ]
+
+
+def per_axis(
+    value: Sequence[int] | None, rank: int, name: str, default: int = 1
+) -> tuple[int, ...]:
+    """Return an attribute that has one positive number per spatial axis."""
+    if value is None or len(value) == 0:
+        return (default,) * rank
+    if len(value) != rank:
+        raise ValueError(f"{name} {tuple(value)} has {len(value)} entries; {rank} spatial axes")
+    if default > 0 and min(value) < 1:
+        raise ValueError(f"{name} {tuple(value)} must be positive")
+    return tuple(int(v) for v in value)
+
+
+def sliding_window(
+    spatial: Sequence[int],
+    kernel: Sequence[int],
+    strides: Sequence[int] | None,
+    dilations: Sequence[int] | None,
+    pads: Sequence[int] | None,
+    auto_pad: str,
+    ceil_mode: int = 0,
+) -> Window:
+    """Work out padding and output size as the pooling and convolution operators define them.
+
+    Parameters
+    ----------
+    spatial, kernel : sequence of int
+        Sizes of the input's spatial axes and of the kernel.
+    strides, dilations : sequence of int or None
+        One per axis; 1 if absent.
+    pads : sequence of int or None
+        All begins, then all ends; 0 if absent.
+    auto_pad : str
+        ``NOTSET``, ``VALID``, ``SAME_UPPER`` or ``SAME_LOWER``.
+    ceil_mode : int
+        Round the output size up. A window that would start in the end padding is dropped.
+
+    Raises
+    ------
+    ValueError
+        An attribute has a wrong length or value, or the kernel does not fit.
+    """
+    rank = len(spatial)
+    kernel = per_axis(kernel, rank, "kernel_shape")
+    step = per_axis(strides, rank, "strides")
+    dilation = per_axis(dilations, rank, "dilations")
+    extent = tuple((k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True))
+    if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+        output = tuple(-(-n // s) for n, s in zip(spatial, step, strict=True))
+        total = tuple(
+            max((o - 1) * s + e - n, 0)
+            for o, s, e, n in zip(output, step, extent, spatial, strict=True)
+        )
+        begin = tuple((t + (auto_pad == "SAME_LOWER")) // 2 for t in total)
+        end = tuple(t - b for t, b in zip(total, begin, strict=True))
+    elif auto_pad in ("NOTSET", "VALID", ""):
+        both = per_axis(None if auto_pad == "VALID" else pads, 2 * rank, "pads", default=0)
+        begin, end = both[:rank], both[rank:]
+        output = tuple(
+            _output_size(n, b + e, w, s, b, ceil_mode)
+            for n, b, e, w, s in zip(spatial, begin, end, extent, step, strict=True)
+        )
+    else:
+        raise ValueError(
+            f"auto_pad is {auto_pad!r}; it must be NOTSET, VALID, SAME_UPPER or SAME_LOWER"
+        )
+    if output and min(output) < 1:
+        raise ValueError(
+            f"a window of extent {extent} does not fit into spatial size {tuple(spatial)} "
+            f"padded by {begin} and {end}"
+        )
+    return Window(kernel, step, dilation, begin, end, tuple(spatial), output)
+
+
+def _output_size(size: int, padding: int, extent: int, stride: int, begin: int, ceil: int) -> int:
+    room = size + padding - extent
+    if room < 0:
+        return 0
+    count = (room + (stride - 1 if ceil else 0)) // stride + 1
+    if ceil and (count - 1) * stride >= size + begin:
+        count -= 1
+    return count
