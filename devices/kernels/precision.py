@@ -1,89 +1,15 @@
-"""Which element type an operator computes in, and what ONNX's type numbers mean.
-
-Half-width floats are rounded once per operator, not once per step: a kernel of several steps is
-decorated with `in_float32` and then sees float32. Types narrower than a byte, float8 and bfloat16
-arrive as numpy extension types, whose kind is ``"V"``.
-"""
+"""Half-width floats: computed in float32, rounded once at the end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
-from onnx import TensorProto, helper
 
-#: An array namespace (numpy or CuPy), and an array of it.
-Xp = Any
-Array = Any
-
-Kernel = Callable[..., Any]
-
-
-def is_narrow_float(array: Array) -> bool:
-    """Tell whether the elements are floats of less than 32 bits (or an extension integer)."""
-    return array.dtype.itemsize < 4 and array.dtype.kind in "fV"
-
-
-def is_float(array: Array) -> bool:
-    """Tell whether the elements are floating point, extension types included."""
-    kind, name = array.dtype.kind, array.dtype.name
-    return kind == "f" or (kind == "V" and "float" in name)
-
-
-def is_string(array: Array) -> bool:
-    """Tell whether the elements are strings."""
-    return array.dtype.kind in "OUST"
-
-
-def element_type(number: int) -> Any:
-    """Return the array element type that an ONNX type number stands for.
-
-    Parameters
-    ----------
-    number : int
-        A value of `TensorProto.DataType`.
-
-    Raises
-    ------
-    ValueError
-        If it names no element type.
-    """
-    if number == TensorProto.UNDEFINED or number not in TensorProto.DataType.values():
-        raise ValueError(
-            f"element type {number} is not one of TensorProto.DataType's: give 1 (float) to "
-            f"{max(TensorProto.DataType.values())}"
-        )
-    return helper.tensor_dtype_to_np_dtype(number)
-
-
-def in_float32(kernel: Kernel) -> Kernel:
-    """Make a kernel of floats see float32 where the tensors are float16 or bfloat16.
-
-    The result, or each result of a tuple, is rounded to the first input's type at the end. `out` is
-    then not handed on, for it has the narrow type.
-    """
-
-    @wraps(kernel)
-    def widened(xp: Xp, x: Array, *inputs: Any, **keywords: Any) -> Any:
-        if not is_narrow_float(x):
-            return kernel(xp, x, *inputs, **keywords)
-        narrow = x.dtype
-        if "out" in keywords:
-            keywords["out"] = None
-        wide = [y.astype(xp.float32) if y is not None and is_narrow_float(y) else y for y in inputs]
-        result = kernel(xp, x.astype(xp.float32), *wide, **keywords)
-        if isinstance(result, tuple):
-            return tuple(r.astype(narrow) if r.dtype == xp.float32 else r for r in result)
-        return result.astype(narrow) if result.dtype == xp.float32 else result
-
-    return widened
-
-
-def same_type(*arrays: Array) -> None:
-    """Raise TypeError unless all element types are equal: ONNX promotes nothing."""
-    first = arrays[0].dtype
-    for array in arrays:
-        if array.dtype != first:
-            names = ", ".join(str(a.dtype) for a in arrays)
-            raise TypeError(f"element types differ: {names}; cast them to one type first")
+def wide(xp: Any, *arrays: Any) -> tuple[Any, ...]:
+    """Return the arrays, those of float16 and bfloat16 as float32; None stays None."""
+    return tuple(
+        array.astype(xp.float32)
+        if array is not None and array.dtype.itemsize < 4 and array.dtype.kind in "fV"
+        else array
+        for array in arrays
+    )
