@@ -13,7 +13,7 @@ from math import prod
 from typing import Any
 
 from devices.kernels.registry import op
-from devices.kernels.widening import wide
+from devices.kernels.precision import wide
 from devices.kernels.window import Window, per_axis, sliding_window
 
 #: Bytes of columns to hold at once: about what a second-level cache keeps beside the weights.

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+from devices.kernels.element_types import Array, Xp, is_narrow_float
 
 
-def wide(xp: Any, *arrays: Any) -> tuple[Any, ...]:
-    """Return the arrays, those of float16 and bfloat16 as float32; None stays None."""
+def wide(xp: Xp, *arrays: Array | None) -> tuple[Array, ...]:
+    """Return the arrays, floats under 32 bits as float32; None stays None."""
     return tuple(
-        array.astype(xp.float32)
-        if array is not None and array.dtype.itemsize < 4 and array.dtype.kind in "fV"
-        else array
-        for array in arrays
+        a if a is None or not is_narrow_float(a) else a.astype(xp.float32) for a in arrays
     )
+
+
+def stash(xp: Xp, array: Array, stash_type: int) -> Array:
+    """Return the array in the type that a normalisation computes in.
+
+    Parameters
+    ----------
+    stash_type : int
+        TensorProto type: 1 is float32, 11 float64; 10 and 16 (16-bit floats) compute in float32.
+
+    Raises
+    ------
+    ValueError
+        For any other type.
+    """
+    if stash_type not in (1, 10, 11, 16):
+        raise ValueError(f"stash_type is {stash_type}; it must be a float type (1, 10, 11 or 16)")
+    return array.astype(xp.float64 if stash_type == 11 else xp.float32, copy=False)
