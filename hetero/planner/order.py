@@ -1,0 +1,157 @@
+"""Topological orders of a graph, for slicing and for coarsening."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Sequence
+
+from devices.errors import PlanError
+
+
+def neighbours(
+    count: int, edges: Sequence[tuple[int, int]]
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Successors and predecessors of each of ``count`` nodes, in the edges' order."""
+    after: list[list[int]] = [[] for _ in range(count)]
+    before: list[list[int]] = [[] for _ in range(count)]
+    for u, v in edges:
+        after[u].append(v)
+        before[v].append(u)
+    return after, before
+
+
+def components(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
+    """Strongly connected component of each node, numbered in topological order of components.
+
+    Tarjan's algorithm ("Depth-first search and linear graph algorithms", 1972) without recursion.
+    """
+    after, _ = neighbours(count, edges)
+    index = [-1] * count
+    low = [0] * count
+    component = [-1] * count
+    stack: list[int] = []
+    counter = found = 0
+    for root in range(count):
+        if index[root] >= 0:
+            continue
+        work = [(root, 0)]
+        while work:
+            u, at = work.pop()
+            if at == 0:
+                index[u] = low[u] = counter
+                counter += 1
+                stack.append(u)
+            for at_next in range(at, len(after[u])):
+                v = after[u][at_next]
+                if index[v] < 0:
+                    work.append((u, at_next + 1))
+                    work.append((v, 0))
+                    break
+                if component[v] < 0:
+                    low[u] = min(low[u], index[v])
+            else:
+                if low[u] == index[u]:
+                    while True:
+                        v = stack.pop()
+                        component[v] = found
+                        if v == u:
+                            break
+                    found += 1
+                if work:
+                    parent = work[-1][0]
+                    low[parent] = min(low[parent], low[u])
+    # Tarjan finishes a component after all that it reaches: the reverse is topological.
+    return [found - 1 - c for c in component]
+
+
+def depth_first(count: int, edges: Sequence[tuple[int, int]], keys: Sequence[float]) -> list[int]:
+    """Kahn's order with a stack: follows a branch to its join before it takes the next.
+
+    Parameters
+    ----------
+    count : int
+        Number of nodes.
+    edges : sequence of (int, int)
+        What must come before what.
+    keys : sequence of float
+        Among nodes that become ready together, the one with the smallest key is taken first.
+
+    Returns
+    -------
+    list of int
+
+    Raises
+    ------
+    PlanError
+        The edges have a cycle.
+    """
+    after, before = neighbours(count, edges)
+    missing = [len(b) for b in before]
+    ready = sorted((v for v in range(count) if not missing[v]), key=lambda v: (-keys[v], -v))
+    order = []
+    while ready:
+        u = ready.pop()
+        order.append(u)
+        fresh = []
+        for v in after[u]:
+            missing[v] -= 1
+            if not missing[v]:
+                fresh.append(v)
+        fresh.sort(key=lambda v: (-keys[v], -v))
+        ready.extend(fresh)
+    return _whole(order, count)
+
+
+def breadth_first(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
+    """Kahn's order with a queue: level by level."""
+    after, before = neighbours(count, edges)
+    missing = [len(b) for b in before]
+    ready = deque(v for v in range(count) if not missing[v])
+    order = []
+    while ready:
+        u = ready.popleft()
+        order.append(u)
+        for v in after[u]:
+            missing[v] -= 1
+            if not missing[v]:
+                ready.append(v)
+    return _whole(order, count)
+
+
+def by_key(count: int, edges: Sequence[tuple[int, int]], keys: Sequence[float]) -> list[int]:
+    """Kahn's order with a heap: always the ready node with the smallest key."""
+    after, before = neighbours(count, edges)
+    missing = [len(b) for b in before]
+    ready = [(keys[v], v) for v in range(count) if not missing[v]]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        _, u = heapq.heappop(ready)
+        order.append(u)
+        for v in after[u]:
+            missing[v] -= 1
+            if not missing[v]:
+                heapq.heappush(ready, (keys[v], v))
+    return _whole(order, count)
+
+
+def depths(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
+    """Number of edges on the longest path that ends in each node."""
+    after, _ = neighbours(count, edges)
+    depth = [0] * count
+    for u in breadth_first(count, edges):
+        for v in after[u]:
+            depth[v] = max(depth[v], depth[u] + 1)
+    return depth
+
+
+def _whole(order: list[int], count: int) -> list[int]:
+    if len(order) < count:
+        left = sorted(set(range(count)) - set(order))
+        raise PlanError(
+            f"order: {len(left)} of {count} nodes are on a cycle or behind one, first index "
+            f"{left[0]}; wanted an acyclic graph. Fuse each strongly connected component first.",
+            nodes=tuple(left),
+        )
+    return order

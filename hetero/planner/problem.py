@@ -1,0 +1,263 @@
+"""The planner's input: a graph of timed nodes and costed tensors, the devices, the constraints.
+
+Plain numbers only: no ONNX, no plugin, no Ray. Nodes, tensors and devices are indices; names serve
+messages. A tensor is a hyper-edge: one tail, any number of heads. It is sent at most once by the
+device of its tail and received at most once by each other device that holds one of its heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+#: The device index of every node, in node order.
+Assignment = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Problem:
+    """What is to be planned.
+
+    Parameters
+    ----------
+    times : ndarray, shape (nodes, devices), float64
+        Seconds that a device is busy with a node, once per request; ``inf`` where the device does
+        not support it.
+    tails : ndarray, shape (tensors,), int64
+        The node that makes each tensor.
+    heads : tuple of tuple of int
+        The nodes that use each tensor, each once, the tail never among them.
+    send, receive : ndarray, shape (tensors, devices), float64
+        Seconds that a device is busy sending, or receiving, the tensor once.
+    weights : ndarray, shape (nodes,), float64
+        Bytes that a node's constants take on its device.
+    memory : ndarray, shape (devices,), float64
+        Bytes that a device has for them; ``inf`` where it does not matter.
+    devices, names : tuple of str
+        Names for messages, one each.
+    classes : tuple of int
+        Class of each device. Devices of one class have equal times, costs and memory.
+    pins : tuple of (int, int)
+        Pairs (node, device) that are given.
+    groups : tuple of tuple of int
+        Nodes that must share a device, whichever it is.
+    precedence : tuple of (int, int), optional
+        Pairs (before, after) that an order must keep; the tensors' own edges when None.
+    dispatch : ndarray, shape (devices,), optional
+        Seconds that one subgraph costs a device on top of its nodes; none when None.
+    max_subgraphs : int, optional
+        Cap on the number of subgraphs of a plan.
+    overlap : bool
+        True where copies run beside compute: a load is then the largest of compute, sent and
+        received seconds, otherwise their sum.
+    """
+
+    times: Floats
+    tails: Ints
+    heads: tuple[tuple[int, ...], ...]
+    send: Floats
+    receive: Floats
+    weights: Floats
+    memory: Floats
+    devices: tuple[str, ...]
+    names: tuple[str, ...]
+    classes: tuple[int, ...]
+    pins: tuple[tuple[int, int], ...] = ()
+    groups: tuple[tuple[int, ...], ...] = ()
+    precedence: tuple[tuple[int, int], ...] | None = None
+    dispatch: Floats | None = None
+    max_subgraphs: int | None = None
+    overlap: bool = False
+
+    @property
+    def node_count(self) -> int:
+        """Number of nodes."""
+        return int(self.times.shape[0])
+
+    @property
+    def device_count(self) -> int:
+        """Number of devices."""
+        return int(self.times.shape[1])
+
+    def edges(self) -> list[tuple[int, int]]:
+        """Pairs (before, after) that a topological order keeps, sorted, each once."""
+        if self.precedence is not None:
+            return sorted(set(self.precedence))
+        return sorted(
+            {(int(t), h) for t, hs in zip(self.tails, self.heads, strict=True) for h in hs}
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Evaluation:
+    """What one assignment costs; the same evaluator judges every candidate.
+
+    Every array has one entry per device: seconds of compute, of sending, of receiving, of load, and
+    bytes of weights.
+    """
+
+    compute: Floats
+    sent: Floats
+    received: Floats
+    loads: Floats
+    weights: Floats
+    subgraphs: int
+    levels: int
+    latency: float
+    bottleneck: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "bottleneck", float(self.loads.max()))
+
+
+def make_problem(
+    times: Floats,
+    tensors: Sequence[tuple[int, Sequence[int], Floats, Floats]],
+    *,
+    weights: Floats | None = None,
+    memory: Floats | None = None,
+    devices: Sequence[str] = (),
+    names: Sequence[str] = (),
+    classes: Sequence[int] | None = None,
+    pins: Sequence[tuple[int, int]] = (),
+    groups: Sequence[Sequence[int]] = (),
+    precedence: Sequence[tuple[int, int]] | None = None,
+    dispatch: Floats | None = None,
+    max_subgraphs: int | None = None,
+    overlap: bool = False,
+) -> Problem:
+    """Build a `Problem` from rows, with names, classes and limits filled in.
+
+    Parameters
+    ----------
+    times : ndarray, shape (nodes, devices)
+        See `Problem`.
+    tensors : sequence of (tail, heads, send, receive)
+        ``send`` and ``receive`` are seconds per device, shape (devices,). Repeated heads and the
+        tail among its own heads are dropped; a tensor without heads left is dropped.
+    classes : sequence of int, optional
+        Found by comparing the devices' columns when None.
+
+    Returns
+    -------
+    Problem
+    """
+    times = np.asarray(times, dtype=np.float64)
+    n, k = times.shape
+    tails: list[int] = []
+    heads: list[tuple[int, ...]] = []
+    send: list[Floats] = []
+    receive: list[Floats] = []
+    for tail, uses, out_cost, in_cost in tensors:
+        kept = tuple(sorted({int(u) for u in uses} - {int(tail)}))
+        if kept:
+            tails.append(int(tail))
+            heads.append(kept)
+            send.append(out_cost)
+            receive.append(in_cost)
+    m = len(tails)
+    send_rows = np.asarray(send, dtype=np.float64).reshape(m, k)
+    receive_rows = np.asarray(receive, dtype=np.float64).reshape(m, k)
+    bytes_of = np.zeros(n) if weights is None else np.asarray(weights, dtype=np.float64)
+    room = np.full(k, np.inf) if memory is None else np.asarray(memory, dtype=np.float64)
+    busy = None if dispatch is None else np.asarray(dispatch, dtype=np.float64)
+    if classes is None:
+        columns = [times, send_rows, receive_rows, room[None, :]]
+        if busy is not None:
+            columns.append(busy[None, :])
+        seen: dict[bytes, int] = {}
+        found = [
+            seen.setdefault(np.concatenate([c[:, d] for c in columns]).tobytes(), len(seen))
+            for d in range(k)
+        ]
+        classes = found
+    return Problem(
+        times=times,
+        tails=np.asarray(tails, dtype=np.int64),
+        heads=tuple(heads),
+        send=send_rows,
+        receive=receive_rows,
+        weights=bytes_of,
+        memory=room,
+        devices=tuple(devices) or tuple(f"device {d}" for d in range(k)),
+        names=tuple(names) or tuple(f"node {v}" for v in range(n)),
+        classes=tuple(classes),
+        pins=tuple((int(v), int(d)) for v, d in pins),
+        groups=tuple(tuple(sorted(set(g))) for g in groups if len(set(g)) > 1),
+        precedence=None if precedence is None else tuple(precedence),
+        dispatch=busy,
+        max_subgraphs=max_subgraphs,
+        overlap=overlap,
+    )
+
+
+def loads(problem: Problem, assignment: Assignment) -> tuple[Floats, Floats, Floats]:
+    """Seconds of compute, of sending and of receiving per device, each of shape (devices,).
+
+    Parameters
+    ----------
+    problem : Problem
+        The times and costs.
+    assignment : tuple of int
+        Device of every node.
+    """
+    n, k = problem.times.shape
+    where = np.asarray(assignment, dtype=np.int64)
+    compute = np.bincount(where, weights=problem.times[np.arange(n), where], minlength=k)
+    m = len(problem.heads)
+    if not m:
+        return compute, np.zeros(k), np.zeros(k)
+    owner = np.repeat(np.arange(m), [len(hs) for hs in problem.heads])
+    flat = np.fromiter((h for hs in problem.heads for h in hs), dtype=np.int64, count=owner.size)
+    present = np.zeros((m, k), dtype=bool)
+    present[owner, where[flat]] = True
+    tail_on = where[problem.tails]
+    present[np.arange(m), tail_on] = False
+    received = (problem.receive * present).sum(axis=0)
+    crossing = present.any(axis=1)
+    sent = np.bincount(
+        tail_on[crossing],
+        weights=problem.send[np.arange(m), tail_on][crossing],
+        minlength=k,
+    )
+    return compute, sent, received
+
+
+def combine(problem: Problem, compute: Floats, sent: Floats, received: Floats) -> Floats:
+    """Loads from their three parts: their sum, or their largest where copies overlap compute."""
+    if problem.overlap:
+        return np.maximum(np.maximum(compute, sent), received)
+    return compute + sent + received
+
+
+def weights_on(problem: Problem, assignment: Assignment) -> Floats:
+    """Bytes of constants on each device, shape (devices,)."""
+    where = np.asarray(assignment, dtype=np.int64)
+    return np.bincount(where, weights=problem.weights, minlength=problem.device_count)
+
+
+def is_feasible(problem: Problem, assignment: Assignment) -> bool:
+    """Whether support, memory, pins and colocation hold; the subgraph cap is `evaluate`'s."""
+    where = np.asarray(assignment, dtype=np.int64)
+    if not np.isfinite(problem.times[np.arange(problem.node_count), where]).all():
+        return False
+    if (weights_on(problem, assignment) > problem.memory * (1 + 1e-12)).any():
+        return False
+    if any(assignment[v] != d for v, d in problem.pins):
+        return False
+    return all(len({assignment[v] for v in group}) == 1 for group in problem.groups)
+
+
+def allowed(problem: Problem) -> NDArray[np.bool_]:
+    """Which device each node may take by support and pins, shape (nodes, devices)."""
+    mask = np.isfinite(problem.times)
+    for node, device in problem.pins:
+        only = np.zeros(problem.device_count, dtype=bool)
+        only[device] = True
+        mask[node] &= only
+    return mask
