@@ -268,7 +268,7 @@ class Model:
         header = onnx.ModelProto()
         header.CopyFrom(self.header)
         for field in ("doc_string", "producer_name", "producer_version"):
-            header.ClearField(field)  # type: ignore[arg-type]  # a plain str is a field name
+            header.ClearField(field)
         parts: list[bytes] = [header.SerializeToString(deterministic=True), self.name.encode()]
         parts += [repr((s.name, s.type, s.shape)).encode() for s in (*self.inputs, *self.outputs)]
         parts += [node.proto.SerializeToString(deterministic=True) for node in self.nodes]
@@ -364,7 +364,8 @@ class Model:
 
     def to_bytes(self) -> bytes:
         """Return the model as ONNX bytes, weights inside."""
-        return self.to_proto().SerializeToString()
+        data: bytes = self.to_proto().SerializeToString()
+        return data
 
     def save(self, path: str | Path) -> None:
         """Write an ONNX file; weights over protobuf's limit go to ``<name>.data`` beside it."""

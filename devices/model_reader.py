@@ -128,6 +128,8 @@ def _header(proto: onnx.ModelProto, where: str) -> onnx.ModelProto:
             getattr(header, field.name).extend(value)
         else:
             setattr(header, field.name, value)
+    # From version 4 on, initializers need not be inputs as well; extraction relies on it.
+    header.ir_version = max(header.ir_version, 4)
     if not header.opset_import:  # IR versions below 3 import nothing: operator set 1
         header.opset_import.add(domain="", version=1)
     for entry in header.opset_import:

@@ -1,0 +1,206 @@
+"""The plugin contract: what an author writes for a new device, and all that comes with it.
+
+An author says what the device supports (`refuse`), how it compiles (`compile`) and how it runs
+(`Program.run`); queries, properties, ports, requests, states, checks, profiling and export are
+done here and in `compiled_model`. See the plugin developer guide's Plugin page.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from devices.compiled_model import CompiledModel
+from devices.errors import UnknownDeviceError, UnsupportedNodesError, UnsupportedOperationError
+from devices.model import Model, Node
+from devices.program import Payload, Program
+from devices.properties import COMMON_PROPERTIES, Config, PropertyTable
+from devices.support import Refusal, Support
+
+
+class Plugin(ABC):
+    """Base of all plugins.
+
+    A subclass's constructor initialises the backend, or raises PluginLoadError naming what is
+    missing and how to install it.
+    """
+
+    #: The device name's first part: ``CPU`` in ``CPU.0``. No dots, no colons.
+    name: ClassVar[str]
+    #: The plugin's properties; extend `COMMON_PROPERTIES` with your own.
+    properties: ClassVar[PropertyTable] = COMMON_PROPERTIES
+
+    def __init__(self) -> None:
+        self._config: dict[str, Any] = {}
+        self._lock = threading.Lock()
+
+    # What an author writes.
+
+    @abstractmethod
+    def refuse(self, node: Node, model: Model, config: Config) -> Refusal | None:
+        """Return why the device does not run `node`, or None if it does.
+
+        Parameters
+        ----------
+        node : Node
+            A node of `model`, which is what `transform_model` returned.
+        model : Model
+            For types (`model.spec(value)`), opsets and constants.
+        config : mapping
+            The effective configuration.
+        """
+
+    @abstractmethod
+    def compile(self, model: Model, config: Config) -> Program:
+        """Compile what `transform_model` returned; every node of it was accepted."""
+
+    def transform_model(self, model: Model, config: Config) -> Model:
+        """Return the model that the device really runs; nodes say what they stand for in `covers`.
+
+        `query_model` and `compile_model` both call it, so that they cannot disagree.
+        """
+        return model
+
+    def load(self, payload: Payload, model: Model, config: Config) -> Program:
+        """Make a program from what `Program.export` gave; `model` has ports and no weights."""
+        raise UnsupportedOperationError(f"{self.name} does not import compiled models")
+
+    def note(self, node: Node, model: Model, config: Config) -> str | None:
+        """Return how a supported node is run, where a reader of the query should know."""
+        return None
+
+    def prepare_query(self, model: Model, config: Config) -> Mapping[str, Refusal]:
+        """Return refusals that need the whole model at once (a dry run of the backend), by node."""
+        return {}
+
+    def device_ids(self) -> tuple[str, ...]:
+        """Return the ids of the devices here; ``CPU.0`` has id ``0``."""
+        return ("0",)
+
+    def version(self) -> str:
+        """Return the plugin's version and its backend's."""
+        return "0"
+
+    def full_name(self, device_id: str) -> str:
+        """Return a device's name for people."""
+        return self.name
+
+    def fingerprint(self, device_id: str) -> str:
+        """Return what a compiled model depends on: architecture, driver, instruction set."""
+        return self.name
+
+    # What every plugin has.
+
+    def query_model(self, model: Model, config: Config | None = None) -> Support:
+        """Return which nodes of `model` the device runs, and why not the others.
+
+        The model is transformed exactly as for compilation, and what is found is mapped back to
+        the original names: a node merged into a supported and an unsupported one is unsupported,
+        one that the transformation removed is supported, literals follow their consumers.
+        """
+        effective = self.effective_config(config)
+        device = f"{self.name}.{effective['DEVICE_ID']}"
+        transformed = self.transform_model(model, effective)
+        refused = dict(self.prepare_query(transformed, effective))
+        refusals: dict[str, Refusal] = {}
+        notes: dict[str, str] = {}
+        for node in transformed.nodes:
+            refusal = refused.get(node.name) or self.refuse(node, transformed, effective)
+            if refusal:
+                refusals |= dict.fromkeys(node.covers, refusal)
+            elif note := self.note(node, transformed, effective):
+                notes |= dict.fromkeys(node.covers, note)
+        for node in reversed(model.nodes):
+            if node.is_constant:
+                readers = [
+                    model.nodes[i].name for v in node.writes for i in model.consumers.get(v, ())
+                ]
+                if readers and all(reader in refusals for reader in readers):
+                    refusals[node.name] = refusals[readers[0]]
+                elif readers:
+                    refusals.pop(node.name, None)
+        return Support(
+            {n: device for n in model.node_names if n not in refusals},
+            {n: {device: refusals[n]} for n in model.node_names if n in refusals},
+            {n: {device: refusals[n]} for n in model.node_names if n in refusals},
+            {n: note for n, note in notes.items() if n not in refusals},
+        )
+
+    def compile_model(self, model: Model, config: Config | None = None) -> CompiledModel:
+        """Compile a model that the device supports whole.
+
+        Raises
+        ------
+        UnsupportedNodesError
+            Naming every node that it does not support, each with its reason.
+        """
+        effective = self.effective_config(config)
+        support = self.query_model(model, config)
+        if support.unsupported:
+            lines = [
+                f"  {name} ({model.nodes[model.index_of[name]].op_type}): {reason}"
+                for name, reasons in support.unsupported.items()
+                for reason in reasons.values()
+            ]
+            raise UnsupportedNodesError(
+                f"{self.name} does not support {len(lines)} of {len(model.nodes)} nodes of model "
+                f"{model.name!r}:\n" + "\n".join(lines[:20]) + "\nAdd a device that does, as in "
+                f"HETERO:{self.name},CPU.",
+                unsupported=support.unsupported,
+            )
+        program = self.compile(self.transform_model(model, effective), effective)
+        return CompiledModel(self, model, program, effective)
+
+    def import_model(
+        self, payload: Payload, model: Model, config: Config | None = None
+    ) -> CompiledModel:
+        """Make a compiled model from a payload; `model` gives its ports."""
+        effective = self.effective_config(config)
+        return CompiledModel(self, model, self.load(payload, model, effective), effective)
+
+    def effective_config(self, config: Config | None = None) -> dict[str, Any]:
+        """Return defaults, then what `set_property` set, then `config`, checked and typed."""
+        with self._lock:
+            effective = self.properties.defaults() | self._config
+        effective |= self.properties.parse(config or {})
+        if effective["DEVICE_ID"] not in self.device_ids():
+            raise UnknownDeviceError(
+                f"{self.name} has no device {effective['DEVICE_ID']!r}; it has "
+                f"{', '.join(self.device_ids())}.",
+                device=f"{self.name}.{effective['DEVICE_ID']}",
+            )
+        return effective
+
+    def set_property(self, config: Config) -> None:
+        """Set defaults for models compiled later."""
+        parsed = self.properties.parse(config)
+        with self._lock:
+            self._config |= parsed
+
+    def get_property(self, name: str) -> Any:
+        """Return a property's value."""
+        declared = self.properties[name]
+        with self._lock:
+            device_id = self._config.get("DEVICE_ID", declared.default)
+            if name in self._config:
+                return self._config[name]
+        computed = {
+            "SUPPORTED_PROPERTIES": lambda: tuple(self.properties),
+            "AVAILABLE_DEVICES": self.device_ids,
+            "FULL_DEVICE_NAME": lambda: self.full_name(device_id),
+            "DEVICE_ARCHITECTURE": lambda: self.fingerprint(device_id),
+            "EXECUTION_DEVICES": lambda: tuple(f"{self.name}.{i}" for i in self.device_ids()),
+        }
+        return computed[name]() if name in computed else declared.default
+
+    def create_context(self, config: Config | None = None) -> Any:
+        """Return a RemoteContext, for devices with memory of their own."""
+        raise UnsupportedOperationError(f"{self.name} has no memory of its own to share")
+
+    def add_extension(self, extension: Any) -> None:
+        """Accept custom operators."""
+        raise UnsupportedOperationError(
+            f"{self.name} takes no extensions; give such nodes to a device that does."
+        )

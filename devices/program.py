@@ -1,0 +1,130 @@
+"""What a plugin compiles a model to: a program that turns input values into output values."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from devices.errors import RequestCancelledError, UnsupportedOperationError
+
+#: A tensor (numpy array), a sequence (list of values), an optional (a value or None), or a map.
+Value = Any
+
+
+@dataclass(slots=True)
+class RunContext:
+    """What one run of a program may ask and tell.
+
+    Attributes
+    ----------
+    profile : bool
+        Whether to time executed nodes with `record`.
+    node_times_s : dict of str to float
+        Seconds by executed node, as recorded.
+    stage_times_s : dict of str to float
+        Seconds spent bringing inputs to the device (`upload`) and outputs back (`download`),
+        where the program can tell them from `infer`.
+    """
+
+    profile: bool = False
+    node_times_s: dict[str, float] = field(default_factory=dict)
+    stage_times_s: dict[str, float] = field(default_factory=dict)
+    _cancelled: threading.Event = field(default_factory=threading.Event)
+
+    def cancel(self) -> None:
+        """Ask the run to stop at the next node."""
+        self._cancelled.set()
+
+    def check_cancelled(self) -> None:
+        """Raise RequestCancelledError if the run was asked to stop; programs call it between nodes."""
+        if self._cancelled.is_set():
+            raise RequestCancelledError("the request was cancelled while it ran")
+
+    def record(self, node: str, seconds: float) -> None:
+        """Add `seconds` to an executed node's time."""
+        self.node_times_s[node] = self.node_times_s.get(node, 0.0) + seconds
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutedNode:
+    """A row of the runtime model: one node as the device really runs it.
+
+    Attributes
+    ----------
+    name : str
+        Unique in the program.
+    layer_type : str
+        The operator that is run, fused ones included.
+    execution_order : int
+        Position in the run.
+    implementation : str
+        What runs it: a kernel's name, a backend's provider.
+    original_names : tuple of str
+        The model's nodes that it covers.
+    """
+
+    name: str
+    layer_type: str
+    execution_order: int
+    implementation: str
+    original_names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """A device's own form of a compiled model, for blobs.
+
+    Attributes
+    ----------
+    header : mapping
+        msgpack-able values: whatever the plugin's `load` needs besides tensors.
+    tensors : mapping of str to numpy.ndarray
+        Weights, stored raw and aligned, memory-mapped on load.
+    """
+
+    header: Mapping[str, Any]
+    tensors: Mapping[str, np.ndarray]
+
+
+class Program(ABC):
+    """A compiled model on one device, without names, states or checks: those are the base's."""
+
+    @abstractmethod
+    def run(self, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:
+        """Compute the outputs.
+
+        Parameters
+        ----------
+        inputs : sequence of values
+            One for each port in order, already checked and converted; arrays may be read-only
+            and must not be written to.
+        context : RunContext
+            Cancellation and timing.
+
+        Returns
+        -------
+        sequence of values
+            One for each output port; host arrays that the program will not touch again.
+        """
+
+    def executed_nodes(self) -> tuple[ExecutedNode, ...]:
+        """Return the runtime model, in execution order; empty where the backend does not tell."""
+        return ()
+
+    def export(self) -> Payload:
+        """Return the device's own form of the program.
+
+        Raises
+        ------
+        UnsupportedOperationError
+            If it has none; the subgraph's ONNX is kept instead and compiled again on import.
+        """
+        raise UnsupportedOperationError(f"{type(self).__name__} has no form of its own to export")
+
+    def close(self) -> None:
+        """Give back what the program holds on the device."""
