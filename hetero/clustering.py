@@ -1,0 +1,237 @@
+"""Cutting a directed acyclic graph into few clusters of one kind each, their quotient acyclic.
+
+Two steps. *Waves*: the clusters are laid one after another; each takes every node of its kind that
+is ready, and what that makes ready in turn, so that no edge ever leads back to an earlier cluster.
+The next kind is the one whose ready nodes have most changes of kind still before them; every kind
+is tried first and the shortest result kept, which for two kinds is the least possible number.
+*Quotient merge*: two clusters of one kind become one where no path between them leaves them.
+
+For more than two kinds the least number is NP-hard (typed fusion); `path_lower_bound` says how far
+a result can be from it. Time is linear in nodes and edges times the number of kinds, plus the
+merge, which looks at a bounded window of clusters at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+#: Clusters that the quotient merge looks at together. A path between two clusters only visits
+#: clusters laid between them, so that windows can be merged one by one.
+MERGE_WINDOW: Final = 2048
+#: Up to this many kinds, each is tried as the first wave's.
+MAX_FIRST_KINDS: Final = 4
+
+Graph = Sequence[Sequence[int]]
+
+
+def cluster(successors: Graph, kind: Sequence[int]) -> list[int]:
+    """Assign each node to a cluster of its kind.
+
+    Parameters
+    ----------
+    successors : sequence of sequence of int, one per node
+        Node -> the nodes that need it; repeated edges are allowed.
+    kind : sequence of int, one per node
+        The nodes' kinds (devices), from 0 on.
+
+    Returns
+    -------
+    list of int, one per node
+        Cluster ids, from 0 on, in an order in which the clusters can run: every edge stays in its
+        cluster or leads to a higher id. Equal arguments give equal results.
+
+    Raises
+    ------
+    ValueError
+        If the graph has a cycle, or the arguments' lengths differ.
+    """
+    if len(successors) != len(kind):
+        raise ValueError(f"{len(successors)} nodes have successors, {len(kind)} have a kind")
+    if not kind:
+        return []
+    heights = _heights(successors, kind)
+    firsts: list[int | None] = [*sorted({kind[v] for v in _sources(successors)})]
+    if len(firsts) > MAX_FIRST_KINDS:
+        firsts = [None]  # let the heights choose
+    found = min((_waves(successors, kind, heights, first) for first in firsts), key=max)
+    if max(found) > max(*heights, len(set(kind)) - 1):  # more than the lower bound
+        found = _merge(successors, kind, found)
+    assert all(found[v] <= found[w] for v, after in enumerate(successors) for w in after)
+    return found
+
+
+def path_lower_bound(successors: Graph, kind: Sequence[int]) -> int:
+    """Return how many clusters any acyclic clustering needs at least.
+
+    One more than the most changes of kind along a path; 0 for an empty graph.
+    """
+    return 1 + max(_heights(successors, kind)) if kind else 0
+
+
+def _sources(successors: Graph) -> list[int]:
+    reached = {w for after in successors for w in after}
+    return [v for v in range(len(successors)) if v not in reached]
+
+
+def _in_degrees(successors: Graph) -> list[int]:
+    degrees = [0] * len(successors)
+    for after in successors:
+        for w in after:
+            degrees[w] += 1
+    return degrees
+
+
+def _order(successors: Graph) -> list[int]:
+    """Return the nodes in a topological order."""
+    waiting = _in_degrees(successors)
+    order = [v for v, degree in enumerate(waiting) if not degree]
+    for v in order:  # grows while it is read
+        for w in successors[v]:
+            waiting[w] -= 1
+            if not waiting[w]:
+                order.append(w)
+    if len(order) < len(successors):
+        stuck = [v for v, degree in enumerate(waiting) if degree]
+        raise ValueError(f"the graph has a cycle among nodes {stuck[:10]}")
+    return order
+
+
+def _heights(successors: Graph, kind: Sequence[int]) -> list[int]:
+    """Return, per node, the most changes of kind on a path that starts there."""
+    heights = [0] * len(kind)
+    for v in reversed(_order(successors)):
+        own, height = kind[v], 0
+        for w in successors[v]:
+            below = heights[w] + (kind[w] != own)
+            if below > height:
+                height = below
+        heights[v] = height
+    return heights
+
+
+def _waves(
+    successors: Graph, kind: Sequence[int], heights: Sequence[int], first: int | None
+) -> list[int]:
+    """Lay clusters one after another, each as large as it can be."""
+    waiting = _in_degrees(successors)
+    kinds = max(kind) + 1
+    ready: list[list[int]] = [[] for _ in range(kinds)]
+    highest = [-1] * kinds  # of the nodes in `ready`
+    for v, degree in enumerate(waiting):
+        if not degree:
+            ready[kind[v]].append(v)
+            highest[kind[v]] = max(highest[kind[v]], heights[v])
+    clusters = [0] * len(kind)
+    number, left = 0, len(kind)
+    while left:
+        if number == 0 and first is not None:
+            current = first
+        else:
+            current = max(range(kinds), key=lambda k: (highest[k], len(ready[k]), -k))
+        stack, ready[current], highest[current] = ready[current], [], -1
+        while stack:
+            v = stack.pop()
+            clusters[v] = number
+            left -= 1
+            for w in successors[v]:
+                waiting[w] -= 1
+                if not waiting[w]:
+                    other = kind[w]
+                    if other == current:
+                        stack.append(w)
+                    else:
+                        ready[other].append(w)
+                        if heights[w] > highest[other]:
+                            highest[other] = heights[w]
+        number += 1
+    return clusters
+
+
+def _merge(successors: Graph, kind: Sequence[int], clusters: Sequence[int]) -> list[int]:
+    """Join clusters of one kind while the quotient stays acyclic; ids again in running order."""
+    count = max(clusters) + 1
+    kinds = [0] * count
+    for v, number in enumerate(clusters):
+        kinds[number] = kind[v]
+    after: list[set[int]] = [set() for _ in range(count)]
+    for v, targets in enumerate(successors):
+        own = clusters[v]
+        for w in targets:
+            if clusters[w] != own:
+                after[own].add(clusters[w])
+    renamed = [0] * count
+    used = 0
+    for low in range(0, count, MERGE_WINDOW):
+        high = min(low + MERGE_WINDOW, count)
+        local = [sorted(w - low for w in after[v] if w < high) for v in range(low, high)]
+        for number in (merged := _merge_window(local, kinds[low:high])):
+            renamed[low] = used + number
+            low += 1
+        used += max(merged) + 1
+    return [renamed[number] for number in clusters]
+
+
+def _merge_window(after: list[list[int]], kinds: Sequence[int]) -> list[int]:
+    """Join clusters of one window, given and returned with ids in running order.
+
+    Sets of clusters are the bits of integers. `a` and `b` may be joined unless one reaches the
+    other over a third cluster: a cycle would close through that one.
+    """
+    count = len(after)
+    reach = [0] * count  # over one edge or more
+    around = [0] * count  # over two edges or more
+    for v in reversed(range(count)):
+        direct = 0
+        for w in after[v]:
+            direct |= 1 << w
+            around[v] |= reach[w]
+        reach[v] = direct | around[v]
+    same: dict[int, int] = {}  # kind -> its clusters that have not been joined to another
+    for v, k in enumerate(kinds):
+        same[k] = same.get(k, 0) | 1 << v
+    target = list(range(count))
+    for a in range(count):
+        if target[a] != a:
+            continue
+        while (
+            b := next(
+                (
+                    b
+                    for b in _bits(same[kinds[a]] & ~around[a] & -(2 << a))
+                    if not around[b] >> a & 1
+                ),
+                -1,
+            )
+        ) >= 0:
+            target[b] = a
+            same[kinds[a]] &= ~(1 << b)
+            pair = 1 << a | 1 << b
+            reach[a] = (reach[a] | reach[b]) & ~pair
+            around[a] = (around[a] | around[b]) & ~pair
+            for v in range(count):
+                if v != a and reach[v] & pair:
+                    if around[v] & pair:
+                        around[v] |= pair
+                    reach[v] |= reach[a] | pair
+                    around[v] |= reach[a]
+    return _renumber(after, target)
+
+
+def _bits(mask: int) -> Iterator[int]:
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+def _renumber(after: list[list[int]], target: list[int]) -> list[int]:
+    """Number joined clusters in running order."""
+    kept = sorted(set(target))
+    index = {v: i for i, v in enumerate(kept)}
+    quotient: list[set[int]] = [set() for _ in kept]
+    for v, targets in enumerate(after):
+        own = index[target[v]]
+        quotient[own].update(index[target[w]] for w in targets if index[target[w]] != own)
+    place = {v: i for i, v in enumerate(_order([sorted(targets) for targets in quotient]))}
+    return [place[index[v]] for v in target]
