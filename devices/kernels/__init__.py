@@ -23,6 +23,7 @@ from devices.kernels import (
     sequence,
     shape,
     signal,
+    slicing,
     softmax,
     text,
 )
@@ -56,6 +57,7 @@ __all__ = [
     "sequence",
     "shape",
     "signal",
+    "slicing",
     "softmax",
     "text",
 ]

@@ -1,1 +1,220 @@
-"""Operators that move elements without changing them: reshape, transpose, join, cut, pad."""
+"""Operators that give a tensor another shape: reshape, transpose, broadcast, blocks to depth.
+
+All but Tile, DepthToSpace and SpaceToDepth return views where numpy can.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from devices.kernels.axes import axes_of
+from devices.kernels.element_types import Array, Xp
+from devices.kernels.registry import op
+
+
+@op("Reshape", since=5, host=(1,))
+def reshape_5(xp: Xp, data: Array, shape: Array) -> Array:
+    """Reshape; 0 copies the input's dimension, one -1 is inferred."""
+    return _reshape(data, shape.tolist(), allowzero=False)
+
+
+@op("Reshape", since=14, host=(1,))
+def reshape_14(xp: Xp, data: Array, shape: Array, *, allowzero: int = 0) -> Array:
+    """Reshape; with `allowzero`, 0 is a dimension of no elements."""
+    return _reshape(data, shape.tolist(), allowzero=bool(allowzero))
+
+
+def _reshape(data: Array, shape: list[int], *, allowzero: bool) -> Array:
+    inferred = [i for i, size in enumerate(shape) if size == -1]
+    if len(inferred) > 1 or any(size < -1 for size in shape):
+        raise ValueError(f"shape {shape} may hold one -1 and no other negative dimension")
+    if allowzero:
+        if inferred and 0 in shape:
+            raise ValueError(f"shape {shape} holds both 0 and -1, so -1 cannot be inferred")
+        return _reshaped(data, shape)
+    copied = [i for i, size in enumerate(shape) if size == 0]
+    for i in copied:
+        if i >= data.ndim:
+            raise ValueError(f"shape {shape} copies dimension {i} of an input of rank {data.ndim}")
+        shape[i] = data.shape[i]
+    if inferred:
+        # Copied dimensions cancel, so that -1 is known even where one of them is 0.
+        wanted = math.prod(size for i, size in enumerate(shape) if i not in copied and size != -1)
+        given = math.prod(size for i, size in enumerate(data.shape) if i not in copied)
+        if wanted == 0 or given % wanted:
+            raise ValueError(f"{data.shape} cannot be reshaped to {shape}: -1 has no whole value")
+        shape[inferred[0]] = given // wanted
+    return _reshaped(data, shape)
+
+
+def _reshaped(data: Array, shape: Sequence[int]) -> Array:
+    known = math.prod(size for size in shape if size != -1)
+    if data.size != known and (-1 not in shape or known == 0 or data.size % known):
+        raise ValueError(f"{data.size} elements of shape {data.shape} do not fill shape {shape}")
+    return data.reshape(shape)
+
+
+@op("Flatten", since=1)
+def flatten(xp: Xp, x: Array, *, axis: int = 1) -> Array:
+    """Reshape to a matrix: dimensions before `axis` are rows, the rest columns."""
+    if not -x.ndim <= axis <= x.ndim:
+        raise IndexError(f"axis {axis} is out of range for rank {x.ndim}")
+    axis = axis + x.ndim if axis < 0 else axis
+    return x.reshape(math.prod(x.shape[:axis]), math.prod(x.shape[axis:]))
+
+
+@op("Transpose", since=1)
+def transpose(xp: Xp, data: Array, *, perm: Sequence[int] | None = None) -> Array:
+    """Permute the dimensions; without `perm`, reverse them."""
+    if perm is not None and sorted(perm) != list(range(data.ndim)):
+        raise ValueError(f"perm {tuple(perm)} is no permutation of the axes of rank {data.ndim}")
+    return data.transpose(perm)
+
+
+@op("Squeeze", since=1)
+def squeeze_1(xp: Xp, data: Array, *, axes: Sequence[int] | None = None) -> Array:
+    """Remove the dimensions of size 1, or those that `axes` names."""
+    return _squeeze(data, axes)
+
+
+@op("Squeeze", since=13, host=(1,))
+def squeeze_13(xp: Xp, data: Array, axes: Array | None = None) -> Array:
+    """Remove the dimensions of size 1, or those that `axes` names."""
+    return _squeeze(data, None if axes is None else axes.reshape(-1).tolist())
+
+
+def _squeeze(data: Array, axes: Sequence[int] | None) -> Array:
+    if axes is None:
+        return data.reshape([size for size in data.shape if size != 1])
+    removed = set(axes_of(axes, data.ndim))
+    for axis in removed:
+        if data.shape[axis] != 1:
+            raise ValueError(f"axis {axis} of shape {data.shape} is not of size 1")
+    return data.reshape([size for i, size in enumerate(data.shape) if i not in removed])
+
+
+@op("Unsqueeze", since=1)
+def unsqueeze_1(xp: Xp, data: Array, *, axes: Sequence[int]) -> Array:
+    """Insert dimensions of size 1 so that the output has them at `axes`."""
+    return _unsqueeze(data, axes)
+
+
+@op("Unsqueeze", since=13, host=(1,))
+def unsqueeze_13(xp: Xp, data: Array, axes: Array) -> Array:
+    """Insert dimensions of size 1 so that the output has them at `axes`."""
+    return _unsqueeze(data, axes.reshape(-1).tolist())
+
+
+def _unsqueeze(data: Array, axes: Sequence[int]) -> Array:
+    rank = data.ndim + len(axes)
+    inserted = set(axes_of(axes, rank))
+    sizes = iter(data.shape)
+    return data.reshape([1 if i in inserted else next(sizes) for i in range(rank)])
+
+
+@op("Expand", since=8, host=(1,))
+def expand(xp: Xp, x: Array, shape: Array) -> Array:
+    """Broadcast the input and `shape` against each other."""
+    return xp.broadcast_to(x, broadcast_shape(x.shape, shape.tolist()))
+
+
+def broadcast_shape(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
+    """Return the shape that two shapes broadcast to, in both directions."""
+    rank = max(len(a), len(b))
+    pairs = zip((1,) * (rank - len(a)) + tuple(a), (1,) * (rank - len(b)) + tuple(b), strict=True)
+    result = []
+    for m, n in pairs:
+        if m != n and 1 not in (m, n):
+            raise ValueError(f"shapes {tuple(a)} and {tuple(b)} do not broadcast")
+        result.append(n if m == 1 else m)
+    return tuple(result)
+
+
+@op("Tile", since=6, host=(1,))
+def tile(xp: Xp, x: Array, repeats: Array) -> Array:
+    """Repeat the input along each of its dimensions."""
+    counts = repeats.tolist()
+    if len(counts) != x.ndim or min(counts, default=0) < 0:
+        raise ValueError(f"repeats {counts} must hold {x.ndim} counts, none of them negative")
+    return xp.tile(x, counts)
+
+
+@op("Shape", since=1)
+def shape_1(xp: Xp, data: Array) -> Array:
+    """Return the input's shape, int64."""
+    return xp.asarray(data.shape, dtype=xp.int64)
+
+
+@op("Shape", since=15)
+def shape_15(xp: Xp, data: Array, *, start: int = 0, end: int | None = None) -> Array:
+    """Return the input's shape from `start` to `end`, int64; both are clamped to the rank."""
+    return xp.asarray(data.shape[start:end], dtype=xp.int64)
+
+
+@op("Size", since=1)
+def size(xp: Xp, data: Array) -> Array:
+    """Return how many elements the input has, an int64 scalar."""
+    return xp.asarray(data.size, dtype=xp.int64)
+
+
+@op("DepthToSpace", since=1)
+def depth_to_space_1(xp: Xp, x: Array, *, blocksize: int) -> Array:
+    """Move depth into blocks of space, depth slowest."""
+    return _depth_to_space(x, blocksize, "DCR")
+
+
+@op("DepthToSpace", since=11)
+def depth_to_space_11(xp: Xp, x: Array, *, blocksize: int, mode: str = "DCR") -> Array:
+    """Move depth into blocks of space; `mode` orders depth, column, row."""
+    return _depth_to_space(x, blocksize, mode)
+
+
+def _depth_to_space(x: Array, blocksize: int, mode: str) -> Array:
+    n, c, h, w = _image_shape(x, blocksize)
+    depth, rest = divmod(c, blocksize**2)
+    if rest:
+        raise ValueError(f"{c} channels are no multiple of blocksize {blocksize} squared")
+    if _depth_first(mode):
+        y = x.reshape(n, blocksize, blocksize, depth, h, w).transpose(0, 3, 4, 1, 5, 2)
+    else:
+        y = x.reshape(n, depth, blocksize, blocksize, h, w).transpose(0, 1, 4, 2, 5, 3)
+    return y.reshape(n, depth, h * blocksize, w * blocksize)
+
+
+@op("SpaceToDepth", since=1)
+def space_to_depth_1(xp: Xp, x: Array, *, blocksize: int) -> Array:
+    """Move blocks of space into depth, depth fastest."""
+    return _space_to_depth(x, blocksize, "DCR")
+
+
+@op("SpaceToDepth", since=28)
+def space_to_depth_28(xp: Xp, x: Array, *, blocksize: int, mode: str = "DCR") -> Array:
+    """Move blocks of space into depth; `mode` orders depth, column, row."""
+    return _space_to_depth(x, blocksize, mode)
+
+
+def _space_to_depth(x: Array, blocksize: int, mode: str) -> Array:
+    n, c, h, w = _image_shape(x, blocksize)
+    if h % blocksize or w % blocksize:
+        raise ValueError(f"height {h} and width {w} must be multiples of blocksize {blocksize}")
+    h, w = h // blocksize, w // blocksize
+    blocks = x.reshape(n, c, h, blocksize, w, blocksize)
+    order = (0, 3, 5, 1, 2, 4) if _depth_first(mode) else (0, 1, 3, 5, 2, 4)
+    return blocks.transpose(order).reshape(n, c * blocksize**2, h, w)
+
+
+def _image_shape(x: Array, blocksize: int) -> tuple[int, int, int, int]:
+    if x.ndim != 4 or blocksize < 1:
+        raise ValueError(
+            f"blocks need an input (N, C, H, W) and a positive blocksize, not {x.shape} "
+            f"and {blocksize}"
+        )
+    n, c, h, w = x.shape
+    return n, c, h, w
+
+
+def _depth_first(mode: str) -> bool:
+    if mode not in ("DCR", "CRD"):
+        raise ValueError(f"mode {mode!r} is neither 'DCR' nor 'CRD'")
+    return mode == "DCR"
