@@ -1,1 +1,172 @@
-"""Activation functions."""
+"""Activation functions.
+
+Those on the path of common networks write each step into one buffer: `out`, or a new one. `out` may
+be the input's own memory, so the input is not read after the first write.
+"""
+
+from __future__ import annotations
+
+import math
+
+from devices.kernels.element_types import Array, Xp, in_float32
+from devices.kernels.elementwise import erf_9
+from devices.kernels.registry import op
+
+
+@op("Relu", since=6)
+def relu(xp: Xp, x: Array, *, out: Array | None = None) -> Array:
+    """Return max(0, x)."""
+    return xp.maximum(x, x.dtype.type(0), out=out)
+
+
+@op("LeakyRelu", since=6)
+@in_float32
+def leaky_relu(
+    xp: Xp, x: Array, *, alpha: float = 0.009999999776482582, out: Array | None = None
+) -> Array:
+    """Return x, multiplied by alpha where it is negative."""
+    if not 0 < alpha <= 1:
+        return xp.where(x < 0, x * alpha, x)
+    return xp.maximum(x, x * alpha, out=out)
+
+
+@op("PRelu", since=7)
+@in_float32
+def prelu(xp: Xp, x: Array, slope: Array) -> Array:
+    """Return x, multiplied by slope where it is negative; slope broadcasts to x's shape."""
+    y = xp.where(x < 0, x * slope, x)
+    if y.shape != x.shape:
+        raise ValueError(f"slope of shape {slope.shape} does not broadcast to x's {x.shape}")
+    return y
+
+
+@op("ThresholdedRelu", since=10)
+@in_float32
+def thresholded_relu(xp: Xp, x: Array, *, alpha: float = 1.0) -> Array:
+    """Return x where it is greater than alpha, 0 elsewhere."""
+    return xp.where(x > alpha, x, x.dtype.type(0))
+
+
+@op("Elu", since=6)
+@in_float32
+def elu(xp: Xp, x: Array, *, alpha: float = 1.0) -> Array:
+    """Return x, and alpha * (exp(x) - 1) where it is negative."""
+    return xp.where(x < 0, alpha * xp.expm1(x), x)
+
+
+@op("Selu", since=6)
+@in_float32
+def selu(
+    xp: Xp, x: Array, *, alpha: float = 1.6732631921768188, gamma: float = 1.0507010221481323
+) -> Array:
+    """Return gamma * x, and gamma * alpha * (exp(x) - 1) where x is not positive."""
+    return xp.where(x > 0, gamma * x, gamma * alpha * xp.expm1(x))
+
+
+@op("Celu", since=12)
+@in_float32
+def celu(xp: Xp, x: Array, *, alpha: float = 1.0) -> Array:
+    """Return max(0, x) + min(0, alpha * (exp(x / alpha) - 1))."""
+    if alpha == 0:
+        raise ValueError("alpha is 0; Celu divides by it")
+    return xp.maximum(x, 0) + xp.minimum(alpha * xp.expm1(x / alpha), 0)
+
+
+@op("Sigmoid", since=6)
+@in_float32
+def sigmoid(xp: Xp, x: Array, *, out: Array | None = None) -> Array:
+    """Return 1 / (1 + exp(-x))."""
+    y = xp.empty_like(x) if out is None else out
+    xp.negative(x, out=y)
+    xp.exp(y, out=y)
+    y += 1
+    return xp.reciprocal(y, out=y)
+
+
+@op("HardSigmoid", since=6)
+@in_float32
+def hard_sigmoid(
+    xp: Xp,
+    x: Array,
+    *,
+    alpha: float = 0.20000000298023224,
+    beta: float = 0.5,
+    out: Array | None = None,
+) -> Array:
+    """Return alpha * x + beta, limited to [0, 1]."""
+    y = xp.empty_like(x) if out is None else out
+    xp.multiply(x, alpha, out=y)
+    y += beta
+    return xp.clip(y, 0, 1, out=y)
+
+
+@op("HardSwish", since=14)
+@in_float32
+def hard_swish(xp: Xp, x: Array) -> Array:
+    """Return x * max(0, min(1, x / 6 + 1/2))."""
+    y = hard_sigmoid(xp, x, alpha=1 / 6, beta=0.5)
+    y *= x
+    return y
+
+
+@op("Swish", since=24)
+@op("Swish", since=1, domain="hetero")
+@in_float32
+def swish(xp: Xp, x: Array, *, alpha: float = 1.0) -> Array:
+    """Return x * sigmoid(alpha * x)."""
+    y = sigmoid(xp, x if alpha == 1 else x * alpha)
+    y *= x
+    return y
+
+
+@op("Softplus", since=1)
+@in_float32
+def softplus(xp: Xp, x: Array) -> Array:
+    """Return log(exp(x) + 1)."""
+    # Written so that exp cannot overflow.
+    return xp.maximum(x, 0) + xp.log1p(xp.exp(-xp.absolute(x)))
+
+
+@op("Softsign", since=1)
+@in_float32
+def softsign(xp: Xp, x: Array) -> Array:
+    """Return x / (1 + |x|)."""
+    return x / (1 + xp.absolute(x))
+
+
+@op("Mish", since=18)
+@in_float32
+def mish(xp: Xp, x: Array) -> Array:
+    """Return x * tanh(log(1 + exp(x)))."""
+    # tanh(log(1 + e)) = e (e + 2) / (e (e + 2) + 2), which is 1 long before exp(20).
+    e = xp.exp(xp.minimum(x, 20))
+    w = e * (e + 2)
+    return x * (w / (w + 2))
+
+
+@op("Gelu", since=20)
+@op("Gelu", since=1, domain="hetero")
+@in_float32
+def gelu(xp: Xp, x: Array, *, approximate: str = "none") -> Array:
+    """Return x / 2 * (1 + erf(x / sqrt(2))), or the approximation of it by tanh."""
+    if approximate == "none":
+        y = erf_9(xp, x * math.sqrt(0.5))
+    elif approximate == "tanh":
+        y = x * x
+        y *= 0.044715 * math.sqrt(2 / math.pi)
+        y += math.sqrt(2 / math.pi)
+        y *= x
+        y = xp.tanh(y)
+    else:
+        raise ValueError(f'approximate is "{approximate}", not "none" or "tanh"')
+    y += 1
+    y *= x
+    y *= 0.5
+    return y
+
+
+@op("Shrink", since=9)
+def shrink(xp: Xp, x: Array, *, bias: float = 0.0, lambd: float = 0.5) -> Array:
+    """Return x brought `bias` nearer to 0 where it is beyond ±lambd, and 0 between."""
+    y = xp.where(x > lambd, x - bias, 0)
+    return xp.where(x < -lambd, x + bias, y).astype(x.dtype)

@@ -252,8 +252,8 @@ _ERF32 = (
 
 @in_float32
 def _erf32(xp: Xp, x: Array) -> Array:
-    # Beyond 4, erf is 1 in float32.
-    x = xp.clip(x, -4, 4)
+    # From 4 on erf is 1 in float32; at 4.5 tanh is so too.
+    x = xp.clip(x, -4.5, 4.5)
     square = x * x
     y = square * xp.float32(_ERF32[-1])
     for coefficient in _ERF32[-2:0:-1]:

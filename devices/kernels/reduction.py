@@ -1,1 +1,212 @@
-"""Reductions, arg-reductions and cumulative operators."""
+"""Reductions, arg-reductions and cumulative operators.
+
+Each reduction has two signatures: `axes` an attribute, and from opset 18 (ReduceSum: 13) an input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+from devices.kernels.axes import axes_of, axis_of
+from devices.kernels.element_types import Array, Kernel, Xp, in_float32, is_float
+from devices.kernels.registry import op
+
+#: Reduces an array over axes (None: all), keeping them as ones or not.
+_Reduce = Callable[[Xp, Array, tuple[int, ...] | None, bool], Array]
+
+
+def _reduction(op_type: str, axes_input_since: int = 18) -> Callable[[_Reduce], _Reduce]:
+    """Register a reduction in both signatures."""
+
+    def register(reduce: _Reduce) -> _Reduce:
+        def with_attribute(
+            xp: Xp, data: Array, *, axes: tuple[int, ...] | None = None, keepdims: int = 1
+        ) -> Array:
+            if axes is not None:
+                axes = axes_of(axes, data.ndim) or None
+            return reduce(xp, data, axes, bool(keepdims))
+
+        def with_input(
+            xp: Xp,
+            data: Array,
+            axes: Array | None = None,
+            *,
+            keepdims: int = 1,
+            noop_with_empty_axes: int = 0,
+        ) -> Array:
+            given = () if axes is None else axes_of(axes.tolist(), data.ndim)
+            over = given or (() if noop_with_empty_axes else None)
+            return reduce(xp, data, over, bool(keepdims))
+
+        op(op_type, since=1)(in_float32(with_attribute))
+        op(op_type, since=axes_input_since, host=(1,))(in_float32(with_input))
+        return reduce
+
+    return register
+
+
+@_reduction("ReduceSum", axes_input_since=13)
+def reduce_sum(xp: Xp, data: Array, axes: tuple[int, ...] | None, keepdims: bool) -> Array:
+    """Return the sum; of nothing, 0."""
+    return xp.sum(data, axis=axes, keepdims=keepdims, dtype=data.dtype)
+
+
+@_reduction("ReduceMean")
+def reduce_mean(xp: Xp, data: Array, axes: tuple[int, ...] | None, keepdims: bool) -> Array:
+    """Return the mean, of integers truncated toward zero; of nothing, NaN."""
+    total = reduce_sum(xp, data, axes, keepdims)
+    count = data.size if axes is None else prod(data.shape[axis] for axis in axes)
+    if is_float(data):
+        return total / data.dtype.type(count)
+    if count == 0:
+        raise ValueError(f"the mean of no {data.dtype} elements is undefined")
+    return (xp.sign(total) * (xp.absolute(total) // count)).astype(data.dtype)
+
+
+@_reduction("ReduceProd")
+def reduce_prod(xp: Xp, data: Array, axes: tuple[int, ...] | None, keepdims: bool) -> Array:
+    """Return the product; of nothing, 1."""
+    return xp.prod(data, axis=axes, keepdims=keepdims, dtype=data.dtype)
+
+
+@_reduction("ReduceMax")
+def reduce_max(xp: Xp, data: Array, axes: tuple[int, ...] | None, keepdims: bool) -> Array:
+    """Return the greatest element; of nothing, the least value of the type."""
+    if data.size:
+        return xp.max(data, axis=axes, keepdims=keepdims)
+    return xp.max(data, axis=axes, keepdims=keepdims, initial=_extremes(xp, data)[0])
+
+
+@_reduction("ReduceMin")
+def reduce_min(xp: Xp, data: Array, axes: tuple[int, ...] | None, keepdims: bool) -> Array:
+    """Return the least element; of nothing, the greatest value of the type."""
+    if data.size:
+        return xp.min(data, axis=axes, keepdims=keepdims)
+    return xp.min(data, axis=axes, keepdims=keepdims, initial=_extremes(xp, data)[1])
+
+
+def _extremes(xp: Xp, data: Array) -> tuple[Any, Any]:
+    if data.dtype.kind == "b":
+        return False, True
+    if is_float(data):
+        return -xp.inf, xp.inf
+    limits = xp.iinfo(data.dtype)
+    return limits.min, limits.max
+
+
+@_reduction("ReduceL1")
+def reduce_l1(xp: Xp, data: Array, axes: tuple[int, ...] | None, keepdims: bool) -> Array:
+    """Return the sum of absolute values."""
+    return reduce_sum(xp, xp.absolute(data), axes, keepdims)
+
+
+@_reduction("ReduceSumSquare")
+def reduce_sum_square(xp: Xp, data: Array, axes: tuple[int, ...] | None, keepdims: bool) -> Array:
+    """Return the sum of squares."""
+    return reduce_sum(xp, data * data, axes, keepdims)
+
+
+@_reduction("ReduceL2")
+def reduce_l2(xp: Xp, data: Array, axes: tuple[int, ...] | None, keepdims: bool) -> Array:
+    """Return the root of the sum of squares."""
+    return xp.sqrt(reduce_sum_square(xp, _real(xp, data), axes, keepdims)).astype(data.dtype)
+
+
+@_reduction("ReduceLogSum")
+def reduce_log_sum(xp: Xp, data: Array, axes: tuple[int, ...] | None, keepdims: bool) -> Array:
+    """Return the logarithm of the sum; of nothing, minus infinity."""
+    return xp.log(reduce_sum(xp, _real(xp, data), axes, keepdims)).astype(data.dtype)
+
+
+@_reduction("ReduceLogSumExp")
+def reduce_log_sum_exp(xp: Xp, data: Array, axes: tuple[int, ...] | None, keepdims: bool) -> Array:
+    """Return the logarithm of the sum of exponentials; of nothing, minus infinity."""
+    real = _real(xp, data)
+    # Shifted by the greatest element, so that no exponential overflows; an infinite one shifts not.
+    top = reduce_max(xp, real, axes, True)
+    top = xp.where(xp.isfinite(top), top, top.dtype.type(0))
+    result = xp.log(reduce_sum(xp, xp.exp(real - top), axes, keepdims))
+    result = result + top.reshape(result.shape)
+    return result.astype(data.dtype)
+
+
+def _real(xp: Xp, data: Array) -> Array:
+    return data if is_float(data) else data.astype(xp.float64)
+
+
+def _arg(xp: Xp, name: str, data: Array, axis: int, keepdims: int, last: int) -> Array:
+    axis = axis_of(axis, max(data.ndim, 1))
+    if data.ndim and data.shape[axis] == 0:
+        raise ValueError(f"axis {axis} of shape {data.shape} is empty, so no index exists")
+    find = getattr(xp, name)
+    if last and data.ndim:
+        index = data.shape[axis] - 1 - find(xp.flip(data, axis), axis=axis)
+    else:
+        index = find(data, axis=axis)
+    index = xp.asarray(index, dtype=xp.int64)
+    return xp.expand_dims(index, axis) if keepdims and data.ndim else index
+
+
+@op("ArgMax", since=1)
+def arg_max_1(xp: Xp, data: Array, *, axis: int = 0, keepdims: int = 1) -> Array:
+    """Return the index of the greatest element along the axis, the first of equal ones."""
+    return _arg(xp, "argmax", data, axis, keepdims, 0)
+
+
+@op("ArgMax", since=12)
+def arg_max_12(
+    xp: Xp, data: Array, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0
+) -> Array:
+    """Return the index of the greatest element along the axis, the first or last of equal ones."""
+    return _arg(xp, "argmax", data, axis, keepdims, select_last_index)
+
+
+@op("ArgMin", since=1)
+def arg_min_1(xp: Xp, data: Array, *, axis: int = 0, keepdims: int = 1) -> Array:
+    """Return the index of the least element along the axis, the first of equal ones."""
+    return _arg(xp, "argmin", data, axis, keepdims, 0)
+
+
+@op("ArgMin", since=12)
+def arg_min_12(
+    xp: Xp, data: Array, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0
+) -> Array:
+    """Return the index of the least element along the axis, the first or last of equal ones."""
+    return _arg(xp, "argmin", data, axis, keepdims, select_last_index)
+
+
+@op("CumSum", since=11, host=(1,))
+@in_float32
+def cumulative_sum(xp: Xp, x: Array, axis: Array, *, exclusive: int = 0, reverse: int = 0) -> Array:
+    """Return the running sums along the axis."""
+    return _cumulate(xp, xp.cumsum, 0, x, axis, exclusive, reverse)
+
+
+@op("CumProd", since=26, host=(1,))
+@in_float32
+def cumulative_product(
+    xp: Xp, x: Array, axis: Array, *, exclusive: int = 0, reverse: int = 0
+) -> Array:
+    """Return the running products along the axis."""
+    return _cumulate(xp, xp.cumprod, 1, x, axis, exclusive, reverse)
+
+
+def _cumulate(
+    xp: Xp, running: Kernel, start: int, x: Array, axis: Array, exclusive: int, reverse: int
+) -> Array:
+    if axis.size != 1:
+        raise ValueError(f"axis has shape {axis.shape}, not a scalar's")
+    along = axis_of(int(axis.item()), x.ndim)
+    if reverse:
+        x = xp.flip(x, along)
+    y = running(x, axis=along, dtype=x.dtype)
+    if exclusive:
+        shifted = xp.full_like(y, start)
+        before: list[Any] = [slice(None)] * x.ndim
+        after = list(before)
+        before[along], after[along] = slice(1, None), slice(None, -1)
+        shifted[tuple(before)] = y[tuple(after)]
+        y = shifted
+    return xp.flip(y, along) if reverse else y
