@@ -1,1 +1,274 @@
-"""Operators that pick or place elements by index: gather, scatter, top-k, masks."""
+"""Operators that read by index: gathers, one-hot, masks, and shapes that depend on the data."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from devices.kernels.axes import axis_of
+from devices.kernels.element_types import Array, Xp, element_type, is_string
+from devices.kernels.registry import op
+
+
+def check_indices(indices: Array, size: int, what: str = "index") -> None:
+    """Raise IndexError unless every index is in -size..size-1."""
+    if indices.size and not (-size <= indices.min() and indices.max() < size):
+        bad = indices.max() if indices.max() >= size else indices.min()
+        raise IndexError(f"{what} {int(bad)} is out of range for a dimension of {size}")
+
+
+def grid_index(xp: Xp, indices: Array, axis: int) -> tuple[Array, ...]:
+    """Return the index that picks, at each place of `indices`, that element along `axis`."""
+    rank = indices.ndim
+    return tuple(
+        indices
+        if i == axis
+        else xp.arange(size).reshape([-1 if j == i else 1 for j in range(rank)])
+        for i, size in enumerate(indices.shape)
+    )
+
+
+def row_numbers(xp: Xp, indices: Array, shape: tuple[int, ...]) -> Array:
+    """Return the row-major numbers of the index tuples in the last dimension of `indices`.
+
+    Raises
+    ------
+    IndexError
+        If an index is out of range for its dimension of `shape`.
+    """
+    number = xp.zeros(indices.shape[:-1], dtype=xp.int64)
+    for i, size in enumerate(shape):
+        index = indices[..., i]
+        check_indices(index, size)
+        number = number * size + xp.where(index < 0, index + size, index)
+    return number
+
+
+@op("Gather", since=1)
+def gather(xp: Xp, data: Array, indices: Array, *, axis: int = 0) -> Array:
+    """Take the slices along `axis` that `indices` names."""
+    axis = axis_of(axis, data.ndim)
+    check_indices(indices, data.shape[axis])
+    if indices.ndim == 0:
+        return data[(*(slice(None),) * axis, int(indices), ...)]
+    return xp.take(data, indices, axis=axis)
+
+
+@op("GatherElements", since=11)
+def gather_elements(xp: Xp, data: Array, indices: Array, *, axis: int = 0) -> Array:
+    """Take, at each place of `indices`, the element with that index along `axis`."""
+    axis = axis_of(axis, data.ndim)
+    check_shapes(data, indices, axis)
+    check_indices(indices, data.shape[axis])
+    return data[grid_index(xp, indices, axis)]
+
+
+def check_shapes(data: Array, indices: Array, axis: int) -> None:
+    """Raise ValueError unless `indices` has data's rank and, off `axis`, no larger dimension."""
+    if indices.ndim != data.ndim or any(
+        m > n for i, (m, n) in enumerate(zip(indices.shape, data.shape, strict=False)) if i != axis
+    ):
+        raise ValueError(
+            f"indices of shape {indices.shape} do not fit data of shape {data.shape} "
+            f"off axis {axis}"
+        )
+
+
+@op("GatherND", since=11)
+def gather_nd_11(xp: Xp, data: Array, indices: Array) -> Array:
+    """Take the slice that each index tuple in the last dimension of `indices` names."""
+    return _gather_nd(xp, data, indices, 0)
+
+
+@op("GatherND", since=12)
+def gather_nd_12(xp: Xp, data: Array, indices: Array, *, batch_dims: int = 0) -> Array:
+    """Take the slice that each index tuple names, within each of the first `batch_dims`."""
+    return _gather_nd(xp, data, indices, batch_dims)
+
+
+def _gather_nd(xp: Xp, data: Array, indices: Array, batch_dims: int) -> Array:
+    if not 0 <= batch_dims < min(data.ndim, indices.ndim):
+        raise ValueError(
+            f"batch_dims {batch_dims} is out of range for ranks {data.ndim} and {indices.ndim}"
+        )
+    batch, depth = data.shape[:batch_dims], indices.shape[-1]
+    if indices.shape[:batch_dims] != batch or not 1 <= depth <= data.ndim - batch_dims:
+        raise ValueError(
+            f"indices of shape {indices.shape} do not fit data of shape {data.shape} with "
+            f"batch_dims {batch_dims}"
+        )
+    picked = data.shape[batch_dims : batch_dims + depth]
+    rest = data.shape[batch_dims + depth :]
+    rows = row_numbers(xp, indices, picked)
+    if batch:
+        first = xp.arange(math.prod(batch)) * math.prod(picked)
+        rows = rows + first.reshape(batch + (1,) * (rows.ndim - batch_dims))
+    flat = data.reshape(math.prod(batch + picked), *rest)
+    return xp.take(flat, rows, axis=0)
+
+
+@op("OneHot", since=9, host=(1,))
+def one_hot(xp: Xp, indices: Array, depth: Array, values: Array, *, axis: int = -1) -> Array:
+    """Put ``values[1]`` where the new axis has the index, ``values[0]`` elsewhere.
+
+    An index outside -depth..depth-1 has no place: all of its column is ``values[0]``.
+    """
+    size = int(depth.item())
+    if size < 1 or values.shape != (2,):
+        raise ValueError(f"depth {size} must be positive, values {values.shape} be of shape (2,)")
+    axis = axis_of(axis, indices.ndim + 1)
+    wanted = indices.astype(xp.int64)
+    wanted = xp.expand_dims(xp.where(wanted < 0, wanted + size, wanted), axis)
+    places = xp.arange(size).reshape([-1] + [1] * (indices.ndim - axis))
+    return xp.where(wanted == places, values[1:], values[:1])
+
+
+@op("NonZero", since=9)
+def non_zero(xp: Xp, x: Array) -> Array:
+    """Return the indices of the elements that are not zero, (rank, count), row-major, int64."""
+    kept = x != "" if is_string(x) else x.astype(xp.bool_)
+    if x.ndim == 0:
+        return xp.zeros((0, int(kept)), dtype=xp.int64)
+    return xp.stack(xp.nonzero(kept))
+
+
+@op("Compress", since=9)
+def compress(xp: Xp, x: Array, condition: Array, *, axis: int | None = None) -> Array:
+    """Keep the slices along `axis` (or of the flat input) for which `condition` is true."""
+    if condition.ndim != 1:
+        raise ValueError(f"the condition is of rank {condition.ndim}, not 1")
+    if axis is None:
+        x, axis = x.reshape(-1), 0
+    axis = axis_of(axis, x.ndim)
+    (kept,) = xp.nonzero(condition)
+    check_indices(kept, x.shape[axis], "the condition is true at position")
+    return xp.take(x, kept, axis=axis)
+
+
+@op("ReverseSequence", since=10)
+def reverse_sequence(
+    xp: Xp, x: Array, sequence_lens: Array, *, batch_axis: int = 1, time_axis: int = 0
+) -> Array:
+    """Reverse the first ``sequence_lens[b]`` time steps of each batch entry b."""
+    if {batch_axis, time_axis} != {0, 1} or x.ndim < 2:
+        raise ValueError(
+            f"batch_axis {batch_axis} and time_axis {time_axis} must be 0 and 1 of a rank of at "
+            f"least 2, here {x.ndim}"
+        )
+    steps, batch = x.shape[time_axis], x.shape[batch_axis]
+    if sequence_lens.shape != (batch,):
+        raise ValueError(f"sequence_lens of shape {sequence_lens.shape} is not ({batch},)")
+    if batch and not (sequence_lens.min() >= 0 and sequence_lens.max() <= steps):
+        raise ValueError(f"sequence_lens must be from 0 to the {steps} time steps")
+    time = xp.arange(steps)[:, None]
+    source = xp.where(time < sequence_lens, sequence_lens - 1 - time, time)
+    entry = xp.arange(batch)
+    return x[source, entry] if time_axis == 0 else x[entry[:, None], source.T]
+
+
+@op("Trilu", since=14, host=(1,))
+def trilu(xp: Xp, x: Array, k: Array | None = None, *, upper: int = 1) -> Array:
+    """Keep each matrix's upper (or lower) triangle from its k-th diagonal, zero the rest."""
+    if x.ndim < 2:
+        raise ValueError(f"a triangle needs a rank of at least 2, not {x.ndim}")
+    diagonal = 0 if k is None else int(k.item())
+    rows, columns = xp.arange(x.shape[-2])[:, None], xp.arange(x.shape[-1])
+    distance = columns - rows
+    kept = distance >= diagonal if upper else distance <= diagonal
+    return xp.where(kept, x, xp.zeros(1, dtype=x.dtype))
+
+
+@op("EyeLike", since=9)
+def eye_like(xp: Xp, x: Array, *, dtype: int | None = None, k: int = 0) -> Array:
+    """Return a matrix of the input's shape with ones on its k-th diagonal."""
+    if x.ndim != 2:
+        raise ValueError(f"an identity matrix has rank 2, not {x.ndim}")
+    wanted = x.dtype if dtype is None else element_type(dtype)
+    return xp.eye(*x.shape, k=k).astype(wanted)
+
+
+@op("Unique", since=11)
+def unique(
+    xp: Xp, x: Array, *, axis: int | None = None, sorted: int = 1, n_outputs: int = 1
+) -> Any:
+    """Return the distinct elements, or slices along `axis`, ascending or as they first appear.
+
+    The other outputs, int64: where each first appears; which of them each input element is; how
+    often each appears.
+    """
+    if axis is None:
+        x, axis = x.reshape(-1), 0
+    axis = axis_of(axis, x.ndim)
+    # Strings are compared as fixed-width ones; numpy cannot sort slices of Python objects.
+    keys = x.astype(str) if is_string(x) else x
+    _, first, inverse, counts = xp.unique(
+        keys, return_index=True, return_inverse=True, return_counts=True, axis=axis
+    )
+    inverse = inverse.reshape(-1)
+    if not sorted:
+        order = xp.argsort(first)
+        first, counts, inverse = first[order], counts[order], xp.argsort(order)[inverse]
+    outputs = (xp.take(x, first, axis=axis), first, inverse, counts)
+    return tuple(y if i == 0 else y.astype(xp.int64) for i, y in enumerate(outputs[:n_outputs]))
+
+
+@op("TopK", since=1)
+def top_k_1(xp: Xp, x: Array, *, k: int, axis: int = -1) -> tuple[Array, Array]:
+    """Return the k largest elements along `axis`, and their indices."""
+    return _top_k(xp, x, k, axis, largest=True)
+
+
+@op("TopK", since=10, host=(1,))
+def top_k_10(xp: Xp, x: Array, k: Array, *, axis: int = -1) -> tuple[Array, Array]:
+    """Return the k largest elements along `axis`, and their indices."""
+    return _top_k(xp, x, int(k.item()), axis, largest=True)
+
+
+@op("TopK", since=11, host=(1,))
+def top_k_11(
+    xp: Xp, x: Array, k: Array, *, axis: int = -1, largest: int = 1, sorted: int = 1
+) -> tuple[Array, Array]:
+    """Return the k largest (or smallest) elements along `axis`, and their indices.
+
+    They are in order whether or not `sorted` asks for it.
+    """
+    return _top_k(xp, x, int(k.item()), axis, largest=bool(largest))
+
+
+def _top_k(xp: Xp, x: Array, k: int, axis: int, *, largest: bool) -> tuple[Array, Array]:
+    axis = axis_of(axis, x.ndim)
+    size = x.shape[axis]
+    if not 0 <= k <= size:
+        raise ValueError(f"k {k} is out of range for the {size} elements of axis {axis}")
+    keys = xp.moveaxis(x, axis, -1)
+    if keys.dtype.kind == "V":
+        keys = keys.astype(xp.float32)
+    indices = _few_best(xp, keys, k, largest) if 0 < 16 * k < size else None
+    if indices is None:
+        indices = _order(xp, keys, largest)[..., :k]
+    indices = xp.moveaxis(indices, -1, axis)
+    return x[grid_index(xp, indices, axis)], indices
+
+
+def _order(xp: Xp, keys: Array, largest: bool) -> Array:
+    """Return the order of the last axis; of equal elements the one with the lower index first."""
+    if not largest:
+        return xp.argsort(keys, axis=-1, kind="stable")
+    backwards = xp.argsort(keys[..., ::-1], axis=-1, kind="stable")[..., ::-1]
+    return keys.shape[-1] - 1 - backwards
+
+
+def _few_best(xp: Xp, keys: Array, k: int, largest: bool) -> Array | None:
+    """Return `_order`'s first k without sorting the rest; None where NaNs forbid it."""
+    kth = keys.shape[-1] - k if largest else k - 1
+    bound = xp.partition(keys, kth, axis=-1)[..., kth : kth + 1]
+    better = keys > bound if largest else keys < bound
+    equal = keys == bound
+    room = k - xp.sum(better, axis=-1, keepdims=True)
+    chosen = better | (equal & (xp.cumsum(equal, axis=-1) <= room))
+    if not (xp.sum(chosen, axis=-1) == k).all():
+        return None
+    indices = xp.nonzero(chosen)[-1].reshape(*keys.shape[:-1], k)
+    best = keys[grid_index(xp, indices, keys.ndim - 1)]
+    order = _order(xp, best, largest)
+    return indices[grid_index(xp, order, keys.ndim - 1)]

@@ -1,0 +1,134 @@
+"""Operators that write by index: a copy of the data with updates placed or reduced into it."""
+
+from __future__ import annotations
+
+import math
+
+from devices.kernels.axes import axis_of
+from devices.kernels.element_types import Array, Xp, is_narrow_float, same_type
+from devices.kernels.index import check_indices, check_shapes, grid_index, row_numbers
+from devices.kernels.registry import op
+
+
+@op("Scatter", since=9)
+@op("ScatterElements", since=11)
+def scatter_elements_11(
+    xp: Xp, data: Array, indices: Array, updates: Array, *, axis: int = 0
+) -> Array:
+    """Put each update where `indices` says along `axis`."""
+    return _scatter_elements(xp, data, indices, updates, axis, "none")
+
+
+@op("ScatterElements", since=16)
+def scatter_elements_16(
+    xp: Xp, data: Array, indices: Array, updates: Array, *, axis: int = 0, reduction: str = "none"
+) -> Array:
+    """Put each update where `indices` says along `axis`, or reduce it into what is there."""
+    return _scatter_elements(xp, data, indices, updates, axis, reduction)
+
+
+def _scatter_elements(
+    xp: Xp, data: Array, indices: Array, updates: Array, axis: int, reduction: str
+) -> Array:
+    axis = axis_of(axis, data.ndim)
+    check_shapes(data, indices, axis)
+    check_indices(indices, data.shape[axis])
+    if updates.shape != indices.shape:
+        raise ValueError(f"updates {updates.shape} and indices {indices.shape} differ in shape")
+    return _place(xp, data, grid_index(xp, indices, axis), updates, reduction)
+
+
+@op("ScatterND", since=11)
+def scatter_nd_11(xp: Xp, data: Array, indices: Array, updates: Array) -> Array:
+    """Put each slice of `updates` where its index tuple says."""
+    return _scatter_nd(xp, data, indices, updates, "none")
+
+
+@op("ScatterND", since=16)
+def scatter_nd_16(
+    xp: Xp, data: Array, indices: Array, updates: Array, *, reduction: str = "none"
+) -> Array:
+    """Put each slice of `updates` where its index tuple says, or reduce it into what is there."""
+    return _scatter_nd(xp, data, indices, updates, reduction)
+
+
+def _scatter_nd(xp: Xp, data: Array, indices: Array, updates: Array, reduction: str) -> Array:
+    depth = indices.shape[-1] if indices.ndim else 0
+    if not 1 <= depth <= data.ndim:
+        raise ValueError(f"indices of shape {indices.shape} do not fit data of rank {data.ndim}")
+    picked, rest = data.shape[:depth], data.shape[depth:]
+    if updates.shape != indices.shape[:-1] + rest:
+        raise ValueError(f"updates of shape {updates.shape} are not {indices.shape[:-1] + rest}")
+    rows = row_numbers(xp, indices, picked)
+    flat = data.reshape(math.prod(picked), *rest)
+    return _place(xp, flat, rows, updates, reduction).reshape(data.shape)
+
+
+def _place(
+    xp: Xp, data: Array, index: Array | tuple[Array, ...], updates: Array, reduction: str
+) -> Array:
+    """Return a copy of the data with the updates placed, or reduced, at `index`."""
+    same_type(data, updates)
+    reduce = {
+        "none": None,
+        "add": xp.add,
+        "mul": xp.multiply,
+        "max": xp.maximum,
+        "min": xp.minimum,
+    }
+    if reduction not in reduce:
+        raise ValueError(f"reduction {reduction!r} is none of {sorted(reduce)}")
+    function = reduce[reduction]
+    if function is None:
+        result = data.copy()
+        result[index] = updates
+        return result
+    widened = is_narrow_float(data)
+    result = data.astype(xp.float32) if widened else data.copy()
+    function.at(result, index, updates.astype(result.dtype))
+    return result.astype(data.dtype) if widened else result
+
+
+@op("TensorScatter", since=24)
+def tensor_scatter(
+    xp: Xp,
+    past_cache: Array,
+    update: Array,
+    write_indices: Array | None = None,
+    *,
+    axis: int = -2,
+    mode: str = "linear",
+) -> Array:
+    """Write `update` into each batch entry's cache, from its write index on along `axis`.
+
+    Parameters
+    ----------
+    past_cache : array, (B, ..., M, ...), with the M cached steps on `axis`
+    update : array, (B, ..., S, ...), S <= M
+    write_indices : array, (B,), int64
+        First step to write; zeros if absent.
+    mode : str
+        ``"circular"`` wraps at M; ``"linear"`` refuses to write past it.
+    """
+    same_type(past_cache, update)
+    axis = axis_of(axis, past_cache.ndim)
+    if axis == 0 or mode not in ("linear", "circular"):
+        raise ValueError(f"axis {axis} must not be 0, mode {mode!r} be 'linear' or 'circular'")
+    batch, length = past_cache.shape[0], past_cache.shape[axis]
+    if update.ndim != past_cache.ndim or any(
+        m > n if i == axis else m != n
+        for i, (m, n) in enumerate(zip(update.shape, past_cache.shape, strict=True))
+    ):
+        raise ValueError(f"update {update.shape} does not fit cache {past_cache.shape}")
+    start = xp.zeros(batch, dtype=xp.int64) if write_indices is None else write_indices
+    if start.shape != (batch,):
+        raise ValueError(f"write_indices of shape {start.shape} is not ({batch},)")
+    step = start[:, None] + xp.arange(update.shape[axis])
+    if mode == "circular":
+        step = step % length
+    elif step.size and not (step.min() >= 0 and step.max() < length):
+        raise IndexError(f"steps {int(step.min())} to {int(step.max())} exceed the {length} cached")
+    present = past_cache.copy()
+    # A view with (batch, step) first, so that one assignment writes every entry's steps.
+    xp.moveaxis(present, axis, 1)[xp.arange(batch)[:, None], step] = xp.moveaxis(update, axis, 1)
+    return present
