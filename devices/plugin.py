@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from devices.compiled_model import CompiledModel
@@ -31,6 +31,8 @@ class Plugin(ABC):
     name: ClassVar[str]
     #: The plugin's properties; extend `COMMON_PROPERTIES` with your own.
     properties: ClassVar[PropertyTable] = COMMON_PROPERTIES
+    #: Whether bare ``HETERO`` uses it; devices that only measure or simulate are asked for by name.
+    automatic: ClassVar[bool] = True
 
     def __init__(self) -> None:
         self._config: dict[str, Any] = {}
@@ -186,7 +188,7 @@ class Plugin(ABC):
             device_id = self._config.get("DEVICE_ID", declared.default)
             if name in self._config:
                 return self._config[name]
-        computed = {
+        computed: dict[str, Callable[[], Any]] = {
             "SUPPORTED_PROPERTIES": lambda: tuple(self.properties),
             "AVAILABLE_DEVICES": self.device_ids,
             "FULL_DEVICE_NAME": lambda: self.full_name(device_id),

@@ -41,7 +41,7 @@ class RunContext:
         self._cancelled.set()
 
     def check_cancelled(self) -> None:
-        """Raise RequestCancelledError if the run was asked to stop; programs call it between nodes."""
+        """Raise RequestCancelledError if the run was asked to stop; called between nodes."""
         if self._cancelled.is_set():
             raise RequestCancelledError("the request was cancelled while it ran")
 
@@ -126,5 +126,5 @@ class Program(ABC):
         """
         raise UnsupportedOperationError(f"{type(self).__name__} has no form of its own to export")
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most programs hold nothing beyond their memory
         """Give back what the program holds on the device."""
