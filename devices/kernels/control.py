@@ -1,1 +1,194 @@
-"""Control flow: operators whose attribute is a graph."""
+"""Control flow: operators whose attribute is a graph, here a callable ``body(*inputs) -> tuple``.
+
+What the graph captures from outside is bound already. A body may carry `outputs`, one pair
+(element type, shape with None where unknown) for each of its outputs: it shapes the scan outputs
+of a loop that makes no trip. The tensors that a body returns are kept while later trips run, so a
+body must not reuse their memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from devices.kernels.axes import axis_of
+from devices.kernels.element_types import Array, Xp
+from devices.kernels.registry import op
+
+Body = Callable[..., tuple[Any, ...]]
+
+
+@op("If", since=1, host=(0,))
+def if_(xp: Xp, cond: Array, *, then_branch: Body, else_branch: Body) -> tuple[Any, ...]:
+    """Run one of two graphs."""
+    return then_branch() if cond.item() else else_branch()
+
+
+@op("Loop", since=1, host=(0, 1))
+def loop(
+    xp: Xp,
+    trip_count: Array | None,
+    cond: Array | None,
+    *initial: Any,
+    body: Body,
+    n_outputs: int,
+) -> tuple[Any, ...]:
+    """Run a graph at most `trip_count` times, while its condition holds.
+
+    The body maps (trip number, condition, carried values...) to (condition, carried values...,
+    scan outputs...); the loop returns the last carried values, and each scan output stacked over
+    the trips.
+    """
+    limit = None if trip_count is None else int(trip_count.item())
+    going = cond is None or bool(cond.item())
+    carried = tuple(initial)
+    trips: list[tuple[Any, ...]] = []
+    trip = 0
+    while going and (limit is None or trip < limit):
+        number, condition = xp.asarray(trip, dtype=xp.int64), xp.asarray(True)
+        again, *results = body(number, condition, *carried)
+        carried = tuple(results[: len(initial)])
+        trips.append(tuple(results[len(initial) :]))
+        going = bool(again.item())
+        trip += 1
+    if trips:
+        scanned = tuple(xp.stack(values) for values in zip(*trips, strict=True))
+    else:
+        scanned = tuple(
+            _no_trips(xp, body, 1 + i, 0) for i in range(len(initial), max(n_outputs, len(initial)))
+        )
+    return carried + scanned
+
+
+def _no_trips(xp: Xp, body: Body, output: int, axis: int) -> Array:
+    """Return the stack of no tensors, such as `output` of the body would have been."""
+    outputs = getattr(body, "outputs", None)
+    dtype, shape = outputs[output] if outputs else (xp.float32, ())
+    sizes = [size or 0 for size in shape or ()]
+    sizes.insert(axis_of(axis, len(sizes) + 1), 0)
+    return xp.empty(sizes, dtype=dtype)
+
+
+@op("Scan", since=8)
+def scan_8(
+    xp: Xp,
+    sequence_lens: Array | None,
+    *inputs: Array,
+    body: Body,
+    num_scan_inputs: int,
+    directions: Sequence[int] | None = None,
+) -> tuple[Array, ...]:
+    """Scan each batch entry on its own; every tensor has the batch first, scanned ones time next.
+
+    Scan outputs of an entry shorter than the longest are filled up with zeros.
+    """
+    states = len(inputs) - num_scan_inputs
+    batch, steps = inputs[-1].shape[:2]
+    lengths = [steps] * batch if sequence_lens is None else sequence_lens.tolist()
+    if len(lengths) != batch or not all(0 <= n <= steps for n in lengths):
+        raise ValueError(f"sequence_lens {lengths} must be {batch} numbers from 0 to {steps}")
+    entries = []
+    for entry, length in enumerate(lengths):
+        scanned = [x[entry, :length] for x in inputs[states:]]
+        results = _scan(
+            xp,
+            body,
+            [x[entry] for x in inputs[:states]],
+            scanned,
+            directions or (0,) * num_scan_inputs,
+        )
+        final, outputs = results[:states], results[states:]
+        entries.append((*final, *(_fill_up(xp, y, steps) for y in outputs)))
+    return tuple(xp.stack(values) for values in zip(*entries, strict=True))
+
+
+def _fill_up(xp: Xp, y: Array, steps: int) -> Array:
+    missing = xp.zeros((steps - y.shape[0], *y.shape[1:]), dtype=y.dtype)
+    return xp.concatenate([y, missing])
+
+
+@op("Scan", since=9)
+def scan_9(
+    xp: Xp,
+    *inputs: Array,
+    body: Body,
+    num_scan_inputs: int,
+    scan_input_axes: Sequence[int] | None = None,
+    scan_input_directions: Sequence[int] | None = None,
+    scan_output_axes: Sequence[int] | None = None,
+    scan_output_directions: Sequence[int] | None = None,
+) -> tuple[Array, ...]:
+    """Run a graph over the slices of tensors, carrying state from step to step.
+
+    The body maps (states..., slices...) to (states..., output slices...); the scan returns the last
+    states, and each output's slices stacked on its axis. A direction of 1 goes backwards.
+    """
+    states = len(inputs) - num_scan_inputs
+    axes = scan_input_axes or (0,) * num_scan_inputs
+    scanned = [
+        xp.moveaxis(x, axis_of(axis, x.ndim), 0)
+        for x, axis in zip(inputs[states:], axes, strict=True)
+    ]
+    return _scan(
+        xp,
+        body,
+        inputs[:states],
+        scanned,
+        scan_input_directions or (0,) * num_scan_inputs,
+        scan_output_axes,
+        scan_output_directions,
+    )
+
+
+def _scan(
+    xp: Xp,
+    body: Body,
+    states: Sequence[Array],
+    scanned: Sequence[Array],
+    input_directions: Sequence[int],
+    output_axes: Sequence[int] | None = None,
+    output_directions: Sequence[int] | None = None,
+) -> tuple[Array, ...]:
+    lengths = {x.shape[0] for x in scanned}
+    if len(lengths) != 1:
+        raise ValueError(f"the scanned tensors must be equally long, not {sorted(lengths)}")
+    forward = [
+        x[::-1] if backward else x for x, backward in zip(scanned, input_directions, strict=True)
+    ]
+    current = tuple(states)
+    steps: list[tuple[Array, ...]] = []
+    for slices in zip(*forward, strict=True):
+        results = tuple(body(*current, *(xp.asarray(x) for x in slices)))
+        current = results[: len(states)]
+        steps.append(results[len(states) :])
+    if not steps:
+        count = len(getattr(body, "outputs", states)) - len(states)
+        axes = output_axes or (0,) * count
+        empty = (_no_trips(xp, body, len(states) + i, axis) for i, axis in enumerate(axes))
+        return (*current, *empty)
+    columns = list(zip(*steps, strict=True))
+    axes = output_axes or (0,) * len(columns)
+    backward = output_directions or (0,) * len(columns)
+    outputs = (
+        xp.stack(column[::-1] if reverse else column, axis=axis_of(axis, column[0].ndim + 1))
+        for column, axis, reverse in zip(columns, axes, backward, strict=True)
+    )
+    return (*current, *outputs)
+
+
+@op("SequenceMap", since=17)
+def sequence_map(
+    xp: Xp, input_sequence: list[Array], *inputs: Any, body: Body, n_outputs: int
+) -> tuple[list[Array], ...]:
+    """Run a graph on each tensor of a sequence; return one sequence for each of its outputs.
+
+    Further sequences are walked in step; further tensors go to each run as they are.
+    """
+    length = len(input_sequence)
+    if any(len(x) != length for x in inputs if isinstance(x, list)):
+        raise ValueError(f"the sequences must all have {length} tensors")
+    runs = [
+        body(input_sequence[i], *(x[i] if isinstance(x, list) else x for x in inputs))
+        for i in range(length)
+    ]
+    return tuple([run[i] for run in runs] for i in range(n_outputs))

@@ -1,1 +1,124 @@
-"""Sequences (Python lists of arrays) and optionals (a value or None)."""
+"""Sequences (Python lists of arrays) and optionals (a value, or None)."""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+from typing import Any
+
+from devices.kernels.axes import axis_of
+from devices.kernels.element_types import Array, Xp, same_type
+from devices.kernels.registry import op
+
+
+@op("SequenceEmpty", since=11)
+def sequence_empty(xp: Xp, *, dtype: int | None = None) -> list[Array]:
+    """Return a sequence of no tensors; its element type is the graph's affair."""
+    return []
+
+
+@op("SequenceConstruct", since=11)
+def sequence_construct(xp: Xp, *inputs: Array) -> list[Array]:
+    """Return the inputs as a sequence."""
+    same_type(*inputs)
+    return list(inputs)
+
+
+@op("SequenceLength", since=11)
+def sequence_length(xp: Xp, input_sequence: list[Array]) -> Array:
+    """Return how many tensors the sequence has, an int64 scalar."""
+    return xp.asarray(len(input_sequence), dtype=xp.int64)
+
+
+@op("SequenceAt", since=11, host=(1,))
+def sequence_at(xp: Xp, input_sequence: list[Array], position: Array) -> Array:
+    """Return the tensor at a position; negative ones count from the end."""
+    return input_sequence[_position(position, len(input_sequence), len(input_sequence) - 1)]
+
+
+@op("SequenceInsert", since=11, host=(2,))
+def sequence_insert(
+    xp: Xp, input_sequence: list[Array], tensor: Array, position: Array | None = None
+) -> list[Array]:
+    """Return the sequence with a tensor put before a position, or at the end."""
+    same_type(tensor, *input_sequence[:1])
+    length = len(input_sequence)
+    place = length if position is None else _position(position, length, length)
+    return [*input_sequence[:place], tensor, *input_sequence[place:]]
+
+
+@op("SequenceErase", since=11, host=(1,))
+def sequence_erase(
+    xp: Xp, input_sequence: list[Array], position: Array | None = None
+) -> list[Array]:
+    """Return the sequence without the tensor at a position, or without the last."""
+    length = len(input_sequence)
+    last = xp.asarray(-1) if position is None else position
+    place = _position(last, length, length - 1)
+    return [*input_sequence[:place], *input_sequence[place + 1 :]]
+
+
+def _position(position: Array, length: int, last: int) -> int:
+    place = int(position.item())
+    if not -length <= place <= last:
+        raise IndexError(f"position {place} is out of range for a sequence of {length}")
+    return place + length if place < 0 else place
+
+
+@op("SplitToSequence", since=11, host=(1,))
+def split_to_sequence(
+    xp: Xp, x: Array, split: Array | None = None, *, axis: int = 0, keepdims: int = 1
+) -> list[Array]:
+    """Cut along `axis` into parts of `split` elements, of the sizes `split`, or of one each.
+
+    `keepdims` counts only for parts of one each.
+    """
+    axis = axis_of(axis, x.ndim)
+    length = x.shape[axis]
+    before = (slice(None),) * axis
+    if split is None:
+        return [x[(*before, slice(i, i + 1) if keepdims else i, ...)] for i in range(length)]
+    if split.ndim == 0:
+        size = int(split)
+        if size < 1:
+            raise ValueError(f"parts of {size} elements never end")
+        bounds = [*range(0, length, size), length]
+    else:
+        sizes = split.tolist()
+        if min(sizes, default=0) < 0 or sum(sizes) != length:
+            raise ValueError(f"sizes {tuple(sizes)} do not add up to the {length} of axis {axis}")
+        bounds = list(accumulate(sizes, initial=0))
+    return [x[(*before, slice(i, j))] for i, j in pairwise(bounds)]
+
+
+@op("ConcatFromSequence", since=11)
+def concat_from_sequence(
+    xp: Xp, input_sequence: list[Array], *, axis: int, new_axis: int = 0
+) -> Array:
+    """Join the sequence's tensors along `axis`, or along a new axis there."""
+    if not input_sequence:
+        raise ValueError("a sequence of no tensors has nothing to join")
+    same_type(*input_sequence)
+    rank = input_sequence[0].ndim
+    if new_axis:
+        return xp.stack(input_sequence, axis=axis_of(axis, rank + 1))
+    return xp.concatenate(input_sequence, axis=axis_of(axis, rank))
+
+
+@op("Optional", since=15)
+def optional(xp: Xp, value: Any = None, *, type: Any = None) -> Any:
+    """Return an optional that holds the value; without one, an empty optional of `type`."""
+    return value
+
+
+@op("OptionalHasElement", since=15)
+def optional_has_element(xp: Xp, value: Any = None) -> Array:
+    """Tell whether there is a value, a bool scalar."""
+    return xp.asarray(value is not None)
+
+
+@op("OptionalGetElement", since=15)
+def optional_get_element(xp: Xp, value: Any) -> Any:
+    """Return the optional's value; an empty optional is an error."""
+    if value is None:
+        raise ValueError("the optional is empty; ask OptionalHasElement first")
+    return value

@@ -1,0 +1,168 @@
+"""Operators that draw random numbers.
+
+A seeded node draws the same numbers in each run: from `RandomState`, whose stream numpy has frozen.
+The specification leaves the generator open; without a seed each run draws others.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+from devices.kernels.element_types import Array, Xp, element_type
+from devices.kernels.registry import op
+
+
+def _generator(xp: Xp, seed: float | None) -> Any:
+    """Return a generator of the seed: a whole one as it is, others by their float32 bits."""
+    if seed is None:
+        return xp.random.RandomState()
+    if seed == int(seed) and 0 <= seed < 2**32:
+        return xp.random.RandomState(int(seed))
+    return xp.random.RandomState(struct.unpack("<I", struct.pack("<f", seed))[0])
+
+
+@op("Dropout", since=7)
+def dropout_7(xp: Xp, data: Array, *, ratio: float = 0.5, n_outputs: int = 1) -> Any:
+    """Return the data, and a mask of ones of its type: this version only infers."""
+    return (data, xp.ones(data.shape, dtype=data.dtype)) if n_outputs > 1 else data
+
+
+@op("Dropout", since=10)
+def dropout_10(xp: Xp, data: Array, *, ratio: float = 0.5, n_outputs: int = 1) -> Any:
+    """Return the data, and a mask that keeps all: this version only infers."""
+    return (data, xp.ones(data.shape, dtype=xp.bool_)) if n_outputs > 1 else data
+
+
+@op("Dropout", since=12, host=(1, 2))
+def dropout_12(
+    xp: Xp,
+    data: Array,
+    ratio: Array | None = None,
+    training_mode: Array | None = None,
+    *,
+    seed: int | None = None,
+    n_outputs: int = 1,
+) -> Any:
+    """Zero a share of `ratio` of the elements and scale the others, when training.
+
+    The second output is the mask of what is kept, bool.
+    """
+    share = 0.5 if ratio is None else float(ratio.item())
+    if not 0 <= share < 1:
+        raise ValueError(f"ratio {share} is not from 0 up to, but not including, 1")
+    if training_mode is None or not training_mode.item() or share == 0:
+        return dropout_10(xp, data, n_outputs=n_outputs)
+    kept = _generator(xp, seed).uniform(0.0, 1.0, data.shape) >= share
+    scaled = data * kept.astype(data.dtype) * xp.asarray(1 / (1 - share)).astype(data.dtype)
+    return (scaled, kept) if n_outputs > 1 else scaled
+
+
+@op("RandomNormal", since=1)
+def random_normal(
+    xp: Xp,
+    *,
+    shape: Sequence[int],
+    mean: float = 0.0,
+    scale: float = 1.0,
+    dtype: int = 1,
+    seed: float | None = None,
+) -> Array:
+    """Draw from the normal distribution of `mean` and standard deviation `scale`."""
+    return _normal(xp, tuple(shape), mean, scale, element_type(dtype), seed)
+
+
+@op("RandomNormalLike", since=1)
+def random_normal_like(
+    xp: Xp,
+    x: Array,
+    *,
+    mean: float = 0.0,
+    scale: float = 1.0,
+    dtype: int | None = None,
+    seed: float | None = None,
+) -> Array:
+    """Draw from the normal distribution as many numbers as the input has."""
+    wanted = x.dtype if dtype is None else element_type(dtype)
+    return _normal(xp, x.shape, mean, scale, wanted, seed)
+
+
+def _normal(
+    xp: Xp, shape: tuple[int, ...], mean: float, scale: float, dtype: Any, seed: float | None
+) -> Array:
+    return _generator(xp, seed).normal(mean, scale, shape).astype(dtype)
+
+
+@op("RandomUniform", since=1)
+def random_uniform(
+    xp: Xp,
+    *,
+    shape: Sequence[int],
+    low: float = 0.0,
+    high: float = 1.0,
+    dtype: int = 1,
+    seed: float | None = None,
+) -> Array:
+    """Draw evenly from `low` to `high`."""
+    return _uniform(xp, tuple(shape), low, high, element_type(dtype), seed)
+
+
+@op("RandomUniformLike", since=1)
+def random_uniform_like(
+    xp: Xp,
+    x: Array,
+    *,
+    low: float = 0.0,
+    high: float = 1.0,
+    dtype: int | None = None,
+    seed: float | None = None,
+) -> Array:
+    """Draw evenly from `low` to `high` as many numbers as the input has."""
+    wanted = x.dtype if dtype is None else element_type(dtype)
+    return _uniform(xp, x.shape, low, high, wanted, seed)
+
+
+def _uniform(
+    xp: Xp, shape: tuple[int, ...], low: float, high: float, dtype: Any, seed: float | None
+) -> Array:
+    return _generator(xp, seed).uniform(low, high, shape).astype(dtype)
+
+
+@op("Bernoulli", since=15)
+def bernoulli(xp: Xp, x: Array, *, dtype: int | None = None, seed: float | None = None) -> Array:
+    """Draw 1 with the probability that the input gives, else 0."""
+    wanted = x.dtype if dtype is None else element_type(dtype)
+    draws = _generator(xp, seed).uniform(0.0, 1.0, x.shape)
+    return (draws < x.astype(xp.float64)).astype(wanted)
+
+
+@op("Multinomial", since=7)
+def multinomial(
+    xp: Xp, x: Array, *, dtype: int = 6, sample_size: int = 1, seed: float | None = None
+) -> Array:
+    """Draw classes by their log-probabilities, which need not be normalised.
+
+    Parameters
+    ----------
+    x : array, (batch, classes), float
+    sample_size : int
+        How many to draw for each batch entry.
+
+    Returns
+    -------
+    array, (batch, sample_size), of `dtype` int32 or int64
+    """
+    if x.ndim != 2 or x.shape[1] == 0:
+        raise ValueError(f"log-probabilities of shape {x.shape} are not (batch, classes)")
+    batch, classes = x.shape
+    logits = x.astype(xp.float64)
+    likely = xp.exp(logits - xp.max(logits, axis=1, keepdims=True))
+    upto = xp.cumsum(likely, axis=1)
+    upto /= upto[:, -1:]
+    # Row b's distribution function runs from b to b + 1, so that one search serves all rows.
+    row = xp.arange(batch)[:, None]
+    draws = _generator(xp, seed).uniform(0.0, 1.0, (batch, sample_size)) + row
+    drawn = xp.searchsorted((upto + row).reshape(-1), draws.reshape(-1), side="right")
+    drawn = drawn.reshape(draws.shape) - row * classes
+    return xp.clip(drawn, 0, classes - 1).astype(element_type(dtype))
