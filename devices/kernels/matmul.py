@@ -1,1 +1,110 @@
 """Matrix products: MatMul, Gemm, Einsum, Det and the fused FusedMatMul."""
+
+from __future__ import annotations
+
+from devices.kernels.element_types import Array, Xp, in_float32, same_type
+from devices.kernels.precision import wide
+from devices.kernels.registry import op
+
+
+def _product(xp: Xp, a: Array, b: Array, out: Array | None) -> Array:
+    if a.ndim == 0 or b.ndim == 0:
+        raise ValueError(f"shapes {a.shape} and {b.shape}: MatMul takes no scalars")
+    if a.shape[-1] != b.shape[-2 if b.ndim > 1 else 0]:
+        raise ValueError(f"shapes {a.shape} and {b.shape} have different inner sizes")
+    same_type(a, b)
+    if a.ndim > 2 and b.ndim == 2 and a.flags.c_contiguous:
+        # One product of all rows instead of one per matrix.
+        rows = a.reshape(-1, a.shape[-1]) if a.size else a.reshape(0, a.shape[-1])
+        shape = (*a.shape[:-1], b.shape[1])
+        if a.size:
+            flat = None if out is None else out.reshape(-1, b.shape[1])
+            return xp.matmul(rows, b, out=flat).reshape(shape)
+    return xp.matmul(a, b, out=out)
+
+
+@op("MatMul", since=1)
+def matmul_1(xp: Xp, a: Array, b: Array, *, out: Array | None = None) -> Array:
+    """Return the matrix product over the last two axes, the others broadcast."""
+    dtype = a.dtype
+    same_type(a, b)
+    a, b = wide(xp, a, b)
+    return _product(xp, a, b, out if a.dtype == dtype else None).astype(dtype, copy=False)
+
+
+@op("FusedMatMul", since=1, domain="hetero")
+def fused_matmul_1(
+    xp: Xp, a: Array, b: Array, c: Array | None = None, *, out: Array | None = None
+) -> Array:
+    """Return ``a @ b + c``; c broadcasts to the product."""
+    dtype = a.dtype
+    same_type(a, b)
+    a, b, c = wide(xp, a, b, c)
+    y = _product(xp, a, b, out if a.dtype == dtype else None)
+    if c is not None:
+        xp.add(y, c, out=y)
+    return y.astype(dtype, copy=False)
+
+
+@op("Gemm", since=1)
+def gemm_1(
+    xp: Xp, a: Array, b: Array, c: Array, *,
+    alpha: float = 1.0, beta: float = 1.0, broadcast: int = 0, transA: int = 0, transB: int = 0,
+) -> Array:  # fmt: skip
+    """Return ``alpha * a @ b + beta * c``; c broadcasts only with `broadcast`."""
+    y = gemm_7(xp, a, b, c, alpha=alpha, beta=beta, transA=transA, transB=transB)
+    if not broadcast and c.shape != y.shape:
+        raise ValueError(f"C has shape {c.shape}; {y.shape} wanted without broadcast=1")
+    return y
+
+
+@op("Gemm", since=(7, 11))
+def gemm_7(
+    xp: Xp, a: Array, b: Array, c: Array | None = None, *,
+    alpha: float = 1.0, beta: float = 1.0, transA: int = 0, transB: int = 0,
+    out: Array | None = None,
+) -> Array:  # fmt: skip
+    """Return ``alpha * a @ b + beta * c`` of matrices; c broadcasts to the product."""
+    if a.ndim != 2 or b.ndim != 2:
+        raise ValueError(f"shapes {a.shape} and {b.shape}: Gemm takes matrices")
+    same_type(a, b)
+    dtype = a.dtype
+    a, b, c = wide(xp, a, b, c)
+    a, b = (a.T if transA else a), (b.T if transB else b)
+    y = _product(xp, a, b, out if a.dtype == dtype else None)
+    if alpha != 1:
+        y = _scaled(xp, y, alpha)
+    if c is not None:
+        _check_unidirectional(c, y)
+        xp.add(y, c if beta == 1 else _scaled(xp, c, beta), out=y)
+    return y.astype(dtype, copy=False)
+
+
+def _scaled(xp: Xp, y: Array, factor: float) -> Array:
+    """Return y times a real factor, in y's type; integers are cut towards zero."""
+    return (y * factor).astype(y.dtype, copy=False)
+
+
+def _check_unidirectional(c: Array, y: Array) -> None:
+    padded = (1,) * (y.ndim - c.ndim) + c.shape
+    if c.ndim > y.ndim or any(n not in (1, m) for n, m in zip(padded, y.shape, strict=True)):
+        raise ValueError(f"C has shape {c.shape}, which does not broadcast to {y.shape}")
+
+
+@op("Einsum", since=12)
+def einsum_12(xp: Xp, *inputs: Array, equation: str) -> Array:
+    """Return the sum of products that `equation` names; `...` stands for broadcast axes."""
+    dtype = inputs[0].dtype
+    same_type(*inputs)
+    terms = equation.replace(" ", "")
+    result = xp.einsum(terms, *wide(xp, *inputs), optimize=len(inputs) > 1)
+    return xp.asarray(result).astype(dtype, copy=False)
+
+
+@op("Det", since=11)
+@in_float32
+def det_11(xp: Xp, x: Array) -> Array:
+    """Return the determinant of each matrix in the last two axes."""
+    if x.ndim < 2 or x.shape[-1] != x.shape[-2]:
+        raise ValueError(f"input has shape {x.shape}; square matrices wanted")
+    return xp.asarray(xp.linalg.det(x)).astype(x.dtype, copy=False)

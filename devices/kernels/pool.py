@@ -1,1 +1,278 @@
-"""Pooling: maximum, average and Lp over windows or whole planes, and MaxUnpool."""
+"""Pooling: maximum, average and Lp over windows or whole planes, and MaxUnpool.
+
+A maximum or a sum over a window is one over its rows of one over their elements, so that each
+spatial axis is reduced by itself: kernel height plus kernel width passes, not their product.
+Padding is never stored; outputs at the border read fewer elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+
+from devices.kernels.element_types import Array, Xp, in_float32
+from devices.kernels.registry import op
+from devices.kernels.window import Window, per_axis, sliding_window
+
+Ints = Sequence[int]
+
+
+def _pool_window(
+    x: Array,
+    kernel_shape: Ints,
+    strides: Ints | None,
+    dilations: Ints | None,
+    pads: Ints | None,
+    auto_pad: str,
+    ceil_mode: int,
+) -> Window:
+    if x.ndim < 3:
+        raise ValueError(f"input has shape {x.shape}; pooling needs (N, C, spatial axes...)")
+    return sliding_window(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
+
+
+def _reduce_windows(
+    xp: Xp, x: Array, window: Window, combine: Callable[..., Array], start: object
+) -> Array:
+    """Reduce every window of x (N, C, ...) by the associative `combine`, one axis at a time."""
+    for axis in range(len(window.kernel)):
+        before = (slice(None),) * (2 + axis)
+        size, first = window.output[axis], None
+        reads = [window.valid(axis, k) for k in range(window.kernel[axis])]
+        whole = slice(0, size)
+        first = next((k for k, (to, _) in enumerate(reads) if to == whole), None)
+        if first is None:
+            y = xp.full((*x.shape[: 2 + axis], size, *x.shape[3 + axis :]), start, dtype=x.dtype)
+        elif len(reads) == 1:
+            y = x[(*before, reads[0][1])]
+        else:
+            y = x[(*before, reads[first][1])].copy()
+        for k, (to, at) in enumerate(reads):
+            if k != first and to.start < to.stop:
+                part = y[(*before, to)]
+                combine(part, x[(*before, at)], out=part)
+        x = y
+    return x
+
+
+def _lowest(xp: Xp, x: Array) -> object:
+    return xp.iinfo(x.dtype).min if x.dtype.kind in "iu" else -float("inf")
+
+
+@in_float32
+def _max_pool(xp: Xp, x: Array, *, window: Window, storage_order: int, n_outputs: int) -> Array:
+    if n_outputs > 1:
+        return _max_pool_indices(xp, x, window, storage_order)
+    y = _reduce_windows(xp, x, window, xp.maximum, _lowest(xp, x))
+    return xp.ascontiguousarray(y)
+
+
+def _max_pool_indices(xp: Xp, x: Array, window: Window, storage_order: int) -> tuple[Array, Array]:
+    """Return maxima and, for each, where it is in the flattened input (the first one on ties).
+
+    `storage_order` 1 numbers the last two spatial axes column by column within a plane.
+    """
+    spatial = window.input
+    n, c = x.shape[:2]
+    order = xp.arange(prod(spatial), dtype=xp.int64)
+    if storage_order:
+        order = order.reshape(spatial[::-1]).T
+    order = order.reshape(spatial)
+    planes = xp.arange(n * c, dtype=xp.int64).reshape(n, c, *(1,) * len(spatial)) * prod(spatial)
+    y = xp.full((n, c, *window.output), _lowest(xp, x), dtype=x.dtype)
+    index = xp.full(y.shape, -1, dtype=xp.int64)
+    for position in window.positions():
+        reads = [window.valid(axis, k) for axis, k in enumerate(position)]
+        to = (..., *(r[0] for r in reads))
+        at = (..., *(r[1] for r in reads))
+        better = (x[at] > y[to]) | (index[to] < 0)
+        xp.copyto(y[to], x[at], where=better)
+        xp.copyto(index[to], order[at], where=better)
+    return y, index + planes
+
+
+@op("MaxPool", since=1)
+def max_pool_1(
+    xp: Xp, x: Array, *,
+    auto_pad: str = "NOTSET", kernel_shape: Ints, pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> Array:  # fmt: skip
+    """Return the maximum of each window."""
+    window = _pool_window(x, kernel_shape, strides, None, pads, auto_pad, 0)
+    return _max_pool(xp, x, window=window, storage_order=0, n_outputs=1)
+
+
+@op("MaxPool", since=8)
+def max_pool_8(
+    xp: Xp, x: Array, *,
+    auto_pad: str = "NOTSET", kernel_shape: Ints, pads: Ints | None = None,
+    storage_order: int = 0, strides: Ints | None = None, n_outputs: int = 1,
+) -> Array | tuple[Array, ...]:  # fmt: skip
+    """Return the maximum of each window, and where it is."""
+    window = _pool_window(x, kernel_shape, strides, None, pads, auto_pad, 0)
+    return _max_pool(xp, x, window=window, storage_order=storage_order, n_outputs=n_outputs)
+
+
+@op("MaxPool", since=10)
+def max_pool_10(
+    xp: Xp, x: Array, *,
+    auto_pad: str = "NOTSET", ceil_mode: int = 0, dilations: Ints | None = None,
+    kernel_shape: Ints, pads: Ints | None = None, storage_order: int = 0,
+    strides: Ints | None = None, n_outputs: int = 1,
+) -> Array | tuple[Array, ...]:  # fmt: skip
+    """Return the maximum of each window, and where it is."""
+    window = _pool_window(x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
+    return _max_pool(xp, x, window=window, storage_order=storage_order, n_outputs=n_outputs)
+
+
+@in_float32
+def _average_pool(xp: Xp, x: Array, *, window: Window, count_include_pad: int) -> Array:
+    y = _reduce_windows(xp, x, window, xp.add, 0)
+    count = 1.0
+    for axis in range(len(window.kernel)):
+        counts = window.counts(axis, bool(count_include_pad))
+        if min(counts) == max(counts):
+            count *= counts[0]
+        else:
+            shape = (-1, *(1,) * (len(window.kernel) - 1 - axis))
+            count = count * xp.asarray(counts, dtype=x.dtype).reshape(shape)
+    return xp.ascontiguousarray(y / (count if isinstance(count, float) else count.astype(x.dtype)))
+
+
+@op("AveragePool", since=1)
+def average_pool_1(
+    xp: Xp, x: Array, *,
+    auto_pad: str = "NOTSET", kernel_shape: Ints, pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> Array:  # fmt: skip
+    """Return the mean of each window; padding never counts."""
+    window = _pool_window(x, kernel_shape, strides, None, pads, auto_pad, 0)
+    return _average_pool(xp, x, window=window, count_include_pad=0)
+
+
+@op("AveragePool", since=7)
+def average_pool_7(
+    xp: Xp, x: Array, *,
+    auto_pad: str = "NOTSET", count_include_pad: int = 0, kernel_shape: Ints,
+    pads: Ints | None = None, strides: Ints | None = None,
+) -> Array:  # fmt: skip
+    """Return the mean of each window; padding counts only with `count_include_pad`."""
+    window = _pool_window(x, kernel_shape, strides, None, pads, auto_pad, 0)
+    return _average_pool(xp, x, window=window, count_include_pad=count_include_pad)
+
+
+@op("AveragePool", since=10)
+def average_pool_10(
+    xp: Xp, x: Array, *,
+    auto_pad: str = "NOTSET", ceil_mode: int = 0, count_include_pad: int = 0,
+    kernel_shape: Ints, pads: Ints | None = None, strides: Ints | None = None,
+) -> Array:  # fmt: skip
+    """Return the mean of each window; what `ceil_mode` adds at the end never counts."""
+    window = _pool_window(x, kernel_shape, strides, None, pads, auto_pad, ceil_mode)
+    return _average_pool(xp, x, window=window, count_include_pad=count_include_pad)
+
+
+@op("AveragePool", since=19)
+def average_pool_19(
+    xp: Xp, x: Array, *,
+    auto_pad: str = "NOTSET", ceil_mode: int = 0, count_include_pad: int = 0,
+    dilations: Ints | None = None, kernel_shape: Ints, pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> Array:  # fmt: skip
+    """Return the mean of each window; what `ceil_mode` adds at the end never counts."""
+    window = _pool_window(x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
+    return _average_pool(xp, x, window=window, count_include_pad=count_include_pad)
+
+
+@in_float32
+def _lp_pool(xp: Xp, x: Array, *, window: Window, p: int) -> Array:
+    powers = x * x if p == 2 else abs(x) ** p
+    y = _reduce_windows(xp, powers, window, xp.add, 0)
+    return xp.sqrt(y) if p == 2 else y ** (1 / p)
+
+
+@op("LpPool", since=2)
+def lp_pool_2(
+    xp: Xp, x: Array, *,
+    auto_pad: str = "NOTSET", kernel_shape: Ints, p: int = 2,
+    pads: Ints | None = None, strides: Ints | None = None,
+) -> Array:  # fmt: skip
+    """Return the p-norm of each window."""
+    window = _pool_window(x, kernel_shape, strides, None, pads, auto_pad, 0)
+    return _lp_pool(xp, x, window=window, p=p)
+
+
+@op("LpPool", since=18)
+def lp_pool_18(
+    xp: Xp, x: Array, *,
+    auto_pad: str = "NOTSET", ceil_mode: int = 0, dilations: Ints | None = None,
+    kernel_shape: Ints, p: int = 2, pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> Array:  # fmt: skip
+    """Return the p-norm of each window."""
+    window = _pool_window(x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
+    return _lp_pool(xp, x, window=window, p=p)
+
+
+def _planes(x: Array) -> tuple[int, ...]:
+    if x.ndim < 3:
+        raise ValueError(f"input has shape {x.shape}; pooling needs (N, C, spatial axes...)")
+    return tuple(range(2, x.ndim))
+
+
+@op("GlobalMaxPool", since=1)
+@in_float32
+def global_max_pool_1(xp: Xp, x: Array) -> Array:
+    """Return the maximum of each channel's plane."""
+    return xp.max(x, axis=_planes(x), keepdims=True)
+
+
+@op("GlobalAveragePool", since=1)
+@in_float32
+def global_average_pool_1(xp: Xp, x: Array) -> Array:
+    """Return the mean of each channel's plane."""
+    return xp.mean(x, axis=_planes(x), keepdims=True, dtype=x.dtype)
+
+
+@op("GlobalLpPool", since=2)
+@in_float32
+def global_lp_pool_2(xp: Xp, x: Array, *, p: int = 2) -> Array:
+    """Return the p-norm of each channel's plane."""
+    return xp.sum(abs(x) ** p, axis=_planes(x), keepdims=True) ** (1 / p)
+
+
+@op("MaxUnpool", since=9, host=(2,))
+def max_unpool_9(
+    xp: Xp, x: Array, indices: Array, output_shape: Array | None = None, *,
+    kernel_shape: Ints, pads: Ints | None = None, strides: Ints | None = None,
+) -> Array:  # fmt: skip
+    """Return x's values at the places that MaxPool's `indices` name, zeros elsewhere.
+
+    The indices count within the shape that undoes the pooling; a larger `output_shape` keeps it in
+    its first corner.
+    """
+    if x.shape != indices.shape:
+        raise ValueError(f"indices have shape {indices.shape}, the input {x.shape}")
+    rank = x.ndim - 2
+    step, both = per_axis(strides, rank, "strides"), per_axis(pads, 2 * rank, "pads", default=0)
+    spatial = [
+        (n - 1) * s + k - b - e
+        for n, s, k, b, e in zip(
+            x.shape[2:], step, kernel_shape, both[:rank], both[rank:], strict=True
+        )
+    ]
+    shape = (*x.shape[:2], *spatial)
+    places = indices.reshape(-1)
+    if places.size and (int(places.min()) < 0 or int(places.max()) >= prod(shape)):
+        raise IndexError(f"an index is outside the {prod(shape)} elements of output {shape}")
+    y = xp.zeros(prod(shape), x.dtype)
+    y[places] = x.reshape(-1)
+    y = y.reshape(shape)
+    if output_shape is None:
+        return y
+    wanted = tuple(int(n) for n in output_shape)
+    if len(wanted) != x.ndim or any(a < b for a, b in zip(wanted, shape, strict=True)):
+        raise ValueError(f"output_shape {wanted} is smaller than the unpooled shape {shape}")
+    larger = xp.zeros(wanted, x.dtype)
+    larger[tuple(slice(0, n) for n in shape)] = y
+    return larger

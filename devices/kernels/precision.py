@@ -7,9 +7,7 @@ from devices.kernels.element_types import Array, Xp, is_narrow_float
 
 def wide(xp: Xp, *arrays: Array | None) -> tuple[Array, ...]:
     """Return the arrays, floats under 32 bits as float32; None stays None."""
-    return tuple(
-        a if a is None or not is_narrow_float(a) else a.astype(xp.float32) for a in arrays
-    )
+    return tuple(a if a is None or not is_narrow_float(a) else a.astype(xp.float32) for a in arrays)
 
 
 def stash(xp: Xp, array: Array, stash_type: int) -> Array:

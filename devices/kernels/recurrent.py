@@ -1,1 +1,384 @@
-"""Recurrent layers: RNN, GRU and LSTM."""
+"""Recurrent layers: RNN, GRU and LSTM.
+
+All time steps' input projections are one matrix product; only the recurrence runs step by step.
+Sizes are written T (time), B (batch), H (hidden), I (input), D (directions).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from devices.kernels.element_types import Array, Xp
+from devices.kernels.precision import wide
+from devices.kernels.registry import op
+
+Floats = Sequence[float]
+Strings = Sequence[str]
+Activation = Callable[[Array], Array]
+
+#: Default alpha and beta of the activations that have them.
+_PARAMETERS = {
+    "affine": (1.0, 0.0),
+    "leakyrelu": (0.01,),
+    "thresholdedrelu": (1.0,),
+    "scaledtanh": (1.0, 1.0),
+    "hardsigmoid": (0.2, 0.5),
+    "elu": (1.0,),
+}
+
+
+def _sigmoid(xp: Xp, x: Array) -> Array:
+    return 1 / (1 + xp.exp(-x))
+
+
+def _named(xp: Xp, name: str, alpha: float, beta: float) -> Activation:
+    """Return the activation function of that name (any case), with its parameters bound."""
+    functions: dict[str, Activation] = {
+        "tanh": xp.tanh,
+        "sigmoid": partial(_sigmoid, xp),
+        "relu": lambda x: xp.maximum(x, 0),
+        "affine": lambda x: alpha * x + beta,
+        "leakyrelu": lambda x: xp.where(x < 0, alpha * x, x),
+        "thresholdedrelu": lambda x: xp.where(x > alpha, x, x.dtype.type(0)),
+        "scaledtanh": lambda x: alpha * xp.tanh(beta * x),
+        "hardsigmoid": lambda x: xp.clip(alpha * x + beta, 0, 1),
+        "elu": lambda x: xp.where(x < 0, alpha * xp.expm1(x), x),
+        "softsign": lambda x: x / (1 + abs(x)),
+        "softplus": lambda x: xp.logaddexp(x, x.dtype.type(0)),
+    }
+    if name.lower() not in functions:
+        raise ValueError(f"activation {name!r} is not one of {', '.join(sorted(functions))}")
+    return functions[name.lower()]
+
+
+def _activations(
+    xp: Xp, names: Strings, alphas: Floats | None, betas: Floats | None, count: int
+) -> list[Activation]:
+    """Return `count` activations; alphas and betas are consumed by those that take them."""
+    if len(names) < count:
+        raise ValueError(f"activations {tuple(names)}: {count} wanted")
+    alpha_values, beta_values = list(alphas or ()), list(betas or ())
+    chosen = []
+    for name in names[:count]:
+        defaults = _PARAMETERS.get(name.lower(), ())
+        alpha = defaults[0] if defaults else 0.0
+        beta = defaults[1] if len(defaults) > 1 else 0.0
+        if defaults and alpha_values:
+            alpha = alpha_values.pop(0)
+        if len(defaults) > 1 and beta_values:
+            beta = beta_values.pop(0)
+        chosen.append(_named(xp, name, alpha, beta))
+    return chosen
+
+
+class _Layer(NamedTuple):
+    """What the three cells share, checked and in time-major layout."""
+
+    #: (T, B, I), and per direction W (gates * H, I), R (gates * H, H), biases (gates * H) each.
+    x: Array
+    w: Array
+    r: Array
+    input_bias: Array
+    hidden_bias: Array
+    #: Per direction (B, H).
+    initial_h: Array
+    #: Steps per batch entry, or None where all run to the end.
+    lengths: Array | None
+    clip: float | None
+    hidden: int
+    layout: int
+    #: The element type of the results.
+    dtype: Any
+
+
+def _layer(
+    xp: Xp, gates: int, x: Array, w: Array, r: Array, b: Array | None, lengths: Array | None,
+    initial_h: Array | None, clip: float | None, hidden_size: int | None, direction: str,
+    layout: int,
+) -> _Layer:  # fmt: skip
+    if direction not in ("forward", "reverse", "bidirectional"):
+        raise ValueError(f"direction {direction!r} is not forward, reverse or bidirectional")
+    if x.ndim != 3 or w.ndim != 3 or r.ndim != 3:
+        raise ValueError(f"X, W and R have shapes {x.shape}, {w.shape}, {r.shape}: rank 3 wanted")
+    directions = 2 if direction == "bidirectional" else 1
+    hidden = r.shape[-1]
+    dtype = x.dtype
+    x, w, r, b, initial_h = wide(xp, x, w, r, b, initial_h)
+    x = x.swapaxes(0, 1) if layout else x
+    steps, batch, size = x.shape
+    wanted = {
+        "W": (w, (directions, gates * hidden, size)),
+        "R": (r, (directions, gates * hidden, hidden)),
+        "B": (b, (directions, 2 * gates * hidden)),
+    }
+    for name, (array, shape) in wanted.items():
+        if array is not None and array.shape != shape:
+            raise ValueError(f"{name} has shape {array.shape}; {shape} wanted for X {x.shape}")
+    if hidden_size not in (None, hidden):
+        raise ValueError(f"hidden_size is {hidden_size}, but R has shape {r.shape}")
+    if b is None:
+        b = xp.zeros((directions, 2 * gates * hidden), x.dtype)
+    if lengths is not None:
+        lengths = xp.asarray(lengths)
+        if lengths.shape != (batch,) or bool(((lengths < 0) | (lengths > steps)).any()):
+            raise ValueError(f"sequence_lens must be {batch} numbers from 0 to {steps}")
+        if bool((lengths == steps).all()):
+            lengths = None
+    return _Layer(
+        x, w, r, b[:, : gates * hidden], b[:, gates * hidden :],
+        _initial(xp, x, initial_h, directions, hidden, layout, "initial_h"), lengths, clip,
+        hidden, layout, dtype,
+    )  # fmt: skip
+
+
+def _initial(
+    xp: Xp, x: Array, state: Array | None, directions: int, hidden: int, layout: int, name: str
+) -> Array:
+    """Return an initial state as (D, B, H), zeros if absent; x is (T, B, I)."""
+    shape = (directions, x.shape[1], hidden)
+    if state is None:
+        return xp.zeros(shape, x.dtype)
+    state = state.swapaxes(0, 1) if layout else state
+    if state.shape != shape:
+        raise ValueError(f"{name} has shape {state.shape}; {shape} wanted")
+    return state
+
+
+def _clipped(xp: Xp, x: Array, clip: float | None) -> Array:
+    return x if clip is None else xp.clip(x, -clip, clip)
+
+
+#: (projected input of a step, states) -> states; the first state is the step's output.
+Step = Callable[..., tuple[Array, ...]]
+
+
+def _scan(
+    xp: Xp, layer: _Layer, direction: str, initial: Sequence[Array],
+    make_step: Callable[[int], tuple[Array, Step]],
+) -> tuple[Array, ...]:  # fmt: skip
+    """Run every direction over time; return Y and the final states, in the node's layout.
+
+    `make_step(d)` gives direction d's bias to add to its input projection, and its step.
+    """
+    steps, batch, _ = layer.x.shape
+    directions = layer.w.shape[0]
+    y = xp.empty((steps, directions, batch, layer.hidden), layer.x.dtype)
+    finals = []
+    rows = layer.x.reshape(steps * batch, layer.x.shape[2])
+    for d in range(directions):
+        bias, step = make_step(d)
+        projected = xp.matmul(rows, layer.w[d].T)
+        projected += bias
+        projected = projected.reshape(steps, batch, -1)
+        states = tuple(state[d] for state in initial)
+        reverse = direction == "reverse" or d == 1
+        for t in range(steps - 1, -1, -1) if reverse else range(steps):
+            new = step(projected[t], *states)
+            if layer.lengths is None:
+                states = new
+                y[t, d] = new[0]
+            else:
+                active = (t < layer.lengths)[:, None]
+                states = tuple(xp.where(active, a, b) for a, b in zip(new, states, strict=True))
+                y[t, d] = xp.where(active, new[0], new[0].dtype.type(0))
+        finals.append(states)
+    ends = [xp.stack(final) for final in zip(*finals, strict=True)]
+    if layer.layout:
+        y = y.transpose(2, 0, 1, 3)
+        ends = [end.swapaxes(0, 1) for end in ends]
+    return tuple(array.astype(layer.dtype, copy=False) for array in (y, *ends))
+
+
+def _rnn(
+    xp: Xp, x: Array, w: Array, r: Array, b: Array | None, lengths: Array | None,
+    initial_h: Array | None, names: Strings, alphas: Floats | None, betas: Floats | None,
+    clip: float | None, direction: str, hidden_size: int | None, layout: int,
+) -> tuple[Array, ...]:  # fmt: skip
+    layer = _layer(xp, 1, x, w, r, b, lengths, initial_h, clip, hidden_size, direction, layout)
+    functions = _activations(xp, names, alphas, betas, w.shape[0])
+
+    def make_step(d: int) -> tuple[Array, Step]:
+        recurrent, f = layer.r[d].T, functions[d]
+
+        def step(projected: Array, h: Array) -> tuple[Array, ...]:
+            return (f(_clipped(xp, projected + xp.matmul(h, recurrent), clip)),)
+
+        return layer.input_bias[d] + layer.hidden_bias[d], step
+
+    return _scan(xp, layer, direction, (layer.initial_h,), make_step)
+
+
+def _gru(
+    xp: Xp, x: Array, w: Array, r: Array, b: Array | None, lengths: Array | None,
+    initial_h: Array | None, names: Strings | None, alphas: Floats | None, betas: Floats | None,
+    clip: float | None, direction: str, hidden_size: int | None, linear_before_reset: int,
+    layout: int,
+) -> tuple[Array, ...]:  # fmt: skip
+    layer = _layer(xp, 3, x, w, r, b, lengths, initial_h, clip, hidden_size, direction, layout)
+    names = names or ("Sigmoid", "Tanh") * w.shape[0]
+    functions = _activations(xp, names, alphas, betas, 2 * w.shape[0])
+    n = layer.hidden
+
+    def make_step(d: int) -> tuple[Array, Step]:
+        f, g = functions[2 * d : 2 * d + 2]
+        # The gates' order is update z, reset r, hidden h.
+        gates, candidate = layer.r[d][: 2 * n].T, layer.r[d][2 * n :].T
+        recurrent = layer.r[d].T
+        late = layer.hidden_bias[d][2 * n :]
+        bias = layer.input_bias[d].copy()
+        bias[: 2 * n] += layer.hidden_bias[d][: 2 * n]
+        if not linear_before_reset:
+            bias[2 * n :] += late
+
+        def step(projected: Array, h: Array) -> tuple[Array, ...]:
+            if linear_before_reset:
+                both = xp.matmul(h, recurrent)
+                zr = f(_clipped(xp, projected[:, : 2 * n] + both[:, : 2 * n], clip))
+                hidden = zr[:, n:] * (both[:, 2 * n :] + late)
+            else:
+                zr = f(_clipped(xp, projected[:, : 2 * n] + xp.matmul(h, gates), clip))
+                hidden = xp.matmul(zr[:, n:] * h, candidate)
+            new = g(_clipped(xp, projected[:, 2 * n :] + hidden, clip))
+            return (new + zr[:, :n] * (h - new),)
+
+        return bias, step
+
+    return _scan(xp, layer, direction, (layer.initial_h,), make_step)
+
+
+def _lstm(
+    xp: Xp, x: Array, w: Array, r: Array, b: Array | None, lengths: Array | None,
+    initial_h: Array | None, initial_c: Array | None, p: Array | None, names: Strings | None,
+    alphas: Floats | None, betas: Floats | None, clip: float | None, direction: str,
+    hidden_size: int | None, input_forget: int, layout: int,
+) -> tuple[Array, ...]:  # fmt: skip
+    layer = _layer(xp, 4, x, w, r, b, lengths, initial_h, clip, hidden_size, direction, layout)
+    n = layer.hidden
+    initial_c, p = wide(xp, initial_c, p)
+    start = _initial(xp, layer.x, initial_c, w.shape[0], n, layout, "initial_c")
+    if p is not None and p.shape != (w.shape[0], 3 * n):
+        raise ValueError(f"P has shape {p.shape}; {(w.shape[0], 3 * n)} wanted")
+    names = names or ("Sigmoid", "Tanh", "Tanh") * w.shape[0]
+    functions = _activations(xp, names, alphas, betas, 3 * w.shape[0])
+    uniform = p is None and not input_forget
+
+    def make_step(d: int) -> tuple[Array, Step]:
+        f, g, h_of = functions[3 * d : 3 * d + 3]
+        # The gates' order is input i, output o, forget f, cell c; peepholes are (i, o, f).
+        recurrent = layer.r[d].T
+        peep = None if p is None else p[d].reshape(3, n)
+
+        def step(projected: Array, h: Array, c: Array) -> tuple[Array, ...]:
+            gates = xp.matmul(h, recurrent)
+            gates += projected
+            gates = _clipped(xp, gates, clip)
+            if uniform:
+                iof = f(gates[:, : 3 * n])
+                i, o, forget = iof[:, :n], iof[:, n : 2 * n], iof[:, 2 * n :]
+            else:
+                peek = (lambda k: 0) if peep is None else (lambda k: peep[k] * c)
+                i = f(gates[:, :n] + peek(0))
+                forget = 1 - i if input_forget else f(gates[:, 2 * n : 3 * n] + peek(2))
+            new_c = forget * c
+            new_c += i * g(gates[:, 3 * n :])
+            if not uniform:
+                o = f(gates[:, n : 2 * n] + (0 if peep is None else peep[1] * new_c))
+            return o * h_of(new_c), new_c
+
+        return layer.input_bias[d] + layer.hidden_bias[d], step
+
+    return _scan(xp, layer, direction, (layer.initial_h, start), make_step)
+
+
+@op("RNN", since=7)
+def rnn_7(
+    xp: Xp, x: Array, w: Array, r: Array, b: Array | None = None,
+    sequence_lens: Array | None = None, initial_h: Array | None = None, *,
+    activation_alpha: Floats | None = None, activation_beta: Floats | None = None,
+    activations: Strings = ("Tanh", "Tanh"), clip: float | None = None,
+    direction: str = "forward", hidden_size: int | None = None,
+) -> tuple[Array, ...]:  # fmt: skip
+    """Return Y (T, D, B, H) and Y_h of ``H = f(X W' + H R' + b)``."""
+    return _rnn(
+        xp, x, w, r, b, sequence_lens, initial_h, activations, activation_alpha,
+        activation_beta, clip, direction, hidden_size, 0,
+    )  # fmt: skip
+
+
+@op("RNN", since=14)
+def rnn_14(
+    xp: Xp, x: Array, w: Array, r: Array, b: Array | None = None,
+    sequence_lens: Array | None = None, initial_h: Array | None = None, *,
+    activation_alpha: Floats | None = None, activation_beta: Floats | None = None,
+    activations: Strings = ("Tanh", "Tanh"), clip: float | None = None,
+    direction: str = "forward", hidden_size: int | None = None, layout: int = 0,
+) -> tuple[Array, ...]:  # fmt: skip
+    """Return Y and Y_h of ``H = f(X W' + H R' + b)``; `layout` 1 puts the batch first."""
+    return _rnn(
+        xp, x, w, r, b, sequence_lens, initial_h, activations, activation_alpha,
+        activation_beta, clip, direction, hidden_size, layout,
+    )  # fmt: skip
+
+
+@op("GRU", since=7)
+def gru_7(
+    xp: Xp, x: Array, w: Array, r: Array, b: Array | None = None,
+    sequence_lens: Array | None = None, initial_h: Array | None = None, *,
+    activation_alpha: Floats | None = None, activation_beta: Floats | None = None,
+    activations: Strings | None = None, clip: float | None = None, direction: str = "forward",
+    hidden_size: int | None = None, linear_before_reset: int = 0,
+) -> tuple[Array, ...]:  # fmt: skip
+    """Return Y (T, D, B, H) and Y_h of the gated recurrent unit."""
+    return _gru(
+        xp, x, w, r, b, sequence_lens, initial_h, activations, activation_alpha,
+        activation_beta, clip, direction, hidden_size, linear_before_reset, 0,
+    )  # fmt: skip
+
+
+@op("GRU", since=14)
+def gru_14(
+    xp: Xp, x: Array, w: Array, r: Array, b: Array | None = None,
+    sequence_lens: Array | None = None, initial_h: Array | None = None, *,
+    activation_alpha: Floats | None = None, activation_beta: Floats | None = None,
+    activations: Strings | None = None, clip: float | None = None, direction: str = "forward",
+    hidden_size: int | None = None, layout: int = 0, linear_before_reset: int = 0,
+) -> tuple[Array, ...]:  # fmt: skip
+    """Return Y and Y_h of the gated recurrent unit; `layout` 1 puts the batch first."""
+    return _gru(
+        xp, x, w, r, b, sequence_lens, initial_h, activations, activation_alpha,
+        activation_beta, clip, direction, hidden_size, linear_before_reset, layout,
+    )  # fmt: skip
+
+
+@op("LSTM", since=7)
+def lstm_7(
+    xp: Xp, x: Array, w: Array, r: Array, b: Array | None = None,
+    sequence_lens: Array | None = None, initial_h: Array | None = None,
+    initial_c: Array | None = None, p: Array | None = None, *,
+    activation_alpha: Floats | None = None, activation_beta: Floats | None = None,
+    activations: Strings | None = None, clip: float | None = None, direction: str = "forward",
+    hidden_size: int | None = None, input_forget: int = 0,
+) -> tuple[Array, ...]:  # fmt: skip
+    """Return Y (T, D, B, H), Y_h and Y_c of the long short-term memory."""
+    return _lstm(
+        xp, x, w, r, b, sequence_lens, initial_h, initial_c, p, activations, activation_alpha,
+        activation_beta, clip, direction, hidden_size, input_forget, 0,
+    )  # fmt: skip
+
+
+@op("LSTM", since=14)
+def lstm_14(
+    xp: Xp, x: Array, w: Array, r: Array, b: Array | None = None,
+    sequence_lens: Array | None = None, initial_h: Array | None = None,
+    initial_c: Array | None = None, p: Array | None = None, *,
+    activation_alpha: Floats | None = None, activation_beta: Floats | None = None,
+    activations: Strings | None = None, clip: float | None = None, direction: str = "forward",
+    hidden_size: int | None = None, input_forget: int = 0, layout: int = 0,
+) -> tuple[Array, ...]:  # fmt: skip
+    """Return Y, Y_h and Y_c of the long short-term memory; `layout` 1 puts the batch first."""
+    return _lstm(
+        xp, x, w, r, b, sequence_lens, initial_h, initial_c, p, activations, activation_alpha,
+        activation_beta, clip, direction, hidden_size, input_forget, layout,
+    )  # fmt: skip

@@ -32,9 +32,7 @@ class Window:
         """Return where the padded input is read by one kernel element, for all outputs."""
         return tuple(
             slice(k * d, k * d + (n - 1) * s + 1, s)
-            for k, d, s, n in zip(
-                position, self.dilations, self.strides, self.output, strict=True
-            )
+            for k, d, s, n in zip(position, self.dilations, self.strides, self.output, strict=True)
         )
 
     def valid(self, axis: int, k: int) -> tuple[slice, slice]:
@@ -53,7 +51,9 @@ class Window:
         last = min(self.output[axis], (size - 1 - shift) // stride + 1)
         last = max(first, last)
         start = first * stride + shift
-        return slice(first, last), slice(start, start + max(0, (last - first - 1) * stride + 1), stride)
+        return slice(first, last), slice(
+            start, start + max(0, (last - first - 1) * stride + 1), stride
+        )
 
     def counts(self, axis: int, include_padding: bool) -> list[int]:
         """Return for each output along an axis how many kernel elements read a counted value."""
