@@ -9,6 +9,7 @@ from devices.kernels import (
     detection,
     elementwise,
     generate,
+    grid_sample,
     image,
     index,
     logical,
@@ -27,7 +28,6 @@ from devices.kernels import (
     signal,
     slicing,
     softmax,
-    text,
 )
 from devices.kernels.registry import ALL, KERNELS, Kernel, KernelRegistry, op
 
@@ -44,6 +44,7 @@ __all__ = [
     "detection",
     "elementwise",
     "generate",
+    "grid_sample",
     "image",
     "index",
     "logical",
@@ -63,5 +64,4 @@ __all__ = [
     "signal",
     "slicing",
     "softmax",
-    "text",
 ]

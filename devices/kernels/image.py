@@ -1,1 +1,286 @@
-"""Operators that sample images: grids, regions of interest, columns to image."""
+"""Operators that resample or assemble images: crops, columns, affine grids, regions of interest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import product
+
+from devices.kernels.axes import axes_of
+from devices.kernels.element_types import Array, Xp, in_float32
+from devices.kernels.registry import op
+
+
+@op("CenterCropPad", since=18, host=(1,))
+def center_crop_pad(xp: Xp, x: Array, shape: Array, *, axes: Sequence[int] | None = None) -> Array:
+    """Crop or zero-pad `axes` around their middle to `shape`; an odd element goes to the end."""
+    axes = axes_of(range(x.ndim) if axes is None else axes, x.ndim)
+    wanted = shape.tolist()
+    if len(wanted) != len(axes) or min(wanted, default=0) < 0:
+        raise ValueError(f"shape {wanted} does not give {len(axes)} axes their size")
+    target, source, sizes = [slice(None)] * x.ndim, [slice(None)] * x.ndim, list(x.shape)
+    for axis, size in zip(axes, wanted, strict=True):
+        have = x.shape[axis]
+        sizes[axis] = size
+        if size < have:
+            first = (have - size) // 2
+            source[axis] = slice(first, first + size)
+        else:
+            first = (size - have) // 2
+            target[axis] = slice(first, first + have)
+    if sizes == [min(m, n) for m, n in zip(sizes, x.shape, strict=True)]:
+        return x[tuple(source)]
+    y = xp.zeros(sizes, dtype=x.dtype)
+    y[tuple(target)] = x[tuple(source)]
+    return y
+
+
+@op("Col2Im", since=18, host=(1, 2))
+def col2im(
+    xp: Xp,
+    x: Array,
+    image_shape: Array,
+    block_shape: Array,
+    *,
+    dilations: Sequence[int] | None = None,
+    pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+) -> Array:
+    """Add up columns of blocks into the image that they were cut from.
+
+    Parameters
+    ----------
+    x : array, (N, C * prod(block_shape), L), with one column for each of L block places
+    image_shape, block_shape : array, (D,), int64
+
+    Returns
+    -------
+    array, (N, C, *image_shape), of x's type
+    """
+    image, block = image_shape.tolist(), block_shape.tolist()
+    rank = len(image)
+    dilations, strides = dilations or (1,) * rank, strides or (1,) * rank
+    pads = pads or (0,) * (2 * rank)
+    if x.ndim != 3 or len(block) != rank or x.shape[1] % math.prod(block):
+        raise ValueError(
+            f"columns of shape {x.shape} do not hold blocks {block} of an image {image}"
+        )
+    padded = [n + pads[i] + pads[i + rank] for i, n in enumerate(image)]
+    places = [
+        (n - d * (k - 1) - 1) // s + 1
+        for n, k, d, s in zip(padded, block, dilations, strides, strict=True)
+    ]
+    if min(places) < 1 or math.prod(places) != x.shape[2]:
+        raise ValueError(f"an image {image} has {places} places for blocks, not {x.shape[2]}")
+    n, c = x.shape[0], x.shape[1] // math.prod(block)
+    columns = x.reshape(n, c, *block, *places)
+    y = xp.zeros((n, c, *padded), dtype=x.dtype)
+    for offset in product(*map(range, block)):
+        spots = tuple(
+            slice(o * d, o * d + (m - 1) * s + 1, s)
+            for o, d, m, s in zip(offset, dilations, places, strides, strict=True)
+        )
+        y[(..., *spots)] += columns[(slice(None), slice(None), *offset)]
+    return y[(..., *(slice(pads[i], pads[i] + n) for i, n in enumerate(image)))]
+
+
+@op("AffineGrid", since=20, host=(1,))
+@in_float32
+def affine_grid(xp: Xp, theta: Array, size: Array, *, align_corners: int = 0) -> Array:
+    """Return where an affine map takes each pixel of an image, in coordinates from -1 to 1.
+
+    Parameters
+    ----------
+    theta : array, (N, 2, 3) or (N, 3, 4), float
+    size : array, (4,) or (5,), int64
+        (N, C, H, W) or (N, C, D, H, W).
+    align_corners : int
+        1: -1 and 1 are the centres of the corner pixels; 0: their outer edges.
+
+    Returns
+    -------
+    array, (N, H, W, 2) or (N, D, H, W, 3), of theta's type, x first
+    """
+    batch, _, *dims = size.tolist()
+    rank = len(dims)
+    if theta.shape != (batch, rank, rank + 1) or rank not in (2, 3):
+        raise ValueError(f"theta of shape {theta.shape} does not fit size {size.tolist()}")
+    points = xp.ones((*dims, rank + 1), dtype=theta.dtype)
+    for axis, n in enumerate(dims):
+        line = xp.linspace(-1, 1, n) if align_corners else (2 * xp.arange(n) + 1) / n - 1
+        points[..., rank - 1 - axis] = line.reshape([-1] + [1] * (rank - 1 - axis))
+    flat = points.reshape(-1, rank + 1) @ theta.transpose(0, 2, 1)
+    return flat.reshape(batch, *dims, rank)
+
+
+@op("RoiAlign", since=10)
+@in_float32
+def roi_align_10(
+    xp: Xp,
+    x: Array,
+    rois: Array,
+    batch_indices: Array,
+    *,
+    mode: str = "avg",
+    output_height: int = 1,
+    output_width: int = 1,
+    sampling_ratio: int = 0,
+    spatial_scale: float = 1.0,
+) -> Array:
+    """Pool regions of interest at sampled points; pixel centres are at whole coordinates."""
+    pooled = (output_height, output_width)
+    return _roi_align(
+        xp, x, rois, batch_indices, mode, pooled, sampling_ratio, spatial_scale, half_pixel=False
+    )
+
+
+@op("RoiAlign", since=16)
+@in_float32
+def roi_align_16(
+    xp: Xp,
+    x: Array,
+    rois: Array,
+    batch_indices: Array,
+    *,
+    coordinate_transformation_mode: str = "half_pixel",
+    mode: str = "avg",
+    output_height: int = 1,
+    output_width: int = 1,
+    sampling_ratio: int = 0,
+    spatial_scale: float = 1.0,
+) -> Array:
+    """Pool regions of interest at sampled points; half_pixel: centres are half a pixel in."""
+    if coordinate_transformation_mode not in ("half_pixel", "output_half_pixel"):
+        raise ValueError(
+            f"coordinate_transformation_mode {coordinate_transformation_mode!r} is neither "
+            f"'half_pixel' nor 'output_half_pixel'"
+        )
+    half_pixel = coordinate_transformation_mode == "half_pixel"
+    pooled = (output_height, output_width)
+    return _roi_align(
+        xp, x, rois, batch_indices, mode, pooled, sampling_ratio, spatial_scale, half_pixel
+    )
+
+
+def _roi_align(
+    xp: Xp,
+    x: Array,
+    rois: Array,
+    batch_indices: Array,
+    mode: str,
+    pooled: tuple[int, int],
+    sampling_ratio: int,
+    spatial_scale: float,
+    half_pixel: bool,
+) -> Array:
+    """Return (R, C, *pooled) for x (N, C, H, W), rois (R, 4) as x1, y1, x2, y2 in image pixels."""
+    if mode not in ("avg", "max"):
+        raise ValueError(f"mode {mode!r} is neither 'avg' nor 'max'")
+    if rois.ndim != 2 or rois.shape[1] != 4 or batch_indices.shape != rois.shape[:1]:
+        raise ValueError(
+            f"rois of shape {rois.shape} and batch_indices of shape {batch_indices.shape} are not "
+            f"(R, 4) and (R,)"
+        )
+    check_batch(batch_indices, x.shape[0])
+    y = xp.zeros((len(rois), x.shape[1], *pooled), dtype=x.dtype)
+    corners = rois * xp.asarray(spatial_scale, dtype=rois.dtype) - (0.5 if half_pixel else 0)
+    for region, (corner, entry) in enumerate(
+        zip(corners.tolist(), batch_indices.tolist(), strict=True)
+    ):
+        sampled, empty = [], False
+        for axis in (0, 1):
+            first, last = corner[1 - axis], corner[3 - axis]
+            extent = last - first if half_pixel else max(last - first, 1.0)
+            samples = sampling_ratio if sampling_ratio > 0 else math.ceil(extent / pooled[axis])
+            empty = empty or samples <= 0
+            sampled.append(
+                _roi_samples(xp, x, axis, first, extent / pooled[axis], pooled[axis], samples)
+            )
+        if empty:
+            continue
+        values = [
+            x[entry][:, rows[:, None], columns] * (row_weight[:, None] * column_weight)
+            for (rows, row_weight), (columns, column_weight) in product(*sampled)
+        ]
+        if mode == "avg":
+            points = sum(values[1:], values[0])
+        else:
+            points = xp.maximum(xp.maximum(*values[:2]), xp.maximum(*values[2:]))
+        bins = points.reshape(x.shape[1], pooled[0], points.shape[1] // pooled[0], pooled[1], -1)
+        y[region] = bins.mean(axis=(2, 4)) if mode == "avg" else bins.max(axis=(2, 4))
+    return y
+
+
+def _roi_samples(
+    xp: Xp, x: Array, axis: int, first: float, bin_size: float, bins: int, samples: int
+) -> list[tuple[Array, Array]]:
+    """Return the two pixels around each sample on an image axis, with their weights.
+
+    A sample more than a pixel off the image weighs nothing.
+    """
+    size = x.shape[2 + axis]
+    step = xp.arange(bins * max(samples, 0))
+    place = first + (step // max(samples, 1)) * bin_size
+    place = place + (step % max(samples, 1) + 0.5) * (bin_size / max(samples, 1))
+    outside = (place < -1) | (place > size)
+    place = xp.clip(place, 0, size - 1)
+    low = xp.minimum(xp.floor(place).astype(xp.int64), size - 1)
+    high = xp.minimum(low + 1, size - 1)
+    toward_high = place - low
+    weights = (xp.where(outside, 0, 1 - toward_high), xp.where(outside, 0, toward_high))
+    return [
+        (low, weights[0].astype(x.dtype)),
+        (high, weights[1].astype(x.dtype)),
+    ]
+
+
+def check_batch(entries: Array, size: int) -> None:
+    """Raise IndexError unless each batch index is in 0..size-1."""
+    if entries.size and not (entries.min() >= 0 and entries.max() < size):
+        raise IndexError(f"a batch index is out of range for a batch of {size}")
+
+
+@op("MaxRoiPool", since=1)
+@in_float32
+def max_roi_pool(
+    xp: Xp, x: Array, rois: Array, *, pooled_shape: Sequence[int], spatial_scale: float = 1.0
+) -> Array:
+    """Pool the largest value in each bin of each region of interest; an empty bin gives 0.
+
+    Parameters
+    ----------
+    x : array, (N, C, H, W), float
+    rois : array, (R, 5)
+        Batch index, then x1, y1, x2, y2 in image pixels, both ends within the region.
+    """
+    if rois.ndim != 2 or rois.shape[1] != 5:
+        raise ValueError(f"rois of shape {rois.shape} are not (R, 5)")
+    check_batch(rois[:, 0], x.shape[0])
+    y = xp.zeros((len(rois), x.shape[1], *pooled_shape), dtype=x.dtype)
+    for region, (entry, *corner) in enumerate(rois.tolist()):
+        rows, columns = (
+            _roi_bins(corner[1 - i], corner[3 - i], spatial_scale, pooled_shape[i], x.shape[2 + i])
+            for i in (0, 1)
+        )
+        for i, j in product(range(len(rows)), range(len(columns))):
+            pixels = x[int(entry), :, slice(*rows[i]), slice(*columns[j])]
+            if pixels.size:
+                y[region, :, i, j] = pixels.max(axis=(1, 2))
+    return y
+
+
+def _roi_bins(
+    first: float, last: float, scale: float, bins: int, size: int
+) -> list[tuple[int, int]]:
+    """Return each bin's pixels on an axis of `size`, as (first, end)."""
+    begin = _round(first * scale)
+    length = max(_round(last * scale) - begin + 1, 1) / bins
+    ends = [
+        (begin + math.floor(i * length), begin + math.ceil((i + 1) * length)) for i in range(bins)
+    ]
+    return [(min(max(a, 0), size), min(max(b, 0), size)) for a, b in ends]
+
+
+def _round(x: float) -> int:
+    """Round half away from zero."""
+    return math.floor(abs(x) + 0.5) * (1 if x >= 0 else -1)

@@ -1,0 +1,141 @@
+"""GridSample: an image read at the points of a grid."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import product
+
+from devices.kernels.element_types import Array, Xp, in_float32
+from devices.kernels.registry import op
+
+
+@op("GridSample", since=16)
+@in_float32
+def grid_sample_16(
+    xp: Xp,
+    x: Array,
+    grid: Array,
+    *,
+    mode: str = "bilinear",
+    padding_mode: str = "zeros",
+    align_corners: int = 0,
+) -> Array:
+    """Read images (N, C, H, W) at the grid's points (N, H', W', 2)."""
+    names = {"bilinear": "linear", "nearest": "nearest", "bicubic": "cubic"}
+    if mode not in names or x.ndim != 4:
+        raise ValueError(f"mode {mode!r} is none of {sorted(names)}, or the rank {x.ndim} not 4")
+    return _grid_sample(xp, x, grid, names[mode], padding_mode, bool(align_corners))
+
+
+@op("GridSample", since=20)
+@in_float32
+def grid_sample_20(
+    xp: Xp,
+    x: Array,
+    grid: Array,
+    *,
+    mode: str = "linear",
+    padding_mode: str = "zeros",
+    align_corners: int = 0,
+) -> Array:
+    """Read images (N, C, D1, ..., Dr) at the grid's points (N, D1', ..., Dr', r)."""
+    return _grid_sample(xp, x, grid, mode, padding_mode, bool(align_corners))
+
+
+def _grid_sample(
+    xp: Xp, x: Array, grid: Array, mode: str, padding_mode: str, align_corners: bool
+) -> Array:
+    """Return (N, C, D1', ..., Dr'); a point's coordinates run from -1 to 1, last axis first."""
+    taps = {"nearest": _nearest, "linear": _linear, "cubic": _cubic}
+    if mode not in taps or padding_mode not in ("zeros", "border", "reflection"):
+        raise ValueError(f"no sampling in mode {mode!r} with padding_mode {padding_mode!r}")
+    rank = x.ndim - 2
+    if grid.ndim != x.ndim or grid.shape[0] != x.shape[0] or grid.shape[-1] != rank:
+        raise ValueError(f"a grid of shape {grid.shape} does not fit images of shape {x.shape}")
+    n, c, *dims = x.shape
+    if 0 in dims and grid.size:
+        raise ValueError(f"images of shape {x.shape} have no pixels to read")
+    points = grid.reshape(n, -1, rank).astype(x.dtype)
+    axes = [
+        _axis_taps(xp, points[..., rank - 1 - i], size, taps[mode], padding_mode, align_corners)
+        for i, size in enumerate(dims)
+    ]
+    # Pixels as rows of channels, so that one take reads all channels of a point.
+    pixels = xp.moveaxis(x, 1, -1).reshape(-1, c)
+    image = xp.arange(n)[:, None] * math.prod(dims)
+    y = xp.zeros((n, points.shape[1], c), dtype=x.dtype)
+    for corner in product(*axes):
+        row, weight = 0, xp.ones((), dtype=x.dtype)
+        for (index, factor), size in zip(corner, dims, strict=True):
+            row = row * size + index
+            weight = weight * factor
+        y += xp.take(pixels, image + row, axis=0) * weight[..., None]
+    return xp.moveaxis(y, -1, 1).reshape(n, c, *grid.shape[1:-1])
+
+
+Taps = list[tuple[Array, Array]]
+
+
+def _axis_taps(
+    xp: Xp,
+    point: Array,
+    size: int,
+    taps: Callable[[Xp, Array], Taps],
+    padding_mode: str,
+    align_corners: bool,
+) -> Taps:
+    """Return the pixel indices on one axis that each point reads, with their weights."""
+    place = (point + 1) / 2 * (size - 1) if align_corners else ((point + 1) * size - 1) / 2
+    low, high = (0.0, size - 1.0) if align_corners else (-0.5, size - 0.5)
+    if taps is _nearest:
+        place = xp.rint(place)
+    if padding_mode == "border":
+        place = xp.where((place < low) | (place > high), xp.clip(place, 0, size - 1), place)
+    elif padding_mode == "reflection":
+        place = _reflect(xp, place, low, high)
+    # A point that is no number, or far away, still needs some index; its weight stays NaN or 0.
+    place = xp.clip(place, -4, size + 4)
+    result = []
+    for position, weight in taps(xp, place):
+        within = (position >= 0) & (position <= size - 1)
+        if padding_mode == "zeros":
+            weight = xp.where(within, weight, 0).astype(place.dtype)
+        elif padding_mode == "reflection":
+            position = _reflect(xp, position, low, high)
+        index = xp.clip(xp.nan_to_num(position), 0, size - 1).astype(xp.int64)
+        result.append((index, weight))
+    return result
+
+
+def _reflect(xp: Xp, place: Array, low: float, high: float) -> Array:
+    """Fold places into low..high by reflecting at both ends."""
+    extent = high - low
+    if extent == 0:
+        return xp.full(place.shape, low, dtype=place.dtype)
+    return low + extent - xp.abs((place - low) % (2 * extent) - extent)
+
+
+def _nearest(xp: Xp, place: Array) -> Taps:
+    return [(xp.rint(place), xp.ones_like(place))]
+
+
+def _linear(xp: Xp, place: Array) -> Taps:
+    first = xp.floor(place)
+    fraction = place - first
+    return [(first, 1 - fraction), (first + 1, fraction)]
+
+
+def _cubic(xp: Xp, place: Array) -> Taps:
+    """Weigh four pixels by Keys' cubic convolution with a = -0.75."""
+    a = -0.75
+    first = xp.floor(place)
+    result = []
+    for offset in (-1, 0, 1, 2):
+        t = xp.abs(place - first - offset)
+        if offset in (0, 1):
+            weight = ((a + 2) * t - (a + 3)) * t * t + 1
+        else:
+            weight = ((a * t - 5 * a) * t + 8 * a) * t - 4 * a
+        result.append((first + offset, weight))
+    return result
