@@ -119,6 +119,17 @@ def swish(xp: Xp, x: Array, *, alpha: float = 1.0) -> Array:
     return y
 
 
+@op("SwiGLU", since=28)
+@in_float32
+def swiglu(xp: Xp, a: Array, b: Array, *, alpha: float = 1.0) -> Array:
+    """Return swish(a) * b, of equal shapes."""
+    if a.shape != b.shape:
+        raise ValueError(f"the gate has shape {a.shape}, the value {b.shape}; they must be equal")
+    y = swish(xp, a, alpha=alpha)
+    y *= b
+    return y
+
+
 @op("Softplus", since=1)
 @in_float32
 def softplus(xp: Xp, x: Array) -> Array:

@@ -1,1 +1,164 @@
-"""Conversions between element types."""
+"""Conversions between element types: Cast, CastLike, BitCast, and Identity, which converts nothing.
+
+The narrow types are extension types, for which not every pair has a direct conversion; those go by
+way of float32, which holds all their values. Strings are Python objects, on the host.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from onnx import TensorProto
+
+from devices.kernels.element_types import Array, Xp, element_type, is_float, is_string
+from devices.kernels.registry import op
+
+#: Greatest finite value of each float8 type that `saturate` concerns.
+FLOAT8_MAX: Final = {
+    "float8_e4m3fn": 448.0,
+    "float8_e4m3fnuz": 240.0,
+    "float8_e5m2": 57344.0,
+    "float8_e5m2fnuz": 57344.0,
+}
+
+#: Types of less than a byte, which take a whole byte each in memory, and their bits.
+SUBBYTE_BITS: Final = {
+    "int2": 2, "uint2": 2, "int4": 4, "uint4": 4,
+    "float4_e2m1fn": 4, "float6_e2m3fn": 6, "float6_e3m2fn": 6,
+}  # fmt: skip
+
+
+def convert(xp: Xp, x: Array, to: Any, *, saturate: bool = True, round_mode: str = "up") -> Array:
+    """Return x as element type `to`, by the rules of Cast.
+
+    Parameters
+    ----------
+    xp : namespace
+    x : array
+        Of any element type, strings included.
+    to : dtype
+        The wanted element type; `object` for strings.
+    saturate : bool
+        Whether values out of a float8 type's range become its greatest, or NaN or infinity.
+    round_mode : str
+        ``"up"``, ``"down"`` or ``"nearest"``: to which power of two float8_e8m0 rounds.
+    """
+    if is_string(x):
+        return _parse(xp, x, to)
+    if to.kind in "OUS":
+        return _spell(xp, x)
+    if x.dtype == to:
+        return x
+    if to.kind == "b":
+        return x.astype(xp.float32).astype(bool) if x.dtype.kind == "V" else x.astype(bool)
+    if to.name == "float8_e8m0fnu":
+        return _to_power_of_two(xp, x.astype(xp.float32), to, saturate, round_mode)
+    if x.dtype.kind != "V" and to.kind != "V" and to.name not in FLOAT8_MAX:
+        return x.astype(to)
+    if to.kind in "iu" or (to.kind == "V" and not is_float(x) and to.name in SUBBYTE_BITS):
+        # Integers keep their low bits; floats are cut toward zero first.
+        whole = x if x.dtype.kind in "iu" else x.astype(xp.float32 if is_float(x) else xp.int8)
+        return (whole.astype(xp.int64) if whole.dtype.kind == "f" else whole).astype(to)
+    wide = x if x.dtype in (xp.float32, xp.float64) else x.astype(xp.float32)
+    if saturate and to.name in FLOAT8_MAX:
+        wide = xp.clip(wide, -FLOAT8_MAX[to.name], FLOAT8_MAX[to.name])
+    return wide.astype(to)
+
+
+def _to_power_of_two(xp: Xp, x: Array, to: Any, saturate: bool, round_mode: str) -> Array:
+    # x = mantissa * 2**exponent with the mantissa in [1/2, 1), so the power below is exponent - 1.
+    mantissa, exponent = xp.frexp(x)
+    if round_mode == "up":
+        power = exponent - (mantissa <= 0.5)
+    elif round_mode == "down":
+        power = exponent - 1
+    elif round_mode == "nearest":
+        power = exponent - (mantissa < 0.75)
+    else:
+        raise ValueError(f'round_mode is "{round_mode}", not "up", "down" or "nearest"')
+    # Zero lies below every power, infinity above; the code is the power + 127, and 255 is NaN.
+    power = xp.where(x == 0, -128, xp.where(xp.isinf(x), 128, power))
+    code = xp.clip(power + 127, 0, 254)
+    invalid = xp.isnan(x) if saturate else xp.isnan(x) | (power < -127) | (power > 127)
+    return xp.where(invalid, 255, code).astype(xp.uint8).view(to)
+
+
+def _parse(xp: Xp, x: Array, to: Any) -> Array:
+    objects = x.astype(object)
+    if to.kind in "OUS":
+        return objects
+    if to.kind in "iu":
+        try:
+            return objects.astype(xp.int64 if to.kind == "i" else xp.uint64).astype(to)
+        except ValueError:
+            return objects.astype(xp.float64).astype(to)
+    return convert(xp, objects.astype(xp.float64), to)
+
+
+def _spell(xp: Xp, x: Array) -> Array:
+    plain = x.astype(xp.float32) if x.dtype.kind == "V" and is_float(x) else x
+    return plain.astype(str).astype(object)
+
+
+@op("Cast", since=6)
+def cast_6(xp: Xp, x: Array, *, to: int) -> Array:
+    """Return x as element type `to`."""
+    return convert(xp, x, element_type(to))
+
+
+@op("Cast", since=19)
+def cast_19(xp: Xp, x: Array, *, to: int, saturate: int = 1) -> Array:
+    """Return x as element type `to`; out of a float8's range saturates or not."""
+    return convert(xp, x, element_type(to), saturate=bool(saturate))
+
+
+@op("Cast", since=24)
+def cast_24(xp: Xp, x: Array, *, to: int, saturate: int = 1, round_mode: str = "up") -> Array:
+    """Return x as element type `to`; `round_mode` is for float8_e8m0."""
+    return convert(xp, x, element_type(to), saturate=bool(saturate), round_mode=round_mode)
+
+
+@op("CastLike", since=15)
+def cast_like_15(xp: Xp, x: Array, target: Array) -> Array:
+    """Return x in target's element type."""
+    return convert(xp, x, target.dtype)
+
+
+@op("CastLike", since=19)
+def cast_like_19(xp: Xp, x: Array, target: Array, *, saturate: int = 1) -> Array:
+    """Return x in target's element type; out of a float8's range saturates or not."""
+    return convert(xp, x, target.dtype, saturate=bool(saturate))
+
+
+@op("CastLike", since=24)
+def cast_like_24(
+    xp: Xp, x: Array, target: Array, *, saturate: int = 1, round_mode: str = "up"
+) -> Array:
+    """Return x in target's element type; `round_mode` is for float8_e8m0."""
+    return convert(xp, x, target.dtype, saturate=bool(saturate), round_mode=round_mode)
+
+
+@op("BitCast", since=26)
+def bit_cast(xp: Xp, x: Array, *, to: int) -> Array:
+    """Return x's bits read as element type `to`, of the same width."""
+    target = element_type(to)
+    if is_string(x) or to == TensorProto.STRING:
+        raise TypeError("BitCast takes no strings")
+    widths = [SUBBYTE_BITS.get(t.name, 8 * t.itemsize) for t in (x.dtype, target)]
+    if widths[0] != widths[1]:
+        raise ValueError(
+            f"{x.dtype} has {widths[0]} bits and {target} has {widths[1]}; they must be equal"
+        )
+    if x.dtype == target:
+        return x
+    if widths[0] >= 8:
+        return x.view(target)
+    # The bits above the value's own are the sign's copies in signed types, zero in the others.
+    bits = x.view(xp.uint8) & ((1 << widths[0]) - 1)
+    return bits.view(target) if is_float(xp.empty(0, target)) else bits.astype(target)
+
+
+@op("Identity", since=1)
+def identity(xp: Xp, x: Any) -> Any:
+    """Return x: a tensor, sequence or optional."""
+    return x

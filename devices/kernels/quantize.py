@@ -1,1 +1,308 @@
-"""Quantisation and integer arithmetic on quantised tensors."""
+"""Quantisation, and products of quantised tensors.
+
+Products of 8-bit integers are computed in the narrowest float whose integers hold every partial sum
+exactly, because only floats have a BLAS.
+"""
+
+from __future__ import annotations
+
+from math import ceil, prod
+from typing import Any, Final
+
+from devices.kernels.axes import axis_of
+from devices.kernels.cast import convert
+from devices.kernels.conv import conv_1
+from devices.kernels.element_types import Array, Xp, element_type
+from devices.kernels.registry import op
+
+#: Least and greatest value of each integer type that tensors are quantised to.
+_RANGE: Final = {
+    "uint8": (0, 255), "int8": (-128, 127), "uint16": (0, 65535), "int16": (-32768, 32767),
+    "uint4": (0, 15), "int4": (-8, 7), "uint2": (0, 3), "int2": (-2, 1),
+}  # fmt: skip
+
+
+def _spread(
+    xp: Xp, name: str, value: Array, shape: tuple[int, ...], axis: int, block_size: int
+) -> Array:
+    """Return a scale or zero point so that it broadcasts to the tensor's shape."""
+    if value.size == 1 and value.ndim <= 1:
+        return value.reshape(())
+    axis = axis_of(axis, len(shape))
+    if block_size:
+        blocks = (*shape[:axis], ceil(shape[axis] / block_size), *shape[axis + 1 :])
+        if block_size < 0 or value.shape != blocks:
+            raise ValueError(
+                f"{name} has shape {value.shape}; blocks of {block_size} along axis {axis} of "
+                f"{shape} want {blocks}"
+            )
+        whole = [slice(None)] * axis + [slice(shape[axis])]
+        return xp.repeat(value, block_size, axis=axis)[tuple(whole)]
+    if value.shape != (shape[axis],):
+        raise ValueError(
+            f"{name} has shape {value.shape}; axis {axis} of {shape} wants ({shape[axis]},), "
+            "or a scalar"
+        )
+    return value.reshape((-1,) + (1,) * (len(shape) - 1 - axis))
+
+
+def _quantize(
+    xp: Xp, x: Array, scale: Array, zero_point: Array | None,
+    axis: int, block_size: int = 0, saturate: bool = True, output: int = 0, precision: int = 0,
+) -> Array:  # fmt: skip
+    if zero_point is not None:
+        to = zero_point.dtype
+        if output and element_type(output) != to:
+            raise TypeError(f"output_dtype is {element_type(output)}, the zero point {to}")
+        if zero_point.shape != scale.shape and (zero_point.size, scale.size) != (1, 1):
+            raise ValueError(f"scale has shape {scale.shape}, the zero point {zero_point.shape}")
+    else:
+        to = element_type(output) if output else xp.dtype(xp.uint8)
+    scale = _spread(xp, "y_scale", scale, x.shape, axis, block_size)
+    # The quotient has the scale's type, if that is one to divide in.
+    if precision:
+        divide_in = element_type(precision)
+    elif scale.dtype.kind in "iu":
+        divide_in = xp.dtype(xp.float64)
+    else:
+        divide_in = scale.dtype if scale.dtype.name != "float8_e8m0fnu" else xp.dtype(xp.float32)
+    y = xp.divide(x.astype(divide_in, copy=False), scale.astype(divide_in, copy=False))
+    if divide_in.itemsize < 4:
+        y = y.astype(xp.float32)
+    if zero_point is not None:
+        zero_point = _spread(xp, "y_zero_point", zero_point, x.shape, axis, block_size)
+    return _saturate(xp, y, zero_point, to, saturate)
+
+
+def _saturate(xp: Xp, y: Array, zero_point: Array | None, to: Any, saturate: bool = True) -> Array:
+    """Round y to nearest even where `to` is an integer type, shift by the zero point, convert."""
+    integer = to.name in _RANGE
+    if integer:
+        y = xp.rint(y)
+    if zero_point is not None:
+        y = y + zero_point.astype(y.dtype)
+    return (
+        xp.clip(y, *_RANGE[to.name]).astype(to)
+        if integer
+        else (convert(xp, y, to, saturate=saturate))
+    )
+
+
+@op("QuantizeLinear", since=10)
+def quantize_10(xp: Xp, x: Array, y_scale: Array, y_zero_point: Array | None = None) -> Array:
+    """Return saturate(round(x / y_scale) + y_zero_point), both scalars."""
+    if y_scale.size != 1:
+        raise ValueError(f"y_scale has shape {y_scale.shape}; before opset 13 it is a scalar")
+    return _quantize(xp, x, y_scale, y_zero_point, 0)
+
+
+@op("QuantizeLinear", since=13)
+def quantize_13(
+    xp: Xp, x: Array, y_scale: Array, y_zero_point: Array | None = None, *, axis: int = 1
+) -> Array:
+    """Return saturate(round(x / y_scale) + y_zero_point), scalars or vectors along the axis."""
+    return _quantize(xp, x, y_scale, y_zero_point, axis)
+
+
+@op("QuantizeLinear", since=19)
+def quantize_19(
+    xp: Xp, x: Array, y_scale: Array, y_zero_point: Array | None = None, *,
+    axis: int = 1, saturate: int = 1,
+) -> Array:  # fmt: skip
+    """Quantise also to float8, which saturates or not."""
+    return _quantize(xp, x, y_scale, y_zero_point, axis, saturate=bool(saturate))
+
+
+@op("QuantizeLinear", since=21)
+def quantize_21(
+    xp: Xp, x: Array, y_scale: Array, y_zero_point: Array | None = None, *,
+    axis: int = 1, block_size: int = 0, output_dtype: int = 0, saturate: int = 1,
+) -> Array:  # fmt: skip
+    """Quantise also in blocks along the axis, to a type given or the zero point's."""
+    return _quantize(xp, x, y_scale, y_zero_point, axis, block_size, bool(saturate), output_dtype)
+
+
+@op("QuantizeLinear", since=23)
+def quantize_23(
+    xp: Xp, x: Array, y_scale: Array, y_zero_point: Array | None = None, *,
+    axis: int = 1, block_size: int = 0, output_dtype: int = 0, precision: int = 0,
+    saturate: int = 1,
+) -> Array:  # fmt: skip
+    """Quantise, dividing in the type given as precision or in the scale's."""
+    return _quantize(
+        xp, x, y_scale, y_zero_point, axis, block_size, bool(saturate), output_dtype, precision
+    )
+
+
+def _dequantize(
+    xp: Xp, x: Array, scale: Array, zero_point: Array | None,
+    axis: int, block_size: int = 0, output: int = 0,
+) -> Array:  # fmt: skip
+    to = element_type(output) if output else scale.dtype
+    if zero_point is not None:
+        if zero_point.dtype != x.dtype:
+            raise TypeError(f"x is of {x.dtype}, its zero point of {zero_point.dtype}")
+        if zero_point.shape != scale.shape and (zero_point.size, scale.size) != (1, 1):
+            raise ValueError(f"scale has shape {scale.shape}, the zero point {zero_point.shape}")
+    compute_in = xp.float64 if to == xp.float64 else xp.float32
+    y = x.astype(compute_in)
+    if zero_point is not None:
+        y -= _spread(xp, "x_zero_point", zero_point, x.shape, axis, block_size).astype(compute_in)
+    y *= _spread(xp, "x_scale", scale, x.shape, axis, block_size).astype(compute_in)
+    return convert(xp, y, to)
+
+
+@op("DequantizeLinear", since=10)
+def dequantize_10(xp: Xp, x: Array, x_scale: Array, x_zero_point: Array | None = None) -> Array:
+    """Return (x - x_zero_point) * x_scale, both scalars."""
+    if x_scale.size != 1:
+        raise ValueError(f"x_scale has shape {x_scale.shape}; before opset 13 it is a scalar")
+    return _dequantize(xp, x, x_scale, x_zero_point, 0)
+
+
+@op("DequantizeLinear", since=13)
+def dequantize_13(
+    xp: Xp, x: Array, x_scale: Array, x_zero_point: Array | None = None, *, axis: int = 1
+) -> Array:
+    """Return (x - x_zero_point) * x_scale, scalars or vectors along the axis."""
+    return _dequantize(xp, x, x_scale, x_zero_point, axis)
+
+
+@op("DequantizeLinear", since=21)
+def dequantize_21(
+    xp: Xp, x: Array, x_scale: Array, x_zero_point: Array | None = None, *,
+    axis: int = 1, block_size: int = 0,
+) -> Array:  # fmt: skip
+    """Dequantise also in blocks along the axis."""
+    return _dequantize(xp, x, x_scale, x_zero_point, axis, block_size)
+
+
+@op("DequantizeLinear", since=23)
+def dequantize_23(
+    xp: Xp, x: Array, x_scale: Array, x_zero_point: Array | None = None, *,
+    axis: int = 1, block_size: int = 0, output_dtype: int = 0,
+) -> Array:  # fmt: skip
+    """Dequantise to the type given or the scale's."""
+    return _dequantize(xp, x, x_scale, x_zero_point, axis, block_size, output_dtype)
+
+
+@op("DynamicQuantizeLinear", since=11)
+def dynamic_quantize(xp: Xp, x: Array) -> tuple[Array, Array, Array]:
+    """Return x as uint8, with the scale and zero point that its range, 0 included, asks for."""
+    zero = x.dtype.type(0)
+    low, high = xp.min(x, initial=zero), xp.max(x, initial=zero)
+    # A tensor of zeros has no range; any scale represents it.
+    scale = xp.where(high > low, (high - low) / x.dtype.type(255), x.dtype.type(1))
+    zero_point = xp.clip(xp.rint(-low / scale), 0, 255).astype(xp.uint8)
+    return _saturate(xp, x / scale, zero_point, xp.dtype(xp.uint8)), scale, zero_point
+
+
+def _exact_float(xp: Xp, terms: int) -> Any:
+    """Return the type that sums so many products of two 9-bit differences without rounding."""
+    return xp.float32 if terms * 255 * 255 < 1 << 24 else xp.float64
+
+
+def _shifted(xp: Xp, x: Array, zero_point: Array | None, dtype: Any, rows: bool = False) -> Array:
+    """Return x - zero_point in a float type; a vector of zero points is one per row."""
+    y = x.astype(dtype)
+    if zero_point is None:
+        return y
+    if zero_point.dtype != x.dtype:
+        raise TypeError(f"a tensor of {x.dtype} has a zero point of {zero_point.dtype}")
+    y -= _per_row(zero_point, rows).astype(dtype)
+    return y
+
+
+def _per_row(value: Array, rows: bool) -> Array:
+    if value.size == 1:
+        return value.reshape(())
+    return value[:, None] if rows and value.ndim == 1 else value
+
+
+def _integer(xp: Xp, exact: Array) -> Array:
+    return (
+        exact.astype(xp.int64).astype(xp.int32)
+        if exact.dtype == xp.float64
+        else (exact.astype(xp.int32))
+    )
+
+
+@op("MatMulInteger", since=10)
+def matmul_integer(
+    xp: Xp, a: Array, b: Array, a_zero_point: Array | None = None, b_zero_point: Array | None = None
+) -> Array:
+    """Return (a - a_zero_point) @ (b - b_zero_point) in int32; zero points per row, per column."""
+    dtype = _exact_float(xp, a.shape[-1])
+    left = _shifted(xp, a, a_zero_point, dtype, rows=True)
+    return _integer(xp, xp.asarray(xp.matmul(left, _shifted(xp, b, b_zero_point, dtype))))
+
+
+@op("QLinearMatMul", since=(10, 21))
+def qlinear_matmul(
+    xp: Xp, a: Array, a_scale: Array, a_zero_point: Array, b: Array, b_scale: Array,
+    b_zero_point: Array, y_scale: Array, y_zero_point: Array,
+) -> Array:  # fmt: skip
+    """Return the quantised product of two dequantised matrices; scales per row, per column."""
+    dtype = _exact_float(xp, a.shape[-1]) if a.dtype.name in _RANGE else xp.float32
+    left = _shifted(xp, a, a_zero_point, dtype, rows=True)
+    product = xp.matmul(left, _shifted(xp, b, b_zero_point, dtype))
+    scale = _per_row(a_scale, True).astype(xp.float32) * _per_row(b_scale, False).astype(xp.float32)
+    scale = scale / _per_row(y_scale, True).astype(xp.float32)
+    y = product.astype(xp.float32) * scale
+    return _saturate(xp, y, _per_row(y_zero_point, True), y_zero_point.dtype)
+
+
+def _convolve_integers(
+    xp: Xp, x: Array, w: Array, x_zero_point: Array | None, w_zero_point: Array | None,
+    **attributes: Any,
+) -> Array:  # fmt: skip
+    dtype = _exact_float(xp, prod(w.shape[1:]))
+    if w_zero_point is not None:
+        w_zero_point = _per_channel(w_zero_point, w.ndim)
+    return _integer(
+        xp,
+        conv_1(
+            xp,
+            _shifted(xp, x, x_zero_point, dtype),
+            _shifted(xp, w, w_zero_point, dtype),
+            **attributes,
+        ),
+    )
+
+
+def _per_channel(value: Array, rank: int) -> Array:
+    return value.reshape(()) if value.size == 1 else value.reshape((-1,) + (1,) * (rank - 1))
+
+
+@op("ConvInteger", since=10)
+def conv_integer(
+    xp: Xp, x: Array, w: Array, x_zero_point: Array | None = None,
+    w_zero_point: Array | None = None, *,
+    auto_pad: str = "NOTSET", dilations: tuple[int, ...] | None = None, group: int = 1,
+    kernel_shape: tuple[int, ...] | None = None, pads: tuple[int, ...] | None = None,
+    strides: tuple[int, ...] | None = None,
+) -> Array:  # fmt: skip
+    """Return the convolution of x - x_zero_point with w - w_zero_point in int32."""
+    return _convolve_integers(
+        xp, x, w, x_zero_point, w_zero_point, auto_pad=auto_pad, dilations=dilations,
+        group=group, kernel_shape=kernel_shape, pads=pads, strides=strides,
+    )  # fmt: skip
+
+
+@op("QLinearConv", since=10)
+def qlinear_conv(
+    xp: Xp, x: Array, x_scale: Array, x_zero_point: Array, w: Array, w_scale: Array,
+    w_zero_point: Array, y_scale: Array, y_zero_point: Array, b: Array | None = None, *,
+    auto_pad: str = "NOTSET", dilations: tuple[int, ...] | None = None, group: int = 1,
+    kernel_shape: tuple[int, ...] | None = None, pads: tuple[int, ...] | None = None,
+    strides: tuple[int, ...] | None = None,
+) -> Array:  # fmt: skip
+    """Return the quantised convolution of two dequantised tensors, plus b in x_scale * w_scale."""
+    y = _convolve_integers(
+        xp, x, w, x_zero_point, w_zero_point, auto_pad=auto_pad, dilations=dilations,
+        group=group, kernel_shape=kernel_shape, pads=pads, strides=strides,
+    )  # fmt: skip
+    if b is not None:
+        y = y + b.reshape((-1,) + (1,) * (y.ndim - 2))
+    scale = x_scale.reshape(()) * _per_channel(w_scale, y.ndim - 1) / y_scale.reshape(())
+    return _saturate(xp, y.astype(xp.float32) * scale, y_zero_point.reshape(()), y_zero_point.dtype)
