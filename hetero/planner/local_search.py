@@ -17,8 +17,8 @@ from hetero.planner.problem import Assignment, Problem, allowed, is_feasible
 
 #: Share of the start's bottleneck that the temperature starts and ends at.
 HOT, COLD = 0.05, 0.0003
-#: The energy is the norm of the loads of this order: near the maximum, yet it feels every device.
-NORM = 12
+#: Order of the norm of the loads that is the energy: near the maximum, yet it feels every device.
+NORM = 30
 #: Largest connected chunk that moves at once.
 CHUNK = 64
 #: Proposals between two looks at the clock and two coolings.
@@ -134,10 +134,7 @@ class State:
                 loads[out + b] += self._send[h][b]
         for h in self._at_head[v]:
             count, on = self._counts[h], where[tails[h]]
-            if count[on] < totals[h]:
-                before = True
-            else:
-                before = False
+            before = count[on] < totals[h]
             count[a] -= 1
             count[b] += 1
             if a != on and not count[a]:
@@ -173,6 +170,7 @@ def anneal(
     seed: int,
     deadline: float = math.inf,
     hot: float = HOT,
+    norm: int = NORM,
 ) -> Found:
     """Improve ``start`` by simulated annealing; the best assignment seen is returned.
 
@@ -190,6 +188,8 @@ def anneal(
         ``time.monotonic()`` at which the run stops early, and says so.
     hot : float
         Starting temperature as a share of the start's bottleneck.
+    norm : int
+        Order of the norm of the loads that is the energy.
 
     Returns
     -------
@@ -210,7 +210,7 @@ def anneal(
     scale = best_value
     temperature = hot
     cooling = (COLD / hot) ** (ROUND / max(proposals, ROUND))
-    energy = _energy(loads, scale)
+    energy = _energy(loads, scale, norm)
     cut_short = False
     many = len(movable)
     for proposal in range(proposals):
@@ -237,7 +237,7 @@ def anneal(
             continue
         for u in nodes:
             move(u, b)
-        after = _energy(loads, scale)
+        after = _energy(loads, scale, norm)
         if after > energy and draw() >= math.exp((energy - after) / temperature):
             for u in reversed(nodes):
                 move(u, a)
@@ -251,9 +251,11 @@ def anneal(
     return Found(best, best_value, cut_short)
 
 
-def _energy(loads: list[float], scale: float) -> float:
+def _energy(loads: list[float], scale: float, norm: int) -> float:
     total = 0.0
     for load in loads:
         ratio = load / scale
-        total += ratio**NORM if ratio > 0.3 else 0.0
-    return float(total ** (1.0 / NORM))
+        # Below this share of the start a load adds nothing that a float keeps.
+        if ratio > 0.3:
+            total += ratio**norm
+    return float(total ** (1.0 / norm))
