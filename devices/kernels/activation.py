@@ -21,9 +21,7 @@ def relu(xp: Xp, x: Array, *, out: Array | None = None) -> Array:
 
 @op("LeakyRelu", since=6)
 @in_float32
-def leaky_relu(
-    xp: Xp, x: Array, *, alpha: float = 0.009999999776482582, out: Array | None = None
-) -> Array:
+def leaky_relu(xp: Xp, x: Array, *, alpha: float = 0.01, out: Array | None = None) -> Array:
     """Return x, multiplied by alpha where it is negative."""
     if not 0 < alpha <= 1:
         return xp.where(x < 0, x * alpha, x)
@@ -89,7 +87,7 @@ def hard_sigmoid(
     xp: Xp,
     x: Array,
     *,
-    alpha: float = 0.20000000298023224,
+    alpha: float = 0.2,
     beta: float = 0.5,
     out: Array | None = None,
 ) -> Array:

@@ -161,8 +161,8 @@ def clip_6(
     xp: Xp,
     x: Array,
     *,
-    min: float = -3.4028234663852886e38,
-    max: float = 3.4028234663852886e38,
+    min: float = -3.4028235e38,
+    max: float = 3.4028235e38,
     out: Array | None = None,
 ) -> Array:
     """Return x limited to [min, max]."""

@@ -1,0 +1,118 @@
+"""Every kernel has the signature of the operator's schema, at each opset from 7 that it serves."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import AttributeProto, helper
+from onnx.defs import OpSchema
+
+from devices.kernels import ALL, KERNELS, Kernel
+
+OLDEST = 7
+OPTION = OpSchema.FormalParameterOption
+
+SCHEMAS: dict[tuple[str, str], dict[int, OpSchema]] = {}
+for _schema in onnx.defs.get_all_schemas_with_history():
+    SCHEMAS.setdefault((_schema.domain, _schema.name), {})[_schema.since_version] = _schema
+
+
+def served() -> list[Any]:
+    """Each kernel with each schema version that it answers for."""
+    cases = []
+    for kernel in KERNELS:
+        if kernel.domain == "hetero":
+            continue
+        for version, schema in sorted(SCHEMAS.get((kernel.domain, kernel.op_type), {}).items()):
+            later = [v for v in SCHEMAS[kernel.domain, kernel.op_type] if v > version]
+            # The last opset at which the schema is in force, and the kernel found there.
+            last = min(later) - 1 if later else onnx.defs.onnx_opset_version()
+            if kernel.domain == "" and last < OLDEST:
+                continue
+            at = max(version, OLDEST) if kernel.domain == "" else version
+            if KERNELS.find(kernel.domain, kernel.op_type, at) is kernel:
+                name = f"{kernel.op_type}-{version}"
+                cases.append(pytest.param(kernel, schema, id=name))
+    return cases
+
+
+def default(attribute: OpSchema.Attribute) -> Any:
+    """The default in the form that a kernel gives it; the empty parameter where there is none."""
+    if attribute.required:
+        return inspect.Parameter.empty
+    if attribute.default_value.type == AttributeProto.UNDEFINED:
+        return None
+    value = helper.get_attribute_value(attribute.default_value)
+    if isinstance(value, bytes):
+        return value.decode()
+    if isinstance(value, list):
+        return tuple(v.decode() if isinstance(v, bytes) else v for v in value)
+    return value
+
+
+def positional(kernel: Kernel) -> list[inspect.Parameter]:
+    """The parameters for inputs that have a place each; the first parameter is the namespace."""
+    parameters = list(inspect.signature(kernel.function).parameters.values())[1:]
+    return [p for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+
+
+def variadic(kernel: Kernel) -> bool:
+    parameters = inspect.signature(kernel.function).parameters.values()
+    return any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters)
+
+
+def test_every_kernel_is_of_an_operator() -> None:
+    unknown = [
+        f"{kernel.domain}::{kernel.op_type}"
+        for kernel in KERNELS
+        if kernel.domain != "hetero" and (kernel.domain, kernel.op_type) not in SCHEMAS
+    ]
+    assert not unknown, f"no schema for {unknown}"
+
+
+def test_every_kernel_answers_for_a_schema() -> None:
+    answering = {id(case.values[0]) for case in served()}
+    idle = [
+        f"{kernel.op_type} since {kernel.since}"
+        for kernel in KERNELS
+        if kernel.domain != "hetero" and id(kernel) not in answering
+    ]
+    assert not idle, f"registered for no opset from {OLDEST} on: {idle}"
+
+
+@pytest.mark.parametrize(("kernel", "schema"), served())
+def test_signature(kernel: Kernel, schema: OpSchema) -> None:
+    parameters = inspect.signature(kernel.function).parameters.values()
+    ours = {p.name: p.default for p in parameters if p.name in kernel.attributes}
+    theirs = {name: default(attribute) for name, attribute in schema.attributes.items()}
+    for name in ours.keys() & theirs.keys():
+        # A kernel may compute a default that the schema leaves open, and may spell out "absent".
+        if theirs[name] is None:
+            assert ours[name] is not inspect.Parameter.empty, f"{name} is optional in the schema"
+            theirs[name] = ours[name]
+        # The schema holds floats in 32 bits; 0.01 is meant where it says 0.009999999776482582.
+        elif isinstance(theirs[name], float):
+            assert np.float32(ours[name]) == np.float32(theirs[name]), name
+            theirs[name] = ours[name]
+    assert ours == theirs
+
+    inputs = positional(kernel)
+    if any(i.option is OPTION.Variadic for i in schema.inputs):
+        assert variadic(kernel), "inputs are variadic"
+        return
+    singles = sum(i.option is OPTION.Single for i in schema.inputs)
+    required = sum(p.default is inspect.Parameter.empty for p in inputs)
+    assert required <= singles, "an input that the schema makes optional is required"
+    assert variadic(kernel) or len(inputs) == len(schema.inputs)
+
+
+def test_host_inputs_are_inputs() -> None:
+    for kernel in KERNELS:
+        count = len(positional(kernel))
+        assert variadic(kernel) or all(p == ALL or 0 <= p < count for p in kernel.host), (
+            f"{kernel.op_type} has {count} inputs, and host={kernel.host}"
+        )
