@@ -128,10 +128,15 @@ def conv_transpose_1(
     size = [
         max((o - 1) * s + (k - 1) * d + 1, begin + i)
         for o, s, k, d, begin, i in zip(
-            window.output, window.strides, window.kernel, window.dilations,
-            window.begin, window.input, strict=True,
+            window.output,
+            window.strides,
+            window.kernel,
+            window.dilations,
+            window.begin,
+            window.input,
+            strict=True,
         )
-    ]  # fmt: skip
+    ]
     full = xp.zeros((n, m, *size), x.dtype)
     for k, position in enumerate(window.positions()):
         full[(slice(None), slice(None), *window.slices(position))] += columns[:, :, k]
@@ -159,9 +164,11 @@ def _transposed_window(
     extent = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
     full = [s * (n - 1) + p + e for s, n, p, e in zip(strides, spatial, extra, extent, strict=True)]
     if output_shape or auto_pad in ("SAME_UPPER", "SAME_LOWER"):
-        wanted = tuple(output_shape)[-rank:] if output_shape else tuple(
-            n * s for n, s in zip(spatial, strides, strict=True)
-        )  # fmt: skip
+        wanted = (
+            tuple(output_shape)[-rank:]
+            if output_shape
+            else tuple(n * s for n, s in zip(spatial, strides, strict=True))
+        )
         total = [max(f - o, 0) for f, o in zip(full, wanted, strict=True)]
         begin = tuple(t // 2 if auto_pad == "SAME_UPPER" else t - t // 2 for t in total)
         end = tuple(t - s for t, s in zip(total, begin, strict=True))

@@ -56,7 +56,8 @@ def _batch_norm_by_outputs(
         scale, b, mean, var = _per_channel(x, scale, b, mean, var)
         return _batch_norm(xp, x, scale, b, mean, var, epsilon, out)
     now, spread = _batch_statistics(xp, x)
-    y = _batch_norm(xp, x, *_per_channel(x, scale, b, now, spread), epsilon=epsilon)
+    scale, b, *batch = _per_channel(x, scale, b, now, spread)
+    y = _batch_norm(xp, x, scale, b, batch[0], batch[1], epsilon)
     now, spread = now.astype(mean.dtype), spread.astype(var.dtype)
     return y, _running(mean, now, momentum), _running(var, spread, momentum), now, spread
 
@@ -112,7 +113,8 @@ def batch_normalization_14(
         scale, b, mean, var = _per_channel(x, scale, b, mean, var)
         return _batch_norm(xp, x, scale, b, mean, var, epsilon, out)
     now, spread = _batch_statistics(xp, x)
-    y = _batch_norm(xp, x, *_per_channel(x, scale, b, now, spread), epsilon=epsilon)
+    scale, b, *batch = _per_channel(x, scale, b, now, spread)
+    y = _batch_norm(xp, x, scale, b, batch[0], batch[1], epsilon)
     return y, _running(mean, now, momentum), _running(var, spread, momentum)
 
 

@@ -1,1 +1,291 @@
-"""Resize and Upsample."""
+"""Resize and Upsample.
+
+Interpolation is separable: each axis is resampled by itself, as a sum over a few taps (offsets
+from the source position) of gathered slices times weights. Coordinates are computed in float32,
+as the scales are given, so that e.g. 3 / (1/3) is 9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import floor
+from typing import NamedTuple
+
+from devices.kernels.element_types import Array, Xp
+from devices.kernels.precision import wide
+from devices.kernels.registry import op
+
+Ints = Sequence[int]
+
+
+class _Rules(NamedTuple):
+    """The attributes of Resize that say how a sample is taken."""
+
+    mode: str = "nearest"
+    coordinates: str = "asymmetric"
+    nearest: str = "floor"
+    cubic_a: float = -0.75
+    exclude_outside: int = 0
+    extrapolation: float = 0.0
+    antialias: int = 0
+
+
+class _Axis(NamedTuple):
+    """One resized axis: its sizes, scale, and region of interest in normalised coordinates."""
+
+    axis: int
+    size: int
+    output: int
+    scale: float
+    start: float = 0.0
+    end: float = 1.0
+
+
+def _source(xp: Xp, a: _Axis, mode: str) -> Array:
+    """Return for each output position its coordinate in the input."""
+    x = xp.arange(a.output, dtype=xp.float32)
+    scale = xp.float32(a.scale)
+    if mode == "half_pixel":
+        return (x + 0.5) / scale - 0.5
+    if mode == "asymmetric":
+        return x / scale
+    if mode == "pytorch_half_pixel":
+        return (x + 0.5) / scale - 0.5 if a.output > 1 else xp.zeros_like(x)
+    if mode == "align_corners":
+        return x * (a.size - 1) / (a.output - 1) if a.output > 1 else xp.zeros_like(x)
+    if mode == "half_pixel_symmetric":
+        exact = a.scale * a.size
+        return a.size / 2 * (1 - a.output / exact) + (x + 0.5) / scale - 0.5
+    if mode == "tf_half_pixel_for_nn":
+        return (x + 0.5) / scale
+    if mode == "tf_crop_and_resize":
+        if a.output == 1:
+            return xp.full_like(x, 0.5 * (a.start + a.end) * (a.size - 1))
+        step = (a.end - a.start) * (a.size - 1) / (a.output - 1)
+        return a.start * (a.size - 1) + x * xp.float32(step)
+    raise ValueError(f"coordinate_transformation_mode {mode!r} is not known")
+
+
+def _nearest(xp: Xp, x: Array, mode: str, scale: float) -> Array:
+    """Return the input index that a coordinate rounds to."""
+    if mode == "round_prefer_floor":
+        return xp.ceil(x - 0.5)
+    if mode == "round_prefer_ceil":
+        return xp.floor(x + 0.5)
+    if mode == "ceil" or (mode == "by_direction" and scale < 1):
+        return xp.ceil(x)
+    if mode in ("floor", "by_direction"):
+        return xp.floor(x)
+    raise ValueError(f"nearest_mode {mode!r} is not known")
+
+
+def _linear_filter(xp: Xp, x: Array) -> Array:
+    return xp.maximum(1 - abs(x), 0)
+
+
+def _cubic_filter(xp: Xp, x: Array, a: float) -> Array:
+    """Keys' cubic convolution kernel with parameter a (IEEE TASSP 29(6), 1981, equation 4)."""
+    x = abs(x)
+    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
+    return xp.where(x <= 1, near, xp.where(x < 2, far, x.dtype.type(0)))
+
+
+def _taps(xp: Xp, a: _Axis, source: Array, rules: _Rules) -> tuple[Array, Array]:
+    """Return indices and weights, each (taps, output): what each output is a weighted sum of.
+
+    With `antialias` the filter is stretched when it shrinks the input.
+    """
+    shrink = min(a.scale, 1.0) if rules.antialias else 1.0
+    first = floor(-(1 if rules.mode == "linear" else 2) / shrink) + 1
+    base = xp.floor(source)
+    offsets = xp.arange(first, 2 - first, dtype=xp.float32)[:, None]
+    distance = (offsets - (source - base)) * xp.float32(shrink)
+    if rules.mode == "linear":
+        weights = _linear_filter(xp, distance)
+    else:
+        weights = _cubic_filter(xp, distance, rules.cubic_a)
+    index = (base + offsets).astype(xp.int64)
+    if rules.exclude_outside:
+        weights = xp.where((index >= 0) & (index < a.size), weights, weights.dtype.type(0))
+    if rules.exclude_outside or rules.antialias:
+        weights = weights / xp.sum(weights, axis=0)
+    return xp.clip(index, 0, a.size - 1), weights
+
+
+def _along(x: Array, axis: int, values: Array) -> Array:
+    """Return (output) values so that they broadcast along an axis of x."""
+    return values.reshape(-1, *(1,) * (x.ndim - 1 - axis))
+
+
+def _resample(xp: Xp, x: Array, a: _Axis, rules: _Rules) -> Array:
+    source = _source(xp, a, rules.coordinates)
+    if rules.mode == "nearest":
+        index = _nearest(xp, source, rules.nearest, a.scale)
+        y = xp.take(x, xp.clip(index, 0, a.size - 1).astype(xp.int64), axis=a.axis)
+    else:
+        index, weights = _taps(xp, a, source, rules)
+        weights = weights.astype(x.dtype, copy=False)
+        y = xp.take(x, index[0], axis=a.axis)
+        y *= _along(x, a.axis, weights[0])
+        for i, w in zip(index[1:], weights[1:], strict=True):
+            part = xp.take(x, i, axis=a.axis)
+            part *= _along(x, a.axis, w)
+            y += part
+    if rules.coordinates == "tf_crop_and_resize":
+        outside = (source < 0) | (source > a.size - 1)
+        y = xp.where(_along(x, a.axis, outside), x.dtype.type(rules.extrapolation), y)
+    return y
+
+
+def _resize(xp: Xp, x: Array, axes: list[_Axis], rules: _Rules) -> Array:
+    """Resample the axes, the last one first: it is the dearest to gather along."""
+    if rules.mode not in ("nearest", "linear", "cubic"):
+        raise ValueError(f"mode {rules.mode!r} is not nearest, linear or cubic")
+    for a in axes:
+        if a.size == 0 and a.output > 0:
+            raise ValueError(f"axis {a.axis} has size 0 and cannot be resized to {a.output}")
+    dtype, y = x.dtype, x
+    if rules.mode != "nearest":
+        (y,) = wide(xp, x)
+        if y.dtype.kind not in "f":
+            y = y.astype(xp.float32 if y.dtype.itemsize < 4 else xp.float64)
+    cropped = rules.coordinates == "tf_crop_and_resize"
+    for a in sorted(axes, key=lambda a: -a.axis):
+        if cropped or a.size != a.output or a.scale != 1:
+            y = _resample(xp, y, a, rules)
+    return y.astype(dtype, copy=False)
+
+
+def _by_scales(x: Array, scales: Array, axes: Ints, roi: Array | None = None) -> list[_Axis]:
+    """Return the axes that `scales` resizes: output is floor(size * extent of roi * scale)."""
+    _check_count("scales", len(scales), len(axes))
+    result = []
+    for i, axis in enumerate(axes):
+        scale, size = scales[i], x.shape[axis]
+        if not scale > 0:
+            raise ValueError(f"scale {float(scale)} of axis {axis} must be positive")
+        start, end = (0.0, 1.0) if roi is None else (float(roi[i]), float(roi[len(axes) + i]))
+        # In the scales' own float32, as shape inference computes it.
+        output = floor(scales.dtype.type(size) * scale if roi is None else
+                       scales.dtype.type(size * (end - start)) * scale)  # fmt: skip
+        result.append(_Axis(axis, size, output, float(scale), start, end))
+    return result
+
+
+def _by_sizes(
+    x: Array, sizes: Array, axes: Ints, roi: Array | None = None, policy: str = "stretch"
+) -> list[_Axis]:
+    """Return the axes that `sizes` resizes, one scale for all if the policy keeps the aspect."""
+    _check_count("sizes", len(sizes), len(axes))
+    wanted = [int(n) for n in sizes]
+    if min(wanted, default=0) < 0:
+        raise ValueError(f"sizes {wanted} must not be negative")
+    scales = [
+        n / x.shape[axis] if x.shape[axis] else 1.0 for n, axis in zip(wanted, axes, strict=True)
+    ]
+    if policy in ("not_larger", "not_smaller"):
+        scale = min(scales) if policy == "not_larger" else max(scales)
+        scales = [scale] * len(axes)
+        wanted = [floor(scale * x.shape[axis] + 0.5) for axis in axes]
+    elif policy != "stretch":
+        raise ValueError(f"keep_aspect_ratio_policy {policy!r} is not known")
+    return [
+        _Axis(axis, x.shape[axis], n, scale, *(
+            (0.0, 1.0) if roi is None else (float(roi[i]), float(roi[len(axes) + i]))
+        ))
+        for i, (axis, n, scale) in enumerate(zip(axes, wanted, scales, strict=True))
+    ]  # fmt: skip
+
+
+def _check_count(name: str, count: int, axes: int) -> None:
+    if count != axes:
+        raise ValueError(f"{name} has {count} entries for {axes} axes")
+
+
+def _resize_by(
+    xp: Xp,
+    x: Array,
+    roi: Array | None,
+    scales: Array | None,
+    sizes: Array | None,
+    axes: Ints,
+    rules: _Rules,
+    policy: str = "stretch",
+) -> Array:
+    if rules.coordinates != "tf_crop_and_resize":
+        roi = None
+    else:
+        _check_count("roi", 0 if roi is None else len(roi), 2 * len(axes))
+    by_scales = scales is not None and scales.size > 0
+    if by_scales == (sizes is not None and sizes.size > 0) and axes:
+        raise ValueError("exactly one of scales and sizes must be given")
+    if by_scales:
+        resized = _by_scales(x, scales, axes, roi)
+    else:
+        resized = _by_sizes(x, sizes, axes, roi, policy)
+    return _resize(xp, x, resized, rules)
+
+
+@op("Upsample", since=7)
+def upsample_7(xp: Xp, x: Array, *, mode: str = "nearest", scales: Sequence[float]) -> Array:
+    """Scale every axis up: `nearest` repeats elements, `linear` interpolates."""
+    return _upsample(xp, x, xp.float32(1) * xp.asarray(scales, dtype=xp.float32), mode)
+
+
+@op("Upsample", since=9, host=(1,))
+def upsample_9(xp: Xp, x: Array, scales: Array, *, mode: str = "nearest") -> Array:
+    """Scale every axis up: `nearest` repeats elements, `linear` interpolates."""
+    return _upsample(xp, x, scales, mode)
+
+
+def _upsample(xp: Xp, x: Array, scales: Array, mode: str) -> Array:
+    if any(float(s) < 1 for s in scales):
+        raise ValueError(f"scales {[float(s) for s in scales]} must be at least 1")
+    rules = _Rules("linear" if mode == "bilinear" else mode)
+    return _resize(xp, x, _by_scales(x, scales, range(x.ndim)), rules)
+
+
+@op("Resize", since=10, host=(1,))
+def resize_10(xp: Xp, x: Array, scales: Array, *, mode: str = "nearest") -> Array:
+    """Scale every axis; `nearest` takes the lower neighbour, or the upper one where it shrinks."""
+    rules = _Rules(mode, nearest="by_direction")
+    return _resize(xp, x, _by_scales(x, scales, range(x.ndim)), rules)
+
+
+@op("Resize", since=11, host=(1, 2, 3))
+def resize_11(
+    xp: Xp, x: Array, roi: Array | None = None, scales: Array | None = None,
+    sizes: Array | None = None, *,
+    coordinate_transformation_mode: str = "half_pixel", cubic_coeff_a: float = -0.75,
+    exclude_outside: int = 0, extrapolation_value: float = 0.0, mode: str = "nearest",
+    nearest_mode: str = "round_prefer_floor",
+) -> Array:  # fmt: skip
+    """Resample every axis to `sizes`, or by `scales`."""
+    rules = _Rules(
+        mode, coordinate_transformation_mode, nearest_mode, cubic_coeff_a, exclude_outside,
+        extrapolation_value,
+    )  # fmt: skip
+    return _resize_by(xp, x, roi, scales, sizes, range(x.ndim), rules)
+
+
+@op("Resize", since=18, host=(1, 2, 3))
+def resize_18(
+    xp: Xp, x: Array, roi: Array | None = None, scales: Array | None = None,
+    sizes: Array | None = None, *,
+    antialias: int = 0, axes: Ints | None = None,
+    coordinate_transformation_mode: str = "half_pixel", cubic_coeff_a: float = -0.75,
+    exclude_outside: int = 0, extrapolation_value: float = 0.0,
+    keep_aspect_ratio_policy: str = "stretch", mode: str = "nearest",
+    nearest_mode: str = "round_prefer_floor",
+) -> Array:  # fmt: skip
+    """Resample `axes` (all if absent) to `sizes`, or by `scales`."""
+    for axis in axes or ():
+        if not -x.ndim <= axis < x.ndim:
+            raise ValueError(f"axis {axis} is out of range for rank {x.ndim}")
+    chosen = range(x.ndim) if axes is None else [axis % x.ndim for axis in axes]
+    rules = _Rules(
+        mode, coordinate_transformation_mode, nearest_mode, cubic_coeff_a, exclude_outside,
+        extrapolation_value, antialias,
+    )  # fmt: skip
+    return _resize_by(xp, x, roi, scales, sizes, chosen, rules, keep_aspect_ratio_policy)
