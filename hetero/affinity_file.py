@@ -1,0 +1,130 @@
+"""Pins as text: JSON and YAML files, and ``PATTERN=DEVICE`` on a command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from devices.errors import AffinityError
+
+
+def load_affinity(path: str | Path) -> dict[str, str]:
+    """Read pins from a file: ``{pattern: device}``, by itself or under the key ``affinity``.
+
+    Parameters
+    ----------
+    path : str or Path
+        JSON if it ends in ``.json``, YAML otherwise.
+
+    Returns
+    -------
+    dict of str to str
+        Pattern -> device name, in the file's order.
+
+    Raises
+    ------
+    AffinityError
+        No such file, not JSON or YAML, a pattern twice, a device that is not a string; with the
+        line where that is known.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise AffinityError(
+            f"affinity file {path}: cannot be read: {error}. It is a JSON or YAML file with "
+            "{pattern: device}.",
+            path=str(path),
+        ) from error
+    entries = _json_entries(text, path) if path.suffix == ".json" else _yaml_entries(text, path)
+    pins: dict[str, str] = {}
+    for pattern, device, line in entries:
+        if pattern in pins:
+            raise _error(path, line, f"pattern {pattern!r} is there twice; keep one")
+        if not isinstance(device, str) or not device:
+            raise _error(path, line, f"pattern {pattern!r}: expected a device name, got {device!r}")
+        pins[pattern] = device
+    return pins
+
+
+def parse_pins(texts: Iterable[str]) -> dict[str, str]:
+    """Read pins as a command line has them: ``PATTERN=DEVICE``, or the name of an affinity file.
+
+    Raises
+    ------
+    AffinityError
+        A text that is neither.
+    """
+    pins: dict[str, str] = {}
+    for text in texts:
+        pattern, equals, device = (part.strip() for part in text.rpartition("="))
+        if equals and pattern and device:
+            pins.pop(pattern, None)  # the later one wins, so it also comes later
+            pins[pattern] = device
+        elif not equals and Path(text).is_file():
+            pins |= load_affinity(text)
+        else:
+            raise AffinityError(
+                f"affinity {text!r}: expected PATTERN=DEVICE, such as op:Concat=CPU or "
+                "'conv*=ORT', or an affinity file."
+            )
+    return pins
+
+
+def _json_entries(text: str, path: Path) -> list[tuple[str, Any, int | None]]:
+    class Pairs(list[tuple[str, Any]]):
+        """A JSON object with repeated keys kept."""
+
+    try:
+        content = json.loads(text, object_pairs_hook=Pairs)
+    except json.JSONDecodeError as error:
+        raise _error(path, error.lineno, f"not JSON: {error.msg}") from error
+    if isinstance(content, Pairs) and len(content) == 1:
+        key, inner = content[0]
+        if key == "affinity" and isinstance(inner, Pairs):
+            content = inner
+    if not isinstance(content, Pairs):
+        raise _error(path, 1, f"expected {{pattern: device}}, got {type(content).__name__}")
+    lines = text.splitlines()
+
+    def line_of(key: str) -> int | None:
+        quoted = json.dumps(key)
+        return next((i for i, line in enumerate(lines, 1) if quoted in line), None)
+
+    return [(key, value, line_of(key)) for key, value in content]
+
+
+def _yaml_entries(text: str, path: Path) -> list[tuple[str, Any, int | None]]:
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = mark.line + 1 if mark else None
+        raise _error(path, line, f"not YAML: {getattr(error, 'problem', error)}") from error
+    if isinstance(root, yaml.MappingNode) and len(root.value) == 1:
+        key, inner = root.value[0]
+        if key.value == "affinity" and isinstance(inner, yaml.MappingNode):
+            root = inner
+    if root is None:
+        return []
+    if not isinstance(root, yaml.MappingNode):
+        line = root.start_mark.line + 1
+        raise _error(path, line, f"expected {{pattern: device}}, got {root.tag}")
+    entries: list[tuple[str, Any, int | None]] = []
+    for key, value in root.value:
+        line = key.start_mark.line + 1
+        if not isinstance(key, yaml.ScalarNode):
+            raise _error(path, line, f"expected a pattern, got {key.tag}")
+        plain = isinstance(value, yaml.ScalarNode) and value.tag == "tag:yaml.org,2002:str"
+        device = value.value if plain else yaml.SafeLoader("").construct_object(value, deep=True)
+        entries.append((key.value, device, line))
+    return entries
+
+
+def _error(path: Path, line: int | None, what: str) -> AffinityError:
+    at = f"{path}:{line}" if line else str(path)
+    return AffinityError(f"affinity file {at}: {what}.", path=str(path), line=line)
