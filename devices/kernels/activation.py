@@ -28,6 +28,16 @@ def leaky_relu(xp: Xp, x: Array, *, alpha: float = 0.01, out: Array | None = Non
     return xp.maximum(x, x * alpha, out=out)
 
 
+@op("PRelu", since=6)
+@in_float32
+def prelu_6(xp: Xp, x: Array, slope: Array) -> Array:
+    """Return x, multiplied by slope where it is negative; slope is a scalar or one per channel."""
+    channels = x.shape[1] if x.ndim > 1 else 1
+    if slope.size not in (1, channels):
+        raise ValueError(f"slope has shape {slope.shape}; (1,) or ({channels},) wanted")
+    return xp.where(x < 0, x * slope.reshape((-1,) + (1,) * max(x.ndim - 2, 0)), x)
+
+
 @op("PRelu", since=7)
 @in_float32
 def prelu(xp: Xp, x: Array, slope: Array) -> Array:

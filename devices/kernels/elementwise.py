@@ -71,6 +71,18 @@ for _op, _since, _name in _BINARY:
     op(_op, since=_since)(_binary(_name))
 
 
+def _aligned(a: Array, b: Array, axis: int | None, broadcast: int) -> Array:
+    """Return b shaped to broadcast as before opset 7: its axes are a's from `axis` on, or last."""
+    if a.shape == b.shape:
+        return b
+    if not broadcast:
+        raise ValueError(f"shapes {a.shape} and {b.shape} differ, and broadcast is 0")
+    start = a.ndim - b.ndim if axis is None else axis
+    if b.size != 1 and (start < 0 or b.shape != a.shape[start : start + b.ndim]):
+        raise ValueError(f"shape {b.shape} is not that of {a.shape} from axis {start} on")
+    return b.reshape(b.shape + (1,) * (a.ndim - start - b.ndim)) if b.size != 1 else b.reshape(())
+
+
 @op("Div", since=7)
 def divide(xp: Xp, a: Array, b: Array, *, out: Array | None = None) -> Array:
     """Return a / b; integers truncate toward zero."""
@@ -124,6 +136,22 @@ def power(xp: Xp, x: Array, y: Array) -> Array:
         fraction = xp.where(xp.absolute(x) == 1, odd, 0)
         return xp.where(y < 0, fraction, xp.power(x, xp.maximum(y, 0))).astype(x.dtype)
     return xp.power(x, y).astype(x.dtype, copy=False)
+
+
+def _with_axis(kernel: Kernel) -> Kernel:
+    def aligned(
+        xp: Xp, a: Array, b: Array, *, axis: int | None = None, broadcast: int = 0
+    ) -> Array:
+        return kernel(xp, a, _aligned(a, b, axis, broadcast))
+
+    return aligned
+
+
+op("Add", since=6)(_with_axis(_binary("add")))
+op("Sub", since=6)(_with_axis(_binary("subtract")))
+op("Mul", since=6)(_with_axis(_binary("multiply")))
+op("Div", since=6)(_with_axis(divide))
+op("Pow", since=1)(_with_axis(power))
 
 
 @op("Max", since=(6, 8))
