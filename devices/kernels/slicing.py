@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 from devices.kernels.axes import axes_of, axis_of
-from devices.kernels.element_types import Array, Xp
+from devices.kernels.element_types import Array, Xp, same_type
 from devices.kernels.registry import op
 
 
@@ -15,9 +15,8 @@ def concat(xp: Xp, *inputs: Array, axis: int, out: Array | None = None) -> Array
     """Join tensors along `axis`; their other dimensions must agree."""
     first = inputs[0]
     axis = axis_of(axis, first.ndim)
+    same_type(*inputs)
     for x in inputs:
-        if x.dtype != first.dtype:
-            raise TypeError(f"inputs are of types {first.dtype} and {x.dtype}, not of one type")
         if x.ndim != first.ndim or any(
             m != n for i, (m, n) in enumerate(zip(x.shape, first.shape, strict=True)) if i != axis
         ):
