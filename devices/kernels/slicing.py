@@ -121,10 +121,11 @@ def _slice(
         )
     if 0 in steps:
         raise ValueError("a step of 0 never ends")
-    # Python's own clamping of out-of-range and negative bounds is the specification's.
+    # Python clamps bounds as the specification does, but for a start before the first element:
+    # going backwards, Python then takes nothing, the specification the first element.
     index = [slice(None)] * data.ndim
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        index[axis] = slice(start, end, step)
+        index[axis] = slice(max(start, -data.shape[axis]), end, step)
     return data[tuple(index)]
 
 

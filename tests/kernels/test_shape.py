@@ -49,7 +49,7 @@ def test_reshape_infers_beside_an_empty_copied_dimension():
     "wanted", [(5, -1), (7,), (-1, -1), (-2, 3), (2, 3, 4, 0), (0, 0, 0, 0)], ids=str
 )
 def test_reshape_refuses(wanted):
-    with pytest.raises(ValueError, match="shape|dimension"):
+    with pytest.raises(ValueError, match="shape"):
         run_kernel("Reshape", [X, ints(*wanted)])
 
 
