@@ -1,0 +1,121 @@
+"""Device names: reading ``HETERO:ORT,CPU``, and finding the device that a name means.
+
+``CPU`` and ``CPU.0`` are one device. A name without an id means the plugin's first device.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from devices.errors import UnknownDeviceError
+
+#: What asks for several devices.
+HETERO: Final = "HETERO"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRequest:
+    """What a device string asks for.
+
+    Attributes
+    ----------
+    hetero : bool
+        Whether the model may be cut.
+    names : tuple of str
+        Devices in order of priority, each once; empty for a bare ``HETERO``: all there are.
+    """
+
+    hetero: bool
+    names: tuple[str, ...]
+
+
+def parse_device(text: str) -> DeviceRequest:
+    """Read a device string: ``CPU``, ``ORT.1``, ``HETERO``, ``HETERO:ORT,CPU``.
+
+    Spaces are ignored and repetitions dropped.
+
+    Raises
+    ------
+    UnknownDeviceError
+        If it is empty, has an empty place, or lists several devices without ``HETERO:``.
+    """
+    head, colon, tail = text.strip().partition(":")
+    head = head.strip()
+    if head == HETERO and not colon:
+        return DeviceRequest(True, ())
+    if colon and head != HETERO:
+        raise UnknownDeviceError(
+            f"device {text!r}: nothing but {HETERO} takes a list after a colon; write "
+            f"{HETERO}:{tail.strip() or 'CPU'}.",
+            device=text,
+        )
+    parts = [part.strip() for part in (tail if colon else head).split(",")]
+    if not all(parts):
+        raise UnknownDeviceError(
+            f"device {text!r} has an empty place; write names divided by commas, as in "
+            f"{HETERO}:ORT,CPU.",
+            device=text,
+        )
+    if not colon and len(parts) > 1:
+        raise UnknownDeviceError(
+            f"device {text!r} names {len(parts)} devices; to cut a model between them write "
+            f"{HETERO}:{','.join(parts)}.",
+            device=text,
+        )
+    return DeviceRequest(bool(colon), tuple({split_name(part): part for part in parts}.values()))
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """Return a device name's plugin and id; the id is ``0`` where the name has none."""
+    plugin, _, device_id = name.strip().partition(".")
+    return plugin, device_id or "0"
+
+
+def resolve_name(name: str, available: Iterable[str]) -> str:
+    """Return the one of `available` that `name` means.
+
+    Raises
+    ------
+    UnknownDeviceError
+        Listing what there is, and the nearest to what was asked for.
+    """
+    known = {split_name(device): device for device in available}
+    found = known.get(split_name(name))
+    if found is not None:
+        return found
+    plugin, _ = split_name(name)
+    ids = [device for (other, _), device in known.items() if other == plugin]
+    near = difflib.get_close_matches(name.upper(), known.values(), 1)
+    if ids:
+        hint = f" {plugin} has {', '.join(ids)}; more logical devices are asked for by devices=."
+    else:
+        hint = f" Did you mean {near[0]}?" if near else ""
+    raise UnknownDeviceError(
+        f"no device {name!r}; there are {', '.join(known.values()) or 'none'}.{hint}", device=name
+    )
+
+
+def resolve_device(text: str, available: Sequence[str]) -> tuple[str, ...]:
+    """Return the devices that a device string means, in order of priority."""
+    request = parse_device(text)
+    if request.hetero and not request.names:
+        return tuple(available)
+    return tuple(dict.fromkeys(resolve_name(name, available) for name in request.names))
+
+
+def assign_names(plugins: Sequence[str]) -> tuple[str, ...]:
+    """Name devices by their plugins, in the cluster's order.
+
+    A plugin's only device has the plugin's name; several are numbered from 0.
+    """
+    totals = Counter(plugins)
+    taken: Counter[str] = Counter()
+    names = []
+    for plugin in plugins:
+        names.append(plugin if totals[plugin] == 1 else f"{plugin}.{taken[plugin]}")
+        taken[plugin] += 1
+    return tuple(names)

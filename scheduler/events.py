@@ -1,0 +1,271 @@
+"""Events and instructions of the two machines: what they are told, and what they ask for.
+
+Both machines are pure: time comes in events, values stay with whoever runs the machine. Events
+and instructions are small frozen records, so that a test is a list of the one and a list of the
+other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+# What the client's machine is told.
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """A caller wants an answer by `deadline_s`; `nbytes` is the size of what it brings."""
+
+    now_s: float
+    request_id: int
+    nbytes: int
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptAnswered:
+    """All outputs of an attempt are there; its stages made `nbytes` in all."""
+
+    now_s: float
+    request_id: int
+    attempt: int
+    answer: Any
+    nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptFailed:
+    """A stage of an attempt raised, or the attempt could not start."""
+
+    now_s: float
+    request_id: int
+    attempt: int
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class CancelAsked:
+    """A caller no longer wants the answer."""
+
+    now_s: float
+    request_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimePassed:
+    """It is `now_s`; whoever's deadline that is past has waited long enough."""
+
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLost:
+    """A device that every request needs is gone."""
+
+    now_s: float
+    device: str
+    node: str
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceReturned:
+    """A lost device is back, its stages loaded."""
+
+    now_s: float
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """No more requests; those in flight are cancelled."""
+
+    now_s: float
+
+
+ClientEvent = (
+    Submitted
+    | AttemptAnswered
+    | AttemptFailed
+    | CancelAsked
+    | TimePassed
+    | DeviceLost
+    | DeviceReturned
+    | Closed
+)
+
+# What the client's machine asks for.
+
+
+@dataclass(frozen=True, slots=True)
+class StartAttempt:
+    """Send the request's inputs to the stages that take them, as this attempt."""
+
+    request_id: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropAttempt:
+    """Stop the attempt where it runs and forget it where it waits."""
+
+    request_id: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """Give the caller its answer."""
+
+    request_id: int
+    answer: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """Give the caller its error."""
+
+    request_id: int
+    error: BaseException
+
+
+ClientInstruction = StartAttempt | DropAttempt | Deliver | Fail
+
+
+class Task(NamedTuple):
+    """One stage of one attempt of one request."""
+
+    deployment: str
+    request_id: int
+    attempt: int
+    stage: int
+
+
+class Send(NamedTuple):
+    """Where an output goes: a stage on a device."""
+
+    tensor: str
+    device: str
+    stage: int
+
+
+# What a device's machine is told.
+
+
+@dataclass(frozen=True, slots=True)
+class StageOpened:
+    """A stage is loaded.
+
+    Attributes
+    ----------
+    deployment, stage : str, int
+        Which.
+    inputs : tuple of str
+        What must be there before it runs.
+    level : int
+        The most stages on a path before it.
+    sends : tuple of Send
+        Where its outputs go, one entry for each consumer.
+    """
+
+    deployment: str
+    stage: int
+    inputs: tuple[str, ...]
+    level: int
+    sends: tuple[Send, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ValuesArrived:
+    """Inputs of a task are there; `sequence` counts the deployment's requests.
+
+    A stage without inputs is told so with no tensors.
+    """
+
+    task: Task
+    sequence: int
+    tensors: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnded:
+    """A run gave its outputs."""
+
+    task: Task
+
+
+@dataclass(frozen=True, slots=True)
+class RunFailed:
+    """A run raised."""
+
+    task: Task
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptDropped:
+    """Nobody waits for this attempt any more."""
+
+    deployment: str
+    request_id: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentClosed:
+    """A deployment's stages are to be unloaded."""
+
+    deployment: str
+
+
+DeviceEvent = StageOpened | ValuesArrived | RunEnded | RunFailed | AttemptDropped | DeploymentClosed
+
+# What a device's machine asks for.
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Run the task; all its inputs are there."""
+
+    task: Task
+
+
+@dataclass(frozen=True, slots=True)
+class SendOn:
+    """Send an output of the task to a stage."""
+
+    task: Task
+    send: Send
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Tell the client that the task ended."""
+
+    task: Task
+
+
+@dataclass(frozen=True, slots=True)
+class ReportFailure:
+    """Tell the client that the task raised."""
+
+    task: Task
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Ask the running task to stop at its next node."""
+
+    task: Task
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Let go of the values kept for the task."""
+
+    task: Task
+
+
+DeviceInstruction = Run | SendOn | Report | ReportFailure | Stop | Forget

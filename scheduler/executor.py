@@ -1,0 +1,231 @@
+"""What an executor is: devices to ask, plans to deploy, requests to submit and answers to await.
+
+`InProcessExecutor` and `RayExecutor` both are one; the layers above know only these protocols.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from devices.model import Model
+from devices.program import ExecutedNode, Payload, Value
+from devices.support import Support
+from scheduler.client_machine import StoryLine
+from scheduler.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceDescriptor:
+    """A device of the cluster, or a plugin that could not be loaded.
+
+    Attributes
+    ----------
+    name : str
+        ``PLUGIN`` where the cluster has one such device, else ``PLUGIN.<id>``, ids counted
+        through the cluster, the head node's first.
+    plugin : str
+        The plugin's name.
+    device_id : str
+        Its id for the plugin, on its node: what ``DEVICE_ID`` is set to.
+    node : str
+        The node's name for people; ``local`` in process.
+    full_name, version, fingerprint : str
+        As the plugin gives them.
+    capabilities : tuple of str
+        The plugin's ``OPTIMIZATION_CAPABILITIES``.
+    error : str or None
+        Why the plugin cannot be used; such a row takes no work.
+    memory_nbytes : int or None
+        Memory of its own or of its node, where known.
+    num_threads : int
+        What ``INFERENCE_NUM_THREADS=0`` comes to: its share of the node's cores.
+    """
+
+    name: str
+    plugin: str
+    device_id: str
+    node: str
+    full_name: str = ""
+    version: str = ""
+    fingerprint: str = ""
+    capabilities: tuple[str, ...] = ()
+    error: str | None = None
+    memory_nbytes: int | None = None
+    num_threads: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class StageSource:
+    """What a device makes a stage from.
+
+    Attributes
+    ----------
+    model : Model
+        The subgraph; with a payload its ports are enough.
+    payload : Payload or None
+        The device's own earlier export, imported instead of compiling.
+    config : mapping
+        Properties for the compilation.
+    """
+
+    model: Model
+    payload: Payload | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StageRun:
+    """How one stage of one request went.
+
+    Attributes
+    ----------
+    stage : int
+        Its index in the plan.
+    device : str
+        Who ran it.
+    queued_s, run_s : float
+        Seconds from its last input's arrival to its start (0 where the executor cannot tell),
+        and from start to end.
+    node_times_s : mapping of str to float
+        Seconds by executed node; empty unless profiled.
+    started_s, ended_s : float
+        When, by the device's own monotonic clock: comparable on one node only.
+    output_nbytes : int
+        Bytes of what it gave.
+    """
+
+    stage: int
+    device: str
+    queued_s: float
+    run_s: float
+    node_times_s: Mapping[str, float] = field(default_factory=dict)
+    started_s: float = 0.0
+    ended_s: float = 0.0
+    output_nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a request comes to.
+
+    Attributes
+    ----------
+    outputs : dict of str to value
+        By output name; arrays may be read-only.
+    stage_runs : tuple of StageRun
+        In stage order.
+    """
+
+    outputs: dict[str, Value]
+    stage_runs: tuple[StageRun, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A request that was admitted: its id, and the future of its answer."""
+
+    request_id: int
+    future: Future[Answer]
+
+
+class Deployment(Protocol):
+    """A plan on its devices, ready for requests."""
+
+    @property
+    def plan(self) -> Plan:
+        """What was deployed."""
+
+    def submit(
+        self,
+        inputs: Mapping[str, Value],
+        *,
+        timeout_s: float | None = None,
+        profile: bool = False,
+    ) -> Submission:
+        """Admit a request; block while as many requests or bytes are in flight as may be.
+
+        Parameters
+        ----------
+        inputs : mapping of str to value
+            One for each input of the plan, already checked and converted. The caller must not
+            write to the arrays until the answer is there.
+        timeout_s : float, optional
+            Seconds until the answer must be there, waiting for admission included; without it
+            the deployment's ``REQUEST_TIMEOUT_S`` holds.
+        profile : bool
+            Whether stages time their nodes.
+
+        Raises
+        ------
+        OverloadedError
+            Too many callers already wait for admission, or `timeout_s` is 0 and there is no room.
+        DeadlineError
+            No room within `timeout_s`.
+        DeviceLostError
+            A device of the plan is gone.
+        """
+
+    def cancel(self, request_id: int) -> bool:
+        """Cancel a request; True if its future now ends with RequestCancelledError."""
+
+    def story(self, request_id: int) -> list[StoryLine]:
+        """Return what happened to a request so far; empty for one long forgotten."""
+
+    def executed_nodes(self, stage: int) -> tuple[ExecutedNode, ...]:
+        """Return a stage's runtime model, in execution order."""
+
+    def export(self, stage: int) -> Payload:
+        """Return a stage's device's own form of it.
+
+        Raises
+        ------
+        UnsupportedOperationError
+            If the device has none.
+        """
+
+    def close(self) -> None:
+        """Cancel what is in flight and unload the stages; again is harmless."""
+
+
+class Executor(Protocol):
+    """Devices and the means to run plans on them."""
+
+    def devices(self) -> tuple[DeviceDescriptor, ...]:
+        """Return every device, and every plugin that is broken, in the plugins' order."""
+
+    def query(self, device: str, model: Model, config: Mapping[str, Any] | None = None) -> Support:
+        """Ask a device which nodes of `model` it runs; the answer names it as `devices` does."""
+
+    def get_property(self, device: str, name: str) -> Any:
+        """Return a property's value on a device."""
+
+    def deploy(
+        self,
+        plan: Plan,
+        sources: Sequence[StageSource],
+        constants: Mapping[str, np.ndarray] | None = None,
+        *,
+        config: Mapping[str, Any] | None = None,
+    ) -> Deployment:
+        """Compile every stage on its device.
+
+        Parameters
+        ----------
+        plan : Plan
+            Its stages name devices of `devices`.
+        sources : sequence of StageSource
+            One a stage.
+        constants : mapping of str to numpy.ndarray
+            Values of the plan's constant outputs.
+        config : mapping
+            ``MAX_REQUESTS_IN_FLIGHT``, ``MAX_BYTES_IN_FLIGHT``, ``MAX_REQUESTS_WAITING``,
+            ``REQUEST_TIMEOUT_S``: the bounds of `client_machine.Limits`.
+        """
+
+    def close(self) -> None:
+        """Close every deployment and stop what this executor started; again is harmless."""

@@ -1,0 +1,239 @@
+"""The plan: which stage runs where, and which tensors cross between stages.
+
+A plan is made once, when a model is compiled, and handed to the devices when it is deployed. It
+holds names and types only; models, weights and options travel beside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+import msgpack
+
+from devices.errors import BlobError, PlanError
+from devices.tensor_spec import TensorSpec
+
+#: First entry of the serialized form.
+_FORMAT: Final = "hetero-plan"
+#: Raised whenever the serialized form changes.
+_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A subgraph on its device.
+
+    Attributes
+    ----------
+    index : int
+        Position in `Plan.stages`.
+    device : str
+        Name of the device that runs it.
+    inputs, outputs : tuple of str
+        Values it takes and gives, by their names in the whole model, in port order.
+    node_names : tuple of str
+        The model's nodes in it.
+    """
+
+    index: int
+    device: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    node_names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """A tensor that goes from one stage to another; once for each consumer.
+
+    Attributes
+    ----------
+    tensor : str
+        The value's name.
+    producer, consumer : int
+        Stage indices.
+    """
+
+    tensor: str
+    producer: int
+    consumer: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A model cut into stages.
+
+    Parameters
+    ----------
+    name : str
+        The model's name.
+    inputs, outputs : tuple of TensorSpec
+        The model's ports; an output may be listed twice.
+    stages : tuple of Stage
+        Each after every stage that it takes a value from.
+    passthrough : tuple of str
+        Inputs that are also outputs.
+    constant_outputs : tuple of str
+        Outputs that no input and no node has a part in.
+
+    Raises
+    ------
+    PlanError
+        A stage takes what is not there before it, a value is made twice, or an output has no
+        source.
+    """
+
+    name: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    stages: tuple[Stage, ...]
+    passthrough: tuple[str, ...] = ()
+    constant_outputs: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        given = {spec.name for spec in self.inputs}
+        made: dict[str, int] = {}
+        for i, stage in enumerate(self.stages):
+            where = f"plan of {self.name!r}: stage {i} on {stage.device}"
+            if stage.index != i:
+                raise PlanError(f"{where} says that its index is {stage.index}.")
+            for tensor in stage.inputs:
+                if tensor not in given and tensor not in made:
+                    raise PlanError(
+                        f"{where} takes {tensor!r}, which is no input of the model and which no "
+                        "stage before it makes; order stages so that each follows its producers.",
+                        stage=i,
+                        tensor=tensor,
+                    )
+            for tensor in stage.outputs:
+                if tensor in given or tensor in made:
+                    other = f"stage {made[tensor]}" if tensor in made else "the model's inputs"
+                    raise PlanError(
+                        f"{where} makes {tensor!r}, which {other} already gives.",
+                        stage=i,
+                        tensor=tensor,
+                    )
+                made[tensor] = i
+        self._check_ends(given, made)
+
+    def _check_ends(self, given: set[str], made: dict[str, int]) -> None:
+        outputs = {spec.name for spec in self.outputs}
+        for kind, names, allowed in (
+            ("passthrough", self.passthrough, given & outputs),
+            ("constant output", self.constant_outputs, outputs - given - set(made)),
+        ):
+            if wrong := [name for name in names if name not in allowed]:
+                raise PlanError(f"plan of {self.name!r}: {wrong} cannot be a {kind}.")
+        known = {*made, *self.passthrough, *self.constant_outputs}
+        if missing := sorted(outputs - known):
+            raise PlanError(
+                f"plan of {self.name!r}: outputs {missing} have no source: no stage makes them, "
+                "and they are neither passthrough nor constant.",
+                tensors=missing,
+            )
+
+    @cached_property
+    def producers(self) -> dict[str, int]:
+        """Value name -> index of the stage that makes it."""
+        return {tensor: stage.index for stage in self.stages for tensor in stage.outputs}
+
+    @cached_property
+    def consumers(self) -> dict[str, tuple[int, ...]]:
+        """Value name -> indices of the stages that take it, ascending; graph inputs included."""
+        found: dict[str, list[int]] = {}
+        for stage in self.stages:
+            for tensor in dict.fromkeys(stage.inputs):
+                found.setdefault(tensor, []).append(stage.index)
+        return {tensor: tuple(readers) for tensor, readers in found.items()}
+
+    @cached_property
+    def wires(self) -> tuple[Wire, ...]:
+        """Every tensor that crosses, by producer, output position and consumer."""
+        return tuple(
+            Wire(tensor, stage.index, consumer)
+            for stage in self.stages
+            for tensor in stage.outputs
+            for consumer in self.consumers.get(tensor, ())
+        )
+
+    @cached_property
+    def last_use(self) -> dict[str, int]:
+        """Value name -> index of the last stage that takes it; after it the value may go."""
+        return {tensor: readers[-1] for tensor, readers in self.consumers.items()}
+
+    @cached_property
+    def levels(self) -> tuple[int, ...]:
+        """Each stage's level: the most stages on a path before it."""
+        levels: list[int] = []
+        for stage in self.stages:
+            before = [levels[self.producers[t]] for t in stage.inputs if t in self.producers]
+            levels.append(1 + max(before, default=-1))
+        return tuple(levels)
+
+    @cached_property
+    def output_names(self) -> tuple[str, ...]:
+        """Names of the outputs, each once, in port order."""
+        return tuple(dict.fromkeys(spec.name for spec in self.outputs))
+
+    @cached_property
+    def devices(self) -> tuple[str, ...]:
+        """Devices that the plan uses, in order of first use."""
+        return tuple(dict.fromkeys(stage.device for stage in self.stages))
+
+    def to_bytes(self) -> bytes:
+        """Return the plan as msgpack; equal plans give equal bytes."""
+        body = [
+            self.name,
+            [_pack_spec(spec) for spec in self.inputs],
+            [_pack_spec(spec) for spec in self.outputs],
+            [[s.device, s.inputs, s.outputs, s.node_names] for s in self.stages],
+            self.passthrough,
+            self.constant_outputs,
+        ]
+        data: bytes = msgpack.packb([_FORMAT, _VERSION, body])
+        return data
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Plan:
+        """Read what `to_bytes` wrote.
+
+        Raises
+        ------
+        BlobError
+            If `data` is no plan, or one of another version.
+        """
+        try:
+            form, version, body = msgpack.unpackb(data)
+        except (ValueError, TypeError, msgpack.UnpackException) as error:
+            raise BlobError(f"not a plan: {error}.") from error
+        if form != _FORMAT or version != _VERSION:
+            raise BlobError(
+                f"not a plan of version {_VERSION}: got {form!r} version {version!r}. Compile the "
+                "model again with this version."
+            )
+        try:
+            name, inputs, outputs, stages, passthrough, constant_outputs = body
+            return cls(
+                name,
+                tuple(_unpack_spec(spec) for spec in inputs),
+                tuple(_unpack_spec(spec) for spec in outputs),
+                tuple(
+                    Stage(i, device, tuple(takes), tuple(gives), tuple(nodes))
+                    for i, (device, takes, gives, nodes) in enumerate(stages)
+                ),
+                tuple(passthrough),
+                tuple(constant_outputs),
+            )
+        except (TypeError, ValueError) as error:
+            raise BlobError(f"damaged plan: {error}.") from error
+
+
+def _pack_spec(spec: TensorSpec) -> list[Any]:
+    return [spec.name, spec.type, None if spec.shape is None else list(spec.shape)]
+
+
+def _unpack_spec(entry: list[Any]) -> TensorSpec:
+    name, kind, shape = entry
+    return TensorSpec(name, kind, None if shape is None else tuple(shape))
