@@ -77,10 +77,13 @@ def _aligned(a: Array, b: Array, axis: int | None, broadcast: int) -> Array:
         return b
     if not broadcast:
         raise ValueError(f"shapes {a.shape} and {b.shape} differ, and broadcast is 0")
+    if b.size == 1:
+        return b.reshape(())
     start = a.ndim - b.ndim if axis is None else axis
-    if b.size != 1 and (start < 0 or b.shape != a.shape[start : start + b.ndim]):
+    span = a.shape[start : start + b.ndim] if start >= 0 else ()
+    if len(span) != b.ndim or any(n not in (1, m) for n, m in zip(b.shape, span, strict=True)):
         raise ValueError(f"shape {b.shape} is not that of {a.shape} from axis {start} on")
-    return b.reshape(b.shape + (1,) * (a.ndim - start - b.ndim)) if b.size != 1 else b.reshape(())
+    return b.reshape(b.shape + (1,) * (a.ndim - start - b.ndim))
 
 
 @op("Div", since=7)

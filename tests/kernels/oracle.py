@@ -23,6 +23,9 @@ from devices.kernels import KERNELS
 #: Newest opset that the installed onnx defines.
 NEWEST = onnx.defs.onnx_opset_version()
 
+#: Newest opset that the installed ONNX Runtime loads.
+ORT_NEWEST = 26
+
 #: Elements are compared as these when numpy cannot compare them itself.
 _WIDE = {
     "bfloat16": np.float32,
@@ -37,6 +40,24 @@ _WIDE = {
     "int2": np.int8,
     "uint2": np.uint8,
 }
+
+
+def opsets(op_type: str, oldest: int = 7, newest: int = ORT_NEWEST) -> list[int]:
+    """Return an opset for each version of the operator that models of these opsets meet."""
+    versions = sorted(
+        schema.since_version
+        for schema in onnx.defs.get_all_schemas_with_history()
+        if schema.name == op_type and schema.domain == "" and schema.since_version <= newest
+    )
+    return sorted(
+        {max(version, oldest) for version in versions if version <= oldest}
+        | {version for version in versions if version > oldest}
+    )
+
+
+def cases(*op_types: str, oldest: int = 7, newest: int = ORT_NEWEST) -> list[tuple[str, int]]:
+    """Return each operator with each of its `opsets`."""
+    return [(name, opset) for name in op_types for opset in opsets(name, oldest, newest)]
 
 
 def frozen(value: Any) -> Any:
@@ -184,7 +205,11 @@ def compare(got: Any, wanted: Any, rtol: float, atol: float, where: str) -> None
 
 
 def _feeds(inputs: Sequence[Any]) -> dict[str, Any]:
-    return {f"x{i}": value for i, value in enumerate(inputs) if value is not None}
+    return {
+        f"x{i}": np.asarray(value) if isinstance(value, np.generic) else value
+        for i, value in enumerate(inputs)
+        if value is not None
+    }
 
 
 def _value_info(name: str, value: Any) -> onnx.ValueInfoProto:
