@@ -1,0 +1,407 @@
+"""A block: one graph (main graph, body or function) as steps over numbered slots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from operator import itemgetter
+from time import perf_counter
+from typing import Any, Final
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from devices.attributes import attribute_value
+from devices.cpu.delegate import delegate
+from devices.cpu.donation import DONORS, donated
+from devices.cpu.functions import instantiate
+from devices.cpu.implementations import Implementation, Scope, find_implementation
+from devices.errors import HeteroError, KernelError
+from devices.kernels import Kernel
+from devices.model import Node
+from devices.program import RunContext, Value
+from devices.support import Refusal
+
+#: Runs one node: reads its inputs from the slots, writes its outputs there, clears what has died.
+Step = Callable[[list[Value], RunContext], None]
+
+#: The slot of absent optional inputs; it always holds None.
+_ABSENT: Final = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A node that runs, and what runs it; kept beside its step for errors and the runtime model."""
+
+    node: Node
+    implementation: Implementation
+    opset: int
+    reads: tuple[int, ...]
+
+
+class Block:
+    """A graph ready to run, re-entrant: each run has its own slots.
+
+    Parameters
+    ----------
+    tasks : sequence of Task
+        In execution order.
+    steps : sequence of Step
+        The same, as functions.
+    template : list
+        The slots before a run: constants in place, None elsewhere.
+    input_slots, output_slots : sequence of int
+        Where the graph's inputs (its captures follow them) and outputs are.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        steps: Sequence[Step],
+        template: list[Value],
+        input_slots: Sequence[int],
+        output_slots: Sequence[int],
+    ) -> None:
+        self.tasks: Final = tuple(tasks)
+        self._steps: Final = tuple(steps)
+        self._template: Final = template
+        self._input_slots: Final = tuple(input_slots)
+        self._output_slots: Final = tuple(output_slots)
+
+    def run(
+        self, inputs: Sequence[Value], context: RunContext, *, profile: bool = False
+    ) -> list[Value]:
+        """Compute the outputs.
+
+        Parameters
+        ----------
+        inputs : sequence of values
+            The graph's inputs, then its captures.
+        context : RunContext
+            Asked between nodes whether to stop.
+        profile : bool
+            Whether to record each node's time.
+        """
+        values = self._template.copy()
+        for slot, value in zip(self._input_slots, inputs, strict=True):
+            values[slot] = value
+        check = context.check_cancelled
+        i = 0
+        try:
+            if profile:
+                for i, step in enumerate(self._steps):
+                    check()
+                    start = perf_counter()
+                    step(values, context)
+                    context.record(self.tasks[i].node.name, perf_counter() - start)
+            else:
+                for i, step in enumerate(self._steps):  # noqa: B007 - the handler below names it
+                    check()
+                    step(values, context)
+        except (HeteroError, MemoryError):
+            raise
+        except Exception as error:
+            raise _kernel_error(self.tasks[i], values, error) from error
+        return [values[slot] for slot in self._output_slots]
+
+    def bound(self, captures: Sequence[Value], context: RunContext) -> Callable[..., Any]:
+        """Return the block as a function of its own inputs, the captured values given."""
+
+        def body(*inputs: Value) -> tuple[Value, ...]:
+            return tuple(self.run([*inputs, *captures], context))
+
+        return body
+
+
+def build_block(
+    nodes: Sequence[Node],
+    *,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    constants: Mapping[str, np.ndarray],
+    scope: Scope,
+) -> Block:
+    """Compile a graph whose nodes are in topological order.
+
+    Parameters
+    ----------
+    nodes : sequence of Node
+    inputs : sequence of str
+        Its inputs, and after them the outer values that it reads.
+    outputs : sequence of str
+    constants : mapping of str to array
+        Its initializers.
+    scope : Scope
+        Opsets and functions.
+    """
+    template: list[Value] = [None]
+    slots: dict[str, int] = {"": _ABSENT}
+
+    def slot_of(value: str) -> int:
+        if value not in slots:
+            slots[value] = len(template)
+            template.append(None)
+        return slots[value]
+
+    input_slots = [slot_of(name) for name in inputs]
+    for name, array in constants.items():
+        if name not in slots:  # a body's initializer that is also an input is only its default
+            template[slot_of(name)] = array
+    running = []
+    for node in nodes:
+        implementation = find_implementation(node, scope)
+        if isinstance(implementation, Refusal):
+            raise KernelError(
+                f"node {node.name!r} ({node.op_type}): {implementation}",
+                node=node.name, op_type=node.op_type, opset=scope.opset(node.domain),
+            )  # fmt: skip
+        if implementation.kind == "literal":
+            template[slot_of(node.outputs[0])] = _literal(node)
+        else:
+            running.append((node, implementation))
+    output_slots = [slot_of(name) for name in outputs]
+    last_use = {value: i for i, (node, _) in enumerate(running) for value in node.reads}
+    keep = set(outputs) | set(constants) | {n.outputs[0] for n in nodes if n.is_constant}
+    tasks, steps = [], []
+    for i, (node, implementation) in enumerate(running):
+        dying = [v for v in node.reads if v not in keep and last_use[v] == i]
+        dying += [v for v in node.writes if v not in keep and v not in last_use]
+        reads = tuple(slot_of(name) for name in _trimmed(node.inputs))
+        task = Task(node, implementation, scope.opset(node.domain), reads)
+        names = _trimmed(node.outputs)
+        writes = tuple(slot_of(name) if name else None for name in names)
+        dead = tuple(slot_of(v) for v in dying)
+        steps.append(_step(task, writes, dead, slot_of, scope))
+        tasks.append(task)
+    return Block(tasks, steps, template, input_slots, output_slots)
+
+
+def _trimmed(names: Sequence[str]) -> tuple[str, ...]:
+    """Return names without the empty ones at the end."""
+    count = len(names)
+    while count and not names[count - 1]:
+        count -= 1
+    return tuple(names[:count])
+
+
+def _literal(node: Node) -> Value:
+    """Return the value of a `Constant`."""
+    (attribute,) = node.proto.attribute
+    value = attribute_value(attribute)
+    if attribute.name == "sparse_value":
+        dense = np.zeros(tuple(value.dims), numpy_helper.to_array(value.values).dtype)
+        indices = numpy_helper.to_array(value.indices)
+        at = (indices,) if indices.ndim == 1 else tuple(indices.T)
+        if indices.ndim == 1:
+            at = np.unravel_index(indices, dense.shape)
+        dense[at] = numpy_helper.to_array(value.values)
+        value = dense
+    elif attribute.name in ("value_float", "value_floats"):
+        value = np.asarray(value, np.float32)
+    elif attribute.name in ("value_int", "value_ints"):
+        value = np.asarray(value, np.int64)
+    elif attribute.name in ("value_string", "value_strings"):
+        value = np.asarray(value, object)
+    value.setflags(write=False)
+    return value
+
+
+def _step(
+    task: Task,
+    writes: tuple[int | None, ...],
+    dying: tuple[int, ...],
+    slot_of: Callable[[str], int],
+    scope: Scope,
+) -> Step:
+    node, what = task.node, task.implementation.what
+    if task.implementation.kind == "delegate":
+        return _call_step(delegate(node, task.opset), task.reads, writes, dying)
+    if task.implementation.kind == "function":
+        return _function_step(what, task, writes, dying, scope)
+    bodies: dict[str, tuple[Block, tuple[int, ...]]] = {}
+    keywords: dict[str, Any] = {}
+    for attribute in node.proto.attribute:
+        if attribute.HasField("g"):
+            body, captures = _body(attribute.g, scope)
+            bodies[attribute.name] = body, tuple(slot_of(name) for name in captures)
+        else:
+            keywords[attribute.name] = attribute_value(attribute)
+    if "n_outputs" in what.wants:
+        keywords["n_outputs"] = len(writes)
+    if "opset" in what.wants:
+        keywords["opset"] = task.opset
+    call = partial(what.function, np, **keywords)
+    if bodies:
+        return _body_step(call, bodies, task.reads, writes, dying)
+    donors = tuple(
+        i
+        for i in DONORS.get((node.domain, node.op_type), ())
+        if i < len(task.reads) and task.reads[i] in dying and task.reads.count(task.reads[i]) == 1
+    )
+    if donors and "out" in what.wants and len(writes) == 1 and writes[0] is not None:
+        return _donating_step(call, task.reads, writes[0], dying, donors)
+    return _call_step(call, task.reads, writes, dying)
+
+
+def _body(graph: onnx.GraphProto, scope: Scope) -> tuple[Block, tuple[str, ...]]:
+    """Compile the body of a control flow node; return it and the outer values that it reads."""
+    holder = onnx.NodeProto()
+    holder.attribute.add(name="body", type=onnx.AttributeProto.GRAPH).g.CopyFrom(graph)
+    captures = Node.from_proto(holder).captures
+    constants = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
+    for array in constants.values():
+        array.setflags(write=False)
+    block = build_block(
+        [Node.from_proto(proto) for proto in graph.node],
+        inputs=[*(value.name for value in graph.input), *captures],
+        outputs=[value.name for value in graph.output],
+        constants=constants,
+        scope=scope,
+    )
+    return block, captures
+
+
+def _call_step(
+    call: Callable[..., Any],
+    reads: tuple[int, ...],
+    writes: tuple[int | None, ...],
+    dying: tuple[int, ...],
+) -> Step:
+    """A node without bodies; the shapes of nearly all nodes have their own, shorter path."""
+    if len(writes) == 1 and writes[0] is not None and reads:
+        write: int = writes[0]
+        if len(reads) == 1:
+            (read,) = reads
+
+            def one_to_one(values: list[Value], context: RunContext) -> None:
+                result = call(values[read])
+                values[write] = result if type(result) is np.ndarray else _single(result)
+                for slot in dying:
+                    values[slot] = None
+
+            return one_to_one
+        get = itemgetter(*reads)
+
+        def many_to_one(values: list[Value], context: RunContext) -> None:
+            result = call(*get(values))
+            values[write] = result if type(result) is np.ndarray else _single(result)
+            for slot in dying:
+                values[slot] = None
+
+        return many_to_one
+
+    def many_to_many(values: list[Value], context: RunContext) -> None:
+        _store(values, writes, call(*[values[slot] for slot in reads]))
+        for slot in dying:
+            values[slot] = None
+
+    return many_to_many
+
+
+def _donating_step(
+    call: Callable[..., Any],
+    reads: tuple[int, ...],
+    write: int,
+    dying: tuple[int, ...],
+    donors: tuple[int, ...],
+) -> Step:
+    """A node that may write its result over an input that dies here."""
+
+    def step(values: list[Value], context: RunContext) -> None:
+        inputs = [values[slot] for slot in reads]
+        result = call(*inputs, out=donated(inputs, donors))
+        values[write] = result if type(result) is np.ndarray else _single(result)
+        for slot in dying:
+            values[slot] = None
+
+    return step
+
+
+def _body_step(
+    call: Callable[..., Any],
+    bodies: Mapping[str, tuple[Block, tuple[int, ...]]],
+    reads: tuple[int, ...],
+    writes: tuple[int | None, ...],
+    dying: tuple[int, ...],
+) -> Step:
+    """A control flow node: its bodies see the values that they capture as they are now."""
+
+    def step(values: list[Value], context: RunContext) -> None:
+        bound = {
+            name: block.bound([values[slot] for slot in captures], context)
+            for name, (block, captures) in bodies.items()
+        }
+        _store(values, writes, call(*[values[slot] for slot in reads], **bound))
+        for slot in dying:
+            values[slot] = None
+
+    return step
+
+
+def _function_step(
+    function: onnx.FunctionProto,
+    task: Task,
+    writes: tuple[int | None, ...],
+    dying: tuple[int, ...],
+    scope: Scope,
+) -> Step:
+    """A call of a function: its inputs are the node's, absent ones None."""
+    block = build_block(
+        [Node.from_proto(proto) for proto in instantiate(function, task.node.proto)],
+        inputs=function.input,
+        outputs=function.output,
+        constants={},
+        scope=scope.of_function(function),
+    )
+    padding = [None] * (len(function.input) - len(task.reads))
+
+    def step(values: list[Value], context: RunContext) -> None:
+        inputs = [values[slot] for slot in task.reads]
+        _store(values, writes, tuple(block.run([*inputs, *padding], context)))
+        for slot in dying:
+            values[slot] = None
+
+    return step
+
+
+def _single(result: Any) -> Value:
+    """Return a one-output kernel's result as a value: scalars become arrays of rank 0."""
+    if isinstance(result, tuple):
+        (result, *_) = result
+    if isinstance(result, np.generic):
+        return np.asarray(result)
+    return np.asarray(result, object) if isinstance(result, str | bytes) else result
+
+
+def _store(values: list[Value], writes: tuple[int | None, ...], result: Any) -> None:
+    results = result if isinstance(result, tuple) else (result,)
+    if len(results) < len(writes):
+        raise ValueError(f"{len(writes)} outputs are named; there are only {len(results)}")
+    for slot, value in zip(writes, results, strict=False):
+        if slot is not None:
+            values[slot] = _single(value)
+
+
+def _kernel_error(task: Task, values: list[Value], error: Exception) -> KernelError:
+    node = task.node
+    operator = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+    inputs = ", ".join(_described(values[slot]) for slot in task.reads)
+    merged = f", made of {', '.join(node.covers)}" if node.covers != (node.name,) else ""
+    said = str(error) or type(error).__name__
+    kernel = task.implementation.what
+    since = f" (kernel since {kernel.since})" if isinstance(kernel, Kernel) else ""
+    return KernelError(
+        f"node {node.name!r}{merged}: {operator}, opset {task.opset}{since}, on inputs "
+        f"({inputs}): {said}. Check what feeds the node.",
+        node=node.name,
+        op_type=node.op_type,
+        opset=task.opset,
+    )
+
+
+def _described(value: Value) -> str:
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype}{list(value.shape)}"
+    return "absent" if value is None else type(value).__name__

@@ -1,0 +1,84 @@
+"""Delegation: rare operators run by onnx's own evaluator, one node at a time, on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import onnx
+from onnx.reference import ReferenceEvaluator
+
+from devices.model import Node
+
+#: (domain, operator) -> the versions of its schema at which onnx.reference computes what the
+#: specification says. An operator whose meaning changed is right only from the listed one on.
+DELEGATED: Final[dict[tuple[str, str], frozenset[int]]] = {
+    ("", "ImageDecoder"): frozenset({20}),
+    ("", "RegexFullMatch"): frozenset({20}),
+    ("", "StringConcat"): frozenset({20}),
+    ("", "StringNormalizer"): frozenset({10}),
+    ("", "StringSplit"): frozenset({20}),
+    ("", "TfIdfVectorizer"): frozenset({9}),
+    ("ai.onnx.ml", "ArrayFeatureExtractor"): frozenset({1}),
+    ("ai.onnx.ml", "Binarizer"): frozenset({1}),
+    ("ai.onnx.ml", "DictVectorizer"): frozenset({1}),
+    ("ai.onnx.ml", "FeatureVectorizer"): frozenset({1}),
+    ("ai.onnx.ml", "Imputer"): frozenset({1}),
+    ("ai.onnx.ml", "LabelEncoder"): frozenset({2, 4}),
+    ("ai.onnx.ml", "LinearClassifier"): frozenset({1}),
+    ("ai.onnx.ml", "LinearRegressor"): frozenset({1}),
+    ("ai.onnx.ml", "Normalizer"): frozenset({1}),
+    ("ai.onnx.ml", "OneHotEncoder"): frozenset({1}),
+    ("ai.onnx.ml", "SVMClassifier"): frozenset({1}),
+    ("ai.onnx.ml", "SVMRegressor"): frozenset({1}),
+    ("ai.onnx.ml", "Scaler"): frozenset({1}),
+    ("ai.onnx.ml", "TreeEnsemble"): frozenset({5}),
+    ("ai.onnx.ml", "TreeEnsembleClassifier"): frozenset({1, 3, 5}),
+    ("ai.onnx.ml", "TreeEnsembleRegressor"): frozenset({1, 3, 5}),
+}
+
+
+def is_delegated(domain: str, op_type: str, opset: int) -> bool:
+    """Tell whether onnx.reference is right for the operator at this opset."""
+    versions = DELEGATED.get((domain, op_type))
+    if versions is None:
+        return False
+    try:
+        schema = onnx.defs.get_schema(op_type, opset, domain)
+    except onnx.defs.SchemaError:
+        return False
+    return schema.since_version in versions
+
+
+def delegate(node: Node, opset: int) -> Callable[..., Any]:
+    """Return a function of the node's inputs that runs it in onnx.reference.
+
+    Parameters
+    ----------
+    node : Node
+        A node without bodies.
+    opset : int
+        The imported version of the node's domain.
+    """
+    names = [f"input_{i}" if name else "" for i, name in enumerate(node.inputs)]
+    outputs = [f"output_{i}" for i in range(len(node.outputs))]
+    proto = onnx.NodeProto()
+    proto.CopyFrom(node.proto)
+    proto.ClearField("input")
+    proto.ClearField("output")
+    proto.input.extend(names)
+    proto.output.extend(outputs)
+    graph = onnx.helper.make_graph(
+        [proto],
+        "delegated",
+        [onnx.helper.make_empty_tensor_value_info(name) for name in names if name],
+        [onnx.helper.make_empty_tensor_value_info(name) for name in outputs],
+    )
+    imports = [onnx.helper.make_opsetid(node.domain, opset)]
+    evaluator = ReferenceEvaluator(onnx.helper.make_model(graph, opset_imports=imports))
+
+    def run(*inputs: Any) -> tuple[Any, ...]:
+        feeds = {n: v for n, v in zip(names, inputs, strict=False) if n and v is not None}
+        return tuple(evaluator.run(None, feeds))
+
+    return run

@@ -1,0 +1,64 @@
+"""Donation: which dying input's memory a node may write its result into."""
+
+from __future__ import annotations
+
+from sys import getrefcount
+from typing import Any, Final
+
+import numpy as np
+
+#: (domain, operator) -> input positions whose memory the kernel may write its result over: it
+#: reads no element of them after it wrote the one at the same place.
+DONORS: Final[dict[tuple[str, str], tuple[int, ...]]] = {
+    ("", op_type): (0,)
+    for op_type in (
+        "Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Ceil", "Cos", "Cosh", "Exp",
+        "Floor", "Log", "Neg", "Reciprocal", "Relu", "Round", "Sign", "Sin", "Sinh", "Softmax",
+        "Sqrt", "Tan", "Tanh",
+    )
+} | {("", op_type): (0, 1) for op_type in ("Add", "Sub", "Mul", "Div")}  # fmt: skip
+
+#: Arrays below this many bytes are not worth the question.
+_WORTH_NBYTES: Final = 4096
+
+
+def donated(inputs: list[Any], donors: tuple[int, ...]) -> np.ndarray | None:
+    """Return the input that the result may be written over, or None.
+
+    It must be of the result's shape and type, and nobody else's: one reference from its slot, one
+    from `inputs`, none from a view, a caller or an output.
+
+    Parameters
+    ----------
+    inputs : list
+        The node's inputs; the slots hold them too.
+    donors : tuple of int
+        Positions of those that die here and that the kernel may overwrite.
+    """
+    for position in donors:
+        x = inputs[position]
+        # Held by: slot, `inputs`, `x`, the call below.
+        if type(x) is not np.ndarray or getrefcount(x) != 4 or x.nbytes < _WORTH_NBYTES:
+            continue
+        base = x.base
+        if base is not None and not (
+            # Held by: `x.base`, `base`, the call below.
+            type(base) is np.ndarray and base.base is None and getrefcount(base) == 3
+        ):
+            continue
+        if x.flags.writeable and all(_fits(other, x) for other in inputs):
+            return x
+    return None
+
+
+def _fits(other: Any, x: np.ndarray) -> bool:
+    """Tell whether the result of x and `other`, broadcast, has x's shape and type."""
+    if other.dtype != x.dtype:
+        return False
+    shape, mine = other.shape, x.shape
+    if shape == mine:
+        return True
+    rank = len(shape)
+    return rank <= len(mine) and all(
+        n in (1, m) for n, m in zip(shape, mine[len(mine) - rank :], strict=True)
+    )

@@ -1,0 +1,142 @@
+"""Which implementation runs a node: a kernel, a function body, onnx's own evaluator, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+import onnx
+
+from devices.cpu.delegate import is_delegated
+from devices.cpu.functions import FunctionKey, function_key, function_opsets, standard_function
+from devices.kernels import KERNELS, Kernel
+from devices.model import Model, Node
+from devices.support import Refusal
+
+#: Functions within functions: deeper than this is taken for recursion, which ONNX forbids.
+_DEEPEST: Final = 32
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What a node's meaning depends on besides itself.
+
+    Attributes
+    ----------
+    opsets : mapping of str to int
+        Domain -> imported version; the standard domain is the empty string.
+    functions : mapping
+        The model's own functions by `FunctionKey`.
+    """
+
+    opsets: Mapping[str, int]
+    functions: Mapping[FunctionKey, onnx.FunctionProto] = field(default_factory=dict)
+
+    @classmethod
+    def of_model(cls, model: Model) -> Scope:
+        """Return the scope of a model's main graph."""
+        functions = {(f.domain, f.name, f.overload): f for f in model.header.functions}
+        return cls(model.opset_imports, functions)
+
+    def of_function(self, function: onnx.FunctionProto) -> Scope:
+        """Return the scope inside a function, which imports its own operator sets."""
+        return Scope(function_opsets(function), self.functions)
+
+    def opset(self, domain: str) -> int:
+        """Return the imported version of a domain; the fused operators' own is always 1."""
+        return self.opsets.get(domain, 1 if domain == "hetero" else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Implementation:
+    """What runs a node.
+
+    Attributes
+    ----------
+    kind : {"literal", "kernel", "function", "delegate"}
+        A `Constant`; one of our kernels; a function body; onnx.reference.
+    what : Kernel, onnx.FunctionProto or None
+        The kernel, or the function.
+    """
+
+    kind: Literal["literal", "kernel", "function", "delegate"]
+    what: Any = None
+
+    @property
+    def label(self) -> str:
+        """The implementation's name in the runtime model."""
+        if isinstance(self.what, Kernel):
+            return f"numpy:{self.what.function.__name__}"
+        if isinstance(self.what, onnx.FunctionProto):
+            return f"function:{self.what.name}"
+        return "delegated to onnx.reference" if self.kind == "delegate" else self.kind
+
+
+def find_implementation(node: Node, scope: Scope, depth: int = 0) -> Implementation | Refusal:
+    """Return what runs `node`, or why nothing does.
+
+    The model's own functions come first, for they may redefine an operator; then our kernels; then
+    the function body that the specification gives; then delegation.
+    """
+    if node.is_constant:
+        return Implementation("literal")
+    operator = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+    own = scope.functions.get(function_key(node))
+    if own is not None:
+        return _function(own, scope, operator, depth)
+    if node.domain not in scope.opsets and node.domain != "hetero":
+        return Refusal("opset", f"{operator}: the model imports no opset of domain {node.domain!r}")
+    opset = scope.opset(node.domain)
+    kernel = KERNELS.find(node.domain, node.op_type, opset)
+    if kernel is not None:
+        return _check_kernel(node, kernel, scope, operator, depth)
+    if is_delegated(node.domain, node.op_type, opset):
+        return Implementation("delegate")
+    body = standard_function(node, opset)
+    if body is not None:
+        return _function(body, scope, operator, depth)
+    versions = KERNELS.versions(node.domain, node.op_type)
+    if versions:
+        return Refusal(
+            "opset", f"{operator}: kernels from opset {versions[0]} on; the model imports {opset}"
+        )
+    return Refusal("no_kernel", f"{operator}: no kernel at opset {opset}")
+
+
+def _check_kernel(
+    node: Node, kernel: Kernel, scope: Scope, operator: str, depth: int
+) -> Implementation | Refusal:
+    for attribute in node.proto.attribute:
+        if attribute.name not in kernel.attributes:
+            known = ", ".join(sorted(kernel.attributes)) or "none"
+            return Refusal(
+                "attribute",
+                f"{operator}: attribute {attribute.name!r} is unknown at opset "
+                f"{scope.opset(node.domain)}; known: {known}",
+            )
+        graphs = (*((attribute.g,) if attribute.HasField("g") else ()), *attribute.graphs)
+        for graph in graphs:
+            if refusal := _first_refusal(graph.node, scope, depth):
+                return Refusal(
+                    refusal.code, f"in {attribute.name} of {operator}: {refusal.message}"
+                )
+    return Implementation("kernel", kernel)
+
+
+def _function(
+    function: onnx.FunctionProto, scope: Scope, operator: str, depth: int
+) -> Implementation | Refusal:
+    if depth >= _DEEPEST:
+        return Refusal("no_kernel", f"{operator}: functions call each other over {_DEEPEST} deep")
+    if refusal := _first_refusal(function.node, scope.of_function(function), depth + 1):
+        return Refusal(refusal.code, f"in the body of function {operator}: {refusal.message}")
+    return Implementation("function", function)
+
+
+def _first_refusal(nodes: Any, scope: Scope, depth: int) -> Refusal | None:
+    for proto in nodes:
+        found = find_implementation(Node.from_proto(proto), scope, depth)
+        if isinstance(found, Refusal):
+            return found
+    return None

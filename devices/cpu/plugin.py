@@ -1,0 +1,69 @@
+"""The CPU plugin: every operator that has a numpy kernel, a function body or a delegate."""
+
+from __future__ import annotations
+
+import platform
+from typing import ClassVar
+
+import numpy as np
+import onnx
+
+from devices.cpu.implementations import Scope, find_implementation
+from devices.cpu.program import CPUProgram
+from devices.cpu.transforms import transform
+from devices.model import Model, Node
+from devices.plugin import Plugin
+from devices.program import Payload, Program
+from devices.properties import COMMON_PROPERTIES, Config, Property, PropertyTable
+from devices.support import Refusal
+
+
+class CPUPlugin(Plugin):
+    """The reference device, always there."""
+
+    name: ClassVar[str] = "CPU"
+    properties: ClassVar[PropertyTable] = COMMON_PROPERTIES.extended(
+        Property(
+            "OPTIMIZATION_CAPABILITIES",
+            tuple,
+            ("FP32", "FP16", "BF16", "INT8", "EXPORT_IMPORT"),
+            False,
+            "Element types and abilities.",
+        )
+    )
+
+    def transform_model(self, model: Model, config: Config) -> Model:
+        """Return the model with constants folded, patterns fused and dead nodes gone."""
+        return model if config["DISABLE_TRANSFORMATIONS"] else transform(model)
+
+    def refuse(self, node: Node, model: Model, config: Config) -> Refusal | None:
+        """Return why no kernel, function body or delegate runs the node, or None."""
+        found = find_implementation(node, Scope.of_model(model))
+        return found if isinstance(found, Refusal) else None
+
+    def note(self, node: Node, model: Model, config: Config) -> str | None:
+        """Say which nodes are delegated, and which run as the body of a function."""
+        found = find_implementation(node, Scope.of_model(model))
+        if isinstance(found, Refusal) or found.kind not in ("delegate", "function"):
+            return None
+        return found.label
+
+    def compile(self, model: Model, config: Config) -> Program:
+        """Return the interpreter's program."""
+        return CPUProgram(model, config["INFERENCE_NUM_THREADS"])
+
+    def load(self, payload: Payload, model: Model, config: Config) -> Program:
+        """Make a program from an exported one, without transforming again."""
+        return CPUProgram.load(payload, config["INFERENCE_NUM_THREADS"])
+
+    def version(self) -> str:
+        """Return the versions that results depend on."""
+        return f"1 (numpy {np.__version__}, onnx {onnx.__version__})"
+
+    def full_name(self, device_id: str) -> str:
+        """Return the processor's name where the system tells it."""
+        return platform.processor() or platform.machine()
+
+    def fingerprint(self, device_id: str) -> str:
+        """Return the instruction set and numpy's version."""
+        return f"{platform.machine()} numpy {np.__version__}"

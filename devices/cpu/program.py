@@ -1,0 +1,150 @@
+"""The CPU device's program: the main graph as a block, run under numpy's silence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import onnx
+
+from devices.cpu.block import Block, build_block
+from devices.cpu.implementations import Scope
+from devices.cpu.threads import use_threads
+from devices.errors import BlobError
+from devices.model import Constant, Model, Node
+from devices.program import ExecutedNode, Payload, Program, RunContext, Value
+from devices.tensor_spec import TensorSpec
+
+#: Version of what `export` writes.
+_FORMAT: Final = 1
+
+
+class CPUProgram(Program):
+    """A model interpreted node by node.
+
+    Parameters
+    ----------
+    model : Model
+        As transformed.
+    threads : int
+        BLAS threads for a run; 0 leaves them as they are.
+    """
+
+    def __init__(self, model: Model, threads: int = 0) -> None:
+        self._model = model
+        self._threads = threads
+        self._block: Block = build_block(
+            model.nodes,
+            inputs=[port.name for port in model.inputs],
+            outputs=[port.name for port in model.outputs],
+            constants={name: constant.array for name, constant in model.constants.items()},
+            scope=Scope.of_model(model),
+        )
+
+    def run(self, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:
+        """Compute the outputs; see `Program.run`.
+
+        Raises
+        ------
+        KernelError
+            A node's inputs break its specification.
+        RequestCancelledError
+            The run was asked to stop.
+        """
+        if self._threads:
+            use_threads(self._threads)
+        with np.errstate(all="ignore"):
+            outputs = self._block.run(inputs, context, profile=context.profile)
+        return [_own(value, inputs) for value in outputs]
+
+    def executed_nodes(self) -> tuple[ExecutedNode, ...]:
+        """Return the runtime model, in execution order."""
+        return tuple(
+            ExecutedNode(t.node.name, t.node.op_type, i, t.implementation.label, t.node.covers)
+            for i, t in enumerate(self._block.tasks)
+        )
+
+    def export(self) -> Payload:
+        """Return the transformed graph without weights, and the weights."""
+        skeleton = self._model.to_proto(weights="stub")
+        return Payload(
+            {
+                "format": _FORMAT,
+                "graph": skeleton.SerializeToString(deterministic=True),
+                "covers": {n.name: list(n.covers) for n in self._model.nodes},
+            },
+            {
+                name: constant.array
+                for name, constant in self._model.constants.items()
+                if constant.array.dtype != object
+            },
+        )
+
+    @classmethod
+    def load(cls, payload: Payload, threads: int = 0) -> CPUProgram:
+        """Make a program from what `export` gave, without transforming again.
+
+        Raises
+        ------
+        BlobError
+            If the payload is of another version, or damaged.
+        """
+        header = payload.header
+        if header.get("format") != _FORMAT:
+            raise BlobError(
+                f"CPU payload of format {header.get('format')!r}; this version reads {_FORMAT}. "
+                "Compile the model again."
+            )
+        proto = onnx.ModelProto()
+        try:
+            proto.ParseFromString(header["graph"])
+            return cls(_model(proto, header["covers"], payload), threads)
+        except (KeyError, TypeError, ValueError) as error:
+            raise BlobError(f"damaged CPU payload: {error}. Compile the model again.") from error
+
+
+def _model(proto: onnx.ModelProto, covers: dict[str, list[str]], payload: Payload) -> Model:
+    graph = proto.graph
+    constants = {}
+    for tensor in graph.initializer:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            array = payload.tensors[tensor.name]
+        else:
+            array = onnx.numpy_helper.to_array(tensor)
+        if array.flags.writeable:
+            array = array.view()
+            array.setflags(write=False)
+        constants[tensor.name] = Constant(tensor.name, array)
+    header = onnx.ModelProto()
+    header.CopyFrom(proto)
+    header.ClearField("graph")
+    return Model(
+        header,
+        name=graph.name,
+        nodes=[Node.from_proto(n, covers=tuple(covers[n.name])) for n in graph.node],
+        inputs=[TensorSpec.from_proto(value) for value in graph.input],
+        outputs=[TensorSpec.from_proto(value) for value in graph.output],
+        constants=constants,
+        value_info=graph.value_info,
+    )
+
+
+def _own(value: Value, inputs: Sequence[Value]) -> Value:
+    """Return an output that neither a constant nor an input shares memory with."""
+    if isinstance(value, np.ndarray):
+        if not value.flags.writeable:
+            return value.copy()
+        if value.base is not None or any(value is given for given in inputs):
+            mine = _owner(value)
+            if any(isinstance(x, np.ndarray) and _owner(x) is mine for x in inputs):
+                return value.copy()
+        return value
+    return [_own(item, inputs) for item in value] if isinstance(value, list) else value
+
+
+def _owner(array: np.ndarray) -> Any:
+    owner: Any = array
+    while isinstance(owner, np.ndarray) and owner.base is not None:
+        owner = owner.base
+    return owner

@@ -1,0 +1,92 @@
+"""The cases of ONNX's backend suite, all five kinds, in one form."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+from onnx.backend.test.case.test_case import TestCase
+from onnx.backend.test.loader import load_model_tests
+from onnx.backend.test.runner import Runner
+
+from devices.light_models import light_model_inputs, light_model_outputs, light_model_path
+from devices.model_reader import read_model
+
+KINDS: Final = ("node", "simple", "pytorch-converted", "pytorch-operator", "real")
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One case: a model and sets of inputs with the outputs that they should give."""
+
+    name: str
+    kind: str
+    case: TestCase
+
+    def model(self) -> onnx.ModelProto:
+        if self.case.model is not None:
+            return self.case.model
+        if self.kind == "real":
+            return onnx.load(light_model_path(self.case.model_name))
+        return onnx.load(Path(self.case.model_dir or "", "model.onnx"))
+
+    def data_sets(self, model: onnx.ModelProto) -> list[tuple[list[Any], list[Any]]]:
+        if self.case.data_sets is not None:
+            return [
+                ([_plain(x) for x in inputs], [_plain(y) for y in outputs])
+                for inputs, outputs in self.case.data_sets
+            ]
+        if self.kind == "real":
+            given = list(light_model_inputs(read_model(model)).values())
+            return [(given, light_model_outputs(self.case.model_name))]
+        return [
+            (
+                _read(folder, "input", model.graph.input),
+                _read(folder, "output", model.graph.output),
+            )
+            for folder in sorted(Path(self.case.model_dir or "").glob("test_data_set*"))
+        ]
+
+    def compare(self, outputs: Sequence[Any], wanted: Sequence[Any]) -> None:
+        """Compare as the suite itself does: count, shape, element type, values."""
+        Runner.assert_similar_outputs(wanted, outputs, self.case.rtol, self.case.atol)
+
+
+@cache
+def backend_cases() -> tuple[Case, ...]:
+    """Return every case, in the suite's order; names are ``kind/name``."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the suite overflows on purpose while it makes data
+        found = [
+            Case(f"{kind}/{case.name}", kind, case)
+            for kind in KINDS
+            for case in load_model_tests(kind=kind)
+        ]
+    return tuple(found)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, onnx.TensorProto):
+        return numpy_helper.to_array(value)
+    return np.asarray(value) if isinstance(value, np.generic) else value
+
+
+def _read(folder: Path, prefix: str, ports: Sequence[onnx.ValueInfoProto]) -> list[Any]:
+    values = []
+    for i in range(len(list(folder.glob(f"{prefix}_*.pb")))):
+        data = (folder / f"{prefix}_{i}.pb").read_bytes()
+        kind = ports[i].type.WhichOneof("value")
+        if kind == "sequence_type":
+            values.append(numpy_helper.to_list(onnx.SequenceProto.FromString(data)))
+        elif kind == "optional_type":
+            values.append(numpy_helper.to_optional(onnx.OptionalProto.FromString(data)))
+        else:
+            values.append(numpy_helper.to_array(onnx.TensorProto.FromString(data)))
+    return values
