@@ -62,11 +62,17 @@ def loop(
 
 def _no_trips(xp: Xp, body: Body, output: int, axis: int) -> Array:
     """Return the stack of no tensors, such as `output` of the body would have been."""
-    outputs = getattr(body, "outputs", None)
-    dtype, shape = outputs[output] if outputs else (xp.float32, ())
+    dtype, shape = _outputs(body)[output]
     sizes = [size or 0 for size in shape or ()]
     sizes.insert(axis_of(axis, len(sizes) + 1), 0)
     return xp.empty(sizes, dtype=dtype)
+
+
+def _outputs(body: Body) -> Sequence[tuple[Any, Sequence[int | None] | None]]:
+    if not hasattr(body, "outputs"):
+        raise ValueError("a loop made no trip, and its body does not say what its outputs are")
+    outputs: Sequence[tuple[Any, Sequence[int | None] | None]] = body.outputs
+    return outputs
 
 
 @op("Scan", since=8)
@@ -162,7 +168,7 @@ def _scan(
         current = results[: len(states)]
         steps.append(results[len(states) :])
     if not steps:
-        count = len(getattr(body, "outputs", states)) - len(states)
+        count = len(_outputs(body)) - len(states)
         axes = output_axes or (0,) * count
         empty = (_no_trips(xp, body, len(states) + i, axis) for i, axis in enumerate(axes))
         return (*current, *empty)

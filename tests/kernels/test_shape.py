@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from devices.kernels import KERNELS
 from tests.kernels.oracle import NARROW, check, run_kernel, run_reference
 
 RNG = np.random.default_rng(11)
@@ -55,8 +56,6 @@ def test_reshape_refuses(wanted):
 
 def test_reshape_is_a_view():
     kernel_input = X.copy()
-    from devices.kernels import KERNELS
-
     kernel = KERNELS.find("", "Reshape", 21)
     assert kernel is not None
     assert np.shares_memory(kernel.function(np, kernel_input, ints(6, 4)), kernel_input)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from devices.kernels import KERNELS
 from tests.kernels.oracle import NARROW, check, run_kernel
 
 RNG = np.random.default_rng(12)
@@ -46,8 +47,6 @@ def test_concat_refuses():
 
 
 def test_concat_writes_where_it_may():
-    from devices.kernels import KERNELS
-
     kernel = KERNELS.find("", "Concat", 13)
     assert kernel is not None
     out = np.empty((10, 4, 3), np.float32)
