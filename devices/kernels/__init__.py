@@ -12,6 +12,7 @@ from devices.kernels import (
     grid_sample,
     image,
     index,
+    linear_attention,
     logical,
     loss,
     matmul,
@@ -28,6 +29,7 @@ from devices.kernels import (
     signal,
     slicing,
     softmax,
+    training,
 )
 from devices.kernels.registry import ALL, KERNELS, Kernel, KernelRegistry, op
 
@@ -47,6 +49,7 @@ __all__ = [
     "grid_sample",
     "image",
     "index",
+    "linear_attention",
     "logical",
     "loss",
     "matmul",
@@ -64,4 +67,5 @@ __all__ = [
     "signal",
     "slicing",
     "softmax",
+    "training",
 ]

@@ -1,1 +1,275 @@
-"""Attention and what goes with it: rotary embedding and cache updates."""
+"""Scaled dot-product attention, with caches, masks and windows; rotary position embedding.
+
+Sizes are written B (batch), H (query heads), G (key and value heads), S (queries), T (keys and
+values, cached ones included), D (head size).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import sqrt
+
+from devices.kernels.element_types import Array, Xp, element_type
+from devices.kernels.precision import wide
+from devices.kernels.registry import op
+
+
+def _heads(x: Array, heads: int | None, name: str) -> Array:
+    """Return (B, S, heads * D) as (B, heads, S, D); an array of rank 4 is that already."""
+    if x.ndim == 4:
+        return x
+    if x.ndim != 3 or not heads or x.shape[2] % heads:
+        raise ValueError(f"{name} has shape {x.shape}; {heads} heads of equal size wanted")
+    return x.reshape(*x.shape[:2], heads, -1).transpose(0, 2, 1, 3)
+
+
+def _grouped_product(xp: Xp, q: Array, k: Array) -> Array:
+    """Return q (B, H, S, D) times k (B, G, D, T): H / G query heads share a head of k."""
+    b, h, s, d = q.shape
+    g = k.shape[1]
+    if g == 0 or h % g:
+        raise ValueError(f"{h} query heads are not a multiple of {g} key and value heads")
+    return xp.matmul(q.reshape(b, g, h // g * s, d), k).reshape(b, h, s, k.shape[3])
+
+
+def _allowed(
+    xp: Xp, s: int, t: int, past: int, lengths: Array | None, is_causal: int, left: int, right: int
+) -> Array | None:
+    """Return which keys a query may see, (S, T) or (B, 1, S, T); None if all.
+
+    Query i is at position ``i + offset``: after the cached keys, or with the last of `lengths`.
+    """
+    if left < -1 or right < -1:
+        raise ValueError(f"window sizes {left} and {right} must be -1 or more")
+    key = xp.arange(t)
+    query = xp.arange(s)[:, None] + past
+    allowed = None
+    if lengths is not None:
+        lengths = lengths.reshape(-1, 1, 1, 1)
+        allowed = key < lengths
+        query = xp.arange(s)[:, None] + (lengths - s)
+    upper = 0 if is_causal else right if right >= 0 else None
+    if is_causal and right >= 0:
+        upper = min(0, right)
+    for bound in (
+        None if upper is None else key <= query + upper,
+        None if left < 0 else key >= query - left,
+    ):
+        if bound is not None:
+            allowed = bound if allowed is None else allowed & bound
+    return allowed
+
+
+def _bias(xp: Xp, mask: Array | None, allowed: Array | None, t: int, dtype: object) -> Array | None:
+    """Return what is added to the scores: 0 or the float mask, -inf where a key is not seen."""
+    if mask is not None:
+        missing = t - mask.shape[-1]
+        if missing < 0:
+            raise ValueError(f"attn_mask has shape {mask.shape}; at most {t} keys wanted")
+        if missing:
+            fill = False if mask.dtype == bool else -float("inf")
+            padding = xp.full((*mask.shape[:-1], missing), fill, dtype=mask.dtype)
+            mask = xp.concatenate((mask, padding), axis=-1)
+        if mask.dtype == bool:
+            allowed = mask if allowed is None else mask & allowed
+            mask = None
+    if allowed is None:
+        return None if mask is None else mask.astype(dtype, copy=False)
+    minus_infinity = xp.asarray(-float("inf"), dtype=dtype)
+    seen = xp.asarray(0, dtype=dtype) if mask is None else mask.astype(dtype, copy=False)
+    return xp.where(allowed, seen, minus_infinity)
+
+
+def _exponentials(xp: Xp, scores: Array, bias: Array | None) -> tuple[Array, Array]:
+    """Return exp of the scores less their maximum, in their memory, and the sums of rows.
+
+    A row with no key to see becomes zeros with sum 1.
+    """
+    top = xp.max(scores, axis=-1, keepdims=True, initial=-float("inf"))
+    if bias is not None:
+        masked = xp.max(bias, axis=-1, keepdims=True, initial=-float("inf")) == -float("inf")
+        xp.copyto(top, 0, where=xp.broadcast_to(masked & (top == -float("inf")), top.shape))
+        xp.copyto(scores, -float("inf"), where=xp.broadcast_to(masked, scores.shape))
+        xp.copyto(top, 0, where=xp.broadcast_to(masked, top.shape))
+    xp.subtract(scores, top, out=scores)
+    xp.exp(scores, out=scores)
+    total = xp.sum(scores, axis=-1, keepdims=True)
+    xp.copyto(total, 1, where=total == 0)
+    return scores, total
+
+
+def _attention(
+    xp: Xp, q: Array, k: Array, v: Array, mask: Array | None, past_key: Array | None,
+    past_value: Array | None, lengths: Array | None, *, is_causal: int, kv_num_heads: int | None,
+    q_num_heads: int | None, qk_matmul_output_mode: int, scale: float | None, softcap: float,
+    softmax_precision: int | None, n_outputs: int, left: int = -1, right: int = -1,
+) -> tuple[Array, ...]:  # fmt: skip
+    if not q.ndim == k.ndim == v.ndim:
+        raise ValueError(f"Q, K and V have shapes {q.shape}, {k.shape}, {v.shape}: ranks differ")
+    if (past_key is None) != (past_value is None):
+        raise ValueError("past_key and past_value go together")
+    if lengths is not None and past_key is not None:
+        raise ValueError("nonpad_kv_seqlen cannot be combined with past_key and past_value")
+    if qk_matmul_output_mode not in (0, 1, 2, 3):
+        raise ValueError(f"qk_matmul_output_mode is {qk_matmul_output_mode}; it must be 0 to 3")
+    flat, dtype = q.ndim == 3, q.dtype
+    q, k, v = (
+        _heads(q, q_num_heads, "Q"), _heads(k, kv_num_heads, "K"), _heads(v, kv_num_heads, "V"),
+    )  # fmt: skip
+    past = 0 if past_key is None else past_key.shape[2]
+    if past_key is not None:
+        k, v = xp.concatenate((past_key, k), axis=2), xp.concatenate((past_value, v), axis=2)
+    present = (k, v)
+    q, k, v, mask = wide(xp, q, k, v, mask)
+    s, t = q.shape[2], k.shape[2]
+    factor = q.dtype.type(1 / sqrt(q.shape[3]) if scale is None else scale)
+    scores = _grouped_product(xp, q * factor, k.swapaxes(2, 3))
+    captured = scores
+    wants_capture = n_outputs > 3
+    if wants_capture and qk_matmul_output_mode == 0:
+        captured = scores.copy()
+    if softcap:
+        scores /= scores.dtype.type(softcap)
+        xp.tanh(scores, out=scores)
+        scores *= scores.dtype.type(softcap)
+    if wants_capture and qk_matmul_output_mode == 1:
+        captured = scores.copy()
+    allowed = _allowed(xp, s, t, past, lengths, is_causal, left, right)
+    bias = _bias(xp, mask, allowed, t, scores.dtype)
+    if bias is not None:
+        scores += bias
+    if wants_capture and qk_matmul_output_mode == 2:
+        captured = scores.copy()
+    if softmax_precision is not None:
+        precise = element_type(softmax_precision)
+        if precise.itemsize > scores.dtype.itemsize:
+            scores = scores.astype(precise)
+    weights, total = _exponentials(xp, scores, bias)
+    if wants_capture and qk_matmul_output_mode == 3:
+        captured = weights / total
+    y = _grouped_product(xp, weights.astype(v.dtype, copy=False), v)
+    y /= total.astype(v.dtype, copy=False)
+    if flat:
+        y = y.transpose(0, 2, 1, 3).reshape(y.shape[0], s, -1)
+    results = (y.astype(dtype, copy=False), *present, captured.astype(dtype, copy=False))
+    return results[:n_outputs]
+
+
+@op("Attention", since=23)
+def attention_23(
+    xp: Xp, q: Array, k: Array, v: Array, attn_mask: Array | None = None,
+    past_key: Array | None = None, past_value: Array | None = None, *,
+    is_causal: int = 0, kv_num_heads: int | None = None, q_num_heads: int | None = None,
+    qk_matmul_output_mode: int = 0, scale: float | None = None, softcap: float = 0.0,
+    softmax_precision: int | None = None, n_outputs: int = 1,
+) -> tuple[Array, ...]:  # fmt: skip
+    """Return ``softmax(q k' scale + mask) v``, the caches with k and v added, and the scores."""
+    return _attention(
+        xp, q, k, v, attn_mask, past_key, past_value, None, is_causal=is_causal,
+        kv_num_heads=kv_num_heads, q_num_heads=q_num_heads,
+        qk_matmul_output_mode=qk_matmul_output_mode, scale=scale, softcap=softcap,
+        softmax_precision=softmax_precision, n_outputs=n_outputs,
+    )  # fmt: skip
+
+
+@op("Attention", since=24)
+def attention_24(
+    xp: Xp, q: Array, k: Array, v: Array, attn_mask: Array | None = None,
+    past_key: Array | None = None, past_value: Array | None = None,
+    nonpad_kv_seqlen: Array | None = None, *,
+    is_causal: int = 0, kv_num_heads: int | None = None, q_num_heads: int | None = None,
+    qk_matmul_output_mode: int = 0, scale: float | None = None, softcap: float = 0.0,
+    softmax_precision: int | None = None, n_outputs: int = 1,
+) -> tuple[Array, ...]:  # fmt: skip
+    """As before; `nonpad_kv_seqlen` says how many keys of an outside cache are valid."""
+    return _attention(
+        xp, q, k, v, attn_mask, past_key, past_value, nonpad_kv_seqlen, is_causal=is_causal,
+        kv_num_heads=kv_num_heads, q_num_heads=q_num_heads,
+        qk_matmul_output_mode=qk_matmul_output_mode, scale=scale, softcap=softcap,
+        softmax_precision=softmax_precision, n_outputs=n_outputs,
+    )  # fmt: skip
+
+
+@op("Attention", since=25)
+def attention_25(
+    xp: Xp, q: Array, k: Array, v: Array, attn_mask: Array | None = None,
+    past_key: Array | None = None, past_value: Array | None = None,
+    nonpad_kv_seqlen: Array | None = None, *,
+    is_causal: int = 0, kv_num_heads: int | None = None, left_window_size: int = -1,
+    q_num_heads: int | None = None, qk_matmul_output_mode: int = 0, right_window_size: int = -1,
+    scale: float | None = None, softcap: float = 0.0, softmax_precision: int | None = None,
+    n_outputs: int = 1,
+) -> tuple[Array, ...]:  # fmt: skip
+    """As before; the windows limit how far left and right of its own position a query sees."""
+    return _attention(
+        xp, q, k, v, attn_mask, past_key, past_value, nonpad_kv_seqlen, is_causal=is_causal,
+        kv_num_heads=kv_num_heads, q_num_heads=q_num_heads,
+        qk_matmul_output_mode=qk_matmul_output_mode, scale=scale, softcap=softcap,
+        softmax_precision=softmax_precision, n_outputs=n_outputs, left=left_window_size,
+        right=right_window_size,
+    )  # fmt: skip
+
+
+@op("FlexAttention", since=1, domain="ai.onnx.preview")
+def flex_attention_1(
+    xp: Xp, q: Array, k: Array, v: Array, *,
+    prob_mod: Callable[..., tuple[Array, ...]] | None = None, scale: float | None = None,
+    score_mod: Callable[..., tuple[Array, ...]] | None = None,
+    softmax_precision: int | None = None,
+) -> Array:  # fmt: skip
+    """Return attention whose scores and probabilities the model's own subgraphs may change."""
+    dtype = q.dtype
+    if softmax_precision is None:
+        softmax_precision = 11 if dtype.itemsize == 8 else 1
+    precise = element_type(softmax_precision)
+    q, k, v = wide(xp, q, k, v)
+    factor = q.dtype.type(1 / sqrt(q.shape[3]) if scale is None else scale)
+    scores = _grouped_product(xp, q * factor, k.swapaxes(2, 3)).astype(precise, copy=False)
+    if score_mod is not None:
+        (scores,) = score_mod(scores)
+    (wider,) = wide(xp, scores)
+    weights, total = _exponentials(xp, wider.copy(), None)
+    weights = (weights / total).astype(precise, copy=False)
+    if prob_mod is not None:
+        (weights,) = prob_mod(weights)
+    return _grouped_product(xp, weights.astype(v.dtype), v).astype(dtype, copy=False)
+
+
+@op("RotaryEmbedding", since=23)
+def rotary_embedding_23(
+    xp: Xp, x: Array, cos_cache: Array, sin_cache: Array, position_ids: Array | None = None, *,
+    interleaved: int = 0, num_heads: int | None = None, rotary_embedding_dim: int = 0,
+) -> Array:  # fmt: skip
+    """Rotate pairs of each head's first elements by angles that depend on the position.
+
+    A pair is an element of the first and of the second half, or with `interleaved` two neighbours.
+    """
+    flat, shape, dtype = x.ndim == 3, x.shape, x.dtype
+    # (B, S, heads, D)
+    x = x.reshape(*shape[:2], num_heads or 1, -1) if flat else x.transpose(0, 2, 1, 3)
+    if flat and not num_heads:
+        raise ValueError(f"num_heads is needed for an input of shape {shape}")
+    rotated = rotary_embedding_dim or x.shape[3]
+    x, cos, sin = wide(xp, x, cos_cache, sin_cache)
+    if position_ids is not None:
+        if position_ids.size and not 0 <= int(position_ids.min()) <= int(position_ids.max()) < len(
+            cos
+        ):
+            raise IndexError(f"a position id is outside the caches' {len(cos)} rows")
+        cos, sin = cos[position_ids], sin[position_ids]
+    if cos.shape != (*x.shape[:2], rotated // 2) or sin.shape != cos.shape or rotated % 2:
+        raise ValueError(
+            f"the caches give {cos.shape} and {sin.shape}; {(*x.shape[:2], rotated // 2)} wanted"
+        )
+    cos, sin = cos[:, :, None], sin[:, :, None]
+    half = rotated // 2
+    if interleaved:
+        first, second = slice(0, rotated, 2), slice(1, rotated, 2)
+    else:
+        first, second = slice(0, half), slice(half, rotated)
+    a, b = x[..., first], x[..., second]
+    y = x.copy()
+    y[..., first] = a * cos - b * sin
+    y[..., second] = a * sin + b * cos
+    y = y.reshape(shape) if flat else y.transpose(0, 2, 1, 3)
+    return y.astype(dtype, copy=False)

@@ -1,1 +1,63 @@
 """Object detection: NonMaxSuppression."""
+
+from __future__ import annotations
+
+from devices.kernels.element_types import Array, Xp
+from devices.kernels.registry import ALL, op
+
+
+def _corners(xp: Xp, boxes: Array, center_point_box: int) -> tuple[Array, Array]:
+    """Return each box's (least, greatest) corner, (N, 2) each, whichever diagonal was given."""
+    if center_point_box:
+        centre, half = boxes[:, :2], boxes[:, 2:] / 2
+        return centre - half, centre + half
+    a, b = boxes[:, :2], boxes[:, 2:]
+    return xp.minimum(a, b), xp.maximum(a, b)
+
+
+def _suppress(
+    xp: Xp, low: Array, high: Array, scores: Array, limit: int, iou: float, floor: float | None
+) -> list[int]:
+    """Return the chosen boxes, best first; a box that overlaps a chosen one too much is out."""
+    order = xp.argsort(-scores, kind="stable")
+    if floor is not None:
+        order = order[scores[order] > floor]
+    area = xp.prod(high - low, axis=1)
+    chosen: list[int] = []
+    while order.size and len(chosen) < limit:
+        best, order = order[0], order[1:]
+        chosen.append(int(best))
+        side = xp.minimum(high[best], high[order]) - xp.maximum(low[best], low[order])
+        shared = xp.prod(xp.maximum(side, 0), axis=1)
+        union = area[best] + area[order] - shared
+        order = order[~((shared > 0) & (shared > iou * union))]
+    return chosen
+
+
+@op("NonMaxSuppression", since=10, host=(ALL,))
+def non_max_suppression_10(
+    xp: Xp, boxes: Array, scores: Array, max_output_boxes_per_class: Array | None = None,
+    iou_threshold: Array | None = None, score_threshold: Array | None = None, *,
+    center_point_box: int = 0,
+) -> Array:  # fmt: skip
+    """Return the chosen boxes as rows (batch, class, box), best first within a class."""
+    if boxes.ndim != 3 or boxes.shape[2] != 4 or scores.ndim != 3:
+        raise ValueError(f"boxes have shape {boxes.shape}, scores {scores.shape}; (B, N, 4) wanted")
+    if boxes.shape[0] != scores.shape[0] or boxes.shape[1] != scores.shape[2]:
+        raise ValueError(f"boxes {boxes.shape} and scores {scores.shape} differ in batch or number")
+    limit = _scalar(max_output_boxes_per_class)
+    iou, floor = _scalar(iou_threshold) or 0.0, _scalar(score_threshold)
+    if not 0 <= iou <= 1:
+        raise ValueError(f"iou_threshold is {iou}; it must be from 0 to 1")
+    rows = []
+    for batch in range(boxes.shape[0]):
+        low, high = _corners(xp, boxes[batch], center_point_box)
+        for category in range(scores.shape[1]):
+            chosen = _suppress(xp, low, high, scores[batch, category], int(limit or 0), iou, floor)
+            rows += [(batch, category, box) for box in chosen]
+    return xp.asarray(rows, dtype=xp.int64).reshape(-1, 3)
+
+
+def _scalar(value: Array | None) -> float | None:
+    """Return an optional scalar input; some exporters write it as an array of one element."""
+    return None if value is None else float(value.reshape(()))

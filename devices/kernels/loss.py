@@ -1,1 +1,74 @@
 """Losses: NegativeLogLikelihoodLoss and SoftmaxCrossEntropyLoss."""
+
+from __future__ import annotations
+
+from devices.kernels.element_types import Array, Xp
+from devices.kernels.precision import wide
+from devices.kernels.registry import op
+
+
+def _negative_log_likelihood(
+    xp: Xp, log_prob: Array, target: Array, weight: Array | None, ignore_index: int | None,
+    reduction: str,
+) -> Array:  # fmt: skip
+    """Return minus the log-probability (N, C, ...) of each target (N, ...), weighted, reduced."""
+    if reduction not in ("none", "sum", "mean"):
+        raise ValueError(f"reduction {reduction!r} is not none, sum or mean")
+    shape, classes = log_prob.shape, log_prob.shape[1] if log_prob.ndim > 1 else 0
+    if target.shape != (shape[0], *shape[2:]):
+        raise ValueError(f"target has shape {target.shape}; {(shape[0], *shape[2:])} wanted")
+    if weight is not None and weight.shape != (classes,):
+        raise ValueError(f"weight has shape {weight.shape}; {(classes,)} wanted")
+    known = (target >= 0) & (target < classes)
+    counted = None if ignore_index is None else target != ignore_index
+    wrong = ~known if counted is None else ~known & counted
+    if bool(wrong.any()):
+        raise IndexError(
+            f"a target is outside [0, {classes})"
+            + ("" if ignore_index is None else f" and is not ignore_index {ignore_index}")
+        )
+    label = xp.where(known, target, 0)
+    loss = -xp.take_along_axis(log_prob, xp.expand_dims(label, 1), axis=1)[:, 0]
+    factor = None
+    if weight is not None:
+        factor = weight[label]
+        if counted is not None:
+            factor = xp.where(counted, factor, factor.dtype.type(0))
+    elif counted is not None:
+        factor = counted.astype(log_prob.dtype)
+    if factor is not None:
+        loss = loss * factor
+        if counted is not None:
+            loss = xp.where(counted, loss, loss.dtype.type(0))
+    if reduction == "none":
+        return loss
+    total = xp.sum(loss)
+    if reduction == "mean":
+        total = total / (loss.size if factor is None else xp.sum(factor))
+    return xp.asarray(total, dtype=log_prob.dtype)
+
+
+@op("NegativeLogLikelihoodLoss", since=12)
+def negative_log_likelihood_loss_12(
+    xp: Xp, x: Array, target: Array, weight: Array | None = None, *,
+    ignore_index: int | None = None, reduction: str = "mean",
+) -> Array:  # fmt: skip
+    """Return the loss of log-probabilities x (N, C, ...) against class indices (N, ...)."""
+    dtype = x.dtype
+    x, weight = wide(xp, x, weight)
+    loss = _negative_log_likelihood(xp, x, target, weight, ignore_index, reduction)
+    return loss.astype(dtype, copy=False)
+
+
+@op("SoftmaxCrossEntropyLoss", since=12)
+def softmax_cross_entropy_loss_12(
+    xp: Xp, scores: Array, labels: Array, weights: Array | None = None, *,
+    ignore_index: int | None = None, reduction: str = "mean",
+) -> tuple[Array, Array]:  # fmt: skip
+    """Return the loss of scores (N, C, ...) against class indices, and their log-softmax."""
+    dtype = scores.dtype
+    scores, weights = wide(xp, scores, weights)
+    shifted = scores - xp.max(scores, axis=1, keepdims=True)
+    log_prob = shifted - xp.log(xp.sum(xp.exp(shifted), axis=1, keepdims=True))
+    loss = _negative_log_likelihood(xp, log_prob, labels, weights, ignore_index, reduction)
+    return loss.astype(dtype, copy=False), log_prob.astype(dtype, copy=False)

@@ -1,1 +1,124 @@
-"""Signal processing: DFT, STFT and MelWeightMatrix."""
+"""Signal processing: DFT, STFT and MelWeightMatrix.
+
+The last axis of a complex tensor is 2, real and imaginary part; that of a real one is 1.
+"""
+
+from __future__ import annotations
+
+from math import log10
+
+from devices.kernels.element_types import Array, Xp, element_type
+from devices.kernels.precision import wide
+from devices.kernels.registry import op
+
+
+def _complex(x: Array) -> Array:
+    """Return the numbers that x's last axis holds, complex if there are two parts."""
+    if x.ndim == 0 or x.shape[-1] not in (1, 2):
+        raise ValueError(
+            f"input has shape {x.shape}; the last axis must be 1 (real) or 2 (complex)"
+        )
+    return x[..., 0] if x.shape[-1] == 1 else x[..., 0] + 1j * x[..., 1]
+
+
+def _parts(xp: Xp, z: Array, dtype: object) -> Array:
+    """Return a complex array as a real one with a last axis of 2."""
+    return xp.stack((z.real, z.imag), axis=-1).astype(dtype, copy=False)
+
+
+def _dft(xp: Xp, x: Array, length: Array | None, axis: int, inverse: int, onesided: int) -> Array:
+    if not (-x.ndim <= axis <= -2 or 0 <= axis <= x.ndim - 2):
+        raise ValueError(f"axis {axis} is out of range for rank {x.ndim} (the last axis is parts)")
+    axis %= x.ndim
+    dtype = x.dtype
+    (x,) = wide(xp, x)
+    z = _complex(x)
+    if length is not None:
+        n = int(length.reshape(()))
+    else:
+        n = 2 * (z.shape[axis] - 1) if inverse and onesided else z.shape[axis]
+    if n < 1:
+        raise ValueError(f"dft_length is {n}; it must be positive")
+    if onesided and inverse:
+        return xp.fft.irfft(z, n=n, axis=axis)[..., None].astype(dtype, copy=False)
+    if onesided:
+        if x.shape[-1] != 1:
+            raise ValueError("onesided=1 without inverse wants a real input (last axis 1)")
+        return _parts(xp, xp.fft.rfft(z, n=n, axis=axis), dtype)
+    transform = xp.fft.ifft if inverse else xp.fft.fft
+    return _parts(xp, transform(z, n=n, axis=axis), dtype)
+
+
+@op("DFT", since=17, host=(1,))
+def dft_17(
+    xp: Xp, x: Array, dft_length: Array | None = None, *,
+    axis: int = 1, inverse: int = 0, onesided: int = 0,
+) -> Array:  # fmt: skip
+    """Return the discrete Fourier transform along `axis`, cut or zero-padded to `dft_length`."""
+    return _dft(xp, x, dft_length, axis, inverse, onesided)
+
+
+@op("DFT", since=20, host=(1, 2))
+def dft_20(
+    xp: Xp, x: Array, dft_length: Array | None = None, axis: Array | None = None, *,
+    inverse: int = 0, onesided: int = 0,
+) -> Array:  # fmt: skip
+    """Return the discrete Fourier transform along `axis` (default -2)."""
+    where = -2 if axis is None else int(axis.reshape(()))
+    return _dft(xp, x, dft_length, where, inverse, onesided)
+
+
+@op("STFT", since=17, host=(1, 3))
+def stft_17(
+    xp: Xp, signal: Array, frame_step: Array, window: Array | None = None,
+    frame_length: Array | None = None, *, onesided: int = 1,
+) -> Array:  # fmt: skip
+    """Return the transform of each windowed frame, (batch, frames, bins, 2)."""
+    dtype, step = signal.dtype, int(frame_step.reshape(()))
+    signal, window = wide(xp, signal, window)
+    z = _complex(signal)
+    if frame_length is not None:
+        length = int(frame_length.reshape(()))
+    else:
+        length = z.shape[1] if window is None else window.shape[0]
+    if z.ndim != 2 or step < 1 or not 1 <= length <= z.shape[1]:
+        raise ValueError(
+            f"signal has shape {signal.shape}, frame_step is {step}, frame_length {length}: "
+            "rank 3, a positive step and a length within the signal wanted"
+        )
+    if window is not None and window.shape != (length,):
+        raise ValueError(f"window has shape {window.shape}; {(length,)} wanted")
+    starts = xp.arange(0, z.shape[1] - length + 1, step)
+    frames = z[:, starts[:, None] + xp.arange(length)]
+    if window is not None:
+        frames = frames * window
+    if onesided and signal.shape[-1] == 1:
+        return _parts(xp, xp.fft.rfft(frames, axis=-1), dtype)
+    spectrum = xp.fft.fft(frames, axis=-1)
+    return _parts(xp, spectrum[..., : length // 2 + 1] if onesided else spectrum, dtype)
+
+
+@op("MelWeightMatrix", since=17, host=(0, 1, 2, 3, 4))
+def mel_weight_matrix_17(
+    xp: Xp, num_mel_bins: Array, dft_length: Array, sample_rate: Array, lower_edge_hertz: Array,
+    upper_edge_hertz: Array, *, output_datatype: int = 1,
+) -> Array:  # fmt: skip
+    """Return triangles, evenly spaced on the mel scale, over the bins of a one-sided DFT."""
+    bands, length, rate = (int(v.reshape(())) for v in (num_mel_bins, dft_length, sample_rate))
+    if bands < 1 or length < 1 or rate < 1:
+        raise ValueError(
+            f"num_mel_bins {bands}, dft_length {length} and sample_rate {rate} must be positive"
+        )
+    low, high = (
+        2595 * log10(1 + float(edge.reshape(())) / 700)
+        for edge in (lower_edge_hertz, upper_edge_hertz)
+    )
+    mel = low + xp.arange(bands + 2, dtype=xp.float64) * ((high - low) / (bands + 2))
+    hertz = 700 * (10 ** (mel / 2595) - 1)
+    corner = xp.floor((length + 1) * hertz / rate)
+    left, centre, right = corner[:-2], corner[1:-1], corner[2:]
+    bins = xp.arange(length // 2 + 1, dtype=xp.float64)[:, None]
+    rising = xp.where(bins >= left, (bins - left) / xp.maximum(centre - left, 1), 0.0)
+    falling = xp.where(bins < right, (right - bins) / xp.maximum(right - centre, 1), 0.0)
+    sides = xp.where(bins < centre, rising, falling)
+    return xp.where(bins == centre, 1.0, sides).astype(element_type(output_datatype))
