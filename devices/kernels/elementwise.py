@@ -119,6 +119,7 @@ def modulo_28(xp: Xp, a: Array, b: Array, *, fmod: int = 0) -> Array:
 
 
 @op("Pow", since=(7, 12))
+@in_float32
 def power(xp: Xp, x: Array, y: Array) -> Array:
     """Return x to the power y, in x's element type."""
     if is_float(x):
@@ -128,6 +129,9 @@ def power(xp: Xp, x: Array, y: Array) -> Array:
             return xp.multiply(x, x)
         if exponent == 3:
             return x * x * x
+        if exponent == 0.5:
+            # The root differs from the power in its sign of -0 and in -inf, whose power is inf.
+            return xp.where(x == -xp.inf, -x, xp.sqrt(x) + 0)
         return xp.power(x, y.astype(x.dtype, copy=False))
     if is_float(y):
         return xp.power(x.astype(xp.float64), y.astype(xp.float64)).astype(x.dtype)
