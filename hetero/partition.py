@@ -16,6 +16,7 @@ from typing import Literal
 from devices.errors import AffinityError
 from devices.model import Model
 from hetero.clustering import cluster
+from hetero.loop_shapes import with_loop_shapes
 
 OutputKind = Literal["subgraph", "input", "constant"]
 
@@ -81,7 +82,7 @@ class Partition:
     Attributes
     ----------
     source : Model
-        The whole model.
+        The whole model, with shapes of crossing tensors added where they were found.
     subgraphs : tuple of Subgraph
         In an order in which they can run.
     wires : tuple of Wire
@@ -144,7 +145,7 @@ def partition(model: Model, affinity: Mapping[str, str]) -> Partition:
         for value in values
         if value not in given
     )
-    _check_types(model, wires)
+    model = _with_types(model, wires)
     leaving = {wire.tensor for wire in wires} | {port.name for port in model.outputs}
     listed = [[p for p in ps if p not in literal or homes[p] == i] for i, ps in enumerate(members)]
     subgraphs = tuple(
@@ -230,10 +231,13 @@ def _check_cover(model: Model, affinity: Mapping[str, str], literal: frozenset[i
         )
 
 
-def _check_types(model: Model, wires: Sequence[Wire]) -> None:
+def _with_types(model: Model, wires: Sequence[Wire]) -> Model:
+    """Return the model with the types of all crossing tensors known, as far as they can be."""
     if not wires:
-        return
+        return model
     specs = model.specs
+    if any(s.is_tensor and s.shape is None for w in wires if (s := specs.get(w.tensor))):
+        model = with_loop_shapes(model)
     if open_ := [wire for wire in wires if wire.tensor not in specs]:
         maker = model.nodes[model.producers[open_[0].tensor]]
         names = list(dict.fromkeys(wire.tensor for wire in open_))
@@ -244,6 +248,7 @@ def _check_types(model: Model, wires: Sequence[Wire]) -> None:
             "one device.",
             tensors=tuple(names),
         )
+    return model
 
 
 def _some(names: Sequence[str], most: int = 10) -> str:
@@ -279,7 +284,8 @@ def _outputs(model: Model, listed: Sequence[int], leaving: set[str]) -> tuple[st
     made = [value for p in listed for value in model.nodes[p].writes]
     if found := tuple(value for value in made if value in leaving):
         return found
-    return tuple(v for v in made if v not in model.consumers and v in model.specs)
+    unread = [model.spec(value) for value in made if value not in model.consumers]
+    return tuple(s.name for s in unread if s.type and (s.shape is not None or not s.is_tensor))
 
 
 def _source(name: str, makers: Mapping[str, int], model: Model) -> Output:

@@ -1,0 +1,236 @@
+"""Models for the tests here: small ones written as text, and random ones from a seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import TensorProto, helper, numpy_helper
+
+from devices.model import Model
+from devices.model_reader import read_model
+
+OPSET = 21
+SHAPE = (3,)
+
+
+def value(name: str) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, SHAPE)
+
+
+def build(
+    lines: str, *, outputs: str, inputs: str = "x", constants: str = "", literals: str = ""
+) -> Model:
+    """Make a model of float vectors from lines such as ``add1: p1 = Add(x, c)``.
+
+    `constants` are initializers, `literals` are `Constant` nodes; all names separated by spaces.
+    """
+    nodes = [literal(name) for name in literals.split()]
+    for line in lines.strip().splitlines():
+        left, right = line.split("=")
+        name, _, made = left.rpartition(":")
+        op, _, read = right.strip().rstrip(")").partition("(")
+        reads = [r.strip() for r in read.split(",")] if read.strip() else []
+        nodes.append(
+            helper.make_node(op, reads, [m.strip() for m in made.split(",")], name=name.strip())
+        )
+    return read_model(
+        proto(
+            nodes,
+            [value(i) for i in inputs.split()],
+            [value(o) for o in outputs.split()],
+            [initializer(name, i) for i, name in enumerate(constants.split())],
+        )
+    )
+
+
+def proto(
+    nodes: Sequence[onnx.NodeProto],
+    inputs: Sequence[onnx.ValueInfoProto],
+    outputs: Sequence[onnx.ValueInfoProto],
+    initializers: Sequence[onnx.TensorProto] = (),
+) -> onnx.ModelProto:
+    graph = helper.make_graph(nodes, "g", inputs, outputs, initializers)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=10)
+
+
+def initializer(name: str, seed: int) -> onnx.TensorProto:
+    numbers = np.linspace(-1, 1, 3, dtype=np.float32) + np.float32(seed) / 7
+    return numpy_helper.from_array(numbers, name)
+
+
+def literal(name: str) -> onnx.NodeProto:
+    tensor = initializer(name, len(name))
+    return helper.make_node("Constant", [], [name], name=f"make_{name}", value=tensor)
+
+
+def alternately(model: Model, *devices: str) -> dict[str, str]:
+    """Give the nodes devices in turn."""
+    return {name: devices[i % len(devices)] for i, name in enumerate(model.node_names)}
+
+
+def random_affinity(model: Model, devices: Sequence[str], seed: int) -> dict[str, str]:
+    dice = random.Random(seed)
+    return {name: dice.choice(devices) for name in model.node_names}
+
+
+def feeds(model: Model, seed: int = 0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {port.name: rng.standard_normal(SHAPE).astype(np.float32) for port in model.inputs}
+
+
+def evaluate(model: Model, given: Mapping[str, object]) -> list[object]:
+    """Run a model in ONNX Runtime, unoptimised, so that each node computes as it stands."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(
+        model.to_bytes(), options, providers=["CPUExecutionProvider"]
+    )
+    wanted = {i.name for i in session.get_inputs()}
+    results: list[object] = session.run(None, {k: v for k, v in given.items() if k in wanted})
+    return results
+
+
+class RandomGraph:
+    """Grows a random model of float vectors, with everything that makes cutting hard."""
+
+    def __init__(self, seed: int, size: int) -> None:
+        self.dice = random.Random(seed)
+        self.nodes: list[onnx.NodeProto] = []
+        self.inputs = [f"in{i}" for i in range(self.dice.randint(1, 3))]
+        self.initializers = [f"w{i}" for i in range(self.dice.randint(0, 2))]
+        self.literals = [f"k{i}" for i in range(self.dice.randint(0, 2))]
+        self.nodes += [literal(name) for name in self.literals]
+        self.values = [*self.inputs, *self.initializers, *self.literals]
+        self.sequences: list[str] = []
+        self.count = 0
+        growers = (
+            self.unary, self.unary, self.binary, self.binary, self.binary, self.clip, self.split,
+            self.branch, self.loop, self.scan, self.sequence,
+        )  # fmt: skip
+        for _ in range(size):
+            self.dice.choice(growers)()
+
+    def model(self) -> Model:
+        made = [v for node in self.nodes for v in node.output if v in self.values]
+        outputs = self.dice.sample(made, min(len(made), self.dice.randint(1, 3)))
+        # Some pass through, some are constants, some are there twice.
+        outputs += self.dice.choices(self.values, k=self.dice.randint(0, 2))
+        if not outputs:
+            outputs = [self.inputs[0]]
+        extra = f"unused{self.count}"
+        return read_model(
+            proto(
+                self.nodes,
+                [value(i) for i in [*self.inputs, extra]],
+                [value(o) for o in outputs],
+                [initializer(w, i) for i, w in enumerate(self.initializers)],
+            )
+        )
+
+    def pick(self) -> str:
+        late = self.values[-6:]
+        return self.dice.choice(late if self.dice.random() < 0.6 else self.values)
+
+    def new(self) -> str:
+        self.count += 1
+        return f"v{self.count}"
+
+    def add(self, op: str, reads: Sequence[str], made: Sequence[str], **attributes: object) -> None:
+        """Add a node: named, unnamed, or with a name that others have too."""
+        name = self.dice.choice([f"node {len(self.nodes)}", "", "twin"])
+        self.nodes.append(helper.make_node(op, reads, made, name=name, **attributes))
+
+    def unary(self) -> None:
+        self.add(self.dice.choice(["Tanh", "Abs", "Neg", "Identity"]), [self.pick()], [self.new()])
+        self.values.append(f"v{self.count}")
+
+    def binary(self) -> None:
+        op = self.dice.choice(["Add", "Sub", "Max"])
+        self.add(op, [self.pick(), self.pick()], [self.new()])
+        self.values.append(f"v{self.count}")
+
+    def clip(self) -> None:
+        """An absent optional input before one that is there."""
+        bound, made = self.new(), self.new()
+        self.add("ReduceMax", [self.pick()], [bound], keepdims=0)
+        self.add("Clip", [self.pick(), "", bound], [made])
+        self.values.append(made)
+
+    def split(self) -> None:
+        """Two outputs, of which one or none is read."""
+        first, second, made = self.new(), self.new(), self.new()
+        self.add("Split", [self.pick()], [first, second], axis=0, num_outputs=2)
+        self.add("Add", [self.dice.choice([self.pick()]), second], [made])
+        self.values.append(made)
+
+    def branch(self) -> None:
+        """An If whose branches read outer values, a constant among them if there is one."""
+        total, wanted, made = self.new(), self.new(), self.new()
+        self.add("ReduceSum", [self.pick()], [total], keepdims=0)
+        self.add("Cast", [total], [wanted], to=TensorProto.BOOL)
+        bodies = []
+        for op in ("Add", "Sub"):
+            inner = f"{made}_{op}"
+            node = helper.make_node(op, [self.pick(), self.dice.choice(self.values)], [inner])
+            bodies.append(helper.make_graph([node], op, [], [value(inner)]))
+        self.add("If", [wanted], [made], then_branch=bodies[0], else_branch=bodies[1])
+        self.values.append(made)
+
+    def loop(self) -> None:
+        made, trips = self.new(), self.new()
+        self.nodes.append(
+            helper.make_node("Constant", [], [trips], value_int=self.dice.randint(0, 2))
+        )
+        step, go, state, kept, done = (f"{made}_{i}" for i in range(5))
+        body = helper.make_graph(
+            [
+                helper.make_node("Add", [state, self.pick()], [f"{made}_t"]),
+                helper.make_node("Tanh", [f"{made}_t"], [kept]),
+                helper.make_node("Identity", [go], [done]),
+            ],
+            "body",
+            [
+                helper.make_tensor_value_info(step, TensorProto.INT64, ()),
+                helper.make_tensor_value_info(go, TensorProto.BOOL, ()),
+                value(state),
+            ],
+            [helper.make_tensor_value_info(done, TensorProto.BOOL, ()), value(kept)],
+        )
+        self.add("Loop", [trips, "", self.pick()], [made], body=body)
+        self.values.append(made)
+
+    def scan(self) -> None:
+        made = self.new()
+        item, out, outer = f"{made}_i", f"{made}_o", self.pick()
+        body = helper.make_graph(
+            [
+                helper.make_node("ReduceMin", [outer], [f"{made}_m"], keepdims=0),
+                helper.make_node("Add", [item, f"{made}_m"], [out]),
+            ],
+            "body",
+            [helper.make_tensor_value_info(item, TensorProto.FLOAT, ())],
+            [helper.make_tensor_value_info(out, TensorProto.FLOAT, ())],
+        )
+        self.add("Scan", [self.pick()], [made], body=body, num_scan_inputs=1)
+        self.values.append(made)
+
+    def sequence(self) -> None:
+        """A sequence that may cross, and an element of it."""
+        made, place, items = self.new(), self.new(), self.new()
+        if not self.sequences or self.dice.random() < 0.6:
+            self.add("SequenceConstruct", [self.pick(), self.pick()], [items])
+            self.sequences.append(items)
+        self.nodes.append(helper.make_node("Constant", [], [place], value_int=1))
+        self.add("SequenceAt", [self.dice.choice(self.sequences), place], [made])
+        self.values.append(made)
+
+
+def random_model(seed: int, size: int) -> Model:
+    """Return the random model with this seed and about `size` nodes."""
+    return RandomGraph(seed, size).model()
