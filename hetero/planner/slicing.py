@@ -69,9 +69,7 @@ def interval_costs(problem: Problem, order: Sequence[int], device: int) -> Float
 Corners = tuple[Ints, Ints, Ints, Ints, Floats]
 
 
-def _rectangles(
-    problem: Problem, position: Ints, device: int
-) -> tuple[Corners, Corners]:
+def _rectangles(problem: Problem, position: Ints, device: int) -> tuple[Corners, Corners]:
     """Rectangles [rows0, rows1) x [cols0, cols1) of intervals that send, and that receive."""
     n = problem.node_count
     out_rows: list[tuple[int, int, int, int, float]] = []
