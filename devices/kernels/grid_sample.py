@@ -90,7 +90,8 @@ def _axis_taps(
     low, high = (0.0, size - 1.0) if align_corners else (-0.5, size - 0.5)
     if taps is _nearest:
         place = xp.rint(place)
-    if padding_mode == "border":
+    # Cubic's four pixels are clamped one by one, as the frameworks that export it do.
+    if padding_mode == "border" and taps is not _cubic:
         place = xp.where((place < low) | (place > high), xp.clip(place, 0, size - 1), place)
     elif padding_mode == "reflection":
         place = _reflect(xp, place, low, high)
