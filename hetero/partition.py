@@ -82,7 +82,7 @@ class Partition:
     Attributes
     ----------
     source : Model
-        The whole model, with shapes of crossing tensors added where they were found.
+        The whole model, with the shapes of loops' results added.
     subgraphs : tuple of Subgraph
         In an order in which they can run.
     wires : tuple of Wire
@@ -145,7 +145,8 @@ def partition(model: Model, affinity: Mapping[str, str]) -> Partition:
         for value in values
         if value not in given
     )
-    model = _with_types(model, wires)
+    model = with_loop_shapes(model)
+    _check_types(model, wires)
     leaving = {wire.tensor for wire in wires} | {port.name for port in model.outputs}
     listed = [[p for p in ps if p not in literal or homes[p] == i] for i, ps in enumerate(members)]
     subgraphs = tuple(
@@ -231,13 +232,8 @@ def _check_cover(model: Model, affinity: Mapping[str, str], literal: frozenset[i
         )
 
 
-def _with_types(model: Model, wires: Sequence[Wire]) -> Model:
-    """Return the model with the types of all crossing tensors known, as far as they can be."""
-    if not wires:
-        return model
-    specs = model.specs
-    if any(s.is_tensor and s.shape is None for w in wires if (s := specs.get(w.tensor))):
-        model = with_loop_shapes(model)
+def _check_types(model: Model, wires: Sequence[Wire]) -> None:
+    specs = model.specs if wires else {}
     if open_ := [wire for wire in wires if wire.tensor not in specs]:
         maker = model.nodes[model.producers[open_[0].tensor]]
         names = list(dict.fromkeys(wire.tensor for wire in open_))
@@ -248,7 +244,6 @@ def _with_types(model: Model, wires: Sequence[Wire]) -> Model:
             "one device.",
             tensors=tuple(names),
         )
-    return model
 
 
 def _some(names: Sequence[str], most: int = 10) -> str:
