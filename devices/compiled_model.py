@@ -2,15 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from devices.errors import HeteroError, InferenceError, UnsupportedOperationError
+from devices.infer_request import InferRequest
 from devices.model import Model
 from devices.program import ExecutedNode, Payload, Program, RunContext, Value
+from devices.remote import RemoteTensor
+from devices.request_target import Answer
+from devices.request_tensors import RequestTensors
+from devices.results import Results
+from devices.runtime_model import runtime_model
 from devices.tensor_spec import TensorSpec
 
 if TYPE_CHECKING:
     from devices.plugin import Plugin
+
+#: Callbacks that may run at once: enough that one that waits does not stop the others.
+_CALLBACK_THREADS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _DeviceRun:
+    """A run in the device's queue or on the device."""
+
+    future: Future[Answer]
+    context: RunContext
+
+    def cancel(self) -> None:
+        """Take the run out of the queue, or ask it to stop at its next node."""
+        self.context.cancel()
+        self.future.cancel()
 
 
 class CompiledModel:
@@ -26,40 +55,237 @@ class CompiledModel:
         What runs.
     config : mapping
         The effective configuration.
+    loaded_from_cache : bool
+        Whether a cache, not a compilation, gave the program.
     """
 
     def __init__(
-        self, plugin: Plugin, model: Model, program: Program, config: Mapping[str, Any]
+        self,
+        plugin: Plugin,
+        model: Model,
+        program: Program,
+        config: Mapping[str, Any],
+        *,
+        loaded_from_cache: bool = False,
     ) -> None:
         self.inputs: tuple[TensorSpec, ...] = model.inputs
         self.outputs: tuple[TensorSpec, ...] = model.outputs
         self.name = model.name
         self._plugin = plugin
+        self._model = model
         self._program = program
         self._config = dict(config)
+        self._loaded_from_cache = loaded_from_cache
+        self._ports = RequestTensors(self.inputs, self.outputs)
+        self._lock = threading.Lock()
+        self._executors: dict[str, ThreadPoolExecutor] = {}
+        #: Executed node -> (seconds in all, runs), of profiled runs.
+        self._node_times: dict[str, tuple[float, int]] = {}
+
+    def __repr__(self) -> str:
+        return f"<CompiledModel {self.name!r} on {self.device}>"
+
+    @property
+    def device(self) -> str:
+        """The device that runs it, id included."""
+        return f"{self._plugin.name}.{self._config['DEVICE_ID']}"
+
+    # Ports.
+
+    def input(self, key: int | str | None = None) -> TensorSpec:
+        """Return an input port, by position or name; without either, the only one.
+
+        Raises
+        ------
+        TensorNameError
+            There is no such input, or not exactly one.
+        """
+        return self._ports.input_port(key)
+
+    def output(self, key: int | str | None = None) -> TensorSpec:
+        """Return an output port, by position or name; without either, the only one."""
+        return self._ports.output_port(key)
+
+    # Requests.
+
+    def create_infer_request(self) -> InferRequest:
+        """Return a new request, idle."""
+        return InferRequest(self)
+
+    def infer_new_request(self, inputs: Any = None) -> Results:
+        """Run once in a request of its own."""
+        return self.create_infer_request().infer(inputs)
+
+    def __call__(
+        self, inputs: Any = None, share_inputs: bool = True, share_outputs: bool = False
+    ) -> Results:
+        """Run once; see `InferRequest.infer`."""
+        return self.create_infer_request().infer(inputs, share_inputs, share_outputs)
 
     def run(self, inputs: Sequence[Value], context: RunContext | None = None) -> Sequence[Value]:
-        """Run once, unchecked, in the calling thread: what a stage of a plan does."""
-        return self._program.run(inputs, context or RunContext(self._config["PERF_COUNT"]))
+        """Run once, unchecked, in the calling thread: what a stage of a plan does.
+
+        Parameters
+        ----------
+        inputs : sequence of values
+            One a port, of its type and shape.
+        context : RunContext, optional
+            For cancellation and timing.
+
+        Raises
+        ------
+        HeteroError
+            The program's own, or InferenceError around whatever else it raised.
+        """
+        context = context or RunContext(self._config["PERF_COUNT"])
+        start = time.perf_counter()
+        try:
+            outputs = self._program.run(inputs, context)
+        except HeteroError:
+            raise
+        except Exception as error:
+            shapes = ", ".join(
+                f"{p.name}{list(np.shape(v))}"
+                for p, v in zip(self.inputs, inputs, strict=False)
+                if isinstance(v, np.ndarray)
+            )
+            raise InferenceError(
+                f"{self.device} failed on model {self.name!r} with inputs {shapes or 'none'}: "
+                f"{type(error).__name__}: {error}",
+                device=self.device,
+            ) from error
+        if len(outputs) != len(self.outputs):
+            raise InferenceError(
+                f"{self.device} gave {len(outputs)} outputs for model {self.name!r}, which has "
+                f"{len(self.outputs)}: the plugin's Program.run must return one a port.",
+                device=self.device,
+            )
+        if context.profile:
+            if not context.node_times_s:  # a backend that does not tell: the model is one row
+                context.record(self.name, time.perf_counter() - start)
+            self._remember(context.node_times_s)
+        return outputs
+
+    # What a request runs on: `devices.request_target.RequestTarget`.
+
+    @property
+    def profiles(self) -> bool:
+        """Whether requests time executed nodes."""
+        return bool(self._config["PERF_COUNT"])
+
+    @property
+    def callback_executor(self) -> Executor:
+        """Where callbacks run."""
+        return self._executor("callback", _CALLBACK_THREADS)
+
+    def submit(
+        self, values: Mapping[str, Value], *, profile: bool, timeout_s: float | None
+    ) -> _DeviceRun:
+        """Queue a run for one of the device's NUM_STREAMS threads."""
+        context = RunContext(profile)
+        if timeout_s is not None:
+            context.set_timeout(timeout_s)
+        inputs = [self._on_host(values[port.name]) for port in self.inputs]
+        exclusive = self._config["EXCLUSIVE_ASYNC_REQUESTS"]
+        streams = 1 if exclusive else max(1, self._config["NUM_STREAMS"])
+        future = self._executor("device", streams).submit(self._answer, inputs, context)
+        return _DeviceRun(future, context)
 
     def executed_nodes(self) -> tuple[ExecutedNode, ...]:
         """Return the runtime model, in execution order."""
-        return self._program.executed_nodes()
+        names = self._model.node_names
+        return self._program.executed_nodes() or (
+            (ExecutedNode(self.name, "Subgraph", 0, self._plugin.name, names),) if names else ()
+        )
 
-    def export(self) -> Payload:
-        """Return the device's own form of the compiled model."""
-        return self._program.export()
+    def get_runtime_model(self) -> Model:
+        """Return a graph of what is executed.
+
+        Each node's metadata has ``layerType``, ``execOrder``, ``implType``,
+        ``originalLayersNames`` (joined by commas) and ``execTimeMcs``: microseconds, the average
+        over profiled runs, or ``not_executed``.
+        """
+        with self._lock:
+            times = {name: total / runs for name, (total, runs) in self._node_times.items()}
+        return runtime_model(self._model, self.executed_nodes(), times)
+
+    # Properties, export, end.
 
     def get_property(self, name: str) -> Any:
-        """Return a property's value for this compiled model."""
+        """Return a property's value for this compiled model.
+
+        Raises
+        ------
+        UnknownPropertyError
+            The plugin has no such property.
+        """
         declared = self._plugin.properties[name]
-        device = f"{self._plugin.name}.{self._config['DEVICE_ID']}"
-        mine = {"NETWORK_NAME": self.name, "EXECUTION_DEVICES": (device,)}
-        mine["OPTIMAL_NUMBER_OF_INFER_REQUESTS"] = max(1, self._config["NUM_STREAMS"])
+        mine: dict[str, Callable[[], Any]] = {
+            "NETWORK_NAME": lambda: self.name,
+            "EXECUTION_DEVICES": lambda: (self.device,),
+            "LOADED_FROM_CACHE": lambda: self._loaded_from_cache,
+            "OPTIMAL_NUMBER_OF_INFER_REQUESTS": lambda: max(1, self._config["NUM_STREAMS"]),
+        }
         if name in mine:
-            return mine[name]
-        return self._config.get(name, declared.default)
+            return mine[name]()
+        if not declared.mutable:
+            return self._plugin.get_property(name)
+        return self._config[name]
+
+    def set_property(self, config: Mapping[str, Any]) -> None:
+        """Refused: a compiled model's properties are given when it is compiled.
+
+        Raises
+        ------
+        UnsupportedOperationError
+            Always, for properties that there are.
+        """
+        for name in config:
+            self._plugin.properties[name]
+        raise UnsupportedOperationError(
+            f"a compiled model takes no properties ({', '.join(config)}); give them to "
+            "compile_model."
+        )
+
+    def export(self) -> Payload:
+        """Return the device's own form of the compiled model.
+
+        Raises
+        ------
+        UnsupportedOperationError
+            If the device has none.
+        """
+        return self._program.export()
 
     def close(self) -> None:
-        """Give back what the device holds for this model."""
+        """Finish what runs, then give back what the device holds for this model."""
+        with self._lock:
+            executors, self._executors = self._executors, {}
+        for executor in executors.values():
+            executor.shutdown(wait=True)
         self._program.close()
+
+    def _executor(self, name: str, threads: int) -> ThreadPoolExecutor:
+        with self._lock:
+            if name not in self._executors:
+                self._executors[name] = ThreadPoolExecutor(
+                    threads, thread_name_prefix=f"{self.device}-{name}"
+                )
+            return self._executors[name]
+
+    def _answer(self, inputs: Sequence[Value], context: RunContext) -> Answer:
+        context.check_cancelled()
+        outputs = self.run(inputs, context)
+        named = {port.name: value for port, value in zip(self.outputs, outputs, strict=True)}
+        return Answer(named, context.node_times_s, context.stage_times_s)
+
+    def _on_host(self, value: Value) -> Value:
+        if isinstance(value, RemoteTensor) and not self._program.takes_remote(value):
+            return value.to_host()
+        return value
+
+    def _remember(self, node_times_s: Mapping[str, float]) -> None:
+        with self._lock:
+            for name, seconds in node_times_s.items():
+                total, runs = self._node_times.get(name, (0.0, 0))
+                self._node_times[name] = total + seconds, runs + 1

@@ -13,10 +13,17 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from devices.compiled_model import CompiledModel
-from devices.errors import UnknownDeviceError, UnsupportedNodesError, UnsupportedOperationError
+from devices.errors import (
+    BlobError,
+    HeteroError,
+    UnknownDeviceError,
+    UnsupportedNodesError,
+    UnsupportedOperationError,
+)
 from devices.model import Model, Node
 from devices.program import Payload, Program
 from devices.properties import COMMON_PROPERTIES, Config, PropertyTable
+from devices.remote import RemoteContext
 from devices.support import Refusal, Support
 
 
@@ -73,8 +80,15 @@ class Plugin(ABC):
         """Return how a supported node is run, where a reader of the query should know."""
         return None
 
-    def prepare_query(self, model: Model, config: Config) -> Mapping[str, Refusal]:
-        """Return refusals that need the whole model at once (a dry run of the backend), by node."""
+    def prepare_query(self, model: Model, config: Config) -> Mapping[str, Refusal | str]:
+        """Return what needs the whole model at once, such as a dry run of the backend.
+
+        Returns
+        -------
+        mapping of str to (Refusal or str)
+            By node of the transformed `model`: why it is refused, or a note on one that is taken;
+            `refuse` is still asked about nodes that are not refused here.
+        """
         return {}
 
     def device_ids(self) -> tuple[str, ...]:
@@ -84,6 +98,10 @@ class Plugin(ABC):
     def version(self) -> str:
         """Return the plugin's version and its backend's."""
         return "0"
+
+    def device_properties(self, device_id: str) -> Mapping[str, Any]:
+        """Return read-only properties whose values depend on the device, by name."""
+        return {}
 
     def full_name(self, device_id: str) -> str:
         """Return a device's name for people."""
@@ -103,34 +121,11 @@ class Plugin(ABC):
         one that the transformation removed is supported, literals follow their consumers.
         """
         effective = self.effective_config(config)
-        device = f"{self.name}.{effective['DEVICE_ID']}"
-        transformed = self.transform_model(model, effective)
-        refused = dict(self.prepare_query(transformed, effective))
-        refusals: dict[str, Refusal] = {}
-        notes: dict[str, str] = {}
-        for node in transformed.nodes:
-            refusal = refused.get(node.name) or self.refuse(node, transformed, effective)
-            if refusal:
-                refusals |= dict.fromkeys(node.covers, refusal)
-            elif note := self.note(node, transformed, effective):
-                notes |= dict.fromkeys(node.covers, note)
-        for node in reversed(model.nodes):
-            if node.is_constant:
-                readers = [
-                    model.nodes[i].name for v in node.writes for i in model.consumers.get(v, ())
-                ]
-                if readers and all(reader in refusals for reader in readers):
-                    refusals[node.name] = refusals[readers[0]]
-                elif readers:
-                    refusals.pop(node.name, None)
-        return Support(
-            {n: device for n in model.node_names if n not in refusals},
-            {n: {device: refusals[n]} for n in model.node_names if n in refusals},
-            {n: {device: refusals[n]} for n in model.node_names if n in refusals},
-            {n: note for n, note in notes.items() if n not in refusals},
-        )
+        return self._judge(model, self.transform_model(model, effective), effective)
 
-    def compile_model(self, model: Model, config: Config | None = None) -> CompiledModel:
+    def compile_model(
+        self, model: Model, config: Config | None = None, *, loaded_from_cache: bool = False
+    ) -> CompiledModel:
         """Compile a model that the device supports whole.
 
         Raises
@@ -139,28 +134,52 @@ class Plugin(ABC):
             Naming every node that it does not support, each with its reason.
         """
         effective = self.effective_config(config)
-        support = self.query_model(model, config)
+        transformed = self.transform_model(model, effective)
+        support = self._judge(model, transformed, effective)
         if support.unsupported:
             lines = [
                 f"  {name} ({model.nodes[model.index_of[name]].op_type}): {reason}"
                 for name, reasons in support.unsupported.items()
                 for reason in reasons.values()
             ]
+            more = [f"  and {len(lines) - 20} more"] if len(lines) > 20 else []
+            shown = "\n".join([*lines[:20], *more])
             raise UnsupportedNodesError(
                 f"{self.name} does not support {len(lines)} of {len(model.nodes)} nodes of model "
-                f"{model.name!r}:\n" + "\n".join(lines[:20]) + "\nAdd a device that does, as in "
-                f"HETERO:{self.name},CPU.",
+                f"{model.name!r}:\n{shown}\nAdd a device that does, as in HETERO:{self.name},CPU.",
                 unsupported=support.unsupported,
             )
-        program = self.compile(self.transform_model(model, effective), effective)
-        return CompiledModel(self, model, program, effective)
+        program = self.compile(transformed, effective)
+        return CompiledModel(self, model, program, effective, loaded_from_cache=loaded_from_cache)
 
     def import_model(
-        self, payload: Payload, model: Model, config: Config | None = None
+        self,
+        payload: Payload,
+        model: Model,
+        config: Config | None = None,
+        *,
+        loaded_from_cache: bool = False,
     ) -> CompiledModel:
-        """Make a compiled model from a payload; `model` gives its ports."""
+        """Make a compiled model from a payload; `model` gives its ports.
+
+        Raises
+        ------
+        UnsupportedOperationError
+            The plugin imports nothing.
+        BlobError
+            The payload is not one of this plugin's, or is damaged.
+        """
         effective = self.effective_config(config)
-        return CompiledModel(self, model, self.load(payload, model, effective), effective)
+        try:
+            program = self.load(payload, model, effective)
+        except HeteroError:
+            raise
+        except Exception as error:
+            raise BlobError(
+                f"{self.name} cannot import model {model.name!r}: {type(error).__name__}: {error}. "
+                "It is damaged, or of another version; compile the model again."
+            ) from error
+        return CompiledModel(self, model, program, effective, loaded_from_cache=loaded_from_cache)
 
     def effective_config(self, config: Config | None = None) -> dict[str, Any]:
         """Return defaults, then what `set_property` set, then `config`, checked and typed."""
@@ -188,21 +207,75 @@ class Plugin(ABC):
             device_id = self._config.get("DEVICE_ID", declared.default)
             if name in self._config:
                 return self._config[name]
+        of_device = self.device_properties(device_id)
+        if name in of_device:
+            return of_device[name]
         computed: dict[str, Callable[[], Any]] = {
             "SUPPORTED_PROPERTIES": lambda: tuple(self.properties),
             "AVAILABLE_DEVICES": self.device_ids,
             "FULL_DEVICE_NAME": lambda: self.full_name(device_id),
             "DEVICE_ARCHITECTURE": lambda: self.fingerprint(device_id),
             "EXECUTION_DEVICES": lambda: tuple(f"{self.name}.{i}" for i in self.device_ids()),
+            "OPTIMIZATION_CAPABILITIES": lambda: self._capabilities(declared.default),
         }
         return computed[name]() if name in computed else declared.default
 
-    def create_context(self, config: Config | None = None) -> Any:
-        """Return a RemoteContext, for devices with memory of their own."""
+    def create_context(self, config: Config | None = None) -> RemoteContext:
+        """Return a RemoteContext, for devices with memory of their own.
+
+        Raises
+        ------
+        UnsupportedOperationError
+            The device has none.
+        """
         raise UnsupportedOperationError(f"{self.name} has no memory of its own to share")
 
     def add_extension(self, extension: Any) -> None:
-        """Accept custom operators."""
+        """Accept custom operators.
+
+        Raises
+        ------
+        UnsupportedOperationError
+            The plugin takes none.
+        """
         raise UnsupportedOperationError(
             f"{self.name} takes no extensions; give such nodes to a device that does."
+        )
+
+    def _capabilities(self, declared: tuple[str, ...]) -> tuple[str, ...]:
+        imports = type(self).load is not Plugin.load
+        return (*declared, "EXPORT_IMPORT") if imports else declared
+
+    def _judge(self, model: Model, transformed: Model, config: Config) -> Support:
+        """Ask about each transformed node, and map the answers back to the original names."""
+        device = f"{self.name}.{config['DEVICE_ID']}"
+        prepared = self.prepare_query(transformed, config)
+        refusals: dict[str, Refusal] = {}
+        notes: dict[str, str] = {}
+        for node in transformed.nodes:
+            known = prepared.get(node.name)
+            refusal = (
+                known if isinstance(known, Refusal) else self.refuse(node, transformed, config)
+            )
+            if refusal:
+                refusals |= dict.fromkeys(node.covers, refusal)
+                continue
+            note = known if isinstance(known, str) else self.note(node, transformed, config)
+            if note:
+                notes |= dict.fromkeys(node.covers, note)
+        for node in reversed(model.nodes):
+            if node.is_constant:
+                readers = [
+                    model.nodes[i].name for v in node.writes for i in model.consumers.get(v, ())
+                ]
+                if readers and all(reader in refusals for reader in readers):
+                    refusals[node.name] = refusals[readers[0]]
+                elif readers:
+                    refusals.pop(node.name, None)
+        refused = {n: {device: refusals[n]} for n in model.node_names if n in refusals}
+        return Support(
+            {n: device for n in model.node_names if n not in refusals},
+            refused,
+            refused,
+            {n: notes[n] for n in model.node_names if n in notes and n not in refusals},
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from devices.errors import RequestCancelledError, UnsupportedOperationError
+from devices.errors import DeadlineError, RequestCancelledError, UnsupportedOperationError
+from devices.remote import RemoteTensor
 
 #: A tensor (numpy array), a sequence (list of values), an optional (a value or None), or a map.
 Value = Any
@@ -35,15 +37,36 @@ class RunContext:
     node_times_s: dict[str, float] = field(default_factory=dict)
     stage_times_s: dict[str, float] = field(default_factory=dict)
     _cancelled: threading.Event = field(default_factory=threading.Event)
+    _deadline: float | None = None
 
     def cancel(self) -> None:
         """Ask the run to stop at the next node."""
         self._cancelled.set()
 
+    def set_timeout(self, timeout_s: float) -> None:
+        """Let the run take `timeout_s` seconds from now, waiting in queues included."""
+        self._deadline = time.monotonic() + timeout_s
+
     def check_cancelled(self) -> None:
-        """Raise RequestCancelledError if the run was asked to stop; called between nodes."""
+        """Raise if the run was asked to stop, or its time is up; programs call it between nodes.
+
+        Raises
+        ------
+        RequestCancelledError, DeadlineError
+            What stopped it.
+        """
         if self._cancelled.is_set():
             raise RequestCancelledError("the request was cancelled while it ran")
+        if self._deadline is not None and time.monotonic() > self._deadline:
+            raise DeadlineError("the request's time was up before it had run to its end")
+
+    def sleep(self, seconds: float) -> None:
+        """Wait `seconds`, or until the run is asked to stop or its time is up; then check."""
+        left = seconds
+        if self._deadline is not None:
+            left = min(seconds, max(0.0, self._deadline - time.monotonic()) + 1e-3)
+        self._cancelled.wait(left)
+        self.check_cancelled()
 
     def record(self, node: str, seconds: float) -> None:
         """Add `seconds` to an executed node's time."""
@@ -92,7 +115,10 @@ class Payload:
 
 
 class Program(ABC):
-    """A compiled model on one device, without names, states or checks: those are the base's."""
+    """A compiled model on one device, without names, states or checks: those are the base's.
+
+    With NUM_STREAMS over 1, `run` is called from that many threads at once.
+    """
 
     @abstractmethod
     def run(self, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:
@@ -111,6 +137,10 @@ class Program(ABC):
         sequence of values
             One for each output port; host arrays that the program will not touch again.
         """
+
+    def takes_remote(self, tensor: RemoteTensor) -> bool:
+        """Whether `run` takes `tensor` where it is; else it gets a copy on the host."""
+        return False
 
     def executed_nodes(self) -> tuple[ExecutedNode, ...]:
         """Return the runtime model, in execution order; empty where the backend does not tell."""

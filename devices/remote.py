@@ -1,0 +1,64 @@
+"""Remote memory: tensors that stay on a device, and the context that makes them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, NoReturn
+
+import numpy as np
+
+from devices.errors import UnsupportedOperationError
+
+
+class RemoteTensor(ABC):
+    """A tensor in a device's memory.
+
+    Attributes
+    ----------
+    device : str
+        Whose memory it is in.
+    shape : tuple of int
+        Its shape.
+    dtype : numpy.dtype
+        Its element type.
+    """
+
+    device: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes it takes."""
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+    @property
+    def data(self) -> NoReturn:
+        """Refused: the host cannot see a device's memory."""
+        raise UnsupportedOperationError(
+            f"a tensor of {self.device} has no host data; copy it with to_host()."
+        )
+
+    @abstractmethod
+    def to_host(self) -> np.ndarray:
+        """Return a copy on the host."""
+
+
+class RemoteContext(ABC):
+    """A device's memory, as an application sees it.
+
+    Attributes
+    ----------
+    device : str
+        The device's name.
+    """
+
+    device: str
+
+    @abstractmethod
+    def create_tensor(self, dtype: Any, shape: tuple[int, ...]) -> RemoteTensor:
+        """Allocate a tensor on the device; contents are not defined."""
+
+    @abstractmethod
+    def from_host(self, array: np.ndarray) -> RemoteTensor:
+        """Copy an array to the device."""

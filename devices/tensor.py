@@ -1,0 +1,257 @@
+"""Tensors of a request: the holder that a port keeps, and the checks that its contents pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from devices.errors import TensorShapeError, TensorTypeError
+from devices.program import Value
+from devices.remote import RemoteTensor
+from devices.tensor_spec import EXTENDED_DTYPES, TensorSpec, element_type_name
+
+#: Kind of element -> the kinds it may become.
+_CASTABLE: Final = {"b": "bif", "i": "if", "f": "fc", "c": "c"}
+
+
+class Tensor:
+    """What a request holds for one port: the same object before and after a run.
+
+    Parameters
+    ----------
+    data : array, or another value
+        Its contents.
+    shared_memory : bool
+        Whether to hold `data` itself rather than a copy.
+    """
+
+    __slots__ = ("_data",)
+
+    def __init__(self, data: Any, shared_memory: bool = False) -> None:
+        if isinstance(data, np.ndarray | np.generic | int | float | complex | str):
+            data = np.asarray(data) if shared_memory else np.array(data)
+        self._data: Value = data
+
+    @property
+    def data(self) -> Value:
+        """The contents: an array that shares the tensor's memory, or the value as it is.
+
+        Raises
+        ------
+        UnsupportedOperationError
+            If the contents are in a device's memory.
+        """
+        return self._data.data if isinstance(self._data, RemoteTensor) else self._data
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of an array, the length of a sequence."""
+        return tuple(np.shape(self._data)) if self.is_array else (len(self._data),)
+
+    @property
+    def element_type(self) -> str:
+        """ONNX's name of the element type; empty for what is no tensor."""
+        return element_type_name(self._data.dtype) if self.is_array else ""
+
+    @property
+    def size(self) -> int:
+        """How many elements there are."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def byte_size(self) -> int:
+        """How many bytes the elements take."""
+        return int(self._data.nbytes) if self.is_array else 0
+
+    @property
+    def is_array(self) -> bool:
+        """Whether the contents are one tensor, here or on a device."""
+        return isinstance(self._data, np.ndarray | RemoteTensor)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self.data, dtype=dtype, copy=copy)
+
+    def __repr__(self) -> str:
+        kind = f"{self.element_type}{list(self.shape)}" if self.is_array else type(self._data)
+        return f"<Tensor {kind}>"
+
+    def replace(self, value: Value) -> None:
+        """Hold `value` instead; who has the tensor sees it."""
+        self._data = value
+
+    def held(self) -> Value:
+        """Return the contents as they are, on whatever device."""
+        return self._data
+
+
+def empty_tensor(spec: TensorSpec) -> Tensor:
+    """Return a tensor of zeros for a port; open dimensions are 0 long."""
+    if not spec.is_tensor or spec.dtype is None:
+        return Tensor([] if spec.type.startswith("seq(") else None, shared_memory=True)
+    shape = tuple(d if isinstance(d, int) else 0 for d in spec.shape or (0,))
+    if spec.dtype == object:
+        return Tensor(np.full(shape, "", dtype=object), shared_memory=True)
+    return Tensor(np.zeros(shape, spec.dtype), shared_memory=True)
+
+
+def check_tensor(value: Any, spec: TensorSpec, role: str) -> Value:
+    """Return `value` if it fits the port exactly, without any conversion: for shared memory.
+
+    Raises
+    ------
+    TensorTypeError, TensorShapeError
+        Naming the port, what it has and what was given.
+    """
+    if value is None:
+        raise TensorTypeError(
+            f"{role} {spec.name!r} wants {spec}, got None; give an array.", port=spec.name
+        )
+    if not spec.is_tensor or isinstance(value, RemoteTensor):
+        return value
+    array = np.asarray(value) if not isinstance(value, np.ndarray) else value
+    if array.dtype != spec.dtype and not (spec.dtype == object and array.dtype.kind in "UST"):
+        raise TensorTypeError(
+            f"{role} {spec.name!r} is {spec}, got dtype {array.dtype}; memory that is shared is "
+            f"not converted. Give array.astype({_dtype_text(spec)}).",
+            port=spec.name,
+        )
+    _check_shape(array, spec, role)
+    return array
+
+
+def convert(value: Any, spec: TensorSpec, *, copy: bool) -> Value:
+    """Return `value` as a run wants it: native, dense, of the port's type and shape.
+
+    Numbers and lists take the port's type; arrays are cast where the kind of number stays and
+    nothing is cut off: a wider integer, another float, an integer as a float, a narrower integer
+    that holds every value.
+
+    Parameters
+    ----------
+    value : array, number, string, list, None, dict or Tensor
+        What was given.
+    spec : TensorSpec
+        The port.
+    copy : bool
+        Whether the result must not share memory with `value`.
+
+    Raises
+    ------
+    TensorTypeError, TensorShapeError
+        Naming the port, what it wants, what was given and how to mend it.
+    """
+    if isinstance(value, Tensor):
+        value = value.held()
+    if isinstance(value, RemoteTensor):
+        return value
+    if spec.type.startswith("optional("):
+        inner = TensorSpec(spec.name, spec.type[len("optional(") : -1], spec.shape)
+        return None if value is None else convert(value, inner, copy=copy)
+    if spec.type.startswith("seq("):
+        return _sequence(value, spec, copy)
+    if not spec.is_tensor or spec.dtype is None:
+        return value
+    if value is None:
+        raise TensorTypeError(
+            f"input {spec.name!r} wants {spec}, got None; give an array.", port=spec.name
+        )
+    array = _cast(_array(value, spec), spec, from_array=hasattr(value, "dtype"))
+    _check_shape(array, spec, "input")
+    # np.ascontiguousarray would make a scalar one-dimensional.
+    dense = np.asarray(array, order="C")
+    if copy and isinstance(value, np.ndarray) and np.may_share_memory(dense, value):
+        dense = dense.copy()
+    return dense
+
+
+def _sequence(value: Any, spec: TensorSpec, copy: bool) -> Value:
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+        raise TensorTypeError(
+            f"input {spec.name!r} wants {spec.type}, got {type(value).__name__}; give a list.",
+            port=spec.name,
+        )
+    inner = spec.type[len("seq(") : -1]
+    return [
+        convert(item, TensorSpec(f"{spec.name}[{i}]", inner), copy=copy)
+        for i, item in enumerate(value)
+    ]
+
+
+def _array(value: Any, spec: TensorSpec) -> np.ndarray:
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise TensorShapeError(
+            f"input {spec.name!r} wants {spec}, got a nested list that is no array: {error}.",
+            port=spec.name,
+        ) from error
+    return array.astype(array.dtype.newbyteorder("=")) if not array.dtype.isnative else array
+
+
+def _cast(array: np.ndarray, spec: TensorSpec, *, from_array: bool) -> np.ndarray:
+    dtype = spec.dtype
+    assert dtype is not None
+    if array.dtype == dtype and dtype.kind != "O":
+        return array
+    if dtype.kind == "O":
+        return _strings(array, spec)
+    got, want = _kind(array.dtype), _kind(dtype)
+    if array.size == 0 and not from_array:  # an empty list is of no type
+        return array.astype(dtype)
+    if want not in _CASTABLE.get(got, ""):
+        raise TensorTypeError(
+            f"input {spec.name!r} wants {spec}, got dtype {array.dtype}, which would lose what it "
+            f"says. If that is meant, give array.astype({_dtype_text(spec)}).",
+            port=spec.name,
+        )
+    with np.errstate(all="ignore"):
+        cast = array.astype(dtype)
+    if got == want == "i" and not np.array_equal(cast.astype(array.dtype), array):
+        raise TensorTypeError(
+            f"input {spec.name!r} wants {spec}, got dtype {array.dtype} with values that "
+            f"{dtype} cannot hold. If wrapping is meant, give array.astype({_dtype_text(spec)}).",
+            port=spec.name,
+        )
+    return cast
+
+
+def _strings(array: np.ndarray, spec: TensorSpec) -> np.ndarray:
+    if array.dtype.kind in "UT":
+        return array.astype(object)
+    if array.dtype.kind == "S" or array.dtype == object:
+        items = [i.decode() if isinstance(i, bytes) else i for i in array.ravel().tolist()]
+        wrong = next((i for i in items if not isinstance(i, str)), None)
+        if wrong is None:
+            out = np.empty(len(items), object)
+            out[:] = items
+            return out.reshape(array.shape)
+    else:
+        wrong = array.dtype
+    raise TensorTypeError(
+        f"input {spec.name!r} wants strings, got {wrong!r}; give an array of str.", port=spec.name
+    )
+
+
+def _kind(dtype: np.dtype) -> str:
+    if dtype in EXTENDED_DTYPES:
+        return "i" if dtype.name.startswith(("int", "uint")) else "f"
+    return "i" if dtype.kind == "u" else dtype.kind
+
+
+def _check_shape(array: np.ndarray, spec: TensorSpec, role: str) -> None:
+    if not spec.accepts(array.shape):
+        fix = "reshape it" if array.ndim == len(spec.shape or ()) else "give it every dimension"
+        raise TensorShapeError(
+            f"{role} {spec.name!r} wants shape {spec}, got {list(array.shape)}; {fix}, as in "
+            "array.reshape(...) or array[None].",
+            port=spec.name,
+        )
+
+
+def _dtype_text(spec: TensorSpec) -> str:
+    assert spec.dtype is not None
+    if spec.dtype == object:
+        return "object"
+    return f"ml_dtypes.{spec.dtype}" if spec.dtype in EXTENDED_DTYPES else f"numpy.{spec.dtype}"
