@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from devices.kernels import KERNELS
 from tests.kernels.oracle import NARROW, cases, check, compare, run_kernel, run_reference
 
 RNG = np.random.default_rng(21)
@@ -84,8 +85,6 @@ def test_bad_attributes_are_refused() -> None:
 
 @pytest.mark.parametrize("op_type", ["Relu", "LeakyRelu", "Sigmoid", "HardSigmoid"])
 def test_a_donated_buffer_may_be_the_input(op_type: str) -> None:
-    from devices.kernels import KERNELS
-
     kernel = KERNELS.find("", op_type, 16)
     assert kernel is not None
     assert "out" in kernel.wants
