@@ -16,11 +16,21 @@ from typing import Any
 import numpy as np
 
 from devices.errors import PlanError
-from hetero.planner.bounds import ROUNDING, Bound
-from hetero.planner.problem import Assignment, Floats, Problem, allowed, is_feasible
+from hetero.planner.bounds import Bound
+from hetero.planner.problem import (
+    Assignment,
+    Floats,
+    Problem,
+    allowed,
+    combine,
+    is_feasible,
+    loads,
+)
 
 #: Relative gap at which a search counts as finished.
 GAP = 1e-6
+#: The solver's points may break a row by its tolerance: a proven value is cut by this share.
+ROUNDING = 2e-6
 
 
 def is_available() -> bool:
@@ -227,8 +237,6 @@ def _point(
             point[flag] = float(tail == d and any(on != d for on in heads))
         else:
             point[flag] = float(tail != d and d in heads)
-    from hetero.planner.problem import combine, loads
-
     point[0] = float(combine(problem, *loads(problem, start)).max())
     return point
 

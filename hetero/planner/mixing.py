@@ -31,7 +31,7 @@ ROUNDS = 40
 LEAST_SHARE = 1e-3
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Part:
     """A plan and the share of the requests that go through it."""
 

@@ -78,3 +78,85 @@ def load(path: Path | str, *, mask: float = 0.0, seed: int = 0, slow: float = 0.
         groups=groups,
         precedence=precedence,
     )
+
+
+def pipeedge(model: str) -> Problem:
+    """PipeEdge's published chain: 4 devices of each of two types, copies beside compute.
+
+    Times are measured seconds a batch of 8; a cut sends that layer's outputs as float32 at the
+    slower of the two sides' bandwidths (all are 1 Gb/s). Weights are in megabytes.
+    """
+    raw = json.loads((DATA / "pipeedge_readme_instance.json").read_text())
+    chain = raw["models"][model]
+    types = [t for t, count in raw["devices"].items() for _ in range(count)]
+    profiles = [raw["device_types"][t] for t in types]
+    times = np.array([p["profiles"][model]["time_s"] for p in profiles]).T
+    bits = [outs * 8 * 4 * 8 for outs in chain["parameters_out"]]
+    speed = np.array([p["bw_Mbps"] * 1e6 for p in profiles])
+    return make_problem(
+        times,
+        [(v, [v + 1], bits[v] / speed, bits[v] / speed) for v in range(chain["layers"] - 1)],
+        weights=np.array(chain["mem_MB"]),
+        memory=np.array([float(p["mem_MB"]) for p in profiles]),
+        devices=types,
+        overlap=True,
+    )
+
+
+def random_problem(seed: int, *, nodes: int, devices: int, **limits: Any) -> Problem:
+    """A random graph with unlike devices, holes in the support, and transfers worth minding."""
+    rng = random.Random(seed)
+    times = np.array([[rng.uniform(1, 10) for _ in range(devices)] for _ in range(nodes)])
+    if rng.random() < 0.3:
+        times[:, 1:2] = times[:, :1]
+    for v in range(nodes):
+        for d in range(devices):
+            if rng.random() < 0.15 and np.isfinite(times[v]).sum() > 1:
+                times[v, d] = np.inf
+    tensors = []
+    for tail in range(nodes - 1):
+        heads = [v for v in range(tail + 1, nodes) if rng.random() < 2.0 / nodes]
+        for _ in range(rng.choice((1, 1, 2))):
+            cost = rng.choice((0.0, rng.uniform(0, 4)))
+            tensors.append((tail, heads, np.full(devices, cost), np.full(devices, cost * 0.7)))
+    return make_problem(
+        times, tensors, weights=np.array([rng.uniform(0, 1) for _ in range(nodes)]), **limits
+    )
+
+
+def residual_network(nodes: int, seed: int) -> Problem:
+    """Blocks of parallel branches that join, a skip around each, on 2 accelerators and 2 CPUs.
+
+    About one node in ten is not supported by the accelerators; nodes of a block have its size.
+    """
+    rng = random.Random(seed)
+    times: list[list[float]] = []
+    tensors: list[tuple[int, list[int], float]] = []
+
+    def node(inputs: list[int], size: float) -> int:
+        fast = size * rng.uniform(0.2, 1.0)
+        times.append([fast, fast, 4 * fast, 4 * fast])
+        for tail in inputs:
+            tensors.append((tail, [len(times) - 1], size * 0.3))
+        return len(times) - 1
+
+    last = node([], 1.0)
+    while len(times) < nodes:
+        size, start, ends = rng.uniform(0.5, 2.0), last, []
+        for _ in range(rng.choice((1, 2, 3))):
+            end = start
+            for _ in range(rng.randint(2, 6)):
+                end = node([end], size)
+            ends.append(end)
+        last = node([start, *ends], size)
+    table = np.array(times)
+    table[np.array([rng.random() < 0.1 for _ in times]), :2] = np.inf
+    uses: dict[int, tuple[list[int], float]] = {}
+    for tail, heads, cost in tensors:
+        kept = uses.setdefault(tail, ([], cost))
+        kept[0].extend(heads)
+    return make_problem(
+        table,
+        [(t, heads, np.full(4, cost), np.full(4, cost)) for t, (heads, cost) in uses.items()],
+        devices=["ACC.0", "ACC.1", "CPU.0", "CPU.1"],
+    )

@@ -1,0 +1,88 @@
+"""Plans for the shortest single request: two-way minimum cuts, then moves on the simulated time.
+
+A minimum cut with equal prices is the best serial plan of two devices, exactly. Where branches run
+side by side, whole subgraphs and chunks are moved as long as the simulated request gets faster.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Callable
+
+from hetero.planner.local_search import State
+from hetero.planner.min_cut import two_way
+from hetero.planner.problem import Assignment, Problem, is_feasible
+
+
+def serial_cuts(problem: Problem) -> list[Assignment]:
+    """The best serial plan of each pair of devices of different classes."""
+    first = [problem.classes.index(c) for c in sorted(set(problem.classes))]
+    plans = []
+    for a, b in itertools.combinations(first, 2):
+        found = two_way(problem, a, b, (1.0, 1.0))
+        if found is not None and is_feasible(problem, found[1]):
+            plans.append(found[1])
+    return plans
+
+
+def descend(
+    problem: Problem,
+    start: Assignment,
+    judge: Callable[[Assignment], float],
+    *,
+    trials: int,
+    seed: int,
+    deadline: float,
+) -> tuple[Assignment, bool]:
+    """Move chunks to neighbouring devices while ``judge`` (seconds) falls.
+
+    Parameters
+    ----------
+    problem : Problem
+        Without colocation groups.
+    start : tuple of int
+        A feasible assignment.
+    judge : callable
+        Latency of an assignment, seconds.
+    trials : int
+        Moves to try.
+    seed : int
+        Seed of the moves.
+    deadline : float
+        ``time.monotonic()`` at which to stop.
+
+    Returns
+    -------
+    (tuple of int, bool)
+        The best assignment, and whether the deadline came first.
+    """
+    rng = random.Random(seed)
+    state = State(problem, start)
+    best, value = start, judge(start)
+    options = [frozenset(o) for o in state.options]
+    weights: list[float] = problem.weights.tolist()
+    movable = [v for v, o in enumerate(options) if len(o) > 1]
+    for _ in range(trials if movable else 0):
+        if time.monotonic() > deadline:
+            return best, True
+        v = rng.choice(movable)
+        a = state.where[v]
+        near = [state.where[w] for w in state.near[v] if state.where[w] != a]
+        b = rng.choice(near) if near and rng.random() < 0.7 else rng.choice(state.options[v])
+        if a == b:
+            continue
+        size = int(2.0 ** (7.0 * rng.random()))
+        nodes = [u for u in state.chunk(v, size, rng) if b in options[u]]
+        if sum(weights[u] for u in nodes) > state.free[b]:
+            continue
+        for u in nodes:
+            state.move(u, b)
+        fresh = judge(tuple(state.where))
+        if fresh < value * (1 - 1e-12):
+            best, value = tuple(state.where), fresh
+        else:
+            for u in reversed(nodes):
+                state.move(u, a)
+    return best, False
