@@ -1,0 +1,48 @@
+"""The command line: ``hetero devices | query | compile | run | bench | probe``."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from devices.errors import HeteroError
+from hetero.cli.bench import bench
+from hetero.cli.compile import compile_command
+from hetero.cli.devices import devices
+from hetero.cli.probe import probe
+from hetero.cli.query import query
+from hetero.cli.run import run
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="hetero")
+def cli() -> None:
+    """One ONNX model, cut across unlike devices.
+
+    Exit codes: 0 done, 1 an error or a wrong answer, 2 wrong usage.
+    """
+
+
+for command in (devices, query, compile_command, run, bench, probe):
+    cli.add_command(command)
+
+
+def main() -> None:
+    """Run the command line; errors of ours are one message on stderr and exit code 1."""
+    try:
+        cli.main(standalone_mode=False)
+    except HeteroError as error:
+        click.echo(f"hetero: {type(error).__name__}: {error}", err=True)
+        sys.exit(1)
+    except click.exceptions.Exit as request:
+        sys.exit(request.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("hetero: interrupted", err=True)
+        sys.exit(1)
+    except OSError as error:
+        click.echo(f"hetero: {error.strerror or error}: {error.filename or ''}", err=True)
+        sys.exit(1)

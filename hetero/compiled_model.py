@@ -1,0 +1,212 @@
+"""A model compiled over several devices: its ports, subgraphs, requests and properties."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Final
+
+from devices.errors import UnsupportedOperationError
+from devices.infer_request import InferRequest
+from devices.model import Model
+from devices.program import ExecutedNode, Value
+from devices.request_tensors import RequestTensors
+from devices.results import Results
+from devices.runtime_model import runtime_model
+from devices.tensor_spec import TensorSpec
+from hetero.affinity import Affinity
+from hetero.config import HETERO_PROPERTIES
+from hetero.partition import Partition, Subgraph
+from scheduler.executor import Answer, Deployment
+from scheduler.plan import Plan
+
+#: Threads that run callbacks; they wait for Python more than for anything else.
+CALLBACK_THREADS: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A request on its way: its id, its answer's future, and the means to stop it."""
+
+    deployment: Deployment
+    request_id: int
+    future: Future[Answer]
+
+    def cancel(self) -> None:
+        """Ask the run to stop."""
+        self.deployment.cancel(self.request_id)
+
+
+class CompiledModel:
+    """A deployed plan with names; made by `Core.compile_model` and `Core.import_model`.
+
+    Use it as a function for one inference, make requests for more, and as a context manager to
+    give back what the devices hold for it.
+
+    Parameters
+    ----------
+    partition : Partition
+        How the model was cut.
+    affinity : Affinity
+        Which device each node got, and why.
+    plan : Plan
+        What is deployed.
+    deployment : Deployment
+        Where it runs.
+    config : mapping
+        HETERO's own properties.
+    """
+
+    def __init__(
+        self,
+        partition: Partition,
+        affinity: Affinity,
+        plan: Plan,
+        deployment: Deployment,
+        config: Mapping[str, Any],
+    ) -> None:
+        self.partition = partition
+        self.affinity = affinity
+        self.plan = plan
+        self.deployment = deployment
+        self._config = dict(config)
+        self._ports = RequestTensors(plan.inputs, plan.outputs)
+        self._request: InferRequest | None = None
+
+    def __repr__(self) -> str:
+        devices = ", ".join(self.get_property("EXECUTION_DEVICES"))
+        return f"<CompiledModel {self.plan.name!r}: {len(self.subgraphs)} subgraphs on {devices}>"
+
+    def __enter__(self) -> CompiledModel:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __call__(
+        self, inputs: Any = None, share_inputs: bool = True, share_outputs: bool = False
+    ) -> Results:
+        """Run once and return the outputs; see `InferRequest.infer` for what `inputs` may be."""
+        if self._request is None:
+            self._request = self.create_infer_request()
+        return self._request.infer(inputs, share_inputs, share_outputs)
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """The input ports."""
+        return self.plan.inputs
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """The output ports."""
+        return self.plan.outputs
+
+    def input(self, key: int | str | None = None) -> TensorSpec:
+        """Return an input port by index or name; without a key, the only one."""
+        return self._ports.input_port(key)
+
+    def output(self, key: int | str | None = None) -> TensorSpec:
+        """Return an output port by index or name; without a key, the only one."""
+        return self._ports.output_port(key)
+
+    @property
+    def subgraphs(self) -> tuple[Subgraph, ...]:
+        """Index, device, node names, inputs and outputs of each subgraph, in running order."""
+        return self.partition.subgraphs
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self.plan.name
+
+    @property
+    def profiles(self) -> bool:
+        """Whether requests time executed nodes: PERF_COUNT."""
+        return bool(self._config["PERF_COUNT"])
+
+    @cached_property
+    def callback_executor(self) -> ThreadPoolExecutor:
+        """Where requests' callbacks run."""
+        return ThreadPoolExecutor(CALLBACK_THREADS, f"hetero-callback-{self.name}")
+
+    def submit(
+        self, values: Mapping[str, Value], *, profile: bool = False, timeout_s: float | None = None
+    ) -> Run:
+        """Start a request on checked values: what `InferRequest` does.
+
+        Parameters
+        ----------
+        values : mapping of str to value
+            One for each input port.
+        profile : bool
+            Whether devices time each executed node.
+        timeout_s : float, optional
+            Seconds until the request fails with DeadlineError.
+        """
+        submission = self.deployment.submit(values, timeout_s=timeout_s, profile=profile)
+        return Run(self.deployment, submission.request_id, submission.future)
+
+    def create_infer_request(self) -> InferRequest:
+        """Return a request of this model."""
+        return InferRequest(self)
+
+    def infer_new_request(self, inputs: Any = None) -> Results:
+        """Run once in a request of its own."""
+        return self.create_infer_request().infer(inputs)
+
+    def executed_nodes(self) -> tuple[ExecutedNode, ...]:
+        """Return the runtime model's rows in running order, names behind ``subgraph<i>: ``."""
+        rows: list[ExecutedNode] = []
+        for s in self.subgraphs:
+            for node in self.deployment.executed_nodes(s.index):
+                name = f"subgraph{s.index}: {node.name}"
+                rows.append(replace(node, name=name, execution_order=len(rows)))
+        return tuple(rows)
+
+    def get_runtime_model(self) -> Model:
+        """Return what the devices really run: one node for each executed node.
+
+        Its metadata tells layer type, execution order, implementation and the original names
+        that a node covers.
+        """
+        return runtime_model(self.partition.source, self.executed_nodes(), {})
+
+    def get_property(self, name: str) -> Any:
+        """Return a property of the compiled model."""
+        if name in self._config and name != "DEVICE_PROPERTIES":
+            return self._config[name]
+        devices = tuple(dict.fromkeys(s.device for s in self.subgraphs))
+        computed = {
+            "NETWORK_NAME": self.plan.name,
+            "SUPPORTED_PROPERTIES": tuple(HETERO_PROPERTIES),
+            "EXECUTION_DEVICES": devices,
+            "HETERO_NUMBER_OF_SUBMODELS": len(self.subgraphs),
+            # One request a level keeps a chain of stages busy; one more hides the hand-over.
+            "OPTIMAL_NUMBER_OF_INFER_REQUESTS": max(self.plan.levels, default=0) + 2,
+            "DEVICE_PROPERTIES": self._config["DEVICE_PROPERTIES"],
+            "LOADED_FROM_CACHE": False,
+        }
+        return computed.get(name, HETERO_PROPERTIES[name].default)
+
+    def set_property(self, config: Mapping[str, Any]) -> None:
+        """Refuse: a compiled model's properties are those it was compiled with."""
+        raise UnsupportedOperationError(
+            f"a compiled model's properties are fixed; compile again with {dict(config)}."
+        )
+
+    def story(self, request_id: int) -> Any:
+        """Return the life of a request, event by event."""
+        return self.deployment.story(request_id)
+
+    def release_memory(self) -> None:
+        """Drop the request behind `compiled_model(...)` and the results it holds."""
+        self._request = None
+
+    def close(self) -> None:
+        """Give back what the devices hold for the model; its requests fail from then on."""
+        self._request = None
+        self.deployment.close()
+        if "callback_executor" in self.__dict__:
+            self.callback_executor.shutdown(wait=False)

@@ -1,0 +1,116 @@
+"""Configuration of a compiled model: HETERO's own properties, and each device's share of the rest.
+
+An option given to `compile_model` reaches every device that knows it; `DEVICE_PROPERTIES` reaches
+one device; what nobody knows is an error.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from devices.errors import UnknownPropertyError
+from devices.properties import Config, Property, PropertyTable
+
+HETERO_PROPERTIES: Final = PropertyTable(
+    Property(
+        "MULTI_DEVICE_PRIORITIES", tuple, (), True,
+        "Devices in order of priority; the device string says the same.",
+    ),
+    Property(
+        "MODEL_DISTRIBUTION_POLICY", str, "PRIORITY", True,
+        "How nodes get their devices.", choices=("PRIORITY",), shapes_result=True,
+    ),
+    Property(
+        "DEVICE_PROPERTIES", dict, {}, True,
+        "Options of single devices: {device name: {property: value}}.",
+    ),
+    Property(
+        "MAX_REQUESTS_IN_FLIGHT", int, 0, True,
+        "Requests that are accepted before `start_async` waits; 0: four for each stage.",
+        minimum=0,
+    ),
+    Property(
+        "REQUEST_TIMEOUT_S", float, 0.0, True,
+        "Seconds after which a request fails; 0: never.", minimum=0,
+    ),
+    Property("PERF_COUNT", bool, False, True, "Whether requests time each executed node."),
+    Property("CACHE_DIR", str, "", True, "Folder of compiled models; empty: no cache."),
+    Property("NETWORK_NAME", str, "", False, "The model's name."),
+    Property("SUPPORTED_PROPERTIES", tuple, (), False, "Every property's name."),
+    Property("FULL_DEVICE_NAME", str, "HETERO", False, "The device's name for people."),
+    Property("OPTIMIZATION_CAPABILITIES", tuple, ("EXPORT_IMPORT",), False, "Abilities."),
+    Property("EXECUTION_DEVICES", tuple, (), False, "Devices that the model runs on."),
+    Property("LOADED_FROM_CACHE", bool, False, False, "Whether compilation was a cache hit."),
+    Property(
+        "OPTIMAL_NUMBER_OF_INFER_REQUESTS", int, 1, False,
+        "Requests in flight that keep every stage busy.",
+    ),
+    Property("HETERO_NUMBER_OF_SUBMODELS", int, 0, False, "How many subgraphs there are."),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class SplitConfig:
+    """A configuration sorted by who reads it."""
+
+    #: HETERO's own properties, defaults filled in.
+    own: dict[str, Any]
+    #: Device name -> its properties, as given.
+    devices: dict[str, dict[str, Any]]
+
+
+def split_config(
+    config: Config,
+    devices: Sequence[str],
+    known: Mapping[str, Collection[str]],
+    canonical: Callable[[str], str],
+) -> SplitConfig:
+    """Sort a configuration by who reads it.
+
+    Parameters
+    ----------
+    config : mapping
+        What the user gave.
+    devices : sequence of str
+        The devices that may run the model.
+    known : mapping of str to collection of str
+        Device name -> names of the properties that its plugin has.
+    canonical : callable
+        Any spelling of a device's name -> the name in `devices`.
+
+    Raises
+    ------
+    UnknownPropertyError
+        For an option that neither HETERO nor any of the devices knows.
+    """
+    own = {name: value for name, value in config.items() if name in HETERO_PROPERTIES}
+    parsed = HETERO_PROPERTIES.defaults() | HETERO_PROPERTIES.parse(own)
+    shares: dict[str, dict[str, Any]] = {device: {} for device in devices}
+    for name, value in config.items():
+        takers = [device for device in devices if name in known[device]]
+        if not takers and name not in own:
+            everything = sorted(set(HETERO_PROPERTIES).union(*known.values()))
+            near = difflib.get_close_matches(name, everything, 3, 0.5)
+            hint = f"did you mean {' or '.join(near)}? " if near else ""
+            raise UnknownPropertyError(
+                f"no property {name!r} on HETERO or on {', '.join(devices)}; {hint}"
+                f"There are {', '.join(everything)}.",
+                property=name,
+            )
+        for device in takers:
+            # HETERO keeps the whole model's cache; a device must not keep its part as well.
+            if name not in ("CACHE_DIR", "DEVICE_ID"):
+                shares[device][name] = value
+    for device, options in parsed["DEVICE_PROPERTIES"].items():
+        name = canonical(device)
+        if name not in shares:
+            raise UnknownPropertyError(
+                f"DEVICE_PROPERTIES names {device!r}, which is not one of the model's devices: "
+                f"{', '.join(devices)}.",
+                property="DEVICE_PROPERTIES",
+            )
+        shares[name] |= dict(options)
+    return SplitConfig(parsed, shares)

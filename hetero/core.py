@@ -1,0 +1,325 @@
+"""Core: the devices of a machine or a cluster, and what can be done with a model on them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from devices.errors import HeteroError, PropertyError
+from devices.model import Model
+from devices.model_reader import Source, read_model
+from devices.properties import Config
+from devices.support import Support
+from hetero.affinity import Affinity, assign
+from hetero.affinity_file import load_affinity, parse_pins
+from hetero.compiled_model import CompiledModel
+from hetero.config import HETERO_PROPERTIES, SplitConfig, split_config
+from hetero.lowering import constant_outputs, lower, stage_sources
+from hetero.partition import partition
+from hetero.query import gather_pins, query_priority, require_supported
+from scheduler import create_executor
+from scheduler.device_names import resolve_device
+from scheduler.executor import DeviceDescriptor, Executor
+
+ExecutorKind = Literal["ray", "inprocess"]
+#: {pattern: device}, an affinity file, or ``PATTERN=DEVICE`` strings.
+AffinitySource = Mapping[str, str] | str | Path | Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Query:
+    """What the devices said, and what they were asked with."""
+
+    devices: tuple[str, ...]
+    config: SplitConfig
+    pins: Affinity
+    support: Support
+
+
+class Core:
+    """The entry point.
+
+    Parameters
+    ----------
+    executor : {"ray", "inprocess"}
+        Where models run: on Ray's actors, or on threads of this process.
+    address : str, optional
+        An existing Ray cluster; without it the first use starts a local one, and `close` ends it.
+    devices : mapping of str to int, optional
+        How many devices of a plugin each node offers, as ``{"ORT": 2}``; by default one for each
+        that the plugin finds.
+    plugins : sequence of str or type
+        Plugins beside the installed ones: ``module:attr``.
+
+    Notes
+    -----
+    Ray starts on the first call that needs a device, not here.
+    """
+
+    def __init__(
+        self,
+        executor: ExecutorKind = "ray",
+        *,
+        address: str | None = None,
+        devices: Mapping[str, int] | None = None,
+        plugins: Sequence[Any] = (),
+    ) -> None:
+        if executor not in ("ray", "inprocess"):
+            raise ValueError(f"executor={executor!r}: it is 'ray' or 'inprocess'.")
+        if address is not None and executor != "ray":
+            raise ValueError(f"address={address!r} is a Ray cluster's; executor is {executor!r}.")
+        self._kind: ExecutorKind = executor
+        self._address = address
+        self._device_counts = dict(devices or {})
+        self._plugins = tuple(plugins)
+        self._executor: Executor | None = None
+        self._lock = threading.RLock()
+        self._config: dict[str, dict[str, Any]] = {}
+        self._closed = False
+
+    def __enter__(self) -> Core:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    # Devices.
+
+    @property
+    def executor(self) -> Executor:
+        """The executor, started on first use.
+
+        Raises
+        ------
+        ClusterError
+            If Ray cannot start or cannot be reached.
+        """
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("this Core is closed; make another.")
+            if self._executor is None:
+                self._executor = create_executor(
+                    self._kind,
+                    address=self._address,
+                    devices=self._device_counts,
+                    plugins=self._plugins,
+                )
+            return self._executor
+
+    @property
+    def device_descriptors(self) -> tuple[DeviceDescriptor, ...]:
+        """Every device, broken plugins included as rows with their error."""
+        return self.executor.devices()
+
+    @property
+    def available_devices(self) -> list[str]:
+        """Names of the devices that work: ``NAME`` where there is one, else ``NAME.<id>``."""
+        return [d.name for d in self.device_descriptors if d.error is None]
+
+    def resolve_devices(self, device: str) -> tuple[str, ...]:
+        """Return the devices that a device string means, in order of priority.
+
+        Raises
+        ------
+        UnknownDeviceError
+            For a device that is not there, listing those that are.
+        """
+        return resolve_device(device, self.available_devices)
+
+    def get_versions(self, device: str) -> dict[str, str]:
+        """Return the version of each plugin that a device string names."""
+        by_name = {d.name: d for d in self.device_descriptors}
+        return {by_name[n].plugin: by_name[n].version for n in self.resolve_devices(device)}
+
+    def set_property(self, device: str | Config, config: Config | None = None) -> None:
+        """Set options for models compiled later.
+
+        Parameters
+        ----------
+        device : str or mapping
+            A device's name or ``HETERO``; or, alone, options for every device that knows them.
+        config : mapping
+            The options.
+        """
+        scope, options = ("", device) if not isinstance(device, str) else (device, config or {})
+        if ":" in scope:
+            raise PropertyError(
+                f"{scope!r} is a list; set properties of one device at a time, or of HETERO."
+            )
+        if scope == "HETERO":
+            HETERO_PROPERTIES.parse(options)
+        else:
+            names = self.resolve_devices(scope) if scope else tuple(self.available_devices)
+            known = {name: self._known_properties(name) for name in names}
+            split_config(options, names, known, self._canonical)
+            scope = names[0] if scope else ""
+        self._config.setdefault(scope, {}).update(options)
+
+    def get_property(self, device: str, name: str) -> Any:
+        """Return a property of a device, or of ``HETERO``."""
+        if ":" in device:
+            raise PropertyError(f"{device!r} is a list; ask one device at a time, or HETERO.")
+        if device == "HETERO":
+            declared = HETERO_PROPERTIES[name]
+            if name == "SUPPORTED_PROPERTIES":
+                return tuple(HETERO_PROPERTIES)
+            return self._config.get("HETERO", {}).get(name, declared.default)
+        (device,) = self.resolve_devices(device)
+        for scope in (device, ""):
+            if name in self._config.get(scope, {}):
+                return self._config[scope][name]
+        return self.executor.get_property(device, name)
+
+    # Models.
+
+    def read_model(self, model: Source | Model) -> Model:
+        """Read a model from a path, bytes or a ModelProto; ``light:NAME`` is shipped by onnx."""
+        return read_model(model)
+
+    def query_model(
+        self,
+        model: Source | Model,
+        device: str = "HETERO",
+        config: Config | None = None,
+        *,
+        affinity: AffinitySource | None = None,
+    ) -> Support:
+        """Return which device each node would get, and why not the others.
+
+        Parameters
+        ----------
+        model, device, config, affinity
+            As for `compile_model`.
+
+        Returns
+        -------
+        Support
+            Node name -> device; nodes that nobody takes are in `Support.unsupported`, each with
+            every device's reason.
+        """
+        return self._query(read_model(model), device, config or {}, affinity).support
+
+    def compile_model(
+        self,
+        model: Source | Model,
+        device: str = "HETERO",
+        config: Config | None = None,
+        *,
+        affinity: AffinitySource | None = None,
+    ) -> CompiledModel:
+        """Compile a model over one device or several and deploy it.
+
+        Parameters
+        ----------
+        model : path, bytes, onnx.ModelProto or Model
+            The model.
+        device : str
+            ``CPU``, ``ORT.1``, ``HETERO:ORT,CPU``, or ``HETERO`` for every device.
+        config : mapping, optional
+            Options; they win over `set_property` and do not change it.
+        affinity : mapping, path or sequence of str, optional
+            Pins: {pattern: device}, a JSON or YAML file of them, or ``PATTERN=DEVICE`` strings. A
+            pattern is a node's name, a glob or ``op:Type``. Nodes without a pin are assigned by
+            priority. Pins in the model's own metadata hold where none is given here.
+
+        Raises
+        ------
+        UnsupportedNodesError
+            For nodes that no device takes: all of them, each with each device's reason.
+        AffinityError
+            For pins that name no node, no device, or a device that does not support the node.
+        """
+        source = read_model(model)
+        query = self._query(source, device, config or {}, affinity)
+        placed = assign(source, query.support, query.pins)
+        require_supported(query.support, source, query.devices)
+        cut = partition(source, placed)
+        plan = lower(cut)
+        deployment = self.executor.deploy(
+            plan,
+            stage_sources(cut, query.config.devices),
+            constant_outputs(cut),
+            config=query.config.own,
+        )
+        return CompiledModel(cut, placed, plan, deployment, query.config.own)
+
+    def close(self) -> None:
+        """Give back every device; ends the local Ray if this Core started it."""
+        with self._lock:
+            executor, self._executor = self._executor, None
+            self._closed = True
+        if executor is not None:
+            executor.close()
+
+    def _query(
+        self, model: Model, device: str, config: Config, affinity: AffinitySource | None
+    ) -> _Query:
+        devices = self._devices(device, config)
+        split = self._split_config(config, devices)
+        pins = gather_pins(model, devices, affinity=self._pins(affinity))
+
+        def ask(name: str, part: Model) -> Support:
+            return self.executor.query(name, part, split.devices[name])
+
+        return _Query(devices, split, pins, query_priority(model, devices, ask, pins))
+
+    def _devices(self, device: str, config: Config) -> tuple[str, ...]:
+        own = self._config.get("HETERO", {})
+        priorities = config.get("MULTI_DEVICE_PRIORITIES", own.get("MULTI_DEVICE_PRIORITIES"))
+        if not priorities or device.partition(":")[0] != "HETERO":
+            return self.resolve_devices(device)
+        names = HETERO_PROPERTIES["MULTI_DEVICE_PRIORITIES"].parse(priorities)
+        listed = self.resolve_devices("HETERO:" + ",".join(names))
+        if ":" in device and self.resolve_devices(device) != listed:
+            raise PropertyError(
+                f"the device string {device!r} and MULTI_DEVICE_PRIORITIES={','.join(names)} "
+                "disagree; give one of them.",
+                property="MULTI_DEVICE_PRIORITIES",
+            )
+        return listed
+
+    def _pins(self, affinity: AffinitySource | None) -> dict[str, str]:
+        if affinity is None:
+            return {}
+        if isinstance(affinity, str | Path):
+            pins = load_affinity(affinity)
+        elif isinstance(affinity, Mapping):
+            pins = dict(affinity)
+        else:
+            pins = parse_pins(affinity)
+        return {pattern: self._canonical(device) for pattern, device in pins.items()}
+
+    def _split_config(self, config: Config, devices: tuple[str, ...]) -> SplitConfig:
+        known = {name: frozenset(self._known_properties(name)) for name in devices}
+        # What was set for every device, or for HETERO, may concern none of this model's.
+        general = {
+            name: value
+            for scope in ("", "HETERO")
+            for name, value in self._config.get(scope, {}).items()
+            if name in HETERO_PROPERTIES or any(name in names for names in known.values())
+        }
+        own_devices = {name: self._config[name] for name in devices if name in self._config}
+        given = split_config(config, devices, known, self._canonical)
+        before = split_config(general, devices, known, self._canonical)
+        return SplitConfig(
+            before.own | {n: v for n, v in given.own.items() if n in config},
+            {
+                name: {**before.devices[name], **own_devices.get(name, {}), **given.devices[name]}
+                for name in devices
+            },
+        )
+
+    def _known_properties(self, device: str) -> tuple[str, ...]:
+        names: tuple[str, ...] = self.executor.get_property(device, "SUPPORTED_PROPERTIES")
+        return names
+
+    def _canonical(self, device: str) -> str:
+        """Return a device's name as `available_devices` has it; unknown ones as they are."""
+        try:
+            (name,) = self.resolve_devices(device)
+        except (HeteroError, ValueError):
+            return device
+        return name

@@ -1,0 +1,23 @@
+"""Seeded random affinities over the devices that support each node."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import hetero
+from devices.model import Model
+
+
+def random_affinity(
+    core: hetero.Core, model: Model, devices: Sequence[str], seed: int
+) -> dict[str, str]:
+    """Return a random device for each node, among those of `devices` that take it."""
+    rng = random.Random(seed)
+    answers = {device: core.query_model(model, device) for device in devices}
+    placed = {}
+    for name in model.node_names:
+        able = [device for device in devices if name in answers[device]]
+        if able:
+            placed[name] = rng.choice(able)
+    return placed

@@ -1,0 +1,37 @@
+"""The nine real networks that onnx ships, split at random over ONNX Runtime and CPU, on Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import hetero
+from devices.light_models import light_model_inputs, light_model_names, light_model_outputs
+from tests.random_affinity import random_affinity
+
+pytestmark = pytest.mark.ray
+
+
+@pytest.fixture(scope="module")
+def core() -> Iterator[hetero.Core]:
+    with hetero.Core() as core:
+        yield core
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))]
+)
+@pytest.mark.parametrize("name", light_model_names())
+def test_random_split_gives_the_shipped_output(core: hetero.Core, name: str, seed: int) -> None:
+    model = core.read_model(f"light:{name}")
+    pins = random_affinity(core, model, ["ORT", "CPU"], seed)
+    with core.compile_model(model, "HETERO:ORT,CPU", affinity=pins) as compiled:
+        assert set(pins.values()) == {"ORT", "CPU"}
+        assert len(compiled.subgraphs) > 1
+        results = compiled(light_model_inputs(model))
+    for got, want in zip(results.to_tuple(), light_model_outputs(name), strict=True):
+        assert got.shape == want.shape
+        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-5)

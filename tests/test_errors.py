@@ -1,0 +1,39 @@
+"""The error tree: every error is also a built-in type, keeps its data, and survives pickling."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+
+import pytest
+
+from devices import errors
+from devices.support import Refusal
+
+LEAVES = [
+    cls
+    for _, cls in inspect.getmembers(errors, inspect.isclass)
+    if issubclass(cls, errors.HeteroError)
+]
+
+
+@pytest.mark.parametrize("cls", LEAVES, ids=lambda cls: cls.__name__)
+def test_errors_pickle_with_their_data(cls: type[errors.HeteroError]) -> None:
+    error = cls("where: got x, wanted y; do z", node="conv1", refusal=Refusal("dtype", "no"))
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is cls
+    assert str(again) == "where: got x, wanted y; do z"
+    assert again.node == "conv1"
+    assert again.refusal == error.refusal
+
+
+@pytest.mark.parametrize("cls", LEAVES, ids=lambda cls: cls.__name__)
+def test_each_error_is_a_builtin_type_too(cls: type[errors.HeteroError]) -> None:
+    if cls is not errors.HeteroError:
+        builtin = [c for c in cls.__mro__ if c.__module__ == "builtins"]
+        assert len(builtin) > 3, f"{cls.__name__} is only an Exception"
+
+
+def test_the_docstring_draws_every_error() -> None:
+    for cls in LEAVES:
+        assert cls.__name__ in errors.__doc__
