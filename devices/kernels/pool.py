@@ -28,7 +28,14 @@ def _pool_window(
 ) -> Window:
     if x.ndim < 3:
         raise ValueError(f"input has shape {x.shape}; pooling needs (N, C, spatial axes...)")
-    return sliding_window(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
+    window = sliding_window(
+        x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad, ceil_mode
+    )
+    extent = [(k - 1) * d + 1 for k, d in zip(window.kernel, window.dilations, strict=True)]
+    for before, after, size in zip(window.begin, window.end, extent, strict=True):
+        if max(before, after) >= size:
+            raise ValueError(f"padding {before}, {after} leaves nothing in a window of {size}")
+    return window
 
 
 def _reduce_windows(
