@@ -179,14 +179,13 @@ def _merge_window(after: list[list[int]], kinds: Sequence[int]) -> list[int]:
     other over a third cluster: a cycle would close through that one.
     """
     count = len(after)
+    direct = [sum(1 << w for w in targets) for targets in after]
     reach = [0] * count  # over one edge or more
     around = [0] * count  # over two edges or more
     for v in reversed(range(count)):
-        direct = 0
         for w in after[v]:
-            direct |= 1 << w
             around[v] |= reach[w]
-        reach[v] = direct | around[v]
+        reach[v] = direct[v] | around[v]
     same: dict[int, int] = {}  # kind -> its clusters that have not been joined to another
     for v, k in enumerate(kinds):
         same[k] = same.get(k, 0) | 1 << v
@@ -207,14 +206,17 @@ def _merge_window(after: list[list[int]], kinds: Sequence[int]) -> list[int]:
             target[b] = a
             same[kinds[a]] &= ~(1 << b)
             pair = 1 << a | 1 << b
+            direct[a] = (direct[a] | direct[b]) & ~pair
             reach[a] = (reach[a] | reach[b]) & ~pair
-            around[a] = (around[a] | around[b]) & ~pair
-            for v in range(count):
-                if v != a and reach[v] & pair:
-                    if around[v] & pair:
-                        around[v] |= pair
-                    reach[v] |= reach[a] | pair
-                    around[v] |= reach[a]
+            before = [v for v in range(count) if v != a and target[v] == v and reach[v] & pair]
+            for v in before:
+                if direct[v] & pair:
+                    direct[v] = direct[v] & ~pair | 1 << a
+                reach[v] = reach[v] & ~pair | reach[a] | 1 << a
+            for v in (a, *before):
+                around[v] = 0
+                for w in _bits(direct[v]):
+                    around[v] |= reach[w]
     return _renumber(after, target)
 
 
