@@ -62,7 +62,7 @@ def _grid_sample(
         for i, size in enumerate(dims)
     ]
     # Pixels as rows of channels, so that one take reads all channels of a point.
-    pixels = xp.moveaxis(x, 1, -1).reshape(-1, c)
+    pixels = xp.ascontiguousarray(xp.moveaxis(x, 1, -1)).reshape(-1, c)
     image = xp.arange(n)[:, None] * math.prod(dims)
     y = xp.zeros((n, points.shape[1], c), dtype=x.dtype)
     for corner in product(*axes):
@@ -70,7 +70,9 @@ def _grid_sample(
         for (index, factor), size in zip(corner, dims, strict=True):
             row = row * size + index
             weight = weight * factor
-        y += xp.take(pixels, image + row, axis=0) * weight[..., None]
+        read = xp.take(pixels, image + row, axis=0)
+        read *= weight[..., None]
+        y += read
     return xp.moveaxis(y, -1, 1).reshape(n, c, *grid.shape[1:-1])
 
 

@@ -182,56 +182,59 @@ def _roi_align(
             f"(R, 4) and (R,)"
         )
     check_batch(batch_indices, x.shape[0])
-    y = xp.zeros((len(rois), x.shape[1], *pooled), dtype=x.dtype)
+    c, *dims = x.shape[1:]
     corners = rois * xp.asarray(spatial_scale, dtype=rois.dtype) - (0.5 if half_pixel else 0)
-    for region, (corner, entry) in enumerate(
-        zip(corners.tolist(), batch_indices.tolist(), strict=True)
-    ):
-        sampled, empty = [], False
-        for axis in (0, 1):
-            first, last = corner[1 - axis], corner[3 - axis]
-            extent = last - first if half_pixel else max(last - first, 1.0)
-            samples = sampling_ratio if sampling_ratio > 0 else math.ceil(extent / pooled[axis])
-            empty = empty or samples <= 0
-            sampled.append(
-                _roi_samples(xp, x, axis, first, extent / pooled[axis], pooled[axis], samples)
-            )
-        if empty:
+    # y first, as the image's axes are.
+    first, extent = corners[:, 1::-1], corners[:, 3:1:-1] - corners[:, 1::-1]
+    if not half_pixel:
+        extent = xp.maximum(extent, 1)
+    bins = extent / xp.asarray(pooled, dtype=x.dtype)
+    # Pixels as rows of channels, so that one take reads all channels of a sample.
+    pixels = xp.ascontiguousarray(xp.moveaxis(x, 1, -1)).reshape(-1, c)
+    y = xp.zeros((len(rois), *pooled, c), dtype=x.dtype)
+    samples = [
+        (sampling_ratio, sampling_ratio) if sampling_ratio > 0 else tuple(map(math.ceil, size))
+        for size in bins.tolist()
+    ]
+    for counts in set(samples):
+        if min(counts) < 1:
             continue
-        values = [
-            x[entry][:, rows[:, None], columns] * (row_weight[:, None] * column_weight)
-            for (rows, row_weight), (columns, column_weight) in product(*sampled)
-        ]
-        if mode == "avg":
-            points = sum(values[1:], values[0])
-        else:
-            points = xp.maximum(xp.maximum(*values[:2]), xp.maximum(*values[2:]))
-        bins = points.reshape(x.shape[1], pooled[0], points.shape[1] // pooled[0], pooled[1], -1)
-        y[region] = bins.mean(axis=(2, 4)) if mode == "avg" else bins.max(axis=(2, 4))
-    return y
+        regions = [i for i, own in enumerate(samples) if own == counts]
+        rows, row_weights = _roi_samples(xp, first[:, 0], bins[:, 0], pooled[0], counts[0], dims[0])
+        columns, column_weights = _roi_samples(
+            xp, first[:, 1], bins[:, 1], pooled[1], counts[1], dims[1]
+        )
+        for i in regions:
+            row = (batch_indices[i] * dims[0] + rows[i]) * dims[1]
+            # (rows of bins, columns of bins, samples around each), pixel numbers and weights.
+            places = row[:, None, :, None] + columns[i][None, :, None, :]
+            weights = row_weights[i][:, None, :, None] * column_weights[i][None, :, None, :]
+            weights = weights.astype(x.dtype).reshape(*pooled, -1, 1)
+            read = xp.take(pixels, places.reshape(*pooled, -1), axis=0)
+            if mode == "avg":
+                y[i] = (weights.transpose(0, 1, 3, 2) @ read)[:, :, 0] / math.prod(counts)
+            else:
+                y[i] = xp.max(read * weights, axis=2)
+    return xp.moveaxis(y, -1, 1)
 
 
 def _roi_samples(
-    xp: Xp, x: Array, axis: int, first: float, bin_size: float, bins: int, samples: int
-) -> list[tuple[Array, Array]]:
-    """Return the two pixels around each sample on an image axis, with their weights.
+    xp: Xp, first: Array, bin_size: Array, bins: int, samples: int, size: int
+) -> tuple[Array, Array]:
+    """Return the pixels around each region's samples on an axis of `size`, and their weights.
 
-    A sample more than a pixel off the image weighs nothing.
+    Both are (R, bins, 2 * samples). A sample more than a pixel off the image weighs nothing.
     """
-    size = x.shape[2 + axis]
-    step = xp.arange(bins * max(samples, 0))
-    place = first + (step // max(samples, 1)) * bin_size
-    place = place + (step % max(samples, 1) + 0.5) * (bin_size / max(samples, 1))
+    step = xp.arange(bins)[:, None] + (xp.arange(samples) + 0.5) / samples
+    place = first[:, None, None] + step.astype(first.dtype) * bin_size[:, None, None]
     outside = (place < -1) | (place > size)
     place = xp.clip(place, 0, size - 1)
-    low = xp.minimum(xp.floor(place).astype(xp.int64), size - 1)
+    low = xp.floor(place).astype(xp.int64)
     high = xp.minimum(low + 1, size - 1)
     toward_high = place - low
-    weights = (xp.where(outside, 0, 1 - toward_high), xp.where(outside, 0, toward_high))
-    return [
-        (low, weights[0].astype(x.dtype)),
-        (high, weights[1].astype(x.dtype)),
-    ]
+    weights = xp.concatenate([1 - toward_high, toward_high], axis=-1)
+    weights = xp.where(xp.concatenate([outside, outside], axis=-1), 0, weights)
+    return xp.concatenate([low, high], axis=-1), weights
 
 
 def check_batch(entries: Array, size: int) -> None:

@@ -17,15 +17,37 @@ def check_indices(indices: Array, size: int, what: str = "index") -> None:
         raise IndexError(f"{what} {int(bad)} is out of range for a dimension of {size}")
 
 
-def grid_index(xp: Xp, indices: Array, axis: int) -> tuple[Array, ...]:
-    """Return the index that picks, at each place of `indices`, that element along `axis`."""
-    rank = indices.ndim
-    return tuple(
-        indices
-        if i == axis
-        else xp.arange(size).reshape([-1 if j == i else 1 for j in range(rank)])
-        for i, size in enumerate(indices.shape)
-    )
+def from_start(xp: Xp, indices: Array, size: int) -> Array:
+    """Return checked indices, negative ones counted from the start, as int64."""
+    check_indices(indices, size)
+    if indices.size and indices.min() < 0:
+        indices = xp.where(indices < 0, indices + size, indices)
+    return indices.astype(xp.int64, copy=False)
+
+
+def element_numbers(xp: Xp, data: Array, indices: Array, axis: int) -> Array:
+    """Return the row-major numbers of data's elements that have `indices` along `axis`.
+
+    Raises
+    ------
+    ValueError
+        Unless `indices` has data's rank and, off `axis`, no larger dimension.
+    IndexError
+        If an index is out of range.
+    """
+    if indices.ndim != data.ndim or any(
+        m > n for i, (m, n) in enumerate(zip(indices.shape, data.shape, strict=False)) if i != axis
+    ):
+        raise ValueError(
+            f"indices of shape {indices.shape} do not fit data of shape {data.shape} "
+            f"off axis {axis}"
+        )
+    number = from_start(xp, indices, data.shape[axis]) * math.prod(data.shape[axis + 1 :])
+    for i, size in enumerate(indices.shape):
+        if i != axis and size > 1:
+            places = xp.arange(size) * math.prod(data.shape[i + 1 :])
+            number += places.reshape([-1 if j == i else 1 for j in range(indices.ndim)])
+    return number
 
 
 def row_numbers(xp: Xp, indices: Array, shape: tuple[int, ...]) -> Array:
@@ -36,11 +58,9 @@ def row_numbers(xp: Xp, indices: Array, shape: tuple[int, ...]) -> Array:
     IndexError
         If an index is out of range for its dimension of `shape`.
     """
-    number = xp.zeros(indices.shape[:-1], dtype=xp.int64)
-    for i, size in enumerate(shape):
-        index = indices[..., i]
-        check_indices(index, size)
-        number = number * size + xp.where(index < 0, index + size, index)
+    number = from_start(xp, indices[..., 0], shape[0])
+    for i, size in enumerate(shape[1:], 1):
+        number = number * size + from_start(xp, indices[..., i], size)
     return number
 
 
@@ -58,20 +78,7 @@ def gather(xp: Xp, data: Array, indices: Array, *, axis: int = 0) -> Array:
 def gather_elements(xp: Xp, data: Array, indices: Array, *, axis: int = 0) -> Array:
     """Take, at each place of `indices`, the element with that index along `axis`."""
     axis = axis_of(axis, data.ndim)
-    check_shapes(data, indices, axis)
-    check_indices(indices, data.shape[axis])
-    return data[grid_index(xp, indices, axis)]
-
-
-def check_shapes(data: Array, indices: Array, axis: int) -> None:
-    """Raise ValueError unless `indices` has data's rank and, off `axis`, no larger dimension."""
-    if indices.ndim != data.ndim or any(
-        m > n for i, (m, n) in enumerate(zip(indices.shape, data.shape, strict=False)) if i != axis
-    ):
-        raise ValueError(
-            f"indices of shape {indices.shape} do not fit data of shape {data.shape} "
-            f"off axis {axis}"
-        )
+    return xp.take(data.reshape(-1), element_numbers(xp, data, indices, axis))
 
 
 @op("GatherND", since=11)
@@ -243,11 +250,11 @@ def _top_k(xp: Xp, x: Array, k: int, axis: int, *, largest: bool) -> tuple[Array
     keys = xp.moveaxis(x, axis, -1)
     if keys.dtype.kind == "V":
         keys = keys.astype(xp.float32)
-    indices = _few_best(xp, keys, k, largest) if 0 < 16 * k < size else None
+    indices = _few_best(xp, keys, k, largest) if 0 < 4 * k < size else None
     if indices is None:
         indices = _order(xp, keys, largest)[..., :k]
     indices = xp.moveaxis(indices, -1, axis)
-    return x[grid_index(xp, indices, axis)], indices
+    return xp.take(x.reshape(-1), element_numbers(xp, x, indices, axis)), indices
 
 
 def _order(xp: Xp, keys: Array, largest: bool) -> Array:
@@ -262,13 +269,15 @@ def _few_best(xp: Xp, keys: Array, k: int, largest: bool) -> Array | None:
     """Return `_order`'s first k without sorting the rest; None where NaNs forbid it."""
     kth = keys.shape[-1] - k if largest else k - 1
     bound = xp.partition(keys, kth, axis=-1)[..., kth : kth + 1]
-    better = keys > bound if largest else keys < bound
-    equal = keys == bound
-    room = k - xp.sum(better, axis=-1, keepdims=True)
-    chosen = better | (equal & (xp.cumsum(equal, axis=-1) <= room))
-    if not (xp.sum(chosen, axis=-1) == k).all():
+    chosen = keys >= bound if largest else keys <= bound
+    surplus = xp.sum(chosen, axis=-1, keepdims=True) - k
+    if (surplus < 0).any():
         return None
+    if surplus.any():
+        # More equal the k-th than there is room for: the last of them go.
+        equal = keys == bound
+        room = xp.sum(equal, axis=-1, keepdims=True) - surplus
+        chosen &= ~equal | (xp.cumsum(equal, axis=-1) <= room)
     indices = xp.nonzero(chosen)[-1].reshape(*keys.shape[:-1], k)
-    best = keys[grid_index(xp, indices, keys.ndim - 1)]
-    order = _order(xp, best, largest)
-    return indices[grid_index(xp, order, keys.ndim - 1)]
+    best = xp.take_along_axis(keys, indices, axis=-1)
+    return xp.take_along_axis(indices, _order(xp, best, largest), axis=-1)

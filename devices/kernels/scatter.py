@@ -6,7 +6,7 @@ import math
 
 from devices.kernels.axes import axis_of
 from devices.kernels.element_types import Array, Xp, is_narrow_float, same_type
-from devices.kernels.index import check_indices, check_shapes, grid_index, row_numbers
+from devices.kernels.index import element_numbers, row_numbers
 from devices.kernels.registry import op
 
 
@@ -31,11 +31,11 @@ def _scatter_elements(
     xp: Xp, data: Array, indices: Array, updates: Array, axis: int, reduction: str
 ) -> Array:
     axis = axis_of(axis, data.ndim)
-    check_shapes(data, indices, axis)
-    check_indices(indices, data.shape[axis])
+    numbers = element_numbers(xp, data, indices, axis)
     if updates.shape != indices.shape:
         raise ValueError(f"updates {updates.shape} and indices {indices.shape} differ in shape")
-    return _place(xp, data, grid_index(xp, indices, axis), updates, reduction)
+    flat = _place(xp, data.reshape(-1), numbers.reshape(-1), updates.reshape(-1), reduction)
+    return flat.reshape(data.shape)
 
 
 @op("ScatterND", since=11)
@@ -60,14 +60,19 @@ def _scatter_nd(xp: Xp, data: Array, indices: Array, updates: Array, reduction: 
     if updates.shape != indices.shape[:-1] + rest:
         raise ValueError(f"updates of shape {updates.shape} are not {indices.shape[:-1] + rest}")
     rows = row_numbers(xp, indices, picked)
-    flat = data.reshape(math.prod(picked), *rest)
-    return _place(xp, flat, rows, updates, reduction).reshape(data.shape)
+    width = math.prod(rest)
+    flat = _place(
+        xp,
+        data.reshape(math.prod(picked), width),
+        rows.reshape(-1),
+        updates.reshape(rows.size, width),
+        reduction,
+    )
+    return flat.reshape(data.shape)
 
 
-def _place(
-    xp: Xp, data: Array, index: Array | tuple[Array, ...], updates: Array, reduction: str
-) -> Array:
-    """Return a copy of the data with the updates placed, or reduced, at `index`."""
+def _place(xp: Xp, data: Array, rows: Array, updates: Array, reduction: str) -> Array:
+    """Return a copy of the data with the updates placed in, or reduced into, these rows."""
     same_type(data, updates)
     reduce = {
         "none": None,
@@ -81,11 +86,20 @@ def _place(
     function = reduce[reduction]
     if function is None:
         result = data.copy()
-        result[index] = updates
+        result[rows] = updates
         return result
     widened = is_narrow_float(data)
     result = data.astype(xp.float32) if widened else data.copy()
-    function.at(result, index, updates.astype(result.dtype))
+    updates = updates.astype(result.dtype, copy=False)
+    if data.ndim == 1:
+        function.at(result, rows, updates)
+    elif xp.unique(rows).size == rows.size:
+        result[rows] = function(result[rows], updates)
+    else:
+        # One dimension of elements: numpy is many times slower at repeated rows.
+        width = data.shape[1]
+        numbers = rows[:, None] * width + xp.arange(width)
+        function.at(result.reshape(-1), numbers.reshape(-1), updates.reshape(-1))
     return result.astype(data.dtype) if widened else result
 
 

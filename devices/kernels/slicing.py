@@ -174,29 +174,36 @@ def _pad(
     # Negative pads remove first; what is left is then padded.
     kept = data[tuple(slice(max(-begin, 0), size - max(-end, 0)) for begin, size, end in sizes)]
     begins, ends = [max(n, 0) for n in begins], [max(n, 0) for n in ends]
+    padded, inside = _frame(xp, kept, begins, ends)
     if mode == "constant":
-        return _pad_constant(xp, kept, begins, ends, value)
-    for axis, (begin, end) in enumerate(zip(begins, ends, strict=True)):
+        if value is None:
+            value = xp.asarray("" if data.dtype.kind == "O" else 0).astype(data.dtype)
+        # Only the rim is filled: along each axis, what the axes before it have not filled yet.
+        for axis, middle in enumerate(inside):
+            padded[(*inside[:axis], slice(None, middle.start))] = value.reshape(())
+            padded[(*inside[:axis], slice(middle.stop, None))] = value.reshape(())
+        return padded
+    for axis, (begin, end) in reversed(list(enumerate(zip(begins, ends, strict=True)))):
         if begin or end:
-            kept = xp.take(kept, _source(xp, mode, begin, kept.shape[axis], end), axis=axis)
-    return kept
-
-
-def _pad_constant(
-    xp: Xp, data: Array, begins: Sequence[int], ends: Sequence[int], value: Array
-) -> Array:
-    shape = [b + n + e for b, n, e in zip(begins, data.shape, ends, strict=True)]
-    if value is None:
-        value = xp.asarray("" if data.dtype.kind == "O" else 0).astype(data.dtype)
-    padded = xp.empty(shape, dtype=data.dtype)
-    # Only the rim is filled: along each axis, what the axes before it have not filled yet.
-    inside: list[slice] = []
-    for begin, size in zip(begins, data.shape, strict=True):
-        padded[(*inside, slice(None, begin))] = value.reshape(())
-        padded[(*inside, slice(begin + size, None))] = value.reshape(())
-        inside.append(slice(begin, begin + size))
-    padded[tuple(inside)] = data
+            # The axes after this one are whole already, those before it still bare.
+            source = _source(xp, mode, begin, kept.shape[axis], end)
+            outer, line = inside[:axis], padded[(*inside[: axis + 1],)]
+            before, after = source[:begin], source[begin + kept.shape[axis] :]
+            middle, whole = inside[axis], (slice(None),) * axis
+            padded[(*outer, slice(None, middle.start))] = line[(*whole, before)]
+            padded[(*outer, slice(middle.stop, None))] = line[(*whole, after)]
     return padded
+
+
+def _frame(
+    xp: Xp, data: Array, begins: Sequence[int], ends: Sequence[int]
+) -> tuple[Array, tuple[slice, ...]]:
+    """Return an array with the data in its middle and nothing around it yet, and that middle."""
+    sides = list(zip(begins, data.shape, ends, strict=True))
+    padded = xp.empty([begin + size + end for begin, size, end in sides], dtype=data.dtype)
+    inside = tuple(slice(begin, begin + size) for begin, size, _ in sides)
+    padded[inside] = data
+    return padded, inside
 
 
 def _source(xp: Xp, mode: str, begin: int, size: int, end: int) -> Array:
