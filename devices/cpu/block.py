@@ -18,6 +18,7 @@ from devices.cpu.delegate import delegate
 from devices.cpu.donation import DONORS, donated
 from devices.cpu.functions import instantiate
 from devices.cpu.implementations import Implementation, Scope, find_implementation
+from devices.cpu.literals import literal_value
 from devices.errors import HeteroError, KernelError
 from devices.kernels import Kernel
 from devices.model import Node
@@ -158,7 +159,7 @@ def build_block(
                 node=node.name, op_type=node.op_type, opset=scope.opset(node.domain),
             )  # fmt: skip
         if implementation.kind == "literal":
-            template[slot_of(node.outputs[0])] = _literal(node)
+            template[slot_of(node.outputs[0])] = literal_value(node)
         else:
             running.append((node, implementation))
     output_slots = [slot_of(name) for name in outputs]
@@ -184,28 +185,6 @@ def _trimmed(names: Sequence[str]) -> tuple[str, ...]:
     while count and not names[count - 1]:
         count -= 1
     return tuple(names[:count])
-
-
-def _literal(node: Node) -> Value:
-    """Return the value of a `Constant`."""
-    (attribute,) = node.proto.attribute
-    value = attribute_value(attribute)
-    if attribute.name == "sparse_value":
-        dense = np.zeros(tuple(value.dims), numpy_helper.to_array(value.values).dtype)
-        indices = numpy_helper.to_array(value.indices)
-        at = (indices,) if indices.ndim == 1 else tuple(indices.T)
-        if indices.ndim == 1:
-            at = np.unravel_index(indices, dense.shape)
-        dense[at] = numpy_helper.to_array(value.values)
-        value = dense
-    elif attribute.name in ("value_float", "value_floats"):
-        value = np.asarray(value, np.float32)
-    elif attribute.name in ("value_int", "value_ints"):
-        value = np.asarray(value, np.int64)
-    elif attribute.name in ("value_string", "value_strings"):
-        value = np.asarray(value, object)
-    value.setflags(write=False)
-    return value
 
 
 def _step(

@@ -14,6 +14,8 @@ from devices.kernels import KERNELS, Kernel
 from devices.model import Model, Node
 from devices.support import Refusal
 
+#: The domain of operators that `transform_model` makes.
+FUSED: Final = "hetero"
 #: Functions within functions: deeper than this is taken for recursion, which ONNX forbids.
 _DEEPEST: Final = 32
 
@@ -45,7 +47,7 @@ class Scope:
 
     def opset(self, domain: str) -> int:
         """Return the imported version of a domain; the fused operators' own is always 1."""
-        return self.opsets.get(domain, 1 if domain == "hetero" else 0)
+        return self.opsets.get(domain, 1 if domain == FUSED else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +87,13 @@ def find_implementation(node: Node, scope: Scope, depth: int = 0) -> Implementat
     own = scope.functions.get(function_key(node))
     if own is not None:
         return _function(own, scope, operator, depth)
-    if node.domain not in scope.opsets and node.domain != "hetero":
+    if node.domain not in scope.opsets and node.domain != FUSED:
         return Refusal("opset", f"{operator}: the model imports no opset of domain {node.domain!r}")
     opset = scope.opset(node.domain)
     kernel = KERNELS.find(node.domain, node.op_type, opset)
+    if kernel is None and node.domain == FUSED:
+        # A pattern of an old model may be an operator of a newer opset.
+        kernel = KERNELS.find("", node.op_type, onnx.defs.onnx_opset_version())
     if kernel is not None:
         return _check_kernel(node, kernel, scope, operator, depth)
     if is_delegated(node.domain, node.op_type, opset):

@@ -1,10 +1,41 @@
-"""Graph transformations of the CPU device: pure functions from Model to Model."""
+"""Graph transformations of the CPU device: pure functions from Model to Model, in order."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Final
+
+from devices.cpu.transforms.constant_folding import fold_constants
+from devices.cpu.transforms.conv_activation import fuse_conv_activation
+from devices.cpu.transforms.conv_batchnorm import fold_batchnorm_into_conv
+from devices.cpu.transforms.dead_nodes import remove_dead_nodes
+from devices.cpu.transforms.gelu import fuse_gelu
+from devices.cpu.transforms.identities import eliminate_identities
+from devices.cpu.transforms.layer_norm import fuse_layer_norm
+from devices.cpu.transforms.literals import literals_to_constants
+from devices.cpu.transforms.matmul_add import fuse_matmul_add
+from devices.cpu.transforms.movement import merge_movements
 from devices.model import Model
+
+#: Dead nodes go first and last: first, so that they are no readers to the patterns.
+PASSES: Final[tuple[Callable[[Model], Model], ...]] = (
+    literals_to_constants,
+    remove_dead_nodes,
+    eliminate_identities,
+    fold_constants,
+    remove_dead_nodes,
+    merge_movements,
+    fold_batchnorm_into_conv,
+    fuse_layer_norm,
+    fuse_gelu,
+    fuse_matmul_add,
+    fuse_conv_activation,
+    remove_dead_nodes,
+)
 
 
 def transform(model: Model) -> Model:
     """Return the model as the device runs it."""
+    for run in PASSES:
+        model = run(model)
     return model
