@@ -223,9 +223,13 @@ def clip_11(
 
 
 def _clip(xp: Xp, x: Array, low: Array | None, high: Array | None, out: Array | None) -> Array:
+    if x.dtype.kind == "f" and not (low is None and high is None):
+        # One pass, and faster than `maximum` with a scalar by three times.
+        low = -xp.inf if low is None else low
+        return xp.clip(x, low, xp.inf if high is None else high, out=out)
     if low is not None:
-        x = xp.maximum(x, low, out=out)
-    return x if high is None else xp.minimum(x, high, out=out)
+        x = xp.maximum(x, low)
+    return x if high is None else xp.minimum(x, high)
 
 
 @op("IsNaN", since=9)
@@ -273,7 +277,8 @@ def erf_9(xp: Xp, x: Array) -> Array:
 
 
 #: atanh(erf(x)) / x as a polynomial of x² on [0, 4], lowest power first: least maximal relative
-#: error of erf (9.5e-8), found by iteratively reweighted least squares (Lawson's method).
+#: error of erf (9.5e-8), found by iteratively reweighted least squares (Lawson's method). Beyond 4
+#: it goes on growing, so that tanh of it stays 1, which erf is there in float32.
 _ERF32 = (
     1.128379225730896,
     0.10276905447244644,
@@ -287,8 +292,6 @@ _ERF32 = (
 
 @in_float32
 def _erf32(xp: Xp, x: Array) -> Array:
-    # From 4 on erf is 1 in float32; at 4.5 tanh is so too.
-    x = xp.clip(x, -4.5, 4.5)
     square = x * x
     y = square * xp.float32(_ERF32[-1])
     for coefficient in _ERF32[-2:0:-1]:

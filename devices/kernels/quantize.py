@@ -75,17 +75,19 @@ def _quantize(
 
 
 def _saturate(xp: Xp, y: Array, zero_point: Array | None, to: Any, saturate: bool = True) -> Array:
-    """Round y to nearest even where `to` is an integer type, shift by the zero point, convert."""
+    """Round y to nearest even where `to` is an integer type, shift by the zero point, convert.
+
+    y is written into; it must be the caller's own.
+    """
+    y = xp.asarray(y)
     integer = to.name in _RANGE
     if integer:
-        y = xp.rint(y)
+        xp.rint(y, out=y)
     if zero_point is not None:
-        y = y + zero_point.astype(y.dtype)
-    return (
-        xp.clip(y, *_RANGE[to.name]).astype(to)
-        if integer
-        else (convert(xp, y, to, saturate=saturate))
-    )
+        y += zero_point.astype(y.dtype)
+    if integer:
+        return xp.clip(y, *_RANGE[to.name], out=y).astype(to)
+    return convert(xp, y, to, saturate=saturate)
 
 
 @op("QuantizeLinear", since=10)

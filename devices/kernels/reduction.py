@@ -13,6 +13,9 @@ from devices.kernels.axes import axes_of, axis_of
 from devices.kernels.element_types import Array, Kernel, Xp, in_float32, is_float
 from devices.kernels.registry import op
 
+#: Elements up to which adding one by one, in vector lanes, is as exact as float32 needs.
+_SHORT_ROW = 4096
+
 #: Reduces an array over axes (None: all), keeping them as ones or not.
 _Reduce = Callable[[Xp, Array, tuple[int, ...] | None, bool], Array]
 
@@ -50,6 +53,13 @@ def _reduction(op_type: str, axes_input_since: int = 18) -> Callable[[_Reduce], 
 @_reduction("ReduceSum", axes_input_since=13)
 def reduce_sum(xp: Xp, data: Array, axes: tuple[int, ...] | None, keepdims: bool) -> Array:
     """Return the sum; of nothing, 0."""
+    if axes and data.dtype.kind == "f" and axes[0] == data.ndim - len(axes) and data.size:
+        # Short rows are added three times faster by einsum; long ones more exactly in pairs.
+        row = prod(data.shape[axes[0] :])
+        if row <= _SHORT_ROW and axes == tuple(range(axes[0], data.ndim)):
+            leading = data.shape[: axes[0]]
+            total = xp.einsum("...i->...", data.reshape(*leading, row))
+            return total.reshape(leading + (1,) * len(axes)) if keepdims else total
     return xp.sum(data, axis=axes, keepdims=keepdims, dtype=data.dtype)
 
 
