@@ -20,7 +20,9 @@ CASES = {
     "strides": ((1, 3, 11, 9), (5, 3, 3, 2), {"strides": [2, 3], "pads": [1, 1, 1, 1]}),
     "dilations": ((1, 2, 12, 12), (3, 2, 3, 3), {"dilations": [2, 3], "pads": [2, 2, 2, 2]}),
     "strides and dilations": (
-        (1, 2, 13, 12), (3, 2, 3, 3), {"strides": [3, 2], "dilations": [2, 2], "pads": [2, 1, 0, 3]},
+        (1, 2, 13, 12),
+        (3, 2, 3, 3),
+        {"strides": [3, 2], "dilations": [2, 2], "pads": [2, 1, 0, 3]},
     ),
     "groups": ((2, 6, 8, 8), (4, 3, 3, 3), {"group": 2, "pads": [1, 1, 1, 1]}),
     "depthwise": ((2, 6, 8, 9), (6, 1, 3, 3), {"group": 6, "pads": [1, 1, 1, 1]}),
@@ -41,7 +43,7 @@ CASES = {
     "three axes": ((1, 2, 6, 7, 5), (3, 2, 3, 2, 3), {"pads": [1, 0, 1, 1, 1, 0]}),
     "three axes depthwise": ((1, 3, 6, 7, 5), (3, 1, 3, 2, 3), {"group": 3, "strides": [2, 1, 2]}),
     "empty batch": ((0, 3, 9, 8), (4, 3, 3, 3), {}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", CASES)
