@@ -192,9 +192,12 @@ def softsign(xp: Xp, x: Array) -> Array:
 def mish(xp: Xp, x: Array) -> Array:
     """Return x * tanh(log(1 + exp(x)))."""
     # tanh(log(1 + e)) = e (e + 2) / (e (e + 2) + 2), which is 1 long before exp(20).
-    e = xp.exp(xp.minimum(x, 20))
-    w = e * (e + 2)
-    return x * (w / (w + 2))
+    e = xp.exp(xp.clip(x, -xp.inf, 20))
+    w = e + 2
+    w *= e
+    y = w / (w + 2)
+    y *= x
+    return y
 
 
 @op("Gelu", since=20)

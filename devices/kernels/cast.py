@@ -10,7 +10,14 @@ from typing import Any, Final
 
 from onnx import TensorProto
 
-from devices.kernels.element_types import Array, Xp, element_type, is_float, is_string
+from devices.kernels.element_types import (
+    Array,
+    Xp,
+    element_type,
+    is_float,
+    is_float_type,
+    is_string,
+)
 from devices.kernels.registry import op
 
 #: Greatest finite value of each float8 type that `saturate` concerns.
@@ -155,7 +162,7 @@ def bit_cast(xp: Xp, x: Array, *, to: int) -> Array:
         return x.view(target)
     # The bits above the value's own are the sign's copies in signed types, zero in the others.
     bits = x.view(xp.uint8) & ((1 << widths[0]) - 1)
-    return bits.view(target) if is_float(xp.empty(0, target)) else bits.astype(target)
+    return bits.view(target) if is_float_type(target) else bits.astype(target)
 
 
 @op("Identity", since=1)

@@ -25,10 +25,14 @@ def is_narrow_float(array: Array) -> bool:
     return array.dtype.itemsize < 4 and array.dtype.kind in "fV"
 
 
+def is_float_type(dtype: Any) -> bool:
+    """Tell whether an element type is floating point, extension types included."""
+    return dtype.kind == "f" or (dtype.kind == "V" and "float" in dtype.name)
+
+
 def is_float(array: Array) -> bool:
     """Tell whether the elements are floating point, extension types included."""
-    kind, name = array.dtype.kind, array.dtype.name
-    return kind == "f" or (kind == "V" and "float" in name)
+    return is_float_type(array.dtype)
 
 
 def is_string(array: Array) -> bool:

@@ -192,7 +192,8 @@ def dequantize_23(
 def dynamic_quantize(xp: Xp, x: Array) -> tuple[Array, Array, Array]:
     """Return x as uint8, with the scale and zero point that its range, 0 included, asks for."""
     zero = x.dtype.type(0)
-    low, high = xp.min(x, initial=zero), xp.max(x, initial=zero)
+    low = xp.minimum(xp.min(x), zero) if x.size else zero
+    high = xp.maximum(xp.max(x), zero) if x.size else zero
     # A tensor of zeros has no range; any scale represents it.
     scale = xp.where(high > low, (high - low) / x.dtype.type(255), x.dtype.type(1))
     zero_point = xp.clip(xp.rint(-low / scale), 0, 255).astype(xp.uint8)

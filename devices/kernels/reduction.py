@@ -86,7 +86,7 @@ def reduce_max(xp: Xp, data: Array, axes: tuple[int, ...] | None, keepdims: bool
     """Return the greatest element; of nothing, the least value of the type."""
     if data.size:
         return xp.max(data, axis=axes, keepdims=keepdims)
-    return xp.max(data, axis=axes, keepdims=keepdims, initial=_extremes(xp, data)[0])
+    return xp.full(_reduced(data, axes, keepdims), _extremes(xp, data)[0], data.dtype)
 
 
 @_reduction("ReduceMin")
@@ -94,7 +94,15 @@ def reduce_min(xp: Xp, data: Array, axes: tuple[int, ...] | None, keepdims: bool
     """Return the least element; of nothing, the greatest value of the type."""
     if data.size:
         return xp.min(data, axis=axes, keepdims=keepdims)
-    return xp.min(data, axis=axes, keepdims=keepdims, initial=_extremes(xp, data)[1])
+    return xp.full(_reduced(data, axes, keepdims), _extremes(xp, data)[1], data.dtype)
+
+
+def _reduced(data: Array, axes: tuple[int, ...] | None, keepdims: bool) -> tuple[int, ...]:
+    """Return the shape of the reduced array."""
+    axes = tuple(range(data.ndim)) if axes is None else axes
+    if keepdims:
+        return tuple(1 if axis in axes else n for axis, n in enumerate(data.shape))
+    return tuple(n for axis, n in enumerate(data.shape) if axis not in axes)
 
 
 def _extremes(xp: Xp, data: Array) -> tuple[Any, Any]:

@@ -41,8 +41,8 @@ def test_per_tensor(opset: int, dtype: Any) -> None:
 @pytest.mark.parametrize("axis", [0, 1, 2, -1])
 @pytest.mark.parametrize("opset", [13, 19, 21])
 def test_per_axis(opset: int, axis: int) -> None:
-    n = X.shape[axis]
-    scale = RNG.uniform(0.3, 1, n).astype(np.float32)
+    n: int = X.shape[axis]
+    scale = RNG.uniform(0.3, 1, (n,)).astype(np.float32)
     zero_point = integers((n,), np.int8)
     check("QuantizeLinear", [X, scale, zero_point], {"axis": axis}, opset)
     q = integers(X.shape, np.int8)
@@ -108,10 +108,22 @@ def test_scales_that_do_not_fit_are_refused(
 
 
 @pytest.mark.parametrize(
-    "x", [X, np.abs(X), -np.abs(X), np.zeros(3, np.float32), np.array([1e-3], np.float32)]
+    "x",
+    [
+        X,
+        np.abs(X),
+        -np.abs(X),
+        np.zeros(3, np.float32),
+        np.array([1e-3], np.float32),
+        np.zeros((0, 2), np.float32),
+    ],
 )
 def test_dynamic(x: Any) -> None:
-    check("DynamicQuantizeLinear", [x], {}, 11, n_outputs=3)
+    if x.size:
+        check("DynamicQuantizeLinear", [x], {}, 11, n_outputs=3)
+    else:
+        wanted = [x.astype(np.uint8), scalar(1), scalar(0, np.uint8)]
+        check("DynamicQuantizeLinear", [x], {}, 11, n_outputs=3, expected=wanted)
 
 
 @pytest.mark.parametrize("k", [7, 300])
