@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,10 +39,25 @@ class RunContext:
     stage_times_s: dict[str, float] = field(default_factory=dict)
     _cancelled: threading.Event = field(default_factory=threading.Event)
     _deadline: float | None = None
+    _hook: Callable[[], object] | None = None
 
     def cancel(self) -> None:
         """Ask the run to stop at the next node."""
         self._cancelled.set()
+        hook = self._hook
+        if hook is not None:
+            hook()
+
+    @contextmanager
+    def on_cancel(self, stop: Callable[[], object]) -> Iterator[None]:
+        """While inside, have `cancel` call `stop`: for backends that stop themselves."""
+        self._hook = stop
+        if self._cancelled.is_set():
+            stop()
+        try:
+            yield
+        finally:
+            self._hook = None
 
     def set_timeout(self, timeout_s: float) -> None:
         """Let the run take `timeout_s` seconds from now, waiting in queues included."""

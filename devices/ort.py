@@ -1,0 +1,127 @@
+"""The ORT device: ONNX Runtime, on the CPU unless its providers property says otherwise."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar, Final
+
+from devices.errors import BlobError, PluginLoadError
+from devices.model import Model, Node
+from devices.model_reader import read_model
+from devices.plugin import Plugin
+from devices.program import Payload, Program
+from devices.properties import COMMON_PROPERTIES, Config, Property, PropertyTable
+from devices.support import Refusal
+
+try:
+    import onnxruntime
+except ImportError as error:
+    raise PluginLoadError(
+        "the ORT device needs ONNX Runtime, which is not installed; pip install 'hetero[ort]'.",
+        device="ORT",
+    ) from error
+
+from devices.ort_program import OrtProgram
+from devices.ort_query import OrtQuery
+
+#: What `OrtProgram.export` writes.
+PAYLOAD_FORMAT: Final = "onnxruntime-optimized-1"
+
+
+def _check_providers(names: tuple[str, ...]) -> str | None:
+    there = onnxruntime.get_available_providers()
+    absent = [name for name in names if name not in there]
+    return f"this ONNX Runtime has no {absent[0]}; it has {', '.join(there)}" if absent else None
+
+
+class ORTPlugin(Plugin):
+    """ONNX Runtime.
+
+    Which nodes it takes is asked of ONNX Runtime itself, one small session for each distinct
+    operator, attributes and element types; answers are kept for the plugin's life.
+    """
+
+    name: ClassVar[str] = "ORT"
+    properties: ClassVar[PropertyTable] = COMMON_PROPERTIES.extended(
+        Property(
+            "ORT_PROVIDERS", tuple, ("CPUExecutionProvider",), True,
+            "Execution providers, the preferred one first.",
+            shapes_result=True, check=_check_providers,
+        ),
+        Property(
+            "OPTIMIZATION_CAPABILITIES", tuple, ("FP32", "FP16", "INT8", "BIN"), False,
+            "Element types and abilities.",
+        ),
+        # Its warnings are about its own optimisations: nothing that a user can act on.
+        replace(COMMON_PROPERTIES["LOG_LEVEL"], default="LOG_ERROR"),
+        Property("RANGE_FOR_ASYNC_INFER_REQUESTS", tuple, (1, 64, 1), False, "Fewest, most, step."),
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._query = OrtQuery()
+
+    def prepare_query(self, model: Model, config: Config) -> Mapping[str, Refusal | str]:
+        """Ask ONNX Runtime about every node."""
+        return self._query.judge(model, config["ORT_PROVIDERS"])
+
+    def refuse(self, node: Node, model: Model, config: Config) -> Refusal | None:
+        """Take what ONNX Runtime took: `prepare_query` holds the refusals."""
+        return None
+
+    def compile(self, model: Model, config: Config) -> Program:
+        """Make a session of the whole model."""
+        return OrtProgram(model, config)
+
+    def load(self, payload: Payload, model: Model, config: Config) -> Program:
+        """Make a session of an optimised model.
+
+        Raises
+        ------
+        BlobError
+            The payload is another device's, or of another ONNX Runtime version.
+        """
+        header = payload.header
+        if header.get("format") != PAYLOAD_FORMAT:
+            raise BlobError(
+                f"model {model.name!r}: a payload of format {header.get('format')!r}, wanted "
+                f"{PAYLOAD_FORMAT!r}; it is another device's. Compile the model again."
+            )
+        if header["version"] != self.version():
+            raise BlobError(
+                f"model {model.name!r} was compiled by ONNX Runtime {header['version']}; this is "
+                f"{self.version()}. Compile the model again."
+            )
+        optimised = read_model(bytes(header["model"]))
+        return OrtProgram.from_optimised(model, optimised, payload.tensors, config)
+
+    def version(self) -> str:
+        """Return ONNX Runtime's version."""
+        return str(onnxruntime.__version__)
+
+    def full_name(self, device_id: str) -> str:
+        """Return the runtime and the processor."""
+        return f"ONNX Runtime {self.version()} on {platform.processor() or platform.machine()}"
+
+    def fingerprint(self, device_id: str) -> str:
+        """Return what optimised models depend on."""
+        return f"onnxruntime-{self.version()}-{platform.machine()}-{_instruction_set()}"
+
+    def device_properties(self, device_id: str) -> Mapping[str, Any]:
+        """Return the architecture."""
+        return {"DEVICE_ARCHITECTURE": platform.machine()}
+
+
+def _instruction_set() -> str:
+    """Return which vector instructions there are: layouts in optimised models follow them."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:  # noqa: PTH123 - one line is read
+            line = next((text for text in file if text.startswith(("flags", "Features"))), "")
+    except OSError:
+        return os.name
+    flags = set(line.split())
+    known = ("avx", "avx2", "avx512f", "avx512_vnni", "amx_int8", "asimd", "sve")
+    return "+".join(flag for flag in known if flag in flags) or "base"

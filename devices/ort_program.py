@@ -1,0 +1,265 @@
+"""A model that ONNX Runtime runs: one session, weights handed over without a copy."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import onnx
+import onnxruntime
+
+from devices.errors import DeviceError, InferenceError
+from devices.model import Constant, Model
+from devices.model_reader import read_model
+from devices.ort_query import FEEDABLE
+from devices.program import ExecutedNode, Payload, Program, RunContext, Value
+from devices.properties import Config
+
+#: What a change of layout adds to a node's name.
+_NCHWC: Final = re.compile(r"_nchwc(_token_\d+)?$")
+#: Weights up to this many bytes stay in the model: optimisations look at them.
+INLINE_NBYTES: Final = 1024
+_SEVERITY: Final = {
+    "LOG_NONE": 4, "LOG_ERROR": 3, "LOG_WARNING": 2, "LOG_INFO": 1, "LOG_DEBUG": 0, "LOG_TRACE": 0,
+}  # fmt: skip
+
+
+class OrtProgram(Program):
+    """One ONNX Runtime session.
+
+    Parameters
+    ----------
+    model : Model
+        What to run.
+    config : mapping
+        The effective configuration.
+    source : Model, optional
+        The same model in an optimised form, to be run as it is.
+    """
+
+    def __init__(self, model: Model, config: Config, *, source: Model | None = None) -> None:
+        self._model = model
+        self._config = dict(config)
+        self._source = source or model
+        self._optimise = source is None and not config["DISABLE_TRANSFORMATIONS"]
+        made = {value for node in model.nodes for value in node.writes}
+        #: Names that the session gives out; inputs and constants that pass through are ours.
+        self._wanted = [o for o in dict.fromkeys(p.name for p in model.outputs) if o in made]
+        self._names = [port.name for port in model.inputs]
+        self._lock = threading.Lock()
+        self._executed: tuple[ExecutedNode, ...] | None = None
+        self._node_times_s: dict[str, float] | None = None
+        self._session: onnxruntime.InferenceSession | None = None
+        if self._wanted:
+            self._session, self._weights = self._open(self._options())
+        self._fed = {i.name for i in self._session.get_inputs()} if self._session else set()
+
+    @classmethod
+    def from_optimised(
+        cls, model: Model, optimised: Model, tensors: Mapping[str, np.ndarray], config: Config
+    ) -> OrtProgram:
+        """Return a program from what `export` gave."""
+        weights = {name: Constant(name, array) for name, array in tensors.items()}
+        source = optimised.replace(
+            inputs=[port for port in optimised.inputs if port.name not in weights],
+            constants=dict(optimised.constants) | weights,
+        )
+        return cls(model, config, source=source)
+
+    def run(self, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:
+        """Run the session; cancelling terminates it between nodes."""
+        given = dict(zip(self._names, inputs, strict=True))
+        if context.profile and self._session:
+            for name, seconds in self._profile(given).items():
+                context.record(name, seconds)
+        made: dict[str, Value] = {}
+        if self._session:
+            options = onnxruntime.RunOptions()
+            with context.on_cancel(lambda: setattr(options, "terminate", True)):
+                try:
+                    values = self._session.run(self._wanted, self._feeds(given), options)
+                except Exception as error:
+                    context.check_cancelled()
+                    raise InferenceError(
+                        f"ONNX Runtime failed on model {self._model.name!r}: "
+                        f"{' '.join(str(error).split())}"
+                    ) from error
+            made = dict(zip(self._wanted, values, strict=True))
+        return [
+            made[p.name]
+            if p.name in made
+            else given[p.name]
+            if p.name in given
+            else self._model.constants[p.name].array
+            for p in self._model.outputs
+        ]
+
+    def executed_nodes(self) -> tuple[ExecutedNode, ...]:
+        """Return the optimised graph's nodes, mapped to the model's by the values they make."""
+        with self._lock:
+            if self._executed is None:
+                self._executed = self._read_executed() if self._session else ()
+            return self._executed
+
+    def export(self) -> Payload:
+        """Return the optimised model: a skeleton, and the weights as arrays."""
+        optimised = self._optimised() if self._session else self._source
+        proto = _with_stubs(optimised)
+        tensors = {
+            t.name: optimised.constants[t.name].array
+            for t in proto.graph.initializer
+            if t.data_location == onnx.TensorProto.EXTERNAL
+        }
+        # The arrays travel beside the skeleton, which must be readable without them.
+        kept = [t for t in proto.graph.initializer if t.name not in tensors]
+        del proto.graph.initializer[:]
+        proto.graph.initializer.extend(kept)
+        proto.graph.input.extend(optimised.constants[n].spec.to_proto() for n in tensors)
+        header = {
+            "format": "onnxruntime-optimized-1",
+            "version": str(onnxruntime.__version__),
+            "model": proto.SerializeToString(),
+        }
+        return Payload(header, tensors)
+
+    def close(self) -> None:
+        """Drop the session."""
+        self._session = None
+
+    def _options(self, level: str = "") -> onnxruntime.SessionOptions:
+        options = onnxruntime.SessionOptions()
+        level = level or ("ORT_ENABLE_ALL" if self._optimise else "ORT_DISABLE_ALL")
+        options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
+        threads = self._config["INFERENCE_NUM_THREADS"] or len(os.sched_getaffinity(0))
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = _SEVERITY[self._config["LOG_LEVEL"]]
+        # Devices share cores: threads that spin would take them from each other.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+        return options
+
+    def _open(
+        self, options: onnxruntime.SessionOptions
+    ) -> tuple[onnxruntime.InferenceSession, list[np.ndarray]]:
+        """Return a session, and the arrays whose memory it reads as long as it lives."""
+        proto = _with_stubs(self._source)
+        wanted = set(self._wanted)
+        outputs = {o.name: o for o in proto.graph.output if o.name in wanted}
+        del proto.graph.output[:]
+        proto.graph.output.extend(outputs.values())
+        stubs = [
+            t.name for t in proto.graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL
+        ]
+        arrays = [np.ascontiguousarray(self._source.constants[n].array) for n in stubs]
+        values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in arrays]
+        if stubs:
+            options.add_external_initializers(stubs, values)
+        providers = list(self._config["ORT_PROVIDERS"])
+        try:
+            session = onnxruntime.InferenceSession(
+                proto.SerializeToString(), options, providers=providers
+            )
+        except Exception as error:
+            raise DeviceError(
+                f"ONNX Runtime cannot compile model {self._model.name!r}: "
+                f"{' '.join(str(error).split())[:500]}",
+                device="ORT",
+            ) from error
+        return session, arrays
+
+    def _feeds(self, given: Mapping[str, Value]) -> dict[str, Value]:
+        return {name: value for name, value in given.items() if name in self._fed}
+
+    def _optimised(self, level: str = "") -> Model:
+        """Return the graph that the session runs, as ONNX Runtime writes it."""
+        if not self._optimise:
+            return self._source
+        with tempfile.TemporaryDirectory(prefix="hetero-ort-") as folder:
+            path = Path(folder) / "model.onnx"
+            options = self._options(level)
+            options.optimized_model_filepath = str(path)
+            options.log_severity_level = 4
+            for key, value in (
+                ("session.optimized_model_external_initializers_file_name", "weights"),
+                ("session.optimized_model_external_initializers_min_size_in_bytes", "1024"),
+            ):
+                options.add_session_config_entry(key, value)
+            self._open(options)
+            # Arrays mapped from the folder outlive its name: the mapping keeps the file.
+            return read_model(path)
+
+    def _read_executed(self) -> tuple[ExecutedNode, ...]:
+        optimised = self._optimised()
+        # Changes of layout rename values but keep a fused node's name as their stem; before
+        # them, values have the model's own names.
+        plain = self._optimised("ORT_ENABLE_EXTENDED")
+        stops = {value for node in plain.nodes for value in node.writes}
+        covers = {node.name: _covered(self._model, node.writes, stops) for node in plain.nodes}
+        provider = self._config["ORT_PROVIDERS"][0]
+        return tuple(
+            ExecutedNode(
+                node.name,
+                node.op_type,
+                i,
+                provider,
+                covers.get(node.name) or covers.get(_NCHWC.sub("", node.name), ()),
+            )
+            for i, node in enumerate(optimised.nodes)
+        )
+
+    def _profile(self, given: Mapping[str, Value]) -> dict[str, float]:
+        """Return seconds by executed node, measured once: ONNX Runtime profiles a whole session."""
+        with self._lock:
+            if self._node_times_s is None:
+                with tempfile.TemporaryDirectory(prefix="hetero-ort-") as folder:
+                    self._node_times_s = self._measure(given, Path(folder))
+            return self._node_times_s
+
+    def _measure(self, given: Mapping[str, Value], folder: Path) -> dict[str, float]:
+        options = self._options()
+        options.enable_profiling = True
+        options.profile_file_prefix = str(folder / "profile")
+        session, _ = self._open(options)
+        for _ in range(2):  # the first run warms up
+            session.run(self._wanted, self._feeds(given))
+        events: list[dict[str, Any]] = json.loads(Path(session.end_profiling()).read_text())
+        times: dict[str, float] = {}
+        for event in events:  # later runs replace earlier ones
+            if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
+                times[event["name"].removesuffix("_kernel_time")] = event["dur"] / 1e6
+        return times
+
+
+def _with_stubs(model: Model) -> onnx.ModelProto:
+    """Return the model with large weights declared outside, where ONNX Runtime takes arrays."""
+    proto = model.to_proto(weights="stub", keep_nbytes=INLINE_NBYTES)
+    for tensor in proto.graph.initializer:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            constant = model.constants[tensor.name]
+            if constant.spec.element_type not in FEEDABLE:
+                tensor.CopyFrom(constant.to_proto())
+    return proto
+
+
+def _covered(model: Model, values: Sequence[str], stops: set[str]) -> tuple[str, ...]:
+    """Return the nodes that make `values`, back to what other executed nodes make."""
+    found: set[int] = set()
+    pending = [model.producers[v] for v in values if v in model.producers]
+    while pending:
+        i = pending.pop()
+        if i not in found:
+            found.add(i)
+            pending += [
+                model.producers[v]
+                for v in model.nodes[i].reads
+                if v in model.producers and v not in stops
+            ]
+    return tuple(model.nodes[i].name for i in sorted(found))
