@@ -1,1 +1,97 @@
 """Plans, request machines and executors: how a partitioned model runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from scheduler.client_machine import Limits, StoryLine
+from scheduler.codec import CodecLimits, decode, encode
+from scheduler.device_names import (
+    DeviceRequest,
+    parse_device,
+    resolve_device,
+    resolve_name,
+    split_name,
+)
+from scheduler.device_probe import PluginSpec
+from scheduler.executor import (
+    Answer,
+    Deployment,
+    DeviceDescriptor,
+    Executor,
+    StageRun,
+    StageSource,
+    Submission,
+)
+from scheduler.inprocess import InProcessExecutor
+from scheduler.plan import Plan, Stage, Wire
+
+__all__ = [
+    "Answer",
+    "CodecLimits",
+    "Deployment",
+    "DeviceDescriptor",
+    "DeviceRequest",
+    "Executor",
+    "InProcessExecutor",
+    "Limits",
+    "Plan",
+    "PluginSpec",
+    "Stage",
+    "StageRun",
+    "StageSource",
+    "StoryLine",
+    "Submission",
+    "Wire",
+    "create_executor",
+    "decode",
+    "encode",
+    "parse_device",
+    "resolve_device",
+    "resolve_name",
+    "split_name",
+]
+
+
+def create_executor(
+    kind: str = "ray",
+    *,
+    address: str | None = None,
+    devices: Mapping[str, int] | None = None,
+    plugins: Sequence[PluginSpec] = (),
+    **options: Any,
+) -> Executor:
+    """Make an executor.
+
+    Parameters
+    ----------
+    kind : {"ray", "inprocess"}
+        On a Ray cluster, or on threads of this process.
+    address : str, optional
+        A running cluster's; without one a local Ray is started. Ray only.
+    devices : mapping of str to int
+        Plugin -> how many logical devices each node offers; one for each of the plugin's ids by
+        default.
+    plugins : sequence of str or type
+        Plugins besides the installed ones: ``module:attr`` or classes.
+    **options : object
+        More of `RayExecutor`'s.
+
+    Raises
+    ------
+    ValueError
+        For another kind, or an address where there is no cluster.
+    ClusterError
+        If Ray cannot start or be reached.
+    """
+    if kind == "inprocess":
+        if address is not None:
+            raise ValueError(f"the in-process executor takes no address; got {address!r}.")
+        return InProcessExecutor(devices=devices, plugins=plugins, **options)
+    if kind != "ray":
+        raise ValueError(f"executor {kind!r}: wanted 'ray' or 'inprocess'.")
+    # Ray takes half a second to import, which nobody who stays in process should pay.
+    from scheduler.ray_executor import RayExecutor
+
+    return RayExecutor(address=address, devices=devices, plugins=plugins, **options)

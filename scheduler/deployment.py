@@ -1,0 +1,156 @@
+"""What the deployments of both executors share: checks, requests, and putting answers together."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from devices.errors import PlanError, TensorNameError
+from devices.program import Value
+from scheduler import events
+from scheduler.client_machine import Limits, StoryLine
+from scheduler.codec import decode, encode
+from scheduler.executor import Answer, StageRun, StageSource, Submission
+from scheduler.plan import Plan
+from scheduler.request_runner import RequestRunner
+
+
+class BaseDeployment(ABC):
+    """A plan with a request runner.
+
+    Parameters
+    ----------
+    key : str
+        The deployment's name, unique in its executor.
+    plan : Plan
+        What is deployed.
+    constants : mapping of str to numpy.ndarray
+        Values of the plan's constant outputs.
+    limits : Limits
+        Bounds of the queues.
+    """
+
+    def __init__(
+        self, key: str, plan: Plan, constants: Mapping[str, np.ndarray], limits: Limits
+    ) -> None:
+        if missing := [name for name in plan.constant_outputs if name not in constants]:
+            raise PlanError(f"plan of {plan.name!r}: no values for constant outputs {missing}.")
+        self.plan = plan
+        self.key = key
+        self._constants = {name: constants[name] for name in plan.constant_outputs}
+        self._inputs = frozenset(spec.name for spec in plan.inputs)
+        self._runner = RequestRunner(limits, self, name=f"{plan.name} ({key})")
+        self._close_lock = threading.Lock()
+        self._closed = False
+
+    @abstractmethod
+    def start(
+        self, request_id: int, attempt: int, inputs: Mapping[str, Value], profile: bool
+    ) -> None:
+        """Send an attempt on its way."""
+
+    @abstractmethod
+    def drop(self, request_id: int, attempt: int) -> None:
+        """Stop an attempt."""
+
+    @abstractmethod
+    def _unload(self) -> None:
+        """Let the devices let go of the stages."""
+
+    def submit(
+        self,
+        inputs: Mapping[str, Value],
+        *,
+        timeout_s: float | None = None,
+        profile: bool = False,
+    ) -> Submission:
+        """Admit a request; see `scheduler.executor.Deployment.submit`.
+
+        Raises
+        ------
+        TensorNameError
+            An input is missing, or one too many.
+        """
+        if inputs.keys() != self._inputs:
+            missing = sorted(self._inputs - set(inputs))
+            extra = sorted(set(inputs) - self._inputs)
+            raise TensorNameError(
+                f"model {self.plan.name!r}: inputs missing {missing}, unknown {extra}; it takes "
+                f"{sorted(self._inputs)}."
+            )
+        return self._runner.submit(inputs, timeout_s, profile)
+
+    def cancel(self, request_id: int) -> bool:
+        """Cancel a request; True if it had not ended."""
+        return self._runner.cancel(request_id)
+
+    def story(self, request_id: int) -> list[StoryLine]:
+        """Return what happened to a request so far."""
+        return self._runner.story(request_id)
+
+    def close(self) -> None:
+        """Cancel what is in flight and unload the stages; again is harmless."""
+        with self._close_lock:
+            if self._closed:
+                return
+            self._closed = True
+        self._runner.close()
+        self._unload()
+
+    def _answered(
+        self,
+        request_id: int,
+        attempt: int,
+        inputs: Mapping[str, Value],
+        made: Mapping[str, Value],
+        runs: Sequence[StageRun],
+    ) -> None:
+        """Put an attempt's answer together and hand it in."""
+        outputs: dict[str, Value] = {}
+        for name in self.plan.output_names:
+            if name in made:
+                outputs[name] = made[name]
+            elif name in self._constants:
+                outputs[name] = self._constants[name]
+            else:
+                # A copy: the caller may write to its input once the answer is there.
+                outputs[name] = decode(encode(inputs[name]))
+        ordered = tuple(sorted(runs, key=lambda run: run.stage))
+        nbytes = sum(run.output_nbytes for run in ordered)
+        self._runner.handle(
+            events.AttemptAnswered(
+                self._runner.now_s(), request_id, attempt, Answer(outputs, ordered), nbytes
+            )
+        )
+
+    def _failed(self, request_id: int, attempt: int, error: BaseException) -> None:
+        self._runner.handle(events.AttemptFailed(self._runner.now_s(), request_id, attempt, error))
+
+
+def check_sources(plan: Plan, sources: Sequence[StageSource]) -> None:
+    """Check that each stage's source has the stage's ports.
+
+    Raises
+    ------
+    PlanError
+        Naming the stage and the difference.
+    """
+    if len(sources) != len(plan.stages):
+        raise PlanError(
+            f"plan of {plan.name!r}: {len(plan.stages)} stages, {len(sources)} sources."
+        )
+    for stage, source in zip(plan.stages, sources, strict=True):
+        for kind, wanted, ports in (
+            ("inputs", stage.inputs, source.model.inputs),
+            ("outputs", stage.outputs, source.model.outputs),
+        ):
+            got = tuple(port.name for port in ports)
+            if got != wanted:
+                raise PlanError(
+                    f"plan of {plan.name!r}: stage {stage.index} has {kind} {list(wanted)}, its "
+                    f"model {list(got)}; they must be the same, in the same order.",
+                    stage=stage.index,
+                )

@@ -1,0 +1,228 @@
+"""The device host: one device of a plugin, and the stages that are compiled on it.
+
+Both executors run the same host: in process behind a thread, on Ray inside an actor.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from devices.compiled_model import CompiledModel
+from devices.errors import DeviceError, HeteroError, InferenceError
+from devices.model import Model
+from devices.plugin import Plugin
+from devices.program import ExecutedNode, Payload, RunContext, Value
+from devices.support import Support
+from scheduler.codec import nbytes_of
+from scheduler.executor import DeviceDescriptor, StageRun, StageSource
+
+
+class DeviceHost:
+    """A device with its stages.
+
+    Parameters
+    ----------
+    descriptor : DeviceDescriptor
+        Which device this is.
+    plugin : Plugin
+        Its plugin, loaded here.
+    """
+
+    def __init__(self, descriptor: DeviceDescriptor, plugin: Plugin) -> None:
+        self.descriptor = descriptor
+        self._plugin = plugin
+        self._stages: dict[tuple[str, int], CompiledModel] = {}
+        #: What runs now, by deployment, request and attempt; one entry for each thread.
+        self._running: dict[tuple[str, int, int], list[RunContext]] = {}
+        self._lock = threading.Lock()
+        self._idle = threading.Condition(self._lock)
+
+    def ping(self) -> int:
+        """Return the id of the process that the device lives in."""
+        return os.getpid()
+
+    def query(self, model: Model, config: Mapping[str, Any]) -> Support:
+        """Ask the plugin; the answer names the device as the cluster does."""
+        support = self._plugin.query_model(model, self._config(config))
+        name = self.descriptor.name
+        return Support(
+            dict.fromkeys(support.devices, name),
+            {n: {name: next(iter(r.values()))} for n, r in support.unsupported.items()},
+            {n: {name: next(iter(r.values()))} for n, r in support.refusals.items()},
+            support.notes,
+        )
+
+    def get_property(self, name: str) -> Any:
+        """Return a property's value; the device's own, where the plugin has several."""
+        descriptor = self.descriptor
+        own = {
+            "DEVICE_ID": descriptor.device_id,
+            "FULL_DEVICE_NAME": descriptor.full_name,
+            "DEVICE_ARCHITECTURE": descriptor.fingerprint,
+            "EXECUTION_DEVICES": (descriptor.name,),
+        }
+        value = self._plugin.get_property(name)
+        return own.get(name, value)
+
+    def load_stage(self, deployment: str, stage: int, source: StageSource) -> tuple[Any, ...]:
+        """Compile or import a stage, in place of one of the same key; return its properties.
+
+        Returns
+        -------
+        tuple
+            How many requests it runs at once, and whether it came from a cache.
+        """
+        config = self._config(source.config)
+        if source.payload is None:
+            compiled = self._plugin.compile_model(source.model, config)
+        else:
+            compiled = self._plugin.import_model(source.payload, source.model, config)
+        with self._lock:
+            old = self._stages.get((deployment, stage))
+            self._stages[deployment, stage] = compiled
+        if old is not None:
+            old.close()
+        return (
+            compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"),
+            compiled.get_property("LOADED_FROM_CACHE"),
+        )
+
+    def run_stage(
+        self,
+        deployment: str,
+        stage: int,
+        request_id: int,
+        attempt: int,
+        inputs: Sequence[Value],
+        *,
+        profile: bool = False,
+        ready_s: float | None = None,
+    ) -> tuple[Sequence[Value], StageRun]:
+        """Run a stage once.
+
+        Parameters
+        ----------
+        deployment, stage, request_id, attempt : str and int
+            What is run, and for whom.
+        inputs : sequence of values
+            In port order.
+        profile : bool
+            Whether to time nodes.
+        ready_s : float, optional
+            When its last input was there, by this node's monotonic clock.
+
+        Raises
+        ------
+        HeteroError
+            What the plugin raised on purpose.
+        InferenceError
+            Naming stage, device and cause, for whatever else it raised.
+        """
+        compiled = self._stage(deployment, stage)
+        context = RunContext(profile or bool(compiled.get_property("PERF_COUNT")))
+        key = (deployment, request_id, attempt)
+        with self._lock:
+            self._running.setdefault(key, []).append(context)
+        started_s = time.monotonic()
+        try:
+            outputs = compiled.run(inputs, context)
+        except HeteroError as error:
+            raise self._placed(error, stage, request_id, attempt) from error.__cause__
+        except Exception as error:
+            what = InferenceError(f"{compiled.name!r}: {type(error).__name__}: {error}")
+            raise self._placed(what, stage, request_id, attempt) from error
+        finally:
+            ended_s = time.monotonic()
+            with self._idle:
+                self._running[key].remove(context)
+                if not self._running[key]:
+                    del self._running[key]
+                    self._idle.notify_all()
+        return outputs, StageRun(
+            stage,
+            self.descriptor.name,
+            0.0 if ready_s is None else started_s - ready_s,
+            ended_s - started_s,
+            context.node_times_s,
+            started_s,
+            ended_s,
+            nbytes_of(outputs),
+        )
+
+    def cancel(self, deployment: str, request_id: int, attempt: int) -> None:
+        """Ask what runs for an attempt to stop at its next node."""
+        with self._lock:
+            contexts = list(self._running.get((deployment, request_id, attempt), ()))
+        for context in contexts:
+            context.cancel()
+
+    def executed_nodes(self, deployment: str, stage: int) -> tuple[ExecutedNode, ...]:
+        """Return a stage's runtime model."""
+        return self._stage(deployment, stage).executed_nodes()
+
+    def export(self, deployment: str, stage: int) -> Payload:
+        """Return the device's own form of a stage."""
+        return self._stage(deployment, stage).export()
+
+    def unload(self, deployment: str, *, timeout_s: float = 10.0) -> None:
+        """Let go of a deployment's stages, once what runs of them has stopped.
+
+        A program that still runs after `timeout_s` is left to end by itself.
+        """
+        with self._idle:
+            keys = [key for key in self._stages if key[0] == deployment]
+            stages = [self._stages.pop(key) for key in keys]
+            for key, contexts in self._running.items():
+                for context in contexts if key[0] == deployment else ():
+                    context.cancel()
+            stopped = self._idle.wait_for(
+                lambda: all(key[0] != deployment for key in self._running), timeout_s
+            )
+        for compiled in stages if stopped else ():
+            compiled.close()
+
+    def close(self) -> None:
+        """Let go of every stage."""
+        for deployment in {key[0] for key in list(self._stages)}:
+            self.unload(deployment)
+
+    def _stage(self, deployment: str, stage: int) -> CompiledModel:
+        try:
+            return self._stages[deployment, stage]
+        except KeyError:
+            raise DeviceError(
+                f"device {self.descriptor.name}: stage {stage} of deployment {deployment} is not "
+                "loaded; it was closed, or the device started anew.",
+                device=self.descriptor.name,
+            ) from None
+
+    def _placed(self, error: HeteroError, stage: int, request_id: int, attempt: int) -> HeteroError:
+        """Add to an error where it happened; an InferenceError also says so."""
+        where = {
+            "stage": stage,
+            "device": self.descriptor.name,
+            "node": self.descriptor.node,
+            "request_id": request_id,
+            "attempt": attempt,
+        }
+        if isinstance(error, InferenceError):
+            cause = error.__cause__
+            return InferenceError(
+                f"stage {stage} on device {self.descriptor.name} (node {self.descriptor.node}), "
+                f"request {request_id}, attempt {attempt}: {error.message}",
+                **{**error.data, **where, "cause": repr(cause) if cause else error.message},
+            )
+        error.data = {**where, **error.data}
+        error.__dict__.update(error.data)
+        return error
+
+    def _config(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        own: dict[str, Any] = {**config, "DEVICE_ID": self.descriptor.device_id}
+        threads = "INFERENCE_NUM_THREADS"
+        if threads in self._plugin.properties and not int(config.get(threads, 0) or 0):
+            own[threads] = self.descriptor.num_threads
+        return own

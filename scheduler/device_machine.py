@@ -1,0 +1,204 @@
+"""The device's machine: join a stage's inputs, order the queue, run, send on. Pure.
+
+::
+
+    JOINING ──> READY ──> RUNNING ──> gone, its outputs sent on
+       │          │          └──────> DROPPED ──> gone, silently
+       └──────────┴──> gone, with its attempt
+
+Of the tasks that are ready the one with the least request number plus stage level runs first, and
+of those the one that was ready first: old requests go before new ones, and a request that is
+further on does not overtake one that is further back by more than its lead.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, NamedTuple
+
+from scheduler import events
+from scheduler.events import DeviceEvent, DeviceInstruction, Task
+
+#: Ended attempts remembered, so that what comes late for them starts nothing.
+_REMEMBERED: Final = 4096
+
+
+class TaskState(Enum):
+    """Where a task is in its life."""
+
+    JOINING = "joining"
+    READY = "ready"
+    RUNNING = "running"
+    DROPPED = "dropped"
+    GONE = "gone"
+
+
+_S = TaskState
+#: Every legal (state, event) and the states that it may lead to.
+TRANSITIONS: Final[dict[tuple[TaskState, type], frozenset[TaskState]]] = {
+    (_S.JOINING, events.ValuesArrived): frozenset({_S.JOINING, _S.READY}),
+    (_S.JOINING, events.AttemptDropped): frozenset({_S.GONE}),
+    (_S.READY, events.AttemptDropped): frozenset({_S.GONE}),
+    (_S.RUNNING, events.RunEnded): frozenset({_S.GONE}),
+    (_S.RUNNING, events.RunFailed): frozenset({_S.GONE}),
+    (_S.RUNNING, events.AttemptDropped): frozenset({_S.DROPPED}),
+    (_S.DROPPED, events.RunEnded): frozenset({_S.GONE}),
+    (_S.DROPPED, events.RunFailed): frozenset({_S.GONE}),
+    (_S.DROPPED, events.AttemptDropped): frozenset({_S.DROPPED}),
+}
+
+
+class InvalidTaskError(RuntimeError):
+    """An event that cannot be in the task's state: a fault of whoever runs the machine."""
+
+
+@dataclass(slots=True)
+class _Task:
+    id: Task
+    missing: set[str]
+    order: int
+    state: TaskState = TaskState.JOINING
+
+
+class _Attempt(NamedTuple):
+    deployment: str
+    request_id: int
+    attempt: int
+
+
+class DeviceMachine:
+    """Tasks of one device.
+
+    Parameters
+    ----------
+    num_streams : int
+        How many tasks it runs at once.
+    """
+
+    def __init__(self, num_streams: int = 1) -> None:
+        self.num_streams = num_streams
+        self._stages: dict[tuple[str, int], events.StageOpened] = {}
+        #: Tasks that are not gone, by attempt.
+        self._tasks: dict[_Attempt, dict[Task, _Task]] = {}
+        #: (request number + level, arrival, task); may hold tasks that are gone.
+        self._ready: list[tuple[int, int, _Task]] = []
+        self._arrivals = 0
+        self._num_running = 0
+        self._dropped: OrderedDict[_Attempt, None] = OrderedDict()
+
+    @property
+    def num_running(self) -> int:
+        """Tasks that run, those whose attempt was dropped included."""
+        return self._num_running
+
+    @property
+    def num_tasks(self) -> int:
+        """Tasks that are not gone."""
+        return sum(len(tasks) for tasks in self._tasks.values())
+
+    def handle(self, event: DeviceEvent) -> list[DeviceInstruction]:
+        """Take in one event; return what is to be done, in order.
+
+        Raises
+        ------
+        InvalidTaskError
+            The event cannot be in the task's state.
+        """
+        match event:
+            case events.StageOpened():
+                self._stages[event.deployment, event.stage] = event
+                return []
+            case events.ValuesArrived():
+                done = self._join(event)
+            case events.AttemptDropped():
+                done = self._drop(event)
+            case events.DeploymentClosed():
+                done = self._close(event)
+            case events.RunEnded():
+                done = self._end(event)
+            case events.RunFailed():
+                done = self._end(event)
+        return done + self._run_ready()
+
+    def _step(self, task: _Task, event: DeviceEvent, after: TaskState) -> None:
+        if after not in TRANSITIONS.get((task.state, type(event)), ()):
+            raise InvalidTaskError(
+                f"{task.id}: {type(event).__name__} led from {task.state.value} to {after.value}"
+            )
+        task.state = after
+        if after is _S.GONE:
+            attempt = _Attempt(*task.id[:3])
+            del self._tasks[attempt][task.id]
+            if not self._tasks[attempt]:
+                del self._tasks[attempt]
+
+    def _join(self, event: events.ValuesArrived) -> list[DeviceInstruction]:
+        attempt = _Attempt(*event.task[:3])
+        stage = self._stages.get((event.task.deployment, event.task.stage))
+        if stage is None or attempt in self._dropped:
+            return [events.Forget(event.task)]
+        tasks = self._tasks.setdefault(attempt, {})
+        task = tasks.get(event.task)
+        if task is None:
+            order = event.sequence + stage.level
+            task = tasks[event.task] = _Task(event.task, set(stage.inputs), order)
+        if unknown := set(event.tensors) - task.missing:
+            raise InvalidTaskError(f"{task.id}: {sorted(unknown)} came unasked or twice")
+        task.missing.difference_update(event.tensors)
+        self._step(task, event, _S.JOINING if task.missing else _S.READY)
+        if not task.missing:
+            self._arrivals += 1
+            heapq.heappush(self._ready, (task.order, self._arrivals, task))
+        return []
+
+    def _run_ready(self) -> list[DeviceInstruction]:
+        started: list[DeviceInstruction] = []
+        while self._ready and self._num_running < self.num_streams:
+            _, _, task = heapq.heappop(self._ready)
+            if task.state is _S.READY:
+                task.state = _S.RUNNING
+                self._num_running += 1
+                started.append(events.Run(task.id))
+        return started
+
+    def _end(self, event: events.RunEnded | events.RunFailed) -> list[DeviceInstruction]:
+        task = self._tasks.get(_Attempt(*event.task[:3]), {}).get(event.task)
+        if task is None:
+            raise InvalidTaskError(f"{event.task}: {type(event).__name__} of a task that is gone")
+        wanted = task.state is _S.RUNNING
+        self._step(task, event, _S.GONE)
+        self._num_running -= 1
+        if not wanted:
+            return [events.Forget(event.task)]
+        if isinstance(event, events.RunFailed):
+            return [events.ReportFailure(event.task, event.error), events.Forget(event.task)]
+        stage = self._stages[event.task.deployment, event.task.stage]
+        sends = [events.SendOn(event.task, send) for send in stage.sends]
+        return [*sends, events.Report(event.task), events.Forget(event.task)]
+
+    def _drop(self, event: events.AttemptDropped) -> list[DeviceInstruction]:
+        attempt = _Attempt(event.deployment, event.request_id, event.attempt)
+        self._dropped[attempt] = None
+        while len(self._dropped) > _REMEMBERED:
+            self._dropped.popitem(last=False)
+        done: list[DeviceInstruction] = []
+        for task in list(self._tasks.get(attempt, {}).values()):
+            if task.state is _S.RUNNING:
+                done.append(events.Stop(task.id))
+            if task.state in (_S.RUNNING, _S.DROPPED):
+                self._step(task, event, _S.DROPPED)
+            else:
+                self._step(task, event, _S.GONE)
+                done.append(events.Forget(task.id))
+        return done
+
+    def _close(self, event: events.DeploymentClosed) -> list[DeviceInstruction]:
+        done: list[DeviceInstruction] = []
+        for attempt in [a for a in self._tasks if a.deployment == event.deployment]:
+            done += self._drop(events.AttemptDropped(*attempt))
+        for key in [k for k in self._stages if k[0] == event.deployment]:
+            del self._stages[key]
+        return done

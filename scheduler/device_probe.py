@@ -1,0 +1,142 @@
+"""What devices a node offers: plugins are loaded there, and each is asked once.
+
+A broken plugin is a row with its error. Logical devices beyond a plugin's own map round robin
+onto its ids; devices that compute on the node's cores share them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from devices.errors import DeviceError, HeteroError
+from devices.plugin import Plugin
+from devices.registry import PluginEntry, load_plugins
+from scheduler.device_names import assign_names
+from scheduler.executor import DeviceDescriptor
+
+#: What a caller names plugins by: ``module:attr``, or a class.
+PluginSpec = str | type[Plugin]
+#: Plugins whose devices do not compute on the node's cores.
+_IDLE_PLUGINS: Final = frozenset({"NULL"})
+
+
+def probe_node(
+    node: str,
+    specs: Sequence[PluginSpec] = (),
+    counts: Mapping[str, int] | None = None,
+    num_cores: int | None = None,
+    entries: Mapping[str, PluginEntry] | None = None,
+) -> tuple[DeviceDescriptor, ...]:
+    """Return this node's devices, in the plugins' order; their names are not yet the cluster's.
+
+    Parameters
+    ----------
+    node : str
+        The node's name.
+    specs : sequence of str or type
+        Plugins besides the installed ones.
+    counts : mapping of str to int
+        Plugin -> how many logical devices; one for each of the plugin's ids by default.
+    num_cores : int, optional
+        Cores to share; what this process may use by default.
+    entries : mapping of str to PluginEntry, optional
+        Plugins that are loaded already.
+    """
+    entries = load_plugins(specs) if entries is None else entries
+    rows: list[DeviceDescriptor] = []
+    for entry in entries.values():
+        rows += _rows(node, entry, counts or {})
+    cores = num_cores or len(os.sched_getaffinity(0))
+    busy = sum(row.error is None and row.num_threads > 0 for row in rows)
+    share = max(1, cores // max(1, busy))
+    return tuple(replace(row, num_threads=share if row.num_threads else 1) for row in rows)
+
+
+def merge_nodes(nodes: Sequence[Sequence[DeviceDescriptor]]) -> tuple[DeviceDescriptor, ...]:
+    """Name the devices of all nodes; the first node's are counted first.
+
+    A plugin that is broken on every node is one row; one that works somewhere is not listed as
+    broken.
+    """
+    order = {row.plugin: None for rows in nodes for row in rows}
+    merged: list[DeviceDescriptor] = []
+    for plugin in order:
+        mine = [row for rows in nodes for row in rows if row.plugin == plugin]
+        working = [row for row in mine if row.error is None]
+        merged += working or mine[:1]
+    names = assign_names([row.plugin for row in merged])
+    return tuple(replace(row, name=name) for row, name in zip(merged, names, strict=True))
+
+
+def usable(descriptor: DeviceDescriptor) -> DeviceDescriptor:
+    """Return the descriptor, or raise the error that it carries.
+
+    Raises
+    ------
+    DeviceError
+        The plugin could not be loaded.
+    """
+    if descriptor.error is not None:
+        raise DeviceError(
+            f"device {descriptor.name} on node {descriptor.node} cannot be used: "
+            f"{descriptor.error}",
+            device=descriptor.name,
+        )
+    return descriptor
+
+
+def _rows(node: str, entry: PluginEntry, counts: Mapping[str, int]) -> list[DeviceDescriptor]:
+    plugin = entry.plugin
+    if plugin is None:
+        return [DeviceDescriptor(entry.name, entry.name, "", node, error=entry.error)]
+    try:
+        ids = plugin.device_ids()
+        count = counts.get(plugin.name, len(ids))
+        if count and not ids:
+            raise DeviceError(f"{plugin.name} finds no device on node {node}", device=plugin.name)
+        threads = int(plugin.name not in _IDLE_PLUGINS and _is_integrated(plugin))
+        return [
+            _describe(node, plugin, ids[i % len(ids)], f"{plugin.name}.{i}", threads)
+            for i in range(count)
+        ]
+    except Exception as error:  # a plugin that cannot describe itself is a row, not a crash
+        reason = (
+            str(error) if isinstance(error, HeteroError) else f"{type(error).__name__}: {error}"
+        )
+        return [DeviceDescriptor(entry.name, entry.name, "", node, error=reason)]
+
+
+def _describe(
+    node: str, plugin: Plugin, device_id: str, name: str, threads: int
+) -> DeviceDescriptor:
+    return DeviceDescriptor(
+        name,
+        plugin.name,
+        device_id,
+        node,
+        plugin.full_name(device_id),
+        plugin.version(),
+        plugin.fingerprint(device_id),
+        tuple(plugin.get_property("OPTIMIZATION_CAPABILITIES")),
+        None,
+        _memory_nbytes(plugin),
+        threads,
+    )
+
+
+def _is_integrated(plugin: Plugin) -> bool:
+    kind: Any = plugin.properties["DEVICE_TYPE"].default
+    return bool(kind != "DISCRETE")
+
+
+def _memory_nbytes(plugin: Plugin) -> int | None:
+    """Memory that the plugin declares, else the node's."""
+    if "DEVICE_TOTAL_MEM_SIZE" in plugin.properties:
+        return int(plugin.get_property("DEVICE_TOTAL_MEM_SIZE"))
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        return None

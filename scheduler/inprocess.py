@@ -1,0 +1,355 @@
+"""The in-process executor: one thread for each device, and the same codec as between machines."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import queue
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from devices.errors import HeteroError, RequestCancelledError
+from devices.model import Model
+from devices.program import ExecutedNode, Payload, Value
+from devices.registry import load_plugins
+from devices.support import Support
+from scheduler import events
+from scheduler.client_machine import Limits
+from scheduler.codec import decode, encode
+from scheduler.deployment import BaseDeployment, check_sources
+from scheduler.device_host import DeviceHost
+from scheduler.device_machine import DeviceMachine
+from scheduler.device_names import resolve_name
+from scheduler.device_probe import PluginSpec, merge_nodes, probe_node, usable
+from scheduler.events import DeviceEvent, DeviceInstruction, Task
+from scheduler.executor import DeviceDescriptor, StageRun, StageSource
+from scheduler.plan import Plan
+from scheduler.request_runner import deployment_limits
+
+_log = logging.getLogger(__name__)
+
+
+class _DeviceThreads:
+    """A device's machine with threads that run what it says."""
+
+    def __init__(self, host: DeviceHost) -> None:
+        self.host = host
+        self._machine = DeviceMachine()
+        self._lock = threading.Lock()
+        self._runs: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        #: Inputs that have come, as messages, with the time of the last.
+        self._values: dict[Task, dict[str, bytes]] = {}
+        self._ready_s: dict[Task, float] = {}
+        self._deployments: dict[str, InProcessDeployment] = {}
+        self._threads: list[threading.Thread] = []
+
+    def open_stage(
+        self, deployment: InProcessDeployment, stage: events.StageOpened, num_streams: int
+    ) -> None:
+        with self._lock:
+            self._deployments[deployment.key] = deployment
+            self._machine.num_streams = max(self._machine.num_streams, num_streams)
+            self._machine.handle(stage)
+            while len(self._threads) < self._machine.num_streams:
+                name = f"{self.host.descriptor.name}-{len(self._threads)}"
+                thread = threading.Thread(target=self._work, name=name, daemon=True)
+                self._threads.append(thread)
+                thread.start()
+
+    def close_deployment(self, key: str) -> None:
+        self.post(events.DeploymentClosed(key))
+        self.host.unload(key)
+        with self._lock:
+            self._deployments.pop(key, None)
+
+    def post(self, event: DeviceEvent, values: Mapping[str, bytes] | None = None) -> None:
+        """Take in an event that carries no outputs."""
+        with self._lock:
+            if isinstance(event, events.ValuesArrived):
+                self._values.setdefault(event.task, {}).update(values or {})
+                self._ready_s[event.task] = time.monotonic()
+            instructions = self._machine.handle(event)
+        self._follow(instructions, None)
+
+    def _end(self, event: DeviceEvent, ended: _Ended | None) -> None:
+        with self._lock:
+            instructions = self._machine.handle(event)
+        self._follow(instructions, ended)
+
+    def _follow(self, instructions: Sequence[DeviceInstruction], ended: _Ended | None) -> None:
+        for instruction in instructions:
+            # None once it is closed; then nobody waits for what its tasks give.
+            deployment = self._deployments.get(instruction.task.deployment)
+            match instruction:
+                case events.Run(task):
+                    self._runs.put(task)
+                case events.SendOn(task, send) if ended and deployment:
+                    deployment.send(task, send, ended.outputs[send.tensor])
+                case events.Report(task) if ended and deployment:
+                    deployment.stage_ended(task, ended)
+                case events.ReportFailure(task, error) if deployment:
+                    deployment.stage_failed(task, error)
+                case events.Stop(task):
+                    self.host.cancel(task.deployment, task.request_id, task.attempt)
+                case events.Forget(task):
+                    with self._lock:
+                        self._values.pop(task, None)
+                        self._ready_s.pop(task, None)
+
+    def _work(self) -> None:
+        while (task := self._runs.get()) is not None:
+            try:
+                ended = self._run(task)
+            except Exception as error:  # a stage's failure belongs to its request
+                if not isinstance(error, HeteroError):
+                    _log.exception("task=%s failed outside its program", task)
+                self._end(events.RunFailed(task, error), None)
+            else:
+                self._end(events.RunEnded(task), ended)
+
+    def _run(self, task: Task) -> _Ended:
+        with self._lock:
+            values = self._values.pop(task)
+            ready_s = self._ready_s.pop(task)
+            deployment = self._deployments.get(task.deployment)
+        if deployment is None:
+            raise RequestCancelledError(f"{task}: the deployment was closed")
+        stage = deployment.plan.stages[task.stage]
+        outputs, run = self.host.run_stage(
+            task.deployment,
+            task.stage,
+            task.request_id,
+            task.attempt,
+            [decode(values[name]) for name in stage.inputs],
+            profile=deployment.profiles(task.request_id, task.attempt),
+            ready_s=ready_s,
+        )
+        wanted = deployment.wanted_outputs[task.stage]
+        named = zip(stage.outputs, outputs, strict=True)
+        return _Ended({name: encode(v) for name, v in named if name in wanted}, run)
+
+    def stop(self) -> None:
+        for _ in self._threads:
+            self._runs.put(None)
+        for thread in self._threads:
+            thread.join(timeout=5.0)
+        self.host.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """What a task made: its outputs as messages, and how it went."""
+
+    outputs: dict[str, bytes]
+    run: StageRun
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """What has come of an attempt so far."""
+
+    inputs: Mapping[str, Value]
+    profile: bool
+    num_stages_left: int
+    outputs: dict[str, bytes] = field(default_factory=dict)
+    runs: list[StageRun] = field(default_factory=list)
+
+
+class InProcessDeployment(BaseDeployment):
+    """A plan on threads of this process."""
+
+    def __init__(
+        self,
+        key: str,
+        plan: Plan,
+        constants: Mapping[str, np.ndarray],
+        limits: Limits,
+        devices: Mapping[str, _DeviceThreads],
+    ) -> None:
+        super().__init__(key, plan, constants, limits)
+        self._devices = devices
+        self._attempts: dict[tuple[int, int], _Attempt] = {}
+        self._lock = threading.Lock()
+        outputs = set(plan.output_names)
+        crossing = {wire.tensor for wire in plan.wires}
+        #: Stage -> the outputs that somebody takes.
+        self.wanted_outputs = [set(s.outputs) & (outputs | crossing) for s in plan.stages]
+
+    def load(self, sources: Sequence[StageSource]) -> None:
+        """Compile the stages, each in its device's turn."""
+        plan = self.plan
+        for stage, source in zip(plan.stages, sources, strict=True):
+            device = self._devices[stage.device]
+            num_streams, _ = device.host.load_stage(self.key, stage.index, source)
+            sends = tuple(
+                events.Send(wire.tensor, plan.stages[wire.consumer].device, wire.consumer)
+                for wire in plan.wires
+                if wire.producer == stage.index
+            )
+            opened = events.StageOpened(
+                self.key, stage.index, stage.inputs, plan.levels[stage.index], sends
+            )
+            device.open_stage(self, opened, num_streams)
+
+    def start(
+        self, request_id: int, attempt: int, inputs: Mapping[str, Value], profile: bool
+    ) -> None:
+        """Send the inputs to the stages that take them."""
+        plan = self.plan
+        if not plan.stages:
+            self._answered(request_id, attempt, inputs, {}, ())
+            return
+        messages = {name: encode(inputs[name]) for name in inputs if name in plan.consumers}
+        with self._lock:
+            self._attempts[request_id, attempt] = _Attempt(inputs, profile, len(plan.stages))
+        for stage in plan.stages:
+            mine = {name: messages[name] for name in stage.inputs if name in messages}
+            if mine or not stage.inputs:
+                task = Task(self.key, request_id, attempt, stage.index)
+                arrived = events.ValuesArrived(task, request_id, tuple(mine))
+                self._devices[stage.device].post(arrived, mine)
+
+    def drop(self, request_id: int, attempt: int) -> None:
+        """Tell every device that nobody waits for the attempt."""
+        with self._lock:
+            self._attempts.pop((request_id, attempt), None)
+        for device in self.plan.devices:
+            self._devices[device].post(events.AttemptDropped(self.key, request_id, attempt))
+
+    def send(self, task: Task, send: events.Send, message: bytes) -> None:
+        """Pass a stage's output to one that takes it."""
+        target = task._replace(stage=send.stage)
+        arrived = events.ValuesArrived(target, task.request_id, (send.tensor,))
+        self._devices[send.device].post(arrived, {send.tensor: message})
+
+    def stage_ended(self, task: Task, ended: _Ended) -> None:
+        """Collect a stage's part of the answer."""
+        key = (task.request_id, task.attempt)
+        wanted = set(self.plan.output_names)
+        with self._lock:
+            attempt = self._attempts.get(key)
+            if attempt is None:
+                return
+            attempt.outputs |= {n: m for n, m in ended.outputs.items() if n in wanted}
+            attempt.runs.append(ended.run)
+            attempt.num_stages_left -= 1
+            if attempt.num_stages_left:
+                return
+            del self._attempts[key]
+        made = {name: decode(message) for name, message in attempt.outputs.items()}
+        self._answered(*key, attempt.inputs, made, attempt.runs)
+
+    def stage_failed(self, task: Task, error: BaseException) -> None:
+        """Hand in a stage's failure."""
+        self._failed(task.request_id, task.attempt, error)
+
+    def profiles(self, request_id: int, attempt: int) -> bool:
+        """Whether an attempt wants its nodes timed."""
+        with self._lock:
+            found = self._attempts.get((request_id, attempt))
+        return bool(found and found.profile)
+
+    def executed_nodes(self, stage: int) -> tuple[ExecutedNode, ...]:
+        """Return a stage's runtime model."""
+        return self._host(stage).executed_nodes(self.key, stage)
+
+    def export(self, stage: int) -> Payload:
+        """Return a stage's device's own form of it."""
+        return self._host(stage).export(self.key, stage)
+
+    def _host(self, stage: int) -> DeviceHost:
+        return self._devices[self.plan.stages[stage].device].host
+
+    def _unload(self) -> None:
+        for device in self.plan.devices:
+            self._devices[device].close_deployment(self.key)
+
+
+class InProcessExecutor:
+    """Devices of this process.
+
+    Parameters
+    ----------
+    devices : mapping of str to int
+        Plugin -> how many logical devices; one for each of the plugin's ids by default.
+    plugins : sequence of str or type
+        Plugins besides the installed ones: ``module:attr`` or classes.
+    """
+
+    def __init__(
+        self, *, devices: Mapping[str, int] | None = None, plugins: Sequence[PluginSpec] = ()
+    ) -> None:
+        self._counts = dict(devices or {})
+        self._plugins = tuple(plugins)
+        self._threads: dict[str, _DeviceThreads] = {}
+        self._deployments: list[InProcessDeployment] = []
+        self._keys = itertools.count(1)
+        self._lock = threading.Lock()
+
+    @cached_property
+    def _entries(self) -> dict[str, Any]:
+        return load_plugins(self._plugins)
+
+    @cached_property
+    def _descriptors(self) -> dict[str, DeviceDescriptor]:
+        rows = merge_nodes([probe_node("local", (), self._counts, entries=self._entries)])
+        return {row.name: row for row in rows}
+
+    def devices(self) -> tuple[DeviceDescriptor, ...]:
+        """Return every device, and every plugin that is broken."""
+        return tuple(self._descriptors.values())
+
+    def query(self, device: str, model: Model, config: Mapping[str, Any] | None = None) -> Support:
+        """Ask a device which nodes of `model` it runs."""
+        return self._device(device).host.query(model, config or {})
+
+    def get_property(self, device: str, name: str) -> Any:
+        """Return a property's value on a device."""
+        return self._device(device).host.get_property(name)
+
+    def deploy(
+        self,
+        plan: Plan,
+        sources: Sequence[StageSource],
+        constants: Mapping[str, np.ndarray] | None = None,
+        *,
+        config: Mapping[str, Any] | None = None,
+    ) -> InProcessDeployment:
+        """Compile every stage on its device; see `scheduler.executor.Executor.deploy`."""
+        check_sources(plan, sources)
+        limits = deployment_limits(config)
+        threads = {name: self._device(name) for name in plan.devices}
+        key = f"deployment-{next(self._keys)}"
+        deployment = InProcessDeployment(key, plan, constants or {}, limits, threads)
+        try:
+            deployment.load(sources)
+        except BaseException:
+            deployment.close()
+            raise
+        with self._lock:
+            self._deployments.append(deployment)
+        return deployment
+
+    def close(self) -> None:
+        """Close every deployment and stop the threads; again is harmless."""
+        with self._lock:
+            deployments, self._deployments = self._deployments, []
+            threads, self._threads = list(self._threads.values()), {}
+        for deployment in deployments:
+            deployment.close()
+        for device in threads:
+            device.stop()
+
+    def _device(self, name: str) -> _DeviceThreads:
+        descriptor = usable(self._descriptors[resolve_name(name, self._descriptors)])
+        with self._lock:
+            if descriptor.name not in self._threads:
+                plugin = self._entries[descriptor.plugin].plugin
+                self._threads[descriptor.name] = _DeviceThreads(DeviceHost(descriptor, plugin))
+            return self._threads[descriptor.name]

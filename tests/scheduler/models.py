@@ -1,0 +1,101 @@
+"""Small models cut into plans by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from devices.model import Model
+from devices.model_reader import read_model
+from scheduler import Plan, Stage, StageSource
+
+Line = tuple[str, str, Sequence[str], str]
+
+
+def build(
+    nodes: Sequence[Line],
+    outputs: Sequence[str],
+    *,
+    inputs: Sequence[str] = ("x",),
+    weights: dict[str, np.ndarray] | None = None,
+) -> Model:
+    """Make a model of lines (operator, node name, inputs, output)."""
+    proto = helper.make_model(
+        helper.make_graph(
+            [
+                helper.make_node(op, list(takes), [gives], name=name)
+                for op, name, takes, gives in nodes
+            ],
+            "toy",
+            [helper.make_tensor_value_info(i, TensorProto.FLOAT, ["n"]) for i in inputs],
+            [onnx.ValueInfoProto(name=o) for o in outputs],
+            [numpy_helper.from_array(a, n) for n, a in (weights or {}).items()],
+        ),
+        opset_imports=[helper.make_opsetid("", 17)],
+    )
+    return read_model(proto)
+
+
+def cut(model: Model, *parts: tuple[str, Sequence[str]]) -> tuple[Plan, list[StageSource]]:
+    """Cut a model into stages: (device, node names), in order."""
+    stages, sources = [], []
+    outputs = {spec.name for spec in model.outputs}
+    for index, (device, names) in enumerate(parts):
+        positions = [model.index_of[name] for name in names]
+        made = [v for i in positions for v in model.nodes[i].writes]
+        crossing = [
+            v
+            for v in made
+            if v in outputs or any(r not in positions for r in model.consumers.get(v, ()))
+        ]
+        part = model.extract(positions, crossing)
+        stages.append(
+            Stage(
+                index,
+                device,
+                tuple(spec.name for spec in part.inputs),
+                tuple(spec.name for spec in part.outputs),
+                tuple(names),
+            )
+        )
+        sources.append(StageSource(part))
+    inputs = {spec.name for spec in model.inputs}
+    plan = Plan(
+        model.name,
+        model.inputs,
+        model.outputs,
+        tuple(stages),
+        tuple(name for name in outputs if name in inputs),
+        tuple(sorted(name for name in outputs if name in model.constants)),
+    )
+    return plan, sources
+
+
+def chain(*devices: str, name: str = "add") -> tuple[Plan, list[StageSource]]:
+    """Add one as often as there are devices, once on each."""
+    one = {"one": np.ones(1, np.float32)}
+    lines = [
+        ("Add", f"{name}{i}", (f"t{i - 1}" if i else "x", "one"), f"t{i}")
+        for i in range(len(devices))
+    ]
+    model = build(lines, [f"t{len(devices) - 1}"], weights=one)
+    return cut(model, *((device, [f"{name}{i}"]) for i, device in enumerate(devices)))
+
+
+def diamond(
+    devices: tuple[str, str, str, str], *, left: str = "left", right: str = "right"
+) -> tuple[Plan, list[StageSource]]:
+    """(-x) twice over, and added: -x + 2 and 3 * -x, summed: 2 - 4x."""
+    weights = {"two": np.full(1, 2, np.float32), "three": np.full(1, 3, np.float32)}
+    lines: list[Line] = [
+        ("Neg", "top", ("x",), "a"),
+        ("Add", left, ("a", "two"), "b"),
+        ("Mul", right, ("a", "three"), "c"),
+        ("Add", "join", ("b", "c"), "y"),
+    ]
+    names = ("top", left, right, "join")
+    model = build(lines, ["y"], weights=weights)
+    return cut(model, *((device, [name]) for device, name in zip(devices, names, strict=True)))

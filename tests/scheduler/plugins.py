@@ -1,0 +1,104 @@
+"""A plugin over numpy for scheduler tests: a few operators, and faults by node name.
+
+A node called ``sleep_0.2…`` takes that long, ``fail…`` raises, ``refuse…`` raises a typed error,
+and ``die…`` kills its process.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from devices.errors import KernelError
+from devices.model import Model, Node
+from devices.plugin import Plugin
+from devices.program import ExecutedNode, Payload, Program, RunContext, Value
+from devices.properties import Config
+from devices.support import Refusal
+
+OPERATORS = {
+    "Add": np.add,
+    "Mul": np.multiply,
+    "Neg": np.negative,
+    "Identity": lambda x: x,
+    "SequenceConstruct": lambda *items: list(items),
+    "Relu": lambda x: np.maximum(x, 0),
+}
+
+
+class ToyProgram(Program):
+    def __init__(self, model: Model) -> None:
+        self._model = model
+
+    def run(self, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:
+        model = self._model
+        values = {name: constant.array for name, constant in model.constants.items()}
+        values |= {spec.name: value for spec, value in zip(model.inputs, inputs, strict=True)}
+        for node in model.nodes:
+            context.check_cancelled()
+            start = time.perf_counter()
+            self._misbehave(node, context)
+            taken = [values[name] for name in node.inputs]
+            values[node.outputs[0]] = OPERATORS[node.op_type](*taken)
+            if context.profile:
+                context.record(node.name, time.perf_counter() - start)
+        return [values[spec.name] for spec in model.outputs]
+
+    def _misbehave(self, node: Node, context: RunContext) -> None:
+        if found := re.match(r"sleep_([\d.]+)", node.name):
+            until = time.monotonic() + float(found[1])
+            while time.monotonic() < until:
+                context.check_cancelled()
+                time.sleep(0.005)
+        elif node.name.startswith("fail"):
+            raise ZeroDivisionError("by design")
+        elif node.name.startswith("refuse"):
+            raise KernelError("by design", node=node.name, op_type=node.op_type, opset=17)
+        elif node.name.startswith("die"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def executed_nodes(self) -> tuple[ExecutedNode, ...]:
+        return tuple(
+            ExecutedNode(node.name, node.op_type, i, "numpy", node.covers)
+            for i, node in enumerate(self._model.nodes)
+        )
+
+    def export(self) -> Payload:
+        weights = {name: constant.array for name, constant in self._model.constants.items()}
+        return Payload({"nodes": len(self._model.nodes)}, weights)
+
+
+class ToyPlugin(Plugin):
+    name = "TOY"
+
+    def refuse(self, node: Node, model: Model, config: Config) -> Refusal | None:
+        if node.op_type in OPERATORS:
+            return None
+        return Refusal("no_kernel", f"no {node.op_type}")
+
+    def compile(self, model: Model, config: Config) -> Program:
+        return ToyProgram(model)
+
+    def version(self) -> str:
+        return "1.0"
+
+
+class TwinPlugin(ToyPlugin):
+    """The same with two devices of its own."""
+
+    name = "TWIN"
+
+    def device_ids(self) -> tuple[str, ...]:
+        return ("0", "1")
+
+
+class BrokenPlugin(ToyPlugin):
+    name = "BROKEN"
+
+    def __init__(self) -> None:
+        raise ImportError("libbroken.so is missing; pip install broken")
