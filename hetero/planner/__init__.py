@@ -1,7 +1,7 @@
 """The planner: devices for the nodes of a graph, with a proof of how good the choice is.
 
-`plan` takes a `Problem` (numbers only) and gives a `Solution`. Everything here is a pure function of
-its arguments; the steps are described at the head of each module.
+`plan` takes a `Problem` (numbers only) and gives a `Solution`. All of it is pure functions of their
+arguments; the steps are described at the head of each module.
 """
 
 from hetero.planner.bounds import Bound

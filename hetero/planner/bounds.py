@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetero.planner.min_cut import cut
-from hetero.planner.problem import Floats, Problem, allowed
+from hetero.planner.problem import Floats, Problem, allowed, sums
 
 #: Steps of the ascent over device prices.
 PRICE_STEPS = 400
@@ -69,9 +69,7 @@ def work(problem: Problem) -> tuple[Bound, Floats]:
             priced = np.where(np.isfinite(table), table * price, np.inf)
         choice = priced.argmin(axis=1)
         picked = table[np.arange(len(table)), choice]
-        return float((picked * price[choice]).sum()), np.bincount(
-            choice, weights=picked, minlength=len(first)
-        )
+        return float((picked * price[choice]).sum()), sums(choice, picked, len(first))
 
     price = 1.0 / np.full(len(first), float(k))
     best, best_price = value(price)[0], price

@@ -1,8 +1,8 @@
 """Contract a problem to supernodes; every tensor between them is kept exactly.
 
-`fuse` puts given sets of nodes together, `collapse_groups` the colocation groups, `fuse_cycles` what
-contraction made cyclic, `coarsen` neighbours along an order until few enough nodes are left. An
-answer for the contracted problem is one for the original: same loads, same bottleneck.
+`fuse` puts given sets of nodes together, `collapse_groups` the colocation groups, `fuse_cycles`
+what contraction made cyclic, `coarsen` neighbours along an order until few enough nodes are left.
+An answer for the contracted problem is one for the original: same loads, same bottleneck.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from devices.errors import PlanError
 from hetero.planner.order import components, depth_first, neighbours
-from hetero.planner.problem import Assignment, Problem, allowed
+from hetero.planner.problem import Assignment, Problem, allowed, sums
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,6 +27,10 @@ class Contraction:
     def expand(self, assignment: Assignment) -> Assignment:
         """The original nodes' devices, from the supernodes'."""
         return tuple(assignment[s] for s in self.supernode)
+
+    def then(self, further: Contraction) -> Contraction:
+        """Both as one: first `self`, then a contraction of its problem."""
+        return Contraction(further.problem, tuple(further.supernode[s] for s in self.supernode))
 
     def project(self, assignment: Assignment) -> Assignment:
         """The supernodes' devices, from the original nodes' (the first member decides)."""
@@ -47,7 +51,7 @@ def fuse(problem: Problem, label: Sequence[int]) -> Contraction:
     labels = np.asarray(label, dtype=np.int64)
     times = np.zeros((count, problem.device_count))
     np.add.at(times, labels, problem.times)
-    weights = np.bincount(labels, weights=problem.weights, minlength=count)
+    weights = sums(labels, problem.weights, count)
     tails, heads, rows = [], [], []
     for h, (tail, uses) in enumerate(zip(problem.tails.tolist(), problem.heads, strict=True)):
         at = label[tail]

@@ -88,7 +88,7 @@ class Rows:
             )
         import highspy  # here, because the extra is optional
 
-        model = highspy.Highs()
+        model: Any = highspy.Highs()  # type: ignore[no-untyped-call]  # it ships no signature
         for option, value in {
             "output_flag": False,
             "threads": 1,

@@ -84,7 +84,7 @@ def most_requests(table: Floats) -> tuple[Floats, Floats]:
     return shares[:count], np.maximum(cost[count : count + k], 0.0)
 
 
-def mix(problem: Problem, plans: Iterable[Assignment]) -> Mix | None:
+def mix(problem: Problem, plans: Iterable[Assignment], *, price: bool = True) -> Mix | None:
     """The best shares of the given plans, and of those that pricing adds.
 
     Parameters
@@ -93,6 +93,8 @@ def mix(problem: Problem, plans: Iterable[Assignment]) -> Mix | None:
         Without colocation groups.
     plans : iterable of tuple of int
         Feasible assignments to choose from.
+    price : bool
+        Whether to look for further plans.
 
     Returns
     -------
@@ -104,7 +106,7 @@ def mix(problem: Problem, plans: Iterable[Assignment]) -> Mix | None:
         return None
     bound = None
     classes = sorted(set(problem.classes))
-    for _ in range(ROUNDS):
+    for _ in range(ROUNDS if price else 0):
         _, prices = most_requests(_table(problem, columns))
         if len(classes) != 2 or problem.overlap or problem.pins:
             break

@@ -196,6 +196,11 @@ def make_problem(
     )
 
 
+def sums(index: Ints, values: Floats, count: int) -> Floats:
+    """Sum of the values at each index from 0 to ``count - 1``, shape (count,)."""
+    return np.bincount(index, weights=values, minlength=count).astype(np.float64)
+
+
 def loads(problem: Problem, assignment: Assignment) -> tuple[Floats, Floats, Floats]:
     """Seconds of compute, of sending and of receiving per device, each of shape (devices,).
 
@@ -208,7 +213,7 @@ def loads(problem: Problem, assignment: Assignment) -> tuple[Floats, Floats, Flo
     """
     n, k = problem.times.shape
     where = np.asarray(assignment, dtype=np.int64)
-    compute = np.bincount(where, weights=problem.times[np.arange(n), where], minlength=k)
+    compute = sums(where, problem.times[np.arange(n), where], k)
     m = len(problem.heads)
     if not m:
         return compute, np.zeros(k), np.zeros(k)
@@ -218,13 +223,9 @@ def loads(problem: Problem, assignment: Assignment) -> tuple[Floats, Floats, Flo
     present[owner, where[flat]] = True
     tail_on = where[problem.tails]
     present[np.arange(m), tail_on] = False
-    received = (problem.receive * present).sum(axis=0)
+    received: Floats = (problem.receive * present).sum(axis=0)
     crossing = present.any(axis=1)
-    sent = np.bincount(
-        tail_on[crossing],
-        weights=problem.send[np.arange(m), tail_on][crossing],
-        minlength=k,
-    )
+    sent = sums(tail_on[crossing], problem.send[np.arange(m), tail_on][crossing], k)
     return compute, sent, received
 
 
@@ -238,7 +239,7 @@ def combine(problem: Problem, compute: Floats, sent: Floats, received: Floats) -
 def weights_on(problem: Problem, assignment: Assignment) -> Floats:
     """Bytes of constants on each device, shape (devices,)."""
     where = np.asarray(assignment, dtype=np.int64)
-    return np.bincount(where, weights=problem.weights, minlength=problem.device_count)
+    return sums(where, problem.weights, problem.device_count)
 
 
 def is_feasible(problem: Problem, assignment: Assignment) -> bool:

@@ -50,6 +50,7 @@ def interval_costs(problem: Problem, order: Sequence[int], device: int) -> Float
     held = np.concatenate([[0.0], np.cumsum(problem.weights[ordered])])
     work = compute[None, :] - compute[:, None]
     size = n + 1
+    cost_of: Floats
     if problem.overlap:
         cost_of = np.maximum(np.maximum(work, sent[:size, :size]), received[:size, :size])
     else:

@@ -1,4 +1,4 @@
-"""The planner's answer: the plan, what it costs, what is proven about it, and what else was tried."""
+"""The planner's answer: the plan, what it costs, what is proven of it, what else was tried."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Undo fragments: moves that spare transfers and do not raise the bottleneck.
 
 Annealing looks at the busiest devices; elsewhere it leaves small pieces whose transfers cost more
-than they gain. Here single nodes, then whole subgraphs, go to a neighbouring device wherever the sum
-of all loads falls and the largest load does not rise.
+than they gain. Here single nodes, then whole subgraphs, go to a neighbouring device wherever the
+sum of all loads falls and the largest load does not rise.
 """
 
 from __future__ import annotations

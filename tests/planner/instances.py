@@ -1,4 +1,4 @@
-"""Read partition instances as planner problems: the published JSON files, PipeEdge, random graphs."""
+"""Planner problems for tests and benchmarks: published files, PipeEdge, made graphs."""
 
 from __future__ import annotations
 
