@@ -29,6 +29,7 @@ from devices.kernels import (
     signal,
     slicing,
     softmax,
+    text,
     training,
 )
 from devices.kernels.registry import ALL, KERNELS, Kernel, KernelRegistry, op
@@ -67,5 +68,6 @@ __all__ = [
     "signal",
     "slicing",
     "softmax",
+    "text",
     "training",
 ]
