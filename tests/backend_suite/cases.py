@@ -56,7 +56,13 @@ class Case:
 
     def compare(self, outputs: Sequence[Any], wanted: Sequence[Any]) -> None:
         """Compare as the suite itself does: count, shape, element type, values."""
-        Runner.assert_similar_outputs(wanted, outputs, self.case.rtol, self.case.atol)
+        assert len(outputs) == len(wanted), f"{len(outputs)} outputs, not {len(wanted)}"
+        for got, want in zip(outputs, wanted, strict=True):
+            if isinstance(want, list):
+                assert isinstance(got, list), f"{type(got).__name__}, not a sequence"
+                self.compare(got, want)
+            else:
+                Runner.assert_similar_outputs([want], [got], self.case.rtol, self.case.atol)
 
 
 @cache

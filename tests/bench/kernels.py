@@ -1,0 +1,179 @@
+"""Benchmark: the CPU device against ONNX Runtime and onnx's ReferenceEvaluator, one thread each.
+
+``python -m tests.bench.kernels [--json] [--models a,b] [--rounds N] [--no-reference]``. The three
+run by turns in one process, so that a change of the machine's speed meets all of them; each row
+gives the median of its rounds (the evaluator, hundreds of times slower, runs once).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import time
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+# Before numpy is loaded: its BLAS reads it once.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx.reference import ReferenceEvaluator
+
+from devices.compiled_model import CompiledModel
+from devices.cpu.plugin import CPUPlugin
+from devices.light_models import light_model_inputs, light_model_names, light_model_path
+from devices.model import Model
+from devices.model_reader import read_model
+from tests.bench.networks import NETWORKS
+
+_VIEWS = ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "Slice", "Split")
+
+
+def load(name: str) -> onnx.ModelProto:
+    """Return a light model or one of `NETWORKS`."""
+    return NETWORKS[name]() if name in NETWORKS else onnx.load(light_model_path(name))
+
+
+def inputs_of(model: Model) -> dict[str, np.ndarray]:
+    """Return floats from 0 to 1 in order; token ids below 2,000 for integers."""
+    feeds = light_model_inputs(model)
+    return {
+        name: np.arange(x.size).reshape(x.shape) % 2000 if x.dtype.kind == "i" else x
+        for name, x in feeds.items()
+    }
+
+
+def row(name: str, rounds: int, reference: bool) -> dict[str, Any]:
+    """Measure one model; times in milliseconds, memory in bytes."""
+    proto = load(name)
+    model = read_model(proto)
+    feeds = inputs_of(model)
+    start = time.perf_counter()
+    plugin = CPUPlugin()
+    compiled = plugin.compile_model(model, {"INFERENCE_NUM_THREADS": 1})
+    compile_s = time.perf_counter() - start
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(
+        proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    given = list(feeds.values())
+    ours = compiled.run(given)
+    theirs = session.run(None, feeds)
+    worst = max(
+        float(np.max(np.abs(a - b) / (np.abs(b) + 1e-3))) for a, b in zip(ours, theirs, strict=True)
+    )
+    contestants: dict[str, Callable[[], Any]] = {
+        "cpu": lambda: compiled.run(given),
+        "ort": lambda: session.run(None, feeds),
+    }
+    times: dict[str, list[float]] = {key: [] for key in contestants}
+    for call in contestants.values():
+        call()
+    for _ in range(rounds):
+        for key, call in contestants.items():
+            times[key].append(_timed(call))
+    medians = {key: statistics.median(values) for key, values in times.items()}
+    result = {
+        "model": name,
+        "nodes": len(model.nodes),
+        "compile_s": compile_s,
+        "cpu_ms": medians["cpu"] * 1e3,
+        "ort_ms": medians["ort"] * 1e3,
+        "cpu_over_ort": medians["cpu"] / medians["ort"],
+        "difference": worst,
+    }
+    if reference:
+        evaluator = ReferenceEvaluator(proto)
+        seconds = _timed(lambda: evaluator.run(None, feeds))
+        result |= {"reference_ms": seconds * 1e3, "reference_over_cpu": seconds / medians["cpu"]}
+    transformed = plugin.transform_model(model, plugin.effective_config())
+    return result | _memory(compiled, transformed, given)
+
+
+def _timed(call: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def _memory(compiled: CompiledModel, model: Model, given: list[np.ndarray]) -> dict[str, Any]:
+    """Return weights and the peak of what a run allocates, and the least that it could need."""
+    tracemalloc.start()
+    compiled.run(given)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    live = largest_live_nbytes(model)
+    return {
+        "peak_nbytes": peak + model.weight_nbytes,
+        "weights_nbytes": model.weight_nbytes,
+        "live_nbytes": live,
+        "peak_over_needed": (peak + model.weight_nbytes) / (live + model.weight_nbytes),
+    }
+
+
+def largest_live_nbytes(model: Model) -> int:
+    """Return the bytes of the largest set of values that are needed at once.
+
+    Values that share memory with their input (reshapes, transpositions) count once; the model's
+    inputs are the caller's.
+    """
+    owner: dict[str, str] = {}
+    last: dict[str, int] = {}
+    for i, node in enumerate(model.nodes):
+        if node.op_type in _VIEWS:
+            owner[node.outputs[0]] = owner.get(node.inputs[0], node.inputs[0])
+        for value in (*node.reads, *node.writes):
+            last[owner.get(value, value)] = i
+    last |= {owner.get(port.name, port.name): len(model.nodes) for port in model.outputs}
+    most, live = 0, dict[str, int]()
+    for i, node in enumerate(model.nodes):
+        live |= {v: model.spec(v).nbytes or 0 for v in node.writes if v not in owner}
+        most = max(most, sum(live.values()))
+        live = {value: nbytes for value, nbytes in live.items() if last[value] > i}
+    return most
+
+
+def geometric_mean(values: list[float]) -> float:
+    """Return the geometric mean."""
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--models", default=",".join([*light_model_names(), *NETWORKS]))
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--no-reference", action="store_true")
+    options = parser.parse_args()
+    rows = []
+    for name in options.models.split(","):
+        rows.append(row(name, options.rounds, not options.no_reference))
+        if not options.json:
+            print(" ".join(f"{key}={_short(value)}" for key, value in rows[-1].items()), flush=True)
+    summary = {"cpu_over_ort": geometric_mean([r["cpu_over_ort"] for r in rows])}
+    summary["worst_cpu_over_ort"] = max(r["cpu_over_ort"] for r in rows)
+    if not options.no_reference:
+        faster = geometric_mean([r["reference_over_cpu"] for r in rows])
+        summary["reference_over_cpu"] = faster
+    if options.json:
+        print(json.dumps({"rows": rows, "geometric_mean": summary}))
+    else:
+        print("geometric means:", " ".join(f"{k}={_short(v)}" for k, v in summary.items()))
+
+
+def _short(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+if __name__ == "__main__":
+    main()
