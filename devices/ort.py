@@ -45,6 +45,7 @@ class ORTPlugin(Plugin):
     """
 
     name: ClassVar[str] = "ORT"
+    rank: ClassVar[int] = 40
     properties: ClassVar[PropertyTable] = COMMON_PROPERTIES.extended(
         Property(
             "ORT_PROVIDERS", tuple, ("CPUExecutionProvider",), True,

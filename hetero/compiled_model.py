@@ -175,20 +175,18 @@ class CompiledModel:
 
     def get_property(self, name: str) -> Any:
         """Return a property of the compiled model."""
-        if name in self._config and name != "DEVICE_PROPERTIES":
-            return self._config[name]
         devices = tuple(dict.fromkeys(s.device for s in self.subgraphs))
         computed = {
-            "NETWORK_NAME": self.plan.name,
+            "NETWORK_NAME": self.name,
             "SUPPORTED_PROPERTIES": tuple(HETERO_PROPERTIES),
             "EXECUTION_DEVICES": devices,
             "HETERO_NUMBER_OF_SUBMODELS": len(self.subgraphs),
             # One request a level keeps a chain of stages busy; one more hides the hand-over.
             "OPTIMAL_NUMBER_OF_INFER_REQUESTS": max(self.plan.levels, default=0) + 2,
-            "DEVICE_PROPERTIES": self._config["DEVICE_PROPERTIES"],
-            "LOADED_FROM_CACHE": False,
         }
-        return computed.get(name, HETERO_PROPERTIES[name].default)
+        if name in computed:
+            return computed[name]
+        return self._config.get(name, HETERO_PROPERTIES[name].default)
 
     def set_property(self, config: Mapping[str, Any]) -> None:
         """Refuse: a compiled model's properties are those it was compiled with."""

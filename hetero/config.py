@@ -28,13 +28,20 @@ HETERO_PROPERTIES: Final = PropertyTable(
         "Options of single devices: {device name: {property: value}}.",
     ),
     Property(
-        "MAX_REQUESTS_IN_FLIGHT", int, 0, True,
-        "Requests that are accepted before `start_async` waits; 0: four for each stage.",
-        minimum=0,
+        "MAX_REQUESTS_IN_FLIGHT", int, 32, True,
+        "Requests in flight before the next one waits to be admitted.", minimum=1,
     ),
     Property(
-        "REQUEST_TIMEOUT_S", float, 0.0, True,
-        "Seconds after which a request fails; 0: never.", minimum=0,
+        "MAX_BYTES_IN_FLIGHT", int, 2**30, True,
+        "Bytes that requests in flight may hold before the next one waits.", minimum=1,
+    ),
+    Property(
+        "MAX_REQUESTS_WAITING", int, 1024, True,
+        "Callers that may wait to be admitted; one more gets OverloadedError.", minimum=0,
+    ),
+    Property(
+        "REQUEST_TIMEOUT_S", float, 3600.0, True,
+        "Seconds after which a request without a deadline of its own fails.", minimum=0,
     ),
     Property("PERF_COUNT", bool, False, True, "Whether requests time each executed node."),
     Property("CACHE_DIR", str, "", True, "Folder of compiled models; empty: no cache."),
@@ -52,6 +59,15 @@ HETERO_PROPERTIES: Final = PropertyTable(
 )  # fmt: skip
 
 
+#: Properties that an executor reads when a plan is deployed.
+LIMITS: Final = (
+    "MAX_REQUESTS_IN_FLIGHT",
+    "MAX_BYTES_IN_FLIGHT",
+    "MAX_REQUESTS_WAITING",
+    "REQUEST_TIMEOUT_S",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class SplitConfig:
     """A configuration sorted by who reads it."""
@@ -60,6 +76,11 @@ class SplitConfig:
     own: dict[str, Any]
     #: Device name -> its properties, as given.
     devices: dict[str, dict[str, Any]]
+
+    @property
+    def limits(self) -> dict[str, Any]:
+        """The bounds of a deployment's queues."""
+        return {name: self.own[name] for name in LIMITS}
 
 
 def split_config(

@@ -21,7 +21,7 @@ from hetero.lowering import constant_outputs, lower, stage_sources
 from hetero.partition import partition
 from hetero.query import gather_pins, query_priority, require_supported
 from scheduler import create_executor
-from scheduler.device_names import resolve_device
+from scheduler.device_names import DeviceRequest, parse_device, resolve_device
 from scheduler.executor import DeviceDescriptor, Executor
 
 ExecutorKind = Literal["ray", "inprocess"]
@@ -127,7 +127,11 @@ class Core:
         UnknownDeviceError
             For a device that is not there, listing those that are.
         """
-        return resolve_device(device, self.available_devices)
+        working = [d for d in self.device_descriptors if d.error is None]
+        if parse_device(device) == DeviceRequest(True, ()):
+            ranked = sorted((d for d in working if d.automatic), key=lambda d: d.rank)
+            return tuple(d.name for d in ranked)
+        return resolve_device(device, [d.name for d in working])
 
     def get_versions(self, device: str) -> dict[str, str]:
         """Return the version of each plugin that a device string names."""
@@ -242,7 +246,7 @@ class Core:
             plan,
             stage_sources(cut, query.config.devices),
             constant_outputs(cut),
-            config=query.config.own,
+            config=query.config.limits,
         )
         return CompiledModel(cut, placed, plan, deployment, query.config.own)
 

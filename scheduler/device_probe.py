@@ -124,6 +124,8 @@ def _describe(
         None,
         _memory_nbytes(plugin),
         threads,
+        plugin.automatic,
+        plugin.rank,
     )
 
 

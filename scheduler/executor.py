@@ -44,6 +44,10 @@ class DeviceDescriptor:
         Memory of its own or of its node, where known.
     num_threads : int
         What ``INFERENCE_NUM_THREADS=0`` comes to: its share of the node's cores.
+    automatic : bool
+        Whether a bare ``HETERO`` means it too.
+    rank : int
+        Its place in a bare ``HETERO``, lower first.
     """
 
     name: str
@@ -57,6 +61,8 @@ class DeviceDescriptor:
     error: str | None = None
     memory_nbytes: int | None = None
     num_threads: int = 1
+    automatic: bool = True
+    rank: int = 50
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ class CPUPlugin(Plugin):
     """The reference device, always there."""
 
     name: ClassVar[str] = "CPU"
+    rank: ClassVar[int] = 90
     properties: ClassVar[PropertyTable] = COMMON_PROPERTIES.extended(
         Property(
             "OPTIMIZATION_CAPABILITIES",
