@@ -1,0 +1,112 @@
+"""How fast a large model is clustered, and into how many subgraphs, against a plain labelling.
+
+The model is a random layered one: each node reads one of the layer before, some one of any earlier
+layer as well, as skip connections do; each lies on a random device. The peer labels each node with
+its device and the changes of device before it, and groups equal labels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections.abc import Sequence
+
+import onnx
+from onnx import helper
+
+from devices.model import Model, Node
+from devices.tensor_spec import TensorSpec
+from hetero.clustering import path_lower_bound
+from hetero.partition import assign_clusters, partition
+
+DEVICES = ("ORT", "CPU", "NULL")
+
+
+def layered_model(count: int, width: int, skips: float, seed: int) -> Model:
+    """Return a model of `count` nodes, `width` a layer, a share `skips` with a second input."""
+    dice = random.Random(seed)
+    nodes = []
+    for v in range(count):
+        layer = v // width
+        reads = ["x"] if not layer else [f"t{(layer - 1) * width + dice.randrange(width)}"]
+        if layer and dice.random() < skips:
+            reads.append(f"t{dice.randrange(layer * width)}")
+        op = "Add" if len(reads) == 2 else "Abs"
+        nodes.append(Node.from_proto(helper.make_node(op, reads, [f"t{v}"], name=f"n{v}")))
+    specs = {name: TensorSpec(name, "tensor(float)", (2,)) for name in ("x", f"t{count - 1}")}
+    specs |= {f"t{v}": TensorSpec(f"t{v}", "tensor(float)", (2,)) for v in range(count)}
+    header = onnx.ModelProto(ir_version=10, opset_import=[helper.make_opsetid("", 21)])
+    return Model(
+        header,
+        name="layers",
+        nodes=nodes,
+        inputs=[specs["x"]],
+        outputs=[specs[f"t{count - 1}"]],
+        constants={},
+        specs=specs,
+    )
+
+
+def plain_labels(successors: Sequence[Sequence[int]], kind: Sequence[int]) -> int:
+    """Return how many subgraphs labelling by (changes of device before, device) makes."""
+    changes = [0] * len(kind)
+    for v, after in enumerate(successors):  # in topological order, as the model has it
+        for w in after:
+            changes[w] = max(changes[w], changes[v] + (kind[v] != kind[w]))
+    return len(set(zip(changes, kind, strict=True)))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print; the exit code is 0."""
+    parser = argparse.ArgumentParser(description="Cluster a large random model.")
+    parser.add_argument("--scale", type=int, default=100_000, metavar="NODES")
+    parser.add_argument("--width", type=int, default=32, help="nodes in a layer")
+    parser.add_argument("--skips", type=float, default=0.13, help="share with a second input")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true", help="print JSON only")
+    options = parser.parse_args(argv)
+
+    model = layered_model(options.scale, options.width, options.skips, options.seed)
+    dice = random.Random(options.seed + 1)
+    affinity = {name: dice.choice(DEVICES) for name in model.node_names}
+    started = time.perf_counter()
+    numbers = assign_clusters(model, affinity)
+    seconds = time.perf_counter() - started
+    subgraphs = max(numbers, default=-1) + 1
+
+    kind = [DEVICES.index(affinity[name]) for name in model.node_names]
+    successors = [
+        [r for value in node.writes for r in model.consumers.get(value, ())] for node in model.nodes
+    ]
+    bound = path_lower_bound(successors, kind)
+    if options.json:
+        figures = {
+            "nodes": options.scale,
+            "seconds": round(seconds, 4),
+            "subgraphs": subgraphs,
+            "path_lower_bound": bound,
+        }
+        print(json.dumps(figures))
+        return 0
+    started = time.perf_counter()
+    plain = plain_labels(successors, kind)
+    plain_seconds = time.perf_counter() - started
+    started = time.perf_counter()
+    part = partition(model, affinity)
+    whole_seconds = time.perf_counter() - started
+    edges = sum(map(len, successors))
+    print(f"nodes               {options.scale:>9,}   edges {edges:,}, devices {len(DEVICES)}")
+    print(f"clustered in        {seconds:>9.2f} s (with the graph made from the model)")
+    print(f"subgraphs           {subgraphs:>9,}")
+    print(f"path lower bound    {bound:>9,}   ratio {subgraphs / max(bound, 1):.3f}")
+    print(f"plain labelling     {plain:>9,}   ratio {plain / max(bound, 1):.3f}", end="")
+    print(f", in {plain_seconds:.2f} s without the graph")
+    print(f"whole partition in  {whole_seconds:>9.2f} s, {len(part.wires):,} wires")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
