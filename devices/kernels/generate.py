@@ -111,6 +111,8 @@ def _range(xp: Xp, start: Array, limit: Array, delta: Array, stash: Any) -> Arra
     first, last, step = start.item(), limit.item(), delta.item()
     if step == 0:
         raise ValueError("a delta of 0 never reaches the limit")
+    if not all(map(math.isfinite, (first, last, step))):
+        raise ValueError(f"no count leads from {first} to {last} by {step}")
     if isinstance(step, int):
         count = max(-((first - last) // step), 0)
     else:

@@ -159,6 +159,8 @@ def multinomial(
     logits = x.astype(xp.float64)
     likely = xp.exp(logits - xp.max(logits, axis=1, keepdims=True))
     upto = xp.cumsum(likely, axis=1)
+    if not (upto[:, -1] > 0).all():
+        raise ValueError("a row of log-probabilities makes no class possible, or holds NaN or inf")
     upto /= upto[:, -1:]
     # Row b's distribution function runs from b to b + 1, so that one search serves all rows.
     row = xp.arange(batch)[:, None]

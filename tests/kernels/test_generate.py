@@ -96,6 +96,8 @@ def test_range_of_half_floats():
 def test_range_refuses():
     with pytest.raises(ValueError, match="delta of 0"):
         run_kernel("Range", [np.array(n) for n in (0, 5, 0)])
+    with pytest.raises(ValueError, match="no count leads"):
+        run_kernel("Range", [np.array(n, np.float32) for n in (0, np.inf, 1)])
     with pytest.raises(TypeError, match="differ"):
         run_kernel("Range", [np.array(0), np.array(5), np.array(1.0)])
 

@@ -88,3 +88,9 @@ def test_multinomial(dtype):
     assert (y.shape, y.dtype) == ((2, 4000), np.int32 if dtype == 6 else np.int64)
     assert not y[1].any()
     assert np.allclose(np.bincount(y[0]) / 4000, shares[0], atol=0.04)
+
+
+def test_multinomial_refuses_the_impossible():
+    for bad in (-np.inf, np.nan):
+        with pytest.raises(ValueError, match="no class possible"):
+            run_kernel("Multinomial", [np.full((2, 3), bad, np.float32)])
