@@ -19,6 +19,7 @@ from devices.errors import DeviceError, InferenceError
 from devices.model import Constant, Model
 from devices.model_reader import read_model
 from devices.ort_query import FEEDABLE
+from devices.ort_versions import lowered
 from devices.program import ExecutedNode, Payload, Program, RunContext, Value
 from devices.properties import Config
 
@@ -198,11 +199,14 @@ class OrtProgram(Program):
 
     def _read_executed(self) -> tuple[ExecutedNode, ...]:
         optimised = self._optimised()
-        # Changes of layout rename values but keep a fused node's name as their stem; before
-        # them, values have the model's own names.
+        # A change of layout renames values, and names its node after the value that it made;
+        # before it, values have the model's own names.
         plain = self._optimised("ORT_ENABLE_EXTENDED")
         stops = {value for node in plain.nodes for value in node.writes}
-        covers = {node.name: _covered(self._model, node.writes, stops) for node in plain.nodes}
+        covers: dict[str, tuple[str, ...]] = {}
+        for node in plain.nodes:
+            names = _covered(self._model, node.writes, stops)
+            covers |= dict.fromkeys((node.name, *node.writes), names)
         provider = self._config["ORT_PROVIDERS"][0]
         return tuple(
             ExecutedNode(
@@ -246,7 +250,7 @@ def _with_stubs(model: Model) -> onnx.ModelProto:
             constant = model.constants[tensor.name]
             if constant.spec.element_type not in FEEDABLE:
                 tensor.CopyFrom(constant.to_proto())
-    return proto
+    return lowered(proto)
 
 
 def _covered(model: Model, values: Sequence[str], stops: set[str]) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ import onnx
 import onnxruntime
 
 from devices.model import Constant, Model, Node
+from devices.ort_versions import changed_since, lowered
 from devices.support import Refusal, RefusalCode
 from devices.tensor_spec import TensorSpec
 
@@ -92,6 +93,8 @@ def _known(node: Node, model: Model) -> Refusal | None:
             "opset",
             f"ONNX Runtime runs operator sets from {LOWEST_OPSET} on; the model imports {opset}",
         )
+    if newer := changed_since(node.proto, dict(model.opset_imports)):
+        return Refusal("opset", f"ONNX Runtime does not know it: {newer}")
     if wrong := _KNOWN_WRONG.get((node.domain, node.op_type)):
         return Refusal("policy", f"ONNX Runtime's {node.op_type} differs from ONNX: {wrong}")
     wanted = {port.name for port in model.outputs}
@@ -142,11 +145,14 @@ def _alone(node: Node, model: Model) -> onnx.ModelProto:
         for value in node.writes
         if model.spec(value).type
     )
-    return proto
+    return lowered(proto)
 
 
 def _port(spec: TensorSpec, name: str) -> onnx.ValueInfoProto:
-    shape = None if spec.shape is None else (None,) * len(spec.shape)
+    shape = spec.shape
+    # How many sizes or axes there are says a rank; other sizes would only make nodes distinct.
+    if shape is not None and (len(shape) != 1 or spec.element_type != "int64"):
+        shape = (None,) * len(shape)
     return TensorSpec(name, spec.type, shape).to_proto()
 
 
@@ -179,7 +185,7 @@ def _try(node: Node, model: Model, data: bytes, providers: tuple[str, ...]) -> _
 
 #: What a failed session says -> the code of the refusal; the first that matches.
 _CODES: Final[tuple[tuple[str, RefusalCode], ...]] = (
-    (r"ValidateOpsetForDomain|opset|Opset", "opset"),
+    (r"ValidateOpsetForDomain|opset|Opset|IR version", "opset"),
     (r"is not a registered function/op|No Op registered|No opset import", "no_kernel"),
     (r"Type Error|is invalid|[Dd]ata type|type inference", "dtype"),
 )
