@@ -200,15 +200,22 @@ def _roi_align(
         if min(counts) < 1:
             continue
         regions = [i for i, own in enumerate(samples) if own == counts]
-        rows, row_weights = _roi_samples(xp, first[:, 0], bins[:, 0], pooled[0], counts[0], dims[0])
-        columns, column_weights = _roi_samples(
-            xp, first[:, 1], bins[:, 1], pooled[1], counts[1], dims[1]
+        (rows, row_weights), (columns, column_weights) = (
+            _roi_samples(
+                xp,
+                first[regions, axis],
+                bins[regions, axis],
+                pooled[axis],
+                counts[axis],
+                dims[axis],
+            )
+            for axis in (0, 1)
         )
-        for i in regions:
-            row = (batch_indices[i] * dims[0] + rows[i]) * dims[1]
+        for k, i in enumerate(regions):
+            row = (batch_indices[i] * dims[0] + rows[k]) * dims[1]
             # (rows of bins, columns of bins, samples around each), pixel numbers and weights.
-            places = row[:, None, :, None] + columns[i][None, :, None, :]
-            weights = row_weights[i][:, None, :, None] * column_weights[i][None, :, None, :]
+            places = row[:, None, :, None] + columns[k][None, :, None, :]
+            weights = row_weights[k][:, None, :, None] * column_weights[k][None, :, None, :]
             weights = weights.astype(x.dtype).reshape(*pooled, -1, 1)
             read = xp.take(pixels, places.reshape(*pooled, -1), axis=0)
             if mode == "avg":

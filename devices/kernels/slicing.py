@@ -9,6 +9,8 @@ from devices.kernels.axes import axes_of, axis_of
 from devices.kernels.element_types import Array, Xp, same_type
 from devices.kernels.registry import op
 
+PAD_MODES = ("constant", "reflect", "edge", "wrap")
+
 
 @op("Concat", since=4)
 def concat(xp: Xp, *inputs: Array, axis: int, out: Array | None = None) -> Array:
@@ -162,6 +164,8 @@ def pad_18(
 def _pad(
     xp: Xp, data: Array, pads: Sequence[int], value: Array, axes: Sequence[int] | None, mode: str
 ) -> Array:
+    if mode not in PAD_MODES:
+        raise ValueError(f"mode {mode!r} is none of {PAD_MODES}")
     axes = axes_of(range(data.ndim) if axes is None else axes, data.ndim)
     if len(pads) != 2 * len(axes):
         raise ValueError(f"{len(pads)} pads were given; {len(axes)} axes want {2 * len(axes)}")
@@ -215,8 +219,6 @@ def _source(xp: Xp, mode: str, begin: int, size: int, end: int) -> Array:
         return xp.clip(position, 0, size - 1)
     if mode == "wrap":
         return position % size
-    if mode == "reflect":
-        if max(begin, end) >= size:
-            raise ValueError(f"{max(begin, end)} elements cannot be reflected out of {size}")
-        return (size - 1) - xp.abs((size - 1) - xp.abs(position))
-    raise ValueError(f"mode {mode!r} is none of 'constant', 'reflect', 'edge', 'wrap'")
+    if max(begin, end) >= size:
+        raise ValueError(f"{max(begin, end)} elements cannot be reflected out of {size}")
+    return (size - 1) - xp.abs((size - 1) - xp.abs(position))
