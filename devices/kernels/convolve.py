@@ -18,8 +18,12 @@ from devices.kernels.window import Window
 #: Changes a block of the output in place; called as ``activate(xp, block)``.
 Activate = Callable[..., None]
 
-#: Bytes of columns to hold at once: about what a second-level cache keeps beside the weights.
-_COLUMN_BYTES = 1 << 19
+#: Bytes of columns to hold at once: few products, each of which packs the weights anew, but the
+#: columns still in the last-level cache when they are read.
+_COLUMN_BYTES = 1 << 22
+
+#: The same for one channel's columns, where the product is cheap.
+_CHANNEL_BYTES = 1 << 21
 
 #: Columns below which a matrix product no longer pays for packing the weights.
 _FEWEST_COLUMNS = 192
@@ -72,11 +76,12 @@ def convolve(
             block += z[image, channels, rows]
         activate(xp, block)
 
-    per_group = w.shape[1]
-    if per_group == 1 and group > 1 and m == group and window.kernel != (1,) * len(window.output):
-        run = _depthwise
-    elif set(window.kernel) == {1} and not any(window.begin) and not any(window.end):
+    if set(window.kernel) == {1} and not any(window.begin) and not any(window.end):
         run = _pointwise
+    elif w.shape[1] == 1 and group > 1:
+        run = _depthwise
+    elif group == 1 and _by_outputs_pays(window, m, w.shape[1], x.dtype.itemsize):
+        run = _by_outputs
     elif _wide_pays(window, m // group):
         run = _by_wide_rows
     else:
@@ -217,31 +222,61 @@ def _by_wide_rows(
 def _depthwise(
     xp: Xp, x: Array, w: Array, window: Window, group: int, y: Array, finish: _Finish
 ) -> None:
-    """One channel per group: the sum over kernel elements of the input, shifted and scaled."""
+    """One input channel per group: a vector-matrix product each, a few channels at a time."""
+    each, size = w.shape[0] // group, prod(window.kernel)
+    weights = w.reshape(group, each, size)
     planar = len(window.output) == 2
-    m, weights = w.shape[0], w.reshape(w.shape[0], -1)
-    length = prod(window.output)
-    step = max(1, _COLUMN_BYTES // (4 * length * x.dtype.itemsize))
-    for first in range(0, m, step):
-        channels = slice(first, min(m, first + step))
+    width = _wide_width(window) if planar else window.output[-1]
+    length = prod(window.output[:-1]) * width
+    step = max(1, min(group, _CHANNEL_BYTES // (size * length * x.dtype.itemsize)))
+    buffer = xp.empty((step, size, length), x.dtype)
+    product = xp.empty((step, each, length), x.dtype)
+    for first in range(0, group, step):
+        channels = slice(first, min(group, first + step))
+        columns = buffer[: channels.stop - first]
         if planar:
-            phases, width = _phases(xp, x[channels], window)
-            length = window.output[0] * width
-            views = [
-                phases[:, i, j, offset : offset + length]
-                for i, j, offset in (_run(window, p, width) for p in window.positions())
-            ]
+            phases, _ = _phases(xp, x[channels], window)
+            for k, position in enumerate(window.positions()):
+                i, j, offset = _run(window, position, width)
+                columns[:, k] = phases[:, i, j, offset : offset + length]
         else:
             padded = _pad(xp, x[channels], window)
-            views = [padded[(slice(None), *window.slices(p))] for p in window.positions()]
-        scales = weights[channels].T.reshape(-1, views[0].shape[0], *(1,) * (views[0].ndim - 1))
-        total = views[0] * scales[0]
-        term = xp.empty_like(total)
-        for view, scale in zip(views[1:], scales[1:], strict=True):
-            xp.multiply(view, scale, out=term)
-            total += term
-        if planar:
-            total = total.reshape(-1, window.output[0], width)[:, :, : window.output[1]]
-        target = y[channels]
-        target[...] = total
-        finish(target, channels, slice(None))
+            for k, position in enumerate(window.positions()):
+                part = padded[(slice(None), *window.slices(position))]
+                columns[:, k] = part.reshape(-1, length)
+        result = xp.matmul(weights[channels], columns, out=product[: channels.stop - first])
+        outputs = slice(first * each, channels.stop * each)
+        target = y[outputs]
+        rows = result.reshape(*target.shape[:-1], width)
+        target[...] = rows[..., : window.output[-1]]
+        finish(target, outputs, slice(None))
+
+
+def _by_outputs(
+    xp: Xp, x: Array, w: Array, window: Window, group: int, y: Array, finish: _Finish
+) -> None:
+    """Few output channels: multiply the input by every kernel element, and add what is shifted.
+
+    The input is read once, not once per kernel element; the sums are over the smaller side.
+    """
+    m, c, size = w.shape[0], w.shape[1], prod(window.kernel)
+    phases, width = _phases(xp, x, window)
+    weights = w.reshape(m, c, size).transpose(2, 0, 1).reshape(size * m, c)
+    products = xp.matmul(weights, phases.reshape(c, -1)).reshape(size, m, -1)
+    oh, ow = window.output
+    length = oh * width
+    total = products[0, :, :length]
+    for k, position in enumerate(window.positions()):
+        _, _, offset = _run(window, position, width)
+        if k:
+            total += products[k, :, offset : offset + length]
+    y[...] = total.reshape(m, oh, width)[:, :, :ow]
+    finish(y, slice(None), slice(None))
+
+
+def _by_outputs_pays(window: Window, m: int, c: int, itemsize: int) -> bool:
+    """Whether the products of all kernel elements are few, and fit beside the input in cache."""
+    if len(window.output) != 2 or set(window.strides) != {1} or 2 * m > c:
+        return False
+    columns = window.output[0] * _wide_width(window)
+    return columns >= 512 and prod(window.kernel) * m * columns * itemsize <= 2 * _COLUMN_BYTES
