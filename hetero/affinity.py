@@ -11,6 +11,7 @@ from typing import Final
 from devices.errors import AffinityError
 from devices.model import Model, Node
 from devices.support import EMPTY, Support
+from scheduler.device_names import split_name
 
 #: Characters that make a pattern a glob.
 _WILD: Final = frozenset("*?[")
@@ -97,12 +98,15 @@ def resolve_pins(
         if not isinstance(device, str) or not device:
             problems.append(f"pin {pattern!r}{where}: {device!r} is no device name")
             continue
-        if devices is not None and device not in devices:
-            near = difflib.get_close_matches(device, devices, 1, 0.5)
-            problems.append(
-                f"pin {pattern!r}{where}: no device {device!r} in the list ({', '.join(devices)})"
-                + (f"; did you mean {near[0]!r}?" if near else "")
-            )
+        if devices is not None:
+            listed = find_device(device, devices)
+            if listed is None:
+                near = difflib.get_close_matches(device.upper(), devices, 1, 0.5)
+                problems.append(
+                    f"pin {pattern!r}{where}: no device {device!r} in the list "
+                    f"({', '.join(devices)})" + (f"; did you mean {near[0]!r}?" if near else "")
+                )
+            device = listed or device
         kind, text = _kind(pattern, model)
         names = _matching(model, kind, text)
         if not names:
@@ -168,6 +172,11 @@ def assign(model: Model, support: Support, pins: Affinity = NO_PINS) -> Affinity
 def follows(model: Model, node: Node) -> bool:
     """Whether the node is a literal that others read: it goes wherever they go."""
     return node.is_constant and any(value in model.consumers for value in node.writes)
+
+
+def find_device(name: str, devices: Iterable[str]) -> str | None:
+    """Return the one of `devices` that `name` means, ``CPU`` and ``CPU.0`` being the same."""
+    return next((d for d in devices if split_name(d) == split_name(name)), None)
 
 
 def _readers(model: Model, node: Node) -> Iterator[str]:

@@ -119,9 +119,10 @@ def _yaml_entries(text: str, path: Path) -> list[tuple[str, Any, int | None]]:
         line = key.start_mark.line + 1
         if not isinstance(key, yaml.ScalarNode):
             raise _error(path, line, f"expected a pattern, got {key.tag}")
-        plain = isinstance(value, yaml.ScalarNode) and value.tag == "tag:yaml.org,2002:str"
-        device = value.value if plain else yaml.SafeLoader("").construct_object(value, deep=True)
-        entries.append((key.value, device, line))
+        if value.tag != "tag:yaml.org,2002:str":
+            kind = value.tag.rpartition(":")[2]
+            raise _error(path, line, f"pattern {key.value!r}: expected a device name, got {kind}")
+        entries.append((key.value, value.value, line))
     return entries
 
 

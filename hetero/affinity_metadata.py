@@ -24,7 +24,7 @@ from typing import Final
 import onnx
 
 from devices.model import Model, Node
-from hetero.affinity import NO_PINS, Affinity, follows, resolve_pins
+from hetero.affinity import NO_PINS, Affinity, find_device, follows, resolve_pins
 
 AFFINITY_KEY: Final = "hetero.affinity"
 DEVICE_KEY: Final = "hetero.device"
@@ -64,8 +64,8 @@ def metadata_pins(model: Model, devices: Sequence[str]) -> Affinity:
         elif (device := _recorded(node, configurations, devices)) is not None:
             foreign[node.name] = device
             reasons[node.name] = "pin: device_configurations"
-        elif metadata.get(LAYER_KEY) in devices:
-            foreign[node.name] = metadata[LAYER_KEY]
+        elif (device := find_device(metadata.get(LAYER_KEY, ""), devices)) is not None:
+            foreign[node.name] = device
             reasons[node.name] = f"pin: metadata {LAYER_KEY}"
     named = resolve_pins(model, own, devices, source=f"metadata {AFFINITY_KEY}") if own else NO_PINS
     return named.over(Affinity(foreign, reasons))
@@ -81,8 +81,10 @@ def _recorded(
         if not places and record.HasField("pipeline_stage"):
             places = {record.pipeline_stage}
         found = [str(names[index]) for index in places if 0 <= index < len(names)]
-        if len(places) == len(found) == 1 and found[0] in devices:
-            return found[0]
+        if len(places) == len(found) == 1:
+            device = find_device(found[0], devices)
+            if device is not None:
+                return device
     return None
 
 

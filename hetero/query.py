@@ -58,7 +58,7 @@ def query_priority(
         for position in asked:
             name = model.nodes[position].name
             if name in answer.devices:
-                taken[name] = answer.devices[name]
+                taken[name] = device
                 left.discard(position)
             else:
                 refusals.setdefault(name, {})[device] = _reason(answer, name, device)
@@ -112,13 +112,15 @@ def gather_pins(
 ) -> Affinity:
     """Collect pins: those of the call win over the file's, and both over the model's metadata.
 
+    Metadata is not read for a single device: a model annotated for several still runs on one.
+
     Raises
     ------
     AffinityError
         Pins on no node, or on a device that is not in the list; a file that cannot be used. All
         problems of the call and the file are in one error.
     """
-    pins = metadata_pins(model, devices)
+    pins = metadata_pins(model, devices) if len(devices) > 1 else NO_PINS
     problems: list[str] = []
     layers: list[tuple[Mapping[str, str], str]] = []
     if file is not None:
