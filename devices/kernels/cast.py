@@ -56,20 +56,18 @@ def convert(xp: Xp, x: Array, to: Any, *, saturate: bool = True, round_mode: str
         return _spell(xp, x)
     if x.dtype == to:
         return x
-    if to.kind == "b":
-        return x.astype(xp.float32).astype(bool) if x.dtype.kind == "V" else x.astype(bool)
     if to.name == "float8_e8m0fnu":
         return _to_power_of_two(xp, x.astype(xp.float32), to, saturate, round_mode)
-    if x.dtype.kind != "V" and to.kind != "V" and to.name not in FLOAT8_MAX:
-        return x.astype(to)
-    if to.kind in "iu" or (to.kind == "V" and not is_float(x) and to.name in SUBBYTE_BITS):
-        # Integers keep their low bits; floats are cut toward zero first.
-        whole = x if x.dtype.kind in "iu" else x.astype(xp.float32 if is_float(x) else xp.int8)
-        return (whole.astype(xp.int64) if whole.dtype.kind == "f" else whole).astype(to)
-    wide = x if x.dtype in (xp.float32, xp.float64) else x.astype(xp.float32)
     if saturate and to.name in FLOAT8_MAX:
-        wide = xp.clip(wide, -FLOAT8_MAX[to.name], FLOAT8_MAX[to.name])
-    return wide.astype(to)
+        wide = x if x.dtype in (xp.float32, xp.float64) else x.astype(xp.float32)
+        return xp.clip(wide, -FLOAT8_MAX[to.name], FLOAT8_MAX[to.name]).astype(to)
+    if _is_extension(x.dtype) and _is_extension(to):
+        x = x.astype(xp.float32)
+    return x.astype(to)
+
+
+def _is_extension(dtype: Any) -> bool:
+    return dtype.kind == "V" or dtype.name in FLOAT8_MAX
 
 
 def _to_power_of_two(xp: Xp, x: Array, to: Any, saturate: bool, round_mode: str) -> Array:

@@ -53,11 +53,11 @@ def _reduction(op_type: str, axes_input_since: int = 18) -> Callable[[_Reduce], 
 @_reduction("ReduceSum", axes_input_since=13)
 def reduce_sum(xp: Xp, data: Array, axes: tuple[int, ...] | None, keepdims: bool) -> Array:
     """Return the sum; of nothing, 0."""
-    if axes and data.dtype.kind == "f" and axes[0] == data.ndim - len(axes) and data.size:
+    last = tuple(range(data.ndim - len(axes), data.ndim)) if axes else ()
+    if axes and axes == last and data.dtype.kind == "f" and data.size:
         # Short rows are added three times faster by einsum; long ones more exactly in pairs.
-        row = prod(data.shape[axes[0] :])
-        if row <= _SHORT_ROW and axes == tuple(range(axes[0], data.ndim)):
-            leading = data.shape[: axes[0]]
+        leading, row = data.shape[: axes[0]], prod(data.shape[axes[0] :])
+        if row <= _SHORT_ROW:
             total = xp.einsum("...i->...", data.reshape(*leading, row))
             return total.reshape(leading + (1,) * len(axes)) if keepdims else total
     return xp.sum(data, axis=axes, keepdims=keepdims, dtype=data.dtype)

@@ -66,6 +66,8 @@ def test_prelu_slope_must_broadcast_to_x() -> None:
 @pytest.mark.parametrize("dtype", [np.int32, np.int8, np.uint8, np.float64])
 def test_shrink_keeps_the_type(dtype: Any) -> None:
     check("Shrink", [np.array([0, 1, 2, 9], dtype)], {"lambd": 1.5, "bias": 1.5}, 9)
+    edges = np.array([-2, -1.5, 1.5, 2], np.float32)
+    check("Shrink", [edges], {"lambd": 1.5, "bias": 0.5}, 9)
 
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])

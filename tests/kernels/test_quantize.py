@@ -144,6 +144,14 @@ def test_matmul_integer(types: tuple[Any, Any], zero_points: str, k: int) -> Non
     check("MatMulInteger", [a, b, *zeros], opset=10, expected=[wanted])
 
 
+def test_sums_beyond_float32_stay_exact() -> None:
+    a = np.full((1, 301), 255, np.uint8)
+    wanted = np.array([[301 * 255 * 255]], np.int32)
+    check("MatMulInteger", [a, a.T], opset=10, expected=[wanted])
+    x = np.full((1, 301, 1, 1), 255, np.uint8)
+    check("ConvInteger", [x, x], opset=10, expected=[wanted[None, None]])
+
+
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8])
 def test_qlinear_matmul(dtype: Any) -> None:
     a, b = integers((4, 6), dtype), integers((6, 5), dtype)

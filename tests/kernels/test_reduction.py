@@ -29,7 +29,9 @@ def arguments(op_type: str, opset: int, x: Any, axes: Any) -> tuple[list[Any], d
 
 
 @pytest.mark.parametrize("keepdims", [0, 1])
-@pytest.mark.parametrize("axes", [None, [0], [1], [2], [-1], [0, 2], [-2, -1], [0, 1, 2]])
+@pytest.mark.parametrize(
+    "axes", [None, [0], [1], [2], [-1], [0, 2], [1, 0], [2, 1], [-2, -1], [0, 1, 2]]
+)
 @pytest.mark.parametrize(("op_type", "opset"), VERSIONS)
 def test_reduction(op_type: str, opset: int, axes: list[int] | None, keepdims: int) -> None:
     if axes and min(axes) < 0 and opset < 11:
@@ -42,7 +44,9 @@ def test_reduction(op_type: str, opset: int, axes: list[int] | None, keepdims: i
 def test_scalar_and_integers(op_type: str) -> None:
     check(op_type, [np.asarray(np.float32(2.5))], opset=13)
     if op_type not in ("ReduceLogSum", "ReduceLogSumExp"):
-        check(op_type, [np.array([[3, 4], [-7, 5]], np.int32)], {"keepdims": 0}, 13)
+        x = np.array([[3, 14], [-7, 5], [-8, -5]], np.int32)
+        check(op_type, *arguments(op_type, 13, x, [1]), 13)
+        check(op_type, [x], {"keepdims": 0}, 13)
 
 
 @pytest.mark.parametrize("op_type", REDUCTIONS)
@@ -73,6 +77,9 @@ def test_integer_extremes_of_nothing() -> None:
     x = np.zeros((0,), np.int8)
     check("ReduceMax", [x], {"keepdims": 0}, 18, expected=[np.int8(-128)])
     check("ReduceMin", [x], {"keepdims": 0}, 18, expected=[np.int8(127)])
+    x = np.zeros((0,), bool)
+    check("ReduceMax", [x], {"keepdims": 0}, 20, expected=[np.bool_(False)])
+    check("ReduceMin", [x], {"keepdims": 0}, 20, expected=[np.bool_(True)])
     with pytest.raises(ValueError, match="mean of no"):
         run_kernel("ReduceMean", [np.zeros(0, np.int32)])
 
