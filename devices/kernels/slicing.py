@@ -219,6 +219,7 @@ def _source(xp: Xp, mode: str, begin: int, size: int, end: int) -> Array:
         return xp.clip(position, 0, size - 1)
     if mode == "wrap":
         return position % size
-    if max(begin, end) >= size:
-        raise ValueError(f"{max(begin, end)} elements cannot be reflected out of {size}")
-    return (size - 1) - xp.abs((size - 1) - xp.abs(position))
+    # There and back again, as often as it takes; the ends are not repeated.
+    period = max(2 * (size - 1), 1)
+    position = position % period
+    return xp.minimum(position, period - position)

@@ -155,6 +155,14 @@ def test_pad_wraps(pads):
     check("Pad", [X[:, :, 0], ints(*pads)], {"mode": "wrap"}, 19)
 
 
+@pytest.mark.parametrize("mode", ["reflect", "wrap", "edge"])
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_pad_by_more_than_there_is(mode, size):
+    x = X[0, :size, :2]
+    expected = np.pad(x, [(9, 6), (0, 3)], mode=mode)
+    check("Pad", [x, ints(9, 0, 6, 3)], {"mode": mode}, 19, expected=[expected])
+
+
 def test_pad_axes():
     inputs = [X, ints(1, 2, 0, 1), np.array(7, np.float32), ints(-1, 0)]
     check("Pad", inputs, {}, 18)
@@ -178,8 +186,8 @@ def test_pad_edges():
 
 
 def test_pad_refuses():
-    with pytest.raises(ValueError, match="reflected"):
-        run_kernel("Pad", [X, ints(5, 0, 0, 0, 0, 0)], {"mode": "reflect"})
+    with pytest.raises(ValueError, match="nothing to pad with"):
+        run_kernel("Pad", [X[:0], ints(1, 0, 0, 0, 0, 0)], {"mode": "reflect"})
     with pytest.raises(ValueError, match="remove more"):
         run_kernel("Pad", [X, ints(-3, 0, 0, -3, 0, 0)])
     with pytest.raises(ValueError, match="2 pads"):
