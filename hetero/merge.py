@@ -12,8 +12,8 @@ from hetero.partition import Partition
 def merge(partition: Partition, models: Sequence[Model] | None = None) -> Model:
     """Return one model made of the subgraphs' nodes and constants.
 
-    It has the nodes, edges, constants and ports of the model that was cut; only constants that
-    nothing reads are gone. What several subgraphs hold copies of is there once.
+    It has the nodes, edges, constants and ports of the model that was cut. What several subgraphs
+    hold copies of is there once; constants that no node reads come from the model that was cut.
 
     Parameters
     ----------
@@ -32,11 +32,7 @@ def merge(partition: Partition, models: Sequence[Model] | None = None) -> Model:
     if len(parts) != len(partition.subgraphs):
         raise ModelError(f"{len(parts)} models for {len(partition.subgraphs)} subgraphs")
     nodes: dict[str, Node] = {}
-    constants = {
-        name: source.constants[name]
-        for name, kind in partition.passthrough.items()
-        if kind == "constant"
-    }
+    constants = {n: c for n, c in source.constants.items() if n not in source.consumers}
     for subgraph, part in zip(partition.subgraphs, parts, strict=True):
         got = {port.name for port in part.inputs}, {port.name for port in part.outputs}
         if got != (set(subgraph.inputs), set(subgraph.outputs)):

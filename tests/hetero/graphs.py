@@ -123,13 +123,13 @@ class RandomGraph:
         outputs += self.dice.choices(self.values, k=self.dice.randint(0, 2))
         if not outputs:
             outputs = [self.inputs[0]]
-        extra = f"unused{self.count}"
+        extra = f"unused{self.count}"  # an input and an initializer that nothing reads
         return read_model(
             proto(
                 self.nodes,
                 [value(i) for i in [*self.inputs, extra]],
                 [value(o) for o in outputs],
-                [initializer(w, i) for i, w in enumerate(self.initializers)],
+                [initializer(w, i) for i, w in enumerate([*self.initializers, "unread"])],
             )
         )
 

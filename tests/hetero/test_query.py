@@ -118,7 +118,7 @@ def test_pinned_nodes_are_asked_of_their_device_only(model: Model) -> None:
 
 def test_placing_reports_pins_before_unsupported_nodes(model: Model) -> None:
     ask: Ask = Devices(ORT="Add", CPU="Add Abs")
-    with pytest.raises(AffinityError, match=r"node 'n1' \(Add\)|node 'n2' \(Abs\): ORT does not"):
+    with pytest.raises(AffinityError, match=r"node 'n2' \(Abs\): ORT does not"):
         place(model, ["ORT", "CPU"], ask, affinity={"n2": "ORT"})
     with pytest.raises(UnsupportedNodesError):
         place(model, ["ORT", "CPU"], ask, affinity={"n2": "CPU"})
