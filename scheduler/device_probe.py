@@ -41,7 +41,7 @@ def probe_node(
     counts : mapping of str to int
         Plugin -> how many logical devices; one for each of the plugin's ids by default.
     num_cores : int, optional
-        Cores to share; what this process may use by default.
+        Cores to share, at most what this process may use; all of those by default.
     entries : mapping of str to PluginEntry, optional
         Plugins that are loaded already.
     """
@@ -49,7 +49,8 @@ def probe_node(
     rows: list[DeviceDescriptor] = []
     for entry in entries.values():
         rows += _rows(node, entry, counts or {})
-    cores = num_cores or len(os.sched_getaffinity(0))
+    cores = len(os.sched_getaffinity(0))
+    cores = min(cores, num_cores) if num_cores else cores
     busy = sum(row.error is None and row.num_threads > 0 for row in rows)
     share = max(1, cores // max(1, busy))
     return tuple(replace(row, num_threads=share if row.num_threads else 1) for row in rows)

@@ -1,0 +1,173 @@
+"""The device actor: a device host inside a Ray actor, and the probe of a node.
+
+Work comes by the default group of threads, compilation and queries by `load`, and everything
+that must be answered while the device is busy by `control`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import ray
+
+from devices.errors import HeteroError, PluginLoadError, RequestCancelledError
+from devices.program import ExecutedNode, Payload, Value
+from devices.registry import find_plugin, load_plugins
+from devices.support import Support
+from scheduler.device_host import DeviceHost
+from scheduler.device_probe import PluginSpec, probe_node
+from scheduler.executor import DeviceDescriptor, StageSource
+from scheduler.model_parts import ModelParts, join_model
+
+#: Threads of an actor; how many of them compute at once is the stages' affair.
+MAX_STREAMS: Final = 8
+CONCURRENCY_GROUPS: Final = {"control": 2, "load": 1}
+#: Cancelled attempts remembered, so that what is queued of them does not run.
+_REMEMBERED: Final = 4096
+
+
+class DeviceActor:
+    """One device.
+
+    Parameters
+    ----------
+    descriptor : DeviceDescriptor
+        Which.
+    specs : sequence of str or type
+        Plugins besides the installed ones.
+    """
+
+    def __init__(self, descriptor: DeviceDescriptor, specs: Sequence[PluginSpec]) -> None:
+        plugin = find_plugin(load_plugins(specs), descriptor.plugin)
+        self._host = DeviceHost(descriptor, plugin)
+        #: Stage -> positions of the outputs that somebody takes.
+        self._wanted: dict[tuple[str, int], tuple[int, ...]] = {}
+        self._cancelled: OrderedDict[tuple[str, int, int], None] = OrderedDict()
+        self._streams = threading.Condition()
+        self._num_streams = 1
+        self._num_running = 0
+
+    @ray.method(concurrency_group="control")
+    def ping(self) -> int:
+        """Return the process's id."""
+        return self._host.ping()
+
+    @ray.method(concurrency_group="load")
+    def query(
+        self, parts: Sequence[Any], weights: Mapping[str, Any], config: Mapping[str, Any]
+    ) -> Support:
+        """Ask the plugin which nodes of a model it runs."""
+        model = join_model(ModelParts(*parts)._replace(weights=weights))
+        return self._host.query(model, config)
+
+    @ray.method(concurrency_group="control")
+    def get_property(self, name: str) -> Any:
+        """Return a property's value."""
+        return self._host.get_property(name)
+
+    @ray.method(concurrency_group="load")
+    def load_stage(
+        self,
+        deployment: str,
+        stage: int,
+        parts: Sequence[Any],
+        weights: Mapping[str, Any],
+        payload: Payload | None,
+        config: Mapping[str, Any],
+        wanted: tuple[int, ...],
+    ) -> tuple[Any, ...]:
+        """Compile or import a stage; see `DeviceHost.load_stage`."""
+        model = join_model(ModelParts(*parts)._replace(weights=weights))
+        num_streams, cached = self._host.load_stage(
+            deployment, stage, StageSource(model, payload, config)
+        )
+        self._wanted[deployment, stage] = wanted
+        with self._streams:
+            self._num_streams = min(MAX_STREAMS, max(self._num_streams, num_streams))
+        return num_streams, cached
+
+    def run_stage(
+        self,
+        deployment: str,
+        stage: int,
+        request_id: int,
+        attempt: int,
+        profile: bool,
+        *inputs: Value,
+    ) -> Any:
+        """Run a stage; return the outputs that somebody takes, then the StageRun."""
+        key = (deployment, request_id, attempt)
+        with self._streams:
+            self._streams.wait_for(lambda: self._num_running < self._num_streams)
+            self._num_running += 1
+        try:
+            if key in self._cancelled:
+                raise RequestCancelledError(
+                    f"request {request_id}, attempt {attempt}: cancelled before stage {stage}",
+                    request_id=request_id,
+                )
+            outputs, run = self._host.run_stage(
+                deployment, stage, request_id, attempt, inputs, profile=profile
+            )
+        finally:
+            with self._streams:
+                self._num_running -= 1
+                self._streams.notify()
+        wanted = self._wanted[deployment, stage]
+        return (*(outputs[i] for i in wanted), run) if wanted else run
+
+    @ray.method(concurrency_group="control")
+    def cancel(self, deployment: str, request_id: int, attempt: int) -> None:
+        """Stop an attempt where it runs, and keep it from running where it waits."""
+        self._cancelled[deployment, request_id, attempt] = None
+        while len(self._cancelled) > _REMEMBERED:
+            self._cancelled.popitem(last=False)
+        self._host.cancel(deployment, request_id, attempt)
+
+    @ray.method(concurrency_group="control")
+    def executed_nodes(self, deployment: str, stage: int) -> tuple[ExecutedNode, ...]:
+        """Return a stage's runtime model."""
+        return self._host.executed_nodes(deployment, stage)
+
+    @ray.method(concurrency_group="load")
+    def export(self, deployment: str, stage: int) -> Payload:
+        """Return the device's own form of a stage."""
+        return self._host.export(deployment, stage)
+
+    @ray.method(concurrency_group="load")
+    def unload(self, deployment: str) -> None:
+        """Let go of a deployment's stages."""
+        self._host.unload(deployment)
+        for key in [key for key in self._wanted if key[0] == deployment]:
+            del self._wanted[key]
+
+
+def remote_device(**options: Any) -> Any:
+    """Return `DeviceActor` as a Ray actor class that `options` place."""
+    # Ray's stubs do not know of concurrency groups.
+    remote: Any = ray.remote
+    return remote(concurrency_groups=CONCURRENCY_GROUPS)(DeviceActor).options(
+        max_concurrency=MAX_STREAMS,
+        allow_out_of_order_execution=True,
+        max_restarts=0,
+        max_task_retries=0,
+        **options,
+    )
+
+
+def probe(
+    node: str, specs: Sequence[PluginSpec], counts: Mapping[str, int], num_cores: int | None
+) -> tuple[DeviceDescriptor, ...]:
+    """Return the devices of the node that this runs on."""
+    try:
+        return probe_node(node, specs, counts, num_cores)
+    except HeteroError:
+        raise
+    except Exception as error:
+        raise PluginLoadError(
+            f"node {node}: its devices cannot be listed: {type(error).__name__}: {error}",
+            device=node,
+        ) from error

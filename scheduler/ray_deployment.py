@@ -1,0 +1,288 @@
+"""A plan on device actors: the client submits each attempt's whole chain at once, and Ray joins.
+
+Tensors go from actor to actor as object references; the client fetches the model's outputs and
+each stage's small report, nothing else.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+import numpy as np
+import ray
+from ray import exceptions
+
+from devices.errors import (
+    ClusterError,
+    DeviceLostError,
+    HeteroError,
+    InferenceError,
+    RequestCancelledError,
+)
+from devices.program import ExecutedNode, Payload, Value
+from scheduler import events
+from scheduler.client_machine import Limits
+from scheduler.codec import nbytes_of
+from scheduler.deployment import BaseDeployment
+from scheduler.executor import DeviceDescriptor, StageRun
+from scheduler.plan import Plan
+
+#: Arguments over this size go to the object store; Ray puts them there once for each call.
+_INLINE_NBYTES: Final = 100_000
+#: Which stage's report a key of `_Attempt.parts` is: reports have stage numbers, outputs names.
+_Part = int | str
+
+
+class ActorDevice(Protocol):
+    """A device of the executor: its descriptor and its actor."""
+
+    @property
+    def descriptor(self) -> DeviceDescriptor:
+        """Which device."""
+
+    @property
+    def actor(self) -> Any:
+        """The actor's handle."""
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """An attempt in flight, and what has come of it."""
+
+    inputs: Mapping[str, Value]
+    #: Every tensor's reference, kept until the attempt ends: Ray frees what nobody refers to.
+    refs: dict[str, Any]
+    num_parts_left: int
+    outputs: dict[str, Value] = field(default_factory=dict)
+    runs: list[StageRun] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """Something of an attempt that arrived: an output by name, or a report by stage."""
+
+    deployment: RayDeployment
+    request_id: int
+    attempt: int
+    part: _Part
+    future: Future[Any]
+
+
+class RayDeployment(BaseDeployment):
+    """A plan on actors.
+
+    Parameters
+    ----------
+    key, plan, constants, limits
+        As `BaseDeployment`.
+    devices : mapping of str to ActorDevice
+        The plan's devices by the names that the plan uses.
+    arrived : callable
+        Takes each Arrival, from a thread of Ray's that must not be kept.
+    lost : callable
+        Takes the id of an actor that is gone, and the cause.
+    timeout_s : float
+        Seconds that an actor may take to answer about a stage.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        plan: Plan,
+        constants: Mapping[str, np.ndarray],
+        limits: Limits,
+        *,
+        devices: Mapping[str, ActorDevice],
+        arrived: Callable[[Arrival], None],
+        lost: Callable[[str, str], None],
+        timeout_s: float,
+    ) -> None:
+        super().__init__(key, plan, constants, limits)
+        self._devices = devices
+        self._arrived = arrived
+        self._lost = lost
+        self._timeout_s = timeout_s
+        self._attempts: dict[tuple[int, int], _Attempt] = {}
+        self._lock = threading.Lock()
+        outputs = set(plan.output_names)
+        crossing = {wire.tensor for wire in plan.wires}
+        #: Stage -> its outputs that somebody takes.
+        self.wanted = [tuple(t for t in s.outputs if t in outputs | crossing) for s in plan.stages]
+        self._calls = [
+            devices[stage.device].actor.run_stage.options(num_returns=len(wanted) + 1)
+            for stage, wanted in zip(plan.stages, self.wanted, strict=True)
+        ]
+        self._output_names = [n for n in plan.output_names if n in plan.producers]
+        #: Actor id -> the device that it was, as long as the deployment lives.
+        self.actors = {actor_id(d.actor): d.descriptor for d in devices.values()}
+
+    def start(
+        self, request_id: int, attempt: int, inputs: Mapping[str, Value], profile: bool
+    ) -> None:
+        """Submit every stage; each waits in its actor's queue until its inputs are there."""
+        plan = self.plan
+        if not plan.stages:
+            self._answered(request_id, attempt, inputs, {}, ())
+            return
+        refs: dict[str, Any] = {}
+        for name, value in inputs.items():
+            shared = len(plan.consumers.get(name, ())) > 1 and nbytes_of(value) > _INLINE_NBYTES
+            refs[name] = ray.put(value) if shared else value
+        parts: dict[_Part, Any] = {}
+        for stage, call, wanted in zip(plan.stages, self._calls, self.wanted, strict=True):
+            arguments = [refs[name] for name in stage.inputs]
+            made = call.remote(self.key, stage.index, request_id, attempt, profile, *arguments)
+            *tensors, parts[stage.index] = made if wanted else (made,)
+            refs.update(zip(wanted, tensors, strict=True))
+        for name in self._output_names:
+            parts[name] = refs[name]
+        with self._lock:
+            self._attempts[request_id, attempt] = _Attempt(inputs, refs, len(parts))
+        for part, ref in parts.items():
+            ref.future().add_done_callback(self._announcer(request_id, attempt, part))
+
+    def _announcer(
+        self, request_id: int, attempt: int, part: _Part
+    ) -> Callable[[Future[Any]], None]:
+        return lambda future: self._arrived(Arrival(self, request_id, attempt, part, future))
+
+    def collect(self, arrival: Arrival) -> None:
+        """Take in what arrived: the last part makes the answer, an error ends the attempt."""
+        key = (arrival.request_id, arrival.attempt)
+        error = arrival.future.exception()
+        with self._lock:
+            attempt = self._attempts.get(key)
+            if attempt is None:
+                return
+            if error is None and isinstance(arrival.part, str):
+                attempt.outputs[arrival.part] = arrival.future.result()
+            elif error is None:
+                attempt.runs.append(arrival.future.result())
+            attempt.num_parts_left -= 1
+            if error is None and attempt.num_parts_left:
+                return
+            del self._attempts[key]
+        if error is None:
+            self._answered(*key, attempt.inputs, attempt.outputs, attempt.runs)
+        elif isinstance(error, exceptions.RayActorError) and error.actor_id in self.actors:
+            self._lost(error.actor_id, _first_line(error))
+        else:
+            self._failed(*key, self._translate(error, attempt, arrival))
+
+    def _translate(
+        self, error: BaseException, attempt: _Attempt, arrival: Arrival
+    ) -> BaseException:
+        cause = error.cause if isinstance(error, exceptions.RayTaskError) else error
+        if isinstance(cause, HeteroError):
+            return cause
+        where = f"request {arrival.request_id}, attempt {arrival.attempt}"
+        ids = {"request_id": arrival.request_id, "attempt": arrival.attempt}
+        if isinstance(cause, exceptions.TaskCancelledError):
+            return RequestCancelledError(f"{where}: cancelled.", **ids)
+        if isinstance(cause, exceptions.ObjectLostError):
+            lost = next(
+                (n for n, r in attempt.refs.items() if _hex(r) == cause.object_ref_hex), None
+            )
+            stage = self.plan.producers.get(lost or "", None)
+            device = None if stage is None else self._device(stage).descriptor
+            return DeviceLostError(
+                f"{where}: tensor {lost!r} is lost with node {device.node if device else '?'} that "
+                f"held it: {_first_line(cause)}. Compile the model again for the nodes left.",
+                device=device.name if device else "",
+                node=device.node if device else "",
+                **ids,
+            )
+        kind = InferenceError if isinstance(error, exceptions.RayTaskError) else ClusterError
+        return kind(
+            f"{where}, at {arrival.part!r}: {type(cause).__name__}: {cause}",
+            cause=str(cause),
+            **ids,
+        )
+
+    def drop(self, request_id: int, attempt: int) -> None:
+        """Stop an attempt where it runs, keep it from running where it waits."""
+        with self._lock:
+            self._attempts.pop((request_id, attempt), None)
+        for device in self._devices.values():
+            device.actor.cancel.remote(self.key, request_id, attempt)
+
+    def device_lost(self, actor: str, cause: str) -> None:
+        """Fail every request, those to come included: a device of the plan is gone."""
+        descriptor = self.actors[actor]
+        self._runner.handle(
+            events.DeviceLost(self._runner.now_s(), descriptor.name, descriptor.node, cause)
+        )
+
+    def executed_nodes(self, stage: int) -> tuple[ExecutedNode, ...]:
+        """Return a stage's runtime model."""
+        nodes: tuple[ExecutedNode, ...] = self._ask(stage, "executed_nodes")
+        return nodes
+
+    def export(self, stage: int) -> Payload:
+        """Return a stage's device's own form of it."""
+        payload: Payload = self._ask(stage, "export")
+        return payload
+
+    def _ask(self, stage: int, method: str) -> Any:
+        device = self._device(stage)
+        ref = getattr(device.actor, method).remote(self.key, stage)
+        return fetch([ref], device.descriptor, timeout_s=self._timeout_s)[0]
+
+    def _device(self, stage: int) -> ActorDevice:
+        return self._devices[self.plan.stages[stage].device]
+
+    def _unload(self) -> None:
+        refs = [device.actor.unload.remote(self.key) for device in self._devices.values()]
+        ray.wait(refs, num_returns=len(refs), timeout=15.0)
+
+
+def fetch(refs: Sequence[Any], device: DeviceDescriptor, *, timeout_s: float) -> list[Any]:
+    """Return what a device's actor answered.
+
+    Raises
+    ------
+    HeteroError
+        What it raised; DeviceLostError if it is gone, ClusterError if it says nothing.
+    """
+    try:
+        found: list[Any] = ray.get(list(refs), timeout=timeout_s)
+    except exceptions.RayActorError as error:
+        raise DeviceLostError(
+            f"device {device.name} on node {device.node} is gone: {_first_line(error)}. Ask again: "
+            "it is started anew.",
+            device=device.name,
+            node=device.node,
+            attempt=0,
+        ) from error
+    except exceptions.RayTaskError as error:
+        if isinstance(error.cause, HeteroError):
+            raise error.cause from None
+        raise ClusterError(
+            f"device {device.name} on node {device.node}: {error}", device=device.name
+        ) from error
+    except exceptions.GetTimeoutError as error:
+        raise ClusterError(
+            f"device {device.name} on node {device.node} did not answer within {timeout_s:.0f} s; "
+            "`ray status` shows whether its node can take it.",
+            device=device.name,
+        ) from error
+    return found
+
+
+def actor_id(actor: Any) -> str:
+    """Return an actor's id, as Ray's errors give it."""
+    found: str = actor._actor_id.hex()
+    return found
+
+
+def _hex(ref: Any) -> str | None:
+    return ref.hex() if isinstance(ref, ray.ObjectRef) else None
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:1]) or type(error).__name__

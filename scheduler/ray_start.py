@@ -1,0 +1,242 @@
+"""Starting a local Ray, or joining a cluster, with errors that say what to do.
+
+A local Ray is lean (no dashboard, no usage reports, no worker logs on the caller's terminal), its
+workers run at the caller's own priority, and its ports take nobody who lacks this session's token.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import secrets
+import shutil
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from devices.errors import ClusterError
+
+#: The Ray namespace of our actors.
+NAMESPACE: Final = "hetero"
+#: The custom resource that a node declares when it takes device actors, and what an actor asks
+#: of it: a mark of where actors may go, not a measure of anything.
+RESOURCE: Final = "hetero"
+RESOURCE_SHARE: Final = 0.001
+#: Unix socket paths hold 107 bytes; Ray's own part of them takes up to 75.
+_LONGEST_FOLDER: Final = 30
+_CREDENTIALS: Final = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+
+
+@dataclass(slots=True)
+class RaySession:
+    """A connection to Ray.
+
+    Attributes
+    ----------
+    started : bool
+        Whether we started or joined it, and so end it.
+    folder : Path or None
+        Its temporary folder, where we started it.
+    variables : list of str
+        Environment variables that were set for it, and go with it.
+    """
+
+    started: bool
+    folder: Path | None = None
+    variables: list[str] = field(default_factory=list)
+
+    def close(self) -> None:
+        """Leave Ray, and stop it if it was started here; again is harmless."""
+        import ray
+
+        if self.started:
+            self.started = False
+            ray.shutdown()
+        for name in self.variables:
+            os.environ.pop(name, None)
+        self.variables.clear()
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            atexit.unregister(self.close)
+            self.folder = None
+
+
+def connect(
+    address: str | None = None, *, options: Mapping[str, Any] | None = None, timeout_s: float = 15.0
+) -> RaySession:
+    """Use the Ray that this process is in, join the cluster at `address`, or start a local one.
+
+    Parameters
+    ----------
+    address : str, optional
+        ``host:port`` of a running cluster, or ``auto`` for the one on this machine.
+    options : mapping
+        More of `ray.init`'s arguments for a local Ray, such as ``num_cpus``.
+    timeout_s : float
+        Seconds to wait for a cluster's answer.
+
+    Raises
+    ------
+    ClusterError
+        Ray could not start, or nothing answers at `address`.
+    """
+    import ray
+
+    if ray.is_initialized():
+        return RaySession(started=False)
+    if address is None:
+        return _start(dict(options or {}))
+    _check_reachable(address, timeout_s / 3)
+    return _join(address, timeout_s)
+
+
+def _start(options: dict[str, Any]) -> RaySession:
+    import ray
+
+    folder = Path(_make_folder())
+    environment = {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_DEDUP_LOGS": "0",
+        # Ray's default of 15 would give a busy machine's other work precedence over devices.
+        "RAY_worker_niceness": "0",
+        # A failed stage fails what follows it; that reaches the caller by its future alone.
+        "RAY_IGNORE_UNHANDLED_ERRORS": "1",
+    }
+    if not any(name in os.environ for name in _CREDENTIALS):
+        # A token for this session only; Ray would write one to the home folder, for all to read.
+        environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": _token()}
+    resources = {RESOURCE: 10_000, **options.pop("resources", {})}
+    variables = [name for name in environment if name not in os.environ]
+    session = RaySession(True, folder, variables)
+    os.environ.update({name: environment[name] for name in variables})
+    try:
+        with _quiet():
+            ray.init(
+                address="local",
+                resources=resources,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                configure_logging=False,
+                namespace=NAMESPACE,
+                _temp_dir=str(folder),
+                **options,
+            )
+    except Exception as error:
+        _give_up(session)
+        raise ClusterError(
+            f"Ray cannot start on this machine: {type(error).__name__}: {error}. Check free "
+            f"memory, /dev/shm and the permissions of {folder.parent}; without Ray everything "
+            "runs in process: --executor inprocess, Core(executor='inprocess').",
+            cause=str(error),
+        ) from error
+    except BaseException:
+        _give_up(session)
+        raise
+    # Ray's own exit handler stops its processes first: handlers run last in, first out.
+    atexit.register(session.close)
+    return session
+
+
+def _join(address: str, timeout_s: float) -> RaySession:
+    import ray
+
+    failed: list[BaseException] = []
+    joined = threading.Event()
+
+    def watch() -> None:
+        # Ray retries for a minute and cannot be told otherwise; its waits do heed an interrupt.
+        if not joined.wait(timeout_s):
+            failed.append(TimeoutError(f"no answer within {timeout_s:.0f} s"))
+            _interrupt_main()
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    if threading.current_thread() is threading.main_thread():
+        watcher.start()
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
+    os.environ.setdefault("RAY_gcs_rpc_server_connect_timeout_s", str(max(1, int(timeout_s / 3))))
+    try:
+        with _quiet():
+            ray.init(
+                address=address,
+                namespace=NAMESPACE,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                configure_logging=False,
+            )
+    except (Exception, KeyboardInterrupt) as error:
+        if isinstance(error, KeyboardInterrupt) and not failed:
+            raise
+        with contextlib.suppress(Exception):  # it may be half connected, or not at all
+            ray.shutdown()
+        cause = failed[0] if failed else error
+        raise ClusterError(
+            f"no Ray cluster to join at {address!r}: {type(cause).__name__}: {cause}. Check that "
+            "`ray status` works there, that Ray and Python have the same versions here and there, "
+            "and that RAY_AUTH_TOKEN is the cluster's.",
+            address=address,
+            cause=str(cause),
+        ) from error
+    finally:
+        joined.set()
+    return RaySession(started=True)
+
+
+def _check_reachable(address: str, timeout_s: float) -> None:
+    """Find out soon that nothing listens: Ray itself tries for a minute."""
+    if address in ("auto", "local") or "://" in address:
+        return
+    host, separator, port = address.rpartition(":")
+    if not separator or not port.isdigit():
+        raise ClusterError(
+            f"{address!r} is no address of a Ray cluster; wanted host:port, as in 10.0.0.1:6379.",
+            address=address,
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s).close()
+    except (OSError, OverflowError) as error:
+        raise ClusterError(
+            f"nothing answers at {address}: {error}. Start Ray there (`ray start --head`, or `ray "
+            "up cluster.yaml`), or leave the address out to start one here.",
+            address=address,
+            cause=str(error),
+        ) from error
+
+
+@cache
+def _token() -> str:
+    """Return this process's token: Ray reads it once and keeps it for as long as it lives."""
+    return secrets.token_hex(32)
+
+
+def _make_folder() -> str:
+    parent = tempfile.gettempdir()
+    return tempfile.mkdtemp(prefix="het-", dir=parent if len(parent) <= _LONGEST_FOLDER else "/tmp")
+
+
+def _give_up(session: RaySession) -> None:
+    with contextlib.suppress(Exception):  # it may have started in part, or not at all
+        session.close()
+
+
+def _interrupt_main() -> None:
+    import _thread
+
+    _thread.interrupt_main()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep Ray's start-up from warning of what is decided here on purpose."""
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
