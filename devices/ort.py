@@ -6,7 +6,7 @@ import os
 import platform
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 from devices.errors import BlobError, PluginLoadError
 from devices.model import Model, Node
@@ -24,11 +24,8 @@ except ImportError as error:
         device="ORT",
     ) from error
 
-from devices.ort_program import OrtProgram
+from devices.ort_program import PAYLOAD_FORMAT, OrtProgram
 from devices.ort_query import OrtQuery
-
-#: What `OrtProgram.export` writes.
-PAYLOAD_FORMAT: Final = "onnxruntime-optimized-1"
 
 
 def _check_providers(names: tuple[str, ...]) -> str | None:

@@ -22,7 +22,10 @@ from devices.ort_query import FEEDABLE
 from devices.ort_versions import lowered
 from devices.program import ExecutedNode, Payload, Program, RunContext, Value
 from devices.properties import Config
+from devices.tensor_spec import TensorSpec
 
+#: What `export` writes.
+PAYLOAD_FORMAT: Final = "onnxruntime-optimized-1"
 #: What a change of layout adds to a node's name.
 _NCHWC: Final = re.compile(r"_nchwc(_token_\d+)?$")
 #: Weights up to this many bytes stay in the model: optimisations look at them.
@@ -42,7 +45,7 @@ class OrtProgram(Program):
     config : mapping
         The effective configuration.
     source : Model, optional
-        The same model in an optimised form, to be run as it is.
+        The same model in an optimised form, to be run as it is; `model` need only have ports.
     """
 
     def __init__(self, model: Model, config: Config, *, source: Model | None = None) -> None:
@@ -50,7 +53,7 @@ class OrtProgram(Program):
         self._config = dict(config)
         self._source = source or model
         self._optimise = source is None and not config["DISABLE_TRANSFORMATIONS"]
-        made = {value for node in model.nodes for value in node.writes}
+        made = {value for node in self._source.nodes for value in node.writes}
         #: Names that the session gives out; inputs and constants that pass through are ours.
         self._wanted = [o for o in dict.fromkeys(p.name for p in model.outputs) if o in made]
         self._names = [port.name for port in model.inputs]
@@ -98,7 +101,7 @@ class OrtProgram(Program):
             if p.name in made
             else given[p.name]
             if p.name in given
-            else self._model.constants[p.name].array
+            else self._source.constants[p.name].array
             for p in self._model.outputs
         ]
 
@@ -118,13 +121,19 @@ class OrtProgram(Program):
             for t in proto.graph.initializer
             if t.data_location == onnx.TensorProto.EXTERNAL
         }
+        constants = self._source.constants
+        tensors |= {
+            p.name: constants[p.name].array for p in self._model.outputs if p.name in constants
+        }
         # The arrays travel beside the skeleton, which must be readable without them.
         kept = [t for t in proto.graph.initializer if t.name not in tensors]
         del proto.graph.initializer[:]
         proto.graph.initializer.extend(kept)
-        proto.graph.input.extend(optimised.constants[n].spec.to_proto() for n in tensors)
+        proto.graph.input.extend(
+            TensorSpec.from_array(name, array).to_proto() for name, array in tensors.items()
+        )
         header = {
-            "format": "onnxruntime-optimized-1",
+            "format": PAYLOAD_FORMAT,
             "version": str(onnxruntime.__version__),
             "model": proto.SerializeToString(),
         }

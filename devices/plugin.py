@@ -40,6 +40,8 @@ class Plugin(ABC):
     properties: ClassVar[PropertyTable] = COMMON_PROPERTIES
     #: Whether bare ``HETERO`` uses it; devices that only measure or simulate are asked for by name.
     automatic: ClassVar[bool] = True
+    #: Whether outputs are what the model says; a device that simulates gives others.
+    computes: ClassVar[bool] = True
     #: Place in a bare ``HETERO``, lower first: accelerators 10, fast runtimes 40, fallbacks 90.
     rank: ClassVar[int] = 50
 

@@ -7,6 +7,7 @@ which refuses what is unknown, read-only or ill-typed, and says what would do.
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -26,7 +27,8 @@ class Property:
     name : str
         The guide's name.
     type : type
-        ``str``, ``int``, ``float``, ``bool``, ``tuple`` or ``dict``; strings are converted.
+        ``str``, ``int``, ``float``, ``bool``, ``tuple`` or ``dict``; strings are converted, a dict
+        from JSON.
     default : object
         Its value until it is set.
     mutable : bool
@@ -92,6 +94,13 @@ class Property:
                 return tuple(value)
         elif isinstance(value, self.type):
             return value
+        elif self.type is dict and isinstance(value, str):
+            try:
+                parsed = json.loads(value)
+            except json.JSONDecodeError:
+                parsed = None
+            if isinstance(parsed, dict):
+                return parsed
         raise PropertyError(
             f"{self.name}={value!r}: wanted {self.type.__name__}, got {type(value).__name__}. "
             f"{self.doc}",
