@@ -10,13 +10,17 @@ import numpy as np
 #: (domain, operator) -> input positions whose memory the kernel may write its result over: it
 #: reads no element of them after it wrote the one at the same place.
 DONORS: Final[dict[tuple[str, str], tuple[int, ...]]] = {
-    ("", op_type): (0,)
-    for op_type in (
-        "Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Ceil", "Cos", "Cosh", "Exp",
-        "Floor", "Log", "Neg", "Reciprocal", "Relu", "Round", "Sign", "Sin", "Sinh", "Softmax",
-        "Sqrt", "Tan", "Tanh",
-    )
-} | {("", op_type): (0, 1) for op_type in ("Add", "Sub", "Mul", "Div")}  # fmt: skip
+    **{
+        ("", op_type): (0,)
+        for op_type in (
+            "Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Ceil", "Cos", "Cosh",
+            "Exp", "Floor", "Log", "Neg", "Reciprocal", "Relu", "Round", "Sign", "Sin", "Sinh",
+            "Softmax", "Sqrt", "Tan", "Tanh",
+        )
+    },
+    **{("", op_type): (0, 1) for op_type in ("Add", "Sub", "Mul", "Div")},
+    ("hetero", "ScaleShift"): (0,),
+}  # fmt: skip
 
 #: Arrays below this many bytes are not worth the question.
 _WORTH_NBYTES: Final = 4096

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
+from typing import Any
 
 from threadpoolctl import ThreadpoolController
 
 _lock = threading.Lock()
-_current = 0
+#: What `use_threads` set last; 0 before that.
+_wanted = 0
 
 
 @cache
-def _controller() -> ThreadpoolController:
-    return ThreadpoolController()
+def _libraries() -> tuple[tuple[Any, int], ...]:
+    """Return the BLAS libraries, each with the number of threads it started with."""
+    blas = ThreadpoolController().select(user_api="blas")
+    return tuple((library, library.num_threads) for library in blas.lib_controllers)
 
 
 def use_threads(count: int) -> None:
@@ -21,11 +27,31 @@ def use_threads(count: int) -> None:
 
     The limit is the process's, not the caller's: BLAS libraries have no other.
     """
-    global _current
-    if count == _current:
+    global _wanted
+    if count == _wanted:
         return
     with _lock:
-        if count != _current:
-            for library in _controller().select(user_api="blas").lib_controllers:
+        if count != _wanted:
+            for library, _ in _libraries():
                 library.set_num_threads(count)
-            _current = count
+            _wanted = count
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Run a product on one thread.
+
+    Some BLAS libraries cut a matrix times a vector between threads where it suits their threads,
+    not their instructions; equal rows then get unequal sums. Such a product waits for memory
+    anyway.
+    """
+    if _wanted == 1:
+        yield
+        return
+    for library, _ in _libraries():
+        library.set_num_threads(1)
+    try:
+        yield
+    finally:
+        for library, started_with in _libraries():
+            library.set_num_threads(_wanted or started_with)

@@ -2,6 +2,7 @@
 
 from devices.kernels import (
     activation,
+    affine,
     attention,
     cast,
     control,
@@ -40,6 +41,7 @@ __all__ = [
     "Kernel",
     "KernelRegistry",
     "activation",
+    "affine",
     "attention",
     "cast",
     "control",

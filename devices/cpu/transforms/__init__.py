@@ -15,6 +15,7 @@ from devices.cpu.transforms.layer_norm import fuse_layer_norm
 from devices.cpu.transforms.literals import literals_to_constants
 from devices.cpu.transforms.matmul_add import fuse_matmul_add
 from devices.cpu.transforms.movement import merge_movements
+from devices.cpu.transforms.scale_shift import fuse_scale_shift
 from devices.model import Model
 
 #: Dead nodes go first and last: first, so that they are no readers to the patterns.
@@ -26,6 +27,7 @@ PASSES: Final[tuple[Callable[[Model], Model], ...]] = (
     remove_dead_nodes,
     merge_movements,
     fold_batchnorm_into_conv,
+    fuse_scale_shift,
     fuse_layer_norm,
     fuse_gelu,
     fuse_matmul_add,

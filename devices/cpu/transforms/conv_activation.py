@@ -28,7 +28,7 @@ def _fuse(rewrite: Rewrite, i: int, conv: Node) -> None:
         return
     parts, value, residual = [i], conv.outputs[0], ""
     after = rewrite.sole_reader(value)
-    if after is not None and rewrite.is_op(after, "Add") and model.opset_imports[""] >= 7:
+    if _is_sum(rewrite, after) and after is not None:
         (other,) = (name for name in nodes[after].inputs if name != value)
         mine, theirs = model.spec(value), model.spec(other)
         if mine.shape is not None and mine.shape == theirs.shape and None not in mine.shape:
@@ -48,6 +48,14 @@ def _fuse(rewrite: Rewrite, i: int, conv: Node) -> None:
     attributes |= {"activation": name, "activation_params": params}
     covered = [nodes[p] for p in parts]
     rewrite.replace(parts, fused_node("FusedConv", inputs, [value], covered, attributes))
+
+
+def _is_sum(rewrite: Rewrite, at: int | None) -> bool:
+    """Tell whether the node adds two tensors."""
+    if at is None or rewrite.model.opset_imports[""] < 7:
+        return False
+    node = rewrite.model.nodes[at]
+    return rewrite.is_op(at, "Add") or (rewrite.is_op(at, "Sum") and len(node.inputs) == 2)
 
 
 def activation_after(
