@@ -285,4 +285,4 @@ def _hex(ref: Any) -> str | None:
 
 def _first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines[:1]) or type(error).__name__
+    return lines[0].rstrip(".") if lines else type(error).__name__

@@ -6,6 +6,7 @@ workers run at the caller's own priority, and its ports take nobody who lacks th
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import contextlib
 import logging
@@ -15,6 +16,7 @@ import shutil
 import socket
 import tempfile
 import threading
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -110,12 +112,14 @@ def _start(options: dict[str, Any]) -> RaySession:
         "RAY_IGNORE_UNHANDLED_ERRORS": "1",
     }
     if not any(name in os.environ for name in _CREDENTIALS):
-        # A token for this session only; Ray would write one to the home folder, for all to read.
-        environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": _token()}
+        # A token for this process only; Ray would write one to the home folder, for all to read.
+        environment["RAY_AUTH_TOKEN"] = _token()
     resources = {RESOURCE: 10_000, **options.pop("resources", {})}
     variables = [name for name in environment if name not in os.environ]
-    session = RaySession(True, folder, variables)
     os.environ.update({name: environment[name] for name in variables})
+    if "RAY_AUTH_MODE" not in os.environ:
+        variables.append("RAY_AUTH_MODE")  # Ray sets it to "token" as it starts
+    session = RaySession(True, folder, variables)
     try:
         with _quiet():
             ray.init(
@@ -227,16 +231,18 @@ def _give_up(session: RaySession) -> None:
 
 
 def _interrupt_main() -> None:
-    import _thread
-
     _thread.interrupt_main()
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep Ray's start-up from warning of what is decided here on purpose."""
-    import warnings
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+    """Keep Ray's start-up from telling of what is decided here on purpose."""
+    logger = logging.getLogger("ray")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
