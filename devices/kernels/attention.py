@@ -11,6 +11,7 @@ from math import sqrt
 
 from devices.kernels.element_types import Array, Xp, element_type
 from devices.kernels.precision import wide
+from devices.kernels.reduction import reduce_max, reduce_sum
 from devices.kernels.registry import op
 
 
@@ -85,15 +86,15 @@ def _exponentials(xp: Xp, scores: Array, bias: Array | None) -> tuple[Array, Arr
 
     A row with no key to see becomes zeros with sum 1.
     """
-    top = xp.max(scores, axis=-1, keepdims=True, initial=-float("inf"))
+    top = reduce_max(xp, scores, (scores.ndim - 1,), True)
     if bias is not None:
-        masked = xp.max(bias, axis=-1, keepdims=True, initial=-float("inf")) == -float("inf")
+        masked = reduce_max(xp, bias, (bias.ndim - 1,), True) == -float("inf")
         xp.copyto(top, 0, where=xp.broadcast_to(masked & (top == -float("inf")), top.shape))
         xp.copyto(scores, -float("inf"), where=xp.broadcast_to(masked, scores.shape))
         xp.copyto(top, 0, where=xp.broadcast_to(masked, top.shape))
     xp.subtract(scores, top, out=scores)
     xp.exp(scores, out=scores)
-    total = xp.sum(scores, axis=-1, keepdims=True)
+    total = reduce_sum(xp, scores, (scores.ndim - 1,), True)
     xp.copyto(total, 1, where=total == 0)
     return scores, total
 
