@@ -26,7 +26,7 @@ class Affinity(Mapping[str, str]):
     Attributes
     ----------
     devices : mapping of str to str
-        Each node's device, in the model's order.
+        Each node's device.
     reasons : mapping of str to str
         Why: ``pin: glob conv*``, ``priority``, ``follows conv1``.
     """

@@ -193,10 +193,41 @@ def assign_clusters(
         after = [place[r] for value in node.outputs for r in consumers.get(value, nothing)]
         successors.append(after)
         kind.append(kinds.setdefault(affinity[node.name], len(kinds)))
+    found = cluster(successors, kind)
+    _sink_weights(model, positions, successors, kind, found)
+    used = {number: i for i, number in enumerate(sorted(set(found)))}
     numbers = [-1] * len(model.nodes)
-    for p, number in zip(positions, cluster(successors, kind), strict=True):
-        numbers[p] = number
+    for p, number in zip(positions, found, strict=True):
+        numbers[p] = used[number]
     return numbers
+
+
+def _sink_weights(
+    model: Model,
+    positions: Sequence[int],
+    successors: Sequence[Sequence[int]],
+    kind: Sequence[int],
+    numbers: list[int],
+) -> None:
+    """Move what is computed from constants alone to its first reader, where that is on its device.
+
+    Such nodes (a weight that is dequantised, say) are ready at once and so come to lie in an early
+    cluster. Weights would cross there, and the device could not fold them into their reader.
+    """
+    kinds = {number: kind[i] for i, number in enumerate(numbers)}
+    moving = {port.name for port in model.inputs}  # values that change from request to request
+    fixed = []
+    for i, p in enumerate(positions):
+        node = model.nodes[p]
+        if moving.isdisjoint(node.reads):
+            fixed.append(i)
+        else:
+            moving.update(node.writes)
+    for i in reversed(fixed):
+        if successors[i]:
+            first = min(numbers[w] for w in successors[i])
+            if kinds[first] == kind[i]:
+                numbers[i] = first
 
 
 def _followers(model: Model) -> frozenset[int]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
 
 from hetero import clustering
 from hetero.clustering import cluster, path_lower_bound
+from tests.bench import partition_scale
 
 
 def chain(count: int) -> list[list[int]]:
@@ -104,3 +106,13 @@ def test_merging_window_by_window_stays_in_running_order(
 def test_many_kinds() -> None:
     kind = list(range(6))
     assert cluster(chain(6), kind) == kind
+
+
+def test_the_benchmark_prints_what_it_found(capsys: pytest.CaptureFixture[str]) -> None:
+    assert partition_scale.main(["--scale", "3000", "--width", "8", "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert set(figures) == {"nodes", "seconds", "subgraphs", "path_lower_bound"}
+    assert figures["nodes"] == 3000
+    assert figures["path_lower_bound"] <= figures["subgraphs"] < 1.2 * figures["path_lower_bound"]
+    assert partition_scale.main(["--scale", "300"]) == 0
+    assert "plain labelling" in capsys.readouterr().out

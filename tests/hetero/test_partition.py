@@ -114,7 +114,7 @@ CASES = {
            B: b = Add(a, s)
            X: x = Neg(s)
            C: z = Add(b, x)""",
-        "A B A A", 3, ((0, 1), (0, 2), (1, 2)), (1, 1, 0), shared="s",
+        "A B A A", 3, ((0, 1), (1, 2)), (0, 1, 1), shared="s",
     ),
     "shared constant, no cycle": Case(
         """A: a = Add(p, s)
@@ -199,6 +199,32 @@ def test_outputs_that_nobody_makes() -> None:
     check_rules(part, model, affinity)
     check_merge(model, part)
     assert bits(run_split(part, feeds(model))) == bits(evaluate(model, feeds(model)))
+
+
+def test_weights_that_are_computed_stay_with_their_first_reader_on_the_device() -> None:
+    model = build(
+        """dq1: d1 = Neg(w)
+           dq2: d2 = Abs(d1)
+           alone: d3 = Neg(w)
+           n1: a = Abs(x)
+           n2: b = Neg(a)
+           n3: c = Add(b, d2)
+           n4: d = Neg(c)
+           n5: y = Add(d, d2)
+           n6: z = Add(y, d3)""",
+        outputs="z",
+        constants="w",
+    )
+    affinity = dict.fromkeys(model.node_names, "A") | {"n2": "B", "n4": "B", "alone": "B"}
+    part = partition(model, affinity)
+    assert [s.node_names for s in part.subgraphs] == [
+        ("n1",),
+        ("alone", "n2"),
+        ("dq1", "dq2", "n3"),
+        ("n4",),
+        ("n5", "n6"),
+    ]
+    check_rules(part, model, affinity)
 
 
 def test_a_literal_that_is_read_and_given_out() -> None:
