@@ -1,6 +1,8 @@
 """Recurrent layers: RNN, GRU and LSTM.
 
 All time steps' input projections are one matrix product; only the recurrence runs step by step.
+It works on columns, one per batch entry: a product of the square weights with a few columns is
+over twice as fast in BLAS as one of a few rows with the weights.
 Sizes are written T (time), B (batch), H (hidden), I (input), D (directions).
 """
 
@@ -30,7 +32,10 @@ _PARAMETERS = {
 
 
 def _sigmoid(xp: Xp, x: Array) -> Array:
-    return 1 / (1 + xp.exp(-x))
+    y = xp.negative(x)
+    xp.exp(y, out=y)
+    y += 1
+    return xp.reciprocal(y, out=y)
 
 
 def _named(xp: Xp, name: str, alpha: float, beta: float) -> Activation:
@@ -150,7 +155,7 @@ def _clipped(xp: Xp, x: Array, clip: float | None) -> Array:
     return x if clip is None else xp.clip(x, -clip, clip)
 
 
-#: (projected input of a step, states) -> states; the first state is the step's output.
+#: (projected input of a step, states) -> states, all (rows, B); the first is the step's output.
 Step = Callable[..., tuple[Array, ...]]
 
 
@@ -164,15 +169,15 @@ def _scan(
     """
     steps, batch, _ = layer.x.shape
     directions = layer.w.shape[0]
-    y = xp.empty((steps, directions, batch, layer.hidden), layer.x.dtype)
+    y = xp.empty((steps, directions, layer.hidden, batch), layer.x.dtype)
     finals = []
     rows = layer.x.reshape(steps * batch, layer.x.shape[2])
     for d in range(directions):
         bias, step = make_step(d)
         projected = xp.matmul(rows, layer.w[d].T)
         projected += bias
-        projected = projected.reshape(steps, batch, -1)
-        states = tuple(state[d] for state in initial)
+        projected = xp.ascontiguousarray(projected.reshape(steps, batch, -1).swapaxes(1, 2))
+        states = tuple(xp.ascontiguousarray(state[d].T) for state in initial)
         reverse = direction == "reverse" or d == 1
         for t in range(steps - 1, -1, -1) if reverse else range(steps):
             new = step(projected[t], *states)
@@ -180,15 +185,17 @@ def _scan(
                 states = new
                 y[t, d] = new[0]
             else:
-                active = (t < layer.lengths)[:, None]
+                active = t < layer.lengths
                 states = tuple(xp.where(active, a, b) for a, b in zip(new, states, strict=True))
                 y[t, d] = xp.where(active, new[0], new[0].dtype.type(0))
         finals.append(states)
+    # From (..., H, B) to (..., B, H), or with the batch first.
     ends = [xp.stack(final) for final in zip(*finals, strict=True)]
-    if layer.layout:
-        y = y.transpose(2, 0, 1, 3)
-        ends = [end.swapaxes(0, 1) for end in ends]
-    return tuple(array.astype(layer.dtype, copy=False) for array in (y, *ends))
+    y = y.transpose(3, 0, 1, 2) if layer.layout else y.swapaxes(2, 3)
+    ends = [end.transpose(2, 0, 1) if layer.layout else end.swapaxes(1, 2) for end in ends]
+    return tuple(
+        xp.ascontiguousarray(array).astype(layer.dtype, copy=False) for array in (y, *ends)
+    )
 
 
 def _rnn(
@@ -200,10 +207,10 @@ def _rnn(
     functions = _activations(xp, names, alphas, betas, w.shape[0])
 
     def make_step(d: int) -> tuple[Array, Step]:
-        recurrent, f = layer.r[d].T, functions[d]
+        recurrent, f = layer.r[d], functions[d]
 
         def step(projected: Array, h: Array) -> tuple[Array, ...]:
-            return (f(_clipped(xp, projected + xp.matmul(h, recurrent), clip)),)
+            return (f(_clipped(xp, projected + xp.matmul(recurrent, h), clip)),)
 
         return layer.input_bias[d] + layer.hidden_bias[d], step
 
@@ -224,24 +231,24 @@ def _gru(
     def make_step(d: int) -> tuple[Array, Step]:
         f, g = functions[2 * d : 2 * d + 2]
         # The gates' order is update z, reset r, hidden h.
-        gates, candidate = layer.r[d][: 2 * n].T, layer.r[d][2 * n :].T
-        recurrent = layer.r[d].T
+        recurrent = layer.r[d]
         late = layer.hidden_bias[d][2 * n :]
         bias = layer.input_bias[d].copy()
         bias[: 2 * n] += layer.hidden_bias[d][: 2 * n]
         if not linear_before_reset:
             bias[2 * n :] += late
+        late = late[:, None]
 
         def step(projected: Array, h: Array) -> tuple[Array, ...]:
             if linear_before_reset:
-                both = xp.matmul(h, recurrent)
-                zr = f(_clipped(xp, projected[:, : 2 * n] + both[:, : 2 * n], clip))
-                hidden = zr[:, n:] * (both[:, 2 * n :] + late)
+                both = xp.matmul(recurrent, h)
+                zr = f(_clipped(xp, projected[: 2 * n] + both[: 2 * n], clip))
+                hidden = zr[n:] * (both[2 * n :] + late)
             else:
-                zr = f(_clipped(xp, projected[:, : 2 * n] + xp.matmul(h, gates), clip))
-                hidden = xp.matmul(zr[:, n:] * h, candidate)
-            new = g(_clipped(xp, projected[:, 2 * n :] + hidden, clip))
-            return (new + zr[:, :n] * (h - new),)
+                zr = f(_clipped(xp, projected[: 2 * n] + xp.matmul(recurrent[: 2 * n], h), clip))
+                hidden = xp.matmul(recurrent[2 * n :], zr[n:] * h)
+            new = g(_clipped(xp, projected[2 * n :] + hidden, clip))
+            return (new + zr[:n] * (h - new),)
 
         return bias, step
 
@@ -267,24 +274,24 @@ def _lstm(
     def make_step(d: int) -> tuple[Array, Step]:
         f, g, h_of = functions[3 * d : 3 * d + 3]
         # The gates' order is input i, output o, forget f, cell c; peepholes are (i, o, f).
-        recurrent = layer.r[d].T
-        peep = None if p is None else p[d].reshape(3, n)
+        recurrent = layer.r[d]
+        peep = None if p is None else p[d].reshape(3, n, 1)
 
         def step(projected: Array, h: Array, c: Array) -> tuple[Array, ...]:
-            gates = xp.matmul(h, recurrent)
+            gates = xp.matmul(recurrent, h)
             gates += projected
             gates = _clipped(xp, gates, clip)
             if uniform:
-                iof = f(gates[:, : 3 * n])
-                i, o, forget = iof[:, :n], iof[:, n : 2 * n], iof[:, 2 * n :]
+                iof = f(gates[: 3 * n])
+                i, o, forget = iof[:n], iof[n : 2 * n], iof[2 * n :]
             else:
                 peek = (lambda k: 0) if peep is None else (lambda k: peep[k] * c)
-                i = f(gates[:, :n] + peek(0))
-                forget = 1 - i if input_forget else f(gates[:, 2 * n : 3 * n] + peek(2))
+                i = f(gates[:n] + peek(0))
+                forget = 1 - i if input_forget else f(gates[2 * n : 3 * n] + peek(2))
             new_c = forget * c
-            new_c += i * g(gates[:, 3 * n :])
+            new_c += i * g(gates[3 * n :])
             if not uniform:
-                o = f(gates[:, n : 2 * n] + (0 if peep is None else peep[1] * new_c))
+                o = f(gates[n : 2 * n] + (0 if peep is None else peep[1] * new_c))
             return o * h_of(new_c), new_c
 
         return layer.input_bias[d] + layer.hidden_bias[d], step
