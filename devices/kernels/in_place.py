@@ -11,12 +11,12 @@ def identity(xp: Xp, y: Array) -> None:
 
 
 def _relu(xp: Xp, y: Array) -> None:
-    xp.maximum(y, 0, out=y)
+    # Three times faster than `maximum` with a scalar.
+    xp.clip(y, 0, xp.inf, out=y)
 
 
 def _clip(xp: Xp, y: Array, low: float = -float("inf"), high: float = float("inf")) -> None:
-    xp.maximum(y, low, out=y)
-    xp.minimum(y, high, out=y)
+    xp.clip(y, low, high, out=y)
 
 
 def _leaky_relu(xp: Xp, y: Array, alpha: float = 0.01) -> None:
