@@ -86,10 +86,11 @@ def _exponentials(xp: Xp, scores: Array, bias: Array | None) -> tuple[Array, Arr
 
     A row with no key to see becomes zeros with sum 1.
     """
+    if scores.shape[-1] == 0:
+        return scores, xp.ones((*scores.shape[:-1], 1), scores.dtype)
     top = reduce_max(xp, scores, (scores.ndim - 1,), True)
     if bias is not None:
         masked = reduce_max(xp, bias, (bias.ndim - 1,), True) == -float("inf")
-        xp.copyto(top, 0, where=xp.broadcast_to(masked & (top == -float("inf")), top.shape))
         xp.copyto(scores, -float("inf"), where=xp.broadcast_to(masked, scores.shape))
         xp.copyto(top, 0, where=xp.broadcast_to(masked, top.shape))
     xp.subtract(scores, top, out=scores)

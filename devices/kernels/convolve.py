@@ -66,7 +66,8 @@ def convolve(
         raise ValueError(f"bias has shape {b.shape}; {(m,)} wanted")
     if z is not None and z.shape != shape:
         raise ValueError(f"residual has shape {z.shape}; {shape} wanted")
-    y = out if out is not None and out.dtype == x.dtype else xp.empty(shape, x.dtype)
+    usable = out is not None and out.dtype == x.dtype and out.flags.c_contiguous
+    y = out if usable else xp.empty(shape, x.dtype)
     bias = None if b is None else b.reshape(m, *(1,) * len(window.output))
 
     def finish(block: Array, image: int, channels: slice, rows: slice) -> None:

@@ -22,15 +22,25 @@ def _suppress(
     order = xp.argsort(-scores, kind="stable")
     if floor is not None:
         order = order[scores[order] > floor]
-    area = xp.prod(high - low, axis=1)
+    # Sorted once, a coordinate a row, so that what remains is always the end of a row.
+    low, high = xp.ascontiguousarray(low[order].T), xp.ascontiguousarray(high[order].T)
+    area = (high[0] - low[0]) * (high[1] - low[1])
+    alive = xp.ones(order.shape, dtype=bool)
     chosen: list[int] = []
-    while order.size and len(chosen) < limit:
-        best, order = order[0], order[1:]
-        chosen.append(int(best))
-        side = xp.minimum(high[best], high[order]) - xp.maximum(low[best], low[order])
-        shared = xp.prod(xp.maximum(side, 0), axis=1)
-        union = area[best] + area[order] - shared
-        order = order[~((shared > 0) & (shared > iou * union))]
+    for best in range(order.size):
+        if len(chosen) >= limit:
+            break
+        if not alive[best]:
+            continue
+        chosen.append(int(order[best]))
+        rest = slice(best + 1, None)
+        side = xp.minimum(high[:, rest], high[:, best, None])
+        side -= xp.maximum(low[:, rest], low[:, best, None])
+        xp.maximum(side, 0, out=side)
+        shared = side[0] * side[1]
+        union = area[rest] + area[best]
+        union -= shared
+        alive[rest] &= (shared <= iou * union) | (shared <= 0)
     return chosen
 
 

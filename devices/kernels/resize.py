@@ -157,18 +157,19 @@ def _resize(xp: Xp, x: Array, axes: list[_Axis], rules: _Rules) -> Array:
     return y.astype(dtype, copy=False)
 
 
-def _by_scales(x: Array, scales: Array, axes: Ints, roi: Array | None = None) -> list[_Axis]:
+def _by_scales(
+    xp: Xp, x: Array, scales: Sequence[float], axes: Ints, roi: Array | None = None
+) -> list[_Axis]:
     """Return the axes that `scales` resizes: output is floor(size * extent of roi * scale)."""
     _check_count("scales", len(scales), len(axes))
     result = []
     for i, axis in enumerate(axes):
-        scale, size = scales[i], x.shape[axis]
+        scale, size = xp.float32(scales[i]), x.shape[axis]
         if not scale > 0:
             raise ValueError(f"scale {float(scale)} of axis {axis} must be positive")
         start, end = (0.0, 1.0) if roi is None else (float(roi[i]), float(roi[len(axes) + i]))
         # In the scales' own float32, as shape inference computes it.
-        output = floor(scales.dtype.type(size) * scale if roi is None else
-                       scales.dtype.type(size * (end - start)) * scale)  # fmt: skip
+        output = floor(xp.float32(size * (end - start)) * scale)
         result.append(_Axis(axis, size, output, float(scale), start, end))
     return result
 
@@ -221,7 +222,7 @@ def _resize_by(
     if by_scales == (sizes is not None and sizes.size > 0) and axes:
         raise ValueError("exactly one of scales and sizes must be given")
     if by_scales:
-        resized = _by_scales(x, scales, axes, roi)
+        resized = _by_scales(xp, x, scales, axes, roi)
     else:
         resized = _by_sizes(x, sizes, axes, roi, policy)
     return _resize(xp, x, resized, rules)
@@ -230,7 +231,7 @@ def _resize_by(
 @op("Upsample", since=7)
 def upsample_7(xp: Xp, x: Array, *, mode: str = "nearest", scales: Sequence[float]) -> Array:
     """Scale every axis up: `nearest` repeats elements, `linear` interpolates."""
-    return _upsample(xp, x, xp.float32(1) * xp.asarray(scales, dtype=xp.float32), mode)
+    return _upsample(xp, x, scales, mode)
 
 
 @op("Upsample", since=9, host=(1,))
@@ -239,18 +240,18 @@ def upsample_9(xp: Xp, x: Array, scales: Array, *, mode: str = "nearest") -> Arr
     return _upsample(xp, x, scales, mode)
 
 
-def _upsample(xp: Xp, x: Array, scales: Array, mode: str) -> Array:
+def _upsample(xp: Xp, x: Array, scales: Sequence[float], mode: str) -> Array:
     if any(float(s) < 1 for s in scales):
         raise ValueError(f"scales {[float(s) for s in scales]} must be at least 1")
     rules = _Rules("linear" if mode == "bilinear" else mode)
-    return _resize(xp, x, _by_scales(x, scales, range(x.ndim)), rules)
+    return _resize(xp, x, _by_scales(xp, x, scales, range(x.ndim)), rules)
 
 
 @op("Resize", since=10, host=(1,))
 def resize_10(xp: Xp, x: Array, scales: Array, *, mode: str = "nearest") -> Array:
     """Scale every axis; `nearest` takes the lower neighbour, or the upper one where it shrinks."""
     rules = _Rules(mode, nearest="by_direction")
-    return _resize(xp, x, _by_scales(x, scales, range(x.ndim)), rules)
+    return _resize(xp, x, _by_scales(xp, x, scales, range(x.ndim)), rules)
 
 
 @op("Resize", since=11, host=(1, 2, 3))
