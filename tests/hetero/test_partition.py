@@ -371,3 +371,51 @@ def test_weights_are_shared_between_subgraphs_not_copied() -> None:
     part = partition(model, {"n1": "CPU", "n2": "ORT"})
     arrays = [s.model.constants["w"].array for s in part.subgraphs]
     assert arrays[0] is arrays[1] is model.constants["w"].array
+
+
+def test_functions_of_the_model_go_with_the_subgraphs() -> None:
+    twice = helper.make_function(
+        "acme", "Twice", ["a"], ["b"], [helper.make_node("Add", ["a", "a"], ["b"])],
+        [helper.make_opsetid("", 21)],
+    )  # fmt: skip
+    nodes = [
+        helper.make_node("Twice", ["x"], ["m"], domain="acme", name="first"),
+        helper.make_node("Twice", ["m"], ["y"], domain="acme", name="second"),
+    ]
+    graph = helper.make_graph(nodes, "g", [value("x")], [value("y")])
+    imports = [helper.make_opsetid("", 21), helper.make_opsetid("acme", 1)]
+    model = read_model(
+        helper.make_model(graph, opset_imports=imports, ir_version=10, functions=[twice])
+    )
+    affinity = {"first": "CPU", "second": "ORT"}
+    part = partition(model, affinity)
+    check_rules(part, model, affinity)
+    check_merge(model, part)
+    assert bits(run_split(part, feeds(model))) == bits(evaluate(model, feeds(model)))
+
+
+def test_a_sequence_of_maps_crosses() -> None:
+    nodes = [
+        helper.make_node(
+            "ZipMap", ["x"], ["z"], domain="ai.onnx.ml", name="zip", classlabels_int64s=[1, 2, 3]
+        ),
+        helper.make_node("Identity", ["z"], ["y"], name="same"),
+    ]
+    kind = helper.make_sequence_type_proto(
+        helper.make_map_type_proto(
+            TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, ())
+        )
+    )
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, 3))],
+        [helper.make_value_info("y", kind)],
+        value_info=[helper.make_value_info("z", kind)],
+    )
+    imports = [helper.make_opsetid("", 21), helper.make_opsetid("ai.onnx.ml", 3)]
+    model = read_model(helper.make_model(graph, opset_imports=imports, ir_version=10))
+    part = partition(model, {"zip": "CPU", "same": "ORT"})
+    assert part.subgraphs[1].model.inputs[0].type == "seq(map(int64,tensor(float)))"
+    for s in part.subgraphs:
+        onnx.checker.check_model(s.model.to_proto())
