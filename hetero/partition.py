@@ -116,6 +116,9 @@ class Partition:
 def partition(model: Model, affinity: Mapping[str, str]) -> Partition:
     """Cut a model where the affinity changes, into few subgraphs without cyclic dependencies.
 
+    A crossing tensor has the shape that inference finds. Where that leaves even the rank open (an
+    `If` whose branches differ, say) the subgraphs still run, though `onnx.checker` wants a rank.
+
     Parameters
     ----------
     model : Model
