@@ -217,6 +217,8 @@ def clip_11(
     for name, limit in (("min", low), ("max", high)):
         if limit is not None and limit.size != 1:
             raise ValueError(f"{name} has shape {limit.shape}, not a scalar's")
+        if limit is not None:
+            same_type(x, limit)
     low = None if low is None else low.reshape(())
     high = None if high is None else high.reshape(())
     return _clip(xp, x, low, high, out)

@@ -1,7 +1,7 @@
 """Quantisation, and products of quantised tensors.
 
-Products of 8-bit integers are computed in the narrowest float whose integers hold every partial sum
-exactly, because only floats have a BLAS.
+Products of 8-bit integers are computed in floats, because only floats have a BLAS: in float32 as far
+as it holds every partial sum exactly, in pieces or in float64 beyond.
 """
 
 from __future__ import annotations
@@ -200,9 +200,22 @@ def dynamic_quantize(xp: Xp, x: Array) -> tuple[Array, Array, Array]:
     return _saturate(xp, x / scale, zero_point, xp.dtype(xp.uint8)), scale, zero_point
 
 
-def _exact_float(xp: Xp, terms: int) -> Any:
-    """Return the type that sums so many products of two 9-bit differences without rounding."""
-    return xp.float32 if terms * 255 * 255 < 1 << 24 else xp.float64
+#: How many products of 9-bit differences float32 adds without rounding: 255 * 255 * 256 < 2**24.
+_EXACT_TERMS: Final = 256
+
+
+def _integer_matmul(xp: Xp, a: Array, b: Array) -> Array:
+    """Return a @ b in int32, wrapping, of integers up to ±255 held in float32."""
+    y = xp.asarray(xp.matmul(a[..., :_EXACT_TERMS], _rows(b, 0))).astype(xp.int32)
+    for start in range(_EXACT_TERMS, a.shape[-1], _EXACT_TERMS):
+        block = xp.matmul(a[..., start : start + _EXACT_TERMS], _rows(b, start))
+        y += block.astype(xp.int32)
+    return y
+
+
+def _rows(b: Array, start: int) -> Array:
+    stop = start + _EXACT_TERMS
+    return b[start:stop] if b.ndim == 1 else b[..., start:stop, :]
 
 
 def _shifted(xp: Xp, x: Array, zero_point: Array | None, dtype: Any, rows: bool = False) -> Array:
@@ -222,22 +235,19 @@ def _per_row(value: Array, rows: bool) -> Array:
     return value[:, None] if rows and value.ndim == 1 else value
 
 
-def _integer(xp: Xp, exact: Array) -> Array:
-    return (
-        exact.astype(xp.int64).astype(xp.int32)
-        if exact.dtype == xp.float64
-        else (exact.astype(xp.int32))
-    )
-
-
 @op("MatMulInteger", since=10)
 def matmul_integer(
     xp: Xp, a: Array, b: Array, a_zero_point: Array | None = None, b_zero_point: Array | None = None
 ) -> Array:
     """Return (a - a_zero_point) @ (b - b_zero_point) in int32; zero points per row, per column."""
-    dtype = _exact_float(xp, a.shape[-1])
-    left = _shifted(xp, a, a_zero_point, dtype, rows=True)
-    return _integer(xp, xp.asarray(xp.matmul(left, _shifted(xp, b, b_zero_point, dtype))))
+    _fit(a, b)
+    left = _shifted(xp, a, a_zero_point, xp.float32, rows=True)
+    return _integer_matmul(xp, left, _shifted(xp, b, b_zero_point, xp.float32))
+
+
+def _fit(a: Array, b: Array) -> None:
+    if not a.ndim or not b.ndim or a.shape[-1] != b.shape[-2 if b.ndim > 1 else 0]:
+        raise ValueError(f"matrices of shapes {a.shape} and {b.shape} do not multiply")
 
 
 @op("QLinearMatMul", since=(10, 21))
@@ -246,9 +256,11 @@ def qlinear_matmul(
     b_zero_point: Array, y_scale: Array, y_zero_point: Array,
 ) -> Array:  # fmt: skip
     """Return the quantised product of two dequantised matrices; scales per row, per column."""
-    dtype = _exact_float(xp, a.shape[-1]) if a.dtype.name in _RANGE else xp.float32
-    left = _shifted(xp, a, a_zero_point, dtype, rows=True)
-    product = xp.matmul(left, _shifted(xp, b, b_zero_point, dtype))
+    _fit(a, b)
+    left = _shifted(xp, a, a_zero_point, xp.float32, rows=True)
+    right = _shifted(xp, b, b_zero_point, xp.float32)
+    integers = a.dtype.name in _RANGE
+    product = _integer_matmul(xp, left, right) if integers else xp.matmul(left, right)
     scale = _per_row(a_scale, True).astype(xp.float32) * _per_row(b_scale, False).astype(xp.float32)
     scale = scale / _per_row(y_scale, True).astype(xp.float32)
     y = product.astype(xp.float32) * scale
@@ -259,18 +271,18 @@ def _convolve_integers(
     xp: Xp, x: Array, w: Array, x_zero_point: Array | None, w_zero_point: Array | None,
     **attributes: Any,
 ) -> Array:  # fmt: skip
-    dtype = _exact_float(xp, prod(w.shape[1:]))
+    exact = prod(w.shape[1:]) <= _EXACT_TERMS
+    dtype = xp.float32 if exact else xp.float64
     if w_zero_point is not None:
         w_zero_point = _per_channel(w_zero_point, w.ndim)
-    return _integer(
+    y = conv_1(
         xp,
-        conv_1(
-            xp,
-            _shifted(xp, x, x_zero_point, dtype),
-            _shifted(xp, w, w_zero_point, dtype),
-            **attributes,
-        ),
+        _shifted(xp, x, x_zero_point, dtype),
+        _shifted(xp, w, w_zero_point, dtype),
+        **attributes,
     )
+    # Sums beyond int32 wrap, which only the conversion from int64 promises.
+    return y.astype(xp.int32) if exact else y.astype(xp.int64).astype(xp.int32)
 
 
 def _per_channel(value: Array, rank: int) -> Array:
