@@ -1,7 +1,7 @@
 """Quantisation, and products of quantised tensors.
 
-Products of 8-bit integers are computed in floats, because only floats have a BLAS: in float32 as far
-as it holds every partial sum exactly, in pieces or in float64 beyond.
+Products of 8-bit integers are computed in floats, because only floats have a BLAS: in float32 as
+far as it holds every partial sum exactly, in pieces or in float64 beyond.
 """
 
 from __future__ import annotations
