@@ -66,8 +66,9 @@ def convolve(
         raise ValueError(f"bias has shape {b.shape}; {(m,)} wanted")
     if z is not None and z.shape != shape:
         raise ValueError(f"residual has shape {z.shape}; {shape} wanted")
-    usable = out is not None and out.dtype == x.dtype and out.flags.c_contiguous
-    y = out if usable else xp.empty(shape, x.dtype)
+    y = out
+    if y is None or y.dtype != x.dtype or not y.flags.c_contiguous:
+        y = xp.empty(shape, x.dtype)
     bias = None if b is None else b.reshape(m, *(1,) * len(window.output))
 
     def finish(block: Array, image: int, channels: slice, rows: slice) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 
 from devices.kernels.element_types import Array, Xp, in_float32
-from devices.kernels.precision import stash, wide
+from devices.kernels.precision import row_mean, stash, wide
 from devices.kernels.registry import op
 
 Ints = Sequence[int]
@@ -120,15 +120,14 @@ def batch_normalization_14(
 
 def _centred(xp: Xp, x: Array) -> tuple[Array, Array, Array]:
     """Return x minus its mean over the last axis, that mean, and the variance."""
-    mean = xp.mean(x, axis=-1, keepdims=True)
+    mean = row_mean(xp, x)
     centred = x - mean
     return centred, mean, _mean_square(xp, centred)
 
 
 def _mean_square(xp: Xp, x: Array) -> Array:
-    """Return the mean of squares over the last axis, kept, without storing the squares."""
-    size = x.shape[-1]
-    return xp.einsum("...i,...i->...", x, x)[..., None] / x.dtype.type(max(size, 1))
+    """Return the mean of squares over the last axis, kept: one dot product a row."""
+    return xp.matmul(x[..., None, :], x[..., :, None])[..., 0] / x.dtype.type(x.shape[-1])
 
 
 @op("InstanceNormalization", since=6)
@@ -137,13 +136,11 @@ def instance_normalization_6(
     xp: Xp, x: Array, scale: Array, b: Array, *, epsilon: float = 1e-5
 ) -> Array:
     """Normalise each channel of each instance by its own mean and variance."""
-    scale, b = _per_channel(x, scale, b)
-    y, _, variance = _centred(xp, x.reshape(*x.shape[:2], -1))
-    y /= xp.sqrt(variance + epsilon)
-    y = y.reshape(x.shape)
-    y *= scale
-    y += b
-    return y
+    _per_channel(x, scale, b)
+    y, _, variance = _centred(xp, x.reshape(*x.shape[:2], prod(x.shape[2:])))
+    y *= scale[:, None] / xp.sqrt(variance + epsilon)
+    y += b[:, None]
+    return y.reshape(x.shape)
 
 
 def _trailing(x: Array, axis: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -197,7 +194,9 @@ def rms_normalization_23(
 def _grouped(xp: Xp, x: Array, num_groups: int, epsilon: float) -> Array:
     if num_groups < 1 or x.shape[1] % num_groups:
         raise ValueError(f"{x.shape[1]} channels do not divide into num_groups {num_groups}")
-    y, _, variance = _centred(xp, x.reshape(x.shape[0], num_groups, -1))
+    y, _, variance = _centred(
+        xp, x.reshape(x.shape[0], num_groups, prod(x.shape[1:]) // num_groups)
+    )
     y /= xp.sqrt(variance + epsilon)
     return y
 

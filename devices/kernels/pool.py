@@ -8,9 +8,11 @@ Padding is never stored; outputs at the border read fewer elements.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 from math import prod
 
 from devices.kernels.element_types import Array, Xp, in_float32
+from devices.kernels.precision import row_mean
 from devices.kernels.registry import op
 from devices.kernels.window import Window, per_axis, sliding_window
 
@@ -38,13 +40,42 @@ def _pool_window(
     return window
 
 
+def _reduce_along_rows(
+    xp: Xp, x: Array, window: Window, combine: Callable[..., Array]
+) -> Array | None:
+    """Reduce along the last axis with stride 1 and no change of size; None if it is otherwise.
+
+    The tensor is combined with itself, shifted, as one long row; then the few outputs whose
+    windows ran over the end of their row into the next one are done again.
+    """
+    shifts = [k * window.dilations[-1] - window.begin[-1] for k in range(window.kernel[-1])]
+    size = window.input[-1]
+    if window.strides[-1] != 1 or window.output[-1] != size or 0 not in shifts or not x.size:
+        return None
+    flat = x.reshape(-1)
+    y = flat.copy()
+    for shift in shifts:
+        if 0 < abs(shift) < flat.size:
+            part = y[:-shift] if shift > 0 else y[-shift:]
+            combine(part, flat[shift:] if shift > 0 else flat[:shift], out=part)
+    y = y.reshape(x.shape)
+    for o in range(size):
+        if o + shifts[0] < 0 or o + shifts[-1] >= size:
+            y[..., o] = reduce(combine, [x[..., o + s] for s in shifts if 0 <= o + s < size])
+    return y
+
+
 def _reduce_windows(
     xp: Xp, x: Array, window: Window, combine: Callable[..., Array], start: object
 ) -> Array:
     """Reduce every window of x (N, C, ...) by the associative `combine`, one axis at a time."""
     for axis in range(len(window.kernel)):
         before = (slice(None),) * (2 + axis)
-        size, first = window.output[axis], None
+        size = window.output[axis]
+        if axis == len(window.kernel) - 1:
+            rows = _reduce_along_rows(xp, x, window, combine)
+            if rows is not None:
+                return rows
         reads = [window.valid(axis, k) for k in range(window.kernel[axis])]
         whole = slice(0, size)
         first = next((k for k, (to, _) in enumerate(reads) if to == whole), None)
@@ -238,7 +269,9 @@ def global_max_pool_1(xp: Xp, x: Array) -> Array:
 @in_float32
 def global_average_pool_1(xp: Xp, x: Array) -> Array:
     """Return the mean of each channel's plane."""
-    return xp.mean(x, axis=_planes(x), keepdims=True, dtype=x.dtype)
+    axes = _planes(x)
+    flat = x.reshape(*x.shape[:2], prod(x.shape[2:]))
+    return row_mean(xp, flat).reshape(*x.shape[:2], *(1 for _ in axes))
 
 
 @op("GlobalLpPool", since=2)

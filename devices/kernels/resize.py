@@ -221,7 +221,7 @@ def _resize_by(
     by_scales = scales is not None and scales.size > 0
     if by_scales == (sizes is not None and sizes.size > 0) and axes:
         raise ValueError("exactly one of scales and sizes must be given")
-    if by_scales:
+    if scales is not None and by_scales:
         resized = _by_scales(xp, x, scales, axes, roi)
     else:
         resized = _by_sizes(x, sizes, axes, roi, policy)
