@@ -20,6 +20,7 @@ from devices.errors import (
     UnsupportedNodesError,
     UnsupportedOperationError,
 )
+from devices.literals import lift_literals
 from devices.model import Model, Node
 from devices.program import Payload, Program
 from devices.properties import COMMON_PROPERTIES, Config, PropertyTable
@@ -72,9 +73,10 @@ class Plugin(ABC):
     def transform_model(self, model: Model, config: Config) -> Model:
         """Return the model that the device really runs; nodes say what they stand for in `covers`.
 
-        `query_model` and `compile_model` both call it, so that they cannot disagree.
+        `query_model` and `compile_model` both call it, so that they cannot disagree. Unless a
+        plugin does otherwise, literals become constants and all else stays.
         """
-        return model
+        return lift_literals(model)
 
     def load(self, payload: Payload, model: Model, config: Config) -> Program:
         """Make a program from what `Program.export` gave; `model` has ports and no weights."""

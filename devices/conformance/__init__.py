@@ -1,0 +1,1 @@
+"""The checks that every device passes; `devices.testing` runs them."""

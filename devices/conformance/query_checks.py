@@ -1,0 +1,137 @@
+"""Checks of query_model and compile_model: what is taken, what is refused, and why."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from devices.conformance.expectation import expect, expect_raises, expect_value
+from devices.conformance.samples import Sample, samples, unknown_operator
+from devices.errors import UnsupportedNodesError
+from devices.plugin import Plugin
+
+
+def supported_samples(plugin: Plugin) -> list[Sample]:
+    """Return the samples that the device takes whole.
+
+    Raises
+    ------
+    AssertionError
+        If there are none: a device that takes nothing cannot be checked.
+    """
+    found = [s for s in samples() if not plugin.query_model(s.model).unsupported]
+    expect(
+        found,
+        f"{plugin.name} takes none of the sample models, which have Add, MatMul, Relu, NonZero, "
+        "Identity and Constant: nothing can be checked on it",
+    )
+    return found
+
+
+def check_query_answers_for_every_node(plugin: Plugin) -> None:
+    """Each node is supported or refused; constants and unused nodes too."""
+    for sample in samples():
+        support = plugin.query_model(sample.model)
+        asked = set(sample.model.node_names)
+        answered = set(support) | set(support.unsupported)
+        expect(answered == asked, f"{sample.name}: asked about {asked}, answered {answered}")
+        both = set(support) & set(support.unsupported)
+        expect(not both, f"{sample.name}: {both} both supported and refused")
+
+
+def check_query_names_the_device(plugin: Plugin) -> None:
+    """Answers carry the device id that was asked about."""
+    for device_id in plugin.device_ids():
+        want = f"{plugin.name}.{device_id}"
+        for sample in samples():
+            support = plugin.query_model(sample.model, {"DEVICE_ID": device_id})
+            got = set(support.values()) | {d for r in support.unsupported.values() for d in r}
+            expect(got <= {want}, f"{sample.name}: asked {want}, answered for {got}")
+
+
+def check_query_leaves_the_model_alone(plugin: Plugin) -> None:
+    """Asking changes neither the model nor its nodes; asking again answers the same."""
+    for sample in samples():
+        before = sample.model.to_bytes()
+        first = plugin.query_model(sample.model)
+        second = plugin.query_model(sample.model)
+        expect(sample.model.to_bytes() == before, f"{sample.name}: the model was changed")
+        expect(dict(first) == dict(second), f"{sample.name}: asked twice, answered differently")
+
+
+def check_refusals_say_why(plugin: Plugin) -> None:
+    """An operator that nobody knows is refused with a sentence, by query and by compile."""
+    model = unknown_operator()
+    odd = model.node_names[1]
+    support = plugin.query_model(model)
+    if plugin.computes:
+        expect(odd in support.unsupported, f"{plugin.name} claims to support nobody.knows.Odd")
+    for refusals in support.unsupported.values():
+        for device, refusal in refusals.items():
+            expect(len(refusal.message) > 8, f"{device}: a refusal says {refusal.message!r}")
+    if support.unsupported:
+        error = expect_raises(
+            UnsupportedNodesError, lambda: plugin.compile_model(model), "an unknown operator"
+        )
+        expect(odd in str(error), "the error does not name the node")
+        expect(set(error.unsupported) == set(support.unsupported), "it has other nodes than query")
+
+
+def check_query_and_compile_agree(plugin: Plugin) -> None:
+    """What query_model takes whole compiles; what it does not raises UnsupportedNodesError."""
+    for sample in samples():
+        if plugin.query_model(sample.model).unsupported:
+            expect_raises(
+                UnsupportedNodesError,
+                lambda s=sample: plugin.compile_model(s.model),  # type: ignore[misc]
+                sample.name,
+            )
+        else:
+            plugin.compile_model(sample.model).close()
+
+
+def check_ports_are_the_models(plugin: Plugin) -> None:
+    """A compiled model's inputs and outputs equal the model's, in order."""
+    for sample in supported_samples(plugin):
+        compiled = plugin.compile_model(sample.model)
+        expect(compiled.inputs == sample.model.inputs, f"{sample.name}: other inputs")
+        expect(compiled.outputs == sample.model.outputs, f"{sample.name}: other outputs")
+        expect(compiled.get_property("NETWORK_NAME") == sample.model.name, "NETWORK_NAME")
+        expect(
+            compiled.get_property("EXECUTION_DEVICES") == (compiled.device,), "EXECUTION_DEVICES"
+        )
+        expect(compiled.get_property("LOADED_FROM_CACHE") is False, "LOADED_FROM_CACHE")
+        expect(compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS") >= 1, "OPTIMAL_NUMBER")
+        compiled.close()
+
+
+def check_compiling_twice_gives_two(plugin: Plugin) -> None:
+    """Two compiled models of one model live and end apart; the model stays as it was."""
+    sample = supported_samples(plugin)[0]
+    before = sample.model.to_bytes()
+    first, second = plugin.compile_model(sample.model), plugin.compile_model(sample.model)
+    first.close()
+    result = second(sample.inputs)
+    for name, want in sample.outputs.items():
+        expect_value(result[name], want, sample.rtol, plugin.computes, f"{sample.name}: {name}")
+    expect(sample.model.to_bytes() == before, "the model was changed")
+    second.close()
+
+
+def check_all_defaults_may_be_given(plugin: Plugin) -> None:
+    """Compiling with every mutable property at its default is compiling with none."""
+    sample = supported_samples(plugin)[0]
+    config = {p.name: p.default for p in plugin.properties.values() if p.mutable}
+    compiled = plugin.compile_model(sample.model, config)
+    expect(len(compiled(sample.inputs).to_tuple()) == len(sample.outputs), "outputs are missing")
+    compiled.close()
+
+
+def check_no_transformations_changes_no_answer(plugin: Plugin) -> None:
+    """DISABLE_TRANSFORMATIONS gives the same outputs."""
+    for sample in supported_samples(plugin):
+        plain = plugin.compile_model(sample.model, {"DISABLE_TRANSFORMATIONS": True})
+        result = plain(dict(sample.inputs))
+        for name, want in sample.outputs.items():
+            where = f"{sample.name}, untransformed: {name}"
+            expect_value(np.asarray(result[name]), want, sample.rtol, plugin.computes, where)
+        plain.close()

@@ -1,0 +1,182 @@
+"""Checks of requests: right answers, in any order of things, and no memory shared by accident."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import numpy as np
+
+from devices.conformance.expectation import expect, expect_raises, expect_value
+from devices.conformance.query_checks import supported_samples
+from devices.conformance.samples import Sample
+from devices.errors import (
+    RequestCancelledError,
+    TensorNameError,
+    TensorShapeError,
+    TensorTypeError,
+)
+from devices.plugin import Plugin
+from devices.results import Results
+
+
+def check_answers_are_right(plugin: Plugin) -> None:
+    """Every sample that is taken gives the outputs that the specification says."""
+    for sample in supported_samples(plugin):
+        compiled = plugin.compile_model(sample.model)
+        for _ in range(2):
+            _expect_outputs(plugin, sample, compiled(dict(sample.inputs)))
+        compiled.close()
+
+
+def check_inputs_are_only_read(plugin: Plugin) -> None:
+    """Read-only inputs work, and hold the same values afterwards."""
+    for sample in supported_samples(plugin):
+        inputs = {name: array.copy() for name, array in sample.inputs.items()}
+        for array in inputs.values():
+            array.setflags(write=False)
+        compiled = plugin.compile_model(sample.model)
+        values = [inputs[port.name] for port in compiled.inputs]
+        compiled.run(values)
+        for name, array in inputs.items():
+            expect(np.array_equal(array, sample.inputs[name]), f"{sample.name}: {name} changed")
+        compiled.close()
+
+
+def check_answers_outlive_the_next_run(plugin: Plugin) -> None:
+    """An answer does not change when the request, or another, runs again."""
+    for sample in supported_samples(plugin):
+        compiled = plugin.compile_model(sample.model)
+        request = compiled.create_infer_request()
+        first = request.infer(dict(sample.inputs))
+        kept = {name: np.array(value) for name, value in first.items()}
+        others = {n: a[::-1].copy() for n, a in sample.inputs.items()}
+        request.infer(others)
+        compiled(others)
+        for name, value in kept.items():
+            expect(np.array_equal(first[name], value), f"{sample.name}: {name} changed")
+        compiled.close()
+
+
+def check_strided_inputs(plugin: Plugin) -> None:
+    """A window into a larger array, transposed ones and foreign byte order included, just works."""
+    for sample in supported_samples(plugin):
+        compiled = plugin.compile_model(sample.model)
+        inputs = {}
+        for name, array in sample.inputs.items():
+            wide = np.zeros((*array.shape[:-1], array.shape[-1] * 2), array.dtype)
+            wide[..., ::2] = array
+            inputs[name] = wide[..., ::2]
+            if array.dtype.kind in "fi":
+                inputs[name] = inputs[name].astype(array.dtype.newbyteorder(">"))
+        _expect_outputs(plugin, sample, compiled(inputs))
+        compiled.close()
+
+
+def check_wrong_inputs_are_refused(plugin: Plugin) -> None:
+    """Missing, misnamed, wrongly typed or shaped inputs: typed errors, and the request lives on."""
+    for sample in supported_samples(plugin):
+        if sample.model.inputs[0].element_type == "float":
+            _expect_refusals(plugin, sample)
+
+
+def _expect_refusals(plugin: Plugin, sample: Sample) -> None:
+    compiled = plugin.compile_model(sample.model)
+    request = compiled.create_infer_request()
+    good, name = dict(sample.inputs), sample.model.inputs[0].name
+    wrong: dict[str, tuple[type[Exception], object]] = {
+        "nothing": (TensorTypeError, None),
+        "complex numbers": (TensorTypeError, good[name].astype("complex64")),
+        "one more dimension": (TensorShapeError, good[name][..., None]),
+    }
+    for what, (kind, value) in wrong.items():
+        bad = good | {name: value}
+        expect_raises(kind, partial(request.infer, bad), f"{sample.name}: {name} is {what}")
+    missing = expect_raises(TensorNameError, partial(request.infer, {}), "no inputs")
+    expect(name in str(missing), "the error does not name the missing input")
+    expect_raises(TensorNameError, partial(request.infer, good | {"nope": 1}), "an extra input")
+    _expect_outputs(plugin, sample, request.infer(good))
+    compiled.close()
+
+
+def check_two_requests_do_not_mix(plugin: Plugin) -> None:
+    """Requests of one compiled model, interleaved, each give their own answer."""
+    sample = supported_samples(plugin)[0]
+    compiled = plugin.compile_model(sample.model)
+    zeros = {name: np.zeros_like(array) for name, array in sample.inputs.items()}
+    first, second = compiled.create_infer_request(), compiled.create_infer_request()
+    first.start_async(dict(sample.inputs))
+    second.start_async(zeros)
+    second.wait()
+    first.wait()
+    _expect_outputs(plugin, sample, first.results)
+    alone = compiled(zeros)
+    for name, value in second.results.items():
+        expect(np.array_equal(value, alone[name]), f"{sample.name}: {name} mixed up")
+    compiled.close()
+
+
+def check_streams_run_at_once(plugin: Plugin) -> None:
+    """With NUM_STREAMS of 3, runs from many threads all give the right answer."""
+    sample = supported_samples(plugin)[-1]
+    compiled = plugin.compile_model(sample.model, {"NUM_STREAMS": 3})
+    expect(
+        compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS") >= 3, "3 streams, fewer requests"
+    )
+    with ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(lambda _: compiled(dict(sample.inputs)), range(24)))
+    for answer in answers:
+        _expect_outputs(plugin, sample, answer)
+    compiled.close()
+
+
+def check_async_with_callback(plugin: Plugin) -> None:
+    """The callback is called once a run, in another thread, before wait returns."""
+    sample = supported_samples(plugin)[0]
+    compiled = plugin.compile_model(sample.model)
+    request = compiled.create_infer_request()
+    calls: list[tuple[object, int]] = []
+    request.set_callback(lambda data: calls.append((data, threading.get_ident())), "mine")
+    request.start_async(dict(sample.inputs))
+    request.wait()
+    expect([data for data, _ in calls] == ["mine"], f"one call with 'mine', got {calls}")
+    expect(calls[0][1] != threading.get_ident(), "the callback ran in the caller's thread")
+    _expect_outputs(plugin, sample, request.results)
+    compiled.close()
+
+
+def check_cancelled_request_is_usable(plugin: Plugin) -> None:
+    """Cancelling ends a run with RequestCancelledError or lets it finish; then it runs again."""
+    sample = supported_samples(plugin)[0]
+    compiled = plugin.compile_model(sample.model)
+    request = compiled.create_infer_request()
+    request.cancel()
+    for _ in range(5):
+        request.start_async(dict(sample.inputs))
+        request.cancel()
+        try:
+            request.wait()
+        except RequestCancelledError:
+            continue
+    _expect_outputs(plugin, sample, request.infer(dict(sample.inputs)))
+    compiled.close()
+
+
+def check_close_may_come_twice(plugin: Plugin) -> None:
+    """Closing waits for what runs, and closing again does nothing."""
+    sample = supported_samples(plugin)[0]
+    compiled = plugin.compile_model(sample.model)
+    request = compiled.create_infer_request()
+    request.start_async(dict(sample.inputs))
+    compiled.close()
+    request.wait()
+    _expect_outputs(plugin, sample, request.results)
+    compiled.close()
+
+
+def _expect_outputs(plugin: Plugin, sample: Sample, results: Results) -> None:
+    expect(set(results) == set(sample.outputs), f"{sample.name}: outputs {set(results)}")
+    for name, want in sample.outputs.items():
+        where = f"{sample.name}: output {name}"
+        expect_value(results[name], want, sample.rtol, plugin.computes, where)
