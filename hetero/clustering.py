@@ -3,8 +3,8 @@
 Two steps. *Waves*: the clusters are laid one after another; each takes every node of its kind that
 is ready, and what that makes ready in turn, so that no edge ever leads back to an earlier cluster.
 The next kind is the one after which, a few waves on, least is left to do: the fewest changes of
-kind still ahead, on the fewest paths. For two kinds, both ways to begin are tried, and the result
-is the least possible number.
+kind still ahead, on the fewest paths. For two kinds that gives the least possible number: they take
+turns, and the one with more changes ahead begins.
 *Quotient merge*: two clusters of one kind become one where no path between them leaves them.
 
 For more than two kinds the least number is NP-hard (typed fusion); `path_lower_bound` says how far
@@ -55,9 +55,7 @@ def cluster(successors: Graph, kind: Sequence[int]) -> list[int]:
     if not kind:
         return []
     heights = _heights(successors, kind)
-    # Two kinds alternate, so that the first one is the only choice there is.
-    firsts = sorted({kind[v] for v in _sources(successors)}) if len(set(kind)) == 2 else [None]
-    found = min((_waves(successors, kind, heights, first) for first in firsts), key=max)
+    found = _waves(successors, kind, heights)
     if max(found) > max(*heights, len(set(kind)) - 1):  # more than the lower bound
         found = _merge(successors, kind, found)
     assert all(found[v] <= found[w] for v, after in enumerate(successors) for w in after)
@@ -70,11 +68,6 @@ def path_lower_bound(successors: Graph, kind: Sequence[int]) -> int:
     One more than the most changes of kind along a path; 0 for an empty graph.
     """
     return 1 + max(_heights(successors, kind)) if kind else 0
-
-
-def _sources(successors: Graph) -> list[int]:
-    reached = {w for after in successors for w in after}
-    return [v for v in range(len(successors)) if v not in reached]
 
 
 def _in_degrees(successors: Graph) -> list[int]:
@@ -113,16 +106,13 @@ def _heights(successors: Graph, kind: Sequence[int]) -> list[int]:
     return heights
 
 
-def _waves(
-    successors: Graph, kind: Sequence[int], heights: Sequence[int], first: int | None
-) -> list[int]:
+def _waves(successors: Graph, kind: Sequence[int], heights: Sequence[int]) -> list[int]:
     """Lay clusters one after another, each as large as it can be."""
     front = _Front(successors, kind, heights)
     clusters = [0] * len(kind)
     number, left = 0, len(kind)
     while left:
-        current = first if number == 0 and first is not None else front.choose()
-        wave = front.take(current)
+        wave = front.take(front.choose())
         for v in wave:
             clusters[v] = number
         left -= len(wave)

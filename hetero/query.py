@@ -13,7 +13,7 @@ from typing import Final
 from devices.errors import AffinityError, UnsupportedNodesError
 from devices.model import Model
 from devices.support import Refusal, Support
-from hetero.affinity import NO_PINS, Affinity, assign, follows, refuse, resolve_pins
+from hetero.affinity import NO_PINS, Affinity, follows, refuse, resolve_pins
 from hetero.affinity_file import load_affinity
 from hetero.affinity_metadata import metadata_pins
 
@@ -134,39 +134,6 @@ def gather_pins(
             problems += error.data["problems"]
     refuse(model, problems)
     return pins
-
-
-def place(
-    model: Model,
-    devices: Sequence[str],
-    ask: Ask,
-    *,
-    affinity: Mapping[str, str] | None = None,
-    file: str | Path | None = None,
-) -> tuple[Support, Affinity]:
-    """Give every node a device: pins where there are any, the rest by priority.
-
-    Parameters
-    ----------
-    model, devices, ask
-        As for `query_priority`.
-    affinity : mapping of str to str, optional
-        Pattern -> device name; see `resolve_pins`.
-    file : str or Path, optional
-        An affinity file.
-
-    Raises
-    ------
-    AffinityError
-        A pin that cannot be met.
-    UnsupportedNodesError
-        Nodes that no device takes.
-    """
-    pins = gather_pins(model, devices, affinity=affinity, file=file)
-    support = query_priority(model, devices, ask, pins)
-    placed = assign(model, support, pins)
-    require_supported(support, model, devices)
-    return support, placed
 
 
 def _part(model: Model, positions: Sequence[int], literals: set[int]) -> Model:

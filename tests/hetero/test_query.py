@@ -10,7 +10,8 @@ import pytest
 from devices.errors import AffinityError, UnsupportedNodesError
 from devices.model import Model
 from devices.support import Refusal, Support
-from hetero.query import SHOWN_NODES, Ask, gather_pins, place, query_priority, require_supported
+from hetero.affinity import assign
+from hetero.query import SHOWN_NODES, gather_pins, query_priority, require_supported
 from tests.hetero.graphs import build
 
 
@@ -116,13 +117,22 @@ def test_pinned_nodes_are_asked_of_their_device_only(model: Model) -> None:
     }
 
 
-def test_placing_reports_pins_before_unsupported_nodes(model: Model) -> None:
-    ask: Ask = Devices(ORT="Add", CPU="Add Abs")
-    with pytest.raises(AffinityError, match=r"node 'n2' \(Abs\): ORT does not"):
-        place(model, ["ORT", "CPU"], ask, affinity={"n2": "ORT"})
-    with pytest.raises(UnsupportedNodesError):
-        place(model, ["ORT", "CPU"], ask, affinity={"n2": "CPU"})
-    support, placed = place(model, ["ORT", "CPU"], Devices(ORT="Add", CPU="Abs Neg"))
+def test_a_pin_that_its_device_refuses_is_an_error_with_the_reason(model: Model) -> None:
+    ask = Devices(ORT="Add", CPU="Add Abs Neg")
+    pins = gather_pins(model, ["ORT", "CPU"], affinity={"n2": "ORT", "op:Neg": "ORT"})
+    support = query_priority(model, ["ORT", "CPU"], ask, pins)
+    with pytest.raises(AffinityError) as caught:
+        assign(model, support, pins)
+    assert caught.value.data["problems"] == (
+        "node 'n2' (Abs): ORT does not take it: no Abs on ORT [no_kernel] (pin: name n2)",
+        "node 'n3' (Neg): ORT does not take it: no Neg on ORT [no_kernel] (pin: op:Neg)",
+    )
+
+
+def test_support_becomes_the_affinity(model: Model) -> None:
+    support = query_priority(model, ["ORT", "CPU"], Devices(ORT="Add", CPU="Abs Neg"))
+    require_supported(support, model, ["ORT", "CPU"])
+    placed = assign(model, support)
     assert dict(placed) == dict(support)
     assert placed.reasons["make_k"] == "follows n1"
 
