@@ -101,7 +101,7 @@ def resolve_pins(
         if devices is not None:
             listed = find_device(device, devices)
             if listed is None:
-                near = difflib.get_close_matches(device.upper(), devices, 1, 0.5)
+                near = difflib.get_close_matches(device.upper(), devices, 1, 0.7)
                 problems.append(
                     f"pin {pattern!r}{where}: no device {device!r} in the list "
                     f"({', '.join(devices)})" + (f"; did you mean {near[0]!r}?" if near else "")
@@ -231,7 +231,7 @@ def refuse(model: Model, problems: Sequence[str]) -> None:
     if problems:
         lines = "".join(f"\n  {problem}" for problem in problems)
         raise AffinityError(
-            f"model {model.name!r}: {len(problems)} affinities cannot be met:{lines}\n"
+            f"model {model.name!r}: problems with its affinities ({len(problems)}):{lines}\n"
             "Pin to a device that is in the list and takes the node, or leave the pin out.",
             problems=tuple(problems),
         )
