@@ -14,7 +14,7 @@ from devices.model_reader import Source, read_model
 from devices.properties import Config
 from devices.support import Support
 from hetero.affinity import Affinity, assign
-from hetero.affinity_file import load_affinity, parse_pins
+from hetero.affinity_file import parse_pins
 from hetero.compiled_model import CompiledModel
 from hetero.config import HETERO_PROPERTIES, SplitConfig, split_config
 from hetero.lowering import constant_outputs, lower, stage_sources
@@ -263,7 +263,11 @@ class Core:
     ) -> _Query:
         devices = self._devices(device, config)
         split = self._split_config(config, devices)
-        pins = gather_pins(model, devices, affinity=self._pins(affinity))
+        if isinstance(affinity, str | Path):
+            pins = gather_pins(model, devices, file=affinity)
+        else:
+            given = affinity if isinstance(affinity, Mapping) else parse_pins(affinity or ())
+            pins = gather_pins(model, devices, affinity=given)
 
         def ask(name: str, part: Model) -> Support:
             return self.executor.query(name, part, split.devices[name])
@@ -284,17 +288,6 @@ class Core:
                 property="MULTI_DEVICE_PRIORITIES",
             )
         return listed
-
-    def _pins(self, affinity: AffinitySource | None) -> dict[str, str]:
-        if affinity is None:
-            return {}
-        if isinstance(affinity, str | Path):
-            pins = load_affinity(affinity)
-        elif isinstance(affinity, Mapping):
-            pins = dict(affinity)
-        else:
-            pins = parse_pins(affinity)
-        return {pattern: self._canonical(device) for pattern, device in pins.items()}
 
     def _split_config(self, config: Config, devices: tuple[str, ...]) -> SplitConfig:
         known = {name: frozenset(self._known_properties(name)) for name in devices}
