@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 import onnx
+from google.protobuf.message import DecodeError
 
 from devices.cpu.block import Block, build_block
 from devices.cpu.implementations import Scope
@@ -100,7 +101,7 @@ class CPUProgram(Program):
         try:
             proto.ParseFromString(header["graph"])
             return cls(_model(proto, header["covers"], payload), threads)
-        except (KeyError, TypeError, ValueError) as error:
+        except (DecodeError, KeyError, TypeError, ValueError) as error:
             raise BlobError(f"damaged CPU payload: {error}. Compile the model again.") from error
 
 

@@ -1,0 +1,73 @@
+"""Building small models for the CPU device's tests, and running them on it and on an oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from devices.compiled_model import CompiledModel
+from devices.cpu.plugin import CPUPlugin
+from devices.model_reader import read_model
+
+
+def make_model(
+    nodes: Sequence[onnx.NodeProto],
+    inputs: Mapping[str, Any],
+    outputs: Sequence[str],
+    constants: Mapping[str, Any] | None = None,
+    *,
+    opset: int = 17,
+    functions: Sequence[onnx.FunctionProto] = (),
+    domains: Mapping[str, int] | None = None,
+) -> onnx.ModelProto:
+    """Return a model whose inputs have the types and shapes of the arrays given."""
+    graph = helper.make_graph(
+        list(nodes),
+        "model",
+        [_value_info(name, np.asarray(value)) for name, value in inputs.items()],
+        [helper.make_empty_tensor_value_info(name) for name in outputs],
+        [numpy_helper.from_array(np.asarray(v), name) for name, v in (constants or {}).items()],
+    )
+    imports = [helper.make_opsetid("", opset)]
+    imports += [helper.make_opsetid(domain, version) for domain, version in (domains or {}).items()]
+    return helper.make_model(
+        graph,
+        opset_imports=imports,
+        functions=functions,
+        ir_version=max(8, helper.find_min_ir_version_for(imports, ignore_unknown=True)),
+    )
+
+
+def _value_info(name: str, array: np.ndarray) -> onnx.ValueInfoProto:
+    if array.dtype.kind in "OU":
+        return helper.make_tensor_value_info(name, onnx.TensorProto.STRING, array.shape)
+    code = helper.np_dtype_to_tensor_dtype(array.dtype)
+    return helper.make_tensor_value_info(name, code, array.shape)
+
+
+def compile_cpu(model: onnx.ModelProto, **config: Any) -> CompiledModel:
+    return CPUPlugin().compile_model(read_model(model), config)
+
+
+def run_cpu(model: onnx.ModelProto, inputs: Mapping[str, Any], **config: Any) -> list[Any]:
+    return list(compile_cpu(model, **config).run(list(inputs.values())))
+
+
+def run_reference(model: onnx.ModelProto, inputs: Mapping[str, Any]) -> list[Any]:
+    return list(ReferenceEvaluator(model).run(None, dict(inputs)))
+
+
+def run_onnxruntime(model: onnx.ModelProto, inputs: Mapping[str, Any]) -> list[Any]:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    return list(session.run(None, dict(inputs)))
