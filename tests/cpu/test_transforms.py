@@ -1,0 +1,261 @@
+"""Transformations: what each pattern becomes, when it must not, and that results stay the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import helper
+
+from devices.cpu.transforms import transform
+from devices.light_models import light_model_names
+from devices.model import Model
+from devices.model_reader import read_model
+from tests.bench.networks import bert
+from tests.cpu.models import make_model, run_cpu, run_onnxruntime
+
+RANDOM = np.random.default_rng(0)
+
+
+def floats(*shape: int) -> np.ndarray:
+    return RANDOM.uniform(0.5, 1.5, shape).astype(np.float32)
+
+
+def node(op_type: str, inputs: str, output: str, **attributes: Any) -> onnx.NodeProto:
+    return helper.make_node(op_type, inputs.split(), [output], name=f"n_{output}", **attributes)
+
+
+def operators(model: onnx.ModelProto) -> list[str]:
+    return [n.op_type for n in transform(read_model(model)).nodes]
+
+
+def check(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> None:
+    """Compare transformed and untransformed runs with ONNX Runtime, and check what is covered."""
+    wanted = run_onnxruntime(model, feeds)
+    for raw in (True, False):
+        got = run_cpu(model, feeds, DISABLE_TRANSFORMATIONS=raw)
+        for a, b in zip(got, wanted, strict=True):
+            assert a.dtype == b.dtype
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    check_covers(read_model(model))
+
+
+def check_covers(model: Model) -> None:
+    """Each original node is covered at most once; those that are not, needed no running."""
+    transformed = transform(model)
+    covered = [name for n in transformed.nodes for name in n.covers]
+    assert len(set(covered)) == len(covered)
+    assert set(covered) <= set(model.node_names)
+    assert [p.name for p in transformed.inputs] == [p.name for p in model.inputs]
+    assert [p.name for p in transformed.outputs] == [p.name for p in model.outputs]
+
+
+X4 = floats(1, 4, 6, 6)
+CONV = node("Conv", "x k b", "c", pads=[1, 1, 1, 1])
+NORM = node("BatchNormalization", "c s t m v", "n")
+WEIGHTS = {
+    "k": floats(4, 4, 3, 3), "b": floats(4), "s": floats(4), "t": floats(4), "m": floats(4),
+    "v": floats(4), "per_channel": floats(4, 1, 1), "three": np.float32(3), "zero": np.float32(0),
+    "six": np.float32(6), "row": floats(6),
+}  # fmt: skip
+
+#: Nodes, and the operators that they become; the last node's output is the graph's.
+PATTERNS: dict[str, tuple[list[onnx.NodeProto], list[str]]] = {
+    "conv_batchnorm": ([CONV, NORM], ["Conv"]),
+    "conv_batchnorm_scale_shift_relu": (
+        [CONV, NORM, node("Mul", "n per_channel", "p"), node("Add", "b3 p", "q"),
+         node("Relu", "q", "y")], ["FusedConv"],
+    ),
+    "conv_residual_relu": (
+        [CONV, node("Add", "x c", "a"), node("Relu", "a", "y")], ["FusedConv"],
+    ),
+    "conv_clip": ([CONV, node("Clip", "c zero six", "y")], ["FusedConv"]),
+    "conv_leaky": ([CONV, node("LeakyRelu", "c", "y", alpha=0.2)], ["FusedConv"]),
+    "conv_swish": (
+        [CONV, node("Sigmoid", "c", "g"), node("Mul", "c g", "y")], ["FusedConv"],
+    ),
+    "conv_hard_swish": ([CONV, node("HardSwish", "c", "y")], ["FusedConv"]),
+    "conv_last_axis_product": ([CONV, node("Mul", "c row", "y")], ["Conv", "Mul"]),
+    "conv_sum_of_other_shape": (
+        [CONV, node("GlobalAveragePool", "x", "g"), node("Add", "c g", "y")],
+        ["Conv", "GlobalAveragePool", "Add"],
+    ),
+    "batchnorm_scale_shift_relu": (
+        [node("Relu", "x", "c"), NORM, node("Mul", "n per_channel", "p"),
+         node("Add", "p b3", "q"), node("Relu", "q", "y")], ["Relu", "ScaleShift"],
+    ),
+    "matmul_add": ([node("MatMul", "x w6", "h"), node("Add", "h row", "y")], ["FusedMatMul"]),
+    "matmul_add_larger": (
+        [node("MatMul", "x w6", "h"), node("Add", "h big", "y")], ["MatMul", "Add"],
+    ),
+    "identity_and_dropout": (
+        [node("Identity", "x", "i"), node("Dropout", "i", "d"), node("Exp", "d", "y")], ["Exp"],
+    ),
+    "transposes_cancel": (
+        [node("Transpose", "x", "turned", perm=[1, 0, 3, 2]),
+         node("Transpose", "turned", "u", perm=[1, 0, 3, 2]), node("Exp", "u", "y")], ["Exp"],
+    ),
+    "transposes_merge": (
+        [node("Transpose", "x", "turned", perm=[0, 2, 3, 1]),
+         node("Transpose", "turned", "y", perm=[1, 0, 3, 2])], ["Transpose"],
+    ),
+    "reshapes_merge": (
+        [node("Flatten", "x", "f"), node("Reshape", "f shape", "y")], ["Reshape"],
+    ),
+    "constants_fold": (
+        [node("Shape", "x", "s1"), node("Gather", "s1 first", "s2"),
+         node("Unsqueeze", "s2 axes", "s3"), node("Concat", "s3 minus", "s4", axis=0),
+         node("Reshape", "x s4", "y")], ["Reshape"],
+    ),
+    "dead": ([node("Exp", "x", "dead"), node("Relu", "x", "y")], ["Relu"]),
+    "gelu_erf": (
+        [node("Div", "x root2", "e"), node("Erf", "e", "f"), node("Add", "f one", "g"),
+         node("Mul", "x g", "h"), node("Mul", "h half", "y")], ["Gelu"],
+    ),
+    "gelu_half_first": (
+        [node("Mul", "x half", "hx"), node("Div", "x root2", "e"), node("Erf", "e", "f"),
+         node("Add", "f one", "g"), node("Mul", "hx g", "y")], ["Gelu"],
+    ),
+    "gelu_tanh": (
+        [node("Pow", "x cube", "p"), node("Mul", "p c44", "q"), node("Add", "x q", "r"),
+         node("Mul", "r root_pi", "e"), node("Tanh", "e", "f"), node("Add", "one f", "g"),
+         node("Mul", "x half", "hx"), node("Mul", "hx g", "y")], ["Gelu"],
+    ),
+    "gelu_of_other_number": (
+        [node("Div", "x three", "e"), node("Erf", "e", "f"), node("Add", "f one", "g"),
+         node("Mul", "x g", "h"), node("Mul", "h half", "y")],
+        ["Div", "Erf", "Add", "Mul", "Mul"],
+    ),
+    "layer_norm": (
+        [node("ReduceMean", "x", "mean", axes=[-1]), node("Sub", "x mean", "d"),
+         node("Pow", "d two", "sq"), node("ReduceMean", "sq", "var", axes=[3]),
+         node("Add", "var eps", "ve"), node("Sqrt", "ve", "sd"), node("Div", "d sd", "z"),
+         node("Mul", "row z", "zs"), node("Add", "zs row", "y")], ["LayerNormalization"],
+    ),
+}  # fmt: skip
+
+MORE = WEIGHTS | {
+    "b3": floats(4, 1, 1), "w6": floats(6, 6), "big": floats(3, 1, 1, 1, 6),
+    "shape": np.array([4, 36], np.int64), "axes": np.array([0], np.int64), "first": np.array(0, np.int64),
+    "minus": np.array([-1], np.int64), "one": np.float32(1),
+    "half": np.float32(0.5), "root2": np.float32(2**0.5), "cube": np.float32(3),
+    "c44": np.float32(0.044715), "root_pi": np.float32((2 / np.pi) ** 0.5),
+    "two": np.float32(2), "eps": np.float32(1e-5),
+}  # fmt: skip
+
+
+def pattern_model(nodes: list[onnx.NodeProto], *, outputs: tuple[str, ...] = ()) -> Any:
+    used = {name for n in nodes for name in n.input}
+    weights = {name: value for name, value in MORE.items() if name in used}
+    return make_model(nodes, {"x": X4}, [nodes[-1].output[0], *outputs], weights)
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_pattern(name: str) -> None:
+    nodes, wanted = PATTERNS[name]
+    model = pattern_model(nodes)
+    assert operators(model) == wanted
+    check(model, {"x": X4 - 1})
+
+
+@pytest.mark.parametrize("name", [n for n, (nodes, _) in PATTERNS.items() if len(nodes) > 1])
+def test_every_inner_value_stays_where_it_is_an_output(name: str) -> None:
+    nodes, _ = PATTERNS[name]
+    for inner in nodes[:-1]:
+        if inner.op_type in ("Shape", "Gather", "Unsqueeze", "Concat"):
+            continue
+        check(pattern_model(nodes, outputs=(inner.output[0],)), {"x": X4 - 1})
+
+
+@pytest.mark.parametrize("name", ["conv_batchnorm", "matmul_add", "gelu_erf", "layer_norm"])
+def test_every_inner_value_stays_where_it_has_another_reader(name: str) -> None:
+    nodes, _ = PATTERNS[name]
+    for inner in nodes[:-1]:
+        more = [*nodes, node("Neg", inner.output[0], "other")]
+        model = make_model(
+            more, {"x": X4}, [nodes[-1].output[0], "other"],
+            {k: v for k, v in MORE.items() if any(k in n.input for n in more)},
+        )  # fmt: skip
+        check(model, {"x": X4 - 1})
+
+
+def test_a_value_that_a_body_reads_keeps_its_name() -> None:
+    graph = helper.make_graph(
+        [helper.make_node("Neg", ["c"], ["t"])], "body", [],
+        [helper.make_empty_tensor_value_info("t")],
+    )  # fmt: skip
+    branch = helper.make_node("If", ["on"], ["z"], then_branch=graph, else_branch=graph)
+    nodes = [CONV, node("Relu", "c", "r"), branch, node("Add", "r z", "y")]
+    feeds = {"x": X4, "on": np.array(True)}
+    model = make_model(nodes, feeds, ["y"], {"k": WEIGHTS["k"], "b": WEIGHTS["b"]})
+    check(model, feeds)
+
+
+def test_all_of_bert_is_covered() -> None:
+    model = read_model(bert(layers=1, width=64, length=8))
+    covered = {name for n in transform(model).nodes for name in n.covers}
+    assert covered == set(model.node_names)
+
+
+@pytest.mark.parametrize("name", light_model_names())
+def test_light_models_lose_no_node_but_literals(name: str) -> None:
+    model = read_model(f"light:{name}")
+    check_covers(model)
+    covered = {name for n in transform(model).nodes for name in n.covers}
+    lost = {model.nodes[model.index_of[n]].op_type for n in set(model.node_names) - covered}
+    assert lost <= {"Constant", "ConstantOfShape", "Dropout", "Reshape", "Unsqueeze"}
+
+
+@st.composite
+def networks(draw: st.DrawFn) -> onnx.ModelProto:
+    """Draw a network of fusable pieces in any order, some of their values outputs as well."""
+    nodes: list[onnx.NodeProto] = []
+    values = ["x"]
+    pieces: list[Callable[[str, str], onnx.NodeProto]] = [
+        lambda v, o: node("Conv", f"{v} k b", o, pads=[1, 1, 1, 1]),
+        lambda v, o: node("Conv", f"{v} k", o, pads=[1, 1, 1, 1]),
+        lambda v, o: node("BatchNormalization", f"{v} s t m v", o),
+        lambda v, o: node("Mul", f"{v} per_channel", o),
+        lambda v, o: node("Add", f"b3 {v}", o),
+        lambda v, o: node("Relu", v, o),
+        lambda v, o: node("Sigmoid", v, o),
+        lambda v, o: node("Clip", f"{v} zero six", o),
+        lambda v, o: node("Identity", v, o),
+        lambda v, o: node("Dropout", v, o),
+        lambda v, o: node("Transpose", v, o, perm=[0, 1, 3, 2]),
+        lambda v, o: node("MatMul", f"{v} w6", o),
+        lambda v, o: node("Add", f"{v} row", o),
+        lambda v, o: node("Tanh", v, o),
+    ]
+    for i in range(draw(st.integers(1, 14))):
+        output = f"o{i}"
+        latest = values[-1] if draw(st.integers(0, 3)) else draw(st.sampled_from(values))
+        if draw(st.integers(0, 5)) == 0:
+            other = draw(st.sampled_from(values))
+            op_type = draw(st.sampled_from(["Add", "Mul", "Sum"]))
+            nodes.append(node(op_type, f"{latest} {other}", output))
+        else:
+            nodes.append(draw(st.sampled_from(pieces))(latest, output))
+        # Kept small, so that a tolerance means the same for every network.
+        nodes.append(node("Tanh", output, f"h{i}")) if draw(st.integers(0, 2)) == 0 else None
+        values.append(nodes[-1].output[0])
+    outputs = {values[-1], *draw(st.lists(st.sampled_from(values[1:]), max_size=2))}
+    used = {name for n in nodes for name in n.input}
+    weights = {k: v / 4 if k == "k" else v for k, v in MORE.items() if k in used}
+    return make_model(nodes, {"x": X4}, sorted(outputs), weights)
+
+
+@settings(max_examples=120, deadline=None)
+@given(networks())
+def test_random_networks_give_the_same_transformed(model: onnx.ModelProto) -> None:
+    feeds = {"x": X4 - 1}
+    plain = run_cpu(model, feeds, DISABLE_TRANSFORMATIONS=True)
+    for a, b in zip(run_cpu(model, feeds), plain, strict=True):
+        scale = float(np.abs(b).max()) + 1e-3
+        np.testing.assert_allclose(a / scale, b / scale, rtol=1e-3, atol=1e-4)
+    check_covers(read_model(model))
