@@ -18,12 +18,15 @@ from devices.kernels.window import Window
 #: Changes a block of the output in place; called as ``activate(xp, block)``.
 Activate = Callable[..., None]
 
-#: Bytes of columns to hold at once: few products, each of which packs the weights anew, but the
-#: columns still in the last-level cache when they are read.
-_COLUMN_BYTES = 1 << 22
+#: Bytes of columns to hold at once: enough that packing the weights anew for each product is
+#: cheap, little enough that small models stay within their memory.
+_COLUMN_BYTES = 1 << 20
 
-#: The same for one channel's columns, where the product is cheap.
-_CHANNEL_BYTES = 1 << 21
+#: The same for kernels of one channel, whose product is cheap.
+_CHANNEL_BYTES = 1 << 20
+
+#: Bytes of all kernel elements' products that are worth holding.
+_PRODUCT_BYTES = 1 << 22
 
 #: Columns below which a matrix product no longer pays for packing the weights.
 _FEWEST_COLUMNS = 192
@@ -281,4 +284,4 @@ def _by_outputs_pays(window: Window, m: int, c: int, itemsize: int) -> bool:
     if len(window.output) != 2 or set(window.strides) != {1} or 2 * m > c:
         return False
     columns = window.output[0] * _wide_width(window)
-    return columns >= 512 and prod(window.kernel) * m * columns * itemsize <= 2 * _COLUMN_BYTES
+    return columns >= 512 and prod(window.kernel) * m * columns * itemsize <= _PRODUCT_BYTES
