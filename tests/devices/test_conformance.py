@@ -1,0 +1,79 @@
+"""Every device, ours and the example of a third party's, passes the shipped suite."""
+
+from pathlib import Path
+
+import pytest
+
+from devices import Plugin, load_plugins
+from devices.errors import UnknownPropertyError
+from devices.testing import check_device, device_checks
+from tests.examples import third_party_plugin
+
+PLUGINS = {
+    name: entry
+    for name, entry in load_plugins(["tests.examples.third_party_plugin:DensePlugin"]).items()
+    if name in ("CPU", "ORT", "NULL", "DENSE")
+}
+
+
+@pytest.mark.parametrize("check", device_checks(), ids=lambda check: check.__name__)
+@pytest.mark.parametrize("name", list(PLUGINS))
+def test_device(name, check):
+    entry = PLUGINS[name]
+    assert entry.plugin is not None, entry.error
+    check(entry.plugin)
+
+
+def test_the_suite_finds_what_is_wrong():
+    """Each broken plugin fails the check that is about what it breaks, and says so."""
+    dense = type(PLUGINS["DENSE"].plugin)
+
+    class Program:
+        def __init__(self, program, change):
+            self.program, self.change = program, change
+
+        def __getattr__(self, name):
+            return getattr(self.program, name)
+
+        def run(self, inputs, context):
+            return self.change(inputs, self.program.run(inputs, context))
+
+    def broken(change):
+        class Broken(dense):
+            def compile(self, model, config):
+                return Program(super().compile(model, config), change)
+
+        return Broken()
+
+    wrong_values = broken(lambda inputs, outputs: [o + 1 for o in outputs])
+    wrong_types = broken(lambda inputs, outputs: [o.astype("float64") for o in outputs])
+    too_few = broken(lambda inputs, outputs: outputs[:-1])
+    for plugin in (wrong_values, wrong_types, too_few):
+        with pytest.raises(AssertionError, match="check_answers_are_right"):
+            check_device(plugin)
+
+    class Unreasoned(dense):
+        def get_property(self, name):
+            try:
+                return super().get_property(name)
+            except UnknownPropertyError:
+                return None
+
+    with pytest.raises(AssertionError, match="check_unknown_property_is_refused: AssertionError"):
+        check_device(Unreasoned())
+
+
+def test_expected_failures_are_strict():
+    plugin: Plugin = PLUGINS["NULL"].plugin
+    results = check_device(plugin)
+    assert {r.error for r in results} == {None}
+    assert [r.name for r in results] == [c.__name__ for c in device_checks(plugin)]
+    with pytest.raises(AssertionError, match="passes, though it is expected to fail"):
+        check_device(plugin, expected_failures={"check_answers_are_right": "a guess"})
+    with pytest.raises(AssertionError, match="there is no such check"):
+        check_device(plugin, expected_failures={"check_nothing": "a guess"})
+
+
+def test_the_example_plugin_is_under_60_lines():
+    text = Path(third_party_plugin.__file__).read_text(encoding="utf-8")
+    assert len(text.splitlines()) < 60
