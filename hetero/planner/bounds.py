@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetero.planner.min_cut import cut
-from hetero.planner.problem import Floats, Problem, allowed, sums
+from hetero.planner.min_cut import two_way
+from hetero.planner.problem import Problem, allowed, sums
 
 #: Steps of the ascent over device prices.
 PRICE_STEPS = 400
@@ -45,50 +45,31 @@ def largest_node(problem: Problem) -> Bound:
     return Bound("largest node", float(best.max(initial=0.0)), mixing=False)
 
 
-def work(problem: Problem) -> tuple[Bound, Floats]:
+def work(problem: Problem) -> Bound:
     """All work spread over all devices, transfers free and nodes divisible.
 
-    The dual of that linear programme: for any prices y >= 0 that sum to 1, the sum over the nodes
-    of min_d y_d p[v, d] is a bound. An ascent over the prices makes it large; whatever it ends
-    with is proven.
-
-    Returns
-    -------
-    (Bound, ndarray of shape (devices,))
-        The bound and the prices that prove it.
+    The dual of that linear programme: for any prices y >= 0 that sum to 1 over the devices, the sum
+    over the nodes of min_d y_d p[v, d] is a bound. An ascent over the prices makes it large;
+    whatever it ends with is proven. Devices of one class have one price.
     """
-    times = np.where(allowed(problem), problem.times, np.inf)
-    k = problem.device_count
-    classes = sorted({(c, d) for d, c in enumerate(_kinds(problem))})
-    first = [next(d for c, d in classes if c == kind) for kind in sorted({c for c, _ in classes})]
-    sizes = np.array([sum(c == _kinds(problem)[d] for c, _ in classes) for d in first], dtype=float)
-    table = times[:, first]
-
-    def value(price: Floats) -> tuple[float, Floats]:
-        with np.errstate(invalid="ignore"):
-            priced = np.where(np.isfinite(table), table * price, np.inf)
-        choice = priced.argmin(axis=1)
-        picked = table[np.arange(len(table)), choice]
-        return float((picked * price[choice]).sum()), sums(choice, picked, len(first))
-
-    price = 1.0 / np.full(len(first), float(k))
-    best, best_price = value(price)[0], price
+    kinds = sorted(set(problem.classes))
+    first = [problem.classes.index(c) for c in kinds]
+    sizes = np.array([float(problem.classes.count(c)) for c in kinds])
+    table = np.where(allowed(problem), problem.times, np.inf)[:, first]
+    nodes = np.arange(len(table))
+    price = np.full(len(first), 1.0 / problem.device_count)
+    best = 0.0
     # Multiplicative steps keep prices positive and, once scaled, on the simplex.
     for step in range(PRICE_STEPS):
-        at, load = value(price)
-        if at > best:
-            best, best_price = at, price
-        mean = load / sizes
+        choice = (table * price).argmin(axis=1)
+        picked = table[nodes, choice]
+        best = max(best, float((picked * price[choice]).sum()))
+        mean = sums(choice, picked, len(first)) / sizes
         if not mean.max() > 0:
             break
         price = price * np.exp(2.0 / (2.0 + step) ** 0.8 * mean / mean.max())
         price = price / (price * sizes).sum()
-    full = np.zeros(k)
-    kinds = _kinds(problem)
-    order = [kinds[d] for d in first]
-    for d in range(k):
-        full[d] = best_price[order.index(kinds[d])]
-    return Bound("work over all devices", best * (1 - ROUNDING), mixing=True), full
+    return Bound("work over all devices", best * (1 - ROUNDING), mixing=True)
 
 
 def priced_cut(problem: Problem) -> Bound | None:
@@ -103,26 +84,15 @@ def priced_cut(problem: Problem) -> Bound | None:
     Bound or None
         None where there are not exactly two classes, or copies overlap compute.
     """
-    kinds = _kinds(problem)
-    names = sorted(set(kinds))
+    kinds, names = problem.classes, sorted(set(problem.classes))
     if len(names) != 2 or problem.overlap:
         return None
     first, second = kinds.index(names[0]), kinds.index(names[1])
     count = kinds.count(names[0]), kinds.count(names[1])
 
     def value(share: float) -> float:
-        a, b = share / count[0], (1 - share) / count[1]
-        found = cut(
-            a * problem.times[:, first],
-            b * problem.times[:, second],
-            allowed(problem)[:, [first, second]],
-            problem,
-            (
-                a * problem.send[:, first] + b * problem.receive[:, second],
-                b * problem.send[:, second] + a * problem.receive[:, first],
-            ),
-            (0, 1),
-        )
+        prices = share / count[0], (1 - share) / count[1]
+        found = two_way(problem, first, second, prices)
         return 0.0 if found is None else found[0]
 
     low, high, ratio = 0.0, 1.0, (5**0.5 - 1) / 2
@@ -142,10 +112,3 @@ def priced_cut(problem: Problem) -> Bound | None:
         if high - low < 1e-4:
             break
     return Bound("best mix of plans", best * (1 - ROUNDING), mixing=True)
-
-
-def _kinds(problem: Problem) -> list[int]:
-    """Class of each device; pins set a device apart from its class mates."""
-    pinned = {d for _, d in problem.pins}
-    offset = max(problem.classes, default=0) + 1
-    return [offset + d if d in pinned else c for d, c in enumerate(problem.classes)]

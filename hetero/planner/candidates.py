@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import Iterator
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from devices.errors import PlanError
 from hetero.planner import exact as exact_solver
@@ -32,14 +32,20 @@ from hetero.planner.tidy import tidy
 SMALL = 900
 #: ... larger ones are coarsened to about so many supernodes first.
 SUPERNODES = 450
-#: Annealing proposals for each second granted: below what a slow core does, so that the count and
-#: not the clock ends a search.
-PROPOSALS_PER_SECOND = 90_000
+#: Annealing proposals for each second granted and worker: below what most cores do, so that the
+#: count and not the clock ends a search.
+PROPOSALS_PER_SECOND = 150_000
 #: Proposals of one annealing run: at most, and for each supernode at most.
-RUN, RUN_PER_NODE = 900_000, 6_000
-#: Norm and starting temperature of successive runs, in the order in which they reached the best
-#: known values on the published instances.
-RUNS = ((NORM, HOT), (NORM, HOT), (12, 0.2), (NORM, 0.02), (12, HOT), (NORM, 0.2))
+RUN, RUN_PER_NODE = 900_000, 3_000
+#: Norm and starting temperature of successive annealing runs: first from the simple plans and the
+#: slices, then from the best of what that found. Hot runs cross hills, cool ones settle the flat
+#: ground near an optimum; on the published instances each was the best somewhere.
+ROUNDS = (
+    ((NORM, HOT), (NORM, 0.02), (12, 0.2), (NORM, 0.5)),
+    ((60, 0.003), (NORM, HOT), (NORM, 0.02), (12, HOT)),
+)
+#: Annealing runs of one round at most.
+MOST_RUNS = 8
 #: Random orders that slicing tries for each second granted; four times that when only intervals are
 #: wanted.
 ORDERS_PER_SECOND = 3
@@ -123,7 +129,7 @@ class Gathered:
 def simple_bounds(found: Gathered) -> None:
     """Bounds that take milliseconds."""
     problem = found.problem
-    found.bounds += [largest_node(problem), work(problem)[0]]
+    found.bounds += [largest_node(problem), work(problem)]
     if problem.node_count * problem.device_count <= CUT_SIZE:
         proven = priced_cut(problem)
         found.bounds += [proven] if proven is not None else []
@@ -218,28 +224,34 @@ def need_plans(found: Gathered) -> None:
     )
 
 
-def improve(found: Gathered, *, exact: bool, pool: Executor | None) -> None:
+def improve(found: Gathered, *, exact: bool, pool: Executor | None, workers: int) -> None:
     """Anneal from the best plans, refine what was coarse, prove, and search exactly."""
     problem = found.small.problem
-    starts = found.starts()
-    total = int(found.seconds * PROPOSALS_PER_SECOND)
+    searched = [_wary(problem), problem] if problem.dispatch is not None else [problem]
+    total = int(found.seconds * PROPOSALS_PER_SECOND * workers / len(ROUNDS))
     each = min(RUN, RUN_PER_NODE * problem.node_count, total)
-    runs = max(1, min(len(RUNS), total // max(each, 1)))
-    jobs: list[Job] = []
-    for turn, (norm, hot) in enumerate(RUNS[:runs] if starts else ()):
-        start = starts[min(turn // 2, len(starts) - 1)]
-        jobs.append((problem, start, each, found.seed * 1000 + turn, found.deadline, hot, norm))
-    if pool is None:
-        results = [_run(job) for job in jobs]
-    else:
-        futures = [pool.submit(_run, job) for job in jobs]
-        if exact:
-            # A bound for the plans so far takes the time in which others anneal.
-            block_bound(found)
-        results = [future.result() for future in futures]
-    for result in results:
-        found.cut_short |= result.cut_short
-        found.add("annealing", found.small.expand(result.assignment))
+    runs = max(1, min(MOST_RUNS, total // max(each, 1)))
+    for number, settings in enumerate(ROUNDS):
+        starts = found.starts()
+        jobs: list[Job] = []
+        for turn in range(runs if starts else 0):
+            norm, hot = settings[turn % len(settings)]
+            # Every other run starts from the best plan, the rest from the next ones.
+            start = starts[(turn + 1) // 2 % len(starts) if turn % 2 else 0]
+            seed = (found.seed * len(ROUNDS) + number) * MOST_RUNS + turn
+            on = searched[turn % len(searched)]
+            jobs.append((on, start, each, seed, found.deadline, hot, norm))
+        if pool is None:
+            results = [_run(job) for job in jobs]
+        else:
+            futures = [pool.submit(_run, job) for job in jobs]
+            if exact and not number:
+                # A bound for the plans so far takes the time in which others anneal.
+                block_bound(found)
+            results = [future.result() for future in futures]
+        for result in results:
+            found.cut_short |= result.cut_short
+            found.add("annealing", found.small.expand(result.assignment))
     if found.is_coarse:
         _refine(found)
     if exact:
@@ -247,7 +259,18 @@ def improve(found: Gathered, *, exact: bool, pool: Executor | None) -> None:
             block_bound(found)
         _exact_search(found)
     for assignment in found.best()[:4]:
-        found.add(f"{found.plans[assignment]}, tidied", tidy(found.problem, assignment))
+        found.add(f"{found.plans[assignment]}, tidied", tidy(_wary(found.problem), assignment))
+
+
+def _wary(problem: Problem) -> Problem:
+    """The problem with the cost of a subgraph put on what it receives.
+
+    A device's subgraphs other than its first receive something, so that this counts their dispatch,
+    often more than once: searches see only loads, and this makes them shy of fragments.
+    """
+    if problem.dispatch is None:
+        return problem
+    return replace(problem, receive=problem.receive + problem.dispatch)
 
 
 #: Problem, start, proposals, seed, deadline, starting temperature, norm.

@@ -262,7 +262,7 @@ def bottleneck_block(problem: Problem, *, known: float, seconds: float) -> Bound
         None where the classes are others, or the solver proves nothing in time.
     """
     kinds = sorted(set(problem.classes))
-    if len(kinds) > 2 or problem.pins:
+    if len(kinds) > 2:
         return None
     pays = [
         c for c in kinds if problem.send[:, problem.classes.index(c)].any()

@@ -1,4 +1,4 @@
-"""Simulated annealing on the exact load of every device, by moves of one node or of a chunk.
+"""Simulated annealing on the exact load of every device, by moves of a node, a chunk, or two.
 
 A move of node v touches only the tensors at v: each keeps how many of its heads every device
 holds, so that a send or a receive appears or disappears by a counter that reaches or leaves zero.
@@ -19,6 +19,8 @@ from hetero.planner.problem import Assignment, Problem, allowed, is_feasible
 HOT, COLD = 0.05, 0.0003
 #: Order of the norm of the loads that is the energy: near the maximum, yet it feels every device.
 NORM = 30
+#: Share of proposals that exchange two nodes; the rest are one node or a chunk, equally often.
+SWAP = 0.02
 #: Largest connected chunk that moves at once.
 CHUNK = 64
 #: Proposals between two looks at the clock and two coolings.
@@ -113,6 +115,8 @@ class State:
     def move(self, v: int, b: int) -> None:
         """Put node ``v`` on device ``b`` and update what that changes."""
         a = self.where[v]
+        if a == b:
+            return
         loads = self.loads
         compute, out, into = self._rows
         loads[compute + a] -= self._times[v][a]
@@ -221,24 +225,37 @@ def anneal(
                 break
         v = movable[int(draw() * many)]
         a = where[v]
-        if draw() < 0.8 and near[v]:
-            b = where[near[v][int(draw() * len(near[v]))]]
+        kind = draw()
+        if kind < SWAP:
+            u = movable[int(draw() * many)]
+            b = where[u]
+            if a == b or b not in allowed_sets[v] or a not in allowed_sets[u]:
+                continue
+            nodes, back = [v], [u]
         else:
-            b = options[v][int(draw() * len(options[v]))]
-        if a == b or b not in allowed_sets[v]:
-            continue
-        if draw() < 0.5:
-            nodes = [v]
-        else:
-            # Sizes spread evenly over their logarithm: 2 is as likely as 32.
-            size = int(2.0 ** (1.0 + 5.0 * draw()))
-            nodes = [u for u in state.chunk(v, min(size, CHUNK), rng) if b in allowed_sets[u]]
-        if finite_memory and sum(weights[u] for u in nodes) > free[b]:
-            continue
+            if draw() < 0.8 and near[v]:
+                b = where[near[v][int(draw() * len(near[v]))]]
+            else:
+                b = options[v][int(draw() * len(options[v]))]
+            if a == b or b not in allowed_sets[v]:
+                continue
+            nodes, back = [v], []
+            if kind < (1.0 + SWAP) / 2:
+                # Sizes spread evenly over their logarithm: 2 is as likely as 32.
+                size = int(2.0 ** (1.0 + 5.0 * draw()))
+                nodes = [u for u in state.chunk(v, min(size, CHUNK), rng) if b in allowed_sets[u]]
+        if finite_memory:
+            grown = sum(weights[u] for u in nodes) - sum(weights[u] for u in back)
+            if grown > free[b] or -grown > free[a]:
+                continue
         for u in nodes:
             move(u, b)
+        for u in back:
+            move(u, a)
         after = _energy(loads, scale, norm)
         if after > energy and draw() >= math.exp((energy - after) / temperature):
+            for u in back:
+                move(u, b)
             for u in reversed(nodes):
                 move(u, a)
             continue

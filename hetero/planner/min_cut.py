@@ -11,7 +11,7 @@ from collections import deque
 
 import numpy as np
 
-from hetero.planner.problem import Assignment, Floats, Problem, allowed
+from hetero.planner.problem import Assignment, Problem, allowed
 
 #: The largest finite total capacity: costs are scaled to it and rounded down.
 RESOLUTION = 2**46
@@ -102,7 +102,7 @@ def two_way(
     first, second : int
         The two devices.
     price : (float, float)
-        What a second of load costs on each.
+        What a second of load costs on each, not negative.
 
     Returns
     -------
@@ -110,61 +110,25 @@ def two_way(
         A lower bound, tight to rounding, on the least priced sum, and an assignment that has it;
         None when a node is supported by neither.
     """
-    a, b = price
-    mask = allowed(problem)
-    node_a = a * problem.times[:, first]
-    node_b = b * problem.times[:, second]
-    down = a * problem.send[:, first] + b * problem.receive[:, second]
-    up = b * problem.send[:, second] + a * problem.receive[:, first]
-    return cut(node_a, node_b, mask[:, [first, second]], problem, (down, up), (first, second))
-
-
-def cut(
-    node_a: Floats,
-    node_b: Floats,
-    mask: np.ndarray[tuple[int, int], np.dtype[np.bool_]],
-    problem: Problem,
-    tensor_costs: tuple[Floats, Floats],
-    labels: tuple[int, int],
-) -> tuple[float, Assignment] | None:
-    """Least-cost labelling with two labels.
-
-    Parameters
-    ----------
-    node_a, node_b : ndarray, shape (nodes,)
-        Cost of a node under the first and under the second label.
-    mask : ndarray, shape (nodes, 2), bool
-        Which labels a node may have.
-    problem : Problem
-        For its tensors.
-    tensor_costs : (ndarray, ndarray), each of shape (tensors,)
-        Cost when the tail has the first label and some head the second; and the other way round.
-    labels : (int, int)
-        What to write for the two labels.
-
-    Returns
-    -------
-    (float, tuple of int) or None
-        Cost, never above the least one, and labels; None when a node may have neither.
-    """
+    mask = allowed(problem)[:, [first, second]]
     if not mask.any(axis=1).all():
         return None
-    n, m = problem.node_count, len(problem.heads)
-    down, up = tensor_costs
-    total = float(
-        np.where(mask[:, 0], node_a, 0).sum()
-        + np.where(mask[:, 1], node_b, 0).sum()
-        + down.sum()
-        + up.sum()
-    )
+    a, b = price
+    on_first = a * np.where(mask[:, 0], problem.times[:, first], 0.0)
+    on_second = b * np.where(mask[:, 1], problem.times[:, second], 0.0)
+    # A tensor from the first device to the second, and one the other way.
+    down = a * problem.send[:, first] + b * problem.receive[:, second]
+    up = b * problem.send[:, second] + a * problem.receive[:, first]
+    total = float(on_first.sum() + on_second.sum() + down.sum() + up.sum())
     if total <= 0.0:
-        return 0.0, tuple(labels[0] if mask[v, 0] else labels[1] for v in range(n))
+        return 0.0, tuple(first if ok else second for ok in mask[:, 0].tolist())
     scale = RESOLUTION / total
+    n, m = problem.node_count, len(problem.heads)
     source, sink = n + 2 * m, n + 2 * m + 1
     network = Network(n + 2 * m + 2)
     for v in range(n):
-        network.arc(source, v, int(node_b[v] * scale) if mask[v, 1] else FOREVER)
-        network.arc(v, sink, int(node_a[v] * scale) if mask[v, 0] else FOREVER)
+        network.arc(source, v, int(on_second[v] * scale) if mask[v, 1] else FOREVER)
+        network.arc(v, sink, int(on_first[v] * scale) if mask[v, 0] else FOREVER)
     for h, (tail, heads) in enumerate(zip(problem.tails.tolist(), problem.heads, strict=True)):
         out, into = n + 2 * h, n + 2 * h + 1
         if down[h] > 0:
@@ -176,4 +140,4 @@ def cut(
             for v in heads:
                 network.arc(v, into, FOREVER)
     flow, reached = network.source_side(source, sink)
-    return flow / scale, tuple(labels[0] if reached[v] else labels[1] for v in range(n))
+    return flow / scale, tuple(first if reached[v] else second for v in range(n))

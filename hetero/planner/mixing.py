@@ -14,12 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetero.planner.bounds import ROUNDING, Bound
-from hetero.planner.min_cut import cut
+from hetero.planner.min_cut import two_way
 from hetero.planner.problem import (
     Assignment,
     Floats,
     Problem,
-    allowed,
     combine,
     is_feasible,
     loads,
@@ -108,7 +107,7 @@ def mix(problem: Problem, plans: Iterable[Assignment], *, price: bool = True) ->
     classes = sorted(set(problem.classes))
     for _ in range(ROUNDS if price else 0):
         _, prices = most_requests(_table(problem, columns))
-        if len(classes) != 2 or problem.overlap or problem.pins:
+        if len(classes) != 2 or problem.overlap:
             break
         fresh, proven = _price(problem, prices)
         if proven is not None and (bound is None or proven > bound):
@@ -163,22 +162,13 @@ def _price(problem: Problem, prices: Floats) -> tuple[list[Assignment], float | 
     total = a * len(members[0]) + b * len(members[1])
     if total <= 0:
         return [], None
-    found = cut(
-        a * problem.times[:, first],
-        b * problem.times[:, second],
-        allowed(problem)[:, [first, second]],
-        problem,
-        (
-            a * problem.send[:, first] + b * problem.receive[:, second],
-            b * problem.send[:, second] + a * problem.receive[:, first],
-        ),
-        (0, 1),
-    )
+    found = two_way(problem, first, second, (a, b))
     if found is None:
         return [], None
-    value, labels = found
+    value, chosen = found
     plans = []
     for turn in range(max(len(m) for m in members)):
-        pair = tuple(m[turn % len(m)] for m in members)
-        plans.append(tuple(pair[side] for side in labels))
+        other = {first: members[0][turn % len(members[0])]}
+        other[second] = members[1][turn % len(members[1])]
+        plans.append(tuple(other[d] for d in chosen))
     return plans, value / total

@@ -41,7 +41,8 @@ class Problem:
     devices, names : tuple of str
         Names for messages, one each.
     classes : tuple of int
-        Class of each device. Devices of one class have equal times, costs and memory.
+        Class of each device. Devices of one class have equal times, costs and memory; a device
+        with a pin is in a class of its own (`make_problem` sees to both).
     pins : tuple of (int, int)
         Pairs (node, device) that are given.
     groups : tuple of tuple of int
@@ -141,7 +142,7 @@ def make_problem(
         ``send`` and ``receive`` are seconds per device, shape (devices,). Repeated heads and the
         tail among its own heads are dropped; a tensor without heads left is dropped.
     classes : sequence of int, optional
-        Found by comparing the devices' columns when None.
+        Found by comparing the devices' columns when None; pins set devices apart either way.
 
     Returns
     -------
@@ -171,11 +172,13 @@ def make_problem(
         if busy is not None:
             columns.append(busy[None, :])
         seen: dict[bytes, int] = {}
-        found = [
+        classes = [
             seen.setdefault(np.concatenate([c[:, d] for c in columns]).tobytes(), len(seen))
             for d in range(k)
         ]
-        classes = found
+    # A pin tells a device from its class mates.
+    pinned = {d for _, d in pins}
+    classes = [max(classes) + 1 + d if d in pinned else c for d, c in enumerate(classes)]
     return Problem(
         times=times,
         tails=np.asarray(tails, dtype=np.int64),

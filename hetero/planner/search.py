@@ -38,6 +38,7 @@ def plan(
     exact: bool | None = None,
     tolerance: float = TOLERANCE,
     pool: Executor | None = None,
+    workers: int = 1,
 ) -> Solution:
     """Plan a problem.
 
@@ -62,7 +63,9 @@ def plan(
     tolerance : float
         Simpler plans within this share of the best are preferred; 0 takes the best.
     pool : concurrent.futures.Executor, optional
-        Where annealing runs go; one after the other here when None. The plan is the same.
+        Where annealing runs go; one after the other here when None.
+    workers : int
+        Runs that ``pool`` has at a time; effort grows with it, so that a plan depends on it.
 
     Returns
     -------
@@ -89,7 +92,7 @@ def plan(
     gather.slices(found, thorough=contiguous)
     gather.need_plans(found)
     if not contiguous:
-        gather.improve(found, exact=exact, pool=pool)
+        gather.improve(found, exact=exact, pool=pool, workers=workers)
     elif exact:
         gather.block_bound(found)
     if objective == "latency" and not contiguous:

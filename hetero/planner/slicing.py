@@ -129,12 +129,9 @@ def slice_order(
     (float, tuple of int) or None
         The bottleneck in seconds and the device of every node; None when nothing is below ``most``.
     """
-    members: dict[tuple[int, ...], list[int]] = {}
-    pinned = {d for _, d in problem.pins}
-    for d in range(problem.device_count):
-        # A pin tells a device from its class mates.
-        key = (problem.classes[d], d) if d in pinned else (problem.classes[d],)
-        members.setdefault(key, []).append(d)
+    members: dict[int, list[int]] = {}
+    for d, name in enumerate(problem.classes):
+        members.setdefault(name, []).append(d)
     kinds = list(members.values())
     costs = []
     for kind in kinds:
@@ -190,9 +187,8 @@ def _trace(
             fits = np.flatnonzero(np.maximum(before[: end + 1], costs[t][: end + 1, end]) <= limit)
             if fits.size:
                 begin = int(fits[0])
-                device = kind[used[t] - 1]
                 for v in order[begin:end]:
-                    assignment[v] = device
+                    assignment[v] = kind[used[t] - 1]
                 end, used = begin, _less(used, t)
                 break
         else:

@@ -62,6 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 exact=False if chosen.nodes else None,
                 tolerance=0.0,
                 pool=pool if chosen.mode == "free" and chosen.workers > 1 else None,
+                workers=max(1, chosen.workers),
             )
             rows.append(_row(file, chosen.mode, solution, time.monotonic() - begin))
             if not chosen.json:
