@@ -1,6 +1,6 @@
 """A complete third-party plugin: a device that runs dense layers with numpy."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -8,7 +8,7 @@ import numpy as np
 from devices import Config, Model, Node, Plugin, Program, Refusal, RunContext, Value
 
 #: Operator -> what computes it, from its inputs.
-OPERATORS = {
+OPERATORS: dict[str, Callable[..., Value]] = {
     "Add": np.add,
     "MatMul": np.matmul,
     "Mul": np.multiply,

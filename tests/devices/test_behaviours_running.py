@@ -1,0 +1,270 @@
+"""The behaviours of running requests that applications of OpenVINO rely on, row by row.
+
+As in test_behaviours: numbers are rows of the project's behaviour table.
+"""
+
+import gc
+import threading
+
+import numpy as np
+import pytest
+
+from devices import State
+from devices.errors import (
+    DeadlineError,
+    InferenceError,
+    RequestBusyError,
+    RequestCancelledError,
+)
+from tests.devices.networks import DOUBLE, X, gated
+from tests.examples.third_party_plugin import DensePlugin
+
+# Requests, synchronous or not.
+
+
+def test_89_start_then_wait(request_):
+    request_.start_async({"x": X})
+    request_.wait()
+    np.testing.assert_array_equal(request_.get_tensor("y").data, X * 2)
+    assert request_.latency > 0
+
+
+def test_90_busy(running):
+    for act in (lambda: running.start_async({"x": X}), lambda: running.infer({"x": X})):
+        with pytest.raises(RequestBusyError, match="wait"):
+            act()
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda r: r.get_tensor("x"),
+        lambda r: r.set_tensor("x", X),
+        lambda r: r.results,
+        lambda r: r.set_callback(print),
+        lambda r: r.profiling_info,
+        lambda r: r.query_state(),
+        lambda r: r.set_tensors("x", [X]),
+        lambda r: r.get_output_tensor(0),
+    ],
+)
+def test_91_nothing_is_touched_while_it_runs(running, act):
+    with pytest.raises(RequestBusyError):
+        act(running)
+    assert running.state is State.BUSY
+
+
+def test_92_wait_returns_at_once_where_nothing_runs(request_):
+    request_.wait()
+    request_.start_async({"x": X})
+    request_.wait()
+    request_.wait()
+
+
+def test_93_94_wait_for(plugin, request_):
+    assert request_.wait_for(0) is True
+    plugin.gate.clear()
+    request_.start_async({"x": X})
+    assert request_.wait_for(0) is False
+    plugin.gate.set()
+    assert request_.wait_for(5000) is True
+    with pytest.raises(ValueError, match="0 or more"):
+        request_.wait_for(-1)
+
+
+def test_95_cancel_before_start(request_):
+    request_.cancel()
+    np.testing.assert_array_equal(request_.infer({"x": X})["y"], X * 2)
+
+
+def test_96_97_cancel_while_it_runs_then_use_again(plugin, running):
+    running.cancel()
+    assert running.state is State.CANCELLED or running.wait_for(0)
+    with pytest.raises(RequestCancelledError):
+        running.wait()
+    assert running.state is State.IDLE
+    plugin.gate.set()
+    np.testing.assert_array_equal(running.infer({"x": X})["y"], X * 2)
+
+
+def test_96_cancel_while_it_waits_for_the_device(plugin, double, running):
+    queued = double.create_infer_request()
+    queued.start_async({"x": X})
+    queued.cancel()
+    with pytest.raises(RequestCancelledError, match="before it ran"):
+        queued.wait()
+    plugin.gate.set()
+    running.wait()
+
+
+def test_96_cancel_too_late(request_):
+    request_.start_async({"x": X})
+    request_.wait()
+    request_.cancel()
+    np.testing.assert_array_equal(request_.results["y"], X * 2)
+
+
+def test_98_an_error_is_raised_by_wait_and_seen_by_the_callback(plugin, request_):
+    plugin.error = ZeroDivisionError("on purpose")
+    seen = []
+
+    def callback(_):
+        try:
+            seen.append(request_.results)
+        except InferenceError as error:
+            seen.append(error)
+
+    request_.set_callback(callback)
+    request_.start_async({"x": X})
+    with pytest.raises(InferenceError, match=r"DENSE\.0 .*'g'.*x\[2, 3\].*on purpose") as caught:
+        request_.wait()
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert seen == [caught.value]
+    plugin.error = None
+    request_.infer({"x": X})
+
+
+def test_99_114_request_outlives_what_made_it(plugin):
+    request = gated(DensePlugin).compile_model(DOUBLE).create_infer_request()
+    gc.collect()
+    np.testing.assert_array_equal(request.infer({"x": X})["y"], X * 2)
+    request.start_async({"x": X})
+    del request
+    gc.collect()
+
+
+def test_100_tensors_outlive_the_model():
+    compiled = DensePlugin().compile_model(DOUBLE)
+    request = compiled.create_infer_request()
+    request.infer({"x": X})
+    tensor = request.get_tensor("y")
+    compiled.close()
+    del compiled, request
+    gc.collect()
+    np.testing.assert_array_equal(tensor.data, X * 2)
+
+
+def test_deadline(plugin, request_):
+    plugin.gate.clear()
+    with pytest.raises(DeadlineError, match=r"within 0\.05 s|time was up"):
+        request_.infer({"x": X}, timeout_s=0.05)
+    plugin.gate.set()
+    request_.wait_for(5000)
+    np.testing.assert_array_equal(request_.infer({"x": X}, timeout_s=30)["y"], X * 2)
+
+
+# Callbacks.
+
+
+def test_101_once_in_another_thread_before_wait_returns(request_):
+    calls = []
+    request_.set_callback(lambda data: calls.append((data, threading.get_ident())), "data")
+    for _ in range(3):
+        request_.start_async({"x": X})
+        request_.wait()
+    assert [data for data, _ in calls] == ["data"] * 3
+    assert threading.get_ident() not in {ident for _, ident in calls}
+
+
+def test_102_not_called_by_infer(request_):
+    calls = []
+    request_.set_callback(calls.append)
+    request_.infer({"x": X})
+    assert calls == []
+
+
+def test_103_a_callback_may_start_the_request_again(request_):
+    values = []
+
+    def again(_):
+        assert request_.state is State.IDLE
+        values.append(float(request_.results["y"][0, 1]))
+        if len(values) < 10:
+            request_.start_async({"x": request_.results["y"]})
+
+    request_.set_callback(again)
+    request_.start_async({"x": X})
+    request_.wait()  # for the whole chain
+    assert values == [2.0**i for i in range(1, 11)]
+
+
+def test_103_wait_in_a_callback_returns(request_):
+    waited = []
+
+    def callback(_):
+        request_.wait()
+        waited.append(request_.wait_for(0))
+
+    request_.set_callback(callback)
+    request_.start_async({"x": X})
+    request_.wait()
+    assert waited == [True]
+
+
+def test_104_a_raising_callback(request_):
+    def fail(_):
+        raise KeyError("mine")
+
+    request_.set_callback(fail)
+    request_.start_async({"x": X})
+    with pytest.raises(KeyError, match="mine"):
+        request_.wait()
+    request_.set_callback(None)
+    np.testing.assert_array_equal(request_.infer({"x": X})["y"], X * 2)
+
+
+def test_105_replaced_callbacks_are_let_go(request_):
+    class Callback:
+        def __call__(self, _):
+            pass
+
+    import weakref
+
+    callback = Callback()
+    alive = weakref.ref(callback)
+    request_.set_callback(callback)
+    del callback
+    request_.set_callback(None)
+    gc.collect()
+    assert alive() is None
+
+
+def test_userdata_of_a_run_goes_before_that_of_the_callback(request_):
+    seen = []
+    request_.set_callback(seen.append, "always")
+    request_.start_async({"x": X}, "this time")
+    request_.wait()
+    assert request_.userdata == "this time"
+    request_.start_async({"x": X})
+    request_.wait()
+    assert seen == ["this time", "always"]
+
+
+# Profiles and state.
+
+
+def test_106_107_profiles(plugin):
+    names = [
+        "1. input preprocessing",
+        "2. input transfer to a device",
+        "3. execution time",
+        "4. output transfer from a device",
+        "5. output postprocessing",
+    ]
+    for on in (True, False):
+        compiled = plugin.compile_model(DOUBLE, {"PERF_COUNT": on})
+        request = compiled.create_infer_request()
+        for run in (None, request.infer, request.start_async):
+            if run:
+                run({"x": X})
+                request.wait()
+            rows = request.profiling_info
+            assert [r.node_name for r in rows if r.node_name[:1].isdigit()] == names
+            status = "EXECUTED" if on and run else "NOT_RUN"
+            assert {r.status for r in rows} == {status}
+            assert (max(r.real_time for r in rows).total_seconds() > 0) is bool(on and run)
+
+
+def test_108_to_110_there_are_no_variables(request_):
+    assert request_.query_state() == ()
+    request_.reset_state()
