@@ -20,7 +20,7 @@ Activate = Callable[..., None]
 
 #: Bytes of columns to hold at once: enough that packing the weights anew for each product is
 #: cheap, little enough that small models stay within their memory.
-_COLUMN_BYTES = 1 << 20
+_COLUMN_BYTES = 1 << 21
 
 #: The same for kernels of one channel, whose product is cheap.
 _CHANNEL_BYTES = 1 << 20
@@ -205,7 +205,7 @@ def _by_wide_rows(
     phases, width = _phases(xp, x, window)
     weights = w.reshape(group, m // group, c * size)
     oh, ow = window.output
-    step = _rows_at_once(window, c * size * group, x.dtype.itemsize, width)
+    step = _rows_at_once(window, c * size * group + m, x.dtype.itemsize, width)
     buffer = xp.empty((group * c * size * step * width), x.dtype)
     product = xp.empty((m * step * width), x.dtype)
     for first in range(0, oh, step):
