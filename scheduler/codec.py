@@ -156,15 +156,15 @@ class _Writer:
     def tree(self, value: Any, depth: int) -> Any:
         if depth > self._limits.depth:
             raise BlobError(f"a value nested deeper than {self._limits.depth} cannot be sent.")
+        if isinstance(value, np.generic) and not isinstance(value, str | bytes):
+            return self._tensor(_SCALAR, np.asarray(value))
         if value is None or isinstance(value, bool | float | str | bytes):
-            return float(value) if type(value) is np.float64 else value
+            return value
         if isinstance(value, int):
             fits = -(2**63) <= value < 2**64
             return int(value) if fits else [_INTEGER, str(value)]
         if isinstance(value, np.ndarray):
             return self._tensor(_TENSOR, value)
-        if isinstance(value, np.generic):
-            return self._tensor(_SCALAR, np.asarray(value))
         if isinstance(value, list | tuple):
             return [_LIST, *(self.tree(item, depth + 1) for item in value)]
         if isinstance(value, Mapping):

@@ -8,17 +8,21 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from devices.compiled_model import CompiledModel
-from devices.errors import DeviceError, HeteroError, InferenceError
+from devices.errors import DeviceError, HeteroError, InferenceError, RequestCancelledError
 from devices.model import Model
 from devices.plugin import Plugin
 from devices.program import ExecutedNode, Payload, RunContext, Value
 from devices.support import Support
 from scheduler.codec import nbytes_of
 from scheduler.executor import DeviceDescriptor, StageRun, StageSource
+
+#: Cancelled attempts remembered.
+_REMEMBERED: Final = 4096
 
 
 class DeviceHost:
@@ -38,6 +42,8 @@ class DeviceHost:
         self._stages: dict[tuple[str, int], CompiledModel] = {}
         #: What runs now, by deployment, request and attempt; one entry for each thread.
         self._running: dict[tuple[str, int, int], list[RunContext]] = {}
+        #: Attempts that were cancelled, lately: what is queued of them must not run.
+        self._cancelled: OrderedDict[tuple[str, int, int], None] = OrderedDict()
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
 
@@ -126,6 +132,11 @@ class DeviceHost:
         context = RunContext(profile or bool(compiled.get_property("PERF_COUNT")))
         key = (deployment, request_id, attempt)
         with self._lock:
+            if key in self._cancelled:
+                raise RequestCancelledError(
+                    f"request {request_id}, attempt {attempt}: cancelled before stage {stage}.",
+                    request_id=request_id,
+                )
             self._running.setdefault(key, []).append(context)
         started_s = time.monotonic()
         try:
@@ -154,9 +165,13 @@ class DeviceHost:
         )
 
     def cancel(self, deployment: str, request_id: int, attempt: int) -> None:
-        """Ask what runs for an attempt to stop at its next node."""
+        """Stop an attempt at the next node of what runs, and before what does not yet run."""
+        key = (deployment, request_id, attempt)
         with self._lock:
-            contexts = list(self._running.get((deployment, request_id, attempt), ()))
+            contexts = list(self._running.get(key, ()))
+            self._cancelled[key] = None
+            while len(self._cancelled) > _REMEMBERED:
+                self._cancelled.popitem(last=False)
         for context in contexts:
             context.cancel()
 

@@ -1,7 +1,7 @@
 """What devices a node offers: plugins are loaded there, and each is asked once.
 
 A broken plugin is a row with its error. Logical devices beyond a plugin's own map round robin
-onto its ids; devices that compute on the node's cores share them.
+onto its ids; those that compute on the node's cores, and that a bare ``HETERO`` means, share them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 from devices.errors import DeviceError, HeteroError
 from devices.plugin import Plugin
@@ -19,8 +19,6 @@ from scheduler.executor import DeviceDescriptor
 
 #: What a caller names plugins by: ``module:attr``, or a class.
 PluginSpec = str | type[Plugin]
-#: Plugins whose devices do not compute on the node's cores.
-_IDLE_PLUGINS: Final = frozenset({"NULL"})
 
 
 def probe_node(
@@ -98,7 +96,7 @@ def _rows(node: str, entry: PluginEntry, counts: Mapping[str, int]) -> list[Devi
         count = counts.get(plugin.name, len(ids))
         if count and not ids:
             raise DeviceError(f"{plugin.name} finds no device on node {node}", device=plugin.name)
-        threads = int(plugin.name not in _IDLE_PLUGINS and _is_integrated(plugin))
+        threads = int(plugin.automatic and _is_integrated(plugin))
         return [
             _describe(node, plugin, ids[i % len(ids)], f"{plugin.name}.{i}", threads)
             for i in range(count)

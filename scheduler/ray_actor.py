@@ -7,13 +7,12 @@ that must be answered while the device is busy by `control`.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import ray
 
-from devices.errors import HeteroError, PluginLoadError, RequestCancelledError
+from devices.errors import HeteroError, PluginLoadError
 from devices.program import ExecutedNode, Payload, Value
 from devices.registry import find_plugin, load_plugins
 from devices.support import Support
@@ -25,8 +24,6 @@ from scheduler.model_parts import ModelParts, join_model
 #: Threads of an actor; how many of them compute at once is the stages' affair.
 MAX_STREAMS: Final = 8
 CONCURRENCY_GROUPS: Final = {"control": 2, "load": 1}
-#: Cancelled attempts remembered, so that what is queued of them does not run.
-_REMEMBERED: Final = 4096
 
 
 class DeviceActor:
@@ -45,7 +42,6 @@ class DeviceActor:
         self._host = DeviceHost(descriptor, plugin)
         #: Stage -> positions of the outputs that somebody takes.
         self._wanted: dict[tuple[str, int], tuple[int, ...]] = {}
-        self._cancelled: OrderedDict[tuple[str, int, int], None] = OrderedDict()
         self._streams = threading.Condition()
         self._num_streams = 1
         self._num_running = 0
@@ -99,16 +95,10 @@ class DeviceActor:
         *inputs: Value,
     ) -> Any:
         """Run a stage; return the outputs that somebody takes, then the StageRun."""
-        key = (deployment, request_id, attempt)
         with self._streams:
             self._streams.wait_for(lambda: self._num_running < self._num_streams)
             self._num_running += 1
         try:
-            if key in self._cancelled:
-                raise RequestCancelledError(
-                    f"request {request_id}, attempt {attempt}: cancelled before stage {stage}",
-                    request_id=request_id,
-                )
             outputs, run = self._host.run_stage(
                 deployment, stage, request_id, attempt, inputs, profile=profile
             )
@@ -122,9 +112,6 @@ class DeviceActor:
     @ray.method(concurrency_group="control")
     def cancel(self, deployment: str, request_id: int, attempt: int) -> None:
         """Stop an attempt where it runs, and keep it from running where it waits."""
-        self._cancelled[deployment, request_id, attempt] = None
-        while len(self._cancelled) > _REMEMBERED:
-            self._cancelled.popitem(last=False)
         self._host.cancel(deployment, request_id, attempt)
 
     @ray.method(concurrency_group="control")

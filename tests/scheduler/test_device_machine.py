@@ -1,0 +1,177 @@
+"""The device's machine: joining, order, sending on, and dropping."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler import events as ev
+from scheduler.device_machine import TRANSITIONS, DeviceMachine, InvalidTaskError, TaskState
+from scheduler.events import Send, Task
+
+JOIN = Send("t", "B", 2)
+
+
+def machine(num_streams: int = 1) -> DeviceMachine:
+    """Stage 0 takes x and sends t on; stage 1 takes a and b, a level further; stage 2 nothing."""
+    m = DeviceMachine(num_streams)
+    m.handle(ev.StageOpened("d", 0, ("x",), 0, (JOIN,)))
+    m.handle(ev.StageOpened("d", 1, ("a", "b"), 1, ()))
+    m.handle(ev.StageOpened("d", 2, (), 0, ()))
+    return m
+
+
+def task(request_id: int, stage: int = 0, attempt: int = 1) -> Task:
+    return Task("d", request_id, attempt, stage)
+
+
+def arrived(t: Task, *tensors: str) -> ev.ValuesArrived:
+    return ev.ValuesArrived(t, t.request_id, tensors)
+
+
+def test_a_task_runs_sends_on_and_reports() -> None:
+    m = machine()
+    assert m.handle(arrived(task(1), "x")) == [ev.Run(task(1))]
+    assert m.handle(ev.RunEnded(task(1))) == [
+        ev.SendOn(task(1), JOIN),
+        ev.Report(task(1)),
+        ev.Forget(task(1)),
+    ]
+    assert m.num_tasks == 0
+
+
+def test_a_stage_waits_for_all_its_inputs_in_any_order() -> None:
+    m = machine()
+    assert m.handle(arrived(task(1, 1), "b")) == []
+    assert m.handle(arrived(task(1, 1), "a")) == [ev.Run(task(1, 1))]
+
+
+def test_a_stage_without_inputs_runs_when_told() -> None:
+    assert machine().handle(arrived(task(1, 2))) == [ev.Run(task(1, 2))]
+
+
+def test_old_requests_go_first_and_a_level_counts_as_a_request() -> None:
+    m = machine()
+    m.handle(arrived(task(1), "x"))
+    m.handle(arrived(task(4), "x"))
+    m.handle(arrived(task(3, 1), "a", "b"))
+    m.handle(arrived(task(3), "x"))
+    order = []
+    current = task(1)
+    for _ in range(3):
+        (run,) = [i for i in m.handle(ev.RunEnded(current)) if isinstance(i, ev.Run)]
+        current = run.task
+        order.append(current)
+    assert order == [task(3), task(4), task(3, 1)]
+
+
+def test_as_many_run_as_there_are_streams() -> None:
+    m = machine(2)
+    assert m.handle(arrived(task(1), "x"))
+    assert m.handle(arrived(task(2), "x"))
+    assert m.handle(arrived(task(3), "x")) == []
+    assert m.handle(ev.RunEnded(task(1)))[-1] == ev.Run(task(3))
+
+
+def test_a_failure_is_reported_and_nothing_sent() -> None:
+    m = machine()
+    m.handle(arrived(task(1), "x"))
+    error = ValueError()
+    assert m.handle(ev.RunFailed(task(1), error)) == [
+        ev.ReportFailure(task(1), error),
+        ev.Forget(task(1)),
+    ]
+
+
+def test_dropping_stops_what_runs_and_forgets_what_waits() -> None:
+    m = machine()
+    m.handle(arrived(task(1), "x"))
+    m.handle(arrived(task(1, 1), "a"))
+    assert m.handle(ev.AttemptDropped("d", 1, 1)) == [ev.Stop(task(1)), ev.Forget(task(1, 1))]
+    assert m.handle(ev.RunEnded(task(1))) == [ev.Forget(task(1))]
+    assert m.num_tasks == 0
+
+
+def test_what_comes_late_for_a_dropped_attempt_is_forgotten() -> None:
+    m = machine()
+    m.handle(ev.AttemptDropped("d", 1, 1))
+    assert m.handle(arrived(task(1), "x")) == [ev.Forget(task(1))]
+    assert m.handle(arrived(task(1, attempt=2), "x")) == [ev.Run(task(1, attempt=2))]
+
+
+def test_a_dropped_task_in_the_queue_does_not_run() -> None:
+    m = machine()
+    m.handle(arrived(task(1), "x"))
+    m.handle(arrived(task(2), "x"))
+    m.handle(arrived(task(3), "x"))
+    m.handle(ev.AttemptDropped("d", 2, 1))
+    assert m.handle(ev.RunEnded(task(1)))[-1] == ev.Run(task(3))
+
+
+def test_closing_a_deployment_drops_its_tasks_and_takes_no_more() -> None:
+    m = machine()
+    m.handle(arrived(task(1), "x"))
+    m.handle(arrived(task(2), "x"))
+    assert m.handle(ev.DeploymentClosed("d")) == [ev.Stop(task(1)), ev.Forget(task(2))]
+    assert m.handle(arrived(task(3), "x")) == [ev.Forget(task(3))]
+    assert m.handle(ev.RunEnded(task(1))) == [ev.Forget(task(1))]
+
+
+def test_impossible_events_are_faults() -> None:
+    m = machine()
+    with pytest.raises(InvalidTaskError, match="gone"):
+        m.handle(ev.RunEnded(task(1)))
+    with pytest.raises(InvalidTaskError, match="unasked"):
+        m.handle(arrived(task(1), "y"))
+    m.handle(arrived(task(2, 1), "a"))
+    with pytest.raises(InvalidTaskError, match="twice"):
+        m.handle(arrived(task(2, 1), "a"))
+
+
+def test_the_table_is_closed() -> None:
+    reached = {TaskState.JOINING} | {state for to in TRANSITIONS.values() for state in to}
+    # A task begins to run when a stream is free, whatever event freed it.
+    assert reached | {TaskState.RUNNING} == set(TaskState)
+    assert {event for _, event in TRANSITIONS} <= set(get_args(ev.DeviceEvent))
+    assert {state for state, _ in TRANSITIONS} == set(TaskState) - {TaskState.GONE}
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("xabed"), st.integers(1, 6)), max_size=60),
+    st.integers(1, 3),
+)
+@settings(max_examples=200, deadline=None)
+def test_random_lives_keep_the_invariants(life: list[tuple[str, int]], streams: int) -> None:
+    m = machine(streams)
+    sent: set[tuple[int, str]] = set()
+    dropped: set[int] = set()
+    running: list[Task] = []
+    runs: list[Task] = []
+
+    def follow(instructions: list[ev.DeviceInstruction]) -> None:
+        for instruction in instructions:
+            if isinstance(instruction, ev.Run):
+                running.append(instruction.task)
+                runs.append(instruction.task)
+            if isinstance(instruction, ev.SendOn | ev.Report):
+                assert instruction.task.request_id not in dropped
+
+    for what, number in life:
+        if what in "xab" and (number, what) not in sent:
+            sent.add((number, what))
+            follow(m.handle(arrived(task(number, 0 if what == "x" else 1), what)))
+        elif what == "e" and running:
+            follow(m.handle(ev.RunEnded(running.pop(number % len(running)))))
+        elif what == "d":
+            dropped.add(number)
+            follow(m.handle(ev.AttemptDropped("d", number, 1)))
+        assert m.num_running == len(running) <= streams
+    while running:
+        follow(m.handle(ev.RunEnded(running.pop())))
+    assert len(runs) == len(set(runs))
+    ready = {task(n) for n, t in sent if t == "x"}
+    ready |= {task(n, 1) for n, t in sent if t == "a" and (n, "b") in sent}
+    assert {t for t in ready if t.request_id not in dropped} <= set(runs) <= ready

@@ -1,0 +1,68 @@
+"""Device strings: what they mean, and what they are told when they mean nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from devices.errors import UnknownDeviceError
+from scheduler import DeviceRequest, parse_device, resolve_device, resolve_name
+from scheduler.device_names import assign_names
+
+AVAILABLE = ("CPU", "ORT.0", "ORT.1", "NULL")
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("CPU", DeviceRequest(False, ("CPU",))),
+        (" ORT.1 ", DeviceRequest(False, ("ORT.1",))),
+        ("HETERO", DeviceRequest(True, ())),
+        ("HETERO:ORT, CPU", DeviceRequest(True, ("ORT", "CPU"))),
+        ("HETERO:CPU,CPU", DeviceRequest(True, ("CPU",))),
+        ("HETERO: CPU.0 ,CPU", DeviceRequest(True, ("CPU",))),
+    ],
+)
+def test_parse(text: str, wanted: DeviceRequest) -> None:
+    assert parse_device(text) == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "empty place"),
+        ("HETERO:", "empty place"),
+        ("HETERO:CPU,,ORT", "empty place"),
+        ("CPU,ORT", "write HETERO:CPU,ORT"),
+        ("MULTI:CPU", "write HETERO:CPU"),
+    ],
+)
+def test_what_is_no_device_string_is_told_what_would_be(text: str, message: str) -> None:
+    with pytest.raises(UnknownDeviceError, match=message):
+        parse_device(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [("CPU", "CPU"), ("CPU.0", "CPU"), ("ORT", "ORT.0"), ("ORT.0", "ORT.0"), ("ORT.1", "ORT.1")],
+)
+def test_resolve_with_and_without_an_id(name: str, wanted: str) -> None:
+    assert resolve_name(name, AVAILABLE) == wanted
+
+
+def test_an_unknown_name_lists_what_there_is_and_the_nearest() -> None:
+    with pytest.raises(UnknownDeviceError, match=r"CPU, ORT.0, ORT.1, NULL.*Did you mean CPU"):
+        resolve_name("cpu", AVAILABLE)
+
+
+def test_an_unknown_id_lists_the_plugins_ids() -> None:
+    with pytest.raises(UnknownDeviceError, match=r"ORT has ORT.0, ORT.1"):
+        resolve_name("ORT.7", AVAILABLE)
+
+
+def test_resolve_a_list() -> None:
+    assert resolve_device("HETERO:ORT,CPU,ORT.0", AVAILABLE) == ("ORT.0", "CPU")
+    assert resolve_device("HETERO", AVAILABLE) == AVAILABLE
+
+
+def test_only_devices_have_no_number() -> None:
+    assert assign_names(["CPU", "ORT", "ORT", "NULL"]) == ("CPU", "ORT.0", "ORT.1", "NULL")

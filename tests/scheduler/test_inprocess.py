@@ -1,0 +1,242 @@
+"""The in-process executor: the whole path, without Ray."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from devices.errors import (
+    DeadlineError,
+    DeviceError,
+    InferenceError,
+    KernelError,
+    OverloadedError,
+    PlanError,
+    RequestCancelledError,
+    TensorNameError,
+    UnknownDeviceError,
+    UnsupportedNodesError,
+)
+from scheduler import InProcessExecutor, Plan, StageSource, create_executor
+from tests.scheduler.models import build, chain, cut, diamond
+from tests.scheduler.plugins import BrokenPlugin, ToyPlugin, TwinPlugin
+
+X = np.arange(4, dtype=np.float32)
+
+
+@pytest.fixture(scope="module")
+def executor() -> Iterator[InProcessExecutor]:
+    executor = create_executor(
+        "inprocess", devices={"TOY": 3}, plugins=(ToyPlugin, TwinPlugin, BrokenPlugin)
+    )
+    yield executor
+    executor.close()
+
+
+def test_devices_are_named_counted_and_broken_ones_listed(executor: InProcessExecutor) -> None:
+    rows = {row.name: row for row in executor.devices()}
+    assert {"TOY.0", "TOY.1", "TOY.2", "TWIN.0", "TWIN.1", "BROKEN"} <= set(rows)
+    assert [rows[f"TWIN.{i}"].device_id for i in (0, 1)] == ["0", "1"]
+    assert [rows[f"TOY.{i}"].device_id for i in (0, 1, 2)] == ["0", "0", "0"]
+    assert "libbroken.so is missing" in str(rows["BROKEN"].error)
+    with pytest.raises(DeviceError, match="libbroken"):
+        executor.query("BROKEN", build([("Neg", "n", ("x",), "y")], ["y"]))
+    with pytest.raises(UnknownDeviceError, match=r"TOY\.0, TOY\.1"):
+        executor.query("TOY.9", build([("Neg", "n", ("x",), "y")], ["y"]))
+
+
+def test_query_names_the_clusters_device(executor: InProcessExecutor) -> None:
+    model = build([("Neg", "n", ("x",), "a"), ("Exp", "e", ("a",), "y")], ["y"])
+    support = executor.query("TOY.2", model)
+    assert support.devices == {"n": "TOY.2"}
+    assert support.unsupported["e"]["TOY.2"].code == "no_kernel"
+    assert executor.get_property("TWIN.1", "DEVICE_ID") == "1"
+
+
+def test_chain(executor: InProcessExecutor) -> None:
+    deployment = executor.deploy(*chain("TOY.0", "TOY.1", "TOY.2"))
+    submission = deployment.submit({"x": X}, profile=True)
+    answer = submission.future.result(10)
+    np.testing.assert_array_equal(answer.outputs["t2"], X + 3)
+    assert [(run.stage, run.device) for run in answer.stage_runs] == [
+        (0, "TOY.0"),
+        (1, "TOY.1"),
+        (2, "TOY.2"),
+    ]
+    assert [set(run.node_times_s) for run in answer.stage_runs] == [{"add0"}, {"add1"}, {"add2"}]
+    assert [line.what for line in deployment.story(submission.request_id)][-1] == "answered"
+    assert deployment.executed_nodes(1)[0].original_names == ("add1",)
+    np.testing.assert_array_equal(deployment.export(2).tensors["one"], [1])
+    deployment.close()
+    deployment.close()
+
+
+def test_branches_of_one_request_overlap(executor: InProcessExecutor) -> None:
+    plan = diamond(("TOY.0", "TOY.1", "TOY.2", "TOY.0"), left="sleep_0.1l", right="sleep_0.1r")
+    answer = executor.deploy(*plan).submit({"x": X}).future.result(10)
+    np.testing.assert_array_equal(answer.outputs["y"], 2 - 4 * X)
+    _, left, right, join = answer.stage_runs
+    assert left.started_s < right.ended_s
+    assert right.started_s < left.ended_s
+    assert join.started_s >= max(left.ended_s, right.ended_s)
+
+
+def test_requests_overlap_and_each_gets_its_own_answer(executor: InProcessExecutor) -> None:
+    deployment = executor.deploy(*chain("TOY.0", "TOY.1", name="sleep_0.01_"))
+    futures = [deployment.submit({"x": X + i}).future for i in range(20)]
+    answers = [future.result(10) for future in futures]
+    for i, answer in enumerate(answers):
+        np.testing.assert_array_equal(answer.outputs["t1"], X + i + 2)
+    # The second request is in the first stage while the first is in the second.
+    assert answers[1].stage_runs[0].started_s < answers[0].stage_runs[1].ended_s
+
+
+def test_repeated_passthrough_constant_and_unused(executor: InProcessExecutor) -> None:
+    model = build(
+        [("Neg", "n", ("x",), "y")],
+        ["y", "x", "w", "y"],
+        inputs=("x", "unused"),
+        weights={"w": np.ones(2, np.float32)},
+    )
+    plan, sources = cut(model, ("TOY.0", ["n"]))
+    deployment = executor.deploy(plan, sources, {"w": model.constants["w"].array})
+    mine = X.copy()
+    outputs = deployment.submit({"x": mine, "unused": X}).future.result(10).outputs
+    mine[:] = 9
+    assert {name: list(value) for name, value in outputs.items()} == {
+        "y": [0, -1, -2, -3],
+        "x": [0, 1, 2, 3],
+        "w": [1, 1],
+    }
+    with pytest.raises(PlanError, match="no values for constant"):
+        executor.deploy(plan, sources)
+
+
+def test_a_plan_without_stages(executor: InProcessExecutor) -> None:
+    model = build([], ["x"])
+    deployment = executor.deploy(Plan("p", model.inputs, model.outputs, (), ("x",)), [])
+    np.testing.assert_array_equal(deployment.submit({"x": X}).future.result(10).outputs["x"], X)
+
+
+def test_sequences_cross(executor: InProcessExecutor) -> None:
+    model = build(
+        [("SequenceConstruct", "s", ("x", "x"), "q"), ("Identity", "i", ("q",), "y")], ["y"]
+    )
+    deployment = executor.deploy(*cut(model, ("TOY.0", ["s"]), ("TOY.1", ["i"])))
+    y = deployment.submit({"x": X}).future.result(10).outputs["y"]
+    assert [list(item) for item in y] == [list(X), list(X)]
+
+
+def test_a_stage_that_raises_is_named_and_the_deployment_goes_on(
+    executor: InProcessExecutor,
+) -> None:
+    bad = executor.deploy(*chain("TOY.0", "TOY.1", name="fail"))
+    for _ in range(2):
+        submission = bad.submit({"x": X})
+        with pytest.raises(InferenceError, match="by design") as caught:
+            submission.future.result(10)
+        assert (caught.value.stage, caught.value.device) == (0, "TOY.0")
+        assert "ZeroDivisionError" in caught.value.cause
+    typed = executor.deploy(*chain("TOY.0", name="refuse"))
+    with pytest.raises(KernelError, match="by design") as kernel:
+        typed.submit({"x": X}).future.result(10)
+    assert (kernel.value.device, kernel.value.stage, kernel.value.node) == ("TOY.0", 0, "refuse0")
+    good = executor.deploy(*chain("TOY.0"))
+    assert good.submit({"x": X}).future.result(10)
+
+
+def test_cancel_stops_what_runs(executor: InProcessExecutor) -> None:
+    deployment = executor.deploy(*chain("TOY.0", "TOY.1", name="sleep_30_"))
+    submission = deployment.submit({"x": X})
+    assert deployment.cancel(submission.request_id)
+    with pytest.raises(RequestCancelledError):
+        submission.future.result(10)
+    assert not deployment.cancel(submission.request_id)
+    # The device is free again: the sleeper stopped long before its time.
+    other = executor.deploy(*chain("TOY.0"))
+    assert other.submit({"x": X}, timeout_s=10).future.result()
+
+
+def test_deadline(executor: InProcessExecutor) -> None:
+    deployment = executor.deploy(*chain("TOY.0", name="sleep_30_"))
+    submission = deployment.submit({"x": X}, timeout_s=0.05)
+    with pytest.raises(DeadlineError, match="in flight"):
+        submission.future.result(10)
+
+
+def test_a_full_pipeline_pushes_back(executor: InProcessExecutor) -> None:
+    plan = chain("TOY.0", name="sleep_0.2_")
+    deployment = executor.deploy(*plan, config={"MAX_REQUESTS_IN_FLIGHT": 1})
+    first = deployment.submit({"x": X})
+    with pytest.raises(OverloadedError):
+        deployment.submit({"x": X}, timeout_s=0)
+    with pytest.raises(DeadlineError, match="waiting for admission"):
+        deployment.submit({"x": X}, timeout_s=0.02)
+    second = deployment.submit({"x": X})
+    assert first.future.done()
+    assert second.future.result(10)
+
+
+def test_close_cancels_what_runs_and_what_waits(executor: InProcessExecutor) -> None:
+    plan = chain("TOY.0", name="sleep_30_")
+    deployment = executor.deploy(*plan, config={"MAX_REQUESTS_IN_FLIGHT": 1})
+    first = deployment.submit({"x": X})
+    caught: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            deployment.submit({"x": X})
+        except RequestCancelledError as error:
+            caught.append(error)
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    while len(deployment.story(2)) < 2:
+        time.sleep(0.001)
+    deployment.close()
+    waiter.join(10)
+    assert len(caught) == 1
+    with pytest.raises(RequestCancelledError):
+        first.future.result(10)
+    with pytest.raises(RequestCancelledError, match="closed"):
+        deployment.submit({"x": X})
+
+
+def test_what_does_not_fit_is_refused_before_it_runs(executor: InProcessExecutor) -> None:
+    plan, sources = chain("TOY.0", "TOY.1")
+    with pytest.raises(TensorNameError, match=r"missing \['x'\], unknown \['y'\]"):
+        executor.deploy(plan, sources).submit({"y": X})
+    with pytest.raises(PlanError, match="stage 0 has inputs"):
+        executor.deploy(plan, sources[::-1])
+    with pytest.raises(PlanError, match="2 stages, 1 sources"):
+        executor.deploy(plan, sources[:1])
+    model = build([("Exp", "e", ("x",), "y")], ["y"])
+    with pytest.raises(UnsupportedNodesError, match="no Exp"):
+        executor.deploy(*cut(model, ("TOY.0", ["e"])))
+
+
+def test_many_streams_run_many_requests_at_once() -> None:
+    executor = InProcessExecutor(plugins=(ToyPlugin,))
+    plan, (source,) = chain("TOY", name="sleep_0.1_")
+    deployment = executor.deploy(plan, [StageSource(source.model, None, {"NUM_STREAMS": 2})])
+    futures = [deployment.submit({"x": X}).future for _ in range(2)]
+    (one,), (other,) = (future.result(10).stage_runs for future in futures)
+    assert one.started_s < other.ended_s
+    assert other.started_s < one.ended_s
+    executor.close()
+    executor.close()
+
+
+def test_values_of_running_and_ended_requests_are_let_go(executor: InProcessExecutor) -> None:
+    deployment = executor.deploy(*diamond(("TOY.0", "TOY.1", "TOY.2", "TOY.0")))
+    for _ in range(50):
+        deployment.submit({"x": X}).future.result(10)
+    for device in executor._threads.values():
+        assert not device._values
+        assert device._machine.num_tasks == 0
+    assert not deployment._attempts
+    assert not deployment._runner._calls

@@ -1,0 +1,90 @@
+"""Plans: what they refuse, what they derive, and that they survive bytes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgpack
+import pytest
+
+from devices.errors import BlobError, PlanError
+from devices.tensor_spec import TensorSpec
+from scheduler import Plan, Stage, Wire
+
+X = TensorSpec("x", "tensor(float)", ("n", 3, None))
+Y = TensorSpec("y", "seq(tensor(float))")
+W = TensorSpec("w", "", None)
+
+
+def diamond_plan() -> Plan:
+    stages = (
+        Stage(0, "A", ("x",), ("a",), ("n0",)),
+        Stage(1, "B", ("a",), ("b",), ("n1",)),
+        Stage(2, "A", ("a", "x"), ("c", "unused"), ("n2", "n3")),
+        Stage(3, "B", ("b", "c"), ("y",), ("n4",)),
+    )
+    return Plan("m", (X,), (Y, X, W, Y), stages, ("x",), ("w",))
+
+
+def test_derived_facts_of_a_diamond() -> None:
+    plan = diamond_plan()
+    assert plan.wires == (Wire("a", 0, 1), Wire("a", 0, 2), Wire("b", 1, 3), Wire("c", 2, 3))
+    assert plan.consumers == {"x": (0, 2), "a": (1, 2), "b": (3,), "c": (3,)}
+    assert plan.last_use == {"x": 2, "a": 2, "b": 3, "c": 3}
+    assert plan.levels == (0, 1, 1, 2)
+    assert plan.devices == ("A", "B")
+    assert plan.output_names == ("y", "x", "w")
+
+
+def test_bytes_round_trip_and_equal_plans_give_equal_bytes() -> None:
+    plan = diamond_plan()
+    assert Plan.from_bytes(plan.to_bytes()) == plan
+    assert diamond_plan().to_bytes() == plan.to_bytes()
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        ((Stage(0, "A", ("q",), ("y",), ()),), "'q'"),
+        ((Stage(0, "A", ("b",), ("y",), ()), Stage(1, "A", ("x",), ("b",), ())), "stage 0"),
+        ((Stage(0, "A", ("x",), ("y",), ()), Stage(1, "A", ("x",), ("y",), ())), "stage 0 already"),
+        ((Stage(0, "A", ("x",), ("x",), ()),), "inputs already"),
+        ((Stage(1, "A", ("x",), ("y",), ()),), "index"),
+        ((Stage(0, "A", ("x",), ("z",), ()),), r"\['y'\] have no source"),
+    ],
+)
+def test_an_impossible_plan_names_the_stage_and_the_tensor(
+    stages: tuple[Stage, ...], message: str
+) -> None:
+    with pytest.raises(PlanError, match=message):
+        Plan("m", (X,), (Y,), stages)
+
+
+def test_passthrough_and_constant_outputs_must_be_what_they_say() -> None:
+    plan = diamond_plan()
+    with pytest.raises(PlanError, match="passthrough"):
+        replace(plan, passthrough=("a",))
+    with pytest.raises(PlanError, match="constant"):
+        replace(plan, constant_outputs=("w", "y"))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xc1",
+        b"hello",
+        msgpack.packb(["hetero-plan", 99, []]),
+        msgpack.packb(["hetero-plan", 1, [1, 2]]),
+        msgpack.packb(["hetero-plan", 1, ["m", [["x"]], [], [], [], []]]),
+    ],
+)
+def test_foreign_bytes_are_refused(data: bytes) -> None:
+    with pytest.raises(BlobError):
+        Plan.from_bytes(data)
+
+
+def test_another_version_is_refused_by_its_number() -> None:
+    form, _, body = msgpack.unpackb(diamond_plan().to_bytes())
+    with pytest.raises(BlobError, match="version 7"):
+        Plan.from_bytes(msgpack.packb([form, 7, body]))
