@@ -1,0 +1,145 @@
+"""Costs of a model on devices: every number with where it comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+#: ``measured`` on the device; ``calibrated``: fitted to measurements; ``estimated`` from counts of
+#: operations and bytes.
+Source = Literal["measured", "calibrated", "estimated"]
+
+
+@dataclass(frozen=True, slots=True)
+class Time:
+    """Seconds, and where they come from."""
+
+    seconds: float
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """``a + b * bytes`` seconds, fitted to measurements or assumed.
+
+    Attributes
+    ----------
+    a : float
+        Seconds of an empty tensor.
+    b : float
+        Seconds for each byte.
+    source : str
+        Where both come from.
+    """
+
+    a: float
+    b: float
+    source: Source
+
+    def __call__(self, nbytes: float) -> float:
+        """Seconds of so many bytes."""
+        return self.a + self.b * nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """What a tensor takes from one device to another.
+
+    Attributes
+    ----------
+    latency : Line
+        Seconds from the end of the stage that makes it to the start of the one that takes it.
+    busy : Line
+        Seconds that each of the two devices is kept from computing.
+    """
+
+    latency: Line
+    busy: Line
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceIdentity:
+    """Which device was measured, and how it was set.
+
+    Attributes
+    ----------
+    plugin, version, fingerprint : str
+        As its descriptor gives them.
+    node : str
+        Where it is.
+    num_threads : int
+        Threads of an inference.
+    config : tuple of (str, str)
+        Properties it was measured with, sorted.
+    """
+
+    plugin: str
+    version: str
+    fingerprint: str
+    node: str
+    num_threads: int
+    config: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceCosts:
+    """What a model's nodes take on one device.
+
+    A subgraph takes ``load * (dispatch + fusion * sum of its nodes)``.
+
+    Attributes
+    ----------
+    identity : DeviceIdentity
+        Which device.
+    nodes : mapping of str to Time
+        Node name -> seconds, alone on the device; unsupported nodes are absent.
+    dispatch : Time
+        Seconds that a subgraph takes beside its nodes.
+    fusion : Time
+        What a node's time is multiplied by in a subgraph; under 1 where neighbours fuse. A
+        number, not seconds.
+    load : Time
+        What times are multiplied by while the other devices work too. A number, not seconds.
+    overhead : Time
+        Seconds that the executor keeps the device busy for each call of a subgraph.
+    subgraphs : mapping of str to Time
+        Measured subgraphs: digest of their node names -> seconds.
+    fused : tuple of tuple of str
+        Nodes that the device runs as one.
+    """
+
+    identity: DeviceIdentity
+    nodes: Mapping[str, Time]
+    dispatch: Time = Time(0.0, "estimated")
+    fusion: Time = Time(1.0, "estimated")
+    load: Time = Time(1.0, "estimated")
+    overhead: Time = Time(0.0, "estimated")
+    subgraphs: Mapping[str, Time] = field(default_factory=dict)
+    fused: tuple[tuple[str, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What a model costs on devices.
+
+    Attributes
+    ----------
+    model, model_hash : str
+        The model's name and content hash.
+    shapes : mapping of str to tuple of int
+        Input name -> the shape measured with.
+    devices : mapping of str to DeviceCosts
+        By device name.
+    transfers : mapping of (str, str) to Transfer
+        By the names of the device that sends and the one that receives.
+    missing : mapping of str to str
+        Devices that could not be measured, with the reason.
+    """
+
+    model: str
+    model_hash: str
+    shapes: Mapping[str, tuple[int, ...]]
+    devices: Mapping[str, DeviceCosts]
+    transfers: Mapping[tuple[str, str], Transfer]
+    missing: Mapping[str, str] = field(default_factory=dict)
