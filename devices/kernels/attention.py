@@ -21,7 +21,7 @@ def _heads(x: Array, heads: int | None, name: str) -> Array:
         return x
     if x.ndim != 3 or not heads or x.shape[2] % heads:
         raise ValueError(f"{name} has shape {x.shape}; {heads} heads of equal size wanted")
-    return x.reshape(*x.shape[:2], heads, -1).transpose(0, 2, 1, 3)
+    return x.reshape(*x.shape[:2], heads, x.shape[2] // heads).transpose(0, 2, 1, 3)
 
 
 def _grouped_product(xp: Xp, q: Array, k: Array) -> Array:
@@ -152,7 +152,7 @@ def _attention(
     y = _grouped_product(xp, weights.astype(v.dtype, copy=False), v)
     y /= total.astype(v.dtype, copy=False)
     if flat:
-        y = y.transpose(0, 2, 1, 3).reshape(y.shape[0], s, -1)
+        y = y.transpose(0, 2, 1, 3).reshape(y.shape[0], s, y.shape[1] * y.shape[3])
     results = (y.astype(dtype, copy=False), *present, captured.astype(dtype, copy=False))
     return results[:n_outputs]
 

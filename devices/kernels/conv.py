@@ -56,7 +56,8 @@ def fused_conv_1(
     """Return ``activation(Conv(x, w, b) + z)``, the last two steps done while a block is in cache.
 
     `activation_params` are the activation's attributes in the order of its specification: Clip's
-    (min, max), LeakyRelu's (alpha), HardSigmoid's (alpha, beta).
+    (min, max), LeakyRelu's (alpha), HardSigmoid's (alpha, beta). Weights of a wider type than x
+    make all of it compute in theirs; the result has x's.
     """
     if activation not in IN_PLACE:
         raise ValueError(f"activation {activation!r} is not one of {sorted(IN_PLACE)}")
@@ -65,6 +66,10 @@ def fused_conv_1(
     def activate(xp: Xp, y: Array) -> None:
         IN_PLACE[activation](xp, y, *activation_params)
 
+    if w.dtype.itemsize > x.dtype.itemsize:
+        wider = [None if a is None else a.astype(w.dtype, copy=False) for a in (x, b, z)]
+        y = convolve(xp, wider[0], w, wider[1], wider[2], window, group, activate)
+        return y.astype(x.dtype)
     return convolve(xp, x, w, b, z, window, group, activate, out)
 
 
@@ -123,7 +128,7 @@ def conv_transpose_1(
     x, w, b = wide(xp, x, w, b)
     n, c, m = x.shape[0], x.shape[1] // group, w.shape[1] * group
     weights = w.reshape(group, c, -1).swapaxes(1, 2)
-    columns = xp.matmul(weights, x.reshape(n, group, c, -1))
+    columns = xp.matmul(weights, x.reshape(n, group, c, prod(x.shape[2:])))
     columns = columns.reshape(n, m, prod(window.kernel), *window.output)
     size = [
         max((o - 1) * s + (k - 1) * d + 1, begin + i)
@@ -221,6 +226,7 @@ def deform_conv_19(
     columns = shift[:, :, :, 1] + (kernel[:, 1] * dw)[:, None, None]
     columns += xp.arange(ow, dtype=x.dtype) * sw - left
     planes = x.reshape(n, offset_group, c // offset_group, height * width)
+    flat = (n, offset_group, 1, size * oh * ow)
     row, column = xp.floor(rows), xp.floor(columns)
     values = xp.zeros((n, offset_group, c // offset_group, size * oh * ow), x.dtype)
     for i, j in ((0, 0), (0, 1), (1, 0), (1, 1)):
@@ -229,10 +235,10 @@ def deform_conv_19(
         inside = (at_row >= 0) & (at_row < height) & (at_column >= 0) & (at_column < width)
         index = xp.where(inside, at_row * width + at_column, 0).astype(xp.int64)
         weight = xp.where(inside, weight, 0)
-        taken = xp.take_along_axis(planes, index.reshape(n, offset_group, 1, -1), axis=3)
-        values += taken * weight.reshape(n, offset_group, 1, -1)
+        taken = xp.take_along_axis(planes, index.reshape(flat), axis=3)
+        values += taken * weight.reshape(flat)
     if mask is not None:
-        values *= mask.reshape(n, offset_group, 1, -1)
+        values *= mask.reshape(flat)
     y = xp.matmul(
         w.reshape(group, w.shape[0] // group, -1),
         values.reshape(n, group, w.shape[1] * size, oh * ow),

@@ -13,7 +13,7 @@ def _by_head(x: Array, heads: int, name: str) -> Array:
     """Return (B, T, heads * D) as (T, B, heads, D)."""
     if x.ndim != 3 or heads < 1 or x.shape[2] % heads:
         raise ValueError(f"{name} has shape {x.shape}; rank 3 and {heads} heads wanted")
-    return x.reshape(*x.shape[:2], heads, -1).swapaxes(0, 1)
+    return x.reshape(*x.shape[:2], heads, x.shape[2] // heads).swapaxes(0, 1)
 
 
 @op("LinearAttention", since=27)
@@ -67,7 +67,7 @@ def linear_attention_27(
         state = state + k[t][..., :, None] * update[..., None, :]
         outputs[t] = xp.matmul(q[t], state)
     outputs *= outputs.dtype.type(scale or 1 / sqrt(dk))
-    y = outputs.swapaxes(0, 1).reshape(batch, steps, -1)
+    y = outputs.swapaxes(0, 1).reshape(batch, steps, q_num_heads * v.shape[3])
     return y.astype(dtype, copy=False), state.astype(state_dtype, copy=False)
 
 

@@ -207,8 +207,10 @@ def group_normalization_18(
     xp: Xp, x: Array, scale: Array, bias: Array, *, epsilon: float = 1e-5, num_groups: int
 ) -> Array:
     """Normalise groups of channels; scale and bias are one per group."""
+    if scale.shape != (num_groups,) or bias.shape != scale.shape:
+        raise ValueError(f"scale {scale.shape} and bias {bias.shape}; {(num_groups,)} wanted")
     y = _grouped(xp, x, num_groups, epsilon)
-    y = y * scale.reshape(-1, 1) + bias.reshape(-1, 1)
+    y = y * scale[:, None] + bias[:, None]
     return y.reshape(x.shape)
 
 

@@ -176,7 +176,9 @@ def _scan(
         bias, step = make_step(d)
         projected = xp.matmul(rows, layer.w[d].T)
         projected += bias
-        projected = xp.ascontiguousarray(projected.reshape(steps, batch, -1).swapaxes(1, 2))
+        projected = xp.ascontiguousarray(
+            projected.reshape(steps, batch, bias.shape[0]).swapaxes(1, 2)
+        )
         states = tuple(xp.ascontiguousarray(state[d].T) for state in initial)
         reverse = direction == "reverse" or d == 1
         for t in range(steps - 1, -1, -1) if reverse else range(steps):

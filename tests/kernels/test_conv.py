@@ -111,6 +111,7 @@ TRANSPOSED = {
     "same upper": ((1, 3, 5, 6), (3, 2, 3, 3), {"strides": [2, 2], "auto_pad": "SAME_UPPER"}),
     "same lower": ((1, 3, 5, 6), (3, 2, 3, 3), {"strides": [2, 2], "auto_pad": "SAME_LOWER"}),
     "one axis": ((1, 3, 5), (3, 2, 4), {"strides": [2]}),
+    "empty batch": ((0, 3, 5), (3, 2, 4), {}),
     "three axes": ((1, 2, 3, 4, 3), (2, 2, 2, 3, 2), {"strides": [2, 1, 2]}),
 }
 

@@ -64,6 +64,15 @@ def test_no_bias(op_type):
 
 
 @pytest.mark.parametrize("op_type", GATES)
+@pytest.mark.parametrize(("steps", "batch"), [(0, 2), (2, 0)])
+def test_no_steps_and_no_batch(op_type, steps, batch):
+    _, w, r, b = layer(op_type, 1)
+    y, h, *_ = run_kernel(op_type, [floats(steps, batch, SIZE), w, r, b], {}, 14, n_outputs=3)
+    assert y.shape == (steps, 1, batch, HIDDEN)
+    np.testing.assert_array_equal(h, np.zeros((1, batch, HIDDEN)))
+
+
+@pytest.mark.parametrize("op_type", GATES)
 def test_clip(op_type):
     run(op_type, layer(op_type, 1), {"clip": 0.3}, 14)
 
