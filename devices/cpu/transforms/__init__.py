@@ -15,6 +15,7 @@ from devices.cpu.transforms.layer_norm import fuse_layer_norm
 from devices.cpu.transforms.literals import literals_to_constants
 from devices.cpu.transforms.matmul_add import fuse_matmul_add
 from devices.cpu.transforms.movement import merge_movements
+from devices.cpu.transforms.precise_logits import sum_logits_precisely
 from devices.cpu.transforms.scale_shift import fuse_scale_shift
 from devices.model import Model
 
@@ -32,6 +33,7 @@ PASSES: Final[tuple[Callable[[Model], Model], ...]] = (
     fuse_gelu,
     fuse_matmul_add,
     fuse_conv_activation,
+    sum_logits_precisely,
     remove_dead_nodes,
 )
 
