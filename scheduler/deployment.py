@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,8 @@ from scheduler.codec import decode, encode
 from scheduler.executor import Answer, StageRun, StageSource, Submission
 from scheduler.plan import Plan
 from scheduler.request_runner import RequestRunner
+
+_log = logging.getLogger(__name__)
 
 
 class BaseDeployment(ABC):
@@ -40,6 +43,8 @@ class BaseDeployment(ABC):
             raise PlanError(f"plan of {plan.name!r}: no values for constant outputs {missing}.")
         self.plan = plan
         self.key = key
+        #: Stages that were imported from their payloads; the others were compiled.
+        self.imported: set[int] = set()
         self._constants = {name: constants[name] for name in plan.constant_outputs}
         self._inputs = frozenset(spec.name for spec in plan.inputs)
         self._runner = RequestRunner(limits, self, name=f"{plan.name} ({key})")
@@ -128,6 +133,15 @@ class BaseDeployment(ABC):
 
     def _failed(self, request_id: int, attempt: int, error: BaseException) -> None:
         self._runner.handle(events.AttemptFailed(self._runner.now_s(), request_id, attempt, error))
+
+
+def import_failed(plan: Plan, stage: int, error: Exception) -> None:
+    """Say that a stage's payload was of no use, and that the stage is compiled instead."""
+    device = plan.stages[stage].device
+    _log.warning(
+        "model=%s stage=%d device=%s: cannot be imported, so it is compiled again: %s",
+        plan.name, stage, device, error,
+    )  # fmt: skip
 
 
 def check_sources(plan: Plan, sources: Sequence[StageSource]) -> None:

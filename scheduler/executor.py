@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -17,6 +17,7 @@ from devices.program import ExecutedNode, Payload, Value
 from devices.support import Support
 from scheduler.client_machine import StoryLine
 from scheduler.plan import Plan
+from scheduler.stored_payload import StoredPayload
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +75,19 @@ class StageSource:
     model : Model
         The subgraph; with a payload its ports are enough.
     payload : Payload or None
-        The device's own earlier export, imported instead of compiling.
+        The device's own earlier export, imported instead of compiling. Where that fails, the
+        model is compiled after all, and a warning says so.
     config : mapping
         Properties for the compilation.
+    stored : StoredPayload or None
+        The file that `payload` is in: a device of another process reads it from there, if its
+        node has it, and is sent the payload only if not.
     """
 
     model: Model
     payload: Payload | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
+    stored: StoredPayload | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +151,10 @@ class Deployment(Protocol):
     @property
     def plan(self) -> Plan:
         """What was deployed."""
+
+    @property
+    def imported(self) -> Collection[int]:
+        """Stages that were imported from their payloads; the others were compiled."""
 
     def submit(
         self,

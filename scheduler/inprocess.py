@@ -8,13 +8,18 @@ import queue
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from devices.errors import HeteroError, RequestCancelledError
+from devices.errors import (
+    BlobError,
+    HeteroError,
+    RequestCancelledError,
+    UnsupportedOperationError,
+)
 from devices.model import Model
 from devices.program import ExecutedNode, Payload, Value
 from devices.registry import load_plugins
@@ -22,7 +27,7 @@ from devices.support import Support
 from scheduler import events
 from scheduler.client_machine import Limits
 from scheduler.codec import decode, encode
-from scheduler.deployment import BaseDeployment, check_sources
+from scheduler.deployment import BaseDeployment, check_sources, import_failed
 from scheduler.device_host import DeviceHost
 from scheduler.device_machine import DeviceMachine
 from scheduler.device_names import resolve_name
@@ -186,7 +191,7 @@ class InProcessDeployment(BaseDeployment):
         plan = self.plan
         for stage, source in zip(plan.stages, sources, strict=True):
             device = self._devices[stage.device]
-            num_streams, _ = device.host.load_stage(self.key, stage.index, source)
+            num_streams = self._load_stage(device.host, stage.index, source)
             sends = tuple(
                 events.Send(wire.tensor, plan.stages[wire.consumer].device, wire.consumer)
                 for wire in plan.wires
@@ -196,6 +201,18 @@ class InProcessDeployment(BaseDeployment):
                 self.key, stage.index, stage.inputs, plan.levels[stage.index], sends
             )
             device.open_stage(self, opened, num_streams)
+
+    def _load_stage(self, host: DeviceHost, stage: int, source: StageSource) -> int:
+        """Import a stage, or compile it; return how many requests it runs at once."""
+        if source.payload is not None:
+            try:
+                num_streams, _ = host.load_stage(self.key, stage, source)
+                self.imported.add(stage)
+                return int(num_streams)
+            except (BlobError, UnsupportedOperationError) as error:
+                import_failed(self.plan, stage, error)
+        num_streams, _ = host.load_stage(self.key, stage, replace(source, payload=None))
+        return int(num_streams)
 
     def start(
         self, request_id: int, attempt: int, inputs: Mapping[str, Value], profile: bool

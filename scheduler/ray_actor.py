@@ -20,6 +20,7 @@ from scheduler.device_host import DeviceHost
 from scheduler.device_probe import PluginSpec, probe_node
 from scheduler.executor import DeviceDescriptor, StageSource
 from scheduler.model_parts import ModelParts, join_model
+from scheduler.stored_payload import StoredPayload, fetch_payload
 
 #: Threads of an actor; how many of them compute at once is the stages' affair.
 MAX_STREAMS: Final = 8
@@ -71,11 +72,16 @@ class DeviceActor:
         stage: int,
         parts: Sequence[Any],
         weights: Mapping[str, Any],
-        payload: Payload | None,
+        payload: Payload | StoredPayload | None,
         config: Mapping[str, Any],
         wanted: tuple[int, ...],
     ) -> tuple[Any, ...]:
-        """Compile or import a stage; see `DeviceHost.load_stage`."""
+        """Compile or import a stage, from this node's file if it has one.
+
+        See `DeviceHost.load_stage`.
+        """
+        if isinstance(payload, StoredPayload):
+            payload = fetch_payload(payload)
         model = join_model(ModelParts(*parts)._replace(weights=weights))
         num_streams, cached = self._host.load_stage(
             deployment, stage, StageSource(model, payload, config)

@@ -16,10 +16,16 @@ import numpy as np
 import ray
 from ray import exceptions
 
-from devices.errors import ClusterError, DeviceLostError
+from devices.errors import (
+    BlobError,
+    ClusterError,
+    DeviceLostError,
+    UnsupportedOperationError,
+)
 from devices.model import Model
+from devices.program import Payload
 from devices.support import Support
-from scheduler.deployment import check_sources
+from scheduler.deployment import check_sources, import_failed
 from scheduler.device_names import resolve_name
 from scheduler.device_probe import PluginSpec, merge_nodes, usable
 from scheduler.executor import DeviceDescriptor, StageSource
@@ -30,6 +36,7 @@ from scheduler.ray_deployment import Arrival, RayDeployment, actor_id, fetch
 from scheduler.ray_nodes import ClusterNode, alive_nodes
 from scheduler.ray_start import connect
 from scheduler.request_runner import deployment_limits
+from scheduler.stored_payload import StoredPayload
 
 _log = logging.getLogger(__name__)
 
@@ -141,23 +148,50 @@ class RayExecutor:
         return deployment
 
     def _load(self, deployment: RayDeployment, sources: Sequence[StageSource]) -> None:
+        """Start every stage's way onto its device, then see to those that must try another."""
         loading = []
-        for stage, source in zip(deployment.plan.stages, sources, strict=True):
+        for stage, source in enumerate(sources):
+            ways = _ways(source)
+            loading.append((stage, source, ways, self._start_load(deployment, stage, source, ways)))
+        for stage, source, ways, ref in loading:
+            device = self._device(deployment.plan.stages[stage].device)
+            while True:
+                way = ways.pop(0)
+                try:
+                    self._fetch(device, ref)
+                except (BlobError, UnsupportedOperationError) as error:
+                    if way is None:
+                        raise
+                    if not isinstance(way, StoredPayload):
+                        import_failed(deployment.plan, stage, error)
+                    ref = self._start_load(deployment, stage, source, ways)
+                else:
+                    if way is not None:
+                        deployment.imported.add(stage)
+                    break
+
+    def _start_load(
+        self,
+        deployment: RayDeployment,
+        index: int,
+        source: StageSource,
+        ways: Sequence[Payload | StoredPayload | None],
+    ) -> Any:
+        """Have a device load a stage in the first of `ways`; only compiling takes the weights."""
+        stage = deployment.plan.stages[index]
+        if ways[0] is None:
             parts, weights = self._send(source.model)
-            wanted = tuple(stage.outputs.index(t) for t in deployment.wanted[stage.index])
-            device = self._device(stage.device)
-            ref = device.actor.load_stage.remote(
-                deployment.key,
-                stage.index,
-                parts,
-                weights,
-                source.payload,
-                dict(source.config),
-                wanted,
-            )
-            loading.append((device, ref))
-        for device, ref in loading:
-            self._fetch(device, ref)
+        else:
+            parts, weights = list(split_model(source.model)._replace(weights={})), {}
+        return self._device(stage.device).actor.load_stage.remote(
+            deployment.key,
+            index,
+            parts,
+            weights,
+            ways[0],
+            dict(source.config),
+            tuple(stage.outputs.index(t) for t in deployment.wanted[index]),
+        )
 
     def close(self) -> None:
         """Close every deployment and stop what this executor started; again is harmless."""
@@ -254,3 +288,9 @@ class RayExecutor:
                 arrival.deployment.collect(arrival)
             except Exception:  # one request's trouble must not end the others' answers
                 _log.exception("request=%s attempt=%s", arrival.request_id, arrival.attempt)
+
+
+def _ways(source: StageSource) -> list[Payload | StoredPayload | None]:
+    """Return what a stage may be loaded from, the cheapest first; None is compilation."""
+    given = (source.stored, source.payload)
+    return [*(way for way in given if way is not None), None]

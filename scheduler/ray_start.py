@@ -6,7 +6,6 @@ workers run at the caller's own priority, and its ports take nobody who lacks th
 
 from __future__ import annotations
 
-import _thread
 import atexit
 import contextlib
 import logging
@@ -15,7 +14,6 @@ import secrets
 import shutil
 import socket
 import tempfile
-import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -33,6 +31,10 @@ RESOURCE: Final = "hetero"
 RESOURCE_SHARE: Final = 0.001
 #: Unix socket paths hold 107 bytes; Ray's own part of them takes up to 75.
 _LONGEST_FOLDER: Final = 30
+#: What an HTTP/2 client begins with, settings included, and the type of the frame that a server
+#: begins its answer with (RFC 9113, sections 3.4 and 6.5).
+_HTTP2_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+_HTTP2_SETTINGS: Final = b"\4"
 _CREDENTIALS: Final = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
 
@@ -95,8 +97,8 @@ def connect(
         return RaySession(started=False)
     if address is None:
         return _start(dict(options or {}))
-    _check_reachable(address, timeout_s / 3)
-    return _join(address, timeout_s)
+    check_reachable(address, timeout_s)
+    return _join(address)
 
 
 def _start(options: dict[str, Any]) -> RaySession:
@@ -149,23 +151,10 @@ def _start(options: dict[str, Any]) -> RaySession:
     return session
 
 
-def _join(address: str, timeout_s: float) -> RaySession:
+def _join(address: str) -> RaySession:
     import ray
 
-    failed: list[BaseException] = []
-    joined = threading.Event()
-
-    def watch() -> None:
-        # Ray retries for a minute and cannot be told otherwise; its waits do heed an interrupt.
-        if not joined.wait(timeout_s):
-            failed.append(TimeoutError(f"no answer within {timeout_s:.0f} s"))
-            _interrupt_main()
-
-    watcher = threading.Thread(target=watch, daemon=True)
-    if threading.current_thread() is threading.main_thread():
-        watcher.start()
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
-    os.environ.setdefault("RAY_gcs_rpc_server_connect_timeout_s", str(max(1, int(timeout_s / 3))))
     try:
         with _quiet():
             ray.init(
@@ -175,26 +164,21 @@ def _join(address: str, timeout_s: float) -> RaySession:
                 logging_level=logging.ERROR,
                 configure_logging=False,
             )
-    except (Exception, KeyboardInterrupt) as error:
-        if isinstance(error, KeyboardInterrupt) and not failed:
-            raise
+    except Exception as error:
         with contextlib.suppress(Exception):  # it may be half connected, or not at all
             ray.shutdown()
-        cause = failed[0] if failed else error
         raise ClusterError(
-            f"no Ray cluster to join at {address!r}: {type(cause).__name__}: {cause}. Check that "
+            f"no Ray cluster to join at {address!r}: {type(error).__name__}: {error}. Check that "
             "`ray status` works there, that Ray and Python have the same versions here and there, "
             "and that RAY_AUTH_TOKEN is the cluster's.",
             address=address,
-            cause=str(cause),
+            cause=str(error),
         ) from error
-    finally:
-        joined.set()
     return RaySession(started=True)
 
 
-def _check_reachable(address: str, timeout_s: float) -> None:
-    """Find out soon that nothing listens: Ray itself tries for a minute."""
+def check_reachable(address: str, timeout_s: float) -> None:
+    """Find out soon that nothing answers as gRPC does: Ray itself tries for a minute."""
     if address in ("auto", "local") or "://" in address:
         return
     host, separator, port = address.rpartition(":")
@@ -204,7 +188,11 @@ def _check_reachable(address: str, timeout_s: float) -> None:
             address=address,
         )
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s).close()
+        with socket.create_connection((host.strip("[]"), int(port)), timeout_s) as connection:
+            if os.environ.get("RAY_USE_TLS", "0") == "0":
+                connection.sendall(_HTTP2_PREFACE)
+                if connection.recv(9)[3:4] != _HTTP2_SETTINGS:
+                    raise ConnectionError("what listens there is no Ray")
     except (OSError, OverflowError) as error:
         raise ClusterError(
             f"nothing answers at {address}: {error}. Start Ray there (`ray start --head`, or `ray "
@@ -228,10 +216,6 @@ def _make_folder() -> str:
 def _give_up(session: RaySession) -> None:
     with contextlib.suppress(Exception):  # it may have started in part, or not at all
         session.close()
-
-
-def _interrupt_main() -> None:
-    _thread.interrupt_main()
 
 
 @contextlib.contextmanager

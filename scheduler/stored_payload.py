@@ -1,0 +1,88 @@
+"""A stage's payload in a blob: how it is written there, and read where the stage runs.
+
+A device that is started again can be given the same `StoredPayload` as before: if the file is
+still there, its stages are back without any weights being sent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from devices.errors import BlobError
+from devices.program import Payload
+from scheduler.blob_file import BlobFile, BlobWriter
+
+#: The entry of a blob's header that holds a payload's document, or None, for each stage.
+PAYLOADS: Final = "payloads"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPayload:
+    """Where a payload lies.
+
+    Attributes
+    ----------
+    path : str
+        A blob's absolute path.
+    digest : str
+        The blob's digest: a file of the same name may be another one on another node.
+    index : int
+        Place among the blob's payloads.
+    """
+
+    path: str
+    digest: str
+    index: int
+
+
+def write_payload(writer: BlobWriter, payload: Payload) -> bytes:
+    """Return a payload's document."""
+    return writer.document({"header": payload.header, "tensors": payload.tensors})
+
+
+def read_payload(blob: BlobFile, index: int, contents: Any = None) -> Payload:
+    """Return a payload of a blob; its tensors are views of the blob.
+
+    Parameters
+    ----------
+    blob : BlobFile
+        The blob.
+    index : int
+        Place among its payloads.
+    contents : mapping, optional
+        The blob's contents, where they were read already.
+
+    Raises
+    ------
+    BlobError
+        It has no such payload, or it is damaged.
+    """
+    contents = blob.contents() if contents is None else contents
+    documents = contents.get(PAYLOADS) if isinstance(contents, dict) else None
+    if not isinstance(documents, list) or not 0 <= index < len(documents):
+        raise BlobError(f"blob {blob.path or ''}: {PAYLOADS}[{index}]: there is none.")
+    payload = blob.contents(documents[index])
+    header, tensors = (
+        (payload.get("header"), payload.get("tensors")) if isinstance(payload, dict) else (0, 0)
+    )
+    if not isinstance(header, dict) or not isinstance(tensors, dict):
+        raise BlobError(f"blob {blob.path or ''}: {PAYLOADS}[{index}]: not a payload.")
+    return Payload(header, tensors)
+
+
+def fetch_payload(stored: StoredPayload) -> Payload:
+    """Return a payload from its file on this node.
+
+    Raises
+    ------
+    BlobError
+        The file is not here, is another one, or is damaged.
+    """
+    try:
+        blob = BlobFile(stored.path)
+    except OSError as error:
+        raise BlobError(f"blob {stored.path}: not here: {error.strerror or error}.") from error
+    if blob.digest != stored.digest:
+        raise BlobError(f"blob {stored.path}: another one here than where it was compiled.")
+    return read_payload(blob, stored.index)

@@ -1,0 +1,217 @@
+"""The Ray executor on one node: answers, overlap, failures, and actors that die."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import ray
+
+from devices.errors import (
+    DeadlineError,
+    DeviceError,
+    DeviceLostError,
+    InferenceError,
+    KernelError,
+    OverloadedError,
+    RequestCancelledError,
+    UnsupportedNodesError,
+)
+from scheduler import StageSource, create_executor
+from scheduler.ray_executor import RayExecutor
+from tests.scheduler.models import build, chain, cut, diamond
+from tests.scheduler.plugins import BrokenPlugin, TwinPlugin
+
+pytestmark = pytest.mark.ray
+X = np.arange(4, dtype=np.float32)
+TOY = "tests.scheduler.plugins:ToyPlugin"
+
+
+@pytest.fixture(scope="module")
+def executor(local_ray: None) -> Iterator[RayExecutor]:
+    executor = create_executor("ray", devices={"TOY": 3}, plugins=(TOY, TwinPlugin, BrokenPlugin))
+    yield executor
+    executor.close()
+    assert ray.is_initialized(), "a Ray that was there before is left running"
+
+
+def kill(executor: RayExecutor, device: str) -> None:
+    pid = ray.get(executor._device(device).actor.ping.remote())
+    assert pid != os.getpid()
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_devices_are_those_of_the_node(executor: RayExecutor) -> None:
+    rows = {row.name: row for row in executor.devices()}
+    assert {"CPU", "TOY.0", "TOY.1", "TOY.2", "TWIN.0", "TWIN.1", "BROKEN"} <= set(rows)
+    assert "libbroken.so is missing" in str(rows["BROKEN"].error)
+    assert {row.node for row in rows.values()} == {ray.nodes()[0]["NodeName"]}
+    with pytest.raises(DeviceError, match="libbroken"):
+        executor.get_property("BROKEN", "FULL_DEVICE_NAME")
+
+
+def test_query_and_properties(executor: RayExecutor) -> None:
+    model = build([("Neg", "n", ("x",), "a"), ("Exp", "e", ("a",), "y")], ["y"])
+    support = executor.query("TOY.2", model)
+    assert support.devices == {"n": "TOY.2"}
+    assert support.unsupported["e"]["TOY.2"].code == "no_kernel"
+    assert executor.get_property("TWIN.1", "DEVICE_ID") == "1"
+
+
+def test_chain(executor: RayExecutor) -> None:
+    deployment = executor.deploy(*chain("TOY.0", "TOY.1", "TOY.2"))
+    submission = deployment.submit({"x": X}, profile=True)
+    answer = submission.future.result(30)
+    np.testing.assert_array_equal(answer.outputs["t2"], X + 3)
+    assert [run.device for run in answer.stage_runs] == ["TOY.0", "TOY.1", "TOY.2"]
+    assert [set(run.node_times_s) for run in answer.stage_runs] == [{"add0"}, {"add1"}, {"add2"}]
+    assert [line.what for line in deployment.story(submission.request_id)][-1] == "answered"
+    assert deployment.executed_nodes(1)[0].original_names == ("add1",)
+    np.testing.assert_array_equal(deployment.export(2).tensors["one"], [1])
+    deployment.close()
+    deployment.close()
+
+
+def test_branches_of_one_request_overlap(executor: RayExecutor) -> None:
+    plan = diamond(("TOY.0", "TOY.1", "TOY.2", "TOY.0"), left="sleep_0.3l", right="sleep_0.3r")
+    answer = executor.deploy(*plan).submit({"x": X}).future.result(30)
+    np.testing.assert_array_equal(answer.outputs["y"], 2 - 4 * X)
+    _, left, right, join = answer.stage_runs
+    assert left.started_s < right.ended_s
+    assert right.started_s < left.ended_s
+    assert join.started_s >= max(left.ended_s, right.ended_s)
+
+
+def test_many_requests_overlap_and_each_gets_its_own_answer(executor: RayExecutor) -> None:
+    deployment = executor.deploy(*chain("TOY.0", "TOY.1", name="sleep_0.02_"))
+    futures = [deployment.submit({"x": X + i}).future for i in range(40)]
+    answers = [future.result(30) for future in futures]
+    for i, answer in enumerate(answers):
+        np.testing.assert_array_equal(answer.outputs["t1"], X + i + 2)
+    first = [answer.stage_runs[0] for answer in answers]
+    second = [answer.stage_runs[1] for answer in answers]
+    assert any(
+        a.started_s < b.ended_s and b.started_s < a.ended_s
+        for a, b in zip(first[1:], second, strict=False)
+    )
+
+
+@pytest.mark.parametrize("size", [10, 300_000], ids=["inline", "in the object store"])
+def test_inputs_that_several_stages_take(executor: RayExecutor, size: int) -> None:
+    model = build(
+        [("Neg", "n", ("x",), "a"), ("Add", "b", ("x", "a"), "c"), ("Add", "d", ("x", "c"), "y")],
+        ["y", "x"],
+    )
+    deployment = executor.deploy(*cut(model, ("TOY.0", ["n"]), ("TOY.1", ["b"]), ("TOY.2", ["d"])))
+    x = np.arange(size, dtype=np.float32)
+    outputs = deployment.submit({"x": x}).future.result(30).outputs
+    np.testing.assert_array_equal(outputs["y"], x)
+    np.testing.assert_array_equal(outputs["x"], x)
+
+
+def test_values_that_are_no_plain_tensors_cross(executor: RayExecutor) -> None:
+    model = build(
+        [("SequenceConstruct", "s", ("x", "x"), "q"), ("Identity", "i", ("q",), "y")], ["y"]
+    )
+    deployment = executor.deploy(*cut(model, ("TOY.0", ["s"]), ("TOY.1", ["i"])))
+    values: list[Any] = [X.astype(ml_dtypes.bfloat16), np.array(["a", "ü"], object), None]
+    for value in values:
+        first, second = deployment.submit({"x": value}).future.result(30).outputs["y"]
+        assert getattr(first, "dtype", None) == getattr(value, "dtype", None)
+        assert np.array_equal(first, second)
+        assert np.array_equal(first, value)
+
+
+def test_a_stage_that_raises_is_named_and_the_deployment_goes_on(executor: RayExecutor) -> None:
+    bad = executor.deploy(*chain("TOY.0", "TOY.1", "TOY.2", name="fail"))
+    for _ in range(2):
+        with pytest.raises(InferenceError, match="by design") as caught:
+            bad.submit({"x": X}).future.result(30)
+        assert (caught.value.stage, caught.value.device) == (0, "TOY.0")
+        assert "ZeroDivisionError" in caught.value.cause
+    typed = executor.deploy(*chain("TOY.0", "TOY.1", name="refuse"))
+    with pytest.raises(KernelError, match="by design") as kernel:
+        typed.submit({"x": X}).future.result(30)
+    assert (kernel.value.device, kernel.value.stage, kernel.value.node) == ("TOY.0", 0, "refuse0")
+    good = executor.deploy(*chain("TOY.0"))
+    assert good.submit({"x": X}).future.result(30)
+
+
+def test_a_stage_that_does_not_compile_says_why(executor: RayExecutor) -> None:
+    model = build([("Exp", "e", ("x",), "y")], ["y"])
+    with pytest.raises(UnsupportedNodesError, match="no Exp"):
+        executor.deploy(*cut(model, ("TOY.0", ["e"])))
+
+
+def test_cancel_stops_what_runs_and_what_waits(executor: RayExecutor) -> None:
+    deployment = executor.deploy(*chain("TOY.0", "TOY.1", name="sleep_60_"))
+    submissions = [deployment.submit({"x": X}) for _ in range(3)]
+    for submission in submissions:
+        assert deployment.cancel(submission.request_id)
+        with pytest.raises(RequestCancelledError):
+            submission.future.result(5)
+    other = executor.deploy(*chain("TOY.0"))
+    assert other.submit({"x": X}, timeout_s=30).future.result()
+
+
+def test_deadline_and_push_back(executor: RayExecutor) -> None:
+    plan = chain("TOY.0", name="sleep_60_")
+    deployment = executor.deploy(*plan, config={"MAX_REQUESTS_IN_FLIGHT": 1})
+    submission = deployment.submit({"x": X}, timeout_s=0.3)
+    with pytest.raises(OverloadedError):
+        deployment.submit({"x": X}, timeout_s=0)
+    with pytest.raises(DeadlineError, match="in flight"):
+        submission.future.result(10)
+
+
+def test_streams(executor: RayExecutor) -> None:
+    plan, (source,) = chain("TWIN.0", name="sleep_0.3_")
+    deployment = executor.deploy(plan, [StageSource(source.model, None, {"NUM_STREAMS": 2})])
+    futures = [deployment.submit({"x": X}).future for _ in range(2)]
+    (one,), (other,) = (future.result(30).stage_runs for future in futures)
+    assert one.started_s < other.ended_s
+    assert other.started_s < one.ended_s
+
+
+def test_a_killed_actor_fails_what_is_in_flight_and_to_come_and_is_replaced(
+    executor: RayExecutor,
+) -> None:
+    bystander = executor.deploy(*chain("TOY.0"))
+    deployment = executor.deploy(*chain("TOY.1", "TOY.2", name="sleep_1_"))
+    submissions = [deployment.submit({"x": X}) for _ in range(4)]
+    kill(executor, "TOY.1")
+    for submission in submissions:
+        with pytest.raises(DeviceLostError, match=r"TOY\.1") as caught:
+            submission.future.result(20)
+        assert caught.value.device == "TOY.1"
+        assert caught.value.node == ray.nodes()[0]["NodeName"]
+        assert caught.value.attempt == 1
+    with pytest.raises(DeviceLostError, match=r"TOY\.1"):
+        deployment.submit({"x": X})
+    assert bystander.submit({"x": X}).future.result(30)
+    again = executor.deploy(*chain("TOY.1", "TOY.2"))
+    np.testing.assert_array_equal(again.submit({"x": X}).future.result(30).outputs["t1"], X + 2)
+
+
+def test_an_actor_that_dies_while_idle_or_in_its_work(executor: RayExecutor) -> None:
+    idle = executor.deploy(*chain("TWIN.1"))
+    kill(executor, "TWIN.1")
+    with pytest.raises(DeviceLostError):
+        idle.submit({"x": X}).future.result(20)
+    suicide = executor.deploy(*chain("TWIN.0", name="die"))
+    with pytest.raises(DeviceLostError, match=r"TWIN\.0"):
+        suicide.submit({"x": X}).future.result(20)
+    suicide.close()
+
+
+def test_ended_requests_leave_nothing_behind(executor: RayExecutor) -> None:
+    deployment = executor.deploy(*diamond(("TOY.0", "TOY.1", "TOY.2", "TOY.0")))
+    for _ in range(20):
+        deployment.submit({"x": X}).future.result(30)
+    assert not deployment._attempts
+    assert not deployment._runner._calls

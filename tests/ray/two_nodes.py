@@ -1,0 +1,66 @@
+"""A program for `test_clusters`: two Ray nodes, stages on both, then one of them dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+os.environ |= {
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_IGNORE_UNHANDLED_ERRORS": "1",
+}
+
+import numpy as np
+from ray.cluster_utils import Cluster
+
+from devices.errors import DeviceLostError
+from scheduler import create_executor
+from tests.scheduler.models import diamond
+
+HEALTH_CHECKS = {
+    "health_check_initial_delay_ms": 0,
+    "health_check_period_ms": 500,
+    "health_check_timeout_ms": 2000,
+    "health_check_failure_threshold": 4,
+}
+
+
+def main() -> None:
+    cluster = Cluster(
+        initialize_head=True,
+        head_node_args={
+            "num_cpus": 2,
+            "resources": {"hetero": 4},
+            "include_dashboard": False,
+            "_system_config": HEALTH_CHECKS,
+        },
+    )
+    second = cluster.add_node(num_cpus=1, labels={"hetero/TOY": "2"})
+    executor = create_executor(
+        "ray", address=cluster.address, plugins=("tests.scheduler.plugins:ToyPlugin",)
+    )
+    rows = [row for row in executor.devices() if row.plugin == "TOY"]
+    plan = diamond(("TOY.0", "TOY.1", "TOY.2", "TOY.0"))
+    deployment = executor.deploy(*plan)
+    found = {}
+    for size in (4, 500_000):
+        x = np.arange(size, dtype=np.float32)
+        y = deployment.submit({"x": x}).future.result(60).outputs["y"]
+        found[str(size)] = bool(np.array_equal(y, 2 - 4 * x))
+    sleeping = executor.deploy(*diamond(("TOY.0", "TOY.1", "TOY.2", "TOY.0"), left="sleep_30_"))
+    submission = sleeping.submit({"x": np.ones(500_000, np.float32)})
+    cluster.remove_node(second, allow_graceful=False)
+    try:
+        submission.future.result(60)
+    except DeviceLostError as error:
+        found["lost"] = [error.device, error.node]
+    executor.close()
+    cluster.shutdown()
+    names = {row.name: row.node for row in rows}
+    sys.stdout.write(json.dumps({"devices": names, **found}) + "\n")
+
+
+if __name__ == "__main__":
+    main()
