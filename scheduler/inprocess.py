@@ -14,12 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from devices.errors import (
-    BlobError,
-    HeteroError,
-    RequestCancelledError,
-    UnsupportedOperationError,
-)
+from devices.errors import HeteroError, RequestCancelledError
 from devices.model import Model
 from devices.program import ExecutedNode, Payload, Value
 from devices.registry import load_plugins
@@ -209,7 +204,7 @@ class InProcessDeployment(BaseDeployment):
                 num_streams, _ = host.load_stage(self.key, stage, source)
                 self.imported.add(stage)
                 return int(num_streams)
-            except (BlobError, UnsupportedOperationError) as error:
+            except HeteroError as error:
                 import_failed(self.plan, stage, error)
         num_streams, _ = host.load_stage(self.key, stage, replace(source, payload=None))
         return int(num_streams)

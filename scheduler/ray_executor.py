@@ -16,12 +16,7 @@ import numpy as np
 import ray
 from ray import exceptions
 
-from devices.errors import (
-    BlobError,
-    ClusterError,
-    DeviceLostError,
-    UnsupportedOperationError,
-)
+from devices.errors import ClusterError, DeviceLostError, HeteroError
 from devices.model import Model
 from devices.program import Payload
 from devices.support import Support
@@ -159,8 +154,8 @@ class RayExecutor:
                 way = ways.pop(0)
                 try:
                     self._fetch(device, ref)
-                except (BlobError, UnsupportedOperationError) as error:
-                    if way is None:
+                except HeteroError as error:
+                    if way is None or isinstance(error, DeviceLostError | ClusterError):
                         raise
                     if not isinstance(way, StoredPayload):
                         import_failed(deployment.plan, stage, error)
