@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import cache
 from typing import Final
 
 import numpy as np
@@ -119,10 +120,15 @@ def _differs(node: Node, model: Model) -> str | None:
         return None
     given = [bool(value) for value in node.inputs] + [False] * 8
     if node.op_type == "Attention":
-        if len(node.outputs) > 3 and node.outputs[3]:
+        attributes = node.attributes
+        scores = len(node.outputs) > 3 and node.outputs[3]
+        if scores and attributes.get("is_causal") and attributes.get("qk_matmul_output_mode"):
             return "the scores that it gives out are masked with the lowest float, not -infinity"
-        if given[6]:
+        if given[3] and given[6]:
             return "nonpad_kv_seqlen with a mask fails as it runs"
+    if node.op_type == "ConvInteger" and given[3]:
+        per_channel = model.spec(node.inputs[3]).shape not in ((), (1,))
+        return "a zero point for each channel fails as it runs" if per_channel else None
     if node.op_type == "MaxUnpool" and given[2]:
         return "output_shape does not move the values"
     if node.op_type == "Resize" and given[2]:
@@ -197,8 +203,10 @@ def _try(node: Node, model: Model, data: bytes, providers: tuple[str, ...]) -> _
         part for group in session.get_provider_graph_assignment_info() for part in group.get_nodes()
     ]
     if any(part.name == "node" for part in assigned):
-        inserted = [p for p in assigned if p.op_type == "Cast" and p.name.startswith("Inserted")]
-        return "computed in float32, with casts" if inserted else None
+        types = {model.spec(value).type for value in (*node.reads, *node.writes)}
+        known = _kernel_types().get((node.domain, node.op_type), frozenset())
+        cast = "tensor(float16)" in types - known
+        return "computed in float32, with casts" if cast else None
     if not assigned:
         return "eliminated"
     parts = ", ".join(dict.fromkeys(part.op_type for part in assigned))
@@ -217,7 +225,7 @@ def _refusal(node: Node, model: Model, error: Exception) -> Refusal:
     text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ", "", " ".join(str(error).split()))
     if "Could not find an implementation" in text:
         types = ", ".join(model.spec(value).type for value in node.reads) or "no inputs"
-        if any(k == (node.domain, node.op_type) for k in _registered()):
+        if (node.domain, node.op_type) in _kernel_types():
             return Refusal("dtype", f"ONNX Runtime has no {node.op_type} kernel for {types}")
         return Refusal("no_kernel", f"ONNX Runtime has no {node.op_type} kernel")
     codes = (c for pattern, c in _CODES if re.search(pattern, text))
@@ -225,7 +233,13 @@ def _refusal(node: Node, model: Model, error: Exception) -> Refusal:
     return Refusal(code, f"ONNX Runtime refuses {node.op_type}: {text[:300]}")
 
 
-def _registered() -> Iterator[tuple[str, str]]:
+@cache
+def _kernel_types() -> dict[tuple[str, str], frozenset[str]]:
+    """Return the types that any kernel of an operator is registered for."""
+    found: dict[tuple[str, str], set[str]] = {}
     for kernel in onnxruntime.capi.onnxruntime_pybind11_state.get_all_opkernel_def():
         domain = "" if kernel.domain == "ai.onnx" else kernel.domain
-        yield domain, kernel.op_name
+        types = found.setdefault((domain, kernel.op_name), set())
+        for allowed in kernel.type_constraints.values():
+            types.update(allowed)
+    return {key: frozenset(types) for key, types in found.items()}

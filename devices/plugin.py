@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 from devices.compiled_model import CompiledModel
 from devices.errors import (
     BlobError,
-    HeteroError,
     UnknownDeviceError,
     UnsupportedNodesError,
     UnsupportedOperationError,
@@ -178,7 +177,7 @@ class Plugin(ABC):
         effective = self.effective_config(config)
         try:
             program = self.load(payload, model, effective)
-        except HeteroError:
+        except (BlobError, UnsupportedOperationError):
             raise
         except Exception as error:
             raise BlobError(

@@ -1,0 +1,210 @@
+"""The ORT device: reasons, versions, weights, errors, and what it shows of itself."""
+
+import sys
+import threading
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, parser
+
+from devices import load_plugins, read_model
+from devices.errors import BlobError, InferenceError, PropertyError, RequestCancelledError
+from devices.light_models import light_model_inputs, light_model_outputs
+from devices.program import Payload
+
+pytest.importorskip("onnxruntime")
+from devices.ort import ORTPlugin
+
+PLUGIN = ORTPlugin()
+
+
+def parsed(body, opset=17, ir=8):
+    return read_model(
+        parser.parse_model(f'<ir_version: {ir}, opset_import: ["" : {opset}, "x.y" : 1]> g {body}')
+    )
+
+
+def refusal(model):
+    (refusals,) = PLUGIN.query_model(model).unsupported.values()
+    ((device, found),) = refusals.items()
+    assert device == "ORT.0"
+    return found
+
+
+@pytest.mark.parametrize(
+    ("body", "opset", "code", "says"),
+    [
+        ("(float[2] x) => (float[2] y) {y = Relu(x)}", 6, "opset", "from 7 on"),
+        ("(bfloat16[2] x) => (bfloat16[2] y) {y = Add(x, x)}", 17, "dtype", "bfloat16"),
+        ("(float[2] x) => (float[2] y) {y = x.y.Odd(x)}", 17, "no_kernel", "Odd"),
+        ("(float[2] x) => (float[2] y) {y = Nope(x)}", 17, "no_kernel", "Nope"),
+        ("(int16[2,2] x) => (int16[2,2] y) {y = MatMul(x, x)}", 17, "dtype", "MatMul"),
+        ("(uint32[2] x) => (uint32[2] y) {y = Mod(x, x)}", 28, "opset", "newer than"),
+        ("(float[2] x) => (float[2] y) {y = Elu<nope = 1>(x)}", 17, "attribute", "nope"),
+    ],
+)
+def test_refusals(body, opset, code, says):
+    found = refusal(parsed(body, opset))
+    assert found.code == code
+    assert says in found.message
+
+
+def test_every_unsupported_node_is_refused_not_only_the_first():
+    model = parsed(
+        "(float[2] x) => (float[2] y) {a = x.y.Odd(x) b = Relu(a) c = x.y.Even(b) y = Relu(c)}"
+    )
+    # What follows an unknown operator has no known type, so it cannot be handed over either.
+    assert list(PLUGIN.query_model(model).unsupported) == ["a", "b", "c", "y"]
+    typed = parsed(
+        "(float[2] x) => (float[2] y) <float[2] a, float[2] b, float[2] c>"
+        " {a = x.y.Odd(x) b = Relu(a) c = x.y.Even(b) y = Relu(c)}"
+    )
+    support = PLUGIN.query_model(typed)
+    assert list(support) == ["b", "y"]
+    assert list(support.unsupported) == ["a", "c"]
+
+
+def test_operators_without_a_kernel_that_are_taken_apart():
+    model = parsed("(float[2] x) => (float[2] y) {y = Mish(x)}", opset=18)
+    support = PLUGIN.query_model(model)
+    assert support["y"] == "ORT.0"
+    assert support.notes["y"].startswith("decomposed into")
+    x = np.float32([-1, 2])
+    want = x * np.tanh(np.log1p(np.exp(x)))
+    np.testing.assert_allclose(PLUGIN.compile_model(model)(x)["y"], want, rtol=1e-5)
+
+
+def test_float16_that_is_computed_in_float32_is_noted():
+    model = parsed("(float16[2,2] x) => (float16[2,2] y) {y = MatMul(x, x)}")
+    support = PLUGIN.query_model(model)
+    assert "float32" in support.notes["y"]
+
+
+def test_newer_models_whose_operators_did_not_change():
+    model = parsed(
+        "(float[2] x) => (float[2] y) {h = Relu(x) y = Add(h, x)}",
+        opset=onnx.defs.onnx_opset_version(),
+        ir=onnx.IR_VERSION,
+    )
+    x = np.float32([-1, 2])
+    np.testing.assert_array_equal(PLUGIN.compile_model(model)(x)["y"], [-1, 4])
+
+
+def test_bodies_with_captures():
+    model = parsed(
+        "(bool c, float[2] x) => (float[2] y) {k = Add(x, x) y = If (c) <"
+        "then_branch = t () => (float[2] a) {a = Add(k, x)},"
+        "else_branch = e () => (float[2] b) {b = Identity(k)}>}"
+    )
+    compiled = PLUGIN.compile_model(model)
+    x = np.float32([1, 2])
+    np.testing.assert_array_equal(compiled([np.array(True), x])["y"], x * 3)
+    np.testing.assert_array_equal(compiled([np.array(False), x])["y"], x * 2)
+
+
+def test_a_real_model_as_shipped():
+    model = read_model("light:squeezenet")
+    compiled = PLUGIN.compile_model(model, {"PERF_COUNT": True, "INFERENCE_NUM_THREADS": 1})
+    result = compiled(light_model_inputs(model))
+    (want,) = light_model_outputs("light:squeezenet")
+    np.testing.assert_allclose(result[0], want, rtol=1e-3, atol=1e-5)
+
+    runtime = compiled.get_runtime_model()
+    fused = next(n for n in runtime.nodes if n.op_type == "Conv")
+    kinds = {
+        model.nodes[model.index_of[name]].op_type
+        for name in fused.metadata["originalLayersNames"].split(",")
+    }
+    assert {"Conv", "Relu"} <= kinds
+    assert all(float(n.metadata["execTimeMcs"]) >= 0 for n in runtime.nodes)
+
+    again = PLUGIN.import_model(compiled.export(), model)
+    np.testing.assert_allclose(again(light_model_inputs(model))[0], want, rtol=1e-3, atol=1e-5)
+
+
+def test_payloads_of_another_version_are_refused():
+    model = parsed("(float[2] x) => (float[2] y) {y = Relu(x)}")
+    payload = PLUGIN.compile_model(model).export()
+    other = Payload({**payload.header, "version": "0.1"}, payload.tensors)
+    with pytest.raises(BlobError, match=r"0\.1"):
+        PLUGIN.import_model(other, model)
+    with pytest.raises(BlobError):
+        PLUGIN.import_model(Payload({**payload.header, "model": b"\x00garbage"}, {}), model)
+
+
+def test_weights_of_narrow_types_and_text():
+    weight = helper.make_tensor("w", onnx.TensorProto.INT4, [2], [3, -4])
+    scale = helper.make_tensor("s", onnx.TensorProto.FLOAT, [], [0.5])
+    node = helper.make_node("DequantizeLinear", ["w", "s"], ["d"])
+    add = helper.make_node("Add", ["d", "x"], ["y"])
+    ports = [helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [2]) for n in "xy"]
+    graph = helper.make_graph([node, add], "g", ports[:1], ports[1:], [weight, scale])
+    model = read_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)]))
+    np.testing.assert_array_equal(PLUGIN.compile_model(model)(np.zeros(2))["y"], [1.5, -2])
+
+
+def test_weights_that_lie_beside_the_model(tmp_path):
+    weight = np.arange(40_000, dtype=np.float32).reshape(200, 200)
+    proto = parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[1,200] x, float[200,200] w)'
+        " => (float[1,200] y) {y = MatMul(x, w)}"
+    )
+    del proto.graph.input[1]
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
+    onnx.save_model(proto, tmp_path / "m.onnx", save_as_external_data=True, location="m.bin")
+    compiled = PLUGIN.compile_model(read_model(tmp_path / "m.onnx"))
+    x = np.ones((1, 200), np.float32)
+    np.testing.assert_allclose(compiled(x)["y"], x @ weight, rtol=1e-5)
+
+
+def test_sequences_and_text_as_ports():
+    model = parsed(
+        "(seq(float[N]) s, string[2] t) => (float[M] y, string[2] u)"
+        " {y = ConcatFromSequence<axis = 0>(s) u = Identity(t)}"
+    )
+    result = PLUGIN.compile_model(model)({"s": [np.float32([1]), [2, 3]], "t": ["a", "β"]})
+    np.testing.assert_array_equal(result["y"], [1, 2, 3])
+    assert result["u"].tolist() == ["a", "β"]
+
+
+def test_errors_of_a_run_name_node_and_reason():
+    model = parsed(
+        "(float[2] x, int64[1] i) => (float[1] y) {[the_gather] y = Gather<axis = 0>(x, i)}"
+    )
+    compiled = PLUGIN.compile_model(model)
+    with pytest.raises(InferenceError, match=r"the_gather.*out of"):
+        compiled([np.float32([1, 2]), np.array([9])])
+    assert compiled([np.float32([1, 2]), np.array([1])])["y"] == [2]
+
+
+def test_cancelling_stops_a_long_run():
+    model = parsed(
+        "(int64 n, float[2] x) => (float[2] y) {t = Constant<value = bool {1}>()"
+        " y = Loop (n, t, x) <body = b (int64 i, bool c, float[2] v) => (bool d, float[2] w)"
+        " {d = Identity(c) w = Add(v, v)}>}"
+    )
+    compiled = PLUGIN.compile_model(model)
+    request = compiled.create_infer_request()
+    request.start_async({"n": 10**12, "x": [1.0, 2.0]})
+    assert not request.wait_for(50)
+    stopper = threading.Thread(target=request.cancel)
+    stopper.start()
+    with pytest.raises(RequestCancelledError):
+        request.wait()
+    stopper.join()
+    np.testing.assert_array_equal(request.infer({"n": 2, "x": [1.0, 2.0]})["y"], [4, 8])
+
+
+def test_providers_are_checked():
+    with pytest.raises(PropertyError, match="CPUExecutionProvider"):
+        PLUGIN.set_property({"ORT_PROVIDERS": "NoExecutionProvider"})
+
+
+def test_without_onnxruntime_the_device_says_how_to_get_it(monkeypatch):
+    for name in [n for n in sys.modules if n.startswith("devices.ort")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    entry = load_plugins()["ORT"]
+    assert entry.plugin is None
+    assert "pip install 'hetero[ort]'" in entry.error

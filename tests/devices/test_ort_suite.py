@@ -1,0 +1,67 @@
+"""ONNX's backend suite on the ORT device: what it takes it runs right, what it refuses it explains.
+
+`misses_ort.txt` lists the cases that it takes and misses. A plain run tries one case in six.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from devices import read_model
+from tests.backend_suite.cases import backend_cases
+from tests.backend_suite.misses import read_misses
+
+pytest.importorskip("onnxruntime")
+from devices.ort import ORTPlugin
+
+MISSES = read_misses(Path(__file__).with_name("misses_ort.txt"))
+PLUGIN = ORTPlugin()
+#: Cases of the suite that ONNX Runtime 1.31 runs right, of onnx 1.23's 2,033.
+PASSING = 1466
+
+
+def outcome(case):
+    """Return ``refused``, ``passed`` or what went wrong."""
+    proto = case.model()
+    model = read_model(proto)
+    support = PLUGIN.query_model(model)
+    if support.unsupported:
+        for refusals in support.unsupported.values():
+            for refusal in refusals.values():
+                assert len(refusal.message) > 12
+        return "refused"
+    compiled = PLUGIN.compile_model(model, {"INFERENCE_NUM_THREADS": 1})
+    try:
+        for inputs, wanted in case.data_sets(proto):
+            # Some cases give data for the initializers too.
+            own = len(inputs) == len(model.inputs)
+            names = [port.name for port in (model.inputs if own else proto.graph.input)]
+            given = dict(zip(names, inputs, strict=False))
+            result = compiled({port.name: given[port.name] for port in compiled.inputs})
+            case.compare(list(result.to_tuple()), wanted)
+    except Exception as error:  # a miss is any way not to pass
+        return f"{type(error).__name__}: {error}"
+    finally:
+        compiled.close()
+    return "passed"
+
+
+def check(case):
+    found = outcome(case)
+    if case.name in MISSES:
+        assert found not in ("refused", "passed"), f"{case.name} {found}: take it off the list"
+    else:
+        assert found in ("refused", "passed")
+    return found
+
+
+@pytest.mark.parametrize("case", backend_cases()[::6], ids=lambda case: case.name)
+def test_case(case):
+    check(case)
+
+
+@pytest.mark.slow
+def test_every_case():
+    found = [check(case) for case in backend_cases()]
+    assert found.count("passed") >= PASSING
+    assert not MISSES.keys() - {case.name for case in backend_cases()}
