@@ -1,9 +1,11 @@
 """Benchmark: the CPU device against ONNX Runtime and onnx's ReferenceEvaluator, one thread each.
 
-``python -m tests.bench.kernels [--json] [--models a,b] [--rounds N] [--no-reference]``. The three
-run by turns in one process, so that a change of the machine's speed meets all of them; each row
-gives the median of its rounds (the evaluator, hundreds of times slower, runs once).
+``python -m tests.bench.kernels [--json] [--models a,b] [--rounds N] [--no-reference]
+[--keep-coretype]``. The three run by turns in one process, so that a change of the machine's speed
+meets all of them; each row gives the median of its rounds (the evaluator, far slower, runs once).
 """
+
+# ruff: noqa: E402 - the environment must be set before numpy is loaded
 
 from __future__ import annotations
 
@@ -12,18 +14,23 @@ import json
 import math
 import os
 import statistics
+import sys
 import time
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
-# Before numpy is loaded: its BLAS reads it once.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# Before numpy is loaded: its BLAS reads these once. A core type that somebody forced would have
+# numpy's products use half of the vector units that ONNX Runtime uses.
+os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
+FORCED_CORE = os.environ.get("OPENBLAS_CORETYPE", "")
+if "--keep-coretype" not in sys.argv:
+    os.environ.pop("OPENBLAS_CORETYPE", None)
 
 import numpy as np
 import onnx
 import onnxruntime
+import threadpoolctl
 from onnx.reference import ReferenceEvaluator
 
 from devices.compiled_model import CompiledModel
@@ -154,7 +161,17 @@ def main() -> None:
     parser.add_argument("--models", default=",".join([*light_model_names(), *NETWORKS]))
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--no-reference", action="store_true")
+    parser.add_argument(
+        "--keep-coretype", action="store_true", help="honour OPENBLAS_CORETYPE, ignored otherwise"
+    )
     options = parser.parse_args()
+    blas = [
+        {key: library.get(key) for key in ("internal_api", "version", "architecture")}
+        for library in threadpoolctl.threadpool_info()
+        if library["user_api"] == "blas"
+    ]
+    if not options.json:
+        print("BLAS:", blas, f"OPENBLAS_CORETYPE={FORCED_CORE!r}")
     rows = []
     for name in options.models.split(","):
         rows.append(row(name, options.rounds, not options.no_reference))
@@ -166,7 +183,8 @@ def main() -> None:
         faster = geometric_mean([r["reference_over_cpu"] for r in rows])
         summary["reference_over_cpu"] = faster
     if options.json:
-        print(json.dumps({"rows": rows, "geometric_mean": summary}))
+        found = {"blas": blas, "OPENBLAS_CORETYPE": FORCED_CORE}
+        print(json.dumps(found | {"rows": rows, "geometric_mean": summary}))
     else:
         print("geometric means:", " ".join(f"{k}={_short(v)}" for k, v in summary.items()))
 
