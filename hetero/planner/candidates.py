@@ -81,8 +81,8 @@ class Gathered:
     seed: int
     #: The problem that searches work on: itself where it is small, coarsened otherwise.
     small: Contraction = field(init=False)
-    #: Plan of the problem's nodes -> the method that found it first.
-    plans: dict[Assignment, str] = field(default_factory=dict)
+    #: Plan of the problem's nodes -> the methods that found it, the first one first.
+    plans: dict[Assignment, list[str]] = field(default_factory=dict)
     bounds: list[Bound] = field(default_factory=list)
     cut_short: bool = False
 
@@ -100,9 +100,11 @@ class Gathered:
         return self.small.problem is not self.problem
 
     def add(self, name: str, assignment: Assignment | None) -> None:
-        """Keep a feasible plan of the problem's nodes under the name of its first finder."""
+        """Keep a feasible plan of the problem's nodes under the name of its finder."""
         if assignment is not None and is_feasible(self.problem, assignment):
-            self.plans.setdefault(assignment, name)
+            names = self.plans.setdefault(assignment, [])
+            if name not in names:
+                names.append(name)
 
     def cost(self, assignment: Assignment) -> float:
         """Bottleneck of a plan, seconds, without dispatch."""
@@ -200,17 +202,27 @@ def _orders(problem: Problem, tries: int, seed: int) -> Iterator[list[int]]:
             yield orders.by_key(n, edges, [d + 3 * r for d, r in zip(depth, keys, strict=True)])
 
 
-def need_plans(found: Gathered) -> None:
-    """Raise when nothing was found: the constraints passed their check, so memory is too tight.
+def need_plans(found: Gathered, *, contiguous: bool, exact: bool) -> None:
+    """See that there is a plan at all; the solver, if it may be asked, packs what is very tight.
 
     Raises
     ------
     PlanError
         Naming the largest nodes.
     """
+    problem = found.problem
+    if exact and not found.plans and not contiguous:
+        found.add("exact", exact_solver.solve(problem, seconds=found.left() / 2).assignment)
     if found.plans:
         return
-    problem = found.problem
+    if contiguous:
+        raise PlanError(
+            f"intervals: no order tried could be cut into one interval for each of "
+            f"{', '.join(problem.devices)} that supports it and has room for it; plan without "
+            "`contiguous`",
+            nodes=(),
+            constraint="contiguous",
+        )
     heavy = sorted(range(problem.node_count), key=lambda v: (-problem.weights[v], v))[:6]
     names = tuple(problem.names[v] for v in heavy)
     rooms = zip(problem.devices, problem.memory.tolist(), strict=True)
@@ -259,7 +271,7 @@ def improve(found: Gathered, *, exact: bool, pool: Executor | None, workers: int
             block_bound(found)
         _exact_search(found)
     for assignment in found.best()[:4]:
-        found.add(f"{found.plans[assignment]}, tidied", tidy(_wary(found.problem), assignment))
+        found.add(f"{found.plans[assignment][0]}, tidied", tidy(_wary(found.problem), assignment))
 
 
 def _wary(problem: Problem) -> Problem:
@@ -344,7 +356,7 @@ def shorten(found: Gathered, original: Problem, base: Contraction) -> None:
 
     starts = found.starts()
     for start in sorted(starts, key=lambda p: (judge(p), p))[:2]:
-        trials = found.seconds * TRIALS_PER_SECOND * 400 / max(original.node_count, 400)
+        trials = found.seconds * TRIALS_PER_SECOND * 400 / max(original.node_count, 20)
         shorter, late = descend(
             found.small.problem,
             start,

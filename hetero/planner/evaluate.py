@@ -98,9 +98,9 @@ def latency_of(problem: Problem, assignment: Assignment, parts: Cut) -> float:
             d = parts.device[c]
             if d != parts.device[source] and d not in arrived:
                 arrived.add(d)
-                busy[c] += problem.receive[h, d]
+                busy[c] += float(problem.receive[h, d])
         if arrived:
-            busy[source] += problem.send[h, parts.device[source]]
+            busy[source] += float(problem.send[h, parts.device[source]])
     finish = [0.0] * count
     free = [0.0] * problem.device_count
     for c in range(count):

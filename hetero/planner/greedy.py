@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Sequence
 
-import numpy as np
-
 from hetero.planner.problem import Assignment, Problem, allowed
+
+#: Fillings that `pack` tries.
+PACKINGS = 60
 
 
 def priority(problem: Problem, order: Sequence[int] | None = None) -> Assignment | None:
@@ -49,35 +52,50 @@ def single(problem: Problem, device: int) -> Assignment | None:
 
 
 def pack(problem: Problem) -> Assignment | None:
-    """A feasible assignment for tight memory: heavy and choosy nodes first, to the emptiest device.
+    """A feasible assignment for tight memory, by several orders of filling.
+
+    Heavy nodes first, each to the device with most room or with least, then the same with the order
+    of the nodes and the choice between the two shaken, by a fixed seed.
 
     Returns
     -------
     tuple of int or None
-        None when this order of filling finds no room for a node.
+        None when no filling finds room for every node.
     """
-    mask = allowed(problem)
-    free = problem.memory.copy()
-    load = np.zeros(problem.device_count)
+    rng = random.Random(0)
+    for turn in range(PACKINGS):
+        shake = 0.0 if turn < 2 else 0.6
+        found = _fill(problem, tightest=float(turn % 2) if turn < 2 else 0.7, shake=shake, rng=rng)
+        if found is not None:
+            return found
+    return None
+
+
+def _fill(
+    problem: Problem, *, tightest: float, shake: float, rng: random.Random
+) -> Assignment | None:
+    """One filling; ``tightest`` is how often a node goes to the device with least room for it."""
+    mask = allowed(problem).tolist()
+    times, weights = problem.times.tolist(), problem.weights.tolist()
+    free: list[float] = problem.memory.tolist()
+    load = [0.0] * problem.device_count
     where = [-1] * problem.node_count
-    choosy = mask.sum(axis=1)
-    order = sorted(
-        range(problem.node_count),
-        key=lambda v: (
-            -float(problem.weights[v]) if choosy[v] > 1 else -np.inf,
-            int(choosy[v]),
-            v,
-        ),
-    )
-    for v in order:
-        fits = [d for d in np.flatnonzero(mask[v]).tolist() if problem.weights[v] <= free[d]]
+    # Nodes without a choice come first: what they take is gone whatever else happens.
+    rank = [
+        (sum(mask[v]) > 1, -w * (1 - shake * rng.random()) if w else 0.0)
+        for v, w in enumerate(weights)
+    ]
+    for v in sorted(range(problem.node_count), key=lambda v: (rank[v], v)):
+        fits = [d for d, ok in enumerate(mask[v]) if ok and weights[v] <= free[d] * (1 + 1e-12)]
         if not fits:
             return None
-        if problem.weights[v] > 0 and np.isfinite([free[d] for d in fits]).all():
-            best = max(fits, key=lambda d: (free[d], -load[d], -d))
+        if not weights[v] or any(math.isinf(free[d]) for d in fits):
+            best = min(fits, key=lambda d: (load[d] + times[v][d], d))
+        elif rng.random() < tightest:
+            best = min(fits, key=lambda d: (free[d], d))
         else:
-            best = min(fits, key=lambda d: (load[d] + problem.times[v, d], d))
+            best = max(fits, key=lambda d: (free[d], -d))
         where[v] = best
-        free[best] -= problem.weights[v]
-        load[best] += problem.times[v, best]
+        free[best] -= weights[v]
+        load[best] += times[v][best]
     return tuple(where)

@@ -15,6 +15,9 @@ from hetero.planner.local_search import State
 from hetero.planner.min_cut import two_way
 from hetero.planner.problem import Assignment, Problem, is_feasible
 
+#: Share by which a move may lengthen the request at first.
+SLACK = 0.1
+
 
 def serial_cuts(problem: Problem) -> list[Assignment]:
     """The best serial plan of each pair of devices of different classes."""
@@ -36,7 +39,9 @@ def descend(
     seed: int,
     deadline: float,
 ) -> tuple[Assignment, bool]:
-    """Move chunks to neighbouring devices while ``judge`` (seconds) falls.
+    """Move chunks between devices towards what ``judge`` (seconds) finds shorter.
+
+    Threshold accepting: a move may lengthen the request by a share that shrinks to nothing.
 
     Parameters
     ----------
@@ -64,7 +69,8 @@ def descend(
     options = [frozenset(o) for o in state.options]
     weights: list[float] = problem.weights.tolist()
     movable = [v for v, o in enumerate(options) if len(o) > 1]
-    for _ in range(trials if movable else 0):
+    at = value
+    for trial in range(trials if movable else 0):
         if time.monotonic() > deadline:
             return best, True
         v = rng.choice(movable)
@@ -82,6 +88,8 @@ def descend(
         fresh = judge(tuple(state.where))
         if fresh < value * (1 - 1e-12):
             best, value = tuple(state.where), fresh
+        if fresh <= at * (1 + SLACK * (1 - trial / trials)):
+            at = fresh
         else:
             for u in reversed(nodes):
                 state.move(u, a)

@@ -19,8 +19,11 @@ from hetero.planner.problem import Assignment, Problem, allowed, is_feasible
 HOT, COLD = 0.05, 0.0003
 #: Order of the norm of the loads that is the energy: near the maximum, yet it feels every device.
 NORM = 30
-#: Share of proposals that exchange two nodes; the rest are one node or a chunk, equally often.
-SWAP = 0.02
+#: Share of proposals that exchange two nodes, and the share where memory is short, so that a node
+#: often only fits where another leaves; the rest are one node or a chunk, equally often.
+SWAP, TIGHT_SWAP = 0.02, 0.15
+#: Memory is short where the constants take more than this share of all of it.
+TIGHT = 0.4
 #: Largest connected chunk that moves at once.
 CHUNK = 64
 #: Proposals between two looks at the clock and two coolings.
@@ -205,6 +208,8 @@ def anneal(
     n, k = problem.times.shape
     where, loads, options, near = state.where, state.loads, state.options, state.near
     free, move, weights = state.free, state.move, problem.weights.tolist()
+    tight = float(problem.weights.sum()) > TIGHT * float(problem.memory.sum())
+    swap = TIGHT_SWAP if tight else SWAP
     finite_memory = bool((problem.memory < math.inf).any())
     movable = [v for v in range(n) if len(options[v]) > 1]
     best_value, best = max(loads), tuple(where)
@@ -226,7 +231,7 @@ def anneal(
         v = movable[int(draw() * many)]
         a = where[v]
         kind = draw()
-        if kind < SWAP:
+        if kind < swap:
             u = movable[int(draw() * many)]
             b = where[u]
             if a == b or b not in allowed_sets[v] or a not in allowed_sets[u]:
@@ -240,7 +245,7 @@ def anneal(
             if a == b or b not in allowed_sets[v]:
                 continue
             nodes, back = [v], []
-            if kind < (1.0 + SWAP) / 2:
+            if kind < (1.0 + swap) / 2:
                 # Sizes spread evenly over their logarithm: 2 is as likely as 32.
                 size = int(2.0 ** (1.0 + 5.0 * draw()))
                 nodes = [u for u in state.chunk(v, min(size, CHUNK), rng) if b in allowed_sets[u]]

@@ -90,7 +90,7 @@ def plan(
     if not contiguous:
         gather.simple_plans(found)
     gather.slices(found, thorough=contiguous)
-    gather.need_plans(found)
+    gather.need_plans(found, contiguous=contiguous, exact=exact)
     if not contiguous:
         gather.improve(found, exact=exact, pool=pool, workers=workers)
     elif exact:
@@ -98,25 +98,26 @@ def plan(
     if objective == "latency" and not contiguous:
         gather.shorten(found, problem, base)
     judged = [
-        _judge(problem, name, (Part(base.expand(p), 1.0),)) for p, name in found.plans.items()
+        _judge(problem, tuple(names), (Part(base.expand(p), 1.0),))
+        for p, names in found.plans.items()
     ]
     if mixing and not contiguous and objective == "throughput":
         whole = base.then(found.small)
         for name, mixed in gather.mixes(found):
             parts = tuple(Part(whole.expand(p.assignment), p.share) for p in mixed.parts)
-            judged.append(_judge(problem, name, parts))
+            judged.append(_judge(problem, (name,), parts))
     chosen, rest = _choose(found, _within_cap(problem, judged), objective, tolerance)
     return _report(problem, found, chosen, rest, time.monotonic() - begin)
 
 
-def _judge(problem: Problem, name: str, parts: tuple[Part, ...]) -> Candidate:
+def _judge(problem: Problem, names: tuple[str, ...], parts: tuple[Part, ...]) -> Candidate:
     evaluations = [evaluate(problem, part.assignment) for part in parts]
     loads = [
         math.fsum(float(e.loads[d]) * p.share for e, p in zip(evaluations, parts, strict=True))
         for d in range(problem.device_count)
     ]
     return Candidate(
-        name=name,
+        names=names,
         parts=parts,
         loads=tuple(loads),
         bottleneck=max(loads),

@@ -15,9 +15,10 @@ class Candidate:
 
     Parameters
     ----------
-    name : str
-        Where it comes from: ``priority``, ``single ORT.0``, ``slicing``, ``annealing``, ``exact``,
-        ``mix``, ``minimum cut``, ``packing``.
+    names : tuple of str
+        Every method that gave it, the first one first: ``single ORT.0``, ``priority``,
+        ``priority from ORT.0``, ``packing``, ``minimum cut``, ``slicing``, ``annealing``,
+        ``exact``, ``descent on latency``, any of these with ``, tidied``; ``mix``, ``replicas``.
     parts : tuple of Part
         One plan, or several with the share of requests that each takes.
     loads : tuple of float
@@ -30,13 +31,18 @@ class Candidate:
         Number of subgraphs over all parts, and the deepest chain of them.
     """
 
-    name: str
+    names: tuple[str, ...]
     parts: tuple[Part, ...]
     loads: tuple[float, ...]
     bottleneck: float
     latency: float
     subgraphs: int
     levels: int
+
+    @property
+    def name(self) -> str:
+        """The method that found it first."""
+        return self.names[0]
 
     @property
     def assignment(self) -> Assignment:
@@ -105,6 +111,10 @@ class Solution:
     def latency(self) -> float:
         """Seconds of one request alone."""
         return self.chosen.latency
+
+    def by(self, method: str) -> Candidate | None:
+        """The best candidate that a method gave, None where it gave none."""
+        return next((c for c in (self.chosen, *self.runners_up) if method in c.names), None)
 
     def sentence(self, unit: str = "ms", scale: float = 1e3) -> str:
         """The verdict in words: bottleneck, proven bound, and what the bound covers."""

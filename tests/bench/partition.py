@@ -3,11 +3,15 @@
 Usage::
 
     python -m tests.bench.partition FILE... --mode contiguous|free --seconds 30 [--json]
+    python -m tests.bench.partition FILE... --mask 0.1 [--seed 0] [--seconds 30] [--json]
     python -m tests.bench.partition --scale 100000 [--json]
     python -m tests.bench.partition --nodes 20000 [--seconds 30] [--json]
 
 The first reads files of the device-placement data set (accelerators and CPUs, max-load objective);
-the second is the clustering benchmark; the third plans a made graph without the exact solver.
+the second keeps one accelerator, which does not support that share of the nodes, and one CPU that
+is 3 times slower, compares with the bound of the best mix of plans, and shows the priority list
+beside it; the third is the clustering benchmark; the fourth plans a made graph without the exact
+solver.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 
 from hetero.planner import Problem, Solution, plan
+from hetero.planner.search import TOLERANCE
 from tests.planner.instances import load, residual_network
 
 
@@ -38,6 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=2, help="processes that anneal")
     parser.add_argument("--nodes", type=int, help="plan a made graph of so many nodes instead")
+    parser.add_argument("--mask", type=float, help="share of nodes unsupported; see above")
     parser.add_argument("--json", action="store_true", help="print JSON")
     chosen = parser.parse_args(arguments)
     if not chosen.files and not chosen.nodes:
@@ -48,7 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if chosen.mode == "free":
             # The workers' imports are not planning time.
             list(pool.map(len, ["" for _ in range(2 * max(1, chosen.workers))]))
-        named: list[tuple[str, Problem]] = [(file, load(file)) for file in chosen.files]
+        masked = chosen.mask is not None
+        options = {"mask": chosen.mask, "seed": chosen.seed, "slow": 3.0} if masked else {}
+        named: list[tuple[str, Problem]] = [(file, load(file, **options)) for file in chosen.files]
         if chosen.nodes:
             named = [(f"residual-{chosen.nodes}", residual_network(chosen.nodes, chosen.seed))]
         for file, problem in named:
@@ -58,13 +66,20 @@ def main(argv: Sequence[str] | None = None) -> int:
                 seconds=chosen.seconds,
                 seed=chosen.seed,
                 contiguous=chosen.mode == "contiguous",
-                mixing=False,
+                mixing=masked,
                 exact=False if chosen.nodes else None,
-                tolerance=0.0,
+                tolerance=TOLERANCE if masked else 0.0,
                 pool=pool if chosen.mode == "free" and chosen.workers > 1 else None,
                 workers=max(1, chosen.workers),
             )
             rows.append(_row(file, chosen.mode, solution, time.monotonic() - begin))
+            if masked:
+                bound = max(b.seconds for b in solution.bounds if b.mixing)
+                greedy = solution.by("priority")
+                rows[-1]["lower_bound"] = bound
+                rows[-1]["ratio"] = solution.bottleneck / bound
+                if greedy is not None:
+                    rows[-1]["priority_ratio"] = greedy.bottleneck / bound
             if not chosen.json:
                 _show(rows[-1], solution)
     if chosen.json:
@@ -87,7 +102,8 @@ def _show(row: dict[str, str | float], solution: Solution) -> None:
     print(
         f"{row['file']}  {row['mode']}\n"
         f"    bottleneck {solution.bottleneck:.6g} ({solution.chosen.name}), lower bound "
-        f"{solution.bound.seconds:.6g} ({solution.bound.name}), ratio {solution.ratio:.4f}\n"
+        f"{row['lower_bound']:.6g}, ratio {row['ratio']:.4f}"
+        f"{', priority {:.4f}'.format(row['priority_ratio']) if 'priority_ratio' in row else ''}\n"
         f"    {solution.chosen.subgraphs} subgraphs on {solution.chosen.levels} levels, "
         f"{row['seconds']} s{', cut short by the clock' if solution.cut_short else ''}",
         flush=True,
