@@ -77,6 +77,7 @@ class CompiledModel:
         self._config = dict(config)
         self._loaded_from_cache = loaded_from_cache
         self._ports = RequestTensors(self.inputs, self.outputs)
+        self._closed = False
         self._lock = threading.Lock()
         self._executors: dict[str, ThreadPoolExecutor] = {}
         #: Executed node -> (seconds in all, runs), of profiled runs.
@@ -137,6 +138,11 @@ class CompiledModel:
         HeteroError
             The program's own, or InferenceError around whatever else it raised.
         """
+        if self._closed:
+            raise InferenceError(
+                f"model {self.name!r} on {self.device} was closed; compile or import it again.",
+                device=self.device,
+            )
         context = context or RunContext(self._config["PERF_COUNT"])
         start = time.perf_counter()
         try:
@@ -263,7 +269,9 @@ class CompiledModel:
             executors, self._executors = self._executors, {}
         for executor in executors.values():
             executor.shutdown(wait=True)
-        self._program.close()
+        if not self._closed:
+            self._closed = True
+            self._program.close()
 
     def _executor(self, name: str, threads: int) -> ThreadPoolExecutor:
         with self._lock:

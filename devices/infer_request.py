@@ -20,6 +20,7 @@ from devices.errors import (
     RequestBusyError,
     RequestCancelledError,
 )
+from devices.program import Value
 from devices.request_target import RequestTarget, Submission
 from devices.request_tensors import RequestTensors
 from devices.results import ProfilingInfo, Results
@@ -52,7 +53,9 @@ class _Run:
         self.userdata = userdata
         self.started = time.perf_counter()
         self.submission: Submission | None = None
-        self.answer: Any = None
+        #: The outputs by name, until someone takes them over.
+        self.outputs: Mapping[str, Value] | None = None
+        self.node_times_s: dict[str, float] = {}
         self.error: BaseException | None = None
         self.callback_error: BaseException | None = None
         self.results: Results | None = None
@@ -250,9 +253,9 @@ class InferRequest:
         with self._lock:
             self._require_idle("profiling_info")
             run = self._run
-        timed = self._target.profiles and run is not None and run.answer is not None
+        timed = self._target.profiles and run is not None and run.error is None
         stage_s = run.stage_s if timed and run else dict.fromkeys(STAGES, 0.0)
-        node_s = _node_times_s(run.answer) if timed and run else {}
+        node_s = run.node_times_s if timed and run else {}
         rows = [
             _row(label, "", "", stage_s[stage] if timed else None)
             for stage, label in STAGES.items()
@@ -382,15 +385,21 @@ class InferRequest:
         self, run: _Run, future: Future[Any], callback: Callable[[Any], object] | None
     ) -> None:
         """Take what the target gave; runs in the target's thread, so it only hands on."""
+        told: Mapping[str, float] = {}
         try:
-            run.answer = future.result()
+            answer = future.result()
+            run.outputs = answer.outputs
+            run.node_times_s = _node_times_s(answer)
+            told = getattr(answer, "stage_times_s", {})
         except CancelledError:
             run.error = RequestCancelledError(
                 f"a request of model {self._target.name!r} was cancelled before it ran."
             )
         except BaseException as error:  # the caller's, whatever it is: `wait` raises it
             run.error = error
+        run.submission = None  # it holds the answer, and with it memory of the device's
         run.stage_s["infer"] = time.perf_counter() - run.started - run.stage_s["preprocess"]
+        run.stage_s |= told
         self._latency_s = time.perf_counter() - run.started
         if callback is None:
             with self._lock:
@@ -434,11 +443,10 @@ class InferRequest:
         with run.taken:
             if run.results is None:
                 start = time.perf_counter()
-                values = self._tensors.take(run.answer.outputs, copy=not share)
+                values = self._tensors.take(run.outputs or {}, copy=not share)
                 run.results = Results(self._target.outputs, values)
+                run.outputs = None
                 run.stage_s["postprocess"] = time.perf_counter() - start
-                for stage, seconds in getattr(run.answer, "stage_times_s", {}).items():
-                    run.stage_s[stage] = seconds
             return run.results
 
 

@@ -92,7 +92,7 @@ class Property:
                 return tuple(part for part in value.replace(",", " ").split() if part)
             if isinstance(value, list | tuple | set | frozenset):
                 return tuple(value)
-        elif isinstance(value, self.type):
+        elif isinstance(value, self.type) and not isinstance(value, bool):
             return value
         elif self.type is dict and isinstance(value, str):
             try:
@@ -222,6 +222,7 @@ COMMON_PROPERTIES: Final = PropertyTable(
     Property("CACHE_DIR", str, "", True, "Folder of compiled models; empty: no cache."),
     Property("ENABLE_MMAP", bool, True, True, "Whether weights are mapped rather than read."),
     _read_only("SUPPORTED_PROPERTIES", tuple, (), "Every property's name."),
+    _read_only("CACHING_PROPERTIES", tuple, (), "Properties that change what compilation makes."),
     _read_only("AVAILABLE_DEVICES", tuple, ("0",), "The plugin's device ids."),
     _read_only("FULL_DEVICE_NAME", str, "", "The device's name for people."),
     _read_only("DEVICE_ARCHITECTURE", str, "", "What compiled code depends on."),

@@ -99,9 +99,10 @@ def find_port(ports: Sequence[TensorSpec], key: Any, role: str) -> TensorSpec:
         for port in ports:
             if port.name == key:
                 return port
-        near = difflib.get_close_matches(key, [port.name for port in ports], 1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise TensorNameError(f"no {role} is named {key!r};{hint} there are {names}.", name=key)
+        folded = {port.name.casefold(): port.name for port in ports}
+        near = difflib.get_close_matches(key.casefold(), folded, 1)
+        hint = f" Did you mean {folded[near[0]]!r}?" if near else ""
+        raise TensorNameError(f"no {role} is named {key!r}; there are {names}.{hint}", name=key)
     if isinstance(key, int | np.integer) and not isinstance(key, bool):
         if -len(ports) <= key < len(ports):
             return ports[int(key)]

@@ -1,0 +1,222 @@
+"""What the plugin base does for every plugin: mapping answers back, errors, properties, export."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from devices import ExecutedNode, Node, Plugin, Program, Property, Refusal
+from devices.errors import (
+    BlobError,
+    InferenceError,
+    PropertyError,
+    UnknownDeviceError,
+    UnknownPropertyError,
+    UnsupportedNodesError,
+    UnsupportedOperationError,
+)
+from devices.program import Payload
+from devices.properties import COMMON_PROPERTIES
+from tests.devices.networks import DOUBLE, X, model
+from tests.examples.third_party_plugin import DensePlugin
+
+CHAIN = model(
+    "(float[2] x) => (float[2] y) <float[2] a, float[2] b>"
+    " {k = Constant<value_float = 2.0>() a = Mul(x, k) b = Relu(a) c = Tanh(b) y = Sub(c, k)}"
+)
+
+
+class Fusing(Plugin):
+    """Fuses Mul and Relu, drops Tanh, and takes or refuses what it is told."""
+
+    name = "FUSE"
+    properties = COMMON_PROPERTIES.extended(Property("REFUSED", tuple, (), True, "Operators."))
+
+    def transform_model(self, model, config):
+        fused = helper.make_node("MulRelu", ["x", "k"], ["b"], name="fused", domain="own")
+        sub = helper.make_node("Sub", ["b", "k"], ["y"], name="y")
+        k = model.nodes[model.index_of["k"]]
+        return model.replace(
+            nodes=[k, Node.from_proto(fused, covers=("a", "b")), Node.from_proto(sub)]
+        )
+
+    def refuse(self, node, model, config):
+        if node.op_type in config["REFUSED"]:
+            return Refusal("no_kernel", f"no {node.op_type}, as it was told")
+        return None
+
+    def note(self, node, model, config):
+        return "fused" if node.name == "fused" else None
+
+    def compile(self, model, config):
+        return FusedProgram()
+
+
+class FusedProgram(Program):
+    def run(self, inputs, context):
+        context.record("fused", 0.5)
+        return [np.maximum(inputs[0] * 2, 0) - 2]
+
+    def executed_nodes(self):
+        return (
+            ExecutedNode("fused", "MulRelu", 0, "own", ("a", "b")),
+            ExecutedNode("y", "Sub", 1, "numpy", ("y",)),
+        )
+
+
+def test_answers_go_back_to_the_original_names():
+    support = Fusing().query_model(CHAIN)
+    assert list(support) == ["k", "a", "b", "c", "y"]
+    assert dict(support.notes) == {"a": "fused", "b": "fused"}
+
+
+def test_a_refused_fusion_refuses_each_node_that_it_covers():
+    support = Fusing().query_model(CHAIN, {"REFUSED": "MulRelu"})
+    assert list(support) == ["k", "c", "y"]
+    assert {n: dict(r)["FUSE.0"].code for n, r in support.unsupported.items()} == {
+        "a": "no_kernel",
+        "b": "no_kernel",
+    }
+
+
+def test_literals_follow_their_readers():
+    # One reader left is enough; with none left the literal goes too.
+    assert "k" in Fusing().query_model(CHAIN, {"REFUSED": "Constant,Sub"})
+    one_reader = model(
+        "(float[2] x) => (float[2] y) {k = Constant<value_float = 2.0>() y = Mul(x, k)}"
+    )
+    refused = DensePlugin().query_model(
+        model("(float[2] x) => (float[2] y) {k = Constant<value_float = 2.0>() y = Pow(x, k)}")
+    )
+    assert set(refused.unsupported) == {"k", "y"}
+    assert set(DensePlugin().query_model(one_reader)) == {"k", "y"}
+
+
+def test_compile_lists_every_unsupported_node_with_its_reason():
+    with pytest.raises(UnsupportedNodesError) as caught:
+        Fusing().compile_model(CHAIN, {"REFUSED": "MulRelu,Sub"})
+    text = str(caught.value)
+    assert "4 of 5 nodes of model 'g'" in text
+    for name in ("k (Constant)", "a (Mul)", "b (Relu)", "y (Sub)"):
+        assert name in text
+    assert set(caught.value.unsupported) == {"k", "a", "b", "y"}
+
+
+def test_runtime_model():
+    compiled = Fusing().compile_model(CHAIN, {"PERF_COUNT": True})
+    before = compiled.get_runtime_model()
+    assert [n.name for n in before.nodes] == ["fused", "y"]
+    assert [n.op_type for n in before.nodes] == ["MulRelu", "Sub"]
+    # The literal and the node that was dropped stand with the node that uses what they made.
+    assert [n.metadata["originalLayersNames"] for n in before.nodes] == ["k,a,b", "c,y"]
+    assert before.nodes[1].inputs == before.nodes[0].outputs == ("b",)
+    assert {n.metadata["execTimeMcs"] for n in before.nodes} == {"not_executed"}
+    for _ in range(2):
+        compiled(np.float32([1, -1]))
+    after = compiled.get_runtime_model()
+    assert [n.metadata["execTimeMcs"] for n in after.nodes] == ["500000.000", "not_executed"]
+    assert after.inputs == CHAIN.inputs
+    onnx.load_model_from_string(after.to_bytes())
+
+
+def test_wrong_number_of_outputs_is_the_plugins_fault():
+    class Short(Fusing):
+        def compile(self, model, config):
+            program = FusedProgram()
+            program.run = lambda inputs, context: []
+            return program
+
+    with pytest.raises(InferenceError, match="gave 0 outputs for model 'g', which has 1"):
+        Short().compile_model(CHAIN)(np.float32([1, 2]))
+
+
+def test_plugins_without_export_say_so():
+    plugin = DensePlugin()
+    compiled = plugin.compile_model(DOUBLE)
+    with pytest.raises(UnsupportedOperationError):
+        compiled.export()
+    with pytest.raises(UnsupportedOperationError, match="DENSE does not import"):
+        plugin.import_model(Payload({}, {}), DOUBLE)
+    assert "EXPORT_IMPORT" not in plugin.get_property("OPTIMIZATION_CAPABILITIES")
+
+
+def test_whatever_goes_wrong_in_an_import_is_a_blob_error():
+    class Importing(Fusing):
+        def load(self, payload, model, config):
+            return payload.header["missing"]
+
+    with pytest.raises(BlobError, match="KeyError") as caught:
+        Importing().import_model(Payload({}, {}), CHAIN)
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert "EXPORT_IMPORT" in Importing().get_property("OPTIMIZATION_CAPABILITIES")
+
+
+def test_loaded_from_cache_is_what_the_cache_says():
+    plugin = Fusing()
+    assert plugin.compile_model(CHAIN).get_property("LOADED_FROM_CACHE") is False
+    hit = plugin.compile_model(CHAIN, loaded_from_cache=True)
+    assert hit.get_property("LOADED_FROM_CACHE") is True
+
+
+def test_closed_models_say_that_they_are():
+    compiled = DensePlugin().compile_model(DOUBLE)
+    compiled.close()
+    with pytest.raises(InferenceError, match="was closed"):
+        compiled(X)
+
+
+@pytest.mark.parametrize("device_id", ["10", "l0", ""])
+def test_unknown_device_ids(device_id):
+    with pytest.raises(UnknownDeviceError, match="it has 0"):
+        DensePlugin().query_model(DOUBLE, {"DEVICE_ID": device_id})
+
+
+def test_properties_near_a_name_are_suggested():
+    with pytest.raises(UnknownPropertyError, match="did you mean NUM_STREAMS"):
+        DensePlugin().set_property({"NUM_STREAM": 2})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "parsed"),
+    [
+        ("PERF_COUNT", "YES", True),
+        ("PERF_COUNT", "false", False),
+        ("NUM_STREAMS", "4", 4),
+        ("NUM_STREAMS", 4.0, 4),
+        ("PERFORMANCE_HINT", "LATENCY", "LATENCY"),
+        ("REFUSED", "Add, Mul", ("Add", "Mul")),
+        ("REFUSED", ["Add"], ("Add",)),
+    ],
+)
+def test_property_values_are_converted(name, value, parsed):
+    plugin = Fusing()
+    plugin.set_property({name: value})
+    assert plugin.get_property(name) == parsed
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("NUM_STREAMS", "many"), ("NUM_STREAMS", 1.5), ("NUM_STREAMS", True), ("LOG_LEVEL", "loud"),
+     ("NUM_STREAMS", 0), ("REFUSED", 3), ("CACHE_DIR", 3)],
+)  # fmt: skip
+def test_property_values_that_cannot_be(name, value):
+    plugin = Fusing()
+    with pytest.raises(PropertyError, match=name):
+        plugin.set_property({"PERF_COUNT": True, name: value})
+    assert plugin.get_property("PERF_COUNT") is False, "all or nothing"
+
+
+def test_one_plugin_from_many_threads():
+    plugin = DensePlugin()
+
+    def use(i):
+        plugin.set_property({"NUM_STREAMS": 1 + i % 3})
+        assert plugin.get_property("NUM_STREAMS") in (1, 2, 3)
+        assert not plugin.query_model(DOUBLE).unsupported
+        return plugin.compile_model(DOUBLE)(X + i)["y"]
+
+    with ThreadPoolExecutor(8) as pool:
+        for i, got in enumerate(pool.map(use, range(100))):
+            np.testing.assert_array_equal(got, (X + i) * 2)
