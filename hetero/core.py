@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from hetero.config import HETERO_PROPERTIES, SplitConfig, split_config
 from hetero.lowering import constant_outputs, lower, stage_sources
 from hetero.partition import partition
 from hetero.query import gather_pins, query_priority, require_supported
+from hetero.report.survey import Survey
 from scheduler import create_executor
 from scheduler.device_names import DeviceRequest, parse_device, resolve_device
 from scheduler.executor import DeviceDescriptor, Executor
@@ -205,6 +207,47 @@ class Core:
             every device's reason.
         """
         return self._query(read_model(model), device, config or {}, affinity).support
+
+    def survey_model(
+        self,
+        model: Source | Model,
+        device: str = "HETERO",
+        config: Config | None = None,
+        *,
+        affinity: AffinitySource | None = None,
+    ) -> Survey:
+        """Ask every device about every node, also those that another device gets.
+
+        Parameters
+        ----------
+        model, device, config, affinity
+            As for `compile_model`.
+
+        Raises
+        ------
+        AffinityError
+            For pins that cannot be met.
+        """
+        source = read_model(model)
+        query = self._query(source, device, config or {}, affinity)
+        answers: dict[str, Support] = {}
+        seconds: dict[str, float] = {}
+        for name in query.devices:
+            began = time.perf_counter()
+            answers[name] = self.executor.query(name, source, query.config.devices[name])
+            seconds[name] = time.perf_counter() - began
+        described = {d.name: d for d in self.device_descriptors}
+        return Survey(
+            source,
+            device,
+            tuple(described[name] for name in query.devices),
+            answers,
+            query.support,
+            assign(source, query.support, query.pins),
+            query.pins,
+            seconds,
+            dict(config or {}),
+        )
 
     def compile_model(
         self,

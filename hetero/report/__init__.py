@@ -1,0 +1,1 @@
+"""Reports: one JSON document about a model on its devices, and what is drawn from it."""
