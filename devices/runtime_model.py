@@ -37,15 +37,17 @@ def runtime_model(
     covers = _covers(model, executed)
     owner = {name: i for i, names in enumerate(covers) for name in names}
     given = {port.name for port in model.inputs}
+    literals = {value for node in model.nodes if node.is_constant for value in node.writes}
     nodes = []
     for i, (node, names) in enumerate(zip(executed, covers, strict=True)):
         mine = [model.nodes[model.index_of[name]] for name in names]
+        mine = [n for n in mine if not n.is_constant or len(names) == 1]
         made = dict.fromkeys(value for n in mine for value in n.writes)
         read = dict.fromkeys(
             value
             for n in mine
             for value in n.reads
-            if value in given or owner.get(_maker(model, value), i) != i
+            if value in given or (owner.get(_maker(model, value), i) != i and value not in literals)
         )
         wanted = {port.name for port in model.outputs}
         written = [
