@@ -45,6 +45,7 @@ def convolve(
     group: int,
     activate: Activate,
     out: Array | None = None,
+    alike: Array | None = None,
 ) -> Array:
     """Return ``activate(x convolved with w, + b, + z)`` of shape (N, M, *window.output).
 
@@ -60,6 +61,9 @@ def convolve(
         Called as ``activate(xp, y)`` to change a block of the output in place.
     out : array or None
         Where to write the result.
+    alike : array or None
+        For each of the M filters the first one that equals it; they then get the same result to
+        the last bit, whatever the BLAS does. Only for one group.
     """
     n, m = x.shape[0], w.shape[0]
     shape = (n, m, *window.output)
@@ -75,6 +79,8 @@ def convolve(
     bias = None if b is None else b.reshape(m, *(1,) * len(window.output))
 
     def finish(block: Array, image: int, channels: slice, rows: slice) -> None:
+        if alike is not None:
+            block[...] = block[alike]
         if bias is not None:
             block += bias[channels]
         if z is not None:
@@ -94,6 +100,17 @@ def convolve(
     for image in range(n):
         run(xp, x[image], w, window, group, y[image], lambda *a, i=image: finish(a[0], i, *a[1:]))
     return y.astype(dtype, copy=False)
+
+
+def first_alike(xp: Xp, w: Array) -> Array | None:
+    """Return for each filter of w (M, ...) the first one that equals it; None if none does."""
+    rows = w.reshape(w.shape[0], -1)
+    if not w.size or xp.unique(rows[:, 0]).size == w.shape[0]:
+        return None  # the first weights alone tell them apart
+    if bool((rows == rows[0]).all()):
+        return xp.zeros(w.shape[0], xp.int64)
+    _, first, group = xp.unique(rows, axis=0, return_index=True, return_inverse=True)
+    return None if first.size == w.shape[0] else first[group.reshape(-1)]
 
 
 def _pointwise(

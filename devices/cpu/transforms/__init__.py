@@ -9,18 +9,20 @@ from devices.cpu.transforms.constant_folding import fold_constants
 from devices.cpu.transforms.conv_activation import fuse_conv_activation
 from devices.cpu.transforms.conv_batchnorm import fold_batchnorm_into_conv
 from devices.cpu.transforms.dead_nodes import remove_dead_nodes
+from devices.cpu.transforms.even_filters import even_filters
 from devices.cpu.transforms.gelu import fuse_gelu
 from devices.cpu.transforms.identities import eliminate_identities
+from devices.cpu.transforms.inline_functions import inline_functions
 from devices.cpu.transforms.layer_norm import fuse_layer_norm
 from devices.cpu.transforms.literals import literals_to_constants
 from devices.cpu.transforms.matmul_add import fuse_matmul_add
 from devices.cpu.transforms.movement import merge_movements
-from devices.cpu.transforms.precise_logits import sum_logits_precisely
 from devices.cpu.transforms.scale_shift import fuse_scale_shift
 from devices.model import Model
 
 #: Dead nodes go first and last: first, so that they are no readers to the patterns.
 PASSES: Final[tuple[Callable[[Model], Model], ...]] = (
+    inline_functions,
     literals_to_constants,
     remove_dead_nodes,
     eliminate_identities,
@@ -33,7 +35,7 @@ PASSES: Final[tuple[Callable[[Model], Model], ...]] = (
     fuse_gelu,
     fuse_matmul_add,
     fuse_conv_activation,
-    sum_logits_precisely,
+    even_filters,
     remove_dead_nodes,
 )
 

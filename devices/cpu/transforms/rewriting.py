@@ -157,7 +157,7 @@ def fused_node(
             proto.attribute.append(onnx.helper.make_attribute(name, value))
         elif value:
             proto.attribute.append(onnx.helper.make_attribute(name, list(value)))
-    return Node.from_proto(proto, covers=tuple(name for part in parts for name in part.covers))
+    return Node.from_proto(proto, covers=_covered(parts))
 
 
 def with_inputs(node: Node, inputs: Sequence[str], outputs: Sequence[str], *more: Node) -> Node:
@@ -168,8 +168,12 @@ def with_inputs(node: Node, inputs: Sequence[str], outputs: Sequence[str], *more
     proto.ClearField("output")
     proto.input.extend(inputs)
     proto.output.extend(outputs)
-    covers = tuple(name for part in (node, *more) for name in part.covers)
-    return Node.from_proto(proto, covers=covers)
+    return Node.from_proto(proto, covers=_covered((node, *more)))
+
+
+def _covered(parts: Sequence[Node]) -> tuple[str, ...]:
+    """Return what the parts stand for, each name once; a function call is in several."""
+    return tuple(dict.fromkeys(name for part in parts for name in part.covers))
 
 
 def _importing_fused(header: onnx.ModelProto) -> onnx.ModelProto:
