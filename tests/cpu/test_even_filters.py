@@ -36,7 +36,7 @@ def test_equal_filters_give_equal_channels(constant: bool, kernel: int, size: in
                 else [helper.make_tensor_value_info("w", TensorProto.FLOAT, weights.shape)]
             ),
         ],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", "M", "H", "W"])],
         tensors if constant else [],
     )
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
