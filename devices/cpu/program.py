@@ -29,7 +29,7 @@ class CPUProgram(Program):
     model : Model
         As transformed.
     threads : int
-        BLAS threads for a run; 0 leaves them as they are.
+        BLAS threads for a run; 0: as many as BLAS started with.
     """
 
     def __init__(self, model: Model, threads: int = 0) -> None:
@@ -53,8 +53,7 @@ class CPUProgram(Program):
         RequestCancelledError
             The run was asked to stop.
         """
-        if self._threads:
-            use_threads(self._threads)
+        use_threads(self._threads)
         with np.errstate(all="ignore"):
             outputs = self._block.run(inputs, context, profile=context.profile)
         return [_own(value, inputs) for value in outputs]

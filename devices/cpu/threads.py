@@ -11,7 +11,7 @@ from typing import Any
 from threadpoolctl import ThreadpoolController
 
 _lock = threading.Lock()
-#: What `use_threads` set last; 0 before that.
+#: What `use_threads` was asked for last.
 _wanted = 0
 
 
@@ -23,7 +23,7 @@ def _libraries() -> tuple[tuple[Any, int], ...]:
 
 
 def use_threads(count: int) -> None:
-    """Let matrix products use `count` threads from now on.
+    """Let matrix products use `count` threads from now on; 0: as many as they started with.
 
     The limit is the process's, not the caller's: BLAS libraries have no other.
     """
@@ -32,9 +32,8 @@ def use_threads(count: int) -> None:
         return
     with _lock:
         if count != _wanted:
-            for library, _ in _libraries():
-                library.set_num_threads(count)
             _wanted = count
+            _restore()
 
 
 @contextmanager
@@ -53,5 +52,9 @@ def one_thread() -> Iterator[None]:
     try:
         yield
     finally:
-        for library, started_with in _libraries():
-            library.set_num_threads(_wanted or started_with)
+        _restore()
+
+
+def _restore() -> None:
+    for library, started_with in _libraries():
+        library.set_num_threads(_wanted or started_with)

@@ -141,7 +141,8 @@ PATTERNS: dict[str, tuple[list[onnx.NodeProto], list[str]]] = {
 
 MORE = WEIGHTS | {
     "b3": floats(4, 1, 1), "w6": floats(6, 6), "big": floats(3, 1, 1, 1, 6),
-    "shape": np.array([4, 36], np.int64), "axes": np.array([0], np.int64), "first": np.array(0, np.int64),
+    "shape": np.array([4, 36], np.int64), "axes": np.array([0], np.int64),
+    "first": np.array(0, np.int64),
     "minus": np.array([-1], np.int64), "one": np.float32(1),
     "half": np.float32(0.5), "root2": np.float32(2**0.5), "cube": np.float32(3),
     "c44": np.float32(0.044715), "root_pi": np.float32((2 / np.pi) ** 0.5),
@@ -200,6 +201,45 @@ def test_all_of_bert_is_covered() -> None:
     model = read_model(bert(layers=1, width=64, length=8))
     covered = {name for n in transform(model).nodes for name in n.covers}
     assert covered == set(model.node_names)
+
+
+def scaled_tanh(opset: int) -> list[onnx.FunctionProto]:
+    """Return ``0.5 * factor * tanh(a + shift)``, with a call inside, and absent shift allowed."""
+    inner = helper.make_function(
+        "own", "Half", ["v"], ["w"],
+        [helper.make_node("Constant", [], ["h"], value_float=0.5),
+         helper.make_node("Mul", ["v", "h"], ["w"])], [helper.make_opsetid("", opset)],
+    )  # fmt: skip
+    factor = helper.make_node("Constant", [], ["f"])
+    factor.attribute.add(name="value_float", ref_attr_name="factor", type=1)
+    outer = helper.make_function(
+        "own", "ScaledTanh", ["a", "low"], ["y"],
+        [factor, helper.make_node("Clip", ["a", "low"], ["c"]),
+         helper.make_node("Tanh", ["c"], ["t"]), helper.make_node("Mul", ["t", "f"], ["g"]),
+         helper.make_node("Half", ["g"], ["y"], domain="own")],
+        [helper.make_opsetid("", opset), helper.make_opsetid("own", 1)], ["factor"],
+    )  # fmt: skip
+    return [inner, outer]
+
+
+@pytest.mark.parametrize(("opset", "inlined"), [(17, True), (16, False)])
+def test_functions_are_inlined_where_their_opsets_are_the_models(opset: int, inlined: bool) -> None:
+    nodes = [
+        helper.make_node("ScaledTanh", ["x"], ["h"], name="one", domain="own", factor=3.0),
+        helper.make_node("ScaledTanh", ["h", "zero"], ["y"], name="two", domain="own", factor=2.0),
+    ]
+    model = make_model(
+        nodes, {"x": X4}, ["h", "y"], {"zero": WEIGHTS["zero"]},
+        functions=scaled_tanh(opset), domains={"own": 1},
+    )  # fmt: skip
+    x = X4 - 1
+    h, y = run_cpu(model, {"x": x})
+    np.testing.assert_allclose(h, 1.5 * np.tanh(x), rtol=1e-5)
+    np.testing.assert_allclose(y, np.tanh(np.maximum(h, 0)), rtol=1e-5)
+    ran = transform(read_model(model)).nodes
+    assert ("ScaledTanh" not in [n.op_type for n in ran]) == inlined
+    assert {name for n in ran for name in n.covers} == {"one", "two"}
+    assert len({n.name for n in ran}) == len(ran)
 
 
 @pytest.mark.parametrize("name", light_model_names())

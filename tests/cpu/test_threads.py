@@ -1,0 +1,45 @@
+"""INFERENCE_NUM_THREADS sets BLAS's threads, and a model that sets none gets them all back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from onnx import helper
+from threadpoolctl import threadpool_info
+
+from devices.cpu.threads import one_thread, use_threads
+from tests.cpu.models import compile_cpu, make_model
+
+
+def blas_threads() -> set[int]:
+    return {
+        library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"
+    }
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    use_threads(0)
+    yield
+    use_threads(0)
+
+
+def test_each_model_runs_with_its_own_number() -> None:
+    started_with = blas_threads()
+    x = np.ones((4, 4), np.float32)
+    model = make_model([helper.make_node("MatMul", ["x", "x"], ["y"])], {"x": x}, ["y"])
+    one = compile_cpu(model, INFERENCE_NUM_THREADS=1)
+    two = compile_cpu(model, INFERENCE_NUM_THREADS=2)
+    unset = compile_cpu(model)
+    for compiled, wanted in ((one, {1}), (two, {2}), (one, {1}), (unset, started_with)):
+        compiled.run([x])
+        assert blas_threads() == wanted
+
+
+def test_one_thread_is_for_a_while() -> None:
+    use_threads(2)
+    with one_thread():
+        assert blas_threads() == {1}
+    assert blas_threads() == {2}
