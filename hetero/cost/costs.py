@@ -135,6 +135,8 @@ class Costs:
         By the names of the device that sends and the one that receives.
     missing : mapping of str to str
         Devices that could not be measured, with the reason.
+    interrupted : bool
+        Whether measuring was ended before it was done.
     """
 
     model: str
@@ -143,3 +145,4 @@ class Costs:
     devices: Mapping[str, DeviceCosts]
     transfers: Mapping[tuple[str, str], Transfer]
     missing: Mapping[str, str] = field(default_factory=dict)
+    interrupted: bool = False

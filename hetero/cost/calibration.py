@@ -1,0 +1,56 @@
+"""Fitting what subgraphs take to what their nodes take, alone and beside busy neighbours.
+
+``t(S) = dispatch + fusion * sum of t(v)``: a subgraph costs something to call, and its nodes less
+than alone where the device runs neighbours as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from hetero.cost.costs import Time
+from hetero.cost.work import nonnegative
+
+
+def fit_subgraphs(samples: Sequence[tuple[float, float]]) -> tuple[Time, Time]:
+    """Fit dispatch and fusion.
+
+    Parameters
+    ----------
+    samples : sequence of (float, float)
+        For each measured subgraph the sum of its nodes' seconds, and its own.
+
+    Returns
+    -------
+    (Time, Time)
+        Dispatch in seconds, and fusion as a factor: ``calibrated`` from three samples on,
+        otherwise ``estimated`` as nothing and 1.
+    """
+    rows = [(s, t) for s, t in samples if s > 0 and t > 0]
+    if len(rows) < 3:
+        return Time(0.0, "estimated"), Time(1.0, "estimated")
+    nodes = np.array([s for s, _ in rows])
+    whole = np.array([t for _, t in rows])
+    # Large subgraphs are what plans are made of: weighing by the root leaves them in charge.
+    weight = 1 / np.sqrt(whole)
+    table = np.stack([np.ones_like(nodes), nodes], axis=1) * weight[:, None]
+    dispatch, fusion = nonnegative(table, whole * weight)
+    if fusion <= 0:
+        return Time(0.0, "calibrated"), Time(float(whole.sum() / nodes.sum()), "calibrated")
+    return Time(float(dispatch), "calibrated"), Time(float(fusion), "calibrated")
+
+
+def fit_load(alone_s: float, loaded_s: float, period_s: float) -> tuple[Time, Time]:
+    """Return what times are multiplied by under load, and what each call costs beside.
+
+    Parameters
+    ----------
+    alone_s, loaded_s : float
+        Median seconds of a subgraph's run on an otherwise idle machine, and with all devices busy.
+    period_s : float
+        Seconds between two answers of the device with all devices busy.
+    """
+    load = max(1.0, loaded_s / alone_s) if alone_s > 0 else 1.0
+    return Time(load, "calibrated"), Time(max(0.0, period_s - loaded_s), "calibrated")

@@ -1,0 +1,229 @@
+"""Timing models on devices through the executor: warm, median of several, alone or under load."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from devices.model import Model
+from devices.program import ExecutedNode, Value
+from hetero.lowering import constant_outputs, lower, stage_sources
+from hetero.partition import partition
+from scheduler.executor import Answer, Deployment, Executor, StageRun
+
+#: Bounds of a measuring deployment.
+_LIMITS: Final = {
+    "MAX_REQUESTS_IN_FLIGHT": 32,
+    "MAX_BYTES_IN_FLIGHT": 2**32,
+    "MAX_REQUESTS_WAITING": 1024,
+    "REQUEST_TIMEOUT_S": 120.0,
+}
+#: Warming up ends when two runs differ by less than this share, within so many runs.
+WARM: Final = 0.05
+WARM_RUNS: Final = (3, 12)
+#: Runs that a median is taken over, at least; more while the time granted lasts.
+LEAST_RUNS: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How long one model is measured: runs at most, and seconds at most beyond the least runs."""
+
+    runs: int = 30
+    seconds: float = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How long a model takes on a device.
+
+    Attributes
+    ----------
+    run_s : float
+        Median seconds that the device computes.
+    node_times_s : mapping of str to float
+        Median seconds by executed node; empty where the device does not tell.
+    executed : tuple of ExecutedNode
+        What the device runs.
+    """
+
+    run_s: float
+    node_times_s: Mapping[str, float]
+    executed: tuple[ExecutedNode, ...]
+
+
+@contextmanager
+def deployed(
+    executor: Executor,
+    model: Model,
+    affinity: Mapping[str, str],
+    configs: Mapping[str, Mapping[str, Any]],
+) -> Iterator[Deployment]:
+    """Deploy a model by an affinity for as long as the context lasts."""
+    cut = partition(model, affinity)
+    deployment = executor.deploy(
+        lower(cut), stage_sources(cut, configs), constant_outputs(cut), config=_LIMITS
+    )
+    try:
+        yield deployment
+    finally:
+        deployment.close()
+
+
+def run(deployment: Deployment, inputs: Mapping[str, Value], *, profile: bool = False) -> Answer:
+    """Run one request to its end."""
+    return deployment.submit(inputs, profile=profile).future.result()
+
+
+def time_model(
+    executor: Executor,
+    device: str,
+    model: Model,
+    inputs: Mapping[str, Value],
+    config: Mapping[str, Any],
+    effort: Effort,
+    *,
+    profile: bool = False,
+) -> Timing:
+    """Time a whole model on one device, one request at a time.
+
+    Parameters
+    ----------
+    executor : Executor
+        Where the device is.
+    device : str
+        Its name.
+    model : Model
+        All of whose nodes it supports.
+    inputs : mapping of str to value
+        What to run it with.
+    config : mapping
+        The device's properties.
+    effort : Effort
+        How long.
+    profile : bool
+        Whether to ask for the nodes' times as well.
+    """
+    with deployed(executor, model, dict.fromkeys(model.node_names, device), {device: config}) as d:
+        times = list(_warm_up(d, inputs))[-1:]
+        end = time.monotonic() + effort.seconds
+        while len(times) < LEAST_RUNS or (len(times) < effort.runs and time.monotonic() < end):
+            times.append(_busy(run(d, inputs)))
+        rows: tuple[ExecutedNode, ...] = ()
+        nodes: dict[str, float] = {}
+        if profile:
+            found: dict[str, list[float]] = {}
+            for _ in range(3):
+                for stage in run(d, inputs, profile=True).stage_runs:
+                    for name, seconds in stage.node_times_s.items():
+                        found.setdefault(name, []).append(seconds)
+            nodes = {name: float(np.median(seconds)) for name, seconds in found.items()}
+            rows = d.executed_nodes(0) if d.plan.stages else ()
+    return Timing(float(np.median(times)), nodes, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Saturation:
+    """What a deployment does while many requests are in flight.
+
+    Attributes
+    ----------
+    period_s : float
+        Seconds between two answers.
+    runs_s : tuple of float
+        Median seconds of each stage's runs.
+    """
+
+    period_s: float
+    runs_s: tuple[float, ...]
+
+
+def saturate(
+    deployments: Sequence[tuple[Deployment, Mapping[str, Value]]], jobs: int, seconds: float
+) -> list[Saturation]:
+    """Keep `jobs` requests in flight on each deployment at once, for so long.
+
+    The first third of the time is warming up and does not count.
+    """
+    found: list[Saturation | BaseException] = [RuntimeError("not run")] * len(deployments)
+
+    def feed(place: int) -> None:
+        try:
+            found[place] = _saturate(*deployments[place], jobs, seconds)
+        except BaseException as error:  # raised again in the caller's thread
+            found[place] = error
+
+    threads = [
+        threading.Thread(target=feed, args=(i,), daemon=True) for i in range(len(deployments))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    results = []
+    for result in found:
+        if isinstance(result, BaseException):
+            raise result
+        results.append(result)
+    return results
+
+
+def _saturate(
+    deployment: Deployment, inputs: Mapping[str, Value], jobs: int, seconds: float
+) -> Saturation:
+    free = threading.Semaphore(jobs)
+    lock = threading.Lock()
+    ended: list[tuple[float, Sequence[StageRun]]] = []
+    errors: list[BaseException] = []
+
+    def finished(future: Future[Answer]) -> None:
+        now = time.monotonic()
+        with lock:
+            if error := future.exception():
+                errors.append(error)
+            else:
+                ended.append((now, future.result().stage_runs))
+        free.release()
+
+    begin = time.monotonic()
+    while time.monotonic() < begin + seconds or len(ended) < 2 * jobs:
+        free.acquire()
+        if errors:
+            break
+        deployment.submit(inputs).future.add_done_callback(finished)
+    last = time.monotonic()
+    for _ in range(jobs - bool(errors)):
+        free.acquire()
+    if errors:
+        raise errors[0]
+    # Counting ends with the feeding: what drains afterwards has the devices to itself.
+    counted = [(t, runs) for t, runs in ended if begin + (last - begin) / 3 <= t <= last]
+    if len(counted) < 2:
+        counted = ended
+    period = (counted[-1][0] - counted[0][0]) / max(1, len(counted) - 1)
+    stages = range(len(deployment.plan.stages))
+    return Saturation(
+        period, tuple(float(np.median([runs[s].run_s for _, runs in counted])) for s in stages)
+    )
+
+
+def _warm_up(deployment: Deployment, inputs: Mapping[str, Value]) -> Iterator[float]:
+    least, most = WARM_RUNS
+    before = float("inf")
+    for turn in range(most):
+        now = _busy(run(deployment, inputs))
+        yield now
+        if turn + 1 >= least and abs(now - before) <= WARM * before:
+            return
+        before = now
+
+
+def _busy(answer: Answer) -> float:
+    return sum(stage.run_s for stage in answer.stage_runs)

@@ -1,0 +1,244 @@
+"""How much work a node is: operations and bytes counted from shapes, and a guess of its seconds.
+
+What no device has measured gets its time from here: a device's speed is fitted to the nodes that
+it did measure, or assumed where it measured none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from devices.model import Model, Node
+from devices.tensor_spec import TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Arithmetic operations, and bytes read and written, of one run of a node."""
+
+    operations: float
+    nbytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Seconds of a node: ``start_s + operations * s_per_operation + nbytes * s_per_byte``."""
+
+    start_s: float
+    s_per_operation: float
+    s_per_byte: float
+
+    def __call__(self, work: Work) -> float:
+        """Seconds of so much work."""
+        return self.start_s + work.operations * self.s_per_operation + work.nbytes * self.s_per_byte
+
+
+#: A modest core: 20 thousand million operations and 5 GB a second, 5 microseconds a node.
+ASSUMED_SPEED: Final = Speed(5e-6, 1 / 2e10, 1 / 5e9)
+#: Length assumed for dimensions that inference leaves open.
+OPEN_DIMENSION: Final = 1
+
+
+def request_positions(model: Model) -> tuple[int, ...]:
+    """Return the positions of the nodes that depend on an input: those that every request runs.
+
+    What the others make is the same for all requests; devices fold it when they compile.
+    """
+    moving = {port.name for port in model.inputs}
+    found = []
+    for position, node in enumerate(model.nodes):
+        if not moving.isdisjoint(node.reads) or _is_random(node):
+            found.append(position)
+            moving.update(node.writes)
+    return tuple(found)
+
+
+def _is_random(node: Node) -> bool:
+    return node.op_type.startswith("Random") and not node.domain
+
+
+def with_shapes(model: Model, shapes: Mapping[str, Sequence[int]]) -> Model:
+    """Return the model with its inputs' shapes given, so that inner shapes can be inferred."""
+    if all(port.is_static or port.name not in shapes for port in model.inputs):
+        return model
+    ports = [
+        TensorSpec(p.name, p.type, tuple(shapes[p.name])) if p.name in shapes else p
+        for p in model.inputs
+    ]
+    return model.replace(inputs=ports)
+
+
+def value_nbytes(spec: TensorSpec) -> int:
+    """Bytes of a value; open dimensions count as 1, values that are no tensors as nothing."""
+    if (known := spec.nbytes) is not None:
+        return known
+    itemsize = spec.dtype.itemsize if spec.dtype is not None else 0
+    return _size(spec) * itemsize
+
+
+def node_work(model: Model, node: Node) -> Work:
+    """Count a node's work from the inferred shapes of what it reads and writes."""
+    inputs = [model.spec(name) for name in node.inputs]
+    outputs = [model.spec(name) for name in node.writes]
+    nbytes = float(sum(value_nbytes(s) for s in (*inputs, *outputs)))
+    made = float(sum(_size(s) for s in outputs))
+    count = _COUNTS.get(node.op_type) if not node.domain else None
+    operations = count(node, inputs, made) if count else made
+    return Work(float(operations), nbytes)
+
+
+def fit_speed(samples: Iterable[tuple[Work, float]]) -> Speed:
+    """Fit a device's speed to measured nodes.
+
+    Parameters
+    ----------
+    samples : iterable of (Work, float)
+        Work and seconds of measured nodes.
+
+    Returns
+    -------
+    Speed
+        Coefficients of least relative error among those not negative; the assumed speed, scaled
+        to the samples' sum, where there are too few to fit.
+    """
+    rows = [(w.operations, w.nbytes, t) for w, t in samples if t > 0]
+    if len(rows) < 6:
+        guess = sum(ASSUMED_SPEED(Work(o, b)) for o, b, _ in rows)
+        ratio = sum(t for *_, t in rows) / guess if guess else 1.0
+        return Speed(
+            ASSUMED_SPEED.start_s * ratio,
+            ASSUMED_SPEED.s_per_operation * ratio,
+            ASSUMED_SPEED.s_per_byte * ratio,
+        )
+    table = np.array([(1.0, o, b) for o, b, _ in rows])
+    seconds = np.array([t for *_, t in rows])
+    # Small nodes are many and large ones decide: the root weighs both.
+    weight = 1 / np.sqrt(seconds)
+    found = nonnegative(table * weight[:, None], seconds * weight)
+    return Speed(*map(float, found))
+
+
+def nonnegative(table: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """Least squares with coefficients of at least 0, by trying every set of positive ones.
+
+    Parameters
+    ----------
+    table : ndarray, shape (rows, columns), float64
+        A few columns only: the sets number two to their count.
+    target : ndarray, shape (rows,), float64
+
+    Returns
+    -------
+    ndarray, shape (columns,)
+    """
+    columns = table.shape[1]
+    best, least = np.zeros(columns), math.inf
+    scale = np.maximum(np.abs(table).max(axis=0, initial=0.0), 1e-300)
+    for mask in range(1, 2**columns):
+        chosen = [c for c in range(columns) if mask >> c & 1]
+        part, *_ = np.linalg.lstsq(table[:, chosen] / scale[chosen], target, rcond=None)
+        if (part < 0).any():
+            continue
+        error = float(((table[:, chosen] / scale[chosen]) @ part - target).__pow__(2).sum())
+        if error < least * (1 - 1e-12):
+            least = error
+            best = np.zeros(columns)
+            best[chosen] = part / scale[chosen]
+    return best
+
+
+def _size(spec: TensorSpec) -> int:
+    if spec.shape is None:
+        return 1
+    return math.prod(d if isinstance(d, int) else OPEN_DIMENSION for d in spec.shape)
+
+
+def _shape(spec: TensorSpec) -> tuple[int, ...]:
+    return tuple(d if isinstance(d, int) else OPEN_DIMENSION for d in spec.shape or ())
+
+
+def _convolution(node: Node, inputs: Sequence[TensorSpec], made: float) -> float:
+    weight = _shape(inputs[1]) if len(inputs) > 1 else ()
+    return 2.0 * made * math.prod(weight[1:])
+
+
+def _transposed(node: Node, inputs: Sequence[TensorSpec], made: float) -> float:
+    weight = _shape(inputs[1]) if len(inputs) > 1 else ()
+    return 2.0 * _size(inputs[0]) * math.prod(weight[1:])
+
+
+def _product(node: Node, inputs: Sequence[TensorSpec], made: float) -> float:
+    left = _shape(inputs[0])
+    return 2.0 * made * (left[-1] if left else 1)
+
+
+def _gemm(node: Node, inputs: Sequence[TensorSpec], made: float) -> float:
+    left = _shape(inputs[0])
+    inner = left[0 if node.attributes.get("transA", 0) else -1] if left else 1
+    return 2.0 * made * inner
+
+
+def _recurrent(node: Node, inputs: Sequence[TensorSpec], made: float) -> float:
+    steps = math.prod(_shape(inputs[0])[:2])
+    return 2.0 * steps * sum(_size(s) for s in inputs[1:3])
+
+
+def _attention(node: Node, inputs: Sequence[TensorSpec], made: float) -> float:
+    keys = _shape(inputs[1]) if len(inputs) > 1 else ()
+    return 4.0 * made * (keys[-2] if len(keys) > 1 else 1)
+
+
+def _window(node: Node, inputs: Sequence[TensorSpec], made: float) -> float:
+    window: Sequence[int] = node.attributes.get("kernel_shape", ())
+    return made * math.prod(window)
+
+
+def _reduction(node: Node, inputs: Sequence[TensorSpec], made: float) -> float:
+    return float(_size(inputs[0])) if inputs else made
+
+
+def _several(times: float) -> Callable[[Node, Sequence[TensorSpec], float], float]:
+    return lambda node, inputs, made: made * times
+
+
+#: Operator -> its count; others count one operation for each element that they make.
+_COUNTS: Final[Mapping[str, Callable[[Node, Sequence[TensorSpec], float], float]]] = {
+    "Conv": _convolution,
+    "ConvInteger": _convolution,
+    "QLinearConv": _convolution,
+    "ConvTranspose": _transposed,
+    "MatMul": _product,
+    "MatMulInteger": _product,
+    "QLinearMatMul": _product,
+    "Einsum": _product,
+    "Gemm": _gemm,
+    "LSTM": _recurrent,
+    "GRU": _recurrent,
+    "RNN": _recurrent,
+    "Attention": _attention,
+    "MaxPool": _window,
+    "AveragePool": _window,
+    "LpPool": _window,
+    "GlobalAveragePool": _reduction,
+    "GlobalMaxPool": _reduction,
+    "Softmax": _several(8),
+    "LogSoftmax": _several(8),
+    "LayerNormalization": _several(8),
+    "InstanceNormalization": _several(8),
+    "GroupNormalization": _several(8),
+    "Exp": _several(8),
+    "Erf": _several(8),
+    "Gelu": _several(16),
+    "Sigmoid": _several(8),
+    "Tanh": _several(8),
+    "BatchNormalization": _several(2),
+    **dict.fromkeys(
+        ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ArgMax", "ArgMin"),
+        _reduction,
+    ),
+}
