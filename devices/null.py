@@ -17,9 +17,11 @@ import numpy as np
 
 from devices.errors import BlobError, InferenceError
 from devices.model import Model, Node
+from devices.null_memory import NullContext, NullTensor
 from devices.plugin import Plugin
 from devices.program import ExecutedNode, Payload, Program, RunContext, Value
 from devices.properties import COMMON_PROPERTIES, Config, Property, PropertyTable
+from devices.remote import RemoteTensor
 from devices.support import Refusal
 from devices.tensor_spec import TensorSpec
 
@@ -91,6 +93,10 @@ class NullProgram(Program):
         sizes = _sizes(self._model.inputs, inputs)
         return [self._output(port, given, sizes) for port in self._model.outputs]
 
+    def takes_remote(self, tensor: RemoteTensor) -> bool:
+        """Take the device's own tensors where they are."""
+        return isinstance(tensor, NullTensor)
+
     def executed_nodes(self) -> tuple[ExecutedNode, ...]:
         """Return every node, in order."""
         return self._rows
@@ -105,7 +111,8 @@ class NullProgram(Program):
         self, port: TensorSpec, given: Mapping[str, Value], sizes: Mapping[str, int]
     ) -> Value:
         if port.name in given:
-            return given[port.name]
+            value = given[port.name]
+            return value.to_host() if isinstance(value, RemoteTensor) else value
         if port.name in self._constants:
             return self._constants[port.name]
         if not port.is_tensor or port.dtype is None:
@@ -143,11 +150,12 @@ class NullPlugin(Plugin):
     properties: ClassVar[PropertyTable] = COMMON_PROPERTIES.extended(
         Property(
             "NULL_NODE_TIME_US", float, 0.0, True, "Microseconds that a node takes.", minimum=0,
+            shapes_result=True,
         ),
         Property(
             "NULL_NODE_TIMES_US", dict, {}, True,
             "Microseconds by node name, or by op:Type; others take NULL_NODE_TIME_US.",
-            check=_check_times,
+            shapes_result=True, check=_check_times,
         ),
         Property(
             "NULL_BUSY", bool, False, True, "Whether it keeps a core busy rather than sleeps."
@@ -223,6 +231,10 @@ class NullPlugin(Plugin):
         ]
         return NullProgram(model, rows, payload.header["seconds"], payload.tensors, config)
 
+    def create_context(self, config: Config | None = None) -> NullContext:
+        """Return the device's memory."""
+        return NullContext(f"{self.name}.{self.effective_config(config)['DEVICE_ID']}")
+
     def version(self) -> str:
         """Return the version of its payloads."""
         return "1"
@@ -252,8 +264,9 @@ def _sizes(ports: Sequence[TensorSpec], inputs: Sequence[Value]) -> dict[str, in
     return {
         symbol: length
         for port, value in zip(ports, inputs, strict=True)
-        for symbol, length in zip(port.shape or (), np.shape(value), strict=False)
-        if isinstance(symbol, str) and isinstance(value, np.ndarray)
+        if isinstance(value, np.ndarray | RemoteTensor)
+        for symbol, length in zip(port.shape or (), value.shape, strict=False)
+        if isinstance(symbol, str)
     }
 
 

@@ -168,7 +168,7 @@ class OrtProgram(Program):
         stubs = [
             t.name for t in proto.graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL
         ]
-        arrays = [np.ascontiguousarray(self._source.constants[n].array) for n in stubs]
+        arrays = [np.require(self._source.constants[n].array, None, ["C", "A"]) for n in stubs]
         values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in arrays]
         if stubs:
             options.add_external_initializers(stubs, values)

@@ -43,6 +43,10 @@ class RemoteTensor(ABC):
     def to_host(self) -> np.ndarray:
         """Return a copy on the host."""
 
+    @abstractmethod
+    def copy_from(self, array: np.ndarray) -> None:
+        """Take over the contents of an array of the same shape and type."""
+
 
 class RemoteContext(ABC):
     """A device's memory, as an application sees it.

@@ -14,6 +14,7 @@ from devices.errors import (
     TensorTypeError,
 )
 from devices.program import Value
+from devices.remote import RemoteTensor
 from devices.results import find_port
 from devices.tensor import Tensor, check_tensor, convert, empty_tensor
 from devices.tensor_spec import TensorSpec
@@ -152,14 +153,15 @@ class RequestTensors:
             value = outputs[port.name]
             held = self.output(port)
             if port.name in self._owned_by_user:
-                value = _write(port, held.held(), value)
-            elif isinstance(value, np.ndarray) and (
+                memory = _write(port, held.held(), value)
+                taken[port.name] = memory.copy() if copy and memory is not value else memory
+                continue
+            if isinstance(value, np.ndarray) and (
                 not value.flags.writeable or self._is_input_memory(value)
             ):
                 value = value.copy()
             held.replace(value)
-            borrowed = port.name in self._owned_by_user and isinstance(value, np.ndarray)
-            taken[port.name] = value.copy() if copy and borrowed else value
+            taken[port.name] = value
         return taken
 
     def _is_input_memory(self, value: np.ndarray) -> bool:
@@ -241,8 +243,8 @@ def _check_batch(port: TensorSpec, items: Sequence[Any]) -> None:
 
 
 def _write(port: TensorSpec, memory: Value, value: Value) -> Value:
-    """Put an output into the user's memory."""
-    if not isinstance(memory, np.ndarray):
+    """Put an output into the user's memory; return where the host can read it."""
+    if not isinstance(memory, np.ndarray | RemoteTensor):
         return value
     if memory.shape != np.shape(value):
         raise TensorShapeError(
@@ -250,5 +252,8 @@ def _write(port: TensorSpec, memory: Value, value: Value) -> Value:
             f"to shape {list(memory.shape)}; set one that fits, or none.",
             port=port.name,
         )
+    if isinstance(memory, RemoteTensor):
+        memory.copy_from(value)
+        return value
     np.copyto(memory, value)
     return memory

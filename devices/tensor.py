@@ -108,9 +108,9 @@ def check_tensor(value: Any, spec: TensorSpec, role: str) -> Value:
         raise TensorTypeError(
             f"{role} {spec.name!r} wants {spec}, got None; give an array.", port=spec.name
         )
-    if not spec.is_tensor or isinstance(value, RemoteTensor):
+    if not spec.is_tensor:
         return value
-    array = np.asarray(value) if not isinstance(value, np.ndarray) else value
+    array = value if isinstance(value, np.ndarray | RemoteTensor) else np.asarray(value)
     if array.dtype != spec.dtype and not (spec.dtype == object and array.dtype.kind in "UST"):
         raise TensorTypeError(
             f"{role} {spec.name!r} is {spec}, got dtype {array.dtype}; memory that is shared is "
@@ -145,7 +145,7 @@ def convert(value: Any, spec: TensorSpec, *, copy: bool) -> Value:
     if isinstance(value, Tensor):
         value = value.held()
     if isinstance(value, RemoteTensor):
-        return value
+        return check_tensor(value, spec, "input")
     if spec.type.startswith("optional("):
         inner = TensorSpec(spec.name, spec.type[len("optional(") : -1], spec.shape)
         return None if value is None else convert(value, inner, copy=copy)
@@ -240,9 +240,10 @@ def _kind(dtype: np.dtype) -> str:
     return "i" if dtype.kind == "u" else dtype.kind
 
 
-def _check_shape(array: np.ndarray, spec: TensorSpec, role: str) -> None:
+def _check_shape(array: np.ndarray | RemoteTensor, spec: TensorSpec, role: str) -> None:
     if not spec.accepts(array.shape):
-        fix = "reshape it" if array.ndim == len(spec.shape or ()) else "give it every dimension"
+        same_rank = len(array.shape) == len(spec.shape or ())
+        fix = "reshape it" if same_rank else "give it every dimension"
         raise TensorShapeError(
             f"{role} {spec.name!r} wants shape {spec}, got {list(array.shape)}; {fix}, as in "
             "array.reshape(...) or array[None].",

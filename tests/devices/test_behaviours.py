@@ -18,7 +18,7 @@ from devices.errors import (
     UnknownPropertyError,
     UnsupportedOperationError,
 )
-from devices.remote import RemoteTensor
+from devices.null import NullPlugin
 from tests.devices.networks import DOUBLE, PAIR, X, model
 from tests.examples.third_party_plugin import DensePlugin
 
@@ -211,21 +211,23 @@ def test_75_strided_memory_is_read_as_it_lies(request_):
     np.testing.assert_array_equal(request_.infer()["y"], wide[::2, ::2] * 2)
 
 
-class HostPretender(RemoteTensor):
-    device = "FAR.0"
-    shape = (2, 3)
-    dtype = np.dtype("float32")
-
-    def to_host(self):
-        return X.copy()
-
-
-def test_76_77_remote_tensors(request_):
-    tensor = Tensor(HostPretender(), shared_memory=True)
+@pytest.mark.parametrize("device", [NullPlugin, DensePlugin])
+def test_76_77_remote_tensors(device):
+    context = NullPlugin().create_context()
+    compiled = device().compile_model(DOUBLE)
+    request = compiled.create_infer_request()
+    source, sink = context.from_host(X), context.create_tensor("float32", (2, 3))
     with pytest.raises(UnsupportedOperationError, match="to_host"):
-        _ = tensor.data
-    request_.set_tensor("x", tensor)
-    np.testing.assert_array_equal(request_.infer()["y"], X * 2)
+        _ = Tensor(source).data
+    request.set_tensor("x", source)
+    request.set_tensor("y", sink)
+    want = X * (2 if compiled.device == "DENSE.0" else 0)
+    np.testing.assert_array_equal(request.infer()["y"], want)
+    np.testing.assert_array_equal(sink.to_host(), want)
+    with pytest.raises(TensorShapeError):
+        request.set_tensor("x", context.create_tensor("float32", (2, 4)))
+    with pytest.raises(TensorTypeError):
+        request.set_tensor("y", context.create_tensor("int64", (2, 3)))
 
 
 def test_78_batched_tensors(request_):
