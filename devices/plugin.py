@@ -217,6 +217,9 @@ class Plugin(ABC):
             return of_device[name]
         computed: dict[str, Callable[[], Any]] = {
             "SUPPORTED_PROPERTIES": lambda: tuple(self.properties),
+            "CACHING_PROPERTIES": lambda: tuple(
+                n for n, p in self.properties.items() if p.shapes_result
+            ),
             "AVAILABLE_DEVICES": self.device_ids,
             "FULL_DEVICE_NAME": lambda: self.full_name(device_id),
             "DEVICE_ARCHITECTURE": lambda: self.fingerprint(device_id),

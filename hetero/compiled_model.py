@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, BinaryIO, Final, overload
 
 from devices.errors import UnsupportedOperationError
 from devices.infer_request import InferRequest
@@ -17,10 +19,12 @@ from devices.results import Results
 from devices.runtime_model import runtime_model
 from devices.tensor_spec import TensorSpec
 from hetero.affinity import Affinity
+from hetero.blob import Compilation, Cut, export_payloads, write_model
 from hetero.config import HETERO_PROPERTIES
 from hetero.partition import Partition, Subgraph
 from scheduler.executor import Answer, Deployment
 from scheduler.plan import Plan
+from scheduler.publish import publish
 
 #: Threads that run callbacks; they wait for Python more than for anything else.
 CALLBACK_THREADS: Final = 4
@@ -57,6 +61,10 @@ class CompiledModel:
         Where it runs.
     config : mapping
         HETERO's own properties.
+    compilation : Compilation
+        What it was compiled for and with.
+    loaded_from_cache : bool
+        Whether a cache, not a compilation, gave all of it.
     """
 
     def __init__(
@@ -66,12 +74,17 @@ class CompiledModel:
         plan: Plan,
         deployment: Deployment,
         config: Mapping[str, Any],
+        *,
+        compilation: Compilation,
+        loaded_from_cache: bool = False,
     ) -> None:
         self.partition = partition
         self.affinity = affinity
         self.plan = plan
         self.deployment = deployment
         self._config = dict(config)
+        self._compilation = compilation
+        self._loaded_from_cache = loaded_from_cache
         self._ports = RequestTensors(plan.inputs, plan.outputs)
         self._request: InferRequest | None = None
 
@@ -178,6 +191,7 @@ class CompiledModel:
         devices = tuple(dict.fromkeys(s.device for s in self.subgraphs))
         computed = {
             "NETWORK_NAME": self.name,
+            "LOADED_FROM_CACHE": self._loaded_from_cache,
             "SUPPORTED_PROPERTIES": tuple(HETERO_PROPERTIES),
             "EXECUTION_DEVICES": devices,
             "HETERO_NUMBER_OF_SUBMODELS": len(self.subgraphs),
@@ -193,6 +207,41 @@ class CompiledModel:
         raise UnsupportedOperationError(
             f"a compiled model's properties are fixed; compile again with {dict(config)}."
         )
+
+    @overload
+    def export_model(self, target: None = None) -> bytes: ...
+
+    @overload
+    def export_model(self, target: str | Path | BinaryIO) -> None: ...
+
+    def export_model(self, target: str | Path | BinaryIO | None = None) -> bytes | None:
+        """Write the compiled model as a blob, which `Core.import_model` reads.
+
+        Parameters
+        ----------
+        target : path or binary file, optional
+            Where to; a file appears whole or not at all.
+
+        Returns
+        -------
+        bytes or None
+            The blob, where no target is given.
+        """
+        cut = Cut(self.partition, self.affinity, self.plan)
+        payloads = export_payloads(self.plan, self.deployment.export)
+
+        def write(file: BinaryIO) -> int:
+            return write_model(file, cut, self._compilation, payloads)
+
+        if isinstance(target, str | Path):
+            publish(Path(target), write)
+            return None
+        if target is not None:
+            write(target)
+            return None
+        stream = io.BytesIO()
+        write(stream)
+        return stream.getvalue()
 
     def story(self, request_id: int) -> Any:
         """Return the life of a request, event by event."""

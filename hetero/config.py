@@ -14,6 +14,13 @@ from typing import Any, Final
 from devices.errors import UnknownPropertyError
 from devices.properties import Config, Property, PropertyTable
 
+
+def _check_callbacks(callbacks: tuple[Any, ...]) -> str | None:
+    if callbacks and (len(callbacks) != 2 or not all(callable(c) for c in callbacks)):
+        return "it is two functions, (encrypt, decrypt)"
+    return None
+
+
 HETERO_PROPERTIES: Final = PropertyTable(
     Property(
         "MULTI_DEVICE_PRIORITIES", tuple, (), True,
@@ -45,6 +52,21 @@ HETERO_PROPERTIES: Final = PropertyTable(
     ),
     Property("PERF_COUNT", bool, False, True, "Whether requests time each executed node."),
     Property("CACHE_DIR", str, "", True, "Folder of compiled models; empty: no cache."),
+    Property(
+        "CACHE_SIZE_LIMIT_BYTES", int, 0, True,
+        "Bytes that the cache's folder may hold, the least recently used out first; 0: any.",
+        minimum=0,
+    ),
+    Property(
+        "CACHE_LOCK_TIMEOUT_S", float, 600.0, True,
+        "Seconds to wait for another's compilation of the same model before doing it here.",
+        minimum=0,
+    ),
+    Property(
+        "CACHE_ENCRYPTION_CALLBACKS", tuple, (), True,
+        "(encrypt, decrypt): functions from bytes to bytes for the cache's files.",
+        check=_check_callbacks,
+    ),
     Property("NETWORK_NAME", str, "", False, "The model's name."),
     Property("SUPPORTED_PROPERTIES", tuple, (), False, "Every property's name."),
     Property("FULL_DEVICE_NAME", str, "HETERO", False, "The device's name for people."),
@@ -59,6 +81,17 @@ HETERO_PROPERTIES: Final = PropertyTable(
 )  # fmt: skip
 
 
+#: Options of one place and one moment, which no blob keeps.
+NOT_KEPT: Final = (
+    "CACHE_DIR",
+    "CACHE_SIZE_LIMIT_BYTES",
+    "CACHE_LOCK_TIMEOUT_S",
+    "CACHE_ENCRYPTION_CALLBACKS",
+    "DEVICE_ID",
+    "DEVICE_PROPERTIES",
+    "LOADED_FROM_CACHE",
+    "MULTI_DEVICE_PRIORITIES",
+)
 #: Properties that an executor reads when a plan is deployed.
 LIMITS: Final = (
     "MAX_REQUESTS_IN_FLIGHT",

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
-from devices.errors import HeteroError, PropertyError
+from devices.errors import HeteroError, PropertyError, UnknownDeviceError
 from devices.model import Model
 from devices.model_reader import Source, read_model
 from devices.properties import Config
 from devices.support import Support
 from hetero.affinity import Affinity, assign
 from hetero.affinity_file import parse_pins
+from hetero.blob import Compilation, Cut, DeviceRecord, ModelBlob
+from hetero.blob_import import import_sources, place_devices, remapped
+from hetero.cache import cache_of
+from hetero.cached_compile import Cached, CachedCompiler
 from hetero.compiled_model import CompiledModel
 from hetero.config import HETERO_PROPERTIES, SplitConfig, split_config
 from hetero.lowering import constant_outputs, lower, stage_sources
@@ -23,12 +28,25 @@ from hetero.partition import partition
 from hetero.query import gather_pins, query_priority, require_supported
 from hetero.report.survey import Survey
 from scheduler import create_executor
+from scheduler.blob_file import BlobFile
 from scheduler.device_names import DeviceRequest, parse_device, resolve_device
-from scheduler.executor import DeviceDescriptor, Executor
+from scheduler.executor import Deployment, DeviceDescriptor, Executor, StageSource
+
+_log = logging.getLogger(__name__)
 
 ExecutorKind = Literal["ray", "inprocess"]
 #: {pattern: device}, an affinity file, or ``PATTERN=DEVICE`` strings.
 AffinitySource = Mapping[str, str] | str | Path | Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """What is to be compiled for, with what, and where nodes are pinned."""
+
+    devices: tuple[str, ...]
+    config: SplitConfig
+    pins: Affinity
+    compilation: Compilation
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,18 +298,93 @@ class Core:
             For pins that name no node, no device, or a device that does not support the node.
         """
         source = read_model(model)
-        query = self._query(source, device, config or {}, affinity)
-        placed = assign(source, query.support, query.pins)
-        require_supported(query.support, source, query.devices)
-        cut = partition(source, placed)
-        plan = lower(cut)
-        deployment = self.executor.deploy(
-            plan,
-            stage_sources(cut, query.config.devices),
-            constant_outputs(cut),
-            config=query.config.limits,
+        request = self._request(source, device, config or {}, affinity)
+        compilation = request.compilation
+        cache = cache_of(compilation.own, request.config.devices)
+
+        def cut() -> Cut:
+            support = self._ask(source, request)
+            placed = assign(source, support, request.pins)
+            require_supported(support, source, request.devices)
+            parts = partition(source, placed)
+            return Cut(parts, placed, lower(parts))
+
+        def deploy(made: Cut, sources: Sequence[StageSource]) -> Deployment:
+            return self._deploy(made, sources, request.config)
+
+        if cache is None:
+            made = cut()
+            sources = stage_sources(made.partition, compilation.configs)
+            found = Cached(made, deploy(made, sources), hit=False)
+        else:
+            shaping = self._shaping(request.devices)
+            found = CachedCompiler(cache, source, compilation, request.pins, shaping, deploy).run(
+                cut
+            )
+        return self._compiled(found, compilation)
+
+    def import_model(
+        self,
+        source: str | Path | bytes | bytearray | memoryview | BinaryIO,
+        device: str | None = None,
+        config: Config | None = None,
+        remap: Mapping[str, str] | None = None,
+    ) -> CompiledModel:
+        """Load what `CompiledModel.export_model` wrote, and deploy it.
+
+        Parameters
+        ----------
+        source : path, bytes or binary file
+            The blob. Weights of a file are mapped: one copy on a node, however many processes.
+        device : str, optional
+            Devices that may be used. Where the blob was compiled for others, the model in it is
+            compiled again for these.
+        config : mapping, optional
+            Options; the blob's own hold for the rest.
+        remap : mapping of str to str, optional
+            {device of the blob: device here}.
+
+        Raises
+        ------
+        BlobError
+            Not a blob, damaged, or of another format version.
+        UnknownDeviceError
+            Devices that are not here, and neither `remap` nor `device` says what to do.
+
+        Notes
+        -----
+        A stage whose device is of another version here, or fails to import it, is compiled again
+        from the blob; a warning says so.
+        """
+        if not isinstance(source, str | Path | bytes | bytearray | memoryview):
+            source = source.read()
+        blob = ModelBlob(BlobFile(source))
+        blob.blob.verify()
+        model = blob.source()
+        available = self.available_devices if device is None else self.resolve_devices(device)
+        kept = {n: v for n, v in blob.options.items() if HETERO_PROPERTIES[n].mutable}
+        try:
+            placed = place_devices(blob, available, remap)
+        except UnknownDeviceError:
+            if device is None:
+                raise
+            _log.warning("model=%s: compiled again for %s", blob.name, device)
+            return self.compile_model(model, device, {**kept, **(config or {})})
+        cut = remapped(blob.cut(model), placed)
+        devices = cut.plan.devices
+        split = self._split_config({**kept, **(config or {})}, devices)
+        options = {new: blob.device_options.get(old, {}) for old, new in placed.items()}
+        known = {name: self._known_properties(name) for name in devices}
+        merged = {
+            name: {n: v for n, v in options[name].items() if n in known[name]} | given
+            for name, given in split.devices.items()
+        }
+        compilation = self._compilation(devices, SplitConfig(split.own, merged))
+        sources = import_sources(
+            blob, cut, compilation.devices, compilation.configs, self._shaping(devices)
         )
-        return CompiledModel(cut, placed, plan, deployment, query.config.own)
+        deployment = self._deploy(cut, sources, split)
+        return self._compiled(Cached(cut, deployment, hit=False), compilation)
 
     def close(self) -> None:
         """Give back every device; ends the local Ray if this Core started it."""
@@ -301,9 +394,9 @@ class Core:
         if executor is not None:
             executor.close()
 
-    def _query(
+    def _request(
         self, model: Model, device: str, config: Config, affinity: AffinitySource | None
-    ) -> _Query:
+    ) -> _Request:
         devices = self._devices(device, config)
         split = self._split_config(config, devices)
         if isinstance(affinity, str | Path):
@@ -311,11 +404,52 @@ class Core:
         else:
             given = affinity if isinstance(affinity, Mapping) else parse_pins(affinity or ())
             pins = gather_pins(model, devices, affinity=given)
+        return _Request(devices, split, pins, self._compilation(devices, split))
 
+    def _query(
+        self, model: Model, device: str, config: Config, affinity: AffinitySource | None
+    ) -> _Query:
+        request = self._request(model, device, config, affinity)
+        support = self._ask(model, request)
+        return _Query(request.devices, request.config, request.pins, support)
+
+    def _ask(self, model: Model, request: _Request) -> Support:
         def ask(name: str, part: Model) -> Support:
-            return self.executor.query(name, part, split.devices[name])
+            return self.executor.query(name, part, request.config.devices[name])
 
-        return _Query(devices, split, pins, query_priority(model, devices, ask, pins))
+        return query_priority(model, request.devices, ask, request.pins)
+
+    def _compilation(self, devices: Sequence[str], config: SplitConfig) -> Compilation:
+        described = {d.name: d for d in self.device_descriptors}
+        return Compilation(
+            {name: DeviceRecord.of(described[name]) for name in devices},
+            config.own,
+            # The whole model is cached, not each device's part by the device.
+            {
+                name: {n: v for n, v in options.items() if n != "CACHE_DIR"}
+                for name, options in config.devices.items()
+            },
+        )
+
+    def _shaping(self, devices: Sequence[str]) -> dict[str, tuple[str, ...]]:
+        """Return the names of each device's options that change what compilation makes."""
+        return {n: self.executor.get_property(n, "CACHING_PROPERTIES") for n in devices}
+
+    def _deploy(self, cut: Cut, sources: Sequence[StageSource], config: SplitConfig) -> Deployment:
+        constants = constant_outputs(cut.partition)
+        return self.executor.deploy(cut.plan, sources, constants, config=config.limits)
+
+    def _compiled(self, found: Cached, compilation: Compilation) -> CompiledModel:
+        cut = found.cut
+        return CompiledModel(
+            cut.partition,
+            cut.affinity,
+            cut.plan,
+            found.deployment,
+            compilation.own,
+            compilation=compilation,
+            loaded_from_cache=found.hit,
+        )
 
     def _devices(self, device: str, config: Config) -> tuple[str, ...]:
         own = self._config.get("HETERO", {})

@@ -1,0 +1,289 @@
+"""Blobs of compiled models: what a `CompiledModel` is written as, and read back from.
+
+The header's document has ``kind`` "model", the versions, the model's name and content hash, each
+device's plugin, version and fingerprint, the options, the plan, the affinity with its reasons and
+the cut; then for each stage its device's own export, or None; then the model itself, so that any
+stage can be compiled again. A weight that the model and an export share is there once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, BinaryIO, Final
+
+import numpy as np
+
+from devices.errors import BlobError, HeteroError, UnsupportedOperationError
+from devices.model import Model
+from devices.program import Payload
+from hetero.affinity import Affinity
+from hetero.config import NOT_KEPT
+from hetero.partition import Output, OutputKind, Partition, Subgraph, Wire
+from scheduler.blob_file import BlobFile, BlobWriter
+from scheduler.executor import DeviceDescriptor
+from scheduler.model_parts import ModelParts, join_model, split_model
+from scheduler.plan import Plan
+from scheduler.stored_payload import PAYLOADS, write_payload
+
+#: What a blob may be: a compiled model, or one of the cache's two kinds of entries.
+MODEL_KIND: Final = "model"
+PLAN_KIND: Final = "plan"
+STAGE_KIND: Final = "stage"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRecord:
+    """What a payload depends on: the plugin, its version, the device's fingerprint."""
+
+    plugin: str
+    version: str
+    fingerprint: str
+
+    @classmethod
+    def of(cls, descriptor: DeviceDescriptor) -> DeviceRecord:
+        """Return a device's record."""
+        return cls(descriptor.plugin, descriptor.version, descriptor.fingerprint)
+
+
+@dataclass(frozen=True, slots=True)
+class Compilation:
+    """What a model was compiled for and with.
+
+    Attributes
+    ----------
+    devices : mapping of str to DeviceRecord
+        Device name -> what it was, for every device of the list.
+    own : mapping
+        HETERO's own properties.
+    configs : mapping of str to mapping
+        Device name -> its options.
+    """
+
+    devices: Mapping[str, DeviceRecord]
+    own: Mapping[str, Any]
+    configs: Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A model that was cut and placed.
+
+    Attributes
+    ----------
+    partition : Partition
+        How it was cut.
+    affinity : Affinity
+        Which device each node got, and why.
+    plan : Plan
+        What is deployed.
+    """
+
+    partition: Partition
+    affinity: Affinity
+    plan: Plan
+
+
+def hetero_version() -> str:
+    """Return this package's version."""
+    try:
+        return version("hetero")
+    except PackageNotFoundError:
+        return "0"
+
+
+def write_model(
+    file: BinaryIO, cut: Cut, compilation: Compilation, payloads: Sequence[Payload | None]
+) -> int:
+    """Write a compiled model; return how many bytes it takes.
+
+    Parameters
+    ----------
+    file : binary file
+        Where to.
+    cut : Cut
+        The model, cut and placed.
+    compilation : Compilation
+        What it was compiled for.
+    payloads : sequence of Payload or None
+        Each stage's export; None for a device that has none.
+    """
+    writer = BlobWriter()
+    source = cut.partition.source
+    parts = split_model(source)
+    head = {
+        "kind": MODEL_KIND,
+        **header_of(cut, compilation),
+        PAYLOADS: [None if p is None else write_payload(writer, p) for p in payloads],
+        "source": writer.document(
+            {
+                "skeleton": parts.skeleton,
+                "weights": parts.weights,
+                "covers": parts.covers,
+                "specs": parts.specs,
+                "ports": parts.ports,
+            }
+        ),
+    }
+    return writer.write(file, head)
+
+
+def header_of(cut: Cut, compilation: Compilation) -> dict[str, Any]:
+    """Return what the headers of models and of the cache's plans have in common."""
+    names = list(cut.affinity.devices)
+    reasons = [cut.affinity.reasons.get(name, "") for name in names]
+    reason_of = {reason: i for i, reason in enumerate(dict.fromkeys(reasons))}
+    device_of = {device: i for i, device in enumerate(dict.fromkeys(cut.affinity.values()))}
+    return {
+        "hetero": hetero_version(),
+        "name": cut.plan.name,
+        "content_hash": cut.partition.source.content_hash,
+        "devices": {
+            name: [record.plugin, record.version, record.fingerprint]
+            for name, record in compilation.devices.items()
+        },
+        "options": _plain(compilation.own),
+        "device_options": {n: _plain(options) for n, options in compilation.configs.items()},
+        "plan": cut.plan.to_bytes(),
+        "positions": [s.positions for s in cut.partition.subgraphs],
+        "affinity": [
+            names,
+            list(device_of),
+            [device_of[cut.affinity[name]] for name in names],
+            list(reason_of),
+            [reason_of[reason] for reason in reasons],
+        ],
+    }
+
+
+def export_payloads(plan: Plan, export: Callable[[int], Payload]) -> list[Payload | None]:
+    """Return each stage's export; None where its device has none."""
+    found: list[Payload | None] = []
+    for stage in plan.stages:
+        try:
+            found.append(export(stage.index))
+        except UnsupportedOperationError:
+            found.append(None)
+    return found
+
+
+class ModelBlob:
+    """A compiled model's blob, or a plan of the cache, read and checked.
+
+    Parameters
+    ----------
+    blob : BlobFile
+        What to read.
+    kind : str
+        What it has to be.
+
+    Raises
+    ------
+    BlobError
+        It is something else, or damaged.
+    """
+
+    def __init__(self, blob: BlobFile, kind: str = MODEL_KIND) -> None:
+        self.blob = blob
+        self._where = f"blob {blob.path or ''}".rstrip()
+        contents = blob.contents()
+        found = contents.get("kind") if isinstance(contents, dict) else None
+        if found != kind:
+            raise BlobError(f"{self._where}: kind: {found!r}, wanted {kind!r}.")
+        self.contents: dict[str, Any] = contents
+        self.plan: Plan = self._read("plan", Plan.from_bytes)
+        self.devices: dict[str, DeviceRecord] = self._read(
+            "devices", lambda rows: {str(n): DeviceRecord(*map(str, r)) for n, r in rows.items()}
+        )
+        self.options: dict[str, Any] = self._read("options", dict)
+        self.device_options: dict[str, dict[str, Any]] = self._read(
+            "device_options", lambda options: {str(n): dict(o) for n, o in options.items()}
+        )
+        if absent := [d for d in self.plan.devices if d not in self.devices]:
+            raise BlobError(f"{self._where}: devices: nothing on {absent}, which the plan uses.")
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self.plan.name
+
+    @property
+    def content_hash(self) -> str:
+        """The model's content hash."""
+        return str(self.contents.get("content_hash"))
+
+    def source(self) -> Model:
+        """Return the model that was compiled; its weights are views of the blob."""
+        parts = self._read("source", self.blob.contents)
+        try:
+            model = join_model(ModelParts(**parts))
+        except (TypeError, AttributeError) as error:
+            raise BlobError(f"{self._where}: source: damaged: {error}.") from error
+        if any(not isinstance(c.array, np.ndarray) for c in model.constants.values()):
+            raise BlobError(f"{self._where}: source: a weight that is no tensor.")
+        return model
+
+    def cut(self, source: Model) -> Cut:
+        """Return how `source`, which has to be the model that was compiled, was cut and placed."""
+        positions = self._read("positions", lambda rows: [tuple(row) for row in rows])
+        affinity = self._read("affinity", _read_affinity)
+        try:
+            return Cut(_partition(source, self.plan, positions), affinity, self.plan)
+        except (TypeError, ValueError, LookupError) as error:
+            raise BlobError(f"{self._where}: positions: they do not fit: {error}.") from error
+
+    def _read(self, entry: str, read: Callable[[Any], Any]) -> Any:
+        try:
+            return read(self.contents[entry])
+        except BlobError:
+            raise
+        except (HeteroError, TypeError, ValueError, LookupError, AttributeError) as error:
+            raise BlobError(
+                f"{self._where}: {entry}: {type(error).__name__}: {str(error)[:200]}."
+            ) from error
+
+
+def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name not in NOT_KEPT}
+
+
+def _read_affinity(entry: Any) -> Affinity:
+    names, devices, device_of, reasons, reason_of = entry
+    return Affinity(
+        {n: str(devices[d]) for n, d in zip(names, device_of, strict=True)},
+        {n: str(reasons[r]) for n, r in zip(names, reason_of, strict=True) if reasons[r]},
+    )
+
+
+def _partition(source: Model, plan: Plan, positions: Sequence[tuple[int, ...]]) -> Partition:
+    """Return the cut that a plan and the positions of each stage's nodes describe."""
+    num_nodes = len(source.nodes)
+    for rows in positions:
+        if any(type(p) is not int or not 0 <= p < num_nodes for p in rows):
+            raise ValueError(f"a node that is none of the {num_nodes}")
+    subgraphs = tuple(
+        Subgraph(s.index, s.device, s.node_names, s.inputs, s.outputs, source, rows)
+        for s, rows in zip(plan.stages, positions, strict=True)
+    )
+    wires = tuple(
+        Wire(value, plan.producers[value], s.index)
+        for s in plan.stages
+        for value in s.inputs
+        if value in plan.producers
+    )
+    constant = set(plan.constant_outputs)
+
+    def output(name: str) -> Output:
+        if name in plan.producers:
+            return Output(name, "subgraph", plan.producers[name])
+        kind: OutputKind = "constant" if name in constant else "input"
+        return Output(name, kind)
+
+    return Partition(
+        source,
+        subgraphs,
+        wires,
+        tuple((port.name, plan.consumers.get(port.name, ())) for port in plan.inputs),
+        tuple(output(port.name) for port in plan.outputs),
+    )

@@ -1,0 +1,146 @@
+"""Importing: which stages of a blob can be taken as they are, and what becomes of the others."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from devices.errors import BlobError, UnknownDeviceError
+from devices.program import Payload
+from hetero.affinity import Affinity, find_device
+from hetero.blob import Cut, DeviceRecord, ModelBlob
+from hetero.partition import Partition
+from scheduler.executor import StageSource
+from scheduler.plan import Plan
+from scheduler.stored_payload import PAYLOADS, StoredPayload, read_payload
+
+_log = logging.getLogger(__name__)
+
+
+def place_devices(
+    blob: ModelBlob, available: Sequence[str], remap: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Return which device here stands for each device of a blob's plan.
+
+    Parameters
+    ----------
+    blob : ModelBlob
+        What is imported.
+    available : sequence of str
+        The devices that there are.
+    remap : mapping of str to str, optional
+        Devices of the blob -> devices here, both by any spelling.
+
+    Raises
+    ------
+    BlobError
+        `remap` names a device that the blob does not use.
+    UnknownDeviceError
+        Devices that are not here, all of them, and how to go on without them.
+    """
+    used = blob.plan.devices
+    wanted = {device: device for device in used}
+    for old, new in (remap or {}).items():
+        found = find_device(old, used)
+        if found is None:
+            raise BlobError(
+                f"remap {old!r} to {new!r}: model {blob.name!r} was compiled for "
+                f"{', '.join(used) or 'no device'}, not for {old!r}."
+            )
+        wanted[found] = new
+    placed = {old: find_device(new, available) for old, new in wanted.items()}
+    if absent := [wanted[old] for old, here in placed.items() if here is None]:
+        raise UnknownDeviceError(
+            f"model {blob.name!r} was compiled for {', '.join(used)}; not here: "
+            f"{', '.join(absent)}. Here are {', '.join(available)}. Put another in its place with "
+            f"remap={{{absent[0]!r}: 'CPU'}} (--remap {absent[0]}=CPU), or name the devices to "
+            "compile it for again.",
+            device=absent[0],
+            devices=tuple(absent),
+        )
+    return {old: here for old, here in placed.items() if here is not None}
+
+
+def remapped(cut: Cut, placed: Mapping[str, str]) -> Cut:
+    """Return a cut on other devices."""
+    if all(old == new for old, new in placed.items()):
+        return cut
+    here = {**{d: d for d in cut.affinity.values()}, **placed}
+    reasons = {
+        name: f"{cut.affinity.reasons.get(name, '')} (compiled for {old})".lstrip()
+        for name, old in cut.affinity.items()
+        if here[old] != old
+    }
+    affinity = Affinity(
+        {name: here[old] for name, old in cut.affinity.items()},
+        {**cut.affinity.reasons, **reasons},
+    )
+    partition: Partition = replace(
+        cut.partition,
+        subgraphs=tuple(replace(s, device=here[s.device]) for s in cut.partition.subgraphs),
+    )
+    plan: Plan = replace(
+        cut.plan, stages=tuple(replace(s, device=here[s.device]) for s in cut.plan.stages)
+    )
+    return Cut(partition, affinity, plan)
+
+
+def import_sources(
+    blob: ModelBlob,
+    cut: Cut,
+    records: Mapping[str, DeviceRecord],
+    configs: Mapping[str, Mapping[str, Any]],
+    shaping: Mapping[str, Sequence[str]],
+) -> list[StageSource]:
+    """Return what each stage's device is given: its own export, where that will do.
+
+    Parameters
+    ----------
+    blob : ModelBlob
+        What is imported.
+    cut : Cut
+        Its model on the devices here.
+    records : mapping of str to DeviceRecord
+        The devices here.
+    configs : mapping of str to mapping
+        Their options.
+    shaping : mapping of str to sequence of str
+        Device -> names of the options that change what compilation makes.
+    """
+    sources = []
+    for before, subgraph in zip(blob.plan.stages, cut.partition.subgraphs, strict=True):
+        device = subgraph.device
+        config = dict(configs.get(device, {}))
+        payload = _payload(blob, before.index)
+        was, now = blob.devices[before.device], records[device]
+        old = blob.device_options.get(before.device, {})
+        changed = [n for n in shaping.get(device, ()) if _value(old, n) != _value(config, n)]
+        if payload is not None and (was != now or changed):
+            what = f"{', '.join(changed)} changed" if changed else f"it was made by {was}"
+            _log.warning(
+                "model=%s stage=%d device=%s: compiled again for %s: %s",
+                blob.name, before.index, device, now, what,
+            )  # fmt: skip
+            payload = None
+        stored = _stored(blob, before.index) if payload else None
+        sources.append(StageSource(subgraph.model, payload, config, stored))
+    return sources
+
+
+def _value(options: Mapping[str, Any], name: str) -> str | None:
+    value = options.get(name)
+    return None if value is None else str(list(value) if isinstance(value, tuple) else value)
+
+
+def _payload(blob: ModelBlob, stage: int) -> Payload | None:
+    documents = blob.contents.get(PAYLOADS)
+    if isinstance(documents, list) and stage < len(documents) and documents[stage] is None:
+        return None
+    return read_payload(blob.blob, stage, blob.contents)
+
+
+def _stored(blob: ModelBlob, stage: int) -> StoredPayload | None:
+    path = blob.blob.path
+    return None if path is None else StoredPayload(str(path.resolve()), blob.blob.digest, stage)
