@@ -239,7 +239,7 @@ def need_plans(found: Gathered, *, contiguous: bool, exact: bool) -> None:
 def improve(found: Gathered, *, exact: bool, pool: Executor | None, workers: int) -> None:
     """Anneal from the best plans, refine what was coarse, prove, and search exactly."""
     problem = found.small.problem
-    searched = [_wary(problem), problem] if problem.dispatch is not None else [problem]
+    searched = [wary(problem), problem] if problem.dispatch is not None else [problem]
     total = int(found.seconds * PROPOSALS_PER_SECOND * workers / len(ROUNDS))
     each = min(RUN, RUN_PER_NODE * problem.node_count, total)
     runs = max(1, min(MOST_RUNS, total // max(each, 1)))
@@ -271,10 +271,10 @@ def improve(found: Gathered, *, exact: bool, pool: Executor | None, workers: int
             block_bound(found)
         _exact_search(found)
     for assignment in found.best()[:4]:
-        found.add(f"{found.plans[assignment][0]}, tidied", tidy(_wary(found.problem), assignment))
+        found.add(f"{found.plans[assignment][0]}, tidied", tidy(wary(found.problem), assignment))
 
 
-def _wary(problem: Problem) -> Problem:
+def wary(problem: Problem) -> Problem:
     """The problem with the cost of a subgraph put on what it receives.
 
     A device's subgraphs other than its first receive something, so that this counts their dispatch,

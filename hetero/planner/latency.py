@@ -11,9 +11,12 @@ import random
 import time
 from collections.abc import Callable
 
+import numpy as np
+
 from hetero.planner.local_search import State
 from hetero.planner.min_cut import two_way
-from hetero.planner.problem import Assignment, Problem, is_feasible
+from hetero.planner.order import breadth_first, neighbours
+from hetero.planner.problem import Assignment, Problem, allowed, is_feasible
 
 #: Share by which a move may lengthen the request at first.
 SLACK = 0.1
@@ -94,3 +97,18 @@ def descend(
             for u in reversed(nodes):
                 state.move(u, a)
     return best, False
+
+
+def critical_path(problem: Problem) -> float:
+    """No plan answers one request sooner: the longest chain of nodes, each on its best device."""
+    shortest = np.where(allowed(problem), problem.times, np.inf).min(axis=1, initial=np.inf)
+    edges = problem.edges()
+    after, _ = neighbours(problem.node_count, edges)
+    ready = [0.0] * problem.node_count
+    longest = 0.0
+    for u in breadth_first(problem.node_count, edges):
+        finish = ready[u] + float(shortest[u])
+        longest = max(longest, finish)
+        for v in after[u]:
+            ready[v] = max(ready[v], finish)
+    return longest

@@ -101,7 +101,8 @@ def mix(problem: Problem, plans: Iterable[Assignment], *, price: bool = True) ->
         None when there is nothing to mix. Its parts fit the devices' memory together.
     """
     columns = [p for p in dict.fromkeys(plans) if is_feasible(problem, p)]
-    if not columns:
+    if not columns or any(_bottleneck(problem, p) <= 0 for p in columns):
+        # Nothing to share, or nothing to gain: a plan that takes no time.
         return None
     bound = None
     classes = sorted(set(problem.classes))

@@ -11,11 +11,13 @@ from devices.errors import PlanError
 from hetero.planner import candidates as gather
 from hetero.planner import exact as exact_solver
 from hetero.planner.check import check
-from hetero.planner.contract import collapse_groups
+from hetero.planner.contract import Contraction, collapse_groups
 from hetero.planner.evaluate import evaluate
+from hetero.planner.latency import critical_path
 from hetero.planner.mixing import Part
 from hetero.planner.problem import Problem
 from hetero.planner.solution import Candidate, Solution
+from hetero.planner.tidy import tidy
 
 Objective = Literal["throughput", "latency"]
 
@@ -107,6 +109,8 @@ def plan(
             parts = tuple(Part(whole.expand(p.assignment), p.share) for p in mixed.parts)
             judged.append(_judge(problem, (name,), parts))
     chosen, rest = _choose(found, _within_cap(problem, judged), objective, tolerance)
+    if not contiguous and objective == "throughput":
+        chosen = _tidied(problem, base, chosen)
     return _report(problem, found, chosen, rest, time.monotonic() - begin)
 
 
@@ -125,6 +129,18 @@ def _judge(problem: Problem, names: tuple[str, ...], parts: tuple[Part, ...]) ->
         subgraphs=sum(e.subgraphs for e in evaluations),
         levels=max(e.levels for e in evaluations),
     )
+
+
+def _tidied(original: Problem, base: Contraction, chosen: Candidate) -> Candidate:
+    """The chosen plan without fragments, where that leaves bottleneck and subgraphs no worse."""
+    problem = base.problem
+    parts = tuple(
+        Part(base.expand(tidy(gather.wary(problem), base.project(p.assignment))), p.share)
+        for p in chosen.parts
+    )
+    fresh = _judge(original, chosen.names, parts)
+    better = fresh.bottleneck <= chosen.bottleneck * (1 + 1e-9)
+    return fresh if better and fresh.subgraphs <= chosen.subgraphs else chosen
 
 
 def _within_cap(problem: Problem, judged: list[Candidate]) -> list[Candidate]:
@@ -176,13 +192,20 @@ def _report(
         chosen=chosen,
         bound=bound,
         bounds=tuple(bounds),
-        ratio=chosen.bottleneck / bound.seconds if bound.seconds > 0 else math.inf,
+        ratio=_ratio(chosen.bottleneck, bound.seconds),
+        latency_bound=critical_path(problem),
         bottleneck_device=busiest,
         advice=_advice(problem, chosen, busiest),
         runners_up=tuple(rest),
         seconds=seconds,
         cut_short=found.cut_short,
     )
+
+
+def _ratio(bottleneck: float, bound: float) -> float:
+    if bottleneck == bound:
+        return 1.0
+    return bottleneck / bound if bound > 0 else math.inf
 
 
 def _advice(problem: Problem, chosen: Candidate, busiest: int) -> tuple[str, ...]:

@@ -65,6 +65,8 @@ class Solution:
         replicas from those that only hold without replication.
     ratio : float
         ``chosen.bottleneck / bound.seconds``; 1 is optimal, ``inf`` without a positive bound.
+    latency_bound : float
+        Seconds below which no plan answers a single request.
     bottleneck_device : int
         The busiest device.
     advice : tuple of str
@@ -81,6 +83,7 @@ class Solution:
     bound: Bound
     bounds: tuple[Bound, ...]
     ratio: float
+    latency_bound: float
     bottleneck_device: int
     advice: tuple[str, ...]
     runners_up: tuple[Candidate, ...]

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from devices.errors import PlanError
-from hetero.planner import evaluate, exact, is_feasible, make_problem, plan
+from hetero.planner import cut, evaluate, exact, is_feasible, make_problem, plan
+from tests.bench import partition
 from tests.planner.instances import DATA, load, pipeedge, random_problem, residual_network
 from tests.planner.oracle import every_assignment, least_bottleneck
 
@@ -52,7 +53,7 @@ def test_pipeedge_chains_reach_the_published_optimum(model: str, optimum: float)
 
 def test_a_free_plan_is_proven_optimal_by_the_exact_solver() -> None:
     name = "operator/bert_l-3_inference"
-    found = plan(load(DATA / f"{name}.json"), seconds=20, mixing=False, tolerance=0.0)
+    found = plan(load(DATA / f"{name}.json"), seconds=6, mixing=False, tolerance=0.0)
     assert found.bottleneck == pytest.approx(FREE[name], rel=1e-5)
     assert found.bound.seconds == pytest.approx(FREE[name], rel=1e-4)
     assert not found.bound.mixing
@@ -158,6 +159,35 @@ def test_latency_plans_beat_or_equal_throughput_plans_on_latency() -> None:
         best = min(evaluate(problem, tuple(r)).latency for r in every_assignment(problem).tolist())
         assert quick.latency <= 1.05 * best
         assert quick.latency >= best * (1 - 1e-12)
+        assert 0 < quick.latency_bound <= best
+
+
+@pytest.mark.parametrize("mask", [0.1, 0.3])
+def test_no_subgraph_costs_more_in_transfers_than_moving_it_would(mask: float) -> None:
+    problem = load(DATA / "operator/bert_l-3_inference.json", mask=mask, slow=3.0)
+    found = plan(problem, seconds=1, exact=False, mixing=False)
+    plain = evaluate(problem, found.assignment)
+    parts = cut(problem, found.assignment)
+    for c, device in enumerate(parts.device):
+        nodes = [v for v, at in enumerate(parts.cluster) if at == c]
+        moved = list(found.assignment)
+        for v in nodes:
+            moved[v] = 1 - device
+        if is_feasible(problem, tuple(moved)):
+            judged = evaluate(problem, tuple(moved))
+            assert judged.bottleneck > plain.bottleneck * (
+                1 - 1e-9
+            ) or judged.loads.sum() > plain.loads.sum() * (1 - 1e-9), nodes
+
+
+def test_the_benchmark_prints_its_rows_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(DATA / "layer/bert24_inference.json")
+    assert partition.main([file, "--mode", "contiguous", "--seconds", "0.5", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert set(row) == {"file", "mode", "bottleneck", "lower_bound", "ratio", "seconds"}
+    assert (row["file"], row["mode"]) == (file, "contiguous")
+    assert row["bottleneck"] == pytest.approx(17.7899, rel=1e-5)
+    assert row["ratio"] == pytest.approx(row["bottleneck"] / row["lower_bound"])
 
 
 def test_a_large_graph_is_planned_on_supernodes() -> None:
