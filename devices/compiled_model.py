@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +78,7 @@ class CompiledModel:
         self._loaded_from_cache = loaded_from_cache
         self._ports = RequestTensors(self.inputs, self.outputs)
         self._closed = False
+        self._in_flight: set[Future[Answer]] = set()
         self._lock = threading.Lock()
         self._executors: dict[str, ThreadPoolExecutor] = {}
         #: Executed node -> (seconds in all, runs), of profiled runs.
@@ -192,9 +193,14 @@ class CompiledModel:
         if timeout_s is not None:
             context.set_timeout(timeout_s)
         inputs = [self._on_host(values[port.name]) for port in self.inputs]
-        exclusive = self._config["EXCLUSIVE_ASYNC_REQUESTS"]
-        streams = 1 if exclusive else max(1, self._config["NUM_STREAMS"])
-        future = self._executor("device", streams).submit(self._answer, inputs, context)
+        if self._config["EXCLUSIVE_ASYNC_REQUESTS"]:
+            executor = self._plugin.exclusive_executor(self._config["DEVICE_ID"])
+        else:
+            executor = self._executor("device", max(1, self._config["NUM_STREAMS"]))
+        future = executor.submit(self._answer, inputs, context)
+        with self._lock:
+            self._in_flight.add(future)
+        future.add_done_callback(self._landed)
         return _DeviceRun(future, context)
 
     def executed_nodes(self) -> tuple[ExecutedNode, ...]:
@@ -267,6 +273,8 @@ class CompiledModel:
         """Finish what runs, then give back what the device holds for this model."""
         with self._lock:
             executors, self._executors = self._executors, {}
+            in_flight = set(self._in_flight)
+        wait(in_flight)
         for executor in executors.values():
             executor.shutdown(wait=True)
         if not self._closed:
@@ -280,6 +288,10 @@ class CompiledModel:
                     threads, thread_name_prefix=f"{self.device}-{name}"
                 )
             return self._executors[name]
+
+    def _landed(self, future: Future[Answer]) -> None:
+        with self._lock:
+            self._in_flight.discard(future)
 
     def _answer(self, inputs: Sequence[Value], context: RunContext) -> Answer:
         context.check_cancelled()

@@ -24,7 +24,7 @@ def lift_literals(model: Model) -> Model:
 
 def literal(node: Node) -> np.ndarray | None:
     """Return the array that a `Constant` node stands for, read-only; None if it is sparse."""
-    ((name, value),) = node.attributes.items()
+    name, value = next(iter(node.attributes.items()), ("", None))
     if name == "value":
         array = np.asarray(value)
     elif name in ("value_float", "value_floats"):

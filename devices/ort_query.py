@@ -11,9 +11,10 @@ from typing import Final
 import numpy as np
 import onnx
 import onnxruntime
+import xxhash
 
 from devices.model import Constant, Model, Node
-from devices.ort_versions import changed_since, lowered
+from devices.ort_versions import changed_since, lowered, with_bodies
 from devices.support import Refusal, RefusalCode
 from devices.tensor_spec import TensorSpec
 
@@ -52,7 +53,7 @@ class OrtQuery:
 
     def _ask(self, node: Node, model: Model, providers: tuple[str, ...]) -> _Verdict:
         data = _alone(node, model).SerializeToString(deterministic=True)
-        key = (data, providers)
+        key = (xxhash.xxh3_128_digest(data), providers)
         with self._lock:
             if key in self._verdicts:
                 return self._verdicts[key]
@@ -144,7 +145,8 @@ def _alone(node: Node, model: Model) -> onnx.ModelProto:
     """Return a model of one node, its values renamed so that equal nodes give equal bytes."""
     proto = onnx.ModelProto(ir_version=model.header.ir_version)
     proto.opset_import.extend(model.header.opset_import)
-    if any(f.name == node.op_type and f.domain == node.domain for f in model.header.functions):
+    functions = {(f.domain, f.name) for f in model.header.functions}
+    if functions and any((n.domain, n.op_type) in functions for n in with_bodies(node.proto)):
         proto.functions.extend(model.header.functions)
     graph = proto.graph
     graph.name = "node"

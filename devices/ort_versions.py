@@ -74,7 +74,7 @@ def changed_since(node: onnx.NodeProto, opsets: dict[str, int]) -> str | None:
         What its model imports.
     """
     newest = newest_versions()
-    for inner in _with_bodies(node):
+    for inner in with_bodies(node):
         domain = "" if inner.domain == "ai.onnx" else inner.domain
         limit, imported = newest.of(domain), opsets.get(domain)
         if limit is None or imported is None or imported <= limit:
@@ -87,13 +87,14 @@ def changed_since(node: onnx.NodeProto, opsets: dict[str, int]) -> str | None:
     return None
 
 
-def _with_bodies(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
+def with_bodies(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
+    """Yield a node and all nodes of its bodies."""
     yield node
     for attribute in node.attribute:
         graphs = (*((attribute.g,) if attribute.HasField("g") else ()), *attribute.graphs)
         for graph in graphs:
             for inner in graph.node:
-                yield from _with_bodies(inner)
+                yield from with_bodies(inner)
 
 
 def _loads(ir: int, opsets: dict[str, int]) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, ClassVar
 
 from devices.compiled_model import CompiledModel
@@ -48,6 +49,7 @@ class Plugin(ABC):
     def __init__(self) -> None:
         self._config: dict[str, Any] = {}
         self._lock = threading.Lock()
+        self._exclusive: dict[str, ThreadPoolExecutor] = {}
 
     # What an author writes.
 
@@ -227,6 +229,15 @@ class Plugin(ABC):
             "OPTIMIZATION_CAPABILITIES": lambda: self._capabilities(declared.default),
         }
         return computed[name]() if name in computed else declared.default
+
+    def exclusive_executor(self, device_id: str) -> Executor:
+        """Return the one thread that all models with EXCLUSIVE_ASYNC_REQUESTS share on a device."""
+        with self._lock:
+            if device_id not in self._exclusive:
+                self._exclusive[device_id] = ThreadPoolExecutor(
+                    1, thread_name_prefix=f"{self.name}.{device_id}-exclusive"
+                )
+            return self._exclusive[device_id]
 
     def create_context(self, config: Config | None = None) -> RemoteContext:
         """Return a RemoteContext, for devices with memory of their own.

@@ -29,6 +29,7 @@ class GatedProgram(Program):
 
     def run(self, inputs, context):
         self.plugin.entered.set()
+        self.plugin.on_run()
         while not self.plugin.gate.wait(0.005):
             context.check_cancelled()
         context.check_cancelled()
@@ -46,6 +47,7 @@ def gated(plugin_class):
             self.gate, self.entered = threading.Event(), threading.Event()
             self.gate.set()
             self.error = None
+            self.on_run = lambda: None
 
         def compile(self, model, config):
             return GatedProgram(self, super().compile(model, config))

@@ -153,6 +153,38 @@ def test_deadline(plugin, request_):
     np.testing.assert_array_equal(request_.infer({"x": X}, timeout_s=30)["y"], X * 2)
 
 
+def test_exclusive_requests_of_one_device_run_one_after_another(plugin):
+    exclusive = {"EXCLUSIVE_ASYNC_REQUESTS": True, "NUM_STREAMS": 4}
+    models = [plugin.compile_model(DOUBLE, exclusive) for _ in range(3)]
+    requests = [compiled.create_infer_request() for compiled in models]
+    running, most, lock = 0, 0, threading.Lock()
+
+    def enter():
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        threading.Event().wait(0.01)
+        with lock:
+            running -= 1
+
+    plugin.on_run = enter
+    for request in requests:
+        request.start_async({"x": X})
+    for request in requests:
+        request.wait()
+    assert most == 1
+    for compiled in models:
+        compiled.close()
+    shared = plugin.compile_model(DOUBLE, {"NUM_STREAMS": 3})
+    plugin.on_run = threading.Barrier(3, timeout=30).wait  # passed only by three at once
+    requests = [shared.create_infer_request() for _ in range(3)]
+    for request in requests:
+        request.start_async({"x": X})
+    for request in requests:
+        request.wait()
+
+
 # Callbacks.
 
 

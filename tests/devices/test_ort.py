@@ -103,6 +103,23 @@ def test_bodies_with_captures():
     np.testing.assert_array_equal(compiled([np.array(False), x])["y"], x * 2)
 
 
+def test_functions_of_the_models_own():
+    proto = parser.parse_model(
+        """<ir_version: 8, opset_import: ["" : 17, "my" : 1]>
+        g (bool c, float[2] x) => (float[2] y, float[2] z) {
+          y = my.twice(x)
+          z = If (c) <then_branch = t () => (float[2] a) {a = my.twice(y)},
+                      else_branch = e () => (float[2] b) {b = Identity(x)}>
+        }
+        <opset_import: ["" : 17], domain: "my"> twice (v) => (w) {w = Add(v, v)}"""
+    )
+    model = read_model(proto)
+    assert not PLUGIN.query_model(model).unsupported
+    result = PLUGIN.compile_model(model)([True, np.float32([1, 2])])
+    np.testing.assert_array_equal(result["y"], [2, 4])
+    np.testing.assert_array_equal(result["z"], [4, 8])
+
+
 def test_a_real_model_as_shipped():
     model = read_model("light:squeezenet")
     compiled = PLUGIN.compile_model(model, {"PERF_COUNT": True, "INFERENCE_NUM_THREADS": 1})

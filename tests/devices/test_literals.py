@@ -1,0 +1,57 @@
+"""Every form of `Constant` becomes a constant; the model is otherwise the same."""
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from devices import read_model
+from devices.literals import lift_literals
+
+
+def literal_model(**attribute):
+    kind = onnx.TensorProto.STRING if "string" in next(iter(attribute)) else onnx.TensorProto.FLOAT
+    node = helper.make_node("Constant", [], ["k"], **attribute)
+    same = helper.make_node("Identity", ["k"], ["y"])
+    graph = helper.make_graph(
+        [node, same], "g", [], [helper.make_tensor_value_info("y", kind, None)]
+    )
+    return read_model(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]))
+
+
+@pytest.mark.parametrize(
+    ("attribute", "want"),
+    [
+        ({"value": onnx.numpy_helper.from_array(np.int8([[1, 2]]))}, np.int8([[1, 2]])),
+        ({"value_float": 1.5}, np.float32(1.5)),
+        ({"value_floats": [1.5, 2.5]}, np.float32([1.5, 2.5])),
+        ({"value_int": 3}, np.int64(3)),
+        ({"value_ints": [3, 4]}, np.int64([3, 4])),
+        ({"value_string": "a"}, np.array("a", object)),
+        ({"value_strings": ["a", "β"]}, np.array(["a", "β"], object)),
+    ],
+)
+def test_forms(attribute, want):
+    model = literal_model(**attribute)
+    lifted = lift_literals(model)
+    assert lifted.node_names == ("y",)
+    got = lifted.constants["k"].array
+    assert (got.dtype, got.shape) == (want.dtype, want.shape)
+    np.testing.assert_array_equal(got, want)
+    assert not got.flags.writeable
+    assert model.node_names == ("k", "y"), "the model given was changed"
+
+
+def test_a_sparse_one_stays_a_node():
+    sparse = helper.make_sparse_tensor(
+        helper.make_tensor("k", onnx.TensorProto.FLOAT, [1], [5.0]),
+        helper.make_tensor("i", onnx.TensorProto.INT64, [1], [2]),
+        [4],
+    )
+    assert lift_literals(literal_model(sparse_value=sparse)).node_names == ("k", "y")
+
+
+def test_without_literals_nothing_is_copied():
+    model = literal_model(value_float=1.0)
+    lifted = lift_literals(model)
+    assert lift_literals(lifted) is lifted
