@@ -9,7 +9,8 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 from devices.compiled_model import CompiledModel
@@ -53,7 +54,8 @@ class DeviceHost:
 
     def query(self, model: Model, config: Mapping[str, Any]) -> Support:
         """Ask the plugin; the answer names the device as the cluster does."""
-        support = self._plugin.query_model(model, self._config(config))
+        with self._typed(f"cannot be asked about {model.name!r}"):
+            support = self._plugin.query_model(model, self._config(config))
         name = self.descriptor.name
         return Support(
             dict.fromkeys(support.devices, name),
@@ -83,10 +85,11 @@ class DeviceHost:
             How many requests it runs at once, and whether it came from a cache.
         """
         config = self._config(source.config)
-        if source.payload is None:
-            compiled = self._plugin.compile_model(source.model, config)
-        else:
-            compiled = self._plugin.import_model(source.payload, source.model, config)
+        with self._typed(f"cannot compile stage {stage} ({source.model.name!r})"):
+            if source.payload is None:
+                compiled = self._plugin.compile_model(source.model, config)
+            else:
+                compiled = self._plugin.import_model(source.payload, source.model, config)
         with self._lock:
             old = self._stages.get((deployment, stage))
             self._stages[deployment, stage] = compiled
@@ -214,6 +217,23 @@ class DeviceHost:
                 "loaded; it was closed, or the device started anew.",
                 device=self.descriptor.name,
             ) from None
+
+    @contextmanager
+    def _typed(self, what: str) -> Iterator[None]:
+        """Turn what a plugin raises unplanned into a DeviceError that says whose fault it is."""
+        try:
+            yield
+        except HeteroError:
+            raise
+        except Exception as error:
+            name, node = self.descriptor.name, self.descriptor.node
+            raise DeviceError(
+                f"device {name} on node {node} {what}: {type(error).__name__}: {error}. That is a "
+                "fault of its plugin: leave the device out, or report it.",
+                device=name,
+                node=node,
+                cause=repr(error),
+            ) from error
 
     def _placed(self, error: HeteroError, stage: int, request_id: int, attempt: int) -> HeteroError:
         """Add to an error where it happened; an InferenceError also says so."""

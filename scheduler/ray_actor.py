@@ -13,6 +13,7 @@ from typing import Any, Final
 import ray
 
 from devices.errors import HeteroError, PluginLoadError
+from devices.model import Model
 from devices.program import ExecutedNode, Payload, Value
 from devices.registry import find_plugin, load_plugins
 from devices.support import Support
@@ -57,7 +58,7 @@ class DeviceActor:
         self, parts: Sequence[Any], weights: Mapping[str, Any], config: Mapping[str, Any]
     ) -> Support:
         """Ask the plugin which nodes of a model it runs."""
-        model = join_model(ModelParts(*parts)._replace(weights=weights))
+        model = _model(parts, weights)
         return self._host.query(model, config)
 
     @ray.method(concurrency_group="control")
@@ -82,7 +83,7 @@ class DeviceActor:
         """
         if isinstance(payload, StoredPayload):
             payload = fetch_payload(payload)
-        model = join_model(ModelParts(*parts)._replace(weights=weights))
+        model = _model(parts, weights)
         num_streams, cached = self._host.load_stage(
             deployment, stage, StageSource(model, payload, config)
         )
@@ -136,6 +137,13 @@ class DeviceActor:
         self._host.unload(deployment)
         for key in [key for key in self._wanted if key[0] == deployment]:
             del self._wanted[key]
+
+
+def _model(parts: Sequence[Any], weights: Mapping[str, Any]) -> Model:
+    """Put a model together; weights in the object store are mapped, not copied."""
+    names = [name for name, weight in weights.items() if isinstance(weight, ray.ObjectRef)]
+    mapped = zip(names, ray.get([weights[name] for name in names]), strict=True)
+    return join_model(ModelParts(*parts)._replace(weights={**weights, **dict(mapped)}))
 
 
 def remote_device(**options: Any) -> Any:

@@ -7,10 +7,10 @@ each stage's small report, nothing else.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 import ray
@@ -28,25 +28,14 @@ from scheduler import events
 from scheduler.client_machine import Limits
 from scheduler.codec import nbytes_of
 from scheduler.deployment import BaseDeployment
-from scheduler.executor import DeviceDescriptor, StageRun
+from scheduler.executor import StageRun
 from scheduler.plan import Plan
+from scheduler.ray_devices import ActorDevice, OnLost, first_line
 
 #: Arguments over this size go to the object store; Ray puts them there once for each call.
 _INLINE_NBYTES: Final = 100_000
 #: Which stage's report a key of `_Attempt.parts` is: reports have stage numbers, outputs names.
 _Part = int | str
-
-
-class ActorDevice(Protocol):
-    """A device of the executor: its descriptor and its actor."""
-
-    @property
-    def descriptor(self) -> DeviceDescriptor:
-        """Which device."""
-
-    @property
-    def actor(self) -> Any:
-        """The actor's handle."""
 
 
 @dataclass(slots=True)
@@ -85,8 +74,8 @@ class RayDeployment(BaseDeployment):
         Takes each Arrival, from a thread of Ray's that must not be kept.
     lost : callable
         Takes the id of an actor that is gone, and the cause.
-    timeout_s : float
-        Seconds that an actor may take to answer about a stage.
+    ask : callable
+        Returns what an actor's method answers: device, method's name, arguments.
     """
 
     def __init__(
@@ -98,14 +87,14 @@ class RayDeployment(BaseDeployment):
         *,
         devices: Mapping[str, ActorDevice],
         arrived: Callable[[Arrival], None],
-        lost: Callable[[str, str], None],
-        timeout_s: float,
+        lost: OnLost,
+        ask: Callable[..., Any],
     ) -> None:
         super().__init__(key, plan, constants, limits)
         self._devices = devices
         self._arrived = arrived
         self._lost = lost
-        self._timeout_s = timeout_s
+        self._ask = ask
         self._attempts: dict[tuple[int, int], _Attempt] = {}
         self._lock = threading.Lock()
         outputs = set(plan.output_names)
@@ -118,7 +107,7 @@ class RayDeployment(BaseDeployment):
         ]
         self._output_names = [n for n in plan.output_names if n in plan.producers]
         #: Actor id -> the device that it was, as long as the deployment lives.
-        self.actors = {actor_id(d.actor): d.descriptor for d in devices.values()}
+        self.actors = {d.actor_id: d.descriptor for d in devices.values()}
 
     def start(
         self, request_id: int, attempt: int, inputs: Mapping[str, Value], profile: bool
@@ -169,7 +158,7 @@ class RayDeployment(BaseDeployment):
         if error is None:
             self._answered(*key, attempt.inputs, attempt.outputs, attempt.runs)
         elif isinstance(error, exceptions.RayActorError) and error.actor_id in self.actors:
-            self._lost(error.actor_id, _first_line(error))
+            self._lost(error.actor_id, first_line(error))
         else:
             self._failed(*key, self._translate(error, attempt, arrival))
 
@@ -191,7 +180,7 @@ class RayDeployment(BaseDeployment):
             device = None if stage is None else self._device(stage).descriptor
             return DeviceLostError(
                 f"{where}: tensor {lost!r} is lost with node {device.node if device else '?'} that "
-                f"held it: {_first_line(cause)}. Compile the model again for the nodes left.",
+                f"held it: {first_line(cause)}. Compile the model again for the nodes left.",
                 device=device.name if device else "",
                 node=device.node if device else "",
                 **ids,
@@ -219,18 +208,14 @@ class RayDeployment(BaseDeployment):
 
     def executed_nodes(self, stage: int) -> tuple[ExecutedNode, ...]:
         """Return a stage's runtime model."""
-        nodes: tuple[ExecutedNode, ...] = self._ask(stage, "executed_nodes")
+        device = self._device(stage)
+        nodes: tuple[ExecutedNode, ...] = self._ask(device, "executed_nodes", self.key, stage)
         return nodes
 
     def export(self, stage: int) -> Payload:
         """Return a stage's device's own form of it."""
-        payload: Payload = self._ask(stage, "export")
+        payload: Payload = self._ask(self._device(stage), "export", self.key, stage)
         return payload
-
-    def _ask(self, stage: int, method: str) -> Any:
-        device = self._device(stage)
-        ref = getattr(device.actor, method).remote(self.key, stage)
-        return fetch([ref], device.descriptor, timeout_s=self._timeout_s)[0]
 
     def _device(self, stage: int) -> ActorDevice:
         return self._devices[self.plan.stages[stage].device]
@@ -240,49 +225,5 @@ class RayDeployment(BaseDeployment):
         ray.wait(refs, num_returns=len(refs), timeout=15.0)
 
 
-def fetch(refs: Sequence[Any], device: DeviceDescriptor, *, timeout_s: float) -> list[Any]:
-    """Return what a device's actor answered.
-
-    Raises
-    ------
-    HeteroError
-        What it raised; DeviceLostError if it is gone, ClusterError if it says nothing.
-    """
-    try:
-        found: list[Any] = ray.get(list(refs), timeout=timeout_s)
-    except exceptions.RayActorError as error:
-        raise DeviceLostError(
-            f"device {device.name} on node {device.node} is gone: {_first_line(error)}. Ask again: "
-            "it is started anew.",
-            device=device.name,
-            node=device.node,
-            attempt=0,
-        ) from error
-    except exceptions.RayTaskError as error:
-        if isinstance(error.cause, HeteroError):
-            raise error.cause from None
-        raise ClusterError(
-            f"device {device.name} on node {device.node}: {error}", device=device.name
-        ) from error
-    except exceptions.GetTimeoutError as error:
-        raise ClusterError(
-            f"device {device.name} on node {device.node} did not answer within {timeout_s:.0f} s; "
-            "`ray status` shows whether its node can take it.",
-            device=device.name,
-        ) from error
-    return found
-
-
-def actor_id(actor: Any) -> str:
-    """Return an actor's id, as Ray's errors give it."""
-    found: str = actor._actor_id.hex()
-    return found
-
-
 def _hex(ref: Any) -> str | None:
     return ref.hex() if isinstance(ref, ray.ObjectRef) else None
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0].rstrip(".") if lines else type(error).__name__

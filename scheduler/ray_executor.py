@@ -8,40 +8,30 @@ import queue
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import ray
-from ray import exceptions
 
 from devices.errors import ClusterError, DeviceLostError, HeteroError
-from devices.model import Model
+from devices.model import Constant, Model
 from devices.program import Payload
 from devices.support import Support
 from scheduler.deployment import check_sources, import_failed
-from scheduler.device_names import resolve_name
-from scheduler.device_probe import PluginSpec, merge_nodes, usable
+from scheduler.device_probe import PluginSpec
 from scheduler.executor import DeviceDescriptor, StageSource
 from scheduler.model_parts import split_model
 from scheduler.plan import Plan
-from scheduler.ray_actor import probe, remote_device
-from scheduler.ray_deployment import Arrival, RayDeployment, actor_id, fetch
-from scheduler.ray_nodes import ClusterNode, alive_nodes
+from scheduler.ray_deployment import Arrival, RayDeployment
+from scheduler.ray_devices import ActorDevice, RayDevices
 from scheduler.ray_start import connect
 from scheduler.request_runner import deployment_limits
 from scheduler.stored_payload import StoredPayload
 
 _log = logging.getLogger(__name__)
 
-
-@dataclass(slots=True)
-class _Device:
-    """A device and its actor, which is started when it is first needed."""
-
-    descriptor: DeviceDescriptor
-    actor: Any
+#: Weights over this size go to the object store one by one, once for all stages that have them.
+_SHARED_NBYTES: Final = 100_000
 
 
 class RayExecutor:
@@ -80,17 +70,11 @@ class RayExecutor:
         load_timeout_s: float = 3600.0,
     ) -> None:
         self._session = connect(address, options=ray_options)
-        self._counts = dict(devices or {})
-        self._specs = tuple(plugins)
-        self._probe_timeout_s = probe_timeout_s
+        self._devices = RayDevices(plugins, devices or {}, probe_timeout_s)
         self._load_timeout_s = load_timeout_s
-        self._nodes: dict[str, ClusterNode] = {}
-        self._devices: dict[str, _Device] = {}
         self._deployments: list[RayDeployment] = []
-        #: Models sent before: their parts, and the reference to their weights.
-        self._sent: weakref.WeakKeyDictionary[Model, tuple[list[Any], Any]] = (
-            weakref.WeakKeyDictionary()
-        )
+        #: References to weights in the object store, as long as somebody here has the weight.
+        self._weights: weakref.WeakKeyDictionary[Constant, Any] = weakref.WeakKeyDictionary()
         self._keys = itertools.count(1)
         self._lock = threading.Lock()
         self._closed = False
@@ -100,17 +84,17 @@ class RayExecutor:
 
     def devices(self) -> tuple[DeviceDescriptor, ...]:
         """Return every device of the cluster, and every plugin that is broken."""
-        return tuple(self._descriptors.values())
+        return self._devices.descriptors()
 
     def query(self, device: str, model: Model, config: Mapping[str, Any] | None = None) -> Support:
         """Ask a device which nodes of `model` it runs."""
-        parts, weights = self._send(model)
-        support: Support = self._ask(device, "query", parts, weights, dict(config or {}))
+        found = self._devices.device(device)
+        support: Support = self._ask(found, "query", *self._pack(model), dict(config or {}))
         return support
 
     def get_property(self, device: str, name: str) -> Any:
         """Return a property's value on a device."""
-        return self._ask(device, "get_property", name)
+        return self._ask(self._devices.device(device), "get_property", name)
 
     def deploy(
         self,
@@ -128,10 +112,10 @@ class RayExecutor:
             plan,
             constants or {},
             limits,
-            devices={name: self._device(name) for name in plan.devices},
+            devices={name: self._devices.device(name) for name in plan.devices},
             arrived=self._arrivals.put,
             lost=self._lose,
-            timeout_s=self._load_timeout_s,
+            ask=self._ask,
         )
         try:
             self._load(deployment, sources)
@@ -149,7 +133,7 @@ class RayExecutor:
             ways = _ways(source)
             loading.append((stage, source, ways, self._start_load(deployment, stage, source, ways)))
         for stage, source, ways, ref in loading:
-            device = self._device(deployment.plan.stages[stage].device)
+            device = self._devices.device(deployment.plan.stages[stage].device)
             while True:
                 way = ways.pop(0)
                 try:
@@ -175,10 +159,10 @@ class RayExecutor:
         """Have a device load a stage in the first of `ways`; only compiling takes the weights."""
         stage = deployment.plan.stages[index]
         if ways[0] is None:
-            parts, weights = self._send(source.model)
+            parts, weights = self._pack(source.model)
         else:
             parts, weights = list(split_model(source.model)._replace(weights={})), {}
-        return self._device(stage.device).actor.load_stage.remote(
+        return self._devices.device(stage.device).actor.load_stage.remote(
             deployment.key,
             index,
             parts,
@@ -195,87 +179,47 @@ class RayExecutor:
                 return
             self._closed = True
             deployments, self._deployments = self._deployments, []
-            devices, self._devices = list(self._devices.values()), {}
         if ray.is_initialized():
             for deployment in deployments:
                 deployment.close()
-            for device in devices:
-                ray.kill(device.actor)
+            self._devices.close()
         self._arrivals.put(None)
         if threading.current_thread() is not self._collector:
             self._collector.join(timeout=5.0)
-        self._sent.clear()
+        self._weights.clear()
         self._session.close()
 
-    @cached_property
-    def _descriptors(self) -> dict[str, DeviceDescriptor]:
-        """Ask every node, all at once; one that does not answer is left out."""
-        nodes = alive_nodes()
-        remote = ray.remote(probe)
-        asked = []
-        for node in nodes:
-            counts = {**node.counts, **self._counts}
-            # A probe that its node's death interrupts is of no use elsewhere: no retries.
-            pinned = remote.options(**node.options, max_retries=0)
-            asked.append((node, pinned.remote(node.name, self._specs, counts, node.num_cpus)))
-        rows = []
-        failures = []
-        for node, ref in asked:
-            try:
-                rows.append(ray.get(ref, timeout=self._probe_timeout_s))
-                self._nodes[node.name] = node
-            except (exceptions.RayError, exceptions.GetTimeoutError) as error:
-                _log.warning("node=%s left out, its devices cannot be listed: %s", node.name, error)
-                failures.append(f"{node.name}: {error}")
-        if not rows:
-            raise ClusterError(
-                "no node of the cluster could list its devices. Plugins given as classes or as "
-                "module:attr must be importable on every node, as must hetero itself.\n"
-                + "\n".join(failures)
-            )
-        return {row.name: row for row in merge_nodes(rows)}
-
-    def _device(self, name: str) -> _Device:
-        descriptor = usable(self._descriptors[resolve_name(name, self._descriptors)])
-        with self._lock:
-            if self._closed:
-                raise ClusterError("the executor is closed; make a new one.")
-            device = self._devices.get(descriptor.name)
-            if device is None:
-                options = self._nodes[descriptor.node].options
-                actor = remote_device(**options).remote(descriptor, self._specs)
-                device = self._devices[descriptor.name] = _Device(descriptor, actor)
-            return device
-
-    def _ask(self, name: str, method: str, *arguments: Any) -> Any:
-        device = self._device(name)
+    def _ask(self, device: ActorDevice, method: str, *arguments: Any) -> Any:
         return self._fetch(device, getattr(device.actor, method).remote(*arguments))
 
-    def _fetch(self, device: _Device, ref: Any) -> Any:
+    def _fetch(self, device: ActorDevice, ref: Any) -> Any:
         try:
-            return fetch([ref], device.descriptor, timeout_s=self._load_timeout_s)[0]
+            return self._devices.fetch(device, ref, self._load_timeout_s)
         except DeviceLostError as error:
-            self._lose(actor_id(device.actor), str(error.__cause__))
+            self._lose(device.actor_id, error.data.get("cause", error.message))
             raise
 
-    def _send(self, model: Model) -> tuple[list[Any], Any]:
-        """Return a model's parts; the weights are in the object store, once for all devices."""
-        if model not in self._sent:
-            parts = split_model(model)
-            weights = ray.put({n: np.asarray(array) for n, array in parts.weights.items()})
-            self._sent[model] = (list(parts._replace(weights={})), weights)
-        return self._sent[model]
+    def _pack(self, model: Model) -> tuple[list[Any], dict[str, Any]]:
+        """Return a model's parts and its weights: small ones as they are, others as references."""
+        parts = split_model(model)
+        weights = {name: self._weight(model.constants[name]) for name in parts.weights}
+        return list(parts._replace(weights={})), weights
 
-    def _lose(self, actor: str, cause: str) -> None:
-        """Take note that an actor is gone; the next to ask for its device gets a new one."""
+    def _weight(self, constant: Constant) -> Any:
+        if constant.array.nbytes <= _SHARED_NBYTES:
+            return np.asarray(constant.array)
+        if constant not in self._weights:
+            self._weights[constant] = ray.put(np.asarray(constant.array))
+        return self._weights[constant]
+
+    def _lose(self, actor_id: str, cause: str) -> None:
+        """Take note that an actor is gone."""
+        self._devices.forget(actor_id)
         with self._lock:
-            gone = [n for n, d in self._devices.items() if actor_id(d.actor) == actor]
-            for name in gone:
-                del self._devices[name]
-            deployments = [d for d in self._deployments if actor in d.actors]
-        _log.warning("device=%s actor=%s lost: %s", *gone or ["?"], actor, cause)
+            deployments = [d for d in self._deployments if actor_id in d.actors]
+        _log.warning("actor=%s lost, with %s deployments: %s", actor_id, len(deployments), cause)
         for deployment in deployments:
-            deployment.device_lost(actor, cause)
+            deployment.device_lost(actor_id, cause)
 
     def _collect(self) -> None:
         while (arrival := self._arrivals.get()) is not None:

@@ -106,10 +106,14 @@ class RequestRunner:
             request_id = next(self._ids)
             self._calls[request_id] = call
         submitted = events.Submitted(now_s, request_id, nbytes_of(inputs), deadline_s)
-        self.handle(submitted)
         assert gate is not None
-        while not gate.wait(max(0.0, deadline_s - self._clock()) + 0.001):
-            self.handle(events.TimePassed(self._clock()))
+        try:
+            self.handle(submitted)
+            while not gate.wait(max(0.0, deadline_s - self._clock()) + 0.001):
+                self.handle(events.TimePassed(self._clock()))
+        except BaseException:  # Ctrl-C: nobody would ever start or await the request
+            self.cancel(request_id)
+            raise
         with self._lock:
             call.gate = None
             granted = call.granted

@@ -41,7 +41,7 @@ def executor(local_ray: None) -> Iterator[RayExecutor]:
 
 
 def kill(executor: RayExecutor, device: str) -> None:
-    pid = ray.get(executor._device(device).actor.ping.remote())
+    pid = ray.get(executor._devices.device(device).actor.ping.remote())
     assert pid != os.getpid()
     os.kill(pid, signal.SIGKILL)
 
