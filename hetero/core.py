@@ -26,7 +26,7 @@ from hetero.config import HETERO_PROPERTIES, SplitConfig, split_config
 from hetero.lowering import constant_outputs, lower, stage_sources
 from hetero.partition import partition
 from hetero.query import gather_pins, query_priority, require_supported
-from hetero.report.survey import Survey
+from hetero.survey import Survey
 from scheduler import create_executor
 from scheduler.blob_file import BlobFile
 from scheduler.device_names import DeviceRequest, parse_device, resolve_device

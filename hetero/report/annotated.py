@@ -1,0 +1,67 @@
+"""The model with the report in it: metadata that Netron and ONNX Runtime show and read."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+import onnx
+
+from devices.model import Model, Node
+from hetero.affinity import Affinity
+from hetero.affinity_metadata import annotate
+
+SUBGRAPH_KEY: Final = "hetero.subgraph"
+#: Model metadata: the verdict's sentence.
+VERDICT_KEY: Final = "hetero.verdict"
+
+
+def annotated_model(model: Model, document: dict[str, Any]) -> Model:
+    """Return the model with device, subgraph and reason on each node.
+
+    Nodes get ``hetero.device``, ``hetero.subgraph``, ``hetero.reason``, ``layer_ann``, ONNX's own
+    device records, and ``hetero.affinity``, so that the annotated model compiles to the same
+    placement again. The model gets ``hetero.verdict``; its IR version becomes one that knows all
+    of them.
+
+    Parameters
+    ----------
+    model : Model
+        The model that the report is about.
+    document : dict
+        As `hetero.report.build_report` makes it.
+    """
+    rows = [row for row in document["nodes"] if row["device"] is not None]
+    stages = {row["name"]: row["segment"] for row in rows if row["segment"] is not None}
+    affinity = Affinity(
+        {row["name"]: row["device"] for row in rows}, {row["name"]: row["why"] for row in rows}
+    )
+    written = annotate(model, affinity, stages=stages)
+    nodes = []
+    for node in written.nodes:
+        proto = onnx.NodeProto()
+        proto.CopyFrom(node.proto)
+        kept = [e for e in proto.metadata_props if e.key != SUBGRAPH_KEY]
+        del proto.metadata_props[:]
+        proto.metadata_props.extend(kept)
+        if node.name in stages:
+            proto.metadata_props.add(key=SUBGRAPH_KEY, value=str(stages[node.name]))
+        nodes.append(Node.from_proto(proto, covers=node.covers))
+    header = onnx.ModelProto()
+    header.CopyFrom(written.header)
+    metadata = {e.key: e.value for e in header.metadata_props}
+    metadata[VERDICT_KEY] = document["verdict"]["sentence"]
+    del header.metadata_props[:]
+    for key, value in metadata.items():
+        header.metadata_props.add(key=key, value=value)
+    return written.replace(header=header, nodes=nodes)
+
+
+def model_explorer_overlay(document: dict[str, Any]) -> str:
+    """Return node data for Model Explorer: each node's device, by its first output's name."""
+    results = {
+        node["outputs"][0]["name"]: {"value": node["device"] or "no device"}
+        for node in document["nodes"]
+        if node["outputs"]
+    }
+    return json.dumps({document["model"]["name"]: {"name": "hetero device", "results": results}})

@@ -1,0 +1,294 @@
+"""The report's contract: one JSON document, built from a survey, an affinity and maybe a plan.
+
+Everything else (table, HTML, DOT) is drawn from the document alone. Its schema is
+``report.schema.json`` beside this file; `VERSION` changes when a reader could be misled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from devices.errors import AffinityError
+from devices.model import Model, Node
+from devices.tensor_spec import TensorSpec
+from hetero.affinity import Affinity
+from hetero.partition import Partition, partition
+from hetero.planning import PlanReport
+from hetero.report.counterfactuals import counterfactuals
+from hetero.report.lints import lints
+from hetero.report.matrix import support_matrix, supporters
+from hetero.report.verdict import fallback, verdict
+from hetero.survey import Survey
+
+NAME: Final = "hetero.report"
+VERSION: Final = 1
+#: The device of nodes that nobody takes, while the model is cut; null in the document.
+NOWHERE: Final = ""
+
+
+def build_report(
+    survey: Survey, plan: PlanReport | None = None, *, command: str = ""
+) -> dict[str, Any]:
+    """Build the document.
+
+    Parameters
+    ----------
+    survey : Survey
+        The model and what every device says of it.
+    plan : PlanReport, optional
+        A plan with its predictions; its first variant's affinity then replaces the survey's.
+    command : str
+        What to type to get this report again.
+
+    Returns
+    -------
+    dict
+        Plain values for JSON, valid against ``report.schema.json``. Times are in seconds, sizes
+        in bytes; a size with ``open_dims`` counts open dimensions as 1.
+    """
+    affinity = survey.affinity if plan is None else plan.affinity
+    cut, problem = _cut(survey.model, affinity)
+    model = survey.model if cut is None else cut.source
+    nodes = _nodes(model, survey, affinity, cut, plan)
+    segments = _segments(model, cut, plan)
+    wires = _wires(model, cut, plan)
+    document: dict[str, Any] = {
+        "schema": {"name": NAME, "version": VERSION},
+        "kind": "query" if plan is None else "plan",
+        "command": command,
+        "model": _model(model),
+        "request": {
+            "device": survey.request,
+            "devices": list(survey.names),
+            "config": {key: str(value) for key, value in survey.config.items()},
+            "pins": dict(survey.pins.devices),
+            "policy": "PRIORITY" if plan is None else plan.policy,
+            "hint": None if plan is None else plan.hint,
+        },
+        "devices": _devices(survey, affinity, plan),
+        "support_matrix": support_matrix(model, survey.answers),
+        "nodes": nodes,
+        "segments": segments,
+        "wires": wires,
+        "uncut": problem,
+        "variants": [] if plan is None else _variants(plan),
+        "plan": None if plan is None else _plan(plan),
+        "advice": [] if plan is None else list(plan.advice),
+    }
+    document["fallback"] = fallback(document)
+    document["counterfactuals"] = counterfactuals(survey, document, plan)
+    document["lints"] = lints(document)
+    document["verdict"] = verdict(document)
+    return document
+
+
+def _cut(model: Model, affinity: Affinity) -> tuple[Partition | None, str | None]:
+    """Cut the model, nodes of no device kept apart; or say why it cannot be cut."""
+    everywhere = {node.name: affinity.get(node.name, NOWHERE) for node in model.nodes}
+    try:
+        return partition(model, everywhere), None
+    except AffinityError as error:
+        return None, str(error)
+
+
+def _model(model: Model) -> dict[str, Any]:
+    return {
+        "name": model.name,
+        "hash": model.content_hash,
+        "ir_version": model.header.ir_version,
+        "opsets": {domain or "ai.onnx": v for domain, v in sorted(model.opset_imports.items())},
+        "nodes": len(model.nodes),
+        "parameters": sum(math.prod(c.array.shape) for c in model.constants.values()),
+        "weight_nbytes": model.weight_nbytes,
+        "inputs": [_port(port) for port in model.inputs],
+        "outputs": [_port(port) for port in model.outputs],
+    }
+
+
+def _port(spec: TensorSpec) -> dict[str, Any]:
+    return {
+        "name": spec.name,
+        "type": spec.type,
+        "shape": None if spec.shape is None else list(spec.shape),
+        **size(spec),
+    }
+
+
+def size(spec: TensorSpec) -> dict[str, Any]:
+    """Return a value's bytes, open dimensions counted as 1, and whether there are any."""
+    if spec.nbytes is not None or spec.shape is None:
+        return {"nbytes": spec.nbytes, "open_dims": False}
+    closed = tuple(d if isinstance(d, int) else 1 for d in spec.shape)
+    return {"nbytes": TensorSpec(spec.name, spec.type, closed).nbytes, "open_dims": True}
+
+
+def _devices(
+    survey: Survey, affinity: Mapping[str, str], plan: PlanReport | None
+) -> list[dict[str, Any]]:
+    counts = Counter(affinity.values())
+    shares: Counter[str] = Counter()
+    for variant in plan.variants if plan else ():
+        for name in dict.fromkeys(variant.affinity.values()):
+            shares[name] += 1
+    return [
+        {
+            "name": d.name,
+            "plugin": d.plugin,
+            "version": d.version,
+            "fingerprint": d.fingerprint,
+            "full_name": d.full_name,
+            "node": d.node,
+            "num_threads": d.num_threads,
+            "memory_nbytes": d.memory_nbytes,
+            "supported": len(survey.answers[d.name]),
+            "nodes": counts[d.name],
+            "used": bool(counts[d.name] or shares[d.name]),
+            "query_s": survey.query_s.get(d.name),
+            "load_s": None if plan is None else plan.loads_s.get(d.name, 0.0),
+        }
+        for d in survey.devices
+    ]
+
+
+def _nodes(
+    model: Model,
+    survey: Survey,
+    affinity: Affinity,
+    cut: Partition | None,
+    plan: PlanReport | None,
+) -> list[dict[str, Any]]:
+    moving = {port.name for port in model.inputs}
+    rows = []
+    for node in model.nodes:
+        fixed = moving.isdisjoint(node.reads)
+        if not fixed:
+            moving.update(node.writes)
+        takers = supporters(node.name, survey.answers)
+        device = affinity.get(node.name)
+        outputs = [_port(model.spec(value)) for value in node.writes]
+        heard = {
+            name: refusal
+            for name, answer in survey.answers.items()
+            if (refusal := answer.refusals.get(node.name, {}).get(name)) is not None
+        }
+        times = {} if plan is None else plan.node_times.get(node.name, {})
+        rows.append(
+            {
+                "name": node.name,
+                "op_type": node.op_type,
+                "domain": node.domain,
+                "inputs": list(node.reads),
+                "outputs": outputs,
+                "nbytes": sum(port["nbytes"] or 0 for port in outputs),
+                "constant": fixed,
+                "supported_on": takers,
+                "device": device,
+                "segment": None if cut is None else cut.subgraph_of.get(node.name),
+                "why": affinity.reasons.get(node.name, "") if device else "no device takes it",
+                "choice": _choice(node, device, takers, survey, affinity, plan),
+                "note": survey.answers[device].notes.get(node.name) if device else None,
+                "refusals": {
+                    name: {"code": r.code, "message": r.message} for name, r in heard.items()
+                },
+                "times": {
+                    name: {"seconds": t.seconds, "source": t.source} for name, t in times.items()
+                },
+            }
+        )
+    return rows
+
+
+def _choice(
+    node: Node,
+    device: str | None,
+    takers: Sequence[str],
+    survey: Survey,
+    affinity: Affinity,
+    plan: PlanReport | None,
+) -> str:
+    """Return what kind of decision put a node where it is."""
+    if device is None:
+        return "none"
+    if node.name in survey.pins:
+        return "pin"
+    if affinity.reasons.get(node.name, "").startswith("follows"):
+        return "follows"
+    if list(takers) == [device]:
+        return "only"
+    return "priority" if plan is None or plan.policy == "PRIORITY" else "plan"
+
+
+def _segments(model: Model, cut: Partition | None, plan: PlanReport | None) -> list[dict[str, Any]]:
+    if cut is None:
+        return []
+    stages = {s.index: s for s in plan.stages if s.variant == 0} if plan else {}
+    rows = []
+    for s in cut.subgraphs:
+        weights = {v for p in s.positions for v in model.nodes[p].reads if v in model.constants}
+        stage = stages.get(s.index)
+        rows.append(
+            {
+                "id": s.index,
+                "device": s.device or None,
+                "nodes": list(s.node_names),
+                "inputs": list(s.inputs),
+                "outputs": list(s.outputs),
+                "in_nbytes": _total(model, s.inputs),
+                "out_nbytes": _total(model, s.outputs),
+                "weight_nbytes": sum(model.constants[v].array.nbytes for v in weights),
+                "run_s": stage and stage.run_s,
+                "transfer_s": stage and stage.transfer_s,
+                "overhead_s": stage and stage.overhead_s,
+            }
+        )
+    return rows
+
+
+def _total(model: Model, values: Sequence[str]) -> int:
+    return sum(size(model.spec(value))["nbytes"] or 0 for value in values)
+
+
+def _wires(model: Model, cut: Partition | None, plan: PlanReport | None) -> list[dict[str, Any]]:
+    if cut is None:
+        return []
+    times = (
+        {(w.tensor, w.producer, w.consumer): w.seconds for w in plan.wires if w.variant == 0}
+        if plan
+        else {}
+    )
+    return [
+        {
+            "tensor": w.tensor,
+            "producer": w.producer,
+            "consumer": w.consumer,
+            "type": model.spec(w.tensor).type,
+            **size(model.spec(w.tensor)),
+            "seconds": times.get((w.tensor, w.producer, w.consumer)),
+        }
+        for w in cut.wires
+    ]
+
+
+def _variants(plan: PlanReport) -> list[dict[str, Any]]:
+    return [
+        {"share": v.share, "devices": dict(Counter(v.affinity.values()))} for v in plan.variants
+    ]
+
+
+def _plan(plan: PlanReport) -> dict[str, Any]:
+    return {
+        "bottleneck_s": plan.bottleneck_s,
+        "latency_s": plan.latency_s,
+        "throughput_per_s": 1 / plan.bottleneck_s if plan.bottleneck_s > 0 else None,
+        "bottleneck": plan.bottleneck,
+        "bound_s": plan.bound_s,
+        "bound_name": plan.bound_name,
+        "bound_scope": plan.bound_scope,
+        "ratio": plan.ratio if math.isfinite(plan.ratio) else None,
+        "sources": dict(plan.sources),
+        "planning_s": plan.planning_s,
+        "sentence": plan.sentence(),
+    }

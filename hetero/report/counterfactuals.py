@@ -1,0 +1,138 @@
+"""What else could have been: each device alone, plain priority, the plan chosen, and the bound."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from devices.errors import AffinityError
+from hetero.affinity import follows
+from hetero.partition import partition
+from hetero.planning import Alternative, PlanReport
+from hetero.survey import Survey
+
+
+def counterfactuals(
+    survey: Survey, document: dict[str, Any], plan: PlanReport | None
+) -> list[dict[str, Any]]:
+    """Return a row for each way to run the model.
+
+    Without a plan there are no times; cuts and bytes are counted either way.
+
+    Parameters
+    ----------
+    survey : Survey
+        What each device says.
+    document : dict
+        The report so far: `segments` and `wires` of the choice.
+    plan : PlanReport, optional
+        Its alternatives bring their times.
+    """
+    judged = {a.name: a for a in plan.alternatives} if plan else {}
+    rows = [_single(survey, name, judged.pop(f"single {name}", None)) for name in survey.names]
+    if len(survey.names) > 1:
+        rows.append(_priority(survey, judged.pop("priority", None)))
+    chosen = next((a for a in judged.values() if a.chosen), None)
+    rows += [_judged(a, "runner-up") for a in judged.values() if not a.chosen]
+    # The choice has a row of its own unless it is one of those above.
+    if not any(row["chosen"] for row in rows):
+        rows.append(_chosen(document, plan, chosen))
+    if plan is not None and plan.bound_s > 0:
+        rows.append(_row(f"bound: {plan.bound_name}", "bound", bottleneck_s=plan.bound_s))
+    base = plan.bottleneck_s if plan else None
+    for row in rows:
+        known = base and row["bottleneck_s"] is not None
+        row["relative"] = row["bottleneck_s"] / base if known else None
+    return rows
+
+
+def _row(name: str, kind: str, **fields: Any) -> dict[str, Any]:
+    blank: dict[str, Any] = {
+        "name": name,
+        "kind": kind,
+        "possible": True,
+        "missing": 0,
+        "devices": [],
+        "segments": None,
+        "cuts": None,
+        "nbytes": None,
+        "bottleneck_s": None,
+        "latency_s": None,
+        "chosen": False,
+    }
+    return blank | fields
+
+
+def _times(judged: Alternative | None) -> dict[str, Any]:
+    if judged is None:
+        return {}
+    return {
+        "bottleneck_s": judged.bottleneck_s,
+        "latency_s": judged.latency_s,
+        "chosen": judged.chosen,
+    }
+
+
+def _judged(judged: Alternative, kind: str) -> dict[str, Any]:
+    fields = {"devices": list(judged.devices), "segments": judged.subgraphs}
+    return _row(judged.name, kind, **fields, **_times(judged))
+
+
+def _single(survey: Survey, device: str, judged: Alternative | None) -> dict[str, Any]:
+    answer = survey.answers[device]
+    missing = sum(
+        node.name not in answer.devices and not follows(survey.model, node)
+        for node in survey.model.nodes
+    )
+    fields: dict[str, Any] = {"devices": [device], "possible": not missing, "missing": missing}
+    if not missing:
+        fields |= {"segments": 1, "cuts": 0, "nbytes": 0}
+    return _row(f"single {device}", "single", **fields, **_times(judged))
+
+
+def _priority(survey: Survey, judged: Alternative | None) -> dict[str, Any]:
+    """Give each node to the first device that takes it."""
+    placed: dict[str, str] = {}
+    for name, answer in survey.answers.items():
+        for node in answer.devices:
+            placed.setdefault(node, name)
+    missing = sum(
+        node.name not in placed and not follows(survey.model, node) for node in survey.model.nodes
+    )
+    fields: dict[str, Any] = {"possible": not missing, "missing": missing}
+    fields["devices"] = [name for name in survey.names if name in placed.values()]
+    if not missing:
+        fields |= _cut_size(survey, placed)
+    return _row("priority", "priority", **fields, **_times(judged))
+
+
+def _cut_size(survey: Survey, placed: Mapping[str, str]) -> dict[str, Any]:
+    try:
+        cut = partition(survey.model, placed)
+    except AffinityError:
+        return {}
+    spec = cut.source.spec
+    return {
+        "segments": len(cut.subgraphs),
+        "cuts": len(cut.wires),
+        "nbytes": sum(spec(wire.tensor).nbytes or 0 for wire in cut.wires),
+    }
+
+
+def _chosen(
+    document: dict[str, Any], plan: PlanReport | None, judged: Alternative | None
+) -> dict[str, Any]:
+    missing = sum(node["device"] is None for node in document["nodes"])
+    return _row(
+        f"chosen: {judged.name}" if judged else "chosen",
+        "chosen",
+        possible=not missing,
+        missing=missing,
+        devices=[d["name"] for d in document["devices"] if d["used"]],
+        segments=judged.subgraphs if judged else len(document["segments"]),
+        cuts=len(document["wires"]),
+        nbytes=sum(wire["nbytes"] or 0 for wire in document["wires"]),
+        bottleneck_s=plan.bottleneck_s if plan else None,
+        latency_s=plan.latency_s if plan else None,
+        chosen=True,
+    )

@@ -1,0 +1,163 @@
+"""The report on a terminal: verdict, devices, support matrix, subgraphs, alternatives, lints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from hetero.report.verdict import nbytes_text, seconds_text
+
+#: Rows of a table before the rest is counted; the HTML and JSON have all of them.
+SHOWN: Final = 20
+_STYLES: Final = {"error": "bold red", "warning": "yellow", "info": "dim"}
+
+
+def report_table(document: dict[str, Any], *, nodes: bool = False) -> Group:
+    """Return what a terminal shows.
+
+    Parameters
+    ----------
+    document : dict
+        As `hetero.report.build_report` makes it.
+    nodes : bool
+        Whether to list every node.
+    """
+    return Group(*_parts(document, nodes))
+
+
+def _parts(document: dict[str, Any], nodes: bool) -> Iterator[RenderableType]:
+    model = document["model"]
+    opsets = ", ".join(f"{domain} {version}" for domain, version in model["opsets"].items())
+    yield Text.assemble(
+        (model["name"], "bold"),
+        f": {model['nodes']:,} nodes, {model['parameters']:,} parameters "
+        f"({nbytes_text(model['weight_nbytes'])}), opset {opsets}, {model['hash'][:12]}",
+    )
+    yield Text(document["verdict"]["sentence"])
+    yield _devices(document)
+    yield _matrix(document)
+    if nodes:
+        yield _nodes(document)
+    if document["segments"]:
+        yield _segments(document)
+    if len(document["counterfactuals"]) > 1:
+        yield _counterfactuals(document)
+    if document["plan"]:
+        yield Text(document["plan"]["sentence"])
+    for variant in document["variants"] if len(document["variants"]) > 1 else ():
+        places = ", ".join(f"{name} {count}" for name, count in variant["devices"].items())
+        yield Text(f"{variant['share'] * 100:.1f} % of the requests: {places}")
+    for advice in document["advice"]:
+        yield Text(f"would help: {advice}")
+    for lint in document["lints"]:
+        yield Text.assemble(
+            (f"{lint['severity']} [{lint['code']}] ", _STYLES[lint["severity"]]), lint["message"]
+        )
+
+
+def _devices(document: dict[str, Any]) -> Table:
+    table = Table("device", "plugin", "version", "on", "threads", "supports", "gets", "load")
+    total = document["model"]["nodes"]
+    for d in document["devices"]:
+        table.add_row(
+            escape(d["name"]),
+            escape(d["plugin"]),
+            escape(d["version"]),
+            escape(d["node"]),
+            str(d["num_threads"]),
+            f"{d['supported']} of {total}",
+            f"{d['nodes']} nodes" if d["used"] else "[yellow]nothing[/yellow]",
+            "" if d["load_s"] is None else seconds_text(d["load_s"]),
+        )
+    return table
+
+
+def _matrix(document: dict[str, Any]) -> Table:
+    names = document["request"]["devices"]
+    table = Table("operator", "nodes", *names, "why not")
+    rows = document["support_matrix"]
+    # What some device refuses comes first: it is what the reader looks for.
+    ranked = sorted(rows, key=lambda row: not any(c["refusals"] for c in row["devices"].values()))
+    for row in ranked[:SHOWN]:
+        cells, reasons = [], []
+        for name in names:
+            cell = row["devices"][name]
+            full = cell["supported"] == row["total"]
+            cells.append("all" if full else f"{cell['supported']} of {row['total']}")
+            reasons += [f"{name}: {r['message']} [{r['code']}]" for r in cell["refusals"][:2]]
+        operator = f"{row['domain']}.{row['op_type']}" if row["domain"] else row["op_type"]
+        table.add_row(escape(operator), str(row["total"]), *cells, escape("; ".join(reasons)))
+    if len(rows) > SHOWN:
+        table.caption = f"{len(rows) - SHOWN} more operators"
+    return table
+
+
+def _nodes(document: dict[str, Any]) -> Table:
+    table = Table("node", "operator", "device", "subgraph", "supported on", "why")
+    for node in document["nodes"]:
+        refusals = [f"{name}: {r['message']} [{r['code']}]" for name, r in node["refusals"].items()]
+        table.add_row(
+            escape(node["name"]),
+            escape(node["op_type"]),
+            node["device"] or "[red]none[/red]",
+            "" if node["segment"] is None else str(node["segment"]),
+            ", ".join(node["supported_on"]),
+            escape("; ".join([node["why"], *(refusals if node["device"] is None else [])])),
+        )
+    return table
+
+
+def _segments(document: dict[str, Any]) -> Table:
+    timed = document["plan"] is not None
+    columns = ["subgraph", "device", "nodes", "first … last", "in", "out"]
+    table = Table(*columns, *(["runs", "transfers"] if timed else []))
+    for s in document["segments"][:SHOWN]:
+        names = s["nodes"]
+        row = [
+            str(s["id"]),
+            s["device"] or "[red]none[/red]",
+            str(len(names)),
+            escape(" … ".join(dict.fromkeys((names[0], names[-1])))) if names else "",
+            nbytes_text(s["in_nbytes"]),
+            nbytes_text(s["out_nbytes"]),
+        ]
+        if timed:
+            row += [seconds_text(s["run_s"]), seconds_text(s["transfer_s"])]
+        table.add_row(*row)
+    if len(document["segments"]) > SHOWN:
+        table.caption = f"{len(document['segments']) - SHOWN} more subgraphs"
+    return table
+
+
+def _counterfactuals(document: dict[str, Any]) -> Table:
+    timed = document["plan"] is not None
+    columns = ["alternative", "devices", "subgraphs", "cuts", "crossing"]
+    table = Table(*columns, *(["bottleneck", "latency", "to the choice"] if timed else []))
+    for row in document["counterfactuals"]:
+        cells = [
+            escape(row["name"]),
+            ", ".join(row["devices"]),
+            _known(row["segments"]),
+            _known(row["cuts"]),
+            "" if row["nbytes"] is None else nbytes_text(row["nbytes"]),
+        ]
+        if not row["possible"]:
+            cells[2] = f"not possible: {row['missing']} nodes unsupported"
+        if timed:
+            relative = row["relative"]
+            cells += [
+                "" if row["bottleneck_s"] is None else seconds_text(row["bottleneck_s"]),
+                "" if row["latency_s"] is None else seconds_text(row["latency_s"]),
+                "" if relative is None else f"{relative:.3g}×",
+            ]
+        table.add_row(*cells, style="bold" if row["chosen"] else None)
+    return table
+
+
+def _known(number: int | None) -> str:
+    return "" if number is None else f"{number:,}"

@@ -1,0 +1,117 @@
+"""The verdict: what was asked for, what is used, what fell back, what crosses, in one line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+#: Units of sizes and of times, the largest first.
+_SIZES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+_TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+
+
+def fallback(document: dict[str, Any]) -> dict[str, Any]:
+    """Count the nodes that the most preferred device refused and another one took.
+
+    Returns
+    -------
+    dict
+        ``device``: the preferred one; ``nodes``: names; ``reasons``: code, message, count.
+    """
+    devices = document["request"]["devices"]
+    first = devices[0] if devices else None
+    fallen = [
+        node
+        for node in document["nodes"]
+        if node["device"] not in (None, first) and first not in node["supported_on"]
+    ]
+    reasons: dict[tuple[str, str], int] = {}
+    for node in fallen:
+        refusal = node["refusals"].get(first, {"code": "policy", "message": "no reason given"})
+        key = (refusal["code"], refusal["message"])
+        reasons[key] = reasons.get(key, 0) + 1
+    ranked = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
+    return {
+        "device": first,
+        "nodes": [node["name"] for node in fallen],
+        "reasons": [{"code": c, "message": m, "count": n} for (c, m), n in ranked],
+    }
+
+
+def verdict(document: dict[str, Any]) -> dict[str, Any]:
+    """Return the verdict in numbers and as a sentence."""
+    used = {d["name"]: d["nodes"] for d in document["devices"] if d["used"]}
+    nowhere = sum(node["device"] is None for node in document["nodes"])
+    crossing = sum(wire["nbytes"] or 0 for wire in document["wires"])
+    unknown = sum(wire["nbytes"] is None for wire in document["wires"])
+    opened = any(wire["open_dims"] for wire in document["wires"])
+    fallen = document["fallback"]
+    plan = document["plan"]
+    total = sum(d["load_s"] or 0.0 for d in document["devices"])
+    loads = {d["name"]: d["load_s"] / total for d in document["devices"] if total and d["used"]}
+    shares = [
+        f"{name} ({_count(count, 'node')}"
+        + (f", {loads[name] * 100:.0f} % of the time)" if name in loads else ")")
+        for name, count in used.items()
+    ]
+    parts = [
+        f"REQUESTED {','.join(document['request']['devices'])}",
+        f"USED {' '.join(shares) or 'none'}",
+    ]
+    if nowhere:
+        parts.append(f"UNSUPPORTED {_count(nowhere, 'node')}")
+    reasons = len(fallen["reasons"])
+    parts.append(
+        f"FALLBACK {_count(len(fallen['nodes']), 'node')}"
+        + (f", {_count(reasons, 'reason')}" if reasons else "")
+    )
+    if document["uncut"] is None:
+        more = " and more for open dimensions" if opened else ""
+        more += f" and {_count(unknown, 'tensor')} of unknown size" if unknown else ""
+        parts.append(
+            f"{_count(len(document['wires']), 'cut')}, {nbytes_text(crossing)} per request{more}"
+        )
+    else:
+        parts.append("cannot be cut")
+    if plan is not None:
+        rate = plan["throughput_per_s"]
+        parts.append(
+            f"predicted {seconds_text(plan['latency_s'])}"
+            + (f", {rate:.4g} requests/s" if rate else "")
+            + f", bottleneck {plan['bottleneck']}"
+        )
+    return {
+        "requested": list(document["request"]["devices"]),
+        "used": used,
+        "unused": [d["name"] for d in document["devices"] if not d["used"]],
+        "unsupported": nowhere,
+        "fallback_nodes": len(fallen["nodes"]),
+        "fallback_reasons": reasons,
+        "cuts": len(document["wires"]),
+        "crossing_nbytes": crossing,
+        "unknown_wires": unknown,
+        "sentence": " | ".join(parts),
+    }
+
+
+def nbytes_text(nbytes: float | None) -> str:
+    """Return a size for people: ``1.5 MiB``; ``?`` for None."""
+    if nbytes is None:
+        return "?"
+    for unit, name in _SIZES:
+        if nbytes >= unit:
+            return f"{nbytes / unit:.3g} {name}"
+    return f"{nbytes:.0f} B"
+
+
+def seconds_text(seconds: float | None) -> str:
+    """Return a duration for people: ``8.1 ms``; ``?`` for None."""
+    if seconds is None:
+        return "?"
+    for unit, name in _TIMES:
+        if seconds >= unit:
+            return f"{seconds / unit:.3g} {name}"
+    return f"{seconds * 1e6:.2g} µs" if seconds else "0"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
