@@ -65,7 +65,7 @@ def wait_until_gone(folder: str) -> list[str]:
     return left
 
 
-def test_two_nodes_and_the_loss_of_one() -> None:
+def test_two_nodes_one_that_dies_and_one_that_joins() -> None:
     done = run("-m", "tests.ray.two_nodes")
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
@@ -75,6 +75,10 @@ def test_two_nodes_and_the_loss_of_one() -> None:
     assert found["4"]
     assert found["500000"]
     assert found["lost"][1] == nodes["TOY.1"]
+    assert found["left"] == {"TOY.0": nodes["TOY.0"]}
+    assert found["unknown"] == "TOY.1"
+    assert set(found["joined"]) == {"TOY.0", "TOY.1"}
+    assert found["joined"]["TOY.1"] not in nodes.values()
 
 
 @pytest.mark.parametrize("end", ["close", "interrupt"])

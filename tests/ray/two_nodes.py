@@ -1,10 +1,11 @@
-"""A program for `test_clusters`: two Ray nodes, stages on both, then one of them dies."""
+"""A program for `test_clusters`: two Ray nodes, stages on both; one dies, another joins."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+from typing import Any
 
 os.environ |= {
     "RAY_AUTH_MODE": "disabled",
@@ -15,9 +16,9 @@ os.environ |= {
 import numpy as np
 from ray.cluster_utils import Cluster
 
-from devices.errors import DeviceLostError
-from scheduler import create_executor
-from tests.scheduler.models import diamond
+from devices.errors import DeviceLostError, UnknownDeviceError
+from scheduler import Executor, create_executor
+from tests.scheduler.models import chain, diamond
 
 HEALTH_CHECKS = {
     "health_check_initial_delay_ms": 0,
@@ -25,6 +26,11 @@ HEALTH_CHECKS = {
     "health_check_timeout_ms": 2000,
     "health_check_failure_threshold": 4,
 }
+
+
+def toys(executor: Executor) -> dict[str, str]:
+    """Return the toy devices and their nodes."""
+    return {row.name: row.node for row in executor.devices() if row.plugin == "TOY"}
 
 
 def main() -> None:
@@ -41,10 +47,9 @@ def main() -> None:
     executor = create_executor(
         "ray", address=cluster.address, plugins=("tests.scheduler.plugins:ToyPlugin",)
     )
-    rows = [row for row in executor.devices() if row.plugin == "TOY"]
+    found: dict[str, Any] = {"devices": toys(executor)}
     plan = diamond(("TOY.0", "TOY.1", "TOY.2", "TOY.0"))
     deployment = executor.deploy(*plan)
-    found = {}
     for size in (4, 500_000):
         x = np.arange(size, dtype=np.float32)
         y = deployment.submit({"x": x}).future.result(60).outputs["y"]
@@ -56,10 +61,17 @@ def main() -> None:
         submission.future.result(60)
     except DeviceLostError as error:
         found["lost"] = [error.device, error.node]
+    found["left"] = toys(executor)
+    try:
+        executor.deploy(*plan)
+    except UnknownDeviceError as error:
+        found["unknown"] = error.data["device"]
+    cluster.add_node(num_cpus=1)
+    found["joined"] = toys(executor)
+    executor.deploy(*chain("TOY.0", "TOY.1")).submit({"x": x}).future.result(60)
     executor.close()
     cluster.shutdown()
-    names = {row.name: row.node for row in rows}
-    sys.stdout.write(json.dumps({"devices": names, **found}) + "\n")
+    sys.stdout.write(json.dumps(found) + "\n")
 
 
 if __name__ == "__main__":
