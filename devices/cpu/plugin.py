@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -10,6 +11,7 @@ import onnx
 
 from devices.cpu.implementations import Scope, find_implementation
 from devices.cpu.program import CPUProgram
+from devices.cpu.threads import blas_name
 from devices.cpu.transforms import transform
 from devices.model import Model, Node
 from devices.plugin import Plugin
@@ -63,8 +65,13 @@ class CPUPlugin(Plugin):
 
     def full_name(self, device_id: str) -> str:
         """Return the processor's name where the system tells it."""
-        return platform.processor() or platform.machine()
+        try:
+            lines = Path("/proc/cpuinfo").read_text().splitlines()
+        except OSError:
+            lines = []
+        named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+        return next(named, platform.processor() or platform.machine())
 
     def fingerprint(self, device_id: str) -> str:
-        """Return the instruction set and numpy's version."""
-        return f"{platform.machine()} numpy {np.__version__}"
+        """Return the instruction set, numpy's version and its BLAS."""
+        return f"{platform.machine()} numpy {np.__version__} {blas_name()}"

@@ -22,6 +22,12 @@ def _libraries() -> tuple[tuple[Any, int], ...]:
     return tuple((library, library.num_threads) for library in blas.lib_controllers)
 
 
+def blas_name() -> str:
+    """Return the BLAS libraries behind numpy and the processors that they chose code for."""
+    names = {f"{lib.internal_api} {getattr(lib, 'architecture', '')}" for lib, _ in _libraries()}
+    return ", ".join(sorted(names)) or "no BLAS"
+
+
 def use_threads(count: int) -> None:
     """Let matrix products use `count` threads from now on; 0: as many as they started with.
 

@@ -79,6 +79,13 @@ PATTERNS: dict[str, tuple[list[onnx.NodeProto], list[str]]] = {
     "conv_swish": (
         [CONV, node("Sigmoid", "c", "g"), node("Mul", "c g", "y")], ["FusedConv"],
     ),
+    "conv_hard_swish_by_gate": (
+        [CONV, node("HardSigmoid", "c", "g", alpha=1 / 6), node("Mul", "g c", "y")], ["FusedConv"],
+    ),
+    "conv_gate_of_other_slope": (
+        [CONV, node("HardSigmoid", "c", "g"), node("Mul", "g c", "y")],
+        ["Conv", "HardSigmoid", "Mul"],
+    ),
     "conv_hard_swish": ([CONV, node("HardSwish", "c", "y")], ["FusedConv"]),
     "conv_last_axis_product": ([CONV, node("Mul", "c row", "y")], ["Conv", "Mul"]),
     "conv_sum_of_other_shape": (
@@ -195,6 +202,16 @@ def test_a_value_that_a_body_reads_keeps_its_name() -> None:
     feeds = {"x": X4, "on": np.array(True)}
     model = make_model(nodes, feeds, ["y"], {"k": WEIGHTS["k"], "b": WEIGHTS["b"]})
     check(model, feeds)
+
+
+def test_noted_shapes_of_inner_values_are_not_trusted() -> None:
+    nodes = [node("Relu", "x", "r"), node("Shape", "r", "s1"), node("Identity", "s1", "y")]
+    model = make_model(nodes, {"x": X4}, ["y"])
+    dimension = model.graph.input[0].type.tensor_type.shape.dim[0]
+    dimension.dim_param = "batch"
+    model.graph.value_info.append(helper.make_tensor_value_info("r", 1, [1, 4, 6, 6]))
+    x = np.concatenate([X4] * 3)
+    assert run_cpu(model, {"x": x})[0].tolist() == [3, 4, 6, 6]
 
 
 def test_all_of_bert_is_covered() -> None:

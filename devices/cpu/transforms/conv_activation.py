@@ -69,13 +69,14 @@ def activation_after(
     readers = rewrite.readers(value)
     if len(readers) == 2:
         gate, product = readers
+        name = _gated(rewrite, gate)
         if (
-            rewrite.is_op(gate, "Sigmoid")
+            name
             and rewrite.is_op(product, "Mul")
             and set(nodes[product].inputs) == {value, nodes[gate].outputs[0]}
             and rewrite.sole_reader(nodes[gate].outputs[0]) == product
         ):
-            return (gate, product), "Swish", ()
+            return (gate, product), name, ()
         return None
     at = rewrite.sole_reader(value)
     if at is None or nodes[at].inputs[0] != value:
@@ -93,6 +94,16 @@ def activation_after(
         bounds = _clip_bounds(rewrite, nodes[at])
         return None if bounds is None else ((at,), "Clip", bounds)
     return None
+
+
+def _gated(rewrite: Rewrite, gate: int) -> str:
+    """Return the name of the activation that is x times this gate of x, or the empty string."""
+    if rewrite.is_op(gate, "Sigmoid"):
+        return "Swish"
+    attributes = rewrite.model.nodes[gate].attributes
+    sixth = abs(attributes.get("alpha", 0.2) - 1 / 6) < 1e-6
+    is_hard = rewrite.is_op(gate, "HardSigmoid") and sixth and attributes.get("beta", 0.5) == 0.5
+    return "HardSwish" if is_hard else ""
 
 
 def _clip_bounds(rewrite: Rewrite, node: Node) -> tuple[float, float] | None:
