@@ -23,7 +23,7 @@ _lock = threading.Lock()
 _core: Core | None = None
 
 
-def _shared_core() -> Core:
+def shared_core() -> Core:
     """Return the one in-process Core of this module, made on first use."""
     global _core
     with _lock:
@@ -63,7 +63,7 @@ class HeteroBackend(Backend):
         cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any
     ) -> HeteroBackendRep:
         """Compile `model` for `device`; keywords go to `Core.compile_model`."""
-        return HeteroBackendRep(_shared_core().compile_model(model, device, **kwargs))
+        return HeteroBackendRep(shared_core().compile_model(model, device, **kwargs))
 
     @classmethod
     def run_model(
@@ -110,7 +110,7 @@ class HeteroBackend(Backend):
     def supports_device(cls, device: str) -> bool:
         """Whether every device that the string names is here."""
         try:
-            return bool(_shared_core().resolve_devices(device))
+            return bool(shared_core().resolve_devices(device))
         except HeteroError:
             return False
 

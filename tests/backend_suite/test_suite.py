@@ -1,0 +1,65 @@
+"""ONNX's backend suite through `hetero.backend`: on CPU, and cut at random over ORT and CPU.
+
+`misses_cpu.txt` and `misses_hetero.txt` list what does not pass, with the reason of each.
+"""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+import hetero.backend
+from tests.backend_suite.cases import Case, backend_cases
+from tests.backend_suite.misses import read_misses
+from tests.random_affinity import random_affinity
+
+FOLDER = Path(__file__).parent
+MISSES = {
+    device: read_misses(FOLDER / f"misses_{name}.txt")
+    for device, name in (("CPU", "cpu"), ("HETERO:ORT,CPU", "hetero"))
+}
+
+
+def run_on_cpu(case: Case, model: onnx.ModelProto, inputs: list[Any]) -> list[Any]:
+    """Run a model once on the CPU device."""
+    return list(hetero.backend.run_model(model, inputs, "CPU"))
+
+
+def run_cut(case: Case, model: onnx.ModelProto, inputs: list[Any]) -> list[Any]:
+    """Run a model once with a random device for each node that both take."""
+    core = hetero.backend.shared_core()
+    source = core.read_model(model)
+    seed = zlib.crc32(case.name.encode())
+    pins = random_affinity(core, source, ["ORT", "CPU"], seed)
+    return list(hetero.backend.run_model(source, inputs, "HETERO:ORT,CPU", affinity=pins))
+
+
+RUNNERS = {"CPU": run_on_cpu, "HETERO:ORT,CPU": run_cut}
+
+
+@pytest.mark.parametrize("case", backend_cases(), ids=lambda case: case.name)
+@pytest.mark.parametrize("device", RUNNERS)
+def test_case(case: Case, device: str) -> None:
+    passed = False
+    try:
+        model = case.model()
+        for inputs, wanted in case.data_sets(model):
+            case.compare(RUNNERS[device](case, model, inputs), wanted)
+        passed = True
+    except Exception:
+        if case.name not in MISSES[device]:
+            raise
+    assert not passed or case.name not in MISSES[device], f"{case.name} passes: unlist it"
+
+
+@pytest.mark.parametrize("device", RUNNERS)
+def test_every_miss_is_a_case(device: str) -> None:
+    assert not MISSES[device].keys() - {case.name for case in backend_cases()}
+
+
+def test_enough_cases_pass_on_cpu() -> None:
+    assert len(backend_cases()) - len(MISSES["CPU"]) >= 2015
