@@ -131,13 +131,7 @@ def _differs(node: Node, model: Model) -> str | None:
         per_channel = model.spec(node.inputs[3]).shape not in ((), (1,))
         return "a zero point for each channel fails as it runs" if per_channel else None
     if node.op_type == "MaxUnpool" and given[2]:
-        return "output_shape does not move the values"
-    if node.op_type == "Resize" and given[2]:
-        mode = node.attributes.get("coordinate_transformation_mode")
-        scales = model.constants.get(node.inputs[2])
-        whole = scales is not None and bool(np.all(scales.array == np.floor(scales.array)))
-        if mode == "align_corners" and not whole:
-            return "align_corners rounds the resized length, so only whole scales come out right"
+        return "indices are read as positions in output_shape"
     return None
 
 
