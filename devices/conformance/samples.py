@@ -132,6 +132,8 @@ def samples() -> Iterator[Sample]:
         {"x": np.maximum(x, 0)},
         {"z": np.stack(np.nonzero(np.maximum(x, 0)))},
     )
+    yield _sample("no nodes", "(float[2,3] x) => (float[2,3] x) {}", {"x": x}, {"x": x})
+    yield _sample("nothing but a weight", "() => (float[3,4] w) {}", {}, {"w": weight}, w=weight)
     words = np.array(["a", "βγ"], object)
     yield _sample(
         "text", "(string[2] x) => (string[2] z) {z = Identity(x)}", {"x": words}, {"z": words}
@@ -167,6 +169,6 @@ def _sample(
 
 def _declared(body: str, weights: Mapping[str, np.ndarray]) -> str:
     """Return the text with weights among its inputs: the parser wants every value declared."""
-    ports = "".join(f", float[{','.join(map(str, w.shape))}] {k}" for k, w in weights.items())
-    head, rest = body.split(")", 1)
-    return f"{head}{ports}){rest}"
+    ports = [f"float[{','.join(map(str, w.shape))}] {k}" for k, w in weights.items()]
+    head, rest = body.removeprefix("(").split(")", 1)
+    return f"({', '.join([head] * bool(head) + ports)}){rest}"
