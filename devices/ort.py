@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 from devices.errors import BlobError, PluginLoadError
 from devices.model import Model, Node
-from devices.model_reader import read_model
 from devices.plugin import Plugin
 from devices.program import Payload, Program
 from devices.properties import COMMON_PROPERTIES, Config, Property, PropertyTable
@@ -93,8 +92,7 @@ class ORTPlugin(Plugin):
                 f"model {model.name!r} was compiled by ONNX Runtime {header['version']}; this is "
                 f"{self.version()}. Compile the model again."
             )
-        optimised = read_model(bytes(header["model"]))
-        return OrtProgram.from_optimised(model, optimised, payload.tensors, config)
+        return OrtProgram(model, config, payload=payload)
 
     def version(self) -> str:
         """Return ONNX Runtime's version."""

@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 import onnxruntime
 
+from devices.deferred_model import DeferredModel
 from devices.errors import DeviceError, InferenceError
 from devices.model import Constant, Model
 from devices.model_reader import read_model
@@ -25,7 +26,7 @@ from devices.properties import Config
 from devices.tensor_spec import TensorSpec
 
 #: What `export` writes.
-PAYLOAD_FORMAT: Final = "onnxruntime-optimized-1"
+PAYLOAD_FORMAT: Final = "onnxruntime-optimized-2"
 #: What a change of layout adds to a node's name.
 _NCHWC: Final = re.compile(r"_nchwc(_token_\d+)?$")
 #: Weights up to this many bytes stay in the model: optimisations look at them.
@@ -44,18 +45,27 @@ class OrtProgram(Program):
         What to run.
     config : mapping
         The effective configuration.
-    source : Model, optional
-        The same model in an optimised form, to be run as it is; `model` need only have ports.
+    payload : Payload, optional
+        What `export` gave, to be run as it is; `model` need only have ports.
     """
 
-    def __init__(self, model: Model, config: Config, *, source: Model | None = None) -> None:
+    def __init__(self, model: Model, config: Config, *, payload: Payload | None = None) -> None:
         self._model = model
         self._config = dict(config)
-        self._source = source or model
-        self._optimise = source is None and not config["DISABLE_TRANSFORMATIONS"]
-        made = {value for node in self._source.nodes for value in node.writes}
+        self._payload = payload
+        self._optimise = payload is None and not config["DISABLE_TRANSFORMATIONS"]
+        if payload is None:
+            self._source = model
+            made = {value for node in model.nodes for value in node.writes}
+            wanted = [o for o in dict.fromkeys(p.name for p in model.outputs) if o in made]
+        else:
+            # Only the runtime model and another export want it.
+            self._source = DeferredModel(
+                model.name, model.inputs, model.outputs, lambda: _read_payload(payload)
+            )
+            wanted = list(payload.header["wanted"])
         #: Names that the session gives out; inputs and constants that pass through are ours.
-        self._wanted = [o for o in dict.fromkeys(p.name for p in model.outputs) if o in made]
+        self._wanted = wanted
         self._names = [port.name for port in model.inputs]
         self._lock = threading.Lock()
         self._executed: tuple[ExecutedNode, ...] | None = None
@@ -64,18 +74,6 @@ class OrtProgram(Program):
         if self._wanted:
             self._session, self._weights = self._open(self._options())
         self._fed = {i.name for i in self._session.get_inputs()} if self._session else set()
-
-    @classmethod
-    def from_optimised(
-        cls, model: Model, optimised: Model, tensors: Mapping[str, np.ndarray], config: Config
-    ) -> OrtProgram:
-        """Return a program from what `export` gave."""
-        weights = {name: Constant(name, array) for name, array in tensors.items()}
-        source = optimised.replace(
-            inputs=[port for port in optimised.inputs if port.name not in weights],
-            constants=dict(optimised.constants) | weights,
-        )
-        return cls(model, config, source=source)
 
     def run(self, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:
         """Run the session; cancelling terminates it between nodes."""
@@ -115,27 +113,18 @@ class OrtProgram(Program):
     def export(self) -> Payload:
         """Return the optimised model: a skeleton, and the weights as arrays."""
         optimised = self._optimised() if self._session else self._source
-        proto = _with_stubs(optimised)
-        tensors = {
-            t.name: optimised.constants[t.name].array
-            for t in proto.graph.initializer
-            if t.data_location == onnx.TensorProto.EXTERNAL
-        }
+        data, stubs = _session_model(optimised, self._wanted)
+        tensors = {name: optimised.constants[name].array for name in stubs}
         constants = self._source.constants
         tensors |= {
             p.name: constants[p.name].array for p in self._model.outputs if p.name in constants
         }
-        # The arrays travel beside the skeleton, which must be readable without them.
-        kept = [t for t in proto.graph.initializer if t.name not in tensors]
-        del proto.graph.initializer[:]
-        proto.graph.initializer.extend(kept)
-        proto.graph.input.extend(
-            TensorSpec.from_array(name, array).to_proto() for name, array in tensors.items()
-        )
         header = {
             "format": PAYLOAD_FORMAT,
             "version": str(onnxruntime.__version__),
-            "model": proto.SerializeToString(),
+            "model": data,
+            "stubs": stubs,
+            "wanted": self._wanted,
         }
         return Payload(header, tensors)
 
@@ -160,23 +149,19 @@ class OrtProgram(Program):
         self, options: onnxruntime.SessionOptions
     ) -> tuple[onnxruntime.InferenceSession, list[np.ndarray]]:
         """Return a session, and the arrays whose memory it reads as long as it lives."""
-        proto = _with_stubs(self._source)
-        wanted = set(self._wanted)
-        outputs = {o.name: o for o in proto.graph.output if o.name in wanted}
-        del proto.graph.output[:]
-        proto.graph.output.extend(outputs.values())
-        stubs = [
-            t.name for t in proto.graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL
-        ]
-        arrays = [np.require(self._source.constants[n].array, None, ["C", "A"]) for n in stubs]
+        if self._payload is None:
+            data, stubs = _session_model(self._source, self._wanted)
+            weights = {name: self._source.constants[name].array for name in stubs}
+        else:
+            data, stubs = self._payload.header["model"], self._payload.header["stubs"]
+            weights = {name: self._payload.tensors[name] for name in stubs}
+        arrays = [np.require(weights[name], None, ["C", "A"]) for name in stubs]
         values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in arrays]
         if stubs:
             options.add_external_initializers(stubs, values)
         providers = list(self._config["ORT_PROVIDERS"])
         try:
-            session = onnxruntime.InferenceSession(
-                proto.SerializeToString(), options, providers=providers
-            )
+            session = onnxruntime.InferenceSession(data, options, providers=providers)
         except Exception as error:
             raise DeviceError(
                 f"ONNX Runtime cannot compile model {self._model.name!r}: "
@@ -260,6 +245,40 @@ def _with_stubs(model: Model) -> onnx.ModelProto:
             if constant.spec.element_type not in FEEDABLE:
                 tensor.CopyFrom(constant.to_proto())
     return lowered(proto)
+
+
+def _session_model(model: Model, wanted: Sequence[str]) -> tuple[bytes, list[str]]:
+    """Return what a session is made of: ONNX bytes, and the weights that are given as arrays."""
+    proto = _with_stubs(model)
+    outputs = {o.name: o for o in proto.graph.output if o.name in wanted}
+    del proto.graph.output[:]
+    proto.graph.output.extend(outputs.values())
+    stubs = [
+        t.name for t in proto.graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL
+    ]
+    return proto.SerializeToString(), stubs
+
+
+def _read_payload(payload: Payload) -> Model:
+    """Return the optimised model that a payload holds."""
+    proto = onnx.ModelProto()
+    proto.ParseFromString(payload.header["model"])
+    inside = [t for t in proto.graph.initializer if t.name not in payload.tensors]
+    del proto.graph.initializer[:]
+    proto.graph.initializer.extend(inside)
+    # The reader wants a source for every value: weights that lie beside are inputs for it.
+    known = {port.name for port in proto.graph.input}
+    proto.graph.input.extend(
+        TensorSpec.from_array(name, array).to_proto()
+        for name, array in payload.tensors.items()
+        if name not in known
+    )
+    read = read_model(proto)
+    weights = {name: Constant(name, array) for name, array in payload.tensors.items()}
+    return read.replace(
+        inputs=[port for port in read.inputs if port.name not in weights],
+        constants=dict(read.constants) | weights,
+    )
 
 
 def _covered(model: Model, values: Sequence[str], stops: set[str]) -> tuple[str, ...]:

@@ -15,15 +15,23 @@ from typing import Any, BinaryIO, Final
 
 import numpy as np
 
+from devices.deferred_model import DeferredModel
 from devices.errors import BlobError, HeteroError, UnsupportedOperationError
 from devices.model import Model
 from devices.program import Payload
+from devices.tensor_spec import TensorSpec
 from hetero.affinity import Affinity
 from hetero.config import NOT_KEPT
 from hetero.partition import Output, OutputKind, Partition, Subgraph, Wire
 from scheduler.blob_file import BlobFile, BlobWriter
 from scheduler.executor import DeviceDescriptor
-from scheduler.model_parts import ModelParts, join_model, split_model
+from scheduler.model_parts import (
+    ModelParts,
+    join_model,
+    pack_spec,
+    split_model,
+    unpack_spec,
+)
 from scheduler.plan import Plan
 from scheduler.stored_payload import PAYLOADS, write_payload
 
@@ -147,6 +155,8 @@ def header_of(cut: Cut, compilation: Compilation) -> dict[str, Any]:
         "device_options": {n: _plain(options) for n, options in compilation.configs.items()},
         "plan": cut.plan.to_bytes(),
         "positions": [s.positions for s in cut.partition.subgraphs],
+        # Of the values that stages take and give: enough to load their exports.
+        "ports": [pack_spec(spec) for spec in _ports(cut)],
         "affinity": [
             names,
             list(device_of),
@@ -214,6 +224,11 @@ class ModelBlob:
         return str(self.contents.get("content_hash"))
 
     def source(self) -> Model:
+        """Return the model that was compiled, read when more than its ports is asked for."""
+        plan = self.plan
+        return DeferredModel(plan.name, plan.inputs, plan.outputs, self._whole)
+
+    def _whole(self) -> Model:
         """Return the model that was compiled; its weights are views of the blob."""
         parts = self._read("source", self.blob.contents)
         try:
@@ -222,7 +237,35 @@ class ModelBlob:
             raise BlobError(f"{self._where}: source: damaged: {error}.") from error
         if any(not isinstance(c.array, np.ndarray) for c in model.constants.values()):
             raise BlobError(f"{self._where}: source: a weight that is no tensor.")
+        self.check_positions(model)
         return model
+
+    def check_positions(self, model: Model) -> None:
+        """Check that the cut's nodes are nodes of `model`.
+
+        Raises
+        ------
+        BlobError
+            The cut has more.
+        """
+        most: int = self._read(
+            "positions", lambda rows: max((max(r, default=-1) for r in rows), default=-1)
+        )
+        if most >= len(model.nodes):
+            raise BlobError(f"{self._where}: positions: node {most} of {len(model.nodes)}.")
+
+    def stage_models(self, cut: Cut) -> list[Model]:
+        """Return each stage's model, read when more than its ports is asked for."""
+        ports = {s.name: s for s in self._read("ports", lambda rows: [*map(unpack_spec, rows)])}
+
+        def deferred(subgraph: Subgraph) -> Model:
+            inputs, outputs = ([ports[v] for v in vs] for vs in (subgraph.inputs, subgraph.outputs))
+            return DeferredModel(self.name, inputs, outputs, lambda: subgraph.model)
+
+        try:
+            return [deferred(subgraph) for subgraph in cut.partition.subgraphs]
+        except KeyError as error:
+            raise BlobError(f"{self._where}: ports: nothing on value {error}.") from error
 
     def cut(self, source: Model) -> Cut:
         """Return how `source`, which has to be the model that was compiled, was cut and placed."""
@@ -244,6 +287,16 @@ class ModelBlob:
             ) from error
 
 
+def _ports(cut: Cut) -> list[TensorSpec]:
+    """Return the types of the values that stages take and give, each once."""
+    found = {
+        spec.name: spec
+        for subgraph in cut.partition.subgraphs
+        for spec in (*subgraph.model.inputs, *subgraph.model.outputs)
+    }
+    return list(found.values())
+
+
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name not in NOT_KEPT}
 
@@ -258,10 +311,9 @@ def _read_affinity(entry: Any) -> Affinity:
 
 def _partition(source: Model, plan: Plan, positions: Sequence[tuple[int, ...]]) -> Partition:
     """Return the cut that a plan and the positions of each stage's nodes describe."""
-    num_nodes = len(source.nodes)
     for rows in positions:
-        if any(type(p) is not int or not 0 <= p < num_nodes for p in rows):
-            raise ValueError(f"a node that is none of the {num_nodes}")
+        if any(type(p) is not int or p < 0 for p in rows):
+            raise ValueError("a position that is no number")
     subgraphs = tuple(
         Subgraph(s.index, s.device, s.node_names, s.inputs, s.outputs, source, rows)
         for s, rows in zip(plan.stages, positions, strict=True)

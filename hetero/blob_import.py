@@ -110,8 +110,10 @@ def import_sources(
         Device -> names of the options that change what compilation makes.
     """
     sources = []
-    for before, subgraph in zip(blob.plan.stages, cut.partition.subgraphs, strict=True):
-        device = subgraph.device
+    models = blob.stage_models(cut)
+    path = None if blob.blob.path is None else str(blob.blob.path.resolve())
+    for before, after, model in zip(blob.plan.stages, cut.plan.stages, models, strict=True):
+        device = after.device
         config = dict(configs.get(device, {}))
         payload = _payload(blob, before.index)
         was, now = blob.devices[before.device], records[device]
@@ -124,8 +126,10 @@ def import_sources(
                 blob.name, before.index, device, now, what,
             )  # fmt: skip
             payload = None
-        stored = _stored(blob, before.index) if payload else None
-        sources.append(StageSource(subgraph.model, payload, config, stored))
+        stored = None
+        if payload is not None and path is not None:
+            stored = StoredPayload(path, blob.blob.digest, before.index)
+        sources.append(StageSource(model, payload, config, stored))
     return sources
 
 
@@ -139,8 +143,3 @@ def _payload(blob: ModelBlob, stage: int) -> Payload | None:
     if isinstance(documents, list) and stage < len(documents) and documents[stage] is None:
         return None
     return read_payload(blob.blob, stage, blob.contents)
-
-
-def _stored(blob: ModelBlob, stage: int) -> StoredPayload | None:
-    path = blob.blob.path
-    return None if path is None else StoredPayload(str(path.resolve()), blob.blob.digest, stage)

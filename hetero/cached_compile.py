@@ -14,7 +14,6 @@ from typing import Any, BinaryIO, Final
 from devices.errors import BlobError, HeteroError, UnsupportedOperationError
 from devices.model import Model
 from devices.program import Payload
-from devices.tensor_spec import TensorSpec
 from hetero.affinity import Affinity
 from hetero.blob import (
     PLAN_KIND,
@@ -29,6 +28,7 @@ from hetero.cache import PLAN_SUFFIX, STAGE_SUFFIX, Cache
 from hetero.cache_key import plan_key, stage_key
 from scheduler.blob_file import BlobFile, BlobWriter
 from scheduler.executor import Deployment, StageSource
+from scheduler.model_parts import pack_spec, unpack_spec
 from scheduler.stored_payload import PAYLOADS, StoredPayload, read_payload, write_payload
 
 _log = logging.getLogger(__name__)
@@ -126,12 +126,12 @@ class CachedCompiler:
             raise BlobError("it is another model's.")
         if absent := set(entry.plan.devices) - set(self.compilation.devices):
             raise BlobError(f"it is for devices {sorted(absent)}.")
-        rows = blob.contents(contents.get("specs", b""))
         try:
-            specs = {n: TensorSpec(n, t, None if s is None else tuple(s)) for n, t, s in rows}
+            specs = {s.name: s for s in map(unpack_spec, blob.contents(contents.get("specs")))}
         except (TypeError, ValueError) as error:
             raise BlobError(f"its types are damaged: {error}.") from error
         cut = entry.cut(self.model.replace(specs=specs))
+        entry.check_positions(self.model)
         # Where a pin comes from is no part of the key.
         reasons = {**cut.affinity.reasons, **self.pins.reasons}
         affinity = Affinity(cut.affinity.devices, reasons)
@@ -187,7 +187,7 @@ class CachedCompiler:
             wanted = dict.fromkeys(v for s in cut.plan.stages for v in (*s.inputs, *s.outputs))
             wanted |= dict.fromkeys(v for node in source.nodes for v in (*node.reads, *node.writes))
             specs = [source.specs[v] for v in wanted if v in source.specs]
-            rows = [[s.name, s.type, None if s.shape is None else list(s.shape)] for s in specs]
+            rows = [pack_spec(spec) for spec in specs]
             head = {
                 "kind": PLAN_KIND,
                 "key": key,

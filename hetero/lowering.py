@@ -54,7 +54,6 @@ def stage_sources(
 
 def constant_outputs(partition: Partition) -> dict[str, np.ndarray]:
     """Return the outputs of the model that are weights."""
-    constants = partition.source.constants
-    return {
-        n: constants[n].array for n, kind in partition.passthrough.items() if kind == "constant"
-    }
+    names = [n for n, kind in partition.passthrough.items() if kind == "constant"]
+    # An imported model is not read unless it has to be.
+    return {n: partition.source.constants[n].array for n in names}

@@ -51,13 +51,16 @@ _LARGE_NBYTES: Final = 65536
 #: Bytes values up to this size stay in their document.
 _INLINE_NBYTES: Final = 512
 _BYTES, _TENSOR, _STRINGS = 1, 2, 3
+#: A segment's number.
 _BYTES_ENTRY: Final = struct.Struct("<I")
+#: A segment's number, -1 for an empty tensor; ONNX's number of the element type; dimensions follow.
+_TENSOR_ENTRY: Final = struct.Struct("<iH")
 #: numpy's own limit.
 _RANK: Final = 64
 
-_DTYPES: Final[dict[str, np.dtype]] = {
-    dtype.name: dtype for dtype in DTYPES.values() if dtype != np.dtype(object)
-}
+#: Element types by ONNX's number, and the numbers by name.
+_DTYPES: Final = {n: dtype for n, dtype in DTYPES.items() if dtype != np.dtype(object)}
+_NUMBERS: Final = {dtype.name: number for number, dtype in _DTYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,15 +181,17 @@ class BlobWriter:
         if array.dtype.kind in "OUS":
             entry = [shape, [_text(item) for item in array.ravel().tolist()]]
             return msgpack.ExtType(_STRINGS, msgpack.packb(entry))
-        if array.dtype.name not in _DTYPES:
+        number = _NUMBERS.get(array.dtype.name)
+        if number is None:
             raise TypeError(f"a tensor of dtype {array.dtype} cannot be written: ONNX has none.")
         if array.dtype.byteorder == ">":
             array = array.astype(array.dtype.newbyteorder("<"))
-        segment = None
+        segment = -1
         if array.size:
             flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
             segment = self._add(flat.data)
-        return msgpack.ExtType(_TENSOR, msgpack.packb([array.dtype.name, shape, segment]))
+        packed = _TENSOR_ENTRY.pack(segment, number) + struct.pack(f"<{len(shape)}Q", *shape)
+        return msgpack.ExtType(_TENSOR, packed)
 
 
 class BlobFile:
@@ -330,21 +335,24 @@ class BlobFile:
         if code == _BYTES and len(entry) == _BYTES_ENTRY.size:
             (index,) = _BYTES_ENTRY.unpack(entry)
             return Stowed(index, self._length(index), "bytes")
-        if code not in (_TENSOR, _STRINGS):
-            raise BlobError(f"{where}: unknown extension {code}.")
-        check_msgpack(entry, where)
-        parts = msgpack.unpackb(entry)
         if code == _STRINGS:
-            sizes, texts = parts
+            check_msgpack(entry, where)
+            sizes, texts = msgpack.unpackb(entry)
             return _strings(_shape(sizes, where), texts, where)
-        name, sizes, segment = parts
-        dtype, shape = _DTYPES.get(name), _shape(sizes, where)
+        size = len(entry) - _TENSOR_ENTRY.size
+        if code != _TENSOR or size < 0 or size % 8:
+            raise BlobError(f"{where}: unknown extension {code} of {len(entry)} bytes.")
+        segment, number = _TENSOR_ENTRY.unpack_from(entry)
+        shape = _shape(list(struct.unpack_from(f"<{size // 8}Q", entry, _TENSOR_ENTRY.size)), where)
+        dtype = _DTYPES.get(number)
         if dtype is None:
-            raise BlobError(f"{where}: a tensor of unknown type {name!r}.")
+            raise BlobError(f"{where}: a tensor of unknown element type {number}.")
         nbytes = math.prod(shape) * dtype.itemsize
-        if nbytes != (0 if segment is None else self._length(segment)):
-            raise BlobError(f"{where}: a tensor {shape} of {name} that its segment does not fill.")
-        return Stowed(segment, nbytes, name, shape)
+        if nbytes != (0 if segment == -1 else self._length(segment)):
+            raise BlobError(
+                f"{where}: a tensor {shape} of {dtype.name} that its segment does not fill."
+            )
+        return Stowed(None if segment == -1 else segment, nbytes, dtype.name, shape)
 
     def _length(self, index: Any) -> int:
         if type(index) is not int or not 0 <= index < len(self.segments):
@@ -357,11 +365,11 @@ class BlobFile:
         if stowed.dtype == "bytes":
             return bytes(self._segment(stowed.segment or 0))
         if stowed.segment is None:
-            empty = np.empty(stowed.shape, _DTYPES[stowed.dtype])
+            empty = np.empty(stowed.shape, _DTYPES[_NUMBERS[stowed.dtype]])
             empty.setflags(write=False)
             return empty
         contents = self._segment(stowed.segment)
-        return np.frombuffer(contents, _DTYPES[stowed.dtype]).reshape(stowed.shape)
+        return np.frombuffer(contents, _DTYPES[_NUMBERS[stowed.dtype]]).reshape(stowed.shape)
 
     def _segment(self, index: int) -> memoryview:
         assert self._map is not None

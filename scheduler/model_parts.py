@@ -47,8 +47,8 @@ def split_model(model: Model) -> ModelParts:
         skeleton,
         {name: constant.array for name, constant in model.constants.items()},
         {n.name: list(n.covers) for n in model.nodes if n.covers != (n.name,)},
-        [_pack(known[name]) for name in names if name in known],
-        [[_pack(spec) for spec in specs] for specs in (model.inputs, model.outputs)],
+        [pack_spec(known[name]) for name in names if name in known],
+        [[pack_spec(spec) for spec in specs] for specs in (model.inputs, model.outputs)],
     )
 
 
@@ -67,8 +67,8 @@ def join_model(parts: ModelParts) -> Model:
             Node.from_proto(node, covers=tuple(parts.covers.get(node.name, ())))
             for node in proto.graph.node
         ]
-        inputs, outputs = ([_unpack(entry) for entry in entries] for entries in parts.ports)
-        specs = {entry[0]: _unpack(entry) for entry in parts.specs}
+        inputs, outputs = ([unpack_spec(entry) for entry in entries] for entries in parts.ports)
+        specs = {entry[0]: unpack_spec(entry) for entry in parts.specs}
         name, value_info = proto.graph.name, list(proto.graph.value_info)
         constants = {key: Constant(key, array) for key, array in parts.weights.items()}
     except (DecodeError, TypeError, ValueError, IndexError, AttributeError) as error:
@@ -88,10 +88,12 @@ def join_model(parts: ModelParts) -> Model:
     )
 
 
-def _pack(spec: TensorSpec) -> list[Any]:
+def pack_spec(spec: TensorSpec) -> list[Any]:
+    """Return a type as [name, type, shape or None]."""
     return [spec.name, spec.type, None if spec.shape is None else list(spec.shape)]
 
 
-def _unpack(entry: list[Any]) -> TensorSpec:
+def unpack_spec(entry: list[Any]) -> TensorSpec:
+    """Return the type that `pack_spec` packed."""
     name, kind, shape = entry
     return TensorSpec(name, kind, None if shape is None else tuple(shape))
