@@ -21,14 +21,68 @@ def _check_callbacks(callbacks: tuple[Any, ...]) -> str | None:
     return None
 
 
+def _check_colocation(groups: Mapping[str, Any]) -> str | None:
+    for name, patterns in groups.items():
+        if not isinstance(patterns, list | tuple) or not all(isinstance(p, str) for p in patterns):
+            return f"group {name!r} is no list of patterns"
+    return None
+
+
+def _check_memory(sizes: Mapping[str, Any]) -> str | None:
+    wrong = [n for n, v in sizes.items() if not isinstance(v, int | float) or v < 0]
+    return f"{wrong[0]!r} has no number of 0 or more bytes" if wrong else None
+
+
 HETERO_PROPERTIES: Final = PropertyTable(
     Property(
         "MULTI_DEVICE_PRIORITIES", tuple, (), True,
         "Devices in order of priority; the device string says the same.",
     ),
     Property(
-        "MODEL_DISTRIBUTION_POLICY", str, "PRIORITY", True,
-        "How nodes get their devices.", choices=("PRIORITY",), shapes_result=True,
+        "MODEL_DISTRIBUTION_POLICY", str, "", True,
+        "How nodes get their devices: by PRIORITY of the list, in order along a PIPELINE_PARALLEL "
+        "chain, or AUTO, by measured costs; empty: AUTO with a PERFORMANCE_HINT, else PRIORITY.",
+        choices=("", "PRIORITY", "PIPELINE_PARALLEL", "AUTO"), shapes_result=True,
+    ),
+    Property(
+        "PERFORMANCE_HINT", str, "", True,
+        "What plans by cost make small: time between answers (THROUGHPUT, also if empty), or time "
+        "of one (LATENCY).",
+        choices=("", "LATENCY", "THROUGHPUT"), shapes_result=True,
+    ),
+    Property(
+        "COST_FILE", str, "", True,
+        "Costs that `hetero profile` has measured; empty: measured briefly when a plan needs them.",
+    ),
+    Property("COST_DIGEST", str, "", False, "Hash of the cost file.", shapes_result=True),
+    Property(
+        "PROFILE_SECONDS", float, 8.0, True,
+        "Seconds, about, for measuring costs where no cost file is given.", minimum=0.1,
+    ),
+    Property(
+        "PLAN_SECONDS", float, 5.0, True, "Seconds for the search of a plan by cost.",
+        minimum=0.1, shapes_result=True,
+    ),
+    Property("PLAN_SEED", int, 0, True, "Seed of that search.", minimum=0, shapes_result=True),
+    Property(
+        "MAX_SUBGRAPHS", int, 0, True,
+        "The most subgraphs that a plan by cost may have; 0: any.", minimum=0, shapes_result=True,
+    ),
+    Property(
+        "MAX_VARIANTS", int, 1, True,
+        "How many plans, whole replicas included, may share the requests of a model planned by "
+        "cost for THROUGHPUT.",
+        minimum=1, shapes_result=True,
+    ),
+    Property(
+        "COLOCATION", dict, {}, True,
+        "Groups of nodes that a plan by cost keeps on one device: {group: [name, glob, op:Type]}.",
+        check=_check_colocation, shapes_result=True,
+    ),
+    Property(
+        "DEVICE_MEMORY_NBYTES", dict, {}, True,
+        "Bytes for weights by device name, where a plan by cost may use less than there is.",
+        check=_check_memory, shapes_result=True,
     ),
     Property(
         "DEVICE_PROPERTIES", dict, {}, True,
@@ -83,6 +137,7 @@ HETERO_PROPERTIES: Final = PropertyTable(
 
 #: Options of one place and one moment, which no blob keeps.
 NOT_KEPT: Final = (
+    "COST_FILE",
     "CACHE_DIR",
     "CACHE_SIZE_LIMIT_BYTES",
     "CACHE_LOCK_TIMEOUT_S",

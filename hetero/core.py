@@ -23,9 +23,10 @@ from hetero.cache import cache_of
 from hetero.cached_compile import Cached, CachedCompiler
 from hetero.compiled_model import CompiledModel
 from hetero.config import HETERO_PROPERTIES, SplitConfig, split_config
+from hetero.core_planning import PlanningCore, cost_digest
 from hetero.lowering import constant_outputs, lower, stage_sources
 from hetero.partition import partition
-from hetero.query import gather_pins, query_priority, require_supported
+from hetero.query import gather_pins, query_priority
 from hetero.survey import Survey
 from scheduler import create_executor
 from scheduler.blob_file import BlobFile
@@ -59,7 +60,7 @@ class _Query:
     support: Support
 
 
-class Core:
+class Core(PlanningCore):
     """The entry point.
 
     Parameters
@@ -303,9 +304,7 @@ class Core:
         cache = cache_of(compilation.own, request.config.devices)
 
         def cut() -> Cut:
-            support = self._ask(source, request)
-            placed = assign(source, support, request.pins)
-            require_supported(support, source, request.devices)
+            placed = self._place(source, request)
             parts = partition(source, placed)
             return Cut(parts, placed, lower(parts))
 
@@ -399,6 +398,7 @@ class Core:
     ) -> _Request:
         devices = self._devices(device, config)
         split = self._split_config(config, devices)
+        split.own["COST_DIGEST"] = cost_digest(split.own)
         if isinstance(affinity, str | Path):
             pins = gather_pins(model, devices, file=affinity)
         else:

@@ -1,0 +1,286 @@
+"""The part of Core that profiles models and plans them by cost."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from devices.errors import DeviceError, PlanError, TensorTypeError
+from devices.model import Model
+from devices.model_reader import Source, read_model
+from devices.properties import Config
+from devices.support import Support
+from hetero.affinity import Affinity, assign, find_device, resolve_pins
+from hetero.config import SplitConfig
+from hetero.cost import Costs
+from hetero.cost.cost_file import check_costs, read_costs
+from hetero.cost.profile import Progress, Subject, identify, profile
+from hetero.cost.samples import made_up
+from hetero.plan_choice import Choice, Policy, choose
+from hetero.plan_problem import Constraints, Task
+from hetero.planning import PlanReport
+from hetero.query import require_supported
+from scheduler.executor import DeviceDescriptor, Executor
+
+_log = logging.getLogger(__name__)
+
+
+class PlanRequest(Protocol):
+    """What is planned for: devices in order, their configuration, pins."""
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Names, the most preferred first."""
+
+    @property
+    def config(self) -> SplitConfig:
+        """HETERO's own properties and each device's."""
+
+    @property
+    def pins(self) -> Affinity:
+        """Nodes that are placed already."""
+
+
+class PlanningCore(ABC):
+    """What `Core` does with costs."""
+
+    @property
+    @abstractmethod
+    def executor(self) -> Executor:
+        """Where models run."""
+
+    @property
+    @abstractmethod
+    def device_descriptors(self) -> tuple[DeviceDescriptor, ...]:
+        """Every device."""
+
+    @abstractmethod
+    def _request(self, model: Model, device: str, config: Config, affinity: Any) -> PlanRequest:
+        """Sort out what the user asked for."""
+
+    @abstractmethod
+    def _ask(self, model: Model, request: Any) -> Support:
+        """Ask the devices in order of priority."""
+
+    def profile_model(
+        self,
+        model: Source | Model,
+        device: str = "HETERO",
+        config: Config | None = None,
+        *,
+        inputs: Mapping[str, Any] | None = None,
+        seconds: float = 60.0,
+        progress: Progress | None = None,
+    ) -> Costs:
+        """Measure what a model's nodes and subgraphs take on devices, and tensors between them.
+
+        Parameters
+        ----------
+        model, device, config
+            As for `compile_model`; every device named is measured.
+        inputs : mapping, optional
+            A request to measure with, input name -> value; made up to fit by default, open
+            dimensions being 1.
+        seconds : float
+            Time to spend, about.
+        progress : callable (int, int, str), optional
+            Is told steps done, steps in all, and what is measured.
+
+        Returns
+        -------
+        Costs
+            Ctrl-C ends measuring: what was measured is returned, ``interrupted`` being set.
+            Devices that failed or vanished are in ``missing`` with the reason.
+        """
+        source = read_model(model)
+        request = self._request(source, device, config or {}, None)
+        return self._profile(source, request, inputs, seconds, progress)
+
+    def plan_model(
+        self,
+        model: Source | Model,
+        device: str = "HETERO",
+        config: Config | None = None,
+        *,
+        affinity: Any = None,
+        costs: Costs | None = None,
+    ) -> PlanReport:
+        """Choose a device for each node by cost, without compiling.
+
+        Parameters
+        ----------
+        model, device, config, affinity
+            As for `compile_model`. Pins hold. With the policy ``PRIORITY`` the plan is the priority
+            list's, and only judged.
+        costs : Costs, optional
+            What `profile_model` measured; else ``COST_FILE``'s, else measured here, briefly.
+
+        Raises
+        ------
+        PlanError
+            Constraints that no plan meets, with ``nodes`` and ``constraint``; costs of another
+            model or of other devices, with ``differences``.
+        UnsupportedNodesError
+            For nodes that no device takes.
+        """
+        source = read_model(model)
+        request = self._request(source, device, config or {}, affinity)
+        own = dict(request.config.own)
+        if not own["MODEL_DISTRIBUTION_POLICY"] and not own["PERFORMANCE_HINT"]:
+            own["MODEL_DISTRIBUTION_POLICY"] = "AUTO"
+        placed = self._by_priority(source, request)
+        return self._plan(source, request, policy_of(own), placed, costs)
+
+    def _place(self, model: Model, request: PlanRequest) -> Affinity:
+        """Return the affinity that the policy asks for."""
+        placed = self._by_priority(model, request)
+        policy = policy_of(request.config.own)
+        if policy == "PRIORITY" or len(request.devices) == 1:
+            return placed
+        report = self._plan(model, request, policy, placed, None)
+        _log.info("model=%s: %s", model.name, report.sentence())
+        return report.affinity
+
+    def _by_priority(self, model: Model, request: PlanRequest) -> Affinity:
+        support = self._ask(model, request)
+        placed = assign(model, support, request.pins)
+        require_supported(support, model, request.devices)
+        return placed
+
+    def _profile(
+        self,
+        model: Model,
+        request: PlanRequest,
+        inputs: Mapping[str, Any] | None,
+        seconds: float,
+        progress: Progress | None,
+    ) -> Costs:
+        described = {d.name: d for d in self.device_descriptors}
+        configs = request.config.devices
+        subject = Subject(
+            executor=self.executor,
+            model=model,
+            inputs=_inputs(model, inputs),
+            devices=tuple(described[name] for name in request.devices),
+            configs=configs,
+            supports=self._supports(model, request),
+            seconds=seconds,
+        )
+        return profile(subject, progress)
+
+    def _plan(
+        self,
+        model: Model,
+        request: PlanRequest,
+        policy: Policy,
+        placed: Affinity,
+        costs: Costs | None,
+    ) -> PlanReport:
+        own = request.config.own
+        costs = costs or self._known_costs(model, request)
+        devices = request.devices
+        if costs is None:
+            costs = self._profile(model, request, None, own["PROFILE_SECONDS"], None)
+            if costs.interrupted:
+                raise KeyboardInterrupt
+            for name, reason in costs.missing.items():
+                _log.warning("model=%s: planned without %s: %s", model.name, name, reason)
+            devices = tuple(d for d in devices if d in costs.devices)
+            if not devices:
+                raise DeviceError(
+                    f"model {model.name!r}: no device could be measured: "
+                    + "; ".join(f"{d}: {r}" for d, r in costs.missing.items())
+                )
+        supports = self._supports(model, request)
+        task = Task(model, devices, supports, costs, self._constraints(model, request))
+        choice = Choice(
+            policy=policy,
+            hint="LATENCY" if own["PERFORMANCE_HINT"] == "LATENCY" else "THROUGHPUT",
+            seconds=own["PLAN_SECONDS"],
+            seed=own["PLAN_SEED"],
+            variants=own["MAX_VARIANTS"] > 1,
+        )
+        fits = set(placed.values()) <= set(devices)
+        return choose(task, choice, placed if fits else None)
+
+    def _known_costs(self, model: Model, request: PlanRequest) -> Costs | None:
+        path = request.config.own["COST_FILE"]
+        if not path:
+            return None
+        costs = read_costs(path)
+        described = {d.name: d for d in self.device_descriptors}
+        configs = request.config.devices
+        identities = {n: identify(described[n], configs.get(n, {})) for n in request.devices}
+        check_costs(costs, model.content_hash, identities, f"cost file {path}")
+        return costs
+
+    def _supports(self, model: Model, request: PlanRequest) -> dict[str, Support]:
+        configs = request.config.devices
+        return {n: self.executor.query(n, model, configs.get(n, {})) for n in request.devices}
+
+    def _constraints(self, model: Model, request: PlanRequest) -> Constraints:
+        own = request.config.own
+        described = {d.name: d for d in self.device_descriptors}
+        memory = {
+            n: int(nbytes)
+            for n in request.devices
+            if (nbytes := described[n].memory_nbytes) is not None
+        }
+        for name, nbytes in own["DEVICE_MEMORY_NBYTES"].items():
+            listed = find_device(name, request.devices)
+            if listed is None:
+                raise PlanError(
+                    f"DEVICE_MEMORY_NBYTES names {name!r}, which is none of the model's devices: "
+                    f"{', '.join(request.devices)}.",
+                    constraint="memory",
+                )
+            memory[listed] = int(nbytes)
+        return Constraints(
+            pins=request.pins,
+            colocation={
+                group: tuple(
+                    resolve_pins(model, dict.fromkeys(patterns, "any"), source="COLOCATION")
+                )
+                for group, patterns in own["COLOCATION"].items()
+            },
+            memory_nbytes=memory,
+            max_subgraphs=own["MAX_SUBGRAPHS"] or None,
+        )
+
+
+def policy_of(own: Mapping[str, Any]) -> Policy:
+    """Return the policy that HETERO's properties come to."""
+    given: Policy = own["MODEL_DISTRIBUTION_POLICY"] or (
+        "AUTO" if own["PERFORMANCE_HINT"] else "PRIORITY"
+    )
+    return given
+
+
+def cost_digest(own: Mapping[str, Any]) -> str:
+    """Return a hash of the cost file that the properties name, or nothing."""
+    path = Path(own["COST_FILE"])
+    if not own["COST_FILE"] or not path.is_file():
+        return ""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _inputs(model: Model, given: Mapping[str, Any] | None) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    rng = np.random.default_rng(0)
+    for port in model.inputs:
+        if given is not None and port.name in given:
+            values[port.name] = given[port.name]
+        elif port.is_tensor and port.dtype is not None:
+            values[port.name] = made_up(port, rng)
+        else:
+            raise TensorTypeError(
+                f"model {model.name!r}: input {port.name!r} is a {port}, which cannot be made up; "
+                "give `inputs` a value for it."
+            )
+    return values
