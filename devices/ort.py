@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from devices.errors import BlobError, PluginLoadError
+from devices.literals import lift_literals
 from devices.model import Model, Node
 from devices.plugin import Plugin
 from devices.program import Payload, Program
@@ -25,6 +26,7 @@ except ImportError as error:
 
 from devices.ort_program import PAYLOAD_FORMAT, OrtProgram
 from devices.ort_query import OrtQuery
+from devices.ort_session import with_types
 
 
 def _check_providers(names: tuple[str, ...]) -> str | None:
@@ -60,6 +62,10 @@ class ORTPlugin(Plugin):
     def __init__(self) -> None:
         super().__init__()
         self._query = OrtQuery()
+
+    def transform_model(self, model: Model, config: Config) -> Model:
+        """Lift literals; find the types that ONNX's own inference does not."""
+        return with_types(lift_literals(model), config["ORT_PROVIDERS"])
 
     def prepare_query(self, model: Model, config: Config) -> Mapping[str, Refusal | str]:
         """Ask ONNX Runtime about every node."""

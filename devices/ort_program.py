@@ -19,8 +19,7 @@ from devices.deferred_model import DeferredModel
 from devices.errors import DeviceError, InferenceError
 from devices.model import Constant, Model
 from devices.model_reader import read_model
-from devices.ort_query import FEEDABLE
-from devices.ort_versions import lowered
+from devices.ort_session import open_session, session_model
 from devices.program import ExecutedNode, Payload, Program, RunContext, Value
 from devices.properties import Config
 from devices.tensor_spec import TensorSpec
@@ -29,8 +28,6 @@ from devices.tensor_spec import TensorSpec
 PAYLOAD_FORMAT: Final = "onnxruntime-optimized-2"
 #: What a change of layout adds to a node's name.
 _NCHWC: Final = re.compile(r"_nchwc(_token_\d+)?$")
-#: Weights up to this many bytes stay in the model: optimisations look at them.
-INLINE_NBYTES: Final = 1024
 _SEVERITY: Final = {
     "LOG_NONE": 4, "LOG_ERROR": 3, "LOG_WARNING": 2, "LOG_INFO": 1, "LOG_DEBUG": 0, "LOG_TRACE": 0,
 }  # fmt: skip
@@ -113,7 +110,7 @@ class OrtProgram(Program):
     def export(self) -> Payload:
         """Return the optimised model: a skeleton, and the weights as arrays."""
         optimised = self._optimised() if self._session else self._source
-        data, stubs = _session_model(optimised, self._wanted)
+        data, stubs = session_model(optimised, self._wanted)
         tensors = {name: optimised.constants[name].array for name in stubs}
         constants = self._source.constants
         tensors |= {
@@ -150,25 +147,19 @@ class OrtProgram(Program):
     ) -> tuple[onnxruntime.InferenceSession, list[np.ndarray]]:
         """Return a session, and the arrays whose memory it reads as long as it lives."""
         if self._payload is None:
-            data, stubs = _session_model(self._source, self._wanted)
+            data, stubs = session_model(self._source, self._wanted)
             weights = {name: self._source.constants[name].array for name in stubs}
         else:
             data, stubs = self._payload.header["model"], self._payload.header["stubs"]
             weights = {name: self._payload.tensors[name] for name in stubs}
-        arrays = [np.require(weights[name], None, ["C", "A"]) for name in stubs]
-        values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in arrays]
-        if stubs:
-            options.add_external_initializers(stubs, values)
-        providers = list(self._config["ORT_PROVIDERS"])
         try:
-            session = onnxruntime.InferenceSession(data, options, providers=providers)
+            return open_session(data, weights, options, self._config["ORT_PROVIDERS"])
         except Exception as error:
             raise DeviceError(
                 f"ONNX Runtime cannot compile model {self._model.name!r}: "
                 f"{' '.join(str(error).split())[:500]}",
                 device="ORT",
             ) from error
-        return session, arrays
 
     def _feeds(self, given: Mapping[str, Value]) -> dict[str, Value]:
         return {name: value for name, value in given.items() if name in self._fed}
@@ -234,29 +225,6 @@ class OrtProgram(Program):
             if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
                 times[event["name"].removesuffix("_kernel_time")] = event["dur"] / 1e6
         return times
-
-
-def _with_stubs(model: Model) -> onnx.ModelProto:
-    """Return the model with large weights declared outside, where ONNX Runtime takes arrays."""
-    proto = model.to_proto(weights="stub", keep_nbytes=INLINE_NBYTES)
-    for tensor in proto.graph.initializer:
-        if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            constant = model.constants[tensor.name]
-            if constant.spec.element_type not in FEEDABLE:
-                tensor.CopyFrom(constant.to_proto())
-    return lowered(proto)
-
-
-def _session_model(model: Model, wanted: Sequence[str]) -> tuple[bytes, list[str]]:
-    """Return what a session is made of: ONNX bytes, and the weights that are given as arrays."""
-    proto = _with_stubs(model)
-    outputs = {o.name: o for o in proto.graph.output if o.name in wanted}
-    del proto.graph.output[:]
-    proto.graph.output.extend(outputs.values())
-    stubs = [
-        t.name for t in proto.graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL
-    ]
-    return proto.SerializeToString(), stubs
 
 
 def _read_payload(payload: Payload) -> Model:

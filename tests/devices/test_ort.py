@@ -120,6 +120,20 @@ def test_functions_of_the_models_own():
     np.testing.assert_array_equal(result["z"], [4, 8])
 
 
+def test_operators_that_only_onnxruntime_has():
+    model = read_model(
+        parser.parse_model(
+            '<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]> g (float[N,2] x)'
+            " => (float[N,2] y)"
+            " {a = com.microsoft.QuickGelu<alpha = 1.0>(x) b = Relu(a) y = Add(b, x)}"
+        )
+    )
+    assert list(PLUGIN.query_model(model)) == ["a", "b", "y"]
+    x = np.float32([[-1, 2]])
+    want = np.maximum(x / (1 + np.exp(-x)), 0) + x
+    np.testing.assert_allclose(PLUGIN.compile_model(model)(x)["y"], want, rtol=1e-5)
+
+
 def test_a_real_model_as_shipped():
     model = read_model("light:squeezenet")
     compiled = PLUGIN.compile_model(model, {"PERF_COUNT": True, "INFERENCE_NUM_THREADS": 1})
