@@ -146,7 +146,7 @@ class DeviceHost:
             outputs = compiled.run(inputs, context)
         except HeteroError as error:
             raise self._placed(error, stage, request_id, attempt) from error.__cause__
-        except Exception as error:
+        except BaseException as error:  # a plugin's sys.exit must not take the device with it
             what = InferenceError(f"{compiled.name!r}: {type(error).__name__}: {error}")
             raise self._placed(what, stage, request_id, attempt) from error
         finally:

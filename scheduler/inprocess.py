@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import queue
 import threading
 import time
@@ -14,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from devices.errors import HeteroError, RequestCancelledError
+from devices.errors import ClusterError, HeteroError, InferenceError, RequestCancelledError
 from devices.model import Model
 from devices.program import ExecutedNode, Payload, Value
 from devices.registry import load_plugins
@@ -31,8 +30,6 @@ from scheduler.events import DeviceEvent, DeviceInstruction, Task
 from scheduler.executor import DeviceDescriptor, StageRun, StageSource
 from scheduler.plan import Plan
 from scheduler.request_runner import deployment_limits
-
-_log = logging.getLogger(__name__)
 
 
 class _DeviceThreads:
@@ -106,10 +103,18 @@ class _DeviceThreads:
         while (task := self._runs.get()) is not None:
             try:
                 ended = self._run(task)
-            except Exception as error:  # a stage's failure belongs to its request
-                if not isinstance(error, HeteroError):
-                    _log.exception("task=%s failed outside its program", task)
+            except HeteroError as error:
                 self._end(events.RunFailed(task, error), None)
+            except Exception as error:  # outputs that are no values: a fault of the plugin's
+                name = self.host.descriptor.name
+                failure = InferenceError(
+                    f"stage {task.stage} on device {name}, request {task.request_id}, attempt "
+                    f"{task.attempt}: {type(error).__name__}: {error}",
+                    stage=task.stage,
+                    device=name,
+                    cause=repr(error),
+                )
+                self._end(events.RunFailed(task, failure), None)
             else:
                 self._end(events.RunEnded(task), ended)
 
@@ -303,6 +308,7 @@ class InProcessExecutor:
         self._deployments: list[InProcessDeployment] = []
         self._keys = itertools.count(1)
         self._lock = threading.Lock()
+        self._closed = False
 
     @cached_property
     def _entries(self) -> dict[str, Any]:
@@ -351,6 +357,7 @@ class InProcessExecutor:
     def close(self) -> None:
         """Close every deployment and stop the threads; again is harmless."""
         with self._lock:
+            self._closed = True
             deployments, self._deployments = self._deployments, []
             threads, self._threads = list(self._threads.values()), {}
         for deployment in deployments:
@@ -361,6 +368,8 @@ class InProcessExecutor:
     def _device(self, name: str) -> _DeviceThreads:
         descriptor = usable(self._descriptors[resolve_name(name, self._descriptors)])
         with self._lock:
+            if self._closed:
+                raise ClusterError("the executor is closed; make a new one.")
             if descriptor.name not in self._threads:
                 plugin = self._entries[descriptor.plugin].plugin
                 self._threads[descriptor.name] = _DeviceThreads(DeviceHost(descriptor, plugin))

@@ -176,8 +176,8 @@ class RayDeployment(BaseDeployment):
             lost = next(
                 (n for n, r in attempt.refs.items() if _hex(r) == cause.object_ref_hex), None
             )
-            stage = self.plan.producers.get(lost or "", None)
-            device = None if stage is None else self._device(stage).descriptor
+            maker = self.plan.producers.get(lost or "")
+            device = None if maker is None else self._device(maker).descriptor
             return DeviceLostError(
                 f"{where}: tensor {lost!r} is lost with node {device.node if device else '?'} that "
                 f"held it: {first_line(cause)}. Compile the model again for the nodes left.",
@@ -185,9 +185,15 @@ class RayDeployment(BaseDeployment):
                 node=device.node if device else "",
                 **ids,
             )
+        part = arrival.part
+        stage = part if isinstance(part, int) else self.plan.producers[part]
+        name = self._device(stage).descriptor.name
         kind = InferenceError if isinstance(error, exceptions.RayTaskError) else ClusterError
         return kind(
-            f"{where}, at {arrival.part!r}: {type(cause).__name__}: {cause}",
+            f"stage {stage} on device {name} or one before it, {where}: "
+            f"{type(cause).__name__}: {cause}",
+            stage=stage,
+            device=name,
             cause=str(cause),
             **ids,
         )

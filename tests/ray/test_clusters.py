@@ -105,6 +105,22 @@ def test_a_ray_of_our_own_leaves_nothing_behind(end: str) -> None:
     assert not Path(folder).exists()
 
 
+FAIL = """
+from devices.errors import ClusterError
+from scheduler import create_executor
+try:
+    create_executor("ray", ray_options={"object_store_memory": 1})
+except ClusterError as error:
+    print(error)
+"""
+
+
+def test_a_ray_that_cannot_start_says_why_and_what_to_do() -> None:
+    told = run("-c", FAIL).stdout
+    assert "minimum allowed" in told
+    assert "--executor inprocess" in told
+
+
 @pytest.mark.parametrize("says", [b"", b"SSH-2.0-OpenSSH_9.7"], ids=["nothing", "another thing"])
 def test_an_address_where_no_ray_answers_is_told(says: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:

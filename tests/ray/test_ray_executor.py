@@ -142,6 +142,27 @@ def test_a_stage_that_raises_is_named_and_the_deployment_goes_on(executor: RayEx
     assert good.submit({"x": X}).future.result(30)
 
 
+@pytest.mark.parametrize(("name", "message"), [("exit", "SystemExit"), ("odd", "pickle")])
+def test_a_plugin_that_misbehaves_takes_nothing_with_it(
+    executor: RayExecutor, name: str, message: str
+) -> None:
+    bad = executor.deploy(*chain("TOY.0", "TOY.1", name=name))
+    for _ in range(2):
+        with pytest.raises(InferenceError, match=message):
+            bad.submit({"x": X}, timeout_s=30).future.result()
+
+
+def test_a_weight_of_several_stages_is_stored_once(executor: RayExecutor) -> None:
+    weights = {"w": np.full(200_000, 2, np.float32)}
+    lines = [("Add", "n0", ("x", "w"), "a"), ("Mul", "n1", ("a", "w"), "y")]
+    model = build(lines, ["y"], weights=weights)
+    executor.query("TOY.0", model)
+    deployment = executor.deploy(*cut(model, ("TOY.0", ["n0"]), ("TOY.1", ["n1"])))
+    y = deployment.submit({"x": np.ones(1, np.float32)}).future.result(30).outputs["y"]
+    np.testing.assert_array_equal(y, np.full(200_000, 6, np.float32))
+    assert list(executor._weights) == [model.constants["w"]]
+
+
 def test_a_stage_that_does_not_compile_says_why(executor: RayExecutor) -> None:
     model = build([("Exp", "e", ("x",), "y")], ["y"])
     with pytest.raises(UnsupportedNodesError, match="no Exp"):

@@ -1,7 +1,7 @@
 """A plugin over numpy for scheduler tests: a few operators, and faults by node name.
 
 A node called ``sleep_0.2…`` takes that long, ``fail…`` raises, ``refuse…`` raises a typed error,
-and ``die…`` kills its process.
+``exit…`` leaves Python, ``odd…`` gives what is no value, and ``die…`` kills its process.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import threading
 import time
 from collections.abc import Sequence
 
@@ -45,6 +46,8 @@ class ToyProgram(Program):
             self._misbehave(node, context)
             taken = [values[name] for name in node.inputs]
             values[node.outputs[0]] = OPERATORS[node.op_type](*taken)
+            if node.name.startswith("odd"):
+                values[node.outputs[0]] = threading.Lock()
             if context.profile:
                 context.record(node.name, time.perf_counter() - start)
         return [values[spec.name] for spec in model.outputs]
@@ -57,6 +60,8 @@ class ToyProgram(Program):
                 time.sleep(0.005)
         elif node.name.startswith("fail"):
             raise ZeroDivisionError("by design")
+        elif node.name.startswith("exit"):
+            raise SystemExit(3)
         elif node.name.startswith("refuse"):
             raise KernelError("by design", node=node.name, op_type=node.op_type, opset=17)
         elif node.name.startswith("die"):

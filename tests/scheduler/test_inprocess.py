@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from devices.errors import (
+    ClusterError,
     DeadlineError,
     DeviceError,
     InferenceError,
@@ -149,6 +150,17 @@ def test_a_stage_that_raises_is_named_and_the_deployment_goes_on(
     assert good.submit({"x": X}).future.result(10)
 
 
+@pytest.mark.parametrize(("name", "message"), [("exit", "SystemExit"), ("odd", "no value of ONNX")])
+def test_a_plugin_that_misbehaves_takes_nothing_with_it(
+    executor: InProcessExecutor, name: str, message: str
+) -> None:
+    bad = executor.deploy(*chain("TOY.0", "TOY.1", name=name))
+    for _ in range(2):
+        with pytest.raises(InferenceError, match=message) as caught:
+            bad.submit({"x": X}, timeout_s=10).future.result()
+        assert caught.value.device == "TOY.0"
+
+
 def test_cancel_stops_what_runs(executor: InProcessExecutor) -> None:
     deployment = executor.deploy(*chain("TOY.0", "TOY.1", name="sleep_30_"))
     submission = deployment.submit({"x": X})
@@ -229,6 +241,8 @@ def test_many_streams_run_many_requests_at_once() -> None:
     assert other.started_s < one.ended_s
     executor.close()
     executor.close()
+    with pytest.raises(ClusterError, match="closed"):
+        executor.deploy(plan, [source])
 
 
 def test_values_of_running_and_ended_requests_are_let_go(executor: InProcessExecutor) -> None:
