@@ -60,7 +60,8 @@ CONV = node("Conv", "x k b", "c", pads=[1, 1, 1, 1])
 NORM = node("BatchNormalization", "c s t m v", "n")
 WEIGHTS = {
     "k": floats(4, 4, 3, 3), "b": floats(4), "s": floats(4), "t": floats(4), "m": floats(4),
-    "v": floats(4), "per_channel": floats(4, 1, 1), "three": np.float32(3), "zero": np.float32(0),
+    "v": floats(4), "per_channel": floats(4, 1, 1), "k11": floats(4, 4, 1, 1) / 4,
+    "three": np.float32(3), "zero": np.float32(0),
     "six": np.float32(6), "row": floats(6),
 }  # fmt: skip
 
@@ -91,6 +92,18 @@ PATTERNS: dict[str, tuple[list[onnx.NodeProto], list[str]]] = {
     "conv_sum_of_other_shape": (
         [CONV, node("GlobalAveragePool", "x", "g"), node("Add", "c g", "y")],
         ["Conv", "GlobalAveragePool", "Add"],
+    ),
+    "batchnorm_relu_before_1x1": (
+        [node("Relu", "x", "c"), NORM, node("Relu", "n", "p"), node("Conv", "p k1", "y")],
+        ["Relu", "Max", "Conv"],
+    ),
+    "batchnorm_relu_before_padded": (
+        [node("Relu", "x", "c"), NORM, node("Relu", "n", "p"),
+         node("Conv", "p k1", "y", pads=[1, 1, 1, 1])], ["Relu", "ScaleShift", "Conv"],
+    ),
+    "batchnorm_negative_before_1x1": (
+        [node("Relu", "x", "c"), node("BatchNormalization", "c neg t m v", "n"),
+         node("Relu", "n", "p"), node("Conv", "p k1", "y")], ["Relu", "ScaleShift", "Conv"],
     ),
     "batchnorm_scale_shift_relu": (
         [node("Relu", "x", "c"), NORM, node("Mul", "n per_channel", "p"),
@@ -147,6 +160,7 @@ PATTERNS: dict[str, tuple[list[onnx.NodeProto], list[str]]] = {
 }  # fmt: skip
 
 MORE = WEIGHTS | {
+    "k1": floats(5, 4, 1, 1), "neg": np.array([1, -1, 1, 1], np.float32),
     "b3": floats(4, 1, 1), "w6": floats(6, 6), "big": floats(3, 1, 1, 1, 6),
     "shape": np.array([4, 36], np.int64), "axes": np.array([0], np.int64),
     "first": np.array(0, np.int64),
@@ -276,6 +290,7 @@ def networks(draw: st.DrawFn) -> onnx.ModelProto:
     pieces: list[Callable[[str, str], onnx.NodeProto]] = [
         lambda v, o: node("Conv", f"{v} k b", o, pads=[1, 1, 1, 1]),
         lambda v, o: node("Conv", f"{v} k", o, pads=[1, 1, 1, 1]),
+        lambda v, o: node("Conv", f"{v} k11 b", o),
         lambda v, o: node("BatchNormalization", f"{v} s t m v", o),
         lambda v, o: node("Mul", f"{v} per_channel", o),
         lambda v, o: node("Add", f"b3 {v}", o),

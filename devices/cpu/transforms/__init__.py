@@ -17,6 +17,7 @@ from devices.cpu.transforms.layer_norm import fuse_layer_norm
 from devices.cpu.transforms.literals import literals_to_constants
 from devices.cpu.transforms.matmul_add import fuse_matmul_add
 from devices.cpu.transforms.movement import merge_movements
+from devices.cpu.transforms.scale_into_conv import move_scale_into_conv
 from devices.cpu.transforms.scale_shift import fuse_scale_shift
 from devices.model import Model
 
@@ -31,6 +32,7 @@ PASSES: Final[tuple[Callable[[Model], Model], ...]] = (
     merge_movements,
     fold_batchnorm_into_conv,
     fuse_scale_shift,
+    move_scale_into_conv,
     fuse_layer_norm,
     fuse_gelu,
     fuse_matmul_add,
