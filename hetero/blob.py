@@ -23,7 +23,7 @@ from devices.tensor_spec import TensorSpec
 from hetero.affinity import Affinity
 from hetero.config import NOT_KEPT
 from hetero.partition import Output, OutputKind, Partition, Subgraph, Wire
-from scheduler.blob_file import BlobFile, BlobWriter
+from scheduler.blob_file import FORMAT_VERSION, BlobFile, BlobWriter, tensors_of
 from scheduler.executor import DeviceDescriptor
 from scheduler.model_parts import (
     ModelParts,
@@ -285,6 +285,70 @@ class ModelBlob:
             raise BlobError(
                 f"{self._where}: {entry}: {type(error).__name__}: {str(error)[:200]}."
             ) from error
+
+
+def describe(blob: BlobFile) -> dict[str, Any]:
+    """Return what is in a blob of any kind as plain values, read from its header alone.
+
+    Raises
+    ------
+    BlobError
+        Its header is not one of ours.
+    """
+    head = blob.outline()
+    if not isinstance(head, dict):
+        raise BlobError(f"blob {blob.path or ''}: it has no header of ours.")
+    try:
+        plan = Plan.from_bytes(_plan_bytes(blob)) if "plan" in head else None
+        exports = head.get(PAYLOADS) or []
+        return {
+            "kind": str(head["kind"]),
+            "name": str(head["name"]),
+            "format_version": FORMAT_VERSION,
+            "hetero": str(head["hetero"]),
+            "digest": blob.digest,
+            "nbytes": blob.nbytes,
+            "segments": len(blob.segments),
+            "content_hash": head.get("content_hash"),
+            "devices": {
+                name: {"plugin": r[0], "version": r[1], "fingerprint": r[2]}
+                for name, r in head["devices"].items()
+            },
+            "options": head.get("options", {}),
+            "device_options": head.get("device_options", {}),
+            "inputs": [] if plan is None else [_port(spec) for spec in plan.inputs],
+            "outputs": [] if plan is None else [_port(spec) for spec in plan.outputs],
+            "stages": [
+                {
+                    "index": s.index,
+                    "device": s.device,
+                    "nodes": len(s.node_names),
+                    "inputs": s.inputs,
+                    "outputs": s.outputs,
+                    "export_nbytes": _export_nbytes(blob, exports, s.index),
+                }
+                for s in (plan.stages if plan else ())
+            ],
+        }
+    except (TypeError, LookupError, AttributeError) as error:
+        raise BlobError(f"blob {blob.path or ''}: header: damaged: {error}.") from error
+
+
+def _plan_bytes(blob: BlobFile) -> bytes:
+    data: bytes = blob.contents()["plan"]
+    return data
+
+
+def _export_nbytes(blob: BlobFile, exports: Sequence[Any], index: int) -> int | None:
+    """Return how many bytes a stage's export takes; None for a stage that has none here."""
+    if index >= len(exports) or exports[index] is None:
+        return None
+    return sum(part.nbytes for part in set(tensors_of(blob.outline(exports[index]))))
+
+
+def _port(spec: TensorSpec) -> dict[str, Any]:
+    shape = None if spec.shape is None else list(spec.shape)
+    return {"name": spec.name, "type": spec.type, "shape": shape}
 
 
 def _ports(cut: Cut) -> list[TensorSpec]:

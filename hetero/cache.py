@@ -204,13 +204,15 @@ class Cache:
                             found.append(Entry(path, status.st_size, *times))
         return sorted(found, key=lambda entry: (entry.used_s, entry.path.name))
 
-    def prune(self, size_limit_nbytes: int, *, older_than_s: float | None = None) -> list[Entry]:
+    def prune(
+        self, size_limit_nbytes: int | None, *, older_than_s: float | None = None
+    ) -> list[Entry]:
         """Remove the least recently used entries until the rest fit; return what is gone.
 
         Parameters
         ----------
-        size_limit_nbytes : int
-            Bytes that may stay.
+        size_limit_nbytes : int or None
+            Bytes that may stay; None: any number.
         older_than_s : float, optional
             Entries not used for so many seconds go in any case.
         """
@@ -220,7 +222,7 @@ class Cache:
         gone = []
         for entry in entries:
             old = older_than_s is not None and now - entry.used_s > older_than_s
-            if old or total > size_limit_nbytes:
+            if old or (size_limit_nbytes is not None and total > size_limit_nbytes):
                 entry.path.unlink(missing_ok=True)
                 total -= entry.nbytes
                 gone.append(entry)

@@ -1,4 +1,4 @@
-"""The command line: ``hetero devices | query | compile | run | bench | probe``."""
+"""The command line: ``hetero devices | query | compile | run | bench | blob | cache | probe``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import click
 
 from devices.errors import HeteroError
 from hetero.cli.bench import bench
+from hetero.cli.blob import blob
+from hetero.cli.cache import cache
 from hetero.cli.compile import compile_command
 from hetero.cli.devices import devices
 from hetero.cli.probe import probe
@@ -24,19 +26,19 @@ def cli() -> None:
     """
 
 
-for command in (devices, query, compile_command, run, bench, probe):
+for command in (devices, query, compile_command, run, bench, blob, cache, probe):
     cli.add_command(command)
 
 
 def main() -> None:
     """Run the command line; errors of ours are one message on stderr and exit code 1."""
     try:
-        cli.main(standalone_mode=False)
+        # Out of standalone mode click returns the code of `ctx.exit`, which commands use for 1.
+        code = cli.main(standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
     except HeteroError as error:
         click.echo(f"hetero: {type(error).__name__}: {error}", err=True)
         sys.exit(1)
-    except click.exceptions.Exit as request:
-        sys.exit(request.exit_code)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)

@@ -28,6 +28,10 @@ from hetero.core import Core
     "--subgraphs-dir", type=click.Path(path_type=Path, file_okay=False),
     help="Write each subgraph there as an ONNX model.",
 )  # fmt: skip
+@click.option(
+    "--output", "-o", type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the compiled model there, for `hetero run`.",
+)  # fmt: skip
 @with_core
 def compile_command(
     core: Core,
@@ -36,6 +40,7 @@ def compile_command(
     pins: tuple[str, ...],
     config: dict[str, Any],
     subgraphs_dir: Path | None,
+    output: Path | None,
     as_json: bool,
 ) -> None:
     """Compile MODEL and show which device got which subgraph."""
@@ -46,18 +51,24 @@ def compile_command(
         compiled = core.compile_model(source, device, config, affinity=affinity_argument(pins))
     seconds = time.perf_counter() - began
     files = write_subgraphs(compiled, subgraphs_dir) if subgraphs_dir else []
+    if output:
+        compiled.export_model(output)
+        files.append(str(output))
+    cached = compiled.get_property("LOADED_FROM_CACHE")
     if as_json:
         print_json(
             {
                 "model": source.name,
                 "compile_ms": seconds * 1e3,
+                "loaded_from_cache": cached,
                 "subgraphs": subgraph_rows(compiled),
                 "files": files,
             }
         )
         return
     print_subgraphs(compiled)
-    OUT.print(f"compiled in {seconds * 1e3:.0f} ms")
+    done = "loaded from the cache" if cached else "compiled"
+    OUT.print(f"{done} in {seconds * 1e3:.0f} ms")
     for file in files:
         OUT.print(f"wrote {file}")
 

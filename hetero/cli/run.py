@@ -14,9 +14,9 @@ from rich.table import Table
 from devices.light_models import PREFIX, light_model_outputs
 from hetero.cli.compile import print_subgraphs, subgraph_rows
 from hetero.cli.inputs import model_inputs, parse_shapes
+from hetero.cli.loading import is_blob, load, remap_option
 from hetero.cli.options import (
     OUT,
-    affinity_argument,
     model_options,
     print_json,
     progress,
@@ -45,6 +45,7 @@ REPEATS = 10
     "--output", "-o", "output", type=click.Path(path_type=Path, dir_okay=False),
     help="Write the outputs there as .npz.",
 )  # fmt: skip
+@remap_option
 @with_core
 def run(
     core: Core,
@@ -54,15 +55,21 @@ def run(
     config: dict[str, Any],
     inputs: tuple[str, ...],
     shapes: dict[str, tuple[int, ...]],
+    remap: dict[str, str],
     output: Path | None,
     as_json: bool,
 ) -> None:
-    """Run MODEL over the devices; light models are checked against onnx's own outputs."""
-    source = core.read_model(model)
-    values = model_inputs(model, source, inputs, shapes)
+    """Run MODEL over the devices; light models are checked against onnx's own outputs.
+
+    MODEL may be a blob that `hetero compile -o` wrote: it runs on the devices it was compiled for.
+    """
+    # Bad input is told before anything is started.
+    source = None if is_blob(model) else core.read_model(model)
+    values = None if source is None else model_inputs(model, source, inputs, shapes)
     start(core)
-    with progress(core, f"compiling {source.name}"):
-        compiled = core.compile_model(source, device, config, affinity=affinity_argument(pins))
+    compiled = load(core, source or model, device, config, pins, remap)
+    if values is None:
+        values = model_inputs(model, compiled.partition.source, inputs, shapes)
     request = compiled.create_infer_request()
     times = []
     with progress(core, "running"):
@@ -76,7 +83,7 @@ def run(
     if output:
         np.savez(output, allow_pickle=False, **outputs)
     document = {
-        "model": source.name,
+        "model": compiled.name,
         "subgraphs": subgraph_rows(compiled),
         "outputs": [
             {"name": n, "dtype": str(np.asarray(v).dtype), "shape": list(np.shape(v))}

@@ -1,0 +1,152 @@
+"""``hetero cache list | verify | prune | clear``: what a folder of compiled models holds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+
+from devices.errors import BlobError
+from hetero.blob import describe
+from hetero.cache import Cache, Entry
+from hetero.cli.blob import size
+from hetero.cli.options import OUT, print_json
+from scheduler.blob_file import BlobFile
+
+#: Multiples in sizes such as 500MB.
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+
+@click.group()
+def cache() -> None:
+    """Look after a folder of compiled models (CACHE_DIR)."""
+
+
+def _folder(function: Callable[..., Any]) -> Callable[..., Any]:
+    json_ = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+    dir_ = click.option(
+        "--dir", "folder", required=True, type=click.Path(path_type=Path, file_okay=False),
+        help="The cache's folder.",
+    )  # fmt: skip
+    return dir_(json_(function))
+
+
+@cache.command("list")
+@_folder
+def list_(folder: Path, as_json: bool) -> None:
+    """List the entries, the least recently used first."""
+    rows = [_row(entry) for entry in _open(folder).entries()]
+    total = sum(row["nbytes"] for row in rows)
+    if as_json:
+        print_json({"folder": folder, "nbytes": total, "entries": rows})
+        return
+    table = Table("entry", "what", "model", "devices", "size", "age", "last used")
+    for row in rows:
+        table.add_row(
+            row["file"][:12] + "…",
+            row["kind"],
+            row["model"] or "",
+            ", ".join(row["devices"]),
+            size(row["nbytes"]),
+            _span(row["age_s"]),
+            _span(row["idle_s"]) + " ago",
+        )
+    OUT.print(table)
+    OUT.print(f"{len(rows)} entries, {size(total)}")
+
+
+@cache.command()
+@_folder
+def verify(folder: Path, as_json: bool) -> None:
+    """Check every entry's checksums; exit code 1 if one is damaged."""
+    cache_ = _open(folder)
+    checks = {entry.path.name: cache_.check(entry) for entry in cache_.entries()}
+    damaged = {name: reason for name, reason in checks.items() if reason is not None}
+    if as_json:
+        print_json({"folder": folder, "checked": len(checks), "damaged": damaged})
+    else:
+        for reason in damaged.values():
+            OUT.print(reason)
+        OUT.print(f"{len(checks)} entries, {len(damaged)} damaged")
+    if damaged:
+        raise click.exceptions.Exit(1)
+
+
+@cache.command()
+@_folder
+@click.option("--max-size", callback=lambda *a: _nbytes(a[2]), help="What may stay, as 500MB.")
+@click.option("--older-than-days", type=float, help="Remove what was not used for so long.")
+def prune(folder: Path, as_json: bool, max_size: int | None, older_than_days: float | None) -> None:
+    """Remove the least recently used entries."""
+    if max_size is None and older_than_days is None:
+        raise click.UsageError("say what may stay: --max-size, --older-than-days, or both.")
+    gone = _open(folder).prune(
+        max_size,
+        older_than_s=None if older_than_days is None else older_than_days * 86400,
+    )
+    _report(gone, folder, as_json)
+
+
+@cache.command()
+@_folder
+def clear(folder: Path, as_json: bool) -> None:
+    """Remove every entry."""
+    _report(_open(folder).clear(), folder, as_json)
+
+
+def _open(folder: Path) -> Cache:
+    if not folder.is_dir():
+        raise click.BadParameter(f"{folder} is no folder", param_hint="--dir")
+    return Cache(folder)
+
+
+def _row(entry: Entry) -> dict[str, Any]:
+    now = time.time()
+    row = {
+        "file": entry.path.name,
+        "kind": "damaged, or encrypted",
+        "model": None,
+        "devices": [],
+        "nbytes": entry.nbytes,
+        "age_s": now - entry.created_s,
+        "idle_s": now - entry.used_s,
+    }
+    try:
+        document = describe(BlobFile(entry.path, follow_links=False))
+    except (BlobError, OSError):
+        return row
+    return row | {
+        "kind": document["kind"],
+        "model": document["name"],
+        "devices": list(document["devices"]),
+    }
+
+
+def _report(gone: list[Entry], folder: Path, as_json: bool) -> None:
+    nbytes = sum(entry.nbytes for entry in gone)
+    if as_json:
+        print_json({"folder": folder, "removed": [e.path.name for e in gone], "nbytes": nbytes})
+    else:
+        OUT.print(f"removed {len(gone)} entries, {size(nbytes)}")
+
+
+def _span(seconds: float) -> str:
+    for name, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {name}"
+    return f"{max(seconds, 0):.0f} s"
+
+
+def _nbytes(text: str | None) -> int | None:
+    if text is None:
+        return None
+    number = text.upper().rstrip("KMGTB ")
+    unit = text.upper()[len(number) :].strip()
+    try:
+        return int(float(number) * _UNITS[unit])
+    except (ValueError, KeyError):
+        raise click.BadParameter(f"{text!r}: wanted a size as 500MB") from None
