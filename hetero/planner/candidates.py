@@ -269,7 +269,7 @@ def improve(found: Gathered, *, exact: bool, pool: Executor | None, workers: int
     if exact:
         if pool is None:
             block_bound(found)
-        _exact_search(found)
+        exact_search(found)
     for assignment in found.best()[:4]:
         found.add(f"{found.plans[assignment][0]}, tidied", tidy(wary(found.problem), assignment))
 
@@ -321,7 +321,7 @@ def block_bound(found: Gathered) -> None:
     found.bounds += [proven] if proven is not None else []
 
 
-def _exact_search(found: Gathered) -> None:
+def exact_search(found: Gathered, *, bound_only: bool = False) -> None:
     """The whole problem exactly; its plan counts only when proven, its bound always."""
     best = found.best()[0]
     if found.proven() >= found.cost(best) * (1 - 1e-4) or found.left() < 0.1:
@@ -329,6 +329,9 @@ def _exact_search(found: Gathered) -> None:
     solved = exact_solver.solve(found.problem, seconds=found.left(), start=best)
     if math.isfinite(solved.bound.seconds):
         found.bounds.append(solved.bound)
+    if bound_only:
+        # The bound depends on the clock, the plan does not.
+        return
     if solved.optimal:
         found.add("exact", solved.assignment)
     else:

@@ -97,6 +97,7 @@ def plan(
         gather.improve(found, exact=exact, pool=pool, workers=workers)
     elif exact:
         gather.block_bound(found)
+        gather.exact_search(found, bound_only=True)
     if objective == "latency" and not contiguous:
         gather.shorten(found, problem, base)
     judged = [

@@ -35,7 +35,7 @@ def load(path: Path | str, *, mask: float = 0.0, seed: int = 0, slow: float = 0.
     n = len(nodes)
     times = np.empty((n, k + cpus))
     for v, node in enumerate(nodes):
-        fast = float(node["fpgaLatency"])
+        fast = float(node.get("fpgaLatency", 0.0))
         times[v, :k] = fast if node.get("supportedOnFpga", True) else np.inf
         times[v, k:] = fast * slow if slow else float(node["cpuLatency"])
     colours: dict[Any, list[int]] = {}
@@ -44,7 +44,8 @@ def load(path: Path | str, *, mask: float = 0.0, seed: int = 0, slow: float = 0.
             colours.setdefault(node["colorClass"], []).append(v)
     groups = [g for g in colours.values() if len(g) > 1]
     if mask:
-        whole = [*groups, *([v] for v in range(n) if not any(v in set(g) for g in groups))]
+        grouped = {v for g in groups for v in g}
+        whole = [*groups, *([v] for v in range(n) if v not in grouped)]
         rng = random.Random(seed)
         for group in whole:
             if rng.random() < mask:
