@@ -110,6 +110,8 @@ def import_sources(
         Device -> names of the options that change what compilation makes.
     """
     sources = []
+    #: (device here, why its export is of no use) -> stages.
+    again: dict[tuple[str, str], list[int]] = {}
     models = blob.stage_models(cut)
     path = None if blob.blob.path is None else str(blob.blob.path.resolve())
     for before, after, model in zip(blob.plan.stages, cut.plan.stages, models, strict=True):
@@ -120,17 +122,20 @@ def import_sources(
         old = blob.device_options.get(before.device, {})
         changed = [n for n in shaping.get(device, ()) if _value(old, n) != _value(config, n)]
         if payload is not None and (was != now or changed):
-            what = f"{', '.join(changed)} changed" if changed else f"it was made by {was}"
-            _log.warning(
-                "model=%s stage=%d device=%s: compiled again for %s: %s",
-                blob.name, before.index, device, now, what,
-            )  # fmt: skip
+            why = f"with other {', '.join(changed)}" if was == now else f"made by {_text(was)}"
+            again.setdefault((f"{device}, {_text(now)}", why), []).append(before.index)
             payload = None
         stored = None
         if payload is not None and path is not None:
             stored = StoredPayload(path, blob.blob.digest, before.index)
         sources.append(StageSource(model, payload, config, stored))
+    for (what, why), stages in again.items():
+        _log.warning("model=%s stages=%s: compiled again for %s: %s", blob.name, stages, what, why)
     return sources
+
+
+def _text(record: DeviceRecord) -> str:
+    return f"{record.plugin} {record.version} ({record.fingerprint})"
 
 
 def _value(options: Mapping[str, Any], name: str) -> str | None:

@@ -106,7 +106,7 @@ def _open(folder: Path) -> Cache:
 
 def _row(entry: Entry) -> dict[str, Any]:
     now = time.time()
-    row = {
+    row: dict[str, Any] = {
         "file": entry.path.name,
         "kind": "damaged, or encrypted",
         "model": None,
