@@ -14,7 +14,6 @@ began, is dropped. A caller hears of each request exactly once: `Deliver` or `Fa
 from __future__ import annotations
 
 import heapq
-import itertools
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -474,8 +473,3 @@ class ClientMachine:
 
 def _note(request: _Request, now_s: float, what: str) -> None:
     request.story.append(StoryLine(now_s, request.attempt, what))
-
-
-def request_ids() -> itertools.count[int]:
-    """Return a fresh sequence of request ids, from 1."""
-    return itertools.count(1)

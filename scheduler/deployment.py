@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -34,10 +34,17 @@ class BaseDeployment(ABC):
         Values of the plan's constant outputs.
     limits : Limits
         Bounds of the queues.
+    ids : iterator of int
+        Gives request ids, through all deployments of an executor.
     """
 
     def __init__(
-        self, key: str, plan: Plan, constants: Mapping[str, np.ndarray], limits: Limits
+        self,
+        key: str,
+        plan: Plan,
+        constants: Mapping[str, np.ndarray],
+        limits: Limits,
+        ids: Iterator[int],
     ) -> None:
         if missing := [name for name in plan.constant_outputs if name not in constants]:
             raise PlanError(f"plan of {plan.name!r}: no values for constant outputs {missing}.")
@@ -47,7 +54,7 @@ class BaseDeployment(ABC):
         self.imported: set[int] = set()
         self._constants = {name: constants[name] for name in plan.constant_outputs}
         self._inputs = frozenset(spec.name for spec in plan.inputs)
-        self._runner = RequestRunner(limits, self, name=f"{plan.name} ({key})")
+        self._runner = RequestRunner(limits, self, name=f"{plan.name} ({key})", ids=ids)
         self._close_lock = threading.Lock()
         self._closed = False
 

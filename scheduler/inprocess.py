@@ -6,7 +6,7 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -175,9 +175,10 @@ class InProcessDeployment(BaseDeployment):
         plan: Plan,
         constants: Mapping[str, np.ndarray],
         limits: Limits,
+        ids: Iterator[int],
         devices: Mapping[str, _DeviceThreads],
     ) -> None:
-        super().__init__(key, plan, constants, limits)
+        super().__init__(key, plan, constants, limits, ids)
         self._devices = devices
         self._attempts: dict[tuple[int, int], _Attempt] = {}
         self._lock = threading.Lock()
@@ -307,6 +308,7 @@ class InProcessExecutor:
         self._threads: dict[str, _DeviceThreads] = {}
         self._deployments: list[InProcessDeployment] = []
         self._keys = itertools.count(1)
+        self._request_ids = itertools.count(1)
         self._lock = threading.Lock()
         self._closed = False
 
@@ -344,7 +346,9 @@ class InProcessExecutor:
         limits = deployment_limits(config)
         threads = {name: self._device(name) for name in plan.devices}
         key = f"deployment-{next(self._keys)}"
-        deployment = InProcessDeployment(key, plan, constants or {}, limits, threads)
+        deployment = InProcessDeployment(
+            key, plan, constants or {}, limits, self._request_ids, threads
+        )
         try:
             deployment.load(sources)
         except BaseException:

@@ -7,7 +7,7 @@ each stage's small report, nothing else.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -43,8 +43,9 @@ class _Attempt:
     """An attempt in flight, and what has come of it."""
 
     inputs: Mapping[str, Value]
-    #: Every tensor's reference, kept until the attempt ends: Ray frees what nobody refers to.
-    refs: dict[str, Any]
+    #: Tensor names by their references' ids. The references themselves are let go: Ray keeps a
+    #: tensor for the calls that take it, and frees it after the last.
+    tensors: dict[str, str]
     num_parts_left: int
     outputs: dict[str, Value] = field(default_factory=dict)
     runs: list[StageRun] = field(default_factory=list)
@@ -66,7 +67,7 @@ class RayDeployment(BaseDeployment):
 
     Parameters
     ----------
-    key, plan, constants, limits
+    key, plan, constants, limits, ids
         As `BaseDeployment`.
     devices : mapping of str to ActorDevice
         The plan's devices by the names that the plan uses.
@@ -84,13 +85,14 @@ class RayDeployment(BaseDeployment):
         plan: Plan,
         constants: Mapping[str, np.ndarray],
         limits: Limits,
+        ids: Iterator[int],
         *,
         devices: Mapping[str, ActorDevice],
         arrived: Callable[[Arrival], None],
         lost: OnLost,
         ask: Callable[..., Any],
     ) -> None:
-        super().__init__(key, plan, constants, limits)
+        super().__init__(key, plan, constants, limits, ids)
         self._devices = devices
         self._arrived = arrived
         self._lost = lost
@@ -122,15 +124,17 @@ class RayDeployment(BaseDeployment):
             shared = len(plan.consumers.get(name, ())) > 1 and nbytes_of(value) > _INLINE_NBYTES
             refs[name] = ray.put(value) if shared else value
         parts: dict[_Part, Any] = {}
+        tensors: dict[str, str] = {}
         for stage, call, wanted in zip(plan.stages, self._calls, self.wanted, strict=True):
             arguments = [refs[name] for name in stage.inputs]
             made = call.remote(self.key, stage.index, request_id, attempt, profile, *arguments)
-            *tensors, parts[stage.index] = made if wanted else (made,)
-            refs.update(zip(wanted, tensors, strict=True))
+            *given, parts[stage.index] = made if wanted else (made,)
+            refs.update(zip(wanted, given, strict=True))
+            tensors.update((ref.hex(), name) for name, ref in zip(wanted, given, strict=True))
         for name in self._output_names:
             parts[name] = refs[name]
         with self._lock:
-            self._attempts[request_id, attempt] = _Attempt(inputs, refs, len(parts))
+            self._attempts[request_id, attempt] = _Attempt(inputs, tensors, len(parts))
         for part, ref in parts.items():
             ref.future().add_done_callback(self._announcer(request_id, attempt, part))
 
@@ -173,10 +177,8 @@ class RayDeployment(BaseDeployment):
         if isinstance(cause, exceptions.TaskCancelledError):
             return RequestCancelledError(f"{where}: cancelled.", **ids)
         if isinstance(cause, exceptions.ObjectLostError):
-            lost = next(
-                (n for n, r in attempt.refs.items() if _hex(r) == cause.object_ref_hex), None
-            )
-            maker = self.plan.producers.get(lost or "")
+            lost = attempt.tensors.get(cause.object_ref_hex, "an input")
+            maker = self.plan.producers.get(lost)
             device = None if maker is None else self._device(maker).descriptor
             return DeviceLostError(
                 f"{where}: tensor {lost!r} is lost with node {device.node if device else '?'} that "
@@ -229,7 +231,3 @@ class RayDeployment(BaseDeployment):
     def _unload(self) -> None:
         refs = [device.actor.unload.remote(self.key) for device in self._devices.values()]
         ray.wait(refs, num_returns=len(refs), timeout=15.0)
-
-
-def _hex(ref: Any) -> str | None:
-    return ref.hex() if isinstance(ref, ray.ObjectRef) else None

@@ -8,6 +8,7 @@ import queue
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -24,6 +25,7 @@ from scheduler.model_parts import split_model
 from scheduler.plan import Plan
 from scheduler.ray_deployment import Arrival, RayDeployment
 from scheduler.ray_devices import ActorDevice, RayDevices
+from scheduler.ray_nodes import alive_nodes
 from scheduler.ray_start import connect
 from scheduler.request_runner import deployment_limits
 from scheduler.stored_payload import StoredPayload
@@ -76,6 +78,7 @@ class RayExecutor:
         #: References to weights in the object store, as long as somebody here has the weight.
         self._weights: weakref.WeakKeyDictionary[Constant, Any] = weakref.WeakKeyDictionary()
         self._keys = itertools.count(1)
+        self._request_ids = itertools.count(1)
         self._lock = threading.Lock()
         self._closed = False
         self._arrivals: queue.SimpleQueue[Arrival | None] = queue.SimpleQueue()
@@ -111,7 +114,8 @@ class RayExecutor:
             f"deployment-{ray.get_runtime_context().get_job_id()}-{next(self._keys)}",
             plan,
             constants or {},
-            limits,
+            replace(limits, nbytes=min(limits.nbytes, self._store_nbytes() // 2)),
+            self._request_ids,
             devices={name: self._devices.device(name) for name in plan.devices},
             arrived=self._arrivals.put,
             lost=self._lose,
@@ -125,6 +129,10 @@ class RayExecutor:
         with self._lock:
             self._deployments.append(deployment)
         return deployment
+
+    def _store_nbytes(self) -> int:
+        """Return the size of the smallest node's object store; requests share half of it."""
+        return min(node.store_nbytes for node in alive_nodes())
 
     def _load(self, deployment: RayDeployment, sources: Sequence[StageSource]) -> None:
         """Start every stage's way onto its device, then see to those that must try another."""

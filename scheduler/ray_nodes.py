@@ -30,6 +30,8 @@ class ClusterNode:
         Plugin -> logical devices, as far as its start options say.
     num_cpus : int
         Cores that it offers to Ray.
+    store_nbytes : int
+        Size of its object store.
     options : mapping
         What pins a task or an actor to it.
     """
@@ -38,6 +40,7 @@ class ClusterNode:
     name: str
     counts: Mapping[str, int]
     num_cpus: int
+    store_nbytes: int
     options: Mapping[str, Any]
 
 
@@ -70,7 +73,9 @@ def _node(row: Mapping[str, Any], unique: bool) -> ClusterNode:
     }
     if row["Resources"].get(RESOURCE):
         options["resources"] = {RESOURCE: RESOURCE_SHARE}
-    return ClusterNode(row["NodeID"], name, counts, int(row["Resources"].get("CPU", 0)), options)
+    resources = row["Resources"]
+    cores, store = resources.get("CPU", 0), resources.get("object_store_memory", 0)
+    return ClusterNode(row["NodeID"], name, counts, int(cores), int(store), options)
 
 
 def _rows() -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -20,7 +20,6 @@ from scheduler.client_machine import (
     RetryPolicy,
     StoryLine,
     never_retry,
-    request_ids,
 )
 from scheduler.codec import nbytes_of
 from scheduler.events import ClientEvent, ClientInstruction
@@ -63,6 +62,8 @@ class RequestRunner:
         How attempts are started and dropped.
     name : str
         The deployment, for messages.
+    ids : iterator of int
+        Gives request ids, ascending; shared by all that share devices, whose queues they order.
     retry : callable
         Which failures are followed by another attempt.
     clock : callable
@@ -75,13 +76,14 @@ class RequestRunner:
         attempts: Attempts,
         *,
         name: str,
+        ids: Iterator[int],
         retry: RetryPolicy = never_retry,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._machine = ClientMachine(limits, retry=retry, name=name)
         self._attempts = attempts
         self._clock = clock
-        self._ids = request_ids()
+        self._ids = ids
         self._calls: dict[int, _Call] = {}
         self._lock = threading.Lock()
         self._timer = threading.Condition(self._lock)

@@ -207,7 +207,7 @@ def test_close_cancels_what_runs_and_what_waits(executor: InProcessExecutor) -> 
 
     waiter = threading.Thread(target=wait)
     waiter.start()
-    while len(deployment.story(2)) < 2:
+    while len(deployment.story(first.request_id + 1)) < 2:
         time.sleep(0.001)
     deployment.close()
     waiter.join(10)
