@@ -240,8 +240,10 @@ def _external_array(tensor: onnx.TensorProto, folder: Path | None, where: str) -
             "external data first (onnx.load_external_data_for_model)."
         )
     root = folder.resolve()
-    path = (root / location).resolve()
-    if not location or Path(location).is_absolute() or not path.is_relative_to(root):
+    path = root if "\0" in location else (root / location).resolve()
+    if path == root:
+        raise ExternalDataError(f"{what}, which names no file in {root}.")
+    if Path(location).is_absolute() or not path.is_relative_to(root):
         raise ExternalDataError(
             f"{what}, outside the model's folder {root}; refused. Keep a model's files together."
         )

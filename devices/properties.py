@@ -125,9 +125,9 @@ class PropertyTable(Mapping[str, Property]):
             return self._properties[name]
         except KeyError:
             near = difflib.get_close_matches(str(name), self._properties, 3, 0.5)
-            hint = f"did you mean {' or '.join(near)}? " if near else ""
+            hint = f"; did you mean {' or '.join(near)}?" if near else "."
             raise UnknownPropertyError(
-                f"no property {name!r}; {hint}There are {', '.join(sorted(self._properties))}.",
+                f"no property {name!r}{hint} There are {', '.join(sorted(self._properties))}.",
                 property=name,
             ) from None
 

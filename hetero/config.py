@@ -203,9 +203,9 @@ def split_config(
         if not takers and name not in own:
             everything = sorted(set(HETERO_PROPERTIES).union(*known.values()))
             near = difflib.get_close_matches(name, everything, 3, 0.5)
-            hint = f"did you mean {' or '.join(near)}? " if near else ""
+            hint = f"; did you mean {' or '.join(near)}?" if near else "."
             raise UnknownPropertyError(
-                f"no property {name!r} on HETERO or on {', '.join(devices)}; {hint}"
+                f"no property {name!r} on HETERO or on {', '.join(devices)}{hint} "
                 f"There are {', '.join(everything)}.",
                 property=name,
             )

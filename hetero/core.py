@@ -24,13 +24,13 @@ from hetero.cached_compile import Cached, CachedCompiler
 from hetero.compiled_model import CompiledModel
 from hetero.config import HETERO_PROPERTIES, SplitConfig, split_config
 from hetero.core_planning import PlanningCore, cost_digest
+from hetero.device_choice import check_counts, choose_devices
 from hetero.lowering import constant_outputs, lower, stage_sources
 from hetero.partition import partition
 from hetero.query import gather_pins, query_priority
 from hetero.survey import Survey
 from scheduler import create_executor
 from scheduler.blob_file import BlobFile
-from scheduler.device_names import DeviceRequest, parse_device, resolve_device
 from scheduler.executor import Deployment, DeviceDescriptor, Executor, StageSource
 
 _log = logging.getLogger(__name__)
@@ -132,8 +132,16 @@ class Core(PlanningCore):
 
     @property
     def device_descriptors(self) -> tuple[DeviceDescriptor, ...]:
-        """Every device, broken plugins included as rows with their error."""
-        return self.executor.devices()
+        """Every device, broken plugins included as rows with their error.
+
+        Raises
+        ------
+        UnknownDeviceError
+            If `devices` counts devices of a plugin that is not there.
+        """
+        rows = self.executor.devices()
+        check_counts(self._device_counts, rows)
+        return rows
 
     @property
     def available_devices(self) -> list[str]:
@@ -145,14 +153,10 @@ class Core(PlanningCore):
 
         Raises
         ------
-        UnknownDeviceError
-            For a device that is not there, listing those that are.
+        UnknownDeviceError, PluginLoadError
+            For a device that is not there, listing those that are, or whose plugin is broken.
         """
-        working = [d for d in self.device_descriptors if d.error is None]
-        if parse_device(device) == DeviceRequest(True, ()):
-            ranked = sorted((d for d in working if d.automatic), key=lambda d: d.rank)
-            return tuple(d.name for d in ranked)
-        return resolve_device(device, [d.name for d in working])
+        return choose_devices(device, self.device_descriptors)
 
     def get_versions(self, device: str) -> dict[str, str]:
         """Return the version of each plugin that a device string names."""

@@ -91,7 +91,10 @@ def resolve_name(name: str, available: Iterable[str]) -> str:
     ids = [device for (other, _), device in known.items() if other == plugin]
     near = difflib.get_close_matches(name.upper(), known.values(), 1)
     if ids:
-        hint = f" {plugin} has {', '.join(ids)}; more logical devices are asked for by devices=."
+        hint = (
+            f" {plugin} has {', '.join(ids)}; ask for more with devices={{{plugin!r}: 2}} or "
+            f"--devices {plugin}=2."
+        )
     else:
         hint = f" Did you mean {near[0]}?" if near else ""
     raise UnknownDeviceError(

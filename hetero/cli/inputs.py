@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+from zipfile import BadZipFile
 
 import click
 import numpy as np
 import onnx
+from google.protobuf.message import DecodeError
 from onnx import numpy_helper
 
 from devices.light_models import PREFIX, light_model_inputs
 from devices.model import Model
 from devices.tensor_spec import TensorSpec
+
+#: Suffixes of the files that `--input` reads; a file with another one is read as .npy.
+KINDS: Final = (".npy", ".npz", ".pb")
 
 
 def model_inputs(
@@ -80,7 +85,8 @@ def _read(text: str, model: Model) -> dict[str, Any]:
         name, file = "", text
     path = Path(file)
     if not path.is_file():
-        raise click.UsageError(f"--input {text}: no such file {path}.")
+        what = "is a folder" if path.is_dir() else "does not exist"
+        raise click.UsageError(f"--input {text}: {path} {what}; give a .npy, .npz or .pb file.")
     if not name and path.suffix != ".npz":
         if len(model.inputs) != 1:
             ports = ", ".join(port.name for port in model.inputs)
@@ -93,7 +99,10 @@ def _read(text: str, model: Model) -> dict[str, Any]:
         if path.suffix == ".pb":
             return {name: numpy_helper.to_array(onnx.load_tensor(str(path)))}
         return {name: np.load(path, allow_pickle=False)}
-    except (ValueError, OSError, EOFError) as error:
+    except (ValueError, OSError, EOFError, BadZipFile, DecodeError) as error:
+        # numpy's own message tells how to unpickle what it found, which nobody should.
         raise click.UsageError(
-            f"--input {text}: not a .npy, .npz or .pb tensor file: {error}."
+            f"--input {text}: {path} is no {path.suffix if path.suffix in KINDS else '.npy'} file "
+            "of tensors: damaged, of another kind, or with Python objects, which are not read. "
+            "Write one with numpy.save, numpy.savez or onnx.save_tensor."
         ) from error

@@ -133,7 +133,7 @@ def _config(context: click.Context, parameter: click.Parameter, value: tuple[str
     config: dict[str, Any] = {}
     for part in value:
         key, equals, text = part.partition("=")
-        if not equals:
+        if not equals or not key.strip():
             raise click.BadParameter(f"{part!r}: wanted KEY=VALUE, as PERF_COUNT=YES")
         device, dot, name = key.rpartition(".")
         if dot:

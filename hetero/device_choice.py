@@ -1,0 +1,68 @@
+"""Device strings against the devices that are there, with what is wrong with those that are not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from devices.errors import PluginLoadError, UnknownDeviceError
+from scheduler.device_names import DeviceRequest, parse_device, resolve_device, split_name
+from scheduler.executor import DeviceDescriptor
+
+
+def choose_devices(device: str, rows: Sequence[DeviceDescriptor]) -> tuple[str, ...]:
+    """Return the devices that a device string means, in order of priority.
+
+    Parameters
+    ----------
+    device : str
+        ``CPU``, ``ORT.1``, ``HETERO:ORT,CPU``, or ``HETERO`` for every automatic device.
+    rows : sequence of DeviceDescriptor
+        What there is, broken plugins included.
+
+    Raises
+    ------
+    PluginLoadError
+        For a device whose plugin is broken.
+    UnknownDeviceError
+        For a device that is not there, listing those that are, and plugins that are broken: one
+        of them may be meant.
+    """
+    working = [d for d in rows if d.error is None]
+    request = parse_device(device)
+    if request == DeviceRequest(True, ()):
+        ranked = sorted((d for d in working if d.automatic), key=lambda d: d.rank)
+        return tuple(d.name for d in ranked)
+    try:
+        return resolve_device(device, [d.name for d in working])
+    except UnknownDeviceError as error:
+        asked = {split_name(name)[0] for name in request.names}
+        broken = {d.plugin: d.error for d in rows if d.error is not None}
+        for plugin in broken.keys() & asked:
+            raise PluginLoadError(
+                f"device {plugin!r} cannot be used: {broken[plugin]}", device=plugin
+            ) from error
+        if not broken:
+            raise
+        listed = "; ".join(f"{plugin}: {why}" for plugin, why in broken.items())
+        raise UnknownDeviceError(
+            f"{error} Plugins that could not be loaded: {listed}", device=error.device
+        ) from error
+
+
+def check_counts(counts: Mapping[str, int], rows: Sequence[DeviceDescriptor]) -> None:
+    """Refuse to count devices of a plugin that is not there.
+
+    Raises
+    ------
+    UnknownDeviceError
+        Listing the plugins that are.
+    """
+    plugins = dict.fromkeys(d.plugin for d in rows)
+    for name in counts:
+        # A count of none is how a plugin is left out; it has no row then.
+        if counts[name] and name not in plugins:
+            raise UnknownDeviceError(
+                f"devices={{{name!r}: {counts[name]}}}: there is no plugin {name!r}; there are "
+                f"{', '.join(plugins)}.",
+                device=name,
+            )
