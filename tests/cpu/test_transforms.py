@@ -17,7 +17,7 @@ from devices.light_models import light_model_names
 from devices.model import Model
 from devices.model_reader import read_model
 from tests.bench.networks import bert
-from tests.cpu.models import make_model, run_cpu, run_onnxruntime
+from tests.cpu.models import make_model, run_cpu, run_onnxruntime, run_reference
 
 RANDOM = np.random.default_rng(0)
 
@@ -151,6 +151,11 @@ PATTERNS: dict[str, tuple[list[onnx.NodeProto], list[str]]] = {
          node("Mul", "x g", "h"), node("Mul", "h half", "y")],
         ["Div", "Erf", "Add", "Mul", "Mul"],
     ),
+    "gelu_of_nearly_that_number": (
+        [node("Div", "x root2ish", "e"), node("Erf", "e", "f"), node("Add", "f one", "g"),
+         node("Mul", "x g", "h"), node("Mul", "h half", "y")],
+        ["Div", "Erf", "Add", "Mul", "Mul"],
+    ),
     "layer_norm": (
         [node("ReduceMean", "x", "mean", axes=[-1]), node("Sub", "x mean", "d"),
          node("Pow", "d two", "sq"), node("ReduceMean", "sq", "var", axes=[3]),
@@ -165,7 +170,7 @@ MORE = WEIGHTS | {
     "shape": np.array([4, 36], np.int64), "axes": np.array([0], np.int64),
     "first": np.array(0, np.int64),
     "minus": np.array([-1], np.int64), "one": np.float32(1),
-    "half": np.float32(0.5), "root2": np.float32(2**0.5), "cube": np.float32(3),
+    "half": np.float32(0.5), "root2": np.float32(2**0.5), "root2ish": np.float32(1.41), "cube": np.float32(3),
     "c44": np.float32(0.044715), "root_pi": np.float32((2 / np.pi) ** 0.5),
     "two": np.float32(2), "eps": np.float32(1e-5),
 }  # fmt: skip
@@ -216,6 +221,26 @@ def test_a_value_that_a_body_reads_keeps_its_name() -> None:
     feeds = {"x": X4, "on": np.array(True)}
     model = make_model(nodes, feeds, ["y"], {"k": WEIGHTS["k"], "b": WEIGHTS["b"]})
     check(model, feeds)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64])
+@pytest.mark.parametrize("name", ["layer_norm", "gelu_erf", "batchnorm_scale_shift_relu"])
+def test_pattern_in_other_widths(name: str, dtype: type) -> None:
+    nodes, wanted = PATTERNS[name]
+    used = {value for n in nodes for value in n.input}
+    weights = {k: np.asarray(v, dtype) for k, v in MORE.items() if k in used}
+    model = make_model(nodes, {"x": X4.astype(dtype)}, [nodes[-1].output[0]], weights)
+    assert operators(model) == wanted
+    x = (X4 - 1).astype(dtype)
+    exact = make_model(
+        nodes, {"x": X4.astype(np.float64)}, [nodes[-1].output[0]],
+        {k: v.astype(np.float64) for k, v in weights.items()},
+    )  # fmt: skip
+    (got,) = run_cpu(model, {"x": x})
+    (best,) = run_reference(exact, {"x": x.astype(np.float64)})
+    assert got.dtype == dtype
+    tolerance = 1e-2 if dtype is np.float16 else 1e-7
+    np.testing.assert_allclose(got.astype(np.float64), best, rtol=tolerance, atol=tolerance)
 
 
 def test_noted_shapes_of_inner_values_are_not_trusted() -> None:

@@ -14,7 +14,9 @@ from devices.cpu.transforms.rewriting import Rewrite, fused_node
 from devices.model import Model
 
 #: How far a model's rounded constants may be from the exact ones, relatively.
-_CLOSE = 1e-3
+_CLOSE = 1e-6
+#: The same for constants of less than 32 bits.
+_CLOSE_NARROW = 1e-3
 
 
 def fuse_gelu(model: Model) -> Model:
@@ -57,7 +59,7 @@ def _match(rewrite: Rewrite, inner: int, approximate: str) -> tuple[str, set[int
         half = rewrite.producer(other)
         if other == x and not seen_x:
             seen_x = True
-        elif _is_near(rewrite.scalar(other), 0.5) and not seen_half:
+        elif _is_near(rewrite, other, 0.5) and not seen_half:
             seen_half = True
         elif (
             half is not None
@@ -128,12 +130,16 @@ def _with_number(rewrite: Rewrite, at: int, op_type: str, number: float) -> str 
     if not rewrite.is_op(at, op_type):
         return None
     left, right = rewrite.model.nodes[at].inputs
-    if _is_near(rewrite.scalar(right), number):
+    if _is_near(rewrite, right, number):
         return left
-    if op_type != "Div" and _is_near(rewrite.scalar(left), number):
+    if op_type != "Div" and _is_near(rewrite, left, number):
         return right
     return None
 
 
-def _is_near(given: float | None, number: float) -> bool:
-    return given is not None and abs(given - number) <= _CLOSE * abs(number)
+def _is_near(rewrite: Rewrite, value: str, number: float) -> bool:
+    given, array = rewrite.scalar(value), rewrite.constant(value)
+    if given is None or array is None:
+        return False
+    close = _CLOSE_NARROW if array.dtype.itemsize < 4 else _CLOSE
+    return abs(given - number) <= close * abs(number)

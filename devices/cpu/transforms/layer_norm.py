@@ -74,7 +74,9 @@ def _fuse(rewrite: Rewrite, div: int) -> None:
     if not _is_closed(rewrite, parts, value):
         return
     covered = [nodes[p] for p in sorted(parts)]
-    attributes = {"axis": -1, "epsilon": epsilon}
+    # The operator computes in float32 unless told otherwise; 11 is double.
+    stash_type = 11 if rewrite.model.spec(x).element_type == "double" else 1
+    attributes = {"axis": -1, "epsilon": epsilon, "stash_type": stash_type}
     rewrite.replace(parts, fused_node("LayerNormalization", inputs, [value], covered, attributes))
 
 

@@ -36,7 +36,9 @@ def _move(rewrite: Rewrite, i: int, affine: Node, after: int, conv: Node) -> Non
     attributes = conv.attributes
     if scale is None or shift is None or weights is None or (bias_name and bias is None):
         return
-    if affine.attributes.get("activation") != "Relu" or scale.min(initial=1) < _LEAST:
+    if scale.dtype != weights.dtype or affine.attributes.get("activation") != "Relu":
+        return
+    if scale.min(initial=1) < _LEAST:
         return
     padded = any(attributes.get("pads", ())) or attributes.get("auto_pad", "NOTSET") != "NOTSET"
     if padded or set(weights.shape[2:]) != {1} or attributes.get("group", 1) != 1:

@@ -6,6 +6,8 @@ an activation become ``hetero::ScaleShift``, which works through a tensor once.
 
 from __future__ import annotations
 
+import numpy as np
+
 from devices.cpu.transforms.channel_affine import batchnorm_affine, channel_affine
 from devices.cpu.transforms.conv_activation import activation_after
 from devices.cpu.transforms.rewriting import Rewrite, fused_node
@@ -44,10 +46,12 @@ def _fuse(rewrite: Rewrite, first: int) -> None:
         parts += positions
         value = nodes[positions[-1]].outputs[0]
     node = nodes[first]
+    # Parameters of half-width tensors stay wider, as the operator computes.
+    dtype = x.dtype if x.dtype.itemsize >= 4 else np.dtype(np.float32)
     inputs = [
         node.inputs[0],
-        rewrite.add_constant(f"{node.name}/scale", scale.astype(x.dtype)),
-        rewrite.add_constant(f"{node.name}/shift", shift.astype(x.dtype)),
+        rewrite.add_constant(f"{node.name}/scale", scale.astype(dtype)),
+        rewrite.add_constant(f"{node.name}/shift", shift.astype(dtype)),
     ]
     attributes = {"activation": name, "activation_params": params}
     covered = [nodes[p] for p in parts]
