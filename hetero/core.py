@@ -24,7 +24,7 @@ from hetero.cached_compile import Cached, CachedCompiler
 from hetero.compiled_model import CompiledModel
 from hetero.config import HETERO_PROPERTIES, SplitConfig, split_config
 from hetero.core_planning import PlanningCore, cost_digest
-from hetero.device_choice import check_counts, choose_devices
+from hetero.device_choice import check_counts, choose_devices, choose_prioritised
 from hetero.lowering import constant_outputs, lower, stage_sources
 from hetero.partition import partition
 from hetero.query import gather_pins, query_priority
@@ -107,8 +107,6 @@ class Core(PlanningCore):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    # Devices.
-
     @property
     def executor(self) -> Executor:
         """The executor, started on first use.
@@ -183,7 +181,7 @@ class Core(PlanningCore):
         else:
             names = self.resolve_devices(scope) if scope else tuple(self.available_devices)
             known = {name: self._known_properties(name) for name in names}
-            split_config(options, names, known, self._canonical)
+            self._check(split_config(options, names, known, self._canonical))
             scope = names[0] if scope else ""
         self._config.setdefault(scope, {}).update(options)
 
@@ -201,8 +199,6 @@ class Core(PlanningCore):
             if name in self._config.get(scope, {}):
                 return self._config[scope][name]
         return self.executor.get_property(device, name)
-
-    # Models.
 
     def read_model(self, model: Source | Model) -> Model:
         """Read a model from a path, bytes or a ModelProto; ``light:NAME`` is shipped by onnx."""
@@ -458,17 +454,8 @@ class Core(PlanningCore):
     def _devices(self, device: str, config: Config) -> tuple[str, ...]:
         own = self._config.get("HETERO", {})
         priorities = config.get("MULTI_DEVICE_PRIORITIES", own.get("MULTI_DEVICE_PRIORITIES"))
-        if not priorities or device.partition(":")[0] != "HETERO":
-            return self.resolve_devices(device)
-        names = HETERO_PROPERTIES["MULTI_DEVICE_PRIORITIES"].parse(priorities)
-        listed = self.resolve_devices("HETERO:" + ",".join(names))
-        if ":" in device and self.resolve_devices(device) != listed:
-            raise PropertyError(
-                f"the device string {device!r} and MULTI_DEVICE_PRIORITIES={','.join(names)} "
-                "disagree; give one of them.",
-                property="MULTI_DEVICE_PRIORITIES",
-            )
-        return listed
+        names = HETERO_PROPERTIES["MULTI_DEVICE_PRIORITIES"].parse(priorities or ())
+        return choose_prioritised(device, names, self.device_descriptors)
 
     def _split_config(self, config: Config, devices: tuple[str, ...]) -> SplitConfig:
         known = {name: frozenset(self._known_properties(name)) for name in devices}
@@ -480,7 +467,7 @@ class Core(PlanningCore):
             if name in HETERO_PROPERTIES or any(name in names for names in known.values())
         }
         own_devices = {name: self._config[name] for name in devices if name in self._config}
-        given = split_config(config, devices, known, self._canonical)
+        given = self._check(split_config(config, devices, known, self._canonical))
         before = split_config(general, devices, known, self._canonical)
         return SplitConfig(
             before.own | {n: v for n, v in given.own.items() if n in config},
@@ -489,6 +476,13 @@ class Core(PlanningCore):
                 for name in devices
             },
         )
+
+    def _check(self, config: SplitConfig) -> SplitConfig:
+        """Have each device check its share, also one that will get no node."""
+        for name, options in config.devices.items():
+            if options:
+                self.executor.check_config(name, options)
+        return config
 
     def _known_properties(self, device: str) -> tuple[str, ...]:
         names: tuple[str, ...] = self.executor.get_property(device, "SUPPORTED_PROPERTIES")

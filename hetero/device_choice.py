@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from devices.errors import PluginLoadError, UnknownDeviceError
-from scheduler.device_names import DeviceRequest, parse_device, resolve_device, split_name
+from devices.errors import PluginLoadError, PropertyError, UnknownDeviceError
+from scheduler.device_names import (
+    HETERO,
+    DeviceRequest,
+    parse_device,
+    resolve_device,
+    split_name,
+)
 from scheduler.executor import DeviceDescriptor
 
 
@@ -47,6 +53,28 @@ def choose_devices(device: str, rows: Sequence[DeviceDescriptor]) -> tuple[str, 
         raise UnknownDeviceError(
             f"{error} Plugins that could not be loaded: {listed}", device=error.device
         ) from error
+
+
+def choose_prioritised(
+    device: str, names: Sequence[str], rows: Sequence[DeviceDescriptor]
+) -> tuple[str, ...]:
+    """Return what a device string means where ``MULTI_DEVICE_PRIORITIES`` lists `names`.
+
+    Raises
+    ------
+    PropertyError
+        If both list devices, and not the same ones.
+    """
+    if not names or device.partition(":")[0].strip() != HETERO:
+        return choose_devices(device, rows)
+    listed = choose_devices(f"{HETERO}:" + ",".join(names), rows)
+    if ":" in device and choose_devices(device, rows) != listed:
+        raise PropertyError(
+            f"the device string {device!r} and MULTI_DEVICE_PRIORITIES={','.join(names)} "
+            "disagree; give one of them.",
+            property="MULTI_DEVICE_PRIORITIES",
+        )
+    return listed
 
 
 def check_counts(counts: Mapping[str, int], rows: Sequence[DeviceDescriptor]) -> None:

@@ -76,6 +76,10 @@ class DeviceHost:
         value = self._plugin.get_property(name)
         return own.get(name, value)
 
+    def check_config(self, config: Mapping[str, Any]) -> None:
+        """Raise what a compilation with `config` would say about it."""
+        self._plugin.properties.parse(config)
+
     def load_stage(self, deployment: str, stage: int, source: StageSource) -> tuple[Any, ...]:
         """Compile or import a stage, in place of one of the same key; return its properties.
 
@@ -258,6 +262,7 @@ class DeviceHost:
     def _config(self, config: Mapping[str, Any]) -> dict[str, Any]:
         own: dict[str, Any] = {**config, "DEVICE_ID": self.descriptor.device_id}
         threads = "INFERENCE_NUM_THREADS"
-        if threads in self._plugin.properties and not int(config.get(threads, 0) or 0):
+        declared = self._plugin.properties
+        if threads in declared and not declared[threads].parse(config.get(threads, 0)):
             own[threads] = self.descriptor.num_threads
         return own

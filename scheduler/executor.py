@@ -220,6 +220,15 @@ class Executor(Protocol):
     def get_property(self, device: str, name: str) -> Any:
         """Return a property's value on a device."""
 
+    def check_config(self, device: str, config: Mapping[str, Any]) -> None:
+        """Check options as a compilation on the device would.
+
+        Raises
+        ------
+        PropertyError
+            Naming the first that is unknown, read-only or ill-typed, and what would do.
+        """
+
     def deploy(
         self,
         plan: Plan,
