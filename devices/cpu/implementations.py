@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
+from weakref import WeakKeyDictionary
 
 import onnx
 
@@ -16,8 +17,6 @@ from devices.support import Refusal
 
 #: The domain of operators that `transform_model` makes.
 FUSED: Final = "hetero"
-#: Functions within functions: deeper than this is taken for recursion, which ONNX forbids.
-_DEEPEST: Final = 32
 
 
 @dataclass(frozen=True)
@@ -34,20 +33,28 @@ class Scope:
 
     opsets: Mapping[str, int]
     functions: Mapping[FunctionKey, onnx.FunctionProto] = field(default_factory=dict)
+    #: What was found of the model's own functions, each looked through once.
+    found: dict[FunctionKey, Implementation | Refusal] = field(default_factory=dict)
 
     @classmethod
     def of_model(cls, model: Model) -> Scope:
         """Return the scope of a model's main graph."""
-        functions = {(f.domain, f.name, f.overload): f for f in model.header.functions}
-        return cls(model.opset_imports, functions)
+        if model not in _scopes:
+            functions = {(f.domain, f.name, f.overload): f for f in model.header.functions}
+            _scopes[model] = cls(model.opset_imports, functions)
+        return _scopes[model]
 
     def of_function(self, function: onnx.FunctionProto) -> Scope:
         """Return the scope inside a function, which imports its own operator sets."""
-        return Scope(function_opsets(function), self.functions)
+        return Scope(function_opsets(function), self.functions, self.found)
 
     def opset(self, domain: str) -> int:
         """Return the imported version of a domain; the fused operators' own is always 1."""
         return self.opsets.get(domain, 1 if domain == FUSED else 0)
+
+
+#: One scope for each model that lives, for its nodes are asked about one by one.
+_scopes: WeakKeyDictionary[Model, Scope] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +82,7 @@ class Implementation:
         return "delegated to onnx.reference" if self.kind == "delegate" else self.kind
 
 
-def find_implementation(node: Node, scope: Scope, depth: int = 0) -> Implementation | Refusal:
+def find_implementation(node: Node, scope: Scope) -> Implementation | Refusal:
     """Return what runs `node`, or why nothing does.
 
     The model's own functions come first, for they may redefine an operator; then our kernels; then
@@ -84,9 +91,12 @@ def find_implementation(node: Node, scope: Scope, depth: int = 0) -> Implementat
     if node.is_constant:
         return Implementation("literal")
     operator = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
-    own = scope.functions.get(function_key(node))
-    if own is not None:
-        return _function(own, scope, operator, depth)
+    key = function_key(node)
+    if key in scope.functions:
+        if key not in scope.found:
+            scope.found[key] = Refusal("no_kernel", f"function {operator} calls itself")
+            scope.found[key] = _function(scope.functions[key], scope, operator)
+        return scope.found[key]
     if node.domain not in scope.opsets and node.domain != FUSED:
         return Refusal("opset", f"{operator}: the model imports no opset of domain {node.domain!r}")
     opset = scope.opset(node.domain)
@@ -95,12 +105,12 @@ def find_implementation(node: Node, scope: Scope, depth: int = 0) -> Implementat
         # A pattern of an old model may be an operator of a newer opset.
         kernel = KERNELS.find("", node.op_type, onnx.defs.onnx_opset_version())
     if kernel is not None:
-        return _check_kernel(node, kernel, scope, operator, depth)
+        return _check_kernel(node, kernel, scope, operator)
     if is_delegated(node.domain, node.op_type, opset):
         return Implementation("delegate")
     body = standard_function(node, opset)
     if body is not None:
-        return _function(body, scope, operator, depth)
+        return _function(body, scope, operator)
     versions = KERNELS.versions(node.domain, node.op_type)
     if versions:
         return Refusal(
@@ -110,7 +120,7 @@ def find_implementation(node: Node, scope: Scope, depth: int = 0) -> Implementat
 
 
 def _check_kernel(
-    node: Node, kernel: Kernel, scope: Scope, operator: str, depth: int
+    node: Node, kernel: Kernel, scope: Scope, operator: str
 ) -> Implementation | Refusal:
     for attribute in node.proto.attribute:
         if attribute.name not in kernel.attributes:
@@ -122,7 +132,7 @@ def _check_kernel(
             )
         graphs = (*((attribute.g,) if attribute.HasField("g") else ()), *attribute.graphs)
         for graph in graphs:
-            if refusal := _first_refusal(graph.node, scope, depth):
+            if refusal := _first_refusal(graph.node, scope):
                 return Refusal(
                     refusal.code, f"in {attribute.name} of {operator}: {refusal.message}"
                 )
@@ -130,18 +140,16 @@ def _check_kernel(
 
 
 def _function(
-    function: onnx.FunctionProto, scope: Scope, operator: str, depth: int
+    function: onnx.FunctionProto, scope: Scope, operator: str
 ) -> Implementation | Refusal:
-    if depth >= _DEEPEST:
-        return Refusal("no_kernel", f"{operator}: functions call each other over {_DEEPEST} deep")
-    if refusal := _first_refusal(function.node, scope.of_function(function), depth + 1):
+    if refusal := _first_refusal(function.node, scope.of_function(function)):
         return Refusal(refusal.code, f"in the body of function {operator}: {refusal.message}")
     return Implementation("function", function)
 
 
-def _first_refusal(nodes: Any, scope: Scope, depth: int) -> Refusal | None:
+def _first_refusal(nodes: Any, scope: Scope) -> Refusal | None:
     for proto in nodes:
-        found = find_implementation(Node.from_proto(proto), scope, depth)
+        found = find_implementation(Node.from_proto(proto), scope)
         if isinstance(found, Refusal):
             return found
     return None

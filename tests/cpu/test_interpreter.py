@@ -103,6 +103,16 @@ def test_unsupported_operator_inside_a_body_is_named() -> None:
     assert "_branch of If" in refusal.message
 
 
+def test_a_function_that_calls_itself_is_refused() -> None:
+    inner = [helper.make_node("Again", ["a"], ["b"], domain="own")]
+    imports = [helper.make_opsetid("own", 1)]
+    function = helper.make_function("own", "Again", ["a"], ["b"], inner, imports)
+    node = helper.make_node("Again", ["x"], ["y"], name="call", domain="own")
+    model = make_model([node], {"x": X}, ["y"], functions=[function], domains={"own": 1})
+    (refusal,) = CPUPlugin().query_model(read_model(model), RAW).unsupported["call"].values()
+    assert "calls itself" in refusal.message
+
+
 def test_refusals_by_opset_and_attribute() -> None:
     old = make_model([helper.make_node("Gelu", ["x"], ["y"], name="g")], {"x": X}, ["y"], opset=13)
     odd = make_model([helper.make_node("Relu", ["x"], ["y"], name="r", odd=1)], {"x": X}, ["y"])

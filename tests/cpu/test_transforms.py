@@ -170,7 +170,8 @@ MORE = WEIGHTS | {
     "shape": np.array([4, 36], np.int64), "axes": np.array([0], np.int64),
     "first": np.array(0, np.int64),
     "minus": np.array([-1], np.int64), "one": np.float32(1),
-    "half": np.float32(0.5), "root2": np.float32(2**0.5), "root2ish": np.float32(1.41), "cube": np.float32(3),
+    "half": np.float32(0.5), "root2": np.float32(2**0.5), "root2ish": np.float32(1.41),
+    "cube": np.float32(3),
     "c44": np.float32(0.044715), "root_pi": np.float32((2 / np.pi) ** 0.5),
     "two": np.float32(2), "eps": np.float32(1e-5),
 }  # fmt: skip
