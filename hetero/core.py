@@ -50,16 +50,6 @@ class _Request:
     compilation: Compilation
 
 
-@dataclass(frozen=True, slots=True)
-class _Query:
-    """What the devices said, and what they were asked with."""
-
-    devices: tuple[str, ...]
-    config: SplitConfig
-    pins: Affinity
-    support: Support
-
-
 class Core(PlanningCore):
     """The entry point.
 
@@ -68,7 +58,8 @@ class Core(PlanningCore):
     executor : {"ray", "inprocess"}
         Where models run: on Ray's actors, or on threads of this process.
     address : str, optional
-        An existing Ray cluster; without it the first use starts a local one, and `close` ends it.
+        An existing Ray cluster, as ``HOST:PORT`` or ``auto``; by default what ``RAY_ADDRESS`` says,
+        and without it the first use starts a local one, which `close` ends.
     devices : mapping of str to int, optional
         How many devices of a plugin each node offers, as ``{"ORT": 2}``; by default one for each
         that the plugin finds.
@@ -225,7 +216,7 @@ class Core(PlanningCore):
             Node name -> device; nodes that nobody takes are in `Support.unsupported`, each with
             every device's reason.
         """
-        return self._query(read_model(model), device, config or {}, affinity).support
+        return self._query(read_model(model), device, config or {}, affinity)[1]
 
     def survey_model(
         self,
@@ -248,7 +239,7 @@ class Core(PlanningCore):
             For pins that cannot be met.
         """
         source = read_model(model)
-        query = self._query(source, device, config or {}, affinity)
+        query, support = self._query(source, device, config or {}, affinity)
         answers: dict[str, Support] = {}
         seconds: dict[str, float] = {}
         for name in query.devices:
@@ -261,8 +252,8 @@ class Core(PlanningCore):
             device,
             tuple(described[name] for name in query.devices),
             answers,
-            query.support,
-            assign(source, query.support, query.pins),
+            support,
+            assign(source, support, query.pins),
             query.pins,
             seconds,
             dict(config or {}),
@@ -302,6 +293,8 @@ class Core(PlanningCore):
         request = self._request(source, device, config or {}, affinity)
         compilation = request.compilation
         cache = cache_of(compilation.own, request.config.devices)
+        if (routed := self._compile_routed(source, device, config or {}, request)) is not None:
+            return routed
 
         def cut() -> Cut:
             placed = self._place(source, request)
@@ -408,10 +401,9 @@ class Core(PlanningCore):
 
     def _query(
         self, model: Model, device: str, config: Config, affinity: AffinitySource | None
-    ) -> _Query:
+    ) -> tuple[_Request, Support]:
         request = self._request(model, device, config, affinity)
-        support = self._ask(model, request)
-        return _Query(request.devices, request.config, request.pins, support)
+        return request, self._ask(model, request)
 
     def _ask(self, model: Model, request: _Request) -> Support:
         def ask(name: str, part: Model) -> Support:

@@ -80,7 +80,9 @@ def connect(
     Parameters
     ----------
     address : str, optional
-        ``host:port`` of a running cluster, or ``auto`` for the one on this machine.
+        ``host:port`` of a running cluster, ``auto`` for the one on this machine, or ``local`` for
+        a new one; by default what the environment's ``RAY_ADDRESS`` says, as for Ray itself, and
+        ``local`` without it.
     options : mapping
         More of `ray.init`'s arguments for a local Ray, such as ``num_cpus``.
     timeout_s : float
@@ -95,7 +97,8 @@ def connect(
 
     if ray.is_initialized():
         return RaySession(started=False)
-    if address is None:
+    address = address or os.environ.get("RAY_ADDRESS") or "local"
+    if address == "local":
         return _start(dict(options or {}))
     check_reachable(address, timeout_s)
     return _join(address)
@@ -184,7 +187,8 @@ def check_reachable(address: str, timeout_s: float) -> None:
     host, separator, port = address.rpartition(":")
     if not separator or not port.isdigit():
         raise ClusterError(
-            f"{address!r} is no address of a Ray cluster; wanted host:port, as in 10.0.0.1:6379.",
+            f"{address!r} is no address of a Ray cluster; wanted host:port, as in 10.0.0.1:6379. "
+            "Mend it, or leave it out (and RAY_ADDRESS unset) to start one here.",
             address=address,
         )
     try:
@@ -196,7 +200,7 @@ def check_reachable(address: str, timeout_s: float) -> None:
     except (OSError, OverflowError) as error:
         raise ClusterError(
             f"nothing answers at {address}: {error}. Start Ray there (`ray start --head`, or `ray "
-            "up cluster.yaml`), or leave the address out to start one here.",
+            "up cluster.yaml`), or leave the address out (and RAY_ADDRESS unset) to start one here.",
             address=address,
             cause=str(error),
         ) from error
@@ -209,8 +213,16 @@ def _token() -> str:
 
 
 def _make_folder() -> str:
-    parent = tempfile.gettempdir()
-    return tempfile.mkdtemp(prefix="het-", dir=parent if len(parent) <= _LONGEST_FOLDER else "/tmp")
+    try:
+        parent = tempfile.gettempdir()
+        parent = parent if len(parent) <= _LONGEST_FOLDER else "/tmp"
+        return tempfile.mkdtemp(prefix="het-", dir=parent)
+    except OSError as error:
+        raise ClusterError(
+            f"Ray cannot start on this machine: it needs a temporary folder, and {error}. Set "
+            "TMPDIR to one that can be written, or run in process: --executor inprocess.",
+            cause=str(error),
+        ) from error
 
 
 def _give_up(session: RaySession) -> None:
