@@ -200,7 +200,8 @@ def check_reachable(address: str, timeout_s: float) -> None:
     except (OSError, OverflowError) as error:
         raise ClusterError(
             f"nothing answers at {address}: {error}. Start Ray there (`ray start --head`, or `ray "
-            "up cluster.yaml`), or leave the address out (and RAY_ADDRESS unset) to start one here.",
+            "up cluster.yaml`), or leave the address out (and RAY_ADDRESS unset) to start one "
+            "here.",
             address=address,
             cause=str(error),
         ) from error

@@ -27,7 +27,10 @@ def core_options(function: Callable[..., Any]) -> Callable[..., Any]:
             "--executor", type=click.Choice(["ray", "inprocess"]), default="ray",
             show_default=True, help="Where models run: Ray's actors, or threads of this process.",
         ),
-        click.option("--address", help="An existing Ray cluster, as HOST:PORT or 'auto'; RAY_ADDRESS says it too."),
+        click.option(
+            "--address",
+            help="An existing Ray cluster, as HOST:PORT or 'auto'; RAY_ADDRESS says it too.",
+        ),
         click.option(
             "--devices", "device_counts", metavar="NAME=N,...", callback=_counts,
             help="How many devices of a plugin each node offers, as ORT=2,NULL=4.",
