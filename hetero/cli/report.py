@@ -1,4 +1,4 @@
-"""What ``query`` and ``plan`` share: the report's options, and writing it in every form asked for."""
+"""What ``query`` and ``plan`` share: the report's options, and its writing in every form."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ from functools import cache
 from importlib import resources
 from typing import Any, Final
 
+from hetero.report.blocks import visible_nodes
 from hetero.report.layout import drawings
 
 _TEMPLATE: Final = "report.html"
@@ -23,7 +24,11 @@ def report_html(document: dict[str, Any]) -> str:
         As `hetero.report.build_report` makes it. It is embedded whole, so that the page is the
         report's JSON as well.
     """
-    data = {"report": document, "drawings": drawings(document)}
+    data = {
+        "report": document,
+        "drawings": drawings(document),
+        "owners": list(visible_nodes(document)[1].items()),
+    }
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=True)
     # Inside a script element only "</" and "<!--" could end or change it.
     text = text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

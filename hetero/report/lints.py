@@ -165,8 +165,8 @@ def _segments(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
             yield _lint(
                 "ping-pong", "warning",
                 f"{other} sends {nbytes_text(sum(n or 0 for n in sizes))} to subgraph {s['id']} on "
-                f"{s['device'] or 'no device'} ({len(s['nodes'])} node{'s' * (len(s['nodes']) > 1)}) and gets "
-                f"{nbytes_text(sum(n or 0 for n in back))} back.",
+                f"{s['device'] or 'no device'} ({_plural(len(s['nodes']))}) "
+                f"and gets {nbytes_text(sum(n or 0 for n in back))} back.",
                 segments=[s["id"]], devices=[other],
             )  # fmt: skip
         run, moved = s["run_s"], s["transfer_s"]
@@ -269,6 +269,10 @@ def _times(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _element(text: str) -> str:
     return text[7:-1] if text.startswith("tensor(") else ""
+
+
+def _plural(nodes: int) -> str:
+    return f"{nodes} node{'' if nodes == 1 else 's'}"
 
 
 def _some(counts: Counter[str], most: int = 6) -> str:

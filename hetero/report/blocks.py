@@ -1,0 +1,173 @@
+"""What is drawn of a subgraph: its nodes, or blocks of them with repeated ones folded into one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+#: A value alive over more than this share of a subgraph (a mask, say) does not hold blocks open.
+GLOBAL_SHARE: Final = 0.25
+#: Nor does one that is alive over at least this many nodes.
+GLOBAL_NODES: Final = 40
+#: Blocks with more nodes than this are taken apart into chains.
+LARGEST: Final = 48
+#: Most blocks that a repeated pattern has.
+PERIOD: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A box of the drawing.
+
+    Attributes
+    ----------
+    nodes : tuple of int
+        Positions in the document's `nodes`, drawn ones only.
+    repeats : int
+        How many equal parts in a row it stands for.
+    """
+
+    nodes: tuple[int, ...]
+    repeats: int = 1
+
+
+def visible_nodes(document: Mapping[str, Any]) -> tuple[list[int], dict[int, int]]:
+    """Return the nodes to draw, and for each other one the drawn node that it belongs to.
+
+    What depends on no input (literals, folded weights) is drawn with its first reader.
+    """
+    nodes = document["nodes"]
+    kept = {port["name"] for port in document["model"]["outputs"]}
+    first_reader: dict[str, int] = {}
+    for position, node in enumerate(nodes):
+        for value in node["inputs"]:
+            first_reader.setdefault(value, position)
+    owner: dict[int, int] = {}
+    for position in range(len(nodes) - 1, -1, -1):
+        node = nodes[position]
+        readers = [first_reader[o["name"]] for o in node["outputs"] if o["name"] in first_reader]
+        gives_output = any(o["name"] in kept for o in node["outputs"])
+        if node["constant"] and readers and not gives_output and node["device"] is not None:
+            reader = min(readers)
+            owner[position] = owner.get(reader, reader)
+    return [p for p in range(len(nodes)) if p not in owner], owner
+
+
+def single_items(members: Sequence[int]) -> list[Item]:
+    """Return an item for each node."""
+    return [Item((p,)) for p in members]
+
+
+def block_items(members: Sequence[int], nodes: Sequence[Mapping[str, Any]]) -> list[Item]:
+    """Return items for blocks: parts between places where at most one value is alive.
+
+    Parameters
+    ----------
+    members : sequence of int
+        The drawn nodes of one subgraph, in topological order.
+    nodes : sequence of dict
+        The document's nodes.
+    """
+    blocks: list[tuple[int, ...]] = []
+    for block in _cut(members, nodes):
+        blocks += [block] if len(block) <= LARGEST else _chains(block, nodes)
+    signatures = [
+        tuple((nodes[p]["op_type"], nodes[p]["device"]) for p in block) for block in blocks
+    ]
+    items: list[Item] = []
+    alone: list[int] = []
+
+    def flush() -> None:
+        if alone:
+            items.append(Item(tuple(alone)))
+            alone.clear()
+
+    position = 0
+    while position < len(blocks):
+        period, repeats = _repetition(signatures, position)
+        if repeats > 1:
+            flush()
+            run = blocks[position : position + period * repeats]
+            items.append(Item(tuple(p for block in run for p in block), repeats))
+        else:
+            device = nodes[blocks[position][0]]["device"]
+            if len(blocks[position]) > 1 or (alone and nodes[alone[0]]["device"] != device):
+                flush()
+            alone.extend(blocks[position])
+            if len(blocks[position]) > 1:
+                flush()
+        position += period * repeats
+    flush()
+    return items
+
+
+def _cut(members: Sequence[int], nodes: Sequence[Mapping[str, Any]]) -> list[tuple[int, ...]]:
+    place = {p: i for i, p in enumerate(members)}
+    made: dict[str, int] = {}
+    until: dict[str, int] = {}
+    for p in members:
+        for value in nodes[p]["inputs"]:
+            if value in made:
+                until[value] = place[p]
+        for port in nodes[p]["outputs"]:
+            made[port["name"]] = place[p]
+    opened: Counter[int] = Counter()
+    closed: Counter[int] = Counter()
+    longest = max(GLOBAL_NODES, GLOBAL_SHARE * len(members))
+    for value, end in until.items():
+        if end - made[value] < longest:
+            opened[made[value]] += 1
+            closed[end] += 1
+    blocks: list[tuple[int, ...]] = []
+    current: list[int] = []
+    alive = 0
+    for i, p in enumerate(members):
+        current.append(p)
+        alive += opened[i] - closed[i]
+        if alive <= 1:
+            blocks.append(tuple(current))
+            current = []
+    return [*blocks, tuple(current)] if current else blocks
+
+
+def _chains(block: Sequence[int], nodes: Sequence[Mapping[str, Any]]) -> list[tuple[int, ...]]:
+    """Split a block into chains: runs of nodes in each of which data has one way to go."""
+    inside = set(block)
+    maker = {port["name"]: p for p in block for port in nodes[p]["outputs"]}
+    before = {p: {maker[v] for v in nodes[p]["inputs"] if v in maker} for p in block}
+    after: dict[int, set[int]] = {p: set() for p in inside}
+    for p, sources in before.items():
+        for source in sources:
+            after[source].add(p)
+    chain_of: dict[int, list[int]] = {}
+    chains: list[list[int]] = []
+    for p in block:
+        source = next(iter(before[p])) if len(before[p]) == 1 else None
+        joins = (
+            source is not None
+            and len(after[source]) == 1
+            and nodes[source]["device"] == nodes[p]["device"]
+        )
+        if source is not None and joins:
+            chain_of[p] = chain_of[source]
+            chain_of[p].append(p)
+        else:
+            chain_of[p] = [p]
+            chains.append(chain_of[p])
+    return [tuple(chain) for chain in chains]
+
+
+def _repetition(signatures: Sequence[Any], start: int) -> tuple[int, int]:
+    """Return the period and number of the repetition from `start` that covers the most blocks."""
+    best = (1, 1)
+    for period in range(1, min(PERIOD, (len(signatures) - start) // 2) + 1):
+        unit = signatures[start : start + period]
+        repeats = 1
+        while signatures[start + repeats * period : start + (repeats + 1) * period] == unit:
+            repeats += 1
+        # The same stretch is told best by its shortest unit, so that only a longer one wins.
+        if repeats > 1 and period * repeats > best[0] * best[1]:
+            best = (period, repeats)
+    return best
