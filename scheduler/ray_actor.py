@@ -6,6 +6,7 @@ that must be answered while the device is busy by `control`.
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -19,13 +20,17 @@ from devices.registry import find_plugin, load_plugins
 from devices.support import Support
 from scheduler.device_host import DeviceHost
 from scheduler.device_probe import PluginSpec, probe_node
-from scheduler.executor import DeviceDescriptor, StageSource
+from scheduler.executor import DeviceDescriptor, StageRun, StageSource
 from scheduler.model_parts import ModelParts, join_model
 from scheduler.stored_payload import StoredPayload, fetch_payload
 
 #: Threads of an actor; how many of them compute at once is the stages' affair.
 MAX_STREAMS: Final = 8
 CONCURRENCY_GROUPS: Final = {"control": 2, "load": 1}
+
+
+#: What a report lists, in order.
+REPORT: Final = tuple(field.name for field in dataclasses.fields(StageRun))
 
 
 class DeviceActor:
@@ -97,16 +102,19 @@ class DeviceActor:
             self._num_streams = min(MAX_STREAMS, max(self._num_streams, num_streams))
         return num_streams, cached
 
-    def run_stage(
-        self,
-        deployment: str,
-        stage: int,
-        request_id: int,
-        attempt: int,
-        profile: bool,
-        *inputs: Value,
-    ) -> Any:
-        """Run a stage; return the outputs that somebody takes, then the StageRun."""
+    def run_stage(self, call: list[Any], *inputs: Value) -> Any:
+        """Run a stage; return the outputs that somebody takes, then the report.
+
+        Parameters
+        ----------
+        call : list
+            Deployment, stage, request id, attempt, and whether to profile. One list of plain
+            values, as the report is: Ray sends those without pickling, and each argument by
+            itself.
+        *inputs : values
+            In port order.
+        """
+        deployment, stage, request_id, attempt, profile = call
         with self._streams:
             self._streams.wait_for(lambda: self._num_running < self._num_streams)
             self._num_running += 1
@@ -119,7 +127,8 @@ class DeviceActor:
                 self._num_running -= 1
                 self._streams.notify()
         wanted = self._wanted[deployment, stage]
-        return (*(outputs[i] for i in wanted), run) if wanted else run
+        report = [getattr(run, name) for name in REPORT]
+        return (*(outputs[i] for i in wanted), report) if wanted else report
 
     @ray.method(concurrency_group="control")
     def cancel(self, deployment: str, request_id: int, attempt: int) -> None:

@@ -127,7 +127,8 @@ class RayDeployment(BaseDeployment):
         tensors: dict[str, str] = {}
         for stage, call, wanted in zip(plan.stages, self._calls, self.wanted, strict=True):
             arguments = [refs[name] for name in stage.inputs]
-            made = call.remote(self.key, stage.index, request_id, attempt, profile, *arguments)
+            what = [self.key, stage.index, request_id, attempt, profile]
+            made = call.remote(what, *arguments)
             *given, parts[stage.index] = made if wanted else (made,)
             refs.update(zip(wanted, given, strict=True))
             tensors.update((ref.hex(), name) for name, ref in zip(wanted, given, strict=True))
@@ -154,7 +155,7 @@ class RayDeployment(BaseDeployment):
             if error is None and isinstance(arrival.part, str):
                 attempt.outputs[arrival.part] = arrival.future.result()
             elif error is None:
-                attempt.runs.append(arrival.future.result())
+                attempt.runs.append(StageRun(*arrival.future.result()))
             attempt.num_parts_left -= 1
             if error is None and attempt.num_parts_left:
                 return
