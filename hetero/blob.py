@@ -23,7 +23,7 @@ from devices.tensor_spec import TensorSpec
 from hetero.affinity import Affinity
 from hetero.config import NOT_KEPT
 from hetero.partition import Output, OutputKind, Partition, Subgraph, Wire
-from scheduler.blob_file import FORMAT_VERSION, BlobFile, BlobWriter, tensors_of
+from scheduler.blob_file import FORMAT_VERSION, BlobFile, BlobWriter, Inline, tensors_of
 from scheduler.executor import DeviceDescriptor
 from scheduler.model_parts import (
     ModelParts,
@@ -153,7 +153,7 @@ def header_of(cut: Cut, compilation: Compilation) -> dict[str, Any]:
         },
         "options": _plain(compilation.own),
         "device_options": {n: _plain(options) for n, options in compilation.configs.items()},
-        "plan": cut.plan.to_bytes(),
+        "plan": Inline(cut.plan.to_bytes()),
         "positions": [s.positions for s in cut.partition.subgraphs],
         # Of the values that stages take and give: enough to load their exports.
         "ports": [pack_spec(spec) for spec in _ports(cut)],
@@ -299,7 +299,7 @@ def describe(blob: BlobFile) -> dict[str, Any]:
     if not isinstance(head, dict):
         raise BlobError(f"blob {blob.path or ''}: it has no header of ours.")
     try:
-        plan = Plan.from_bytes(_plan_bytes(blob)) if "plan" in head else None
+        plan = Plan.from_bytes(head["plan"]) if "plan" in head else None
         exports = head.get(PAYLOADS) or []
         return {
             "kind": str(head["kind"]),
@@ -332,11 +332,6 @@ def describe(blob: BlobFile) -> dict[str, Any]:
         }
     except (TypeError, LookupError, AttributeError) as error:
         raise BlobError(f"blob {blob.path or ''}: header: damaged: {error}.") from error
-
-
-def _plan_bytes(blob: BlobFile) -> bytes:
-    data: bytes = blob.contents()["plan"]
-    return data
 
 
 def _export_nbytes(blob: BlobFile, exports: Sequence[Any], index: int) -> int | None:

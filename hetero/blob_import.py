@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from devices.errors import BlobError, UnknownDeviceError
+from devices.errors import BlobError, PropertyError, UnknownDeviceError
 from devices.program import Payload
 from hetero.affinity import Affinity, find_device
 from hetero.blob import Cut, DeviceRecord, ModelBlob
+from hetero.config import HETERO_PROPERTIES, SplitConfig
 from hetero.partition import Partition
 from scheduler.executor import StageSource
 from scheduler.plan import Plan
@@ -85,6 +86,59 @@ def remapped(cut: Cut, placed: Mapping[str, str]) -> Cut:
         cut.plan, stages=tuple(replace(s, device=here[s.device]) for s in cut.plan.stages)
     )
     return Cut(partition, affinity, plan)
+
+
+def kept_options(blob: ModelBlob) -> dict[str, Any]:
+    """Return HETERO's options that a blob was compiled with, where they are not the default.
+
+    Raises
+    ------
+    BlobError
+        An option has a value that it cannot have.
+    """
+    known = {
+        name: value
+        for name, value in blob.options.items()
+        if name in HETERO_PROPERTIES and HETERO_PROPERTIES[name].mutable
+    }
+    try:
+        parsed = HETERO_PROPERTIES.parse(known)
+    except PropertyError as error:
+        raise BlobError(f"blob {blob.blob.path or ''}: options: {error}") from error
+    return {n: value for n, value in parsed.items() if value != HETERO_PROPERTIES[n].default}
+
+
+def import_config(
+    blob: ModelBlob,
+    placed: Mapping[str, str],
+    split: SplitConfig,
+    given: Mapping[str, Any],
+    known: Mapping[str, Collection[str]],
+) -> SplitConfig:
+    """Return a blob's options under those that hold here.
+
+    Parameters
+    ----------
+    blob : ModelBlob
+        What is imported.
+    placed : mapping of str to str
+        Device of the blob -> device here.
+    split : SplitConfig
+        What holds here: what was set, and what was given.
+    given : mapping
+        What was given for this import alone: it wins over the blob's.
+    known : mapping of str to collection of str
+        Device here -> the options that it knows.
+    """
+    own = {name: split.own[name] for name in given if name in split.own}
+    options = {new: blob.device_options.get(old, {}) for old, new in placed.items()}
+    return SplitConfig(
+        {**split.own, **kept_options(blob), **own},
+        {
+            name: {n: v for n, v in options[name].items() if n in known[name]} | here
+            for name, here in split.devices.items()
+        },
+    )
 
 
 def import_sources(

@@ -18,7 +18,7 @@ from devices.support import Support
 from hetero.affinity import Affinity, assign
 from hetero.affinity_file import parse_pins
 from hetero.blob import Compilation, Cut, DeviceRecord, ModelBlob
-from hetero.blob_import import import_sources, place_devices, remapped
+from hetero.blob_import import import_config, import_sources, kept_options, place_devices, remapped
 from hetero.cache import cache_of
 from hetero.cached_compile import Cached, CachedCompiler
 from hetero.compiled_model import CompiledModel
@@ -354,24 +354,20 @@ class Core(PlanningCore):
         blob.blob.verify()
         model = blob.source()
         available = self.available_devices if device is None else self.resolve_devices(device)
-        kept = {n: v for n, v in blob.options.items() if HETERO_PROPERTIES[n].mutable}
+        config, kept = config or {}, kept_options(blob)
         try:
             placed = place_devices(blob, available, remap)
         except UnknownDeviceError:
             if device is None:
                 raise
             _log.warning("model=%s: compiled again for %s", blob.name, device)
-            return self.compile_model(model, device, {**kept, **(config or {})})
+            return self.compile_model(model, device, {**kept, **config})
         cut = remapped(blob.cut(model), placed)
         devices = cut.plan.devices
-        split = self._split_config({**kept, **(config or {})}, devices)
-        options = {new: blob.device_options.get(old, {}) for old, new in placed.items()}
+        split = self._split_config(config, devices)
         known = {name: self._known_properties(name) for name in devices}
-        merged = {
-            name: {n: v for n, v in options[name].items() if n in known[name]} | given
-            for name, given in split.devices.items()
-        }
-        compilation = self._compilation(devices, SplitConfig(split.own, merged))
+        split = import_config(blob, placed, split, config, known)
+        compilation = self._compilation(devices, split)
         sources = import_sources(
             blob, cut, compilation.devices, compilation.configs, self._shaping(devices)
         )

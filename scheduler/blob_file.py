@@ -72,6 +72,12 @@ class Segment:
     checksum: bytes
 
 
+class Inline(bytes):
+    """Bytes that stay in their document however long they are, to be read with it."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Stowed:
     """What lies in a segment, as a document read without its segments shows it.
@@ -163,6 +169,8 @@ class BlobWriter:
             return self._tensor(value)
         if isinstance(value, np.generic):
             return value.item()
+        if isinstance(value, Inline):
+            return bytes(value)
         if isinstance(value, bytes) and len(value) > _INLINE_NBYTES:
             segment = self._add(memoryview(value))
             return msgpack.ExtType(_BYTES, _BYTES_ENTRY.pack(segment))
@@ -387,12 +395,11 @@ class BlobFile:
 def _open(path: Path, follow_links: bool) -> io.FileIO:
     """Open a regular file; anything else (a pipe would block) is refused."""
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow_links else os.O_NOFOLLOW)
-    file = io.FileIO(os.open(path, flags), closefd=True)
-    mode = os.fstat(file.fileno()).st_mode
-    if not stat.S_ISREG(mode):
-        file.close()
+    descriptor = os.open(path, flags)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
         raise BlobError(f"blob {path}: not a regular file.")
-    return file
+    return io.FileIO(descriptor)
 
 
 def _header_checksum(first: bytes, header: bytes) -> bytes:

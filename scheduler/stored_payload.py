@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from devices.errors import BlobError
 from devices.program import Payload
-from scheduler.blob_file import BlobFile, BlobWriter
+from scheduler.blob_file import BlobFile, BlobWriter, Inline
 
 #: The entry of a blob's header that holds a payload's document, or None, for each stage.
 PAYLOADS: Final = "payloads"
@@ -36,9 +36,9 @@ class StoredPayload:
     index: int
 
 
-def write_payload(writer: BlobWriter, payload: Payload) -> bytes:
+def write_payload(writer: BlobWriter, payload: Payload) -> Inline:
     """Return a payload's document."""
-    return writer.document({"header": payload.header, "tensors": payload.tensors})
+    return Inline(writer.document({"header": payload.header, "tensors": payload.tensors}))
 
 
 def read_payload(blob: BlobFile, index: int, contents: Any = None) -> Payload:
