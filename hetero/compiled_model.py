@@ -22,6 +22,7 @@ from hetero.affinity import Affinity
 from hetero.blob import Compilation, Cut, export_payloads, write_model
 from hetero.config import HETERO_PROPERTIES
 from hetero.partition import Partition, Subgraph
+from hetero.planning import PlannedAffinity, PlanReport
 from scheduler.executor import Answer, Deployment
 from scheduler.plan import Plan
 from scheduler.publish import publish
@@ -82,8 +83,8 @@ class CompiledModel:
         self.affinity = affinity
         self.plan = plan
         self.deployment = deployment
-        self._config = dict(config)
-        self._compilation = compilation
+        self.config: Final = dict(config)
+        self.compilation: Final = compilation
         self._loaded_from_cache = loaded_from_cache
         self._ports = RequestTensors(plan.inputs, plan.outputs)
         self._request: InferRequest | None = None
@@ -130,6 +131,11 @@ class CompiledModel:
         return self.partition.subgraphs
 
     @property
+    def plan_report(self) -> PlanReport | None:
+        """How the plan was chosen, where this compilation chose it by cost."""
+        return self.affinity.report if isinstance(self.affinity, PlannedAffinity) else None
+
+    @property
     def name(self) -> str:
         """The model's name."""
         return self.plan.name
@@ -137,7 +143,7 @@ class CompiledModel:
     @property
     def profiles(self) -> bool:
         """Whether requests time executed nodes: PERF_COUNT."""
-        return bool(self._config["PERF_COUNT"])
+        return bool(self.config["PERF_COUNT"])
 
     @cached_property
     def callback_executor(self) -> ThreadPoolExecutor:
@@ -200,7 +206,7 @@ class CompiledModel:
         }
         if name in computed:
             return computed[name]
-        return self._config.get(name, HETERO_PROPERTIES[name].default)
+        return self.config.get(name, HETERO_PROPERTIES[name].default)
 
     def set_property(self, config: Mapping[str, Any]) -> None:
         """Refuse: a compiled model's properties are those it was compiled with."""
@@ -231,7 +237,7 @@ class CompiledModel:
         payloads = export_payloads(self.plan, self.deployment.export)
 
         def write(file: BinaryIO) -> int:
-            return write_model(file, cut, self._compilation, payloads)
+            return write_model(file, cut, self.compilation, payloads)
 
         if isinstance(target, str | Path):
             publish(Path(target), write)

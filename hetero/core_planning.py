@@ -17,6 +17,7 @@ from devices.model_reader import Source, read_model
 from devices.properties import Config
 from devices.support import Support
 from hetero.affinity import Affinity, assign, find_device, resolve_pins
+from hetero.compiled_model import CompiledModel
 from hetero.config import SplitConfig
 from hetero.cost import Costs
 from hetero.cost.cost_file import check_costs, read_costs
@@ -24,8 +25,9 @@ from hetero.cost.profile import Progress, Subject, identify, profile
 from hetero.cost.samples import made_up
 from hetero.plan_choice import Choice, Policy, choose
 from hetero.plan_problem import Constraints, Task
-from hetero.planning import PlanReport
+from hetero.planning import PlannedAffinity, PlanReport
 from hetero.query import require_supported
+from hetero.routed_model import RoutedModel
 from scheduler.executor import DeviceDescriptor, Executor
 
 _log = logging.getLogger(__name__)
@@ -59,6 +61,12 @@ class PlanningCore(ABC):
     @abstractmethod
     def device_descriptors(self) -> tuple[DeviceDescriptor, ...]:
         """Every device."""
+
+    @abstractmethod
+    def compile_model(
+        self, model: Source | Model, device: str, config: Config | None, *, affinity: Any
+    ) -> CompiledModel:
+        """Compile a model and deploy it."""
 
     @abstractmethod
     def _request(self, model: Model, device: str, config: Config, affinity: Any) -> PlanRequest:
@@ -137,6 +145,31 @@ class PlanningCore(ABC):
         placed = self._by_priority(source, request)
         return self._plan(source, request, policy_of(own), placed, costs)
 
+    def read_costs(
+        self,
+        path: str | Path,
+        model: Source | Model,
+        device: str = "HETERO",
+        config: Config | None = None,
+    ) -> Costs:
+        """Read a cost file that is to hold for a model on devices.
+
+        Parameters
+        ----------
+        path : path
+            What `hetero profile` wrote.
+        model, device, config
+            As for `compile_model`.
+
+        Raises
+        ------
+        PlanError
+            It cannot be read, or is of another model or of other devices: with ``differences``.
+        """
+        source = read_model(model)
+        request = self._request(source, device, config or {}, None)
+        return self._checked_costs(path, source, request)
+
     def _place(self, model: Model, request: PlanRequest) -> Affinity:
         """Return the affinity that the policy asks for."""
         placed = self._by_priority(model, request)
@@ -145,7 +178,29 @@ class PlanningCore(ABC):
             return placed
         report = self._plan(model, request, policy, placed, None)
         _log.info("model=%s: %s", model.name, report.sentence())
-        return report.affinity
+        return PlannedAffinity(report.affinity.devices, report.affinity.reasons, report)
+
+    def _compile_routed(
+        self, model: Model, device: str, config: Config, request: PlanRequest
+    ) -> CompiledModel | None:
+        """Compile several plans that share requests; None where one plan is wanted, or best."""
+        own = request.config.own
+        policy = policy_of(own)
+        if policy != "AUTO" or own["MAX_VARIANTS"] == 1 or len(request.devices) == 1:
+            return None
+        report = self._plan(model, request, policy, self._by_priority(model, request), None)
+        _log.info("model=%s: %s", model.name, report.sentence())
+        given = {**config, "MODEL_DISTRIBUTION_POLICY": "PRIORITY"}
+        made: list[CompiledModel] = []
+        try:
+            for variant in report.variants:
+                pins = dict(variant.affinity.devices)
+                made.append(self.compile_model(model, device, given, affinity=pins))
+        except BaseException:
+            for compiled in made:
+                compiled.close()
+            raise
+        return RoutedModel(made, [v.share for v in report.variants], report)
 
     def _by_priority(self, model: Model, request: PlanRequest) -> Affinity:
         support = self._ask(model, request)
@@ -183,7 +238,8 @@ class PlanningCore(ABC):
         costs: Costs | None,
     ) -> PlanReport:
         own = request.config.own
-        costs = costs or self._known_costs(model, request)
+        if costs is None and own["COST_FILE"]:
+            costs = self._checked_costs(own["COST_FILE"], model, request)
         devices = request.devices
         if costs is None:
             costs = self._profile(model, request, None, own["PROFILE_SECONDS"], None)
@@ -204,15 +260,12 @@ class PlanningCore(ABC):
             hint="LATENCY" if own["PERFORMANCE_HINT"] == "LATENCY" else "THROUGHPUT",
             seconds=own["PLAN_SECONDS"],
             seed=own["PLAN_SEED"],
-            variants=own["MAX_VARIANTS"] > 1,
+            max_variants=own["MAX_VARIANTS"],
         )
         fits = set(placed.values()) <= set(devices)
         return choose(task, choice, placed if fits else None)
 
-    def _known_costs(self, model: Model, request: PlanRequest) -> Costs | None:
-        path = request.config.own["COST_FILE"]
-        if not path:
-            return None
+    def _checked_costs(self, path: str | Path, model: Model, request: PlanRequest) -> Costs:
         costs = read_costs(path)
         described = {d.name: d for d in self.device_descriptors}
         configs = request.config.devices

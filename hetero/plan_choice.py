@@ -47,15 +47,15 @@ class Choice:
         Time for the search.
     seed : int
         Of all that is random in it.
-    variants : bool
-        Whether requests may be shared among several plans.
+    max_variants : int
+        How many plans may share the requests.
     """
 
     policy: Policy = "AUTO"
     hint: Hint = "THROUGHPUT"
     seconds: float = 5.0
     seed: int = 0
-    variants: bool = True
+    max_variants: int = 1
 
 
 def choose(task: Task, choice: Choice, priority: Affinity | None = None) -> PlanReport:
@@ -88,10 +88,9 @@ def choose(task: Task, choice: Choice, priority: Affinity | None = None) -> Plan
     candidates += [solution.chosen, *solution.runners_up]
     if choice.policy == "PRIORITY" and listed:
         chosen = candidates[0]
-    elif choice.variants:
-        chosen = solution.chosen
     else:
-        chosen = next(c for c in candidates[bool(listed) :] if len(c.parts) == 1)
+        found = candidates[bool(listed) :]
+        chosen = next(c for c in found if len(c.parts) <= choice.max_variants)
     variants = []
     for part in sorted(chosen.parts, key=lambda p: -p.share):
         if chosen is candidates[0] and priority is not None and listed:
@@ -398,9 +397,12 @@ def _alternatives(
                 rows.setdefault(name, c)
     if all(c is not chosen for c in rows.values()):
         rows[chosen.name] = chosen
+    told = {(c.bottleneck, c.latency, c.subgraphs) for c in rows.values()}
     for c in candidates:
-        if len(rows) < MOST_ALTERNATIVES and all(c is not known for known in rows.values()):
+        figures = (c.bottleneck, c.latency, c.subgraphs)
+        if len(rows) < MOST_ALTERNATIVES and figures not in told:
             rows.setdefault(c.name, c)
+            told.add(figures)
     first = next(name for name, c in rows.items() if c is chosen)
     ranked = sorted(rows.items(), key=lambda row: (row[1].bottleneck, row[1].latency, row[0]))
     return tuple(

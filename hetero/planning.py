@@ -217,3 +217,12 @@ class PlanReport:
             f"{self.bound_s * 1e3:.4g} ms ({self.bound_name}), within "
             f"{max(self.ratio - 1, 0) * 100:.1f} % of {self.bound_scope}"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedAffinity(Affinity):
+    """An affinity with the report of the plan that it is from."""
+
+    report: PlanReport | None = None
+
+    __hash__ = Affinity.__hash__

@@ -1,4 +1,4 @@
-"""The command line: ``hetero devices | query | compile | run | bench | blob | cache | probe``."""
+"""The command line: ``hetero devices | query | profile | plan | compile | run | bench | ...``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from hetero.cli.blob import blob
 from hetero.cli.cache import cache
 from hetero.cli.compile import compile_command
 from hetero.cli.devices import devices
+from hetero.cli.plan import plan
 from hetero.cli.probe import probe
+from hetero.cli.profile import profile_command
 from hetero.cli.query import query
 from hetero.cli.run import run
 
@@ -26,7 +28,9 @@ def cli() -> None:
     """
 
 
-for command in (devices, query, compile_command, run, bench, blob, cache, probe):
+for command in (
+    devices, query, profile_command, plan, compile_command, run, bench, blob, cache, probe,
+):  # fmt: skip
     cli.add_command(command)
 
 

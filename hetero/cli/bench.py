@@ -7,6 +7,7 @@ import time
 from collections import defaultdict
 from concurrent.futures import Future
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import click
@@ -24,8 +25,17 @@ from hetero.cli.options import (
     start,
     with_core,
 )
+from hetero.cli.plan import plan_config, plan_options
+from hetero.cli.prediction import (
+    prediction,
+    print_prediction,
+    stage_measurements,
+    wire_links,
+)
 from hetero.compiled_model import CompiledModel
 from hetero.core import Core
+from hetero.cost.cost_file import write_costs
+from hetero.cost.feedback import learn
 from scheduler.executor import Answer
 
 PERCENTILES = (50, 90, 95, 99)
@@ -42,6 +52,9 @@ PERCENTILES = (50, 90, 95, 99)
 @click.option("--requests", "-n", type=click.IntRange(min=1), help="Stop after so many requests.")
 @click.option("--seconds", "-t", type=click.FloatRange(min=0, min_open=True), default=10.0,
               show_default=True, help="Stop after so long.")  # fmt: skip
+@plan_options
+@click.option("--update-costs", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+              help="A cost file that learns from the subgraphs measured.")  # fmt: skip
 @with_core
 def bench(
     core: Core,
@@ -54,9 +67,15 @@ def bench(
     jobs: int,
     requests: int | None,
     seconds: float,
+    update_costs: Path | None,
     as_json: bool,
+    **planning: Any,
 ) -> None:
-    """Measure MODEL: one request at a time, then with many in flight."""
+    """Measure MODEL: one request at a time, then with many in flight.
+
+    A plan by cost is measured against its prediction, stage by stage and wire by wire.
+    """
+    config = plan_config(config, planning)
     source = core.read_model(model)
     values = model_inputs(model, source, inputs, shapes)
     start(core)
@@ -64,6 +83,10 @@ def bench(
     with progress(core, f"compiling {source.name}"):
         compiled = core.compile_model(source, device, config, affinity=affinity_argument(pins))
     compile_ms = (time.perf_counter() - began) * 1e3
+    known = None
+    if update_costs is not None:
+        # Before the long part: a file that does not fit is refused at once.
+        known = core.read_costs(update_costs, source, device, config)
     jobs = jobs or compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS")
     with progress(core, "measuring one request at a time"):
         first = measure(compiled, values, 1, 1, seconds)
@@ -78,12 +101,19 @@ def bench(
         "one_at_a_time": alone,
         "in_flight": {"jobs": jobs, **busy},
         "subgraphs": subgraph_rows(compiled),
+        "prediction": prediction(compiled, alone, busy),
     }
+    if update_costs is not None and known is not None:
+        costs = learn(known, stage_measurements(compiled, alone, busy))
+        write_costs(costs, update_costs)
     if as_json:
         print_json(document)
         return
     print_subgraphs(compiled)
     _print(document)
+    print_prediction(document["prediction"])
+    if update_costs is not None:
+        OUT.print(f"updated {update_costs}")
 
 
 def measure(
@@ -98,14 +128,17 @@ def measure(
     Returns
     -------
     dict
-        Count, seconds, requests a second, latency percentiles in milliseconds, and for each stage
-        the median time it waited and ran.
+        Count, seconds, requests a second, latency percentiles in milliseconds; for each stage the
+        median time it waited and ran; for each pair of stages with wires the median time from the
+        end of the one to the start of the other, which holds on one node only.
     """
     free = threading.Semaphore(jobs)
     lock = threading.Lock()
     latencies: list[float] = []
     errors: list[BaseException] = []
     stages: dict[tuple[int, str], list[tuple[float, float]]] = defaultdict(list)
+    gaps: dict[tuple[int, int], list[float]] = defaultdict(list)
+    links = wire_links(compiled)
 
     def finished(began: float, future: Future[Answer]) -> None:
         now = time.perf_counter()
@@ -114,8 +147,13 @@ def measure(
                 errors.append(error)
             else:
                 latencies.append(now - began)
-                for run in future.result().stage_runs:
+                runs = {run.stage: run for run in future.result().stage_runs}
+                for run in runs.values():
                     stages[run.stage, run.device].append((run.queued_s, run.run_s))
+                for producer, consumer in links:
+                    if producer in runs and consumer in runs:
+                        gap = runs[consumer].started_s - runs[producer].ended_s
+                        gaps[producer, consumer].append(gap)
         free.release()
 
     start_s = time.perf_counter()
@@ -146,6 +184,10 @@ def measure(
                 "utilisation": sum(r for _, r in times) / elapsed,
             }
             for (stage, device), times in sorted(stages.items())
+        ],
+        "wires": [
+            {"producer": producer, "consumer": consumer, "gap_ms": float(np.median(times) * 1e3)}
+            for (producer, consumer), times in sorted(gaps.items())
         ],
     }
 

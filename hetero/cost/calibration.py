@@ -42,15 +42,19 @@ def fit_subgraphs(samples: Sequence[tuple[float, float]]) -> tuple[Time, Time]:
     return Time(float(dispatch), "calibrated"), Time(float(fusion), "calibrated")
 
 
-def fit_load(alone_s: float, loaded_s: float, period_s: float) -> tuple[Time, Time]:
-    """Return what times are multiplied by under load, and what each call costs beside.
+def fit_load(alone_s: float, call_s: float, periods_s: Sequence[float]) -> Time:
+    """Return what times are multiplied by while all devices are busy: a factor, at least 1.
 
     Parameters
     ----------
-    alone_s, loaded_s : float
-        Median seconds of a subgraph's run on an otherwise idle machine, and with all devices busy.
-    period_s : float
-        Seconds between two answers of the device with all devices busy.
+    alone_s : float
+        Median seconds of a subgraph's run on an otherwise idle machine.
+    call_s : float
+        Seconds that a call keeps the device busy besides.
+    periods_s : sequence of float
+        Seconds between two answers of the device with all devices busy, in several rounds; the
+        least counts, since a round that something else disturbed tells of that instead.
     """
-    load = max(1.0, loaded_s / alone_s) if alone_s > 0 else 1.0
-    return Time(load, "calibrated"), Time(max(0.0, period_s - loaded_s), "calibrated")
+    if not periods_s or alone_s <= 0:
+        return Time(1.0, "estimated")
+    return Time(max(1.0, (min(periods_s) - call_s) / alone_s), "calibrated")

@@ -48,6 +48,13 @@ LEAST_NODES: Final = 8
 MOST_SINGLES: Final = 60
 #: Requests in flight on each device while all are busy.
 LOAD_JOBS: Final = 3
+#: Times that this is measured.
+LOAD_ROUNDS: Final = 3
+#: Properties that do not change times, or that an identity has elsewhere.
+_TIMELESS: Final = frozenset(
+    ("INFERENCE_NUM_THREADS", "PERF_COUNT", "PERFORMANCE_HINT", "PERFORMANCE_HINT_NUM_REQUESTS",
+     "LOG_LEVEL", "CACHE_DIR", "DEVICE_ID", "ENABLE_MMAP")
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +113,7 @@ class _Kind:
 def identify(device: DeviceDescriptor, config: Mapping[str, Any]) -> DeviceIdentity:
     """Return what makes measurements of one device hold for another."""
     threads = int(config.get("INFERENCE_NUM_THREADS", 0) or 0) or device.num_threads
-    rest = {k: v for k, v in config.items() if k not in ("INFERENCE_NUM_THREADS", "PERF_COUNT")}
+    rest = {k: v for k, v in config.items() if k not in _TIMELESS}
     return DeviceIdentity(
         device.plugin,
         device.version,
@@ -142,7 +149,10 @@ class _Profile:
             kinds.setdefault((identity, supported), _Kind(identity, [])).devices.append(device)
         self._kinds = list(kinds.values())
         self._values: dict[str, Value] = dict(subject.inputs)
-        self._load: dict[str, tuple[Time, Time]] = {}
+        #: Device -> seconds between answers of its largest part, all devices being busy.
+        self._periods: dict[str, list[float]] = {}
+        #: Device -> seconds that a call keeps it busy, one for each transfer measured.
+        self._calls: dict[str, list[float]] = {}
         self._transfers: dict[tuple[str, str], Transfer] = {}
         pairs = len(self._pairs())
         self._steps = 1 + 2 * len(self._kinds) + 1 + pairs
@@ -313,12 +323,14 @@ class _Profile:
             if not running:
                 return
             slowest = max(alone for _, alone in devices)
-            try:
-                found = saturate(running, LOAD_JOBS, max(self._share_s, 12 * slowest))
-            except HeteroError:
-                return
-            for (name, alone), full in zip(devices, found, strict=True):
-                self._load[name] = fit_load(alone, sum(full.runs_s), full.period_s)
+            seconds = max(self._share_s, 12 * slowest) / LOAD_ROUNDS
+            for _ in range(LOAD_ROUNDS):
+                try:
+                    found = saturate(running, LOAD_JOBS, seconds)
+                except HeteroError:
+                    return
+                for (name, _), full in zip(devices, found, strict=True):
+                    self._periods.setdefault(name, []).append(full.period_s)
 
     def _pairs(self) -> list[tuple[DeviceDescriptor, DeviceDescriptor]]:
         """Return one pair of devices for each pair of kinds."""
@@ -336,12 +348,16 @@ class _Profile:
         if {sender.name, receiver.name} & failed:
             return
         try:
-            found = measure_transfer(
+            found, call_s = measure_transfer(
                 subject.executor, sender, receiver, subject.configs, self._share_s
             )
         except HeteroError:
             return
         self._transfers[sender.name, receiver.name] = found
+        if call_s is not None:
+            for kind in self._kinds:
+                if sender in kind.devices or receiver in kind.devices:
+                    self._calls.setdefault(kind.name, []).append(call_s)
 
     def _costs(self, interrupted: bool) -> Costs:
         devices: dict[str, DeviceCosts] = {}
@@ -354,15 +370,16 @@ class _Profile:
                 continue
             dispatch, fusion = fit_subgraphs(kind.fits)
             for device in kind.devices:
-                load, overhead = self._load.get(
-                    device.name, (Time(1.0, "estimated"), Time(0.0, "estimated"))
-                )
+                calls = self._calls.get(kind.name, [])
+                # Of two devices the slower decides how long a call takes: the least is its own.
+                overhead = Time(min(calls), "calibrated") if calls else Time(0.0, "estimated")
+                periods = self._periods.get(device.name, [])
                 devices[device.name] = DeviceCosts(
                     identity=replace(kind.identity, node=device.node),
                     nodes=self._complete(kind),
                     dispatch=dispatch,
                     fusion=fusion,
-                    load=load,
+                    load=fit_load(kind.alone_s, overhead.seconds, periods),
                     overhead=overhead,
                     subgraphs=dict(kind.subgraphs),
                     fused=tuple(kind.fused),

@@ -37,7 +37,7 @@ def measure_transfer(
     receiver: DeviceDescriptor,
     configs: Mapping[str, Mapping[str, Any]],
     seconds: float,
-) -> Transfer:
+) -> tuple[Transfer, float | None]:
     """Measure tensors that go from one device to another.
 
     Parameters
@@ -56,10 +56,12 @@ def measure_transfer(
     Transfer
         ``calibrated``: lines fitted to measurements; the assumed one where a device supports none
         of the operators that a chain can be made of.
+    float or None
+        Seconds that a call keeps a device busy whatever it carries; None where not measured.
     """
     chain = _supported_chain(executor, sender, receiver, configs)
     if chain is None:
-        return ASSUMED
+        return ASSUMED, None
     gaps, busy, rows = [], [], []
     for wires, nbytes in SAMPLES:
         model, affinity, inputs = _chain(chain, wires, nbytes, sender.name, receiver.name)
@@ -80,10 +82,11 @@ def measure_transfer(
         rows.append((1.0, float(wires), float(wires * nbytes)))
     start, each, per_byte = _fit(rows, gaps)
     # What a call costs whatever it carries is the device's overhead, not the wire's.
-    _, each_busy, per_byte_busy = _fit(rows, busy)
-    return Transfer(
+    call, each_busy, per_byte_busy = _fit(rows, busy)
+    transfer = Transfer(
         Line(start + each, per_byte, "calibrated"), Line(each_busy, per_byte_busy, "calibrated")
     )
+    return transfer, call
 
 
 def _fit(rows: list[tuple[float, float, float]], seconds: list[float]) -> tuple[float, ...]:
