@@ -34,6 +34,8 @@ from scheduler.ray_devices import ActorDevice, OnLost, first_line
 
 #: Arguments over this size go to the object store; Ray puts them there once for each call.
 _INLINE_NBYTES: Final = 100_000
+#: Seconds that a report may come later than the last output.
+_REPORT_S: Final = 30.0
 #: Which stage's report a key of `_Attempt.parts` is: reports have stage numbers, outputs names.
 _Part = int | str
 
@@ -46,6 +48,8 @@ class _Attempt:
     #: Tensor names by their references' ids. The references themselves are let go: Ray keeps a
     #: tensor for the calls that take it, and frees it after the last.
     tensors: dict[str, str]
+    #: Reports of stages that make something: they come with what they make.
+    reports: list[Any]
     num_parts_left: int
     outputs: dict[str, Value] = field(default_factory=dict)
     runs: list[StageRun] = field(default_factory=list)
@@ -124,18 +128,25 @@ class RayDeployment(BaseDeployment):
             shared = len(plan.consumers.get(name, ())) > 1 and nbytes_of(value) > _INLINE_NBYTES
             refs[name] = ray.put(value) if shared else value
         parts: dict[_Part, Any] = {}
+        reports: list[Any] = []
         tensors: dict[str, str] = {}
         for stage, call, wanted in zip(plan.stages, self._calls, self.wanted, strict=True):
             arguments = [refs[name] for name in stage.inputs]
             what = [self.key, stage.index, request_id, attempt, profile]
             made = call.remote(what, *arguments)
-            *given, parts[stage.index] = made if wanted else (made,)
+            *given, report = made if wanted else (made,)
+            # Whatever a stage makes leads to an output or to a stage that makes nothing; waiting
+            # for those is enough, and each wait has its price.
+            if wanted:
+                reports.append(report)
+            else:
+                parts[stage.index] = report
             refs.update(zip(wanted, given, strict=True))
             tensors.update((ref.hex(), name) for name, ref in zip(wanted, given, strict=True))
         for name in self._output_names:
             parts[name] = refs[name]
         with self._lock:
-            self._attempts[request_id, attempt] = _Attempt(inputs, tensors, len(parts))
+            self._attempts[request_id, attempt] = _Attempt(inputs, tensors, reports, len(parts))
         for part, ref in parts.items():
             ref.future().add_done_callback(self._announcer(request_id, attempt, part))
 
@@ -160,6 +171,12 @@ class RayDeployment(BaseDeployment):
             if error is None and attempt.num_parts_left:
                 return
             del self._attempts[key]
+        if error is None:
+            try:
+                reports = ray.get(attempt.reports, timeout=_REPORT_S)
+                attempt.runs += [StageRun(*report) for report in reports]
+            except exceptions.RayError as failure:
+                error = failure
         if error is None:
             self._answered(*key, attempt.inputs, attempt.outputs, attempt.runs)
         elif isinstance(error, exceptions.RayActorError) and error.actor_id in self.actors:
