@@ -85,7 +85,7 @@ def _plain(value: Any) -> Any:
 
 
 def _read(folder: Path, prefix: str, ports: Sequence[onnx.ValueInfoProto]) -> list[Any]:
-    values = []
+    values: list[Any] = []
     for i in range(len(list(folder.glob(f"{prefix}_*.pb")))):
         data = (folder / f"{prefix}_{i}.pb").read_bytes()
         kind = ports[i].type.WhichOneof("value")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -127,4 +128,4 @@ def lstm(length: int = 50, width: int = 256, layers: int = 2) -> onnx.ModelProto
 
 
 #: Name -> function that makes the model.
-NETWORKS: Final = {"bert": bert, "vit": vit, "lstm": lstm}
+NETWORKS: Final[dict[str, Callable[[], onnx.ModelProto]]] = {"bert": bert, "vit": vit, "lstm": lstm}

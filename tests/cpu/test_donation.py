@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -21,7 +23,7 @@ def test_result_over_an_input(operator: tuple[str, str], dtype: type) -> None:
         assert kernel is not None
         assert "out" in kernel.wants
         for position in DONORS[operator]:
-            inputs = [random.uniform(1, 2, (6, 5, 4)).astype(dtype) for _ in range(2)]
+            inputs: list[Any] = [random.uniform(1, 2, (6, 5, 4)).astype(dtype) for _ in range(2)]
             if op_type == "ScaleShift":
                 inputs += [random.uniform(1, 2, 5).astype(dtype) for _ in range(2)]
                 del inputs[1]

@@ -225,7 +225,7 @@ def test_runs_side_by_side() -> None:
     nodes = [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Exp", ["h"], ["y"])]
     weights = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32) / 64
     compiled = compile_cpu(make_model(nodes, {"x": weights}, ["y"], {"w": weights}))
-    wrong = []
+    wrong: list[int] = []
 
     def work(seed: int) -> None:
         x = np.random.default_rng(seed).normal(size=(64, 64)).astype(np.float32)

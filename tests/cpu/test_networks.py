@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from typing import Any
 
 import numpy as np
 import onnx
@@ -59,7 +60,9 @@ def dynamic_attention(opset: int) -> onnx.ModelProto:
         helper.make_node("Reshape", ["turned", "joined"], ["y"]),
     ]
     random = np.random.default_rng(0)
-    constants = {f"w{p}": random.normal(0, 0.2, (32, 32)).astype(np.float32) for p in "qkv"}
+    constants: dict[str, Any] = {
+        f"w{p}": random.normal(0, 0.2, (32, 32)).astype(np.float32) for p in "qkv"
+    }
     constants |= {
         "b": random.normal(size=32).astype(np.float32), "zero": axes,
         "axis0": np.array(0), "axis1": np.array(1), "heads": np.array([4, 8]),

@@ -58,7 +58,7 @@ def check_covers(model: Model) -> None:
 X4 = floats(1, 4, 6, 6)
 CONV = node("Conv", "x k b", "c", pads=[1, 1, 1, 1])
 NORM = node("BatchNormalization", "c s t m v", "n")
-WEIGHTS = {
+WEIGHTS: dict[str, Any] = {
     "k": floats(4, 4, 3, 3), "b": floats(4), "s": floats(4), "t": floats(4), "m": floats(4),
     "v": floats(4), "per_channel": floats(4, 1, 1), "k11": floats(4, 4, 1, 1) / 4,
     "three": np.float32(3), "zero": np.float32(0),
@@ -164,7 +164,7 @@ PATTERNS: dict[str, tuple[list[onnx.NodeProto], list[str]]] = {
     ),
 }  # fmt: skip
 
-MORE = WEIGHTS | {
+MORE: dict[str, Any] = WEIGHTS | {
     "k1": floats(5, 4, 1, 1), "neg": np.array([1, -1, 1, 1], np.float32),
     "b3": floats(4, 1, 1), "w6": floats(6, 6), "big": floats(3, 1, 1, 1, 6),
     "shape": np.array([4, 36], np.int64), "axes": np.array([0], np.int64),
@@ -229,10 +229,10 @@ def test_a_value_that_a_body_reads_keeps_its_name() -> None:
 def test_pattern_in_other_widths(name: str, dtype: type) -> None:
     nodes, wanted = PATTERNS[name]
     used = {value for n in nodes for value in n.input}
-    weights = {k: np.asarray(v, dtype) for k, v in MORE.items() if k in used}
+    weights: dict[str, Any] = {k: np.asarray(v, dtype) for k, v in MORE.items() if k in used}
     model = make_model(nodes, {"x": X4.astype(dtype)}, [nodes[-1].output[0]], weights)
     assert operators(model) == wanted
-    x = (X4 - 1).astype(dtype)
+    x: np.ndarray = (X4 - 1).astype(dtype)
     exact = make_model(
         nodes, {"x": X4.astype(np.float64)}, [nodes[-1].output[0]],
         {k: v.astype(np.float64) for k, v in weights.items()},
