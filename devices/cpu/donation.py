@@ -40,19 +40,44 @@ def donated(inputs: list[Any], donors: tuple[int, ...]) -> np.ndarray | None:
         Positions of those that die here and that the kernel may overwrite.
     """
     for position in donors:
-        x = inputs[position]
-        # Held by: slot, `inputs`, `x`, the call below.
-        if type(x) is not np.ndarray or getrefcount(x) != 4 or x.nbytes < _WORTH_NBYTES:
+        if _references(inputs, position) != _SOLE:
             continue
-        base = x.base
-        if base is not None and not (
-            # Held by: `x.base`, `base`, the call below.
-            type(base) is np.ndarray and base.base is None and getrefcount(base) == 3
+        x = inputs[position]
+        if type(x) is not np.ndarray or x.nbytes < _WORTH_NBYTES or not x.flags.writeable:
+            continue
+        if x.base is not None and (
+            type(x.base) is not np.ndarray
+            or x.base.base is not None
+            or _base_references(x) != _SOLE_BASE
         ):
             continue
-        if x.flags.writeable and all(_fits(other, x) for other in inputs):
+        if all(_fits(other, x) for other in inputs):
             return x
     return None
+
+
+def _references(inputs: list[Any], position: int) -> int:
+    """Count who holds an input: its slot, `inputs`, and what the interpreter adds."""
+    return getrefcount(inputs[position])
+
+
+def _base_references(view: np.ndarray) -> int:
+    """Count who holds the array that a view looks at."""
+    return getrefcount(view.base)
+
+
+def _sole_counts() -> tuple[int, int]:
+    """Return both counts for an array, and a view's base, that nobody else holds.
+
+    How many references a call adds differs between versions of Python.
+    """
+    slots = [np.empty(4)]
+    alone = _references([slots[0]], 0)
+    slots[0] = np.empty(4)[:2]
+    return alone, _base_references(slots[0])
+
+
+_SOLE, _SOLE_BASE = _sole_counts()
 
 
 def _fits(other: Any, x: np.ndarray) -> bool:

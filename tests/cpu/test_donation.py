@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from devices.cpu.donation import DONORS
+from devices.cpu.donation import DONORS, donated
 from devices.kernels import KERNELS
 
 NEWEST = {"": 28, "hetero": 1}
@@ -34,3 +34,24 @@ def test_result_over_an_input(operator: tuple[str, str], dtype: type) -> None:
                 got = kernel.function(np, *inputs, out=inputs[position])
             np.testing.assert_array_equal(got, wanted)
             assert got.dtype == wanted.dtype
+
+
+def test_only_what_nobody_else_holds_is_given() -> None:
+    slots = [np.ones((64, 64), np.float32)]
+    assert donated([slots[0]], (0,)) is slots[0]
+    held = slots[0]
+    assert donated([slots[0]], (0,)) is None
+    del held
+    view = slots[0].reshape(-1)
+    assert donated([slots[0]], (0,)) is None
+    slots[0] = view
+    assert donated([slots[0]], (0,)) is None  # `view` is a second holder
+    del view
+    assert donated([slots[0]], (0,)) is slots[0]
+    other = slots[0][:10]
+    assert donated([slots[0]], (0,)) is None
+    del other
+    assert donated([slots[0], np.ones((2, 4096), np.float32)], (0,)) is None  # result is larger
+    assert donated([slots[0], np.ones(4096)], (0,)) is None  # another type
+    slots[0].setflags(write=False)
+    assert donated([slots[0]], (0,)) is None
