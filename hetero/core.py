@@ -292,7 +292,8 @@ class Core(PlanningCore):
         source = read_model(model)
         request = self._request(source, device, config or {}, affinity)
         compilation = request.compilation
-        cache = cache_of(compilation.own, request.config.devices)
+        configs = {} if "CACHE_DIR" in (config or {}) else request.config.devices
+        cache = cache_of(compilation.own, configs)
         if (routed := self._compile_routed(source, device, config or {}, request)) is not None:
             return routed
 
