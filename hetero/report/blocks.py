@@ -144,14 +144,14 @@ def _chains(block: Sequence[int], nodes: Sequence[Mapping[str, Any]]) -> list[tu
     chain_of: dict[int, list[int]] = {}
     chains: list[list[int]] = []
     for p in block:
-        source = next(iter(before[p])) if len(before[p]) == 1 else None
+        only = next(iter(before[p])) if len(before[p]) == 1 else None
         joins = (
-            source is not None
-            and len(after[source]) == 1
-            and nodes[source]["device"] == nodes[p]["device"]
+            only is not None
+            and len(after[only]) == 1
+            and nodes[only]["device"] == nodes[p]["device"]
         )
-        if source is not None and joins:
-            chain_of[p] = chain_of[source]
+        if only is not None and joins:
+            chain_of[p] = chain_of[only]
             chain_of[p].append(p)
         else:
             chain_of[p] = [p]
@@ -160,14 +160,20 @@ def _chains(block: Sequence[int], nodes: Sequence[Mapping[str, Any]]) -> list[tu
 
 
 def _repetition(signatures: Sequence[Any], start: int) -> tuple[int, int]:
-    """Return the period and number of the repetition from `start` that covers the most blocks."""
+    """Return the period and number of the repetition from `start`; (1, 1) for none.
+
+    The shortest unit that comes three times, else the pair that covers the most, unless that
+    would hide a repetition in its unit.
+    """
     best = (1, 1)
     for period in range(1, min(PERIOD, (len(signatures) - start) // 2) + 1):
         unit = signatures[start : start + period]
         repeats = 1
         while signatures[start + repeats * period : start + (repeats + 1) * period] == unit:
             repeats += 1
-        # The same stretch is told best by its shortest unit, so that only a longer one wins.
-        if repeats > 1 and period * repeats > best[0] * best[1]:
+        if repeats > 2:
+            return period, repeats
+        told_better = any(len(set(unit[i : i + 3])) == 1 for i in range(period - 2))
+        if repeats > 1 and not told_better and period * repeats > best[0] * best[1]:
             best = (period, repeats)
     return best

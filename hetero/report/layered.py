@@ -27,6 +27,9 @@ LONGEST: Final = 40
 SWEEPS: Final = 6
 #: Width to height that columns aim at.
 ASPECT: Final = 1.7
+#: Lower drawings than this are not folded, and a column's height may differ by this share.
+FOLD_OVER: Final = 640.0
+SLACK: Final = 0.15
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,7 @@ def draw(
     *,
     first: Iterable[int] = (),
     last: Iterable[int] = (),
+    gap: float = GAP_Y,
 ) -> Drawing:
     """Lay out an acyclic graph.
 
@@ -67,6 +71,8 @@ def draw(
         Source and target, as positions in `sizes`.
     first, last : iterable of int
         Boxes to put into the first and the last layer.
+    gap : float
+        Pixels between layers.
     """
     if not sizes:
         return Drawing(0.0, 0.0, (), ())
@@ -78,7 +84,7 @@ def draw(
     rows = _order(layer, links)
     centre = _positions(rows, widths, links)
     heights = [max((sizes[b][1] for b in row if b < len(sizes)), default=0.0) for row in rows]
-    return _fold(sizes, rows, layer, centre, widths, heights, chains)
+    return _fold(sizes, rows, layer, centre, widths, heights, chains, gap)
 
 
 def _layers(
@@ -138,8 +144,8 @@ def _neighbours(count: int, links: Sequence[tuple[int, int]]) -> tuple[list[list
 
 def _order(layer: Sequence[int], links: Sequence[tuple[int, int]]) -> list[list[int]]:
     rows: list[list[int]] = [[] for _ in range(max(layer) + 1)]
-    for box, row in enumerate(layer):
-        rows[row].append(box)
+    for box, index in enumerate(layer):
+        rows[index].append(box)
     above, below = _neighbours(len(layer), links)
     place = [0.0] * len(layer)
     for row in rows:
@@ -211,9 +217,10 @@ def _fold(
     widths: Sequence[float],
     heights: Sequence[float],
     chains: Sequence[Sequence[int]],
+    gap: float,
 ) -> Drawing:
     """Stack the layers into columns, and route edges through the gutters between those."""
-    column = _columns(rows, centre, widths, heights, layer, chains)
+    column = _columns(rows, centre, widths, heights, layer, chains, gap)
     count = column[-1] + 1
     left = [math.inf] * count
     right = [-math.inf] * count
@@ -232,7 +239,7 @@ def _fold(
             y = 0.0
         tops.append(y)
         bottoms[column[index]] = y + height
-        y += height + GAP_Y
+        y += height + gap
     x = [
         centre[box] - left[column[layer[box]]] + starts[column[layer[box]]]
         for box in range(len(layer))
@@ -257,9 +264,9 @@ def _fold(
             from_column, to_column = column[layer[a]], column[layer[b]]
             if from_column != to_column:
                 gutter = starts[to_column] - GUTTER / 2
-                points += [(x[a], bottoms[from_column] + GAP_Y / 2)]
-                points += [(gutter, bottoms[from_column] + GAP_Y / 2), (gutter, -GAP_Y / 2)]
-                points += [(x[b], -GAP_Y / 2)]
+                points += [(x[a], bottoms[from_column] + gap / 2)]
+                points += [(gutter, bottoms[from_column] + gap / 2), (gutter, -gap / 2)]
+                points += [(x[b], -gap / 2)]
             top, bottom = ends(b)
             points.append((x[b], top))
             if b != chain[-1]:
@@ -275,30 +282,37 @@ def _columns(
     heights: Sequence[float],
     layer: Sequence[int],
     chains: Sequence[Sequence[int]],
+    gap: float,
 ) -> list[int]:
     """Return each layer's column: as many as bring the drawing near to `ASPECT`."""
-    tall = sum(heights) + GAP_Y * (len(heights) - 1)
+    tall = sum(heights) + gap * (len(heights) - 1)
     spans = [
         (min(centre[b] - widths[b] / 2 for b in row), max(centre[b] + widths[b] / 2 for b in row))
         for row in rows
     ]
-    wide = max(b for _, b in spans) - min(a for a, _ in spans) + GUTTER
+    wide = max(b - a for a, b in spans) + GUTTER
     count = max(1, round(math.sqrt(ASPECT * tall / wide)))
-    if count == 1 or len(rows) < 2 * count:
+    if count == 1 or tall < FOLD_OVER or len(rows) < 2 * count:
         return [0] * len(rows)
     crossing = [0] * len(rows)  # edges between this layer and the next
     for chain in chains:
         for a, b in pairwise(chain):
             for index in range(layer[a], layer[b]):
                 crossing[index] += 1
-    goal = tall / count
-    column, current, used = [0] * len(rows), 0, 0.0
-    for index in range(len(rows)):
-        column[index] = current
-        used += heights[index] + GAP_Y
-        remaining = rows[index + 1 : index + 4]
-        # A column may end early or late by a fifth where fewer edges have to change over.
-        near = crossing[index] <= min(crossing[index : index + 3]) and used > 0.8 * goal
-        if remaining and current < count - 1 and (near or used > 1.2 * goal):
-            current, used = current + 1, 0.0
+    column, start, left = [0] * len(rows), 0, tall + gap
+    for current in range(count):
+        goal = left / (count - current)
+        used, best = 0.0, (True, math.inf, math.inf, len(rows) - 1, left)
+        for index in range(start, len(rows) if current < count - 1 else start):
+            used += heights[index] + gap
+            # A column may end a little early or late where fewer edges have to change over.
+            off = abs(used - goal)
+            wide_off = off > SLACK * goal
+            best = min(best, (wide_off, 0 if wide_off else crossing[index], off, index, used))
+            if used > (1 + SLACK) * goal:
+                break
+        column[start : best[3] + 1] = [current] * (best[3] + 1 - start)
+        start, left = best[3] + 1, left - best[4]
+        if start >= len(rows):
+            break
     return column

@@ -18,15 +18,19 @@ from hetero.report.verdict import nbytes_text, seconds_text
 
 #: Pixels: a node, a block, a subgraph drawn closed, an input or output; a point where wires enter.
 NODE: Final = (172.0, 40.0)
-BLOCK: Final = (226.0, 52.0)
+BLOCK: Final = (236.0, 64.0)
 CLOSED: Final = (226.0, 66.0)
 PILL: Final = (150.0, 28.0)
-POINT: Final = (8.0, 8.0)
+POINT: Final = (8.0, 0.0)
 #: Pixels around a subgraph's items, and for its title.
 PAD: Final = 20.0
 TITLE: Final = 30.0
+#: Pixels between subgraphs, for a wire's label.
+WIRE: Final = 46.0
 #: Characters of a label, by box.
-_TEXT: Final = {NODE: (23, 29), BLOCK: (31, 40)}
+_TEXT: Final = {NODE: (22, 29), BLOCK: (29, 40)}
+#: Operators that say most about a block.
+_TELLING: Final = ("Attention", "Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU")
 #: Where a value comes from or goes to: a subgraph's index, or ``input``/``output`` and a name.
 End = int | tuple[str, str]
 
@@ -46,11 +50,6 @@ class _Graph:
     document: Mapping[str, Any]
     groups: dict[int, list[int]]
     makers: dict[str, int]
-    owner: dict[int, int]
-
-    @property
-    def nodes(self) -> Sequence[Mapping[str, Any]]:
-        return list(self.document["nodes"])
 
     def group(self, position: int) -> int:
         segment = self.document["nodes"][position]["segment"]
@@ -72,21 +71,33 @@ def drawings(document: Mapping[str, Any]) -> list[dict[str, Any]]:
         positions in the document, ``pills`` (inputs and outputs), ``edges`` as SVG paths, and
         ``wires``, edges between subgraphs with their tensors and bytes.
     """
-    drawn, owner = visible_nodes(document)
+    drawn, _ = visible_nodes(document)
     nodes = document["nodes"]
     groups: dict[int, list[int]] = {s["id"]: [] for s in document["segments"]}
     for p in drawn:
         segment = nodes[p]["segment"]
         groups.setdefault(-1 if segment is None else segment, []).append(p)
-    makers = {port["name"]: p for p in drawn for port in nodes[p]["outputs"]}
-    graph = _Graph(document, groups, makers, owner)
+    # A subgraph of nothing but constants is drawn as one box of them.
+    bare = {group for group, members in groups.items() if not members}
+    for position, node in enumerate(nodes):
+        if node["segment"] in bare:
+            groups[node["segment"]].append(position)
+    everything = [p for members in groups.values() for p in members]
+    makers = {port["name"]: p for p in everything for port in nodes[p]["outputs"]}
+    graph = _Graph(document, groups, makers)
     views = []
     if len(groups) > 1:
         views.append({"name": "Subgraphs", **_macro(graph, None, CLOSED)})
-    blocks = {g: block_items(members, nodes) for g, members in groups.items()}
+    blocks = {
+        g: [Item(tuple(members))] if g in bare else block_items(members, nodes)
+        for g, members in groups.items()
+    }
     if sum(map(len, blocks.values())) < len(drawn):
         views.append({"name": "Blocks", **_macro(graph, blocks, BLOCK)})
-    singles = {g: single_items(members) for g, members in groups.items()}
+    singles = {
+        g: [Item(tuple(members))] if g in bare else single_items(members)
+        for g, members in groups.items()
+    }
     views.append({"name": "Nodes", **_macro(graph, singles, NODE)})
     return views
 
@@ -116,16 +127,15 @@ def _inside(
     leave = {end: len(items) + len(ends_in) + i for i, end in enumerate(ends_out)}
     edges: dict[tuple[int, int], None] = {}
     nodes = graph.document["nodes"]
+    crossing = {value: a for (a, b), values in links.items() if b == group for value in values}
     for item in items:
         for p in item.nodes:
             for value in nodes[p]["inputs"]:
                 if (maker := graph.makers.get(value)) in item_of:
                     if item_of[maker] != item_of[p]:
                         edges[item_of[maker], item_of[p]] = None
-                elif maker is not None and graph.group(maker) in entry:
-                    edges[entry[graph.group(maker)], item_of[p]] = None
-                elif ("input", value) in entry:
-                    edges[entry["input", value], item_of[p]] = None
+                elif value in crossing:
+                    edges[entry[crossing[value]], item_of[p]] = None
     for end in ends_out:
         for value in links[group, end]:
             if (maker := graph.makers.get(value)) in item_of:
@@ -154,6 +164,10 @@ def _links(graph: _Graph) -> dict[tuple[End, End], list[str]]:
                         add(graph.group(maker), group, value)
                 elif value in inputs:
                     add(("input", value), group, value)
+    # Constants are drawn with their readers, but where they cross, that shows.
+    for wire in graph.document["wires"]:
+        if wire["tensor"] not in graph.makers:
+            add(wire["producer"], wire["consumer"], wire["tensor"])
     for port in graph.document["model"]["outputs"]:
         if (maker := graph.makers.get(port["name"])) is not None:
             add(graph.group(maker), ("output", port["name"]), port["name"])
@@ -183,7 +197,7 @@ def _macro(
             box = inside.drawing
             sizes.append((max(box.width, PILL[0]) + 2 * PAD, box.height + 2 * PAD + TITLE))
     pairs = [(index[a], index[b]) for a, b in links]
-    whole = draw(sizes, pairs)
+    whole = draw(sizes, pairs, gap=WIRE)
     boxes = [
         _box(graph, end, whole.places[i], sizes[i])
         for i, end in enumerate(ends)
@@ -220,7 +234,7 @@ def _macro(
         for route in inside.drawing.routes:
             view["edges"].append(_path([shift(*point) for point in route]))
     view["wires"] = [
-        _wire(graph, a, b, values, _ends(a, b, route, insides, corner))
+        _wire(graph, a, b, values, route, _ends(a, b, route, insides, corner))
         for ((a, b), values), route in zip(links.items(), whole.routes, strict=True)
     ]
     _round(view)
@@ -278,25 +292,34 @@ def _item(
 ) -> dict[str, Any]:
     nodes = graph.document["nodes"]
     label_room, detail_room = _TEXT[size]
-    if len(item.nodes) == 1:
+    single = len(item.nodes) == 1
+    if single:
         node = nodes[item.nodes[0]]
         label, detail = node["op_type"], node["name"]
     else:
         part = item.nodes[: len(item.nodes) // item.repeats]
         counts = Counter(nodes[p]["op_type"] for p in part)
-        label = " · ".join(f"{op} {n}" if n > 1 else op for op, n in counts.items())
-        detail = f"{item.repeats} × {len(part)} nodes" if item.repeats > 1 else f"{len(part)} nodes"
+        label = f"{item.repeats} × {len(part)} nodes" if item.repeats > 1 else f"{len(part)} nodes"
+        ranked = sorted(counts.items(), key=lambda pair: pair[0] not in _TELLING)
+        detail = " · ".join(f"{op} {n}" if n > 1 else op for op, n in ranked)
     return {
         "x": x, "y": y, "w": size[0], "h": size[1],
-        "label": _clip(label, label_room, end=True), "detail": _clip(detail, detail_room),
+        "label": _clip(label, label_room, end=True),
+        "detail": _clip(detail, detail_room) if single else _lines(detail, detail_room),
         "repeats": item.repeats, "device": nodes[item.nodes[0]]["device"],
         "nodes": list(item.nodes),
     }  # fmt: skip
 
 
 def _wire(
-    graph: _Graph, a: End, b: End, values: Sequence[str], points: Sequence[tuple[float, float]]
+    graph: _Graph,
+    a: End,
+    b: End,
+    values: Sequence[str],
+    outside: Sequence[tuple[float, float]],
+    points: Sequence[tuple[float, float]],
 ) -> dict[str, Any]:
+    """Describe a wire; its label stands outside of the subgraphs."""
     sizes = {
         port["name"]: port
         for node in graph.document["nodes"]
@@ -309,7 +332,7 @@ def _wire(
     if len(values) > 1:
         label = f"{len(values)} tensors, {label}"
     middle = max(
-        pairwise(points),
+        pairwise(outside),
         key=lambda ends: abs(ends[0][0] - ends[1][0]) + abs(ends[0][1] - ends[1][1]),
     )
     return {
@@ -335,6 +358,16 @@ def _path(points: Sequence[tuple[float, float]]) -> str:
             parts.append(f"C{x:.0f} {half:.0f} {to_x:.0f} {half:.0f} {to_x:.0f} {to_y:.0f}")
         x, y = to_x, to_y
     return "".join(parts)
+
+
+def _lines(text: str, room: int) -> str:
+    """Break a list of operators into two lines, the second one shortened."""
+    if len(text) <= room:
+        return text
+    cut = text.rfind(" · ", 0, room)
+    if cut < 0:
+        return _clip(text, room, end=True)
+    return text[:cut] + "\n" + _clip(text[cut + 3 :], room, end=True)
 
 
 def _clip(text: str, room: int, *, end: bool = False) -> str:

@@ -94,7 +94,7 @@ def _nodes(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
         types = Counter(node["op_type"] for node in left)
         yield _lint(
             "unsupported-nodes", "error",
-            f"no device takes {len(left)} nodes ({_some(types)}): add a device that does.",
+            f"no device takes {_plural(len(left))} ({_some(types)}): add a device that does.",
             nodes=[node["name"] for node in left],
         )  # fmt: skip
     if document["uncut"]:
@@ -110,14 +110,14 @@ def _nodes(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
         ]
         yield _lint(
             "fallback", "warning",
-            f"{fallen['device']} refuses {reason['count']} nodes that another device runs: "
+            f"{fallen['device']} refuses {_plural(reason['count'])} that another device runs: "
             f"{reason['message']} [{reason['code']}]",
             nodes=about, devices=[fallen["device"]],
         )  # fmt: skip
         if reason["code"] == "dtype":
             yield _lint(
                 "dtype-fallback", "warning",
-                f"{reason['count']} nodes leave {fallen['device']} for their element type alone: "
+                f"{_plural(reason['count'])} left {fallen['device']} for their element type alone: "
                 f"{reason['message']}. A cast, or an export in another type, would keep them.",
                 nodes=about, devices=[fallen["device"]],
             )  # fmt: skip
@@ -132,11 +132,14 @@ def _devices(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
             why = "it takes none of the nodes"
         elif document["request"]["policy"] == "PRIORITY":
             why = (
-                f"devices before it in the list take all of the {device['supported']} nodes that "
-                "it could run; put it first, pin nodes to it, or plan by cost (policy AUTO)"
+                f"devices before it in the list take what it could run "
+                f"({_plural(device['supported'])}); put it first, pin nodes to it, or plan by cost "
+                "(policy AUTO)"
             )
         else:
-            why = f"the plan is no faster with it, though it could run {device['supported']} nodes"
+            why = (
+                f"the plan is no faster with it, though it could run {_plural(device['supported'])}"
+            )
         yield _lint(
             "unused-device", "warning", f"{name} was requested and is not used: {why}.",
             devices=[name],
@@ -170,8 +173,9 @@ def _segments(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
                 segments=[s["id"]], devices=[other],
             )  # fmt: skip
         run, moved = s["run_s"], s["transfer_s"]
+        alone = len(segments) > 1 and s["device"] is not None and not others
         work = [name for name in s["nodes"] if name not in constant]
-        if len(segments) > 1:
+        if alone:
             if run is None and len(work) <= TINY_NODES:
                 names = ", ".join(work[:TINY_NODES])
                 yield _lint(
