@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -87,7 +88,8 @@ class CompiledModel:
         self.compilation: Final = compilation
         self._loaded_from_cache = loaded_from_cache
         self._ports = RequestTensors(plan.inputs, plan.outputs)
-        self._request: InferRequest | None = None
+        #: One request for each thread that calls the model, so that calls overlap.
+        self._requests = threading.local()
 
     def __repr__(self) -> str:
         devices = ", ".join(self.get_property("EXECUTION_DEVICES"))
@@ -103,9 +105,11 @@ class CompiledModel:
         self, inputs: Any = None, share_inputs: bool = True, share_outputs: bool = False
     ) -> Results:
         """Run once and return the outputs; see `InferRequest.infer` for what `inputs` may be."""
-        if self._request is None:
-            self._request = self.create_infer_request()
-        return self._request.infer(inputs, share_inputs, share_outputs)
+        requests = self._requests
+        if not hasattr(requests, "own"):
+            requests.own = self.create_infer_request()
+        results: Results = requests.own.infer(inputs, share_inputs, share_outputs)
+        return results
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
@@ -201,12 +205,19 @@ class CompiledModel:
             "SUPPORTED_PROPERTIES": tuple(HETERO_PROPERTIES),
             "EXECUTION_DEVICES": devices,
             "HETERO_NUMBER_OF_SUBMODELS": len(self.subgraphs),
-            # One request a level keeps a chain of stages busy; one more hides the hand-over.
-            "OPTIMAL_NUMBER_OF_INFER_REQUESTS": max(self.plan.levels, default=0) + 2,
+            "OPTIMAL_NUMBER_OF_INFER_REQUESTS": self._enough_requests(),
         }
         if name in computed:
             return computed[name]
         return self.config.get(name, HETERO_PROPERTIES[name].default)
+
+    def _enough_requests(self) -> int:
+        """One request a level keeps a chain of stages busy; one more hides the hand-over.
+
+        For throughput each stage has one waiting, so that uneven runs do not starve the next.
+        """
+        levels = max(self.plan.levels, default=0) + 1
+        return 2 * levels if self.config["PERFORMANCE_HINT"] == "THROUGHPUT" else levels + 1
 
     def set_property(self, config: Mapping[str, Any]) -> None:
         """Refuse: a compiled model's properties are those it was compiled with."""
@@ -254,12 +265,12 @@ class CompiledModel:
         return self.deployment.story(request_id)
 
     def release_memory(self) -> None:
-        """Drop the request behind `compiled_model(...)` and the results it holds."""
-        self._request = None
+        """Drop the requests behind `compiled_model(...)` and the results they hold."""
+        self._requests = threading.local()
 
     def close(self) -> None:
         """Give back what the devices hold for the model; its requests fail from then on."""
-        self._request = None
+        self._requests = threading.local()
         self.deployment.close()
         if "callback_executor" in self.__dict__:
             self.callback_executor.shutdown(wait=False)

@@ -12,13 +12,16 @@ import logging
 import os
 import secrets
 import shutil
+import signal
 import socket
 import tempfile
+import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final
 
 from devices.errors import ClusterError
@@ -126,7 +129,7 @@ def _start(options: dict[str, Any]) -> RaySession:
         variables.append("RAY_AUTH_MODE")  # Ray sets it to "token" as it starts
     session = RaySession(True, folder, variables)
     try:
-        with _quiet():
+        with _quiet(), _interrupted_after():
             ray.init(
                 address="local",
                 resources=resources,
@@ -229,6 +232,32 @@ def _make_folder() -> str:
 def _give_up(session: RaySession) -> None:
     with contextlib.suppress(Exception):  # it may have started in part, or not at all
         session.close()
+
+
+@contextlib.contextmanager
+def _interrupted_after() -> Iterator[None]:
+    """Let Ctrl-C wait for the block's end; a second one does not wait.
+
+    Ray that is stopped while it starts forgets some of the processes that it has started.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    asked: list[tuple[int, FrameType | None]] = []
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        if asked:
+            before(number, frame)
+        asked.append((number, frame))
+
+    signal.signal(signal.SIGINT, remember)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if asked:
+        before(*asked[0])
 
 
 @contextlib.contextmanager
