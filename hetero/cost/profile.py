@@ -7,6 +7,7 @@ costs; then all devices work at once, as they will in a pipeline.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -31,10 +32,12 @@ from hetero.cost.samples import (
     shapes_of,
     single_node,
 )
-from hetero.cost.timing import Effort, deployed, saturate, time_model
+from hetero.cost.timing import Effort, Timing, deployed, saturate, time_model
 from hetero.cost.transfers import ASSUMED, measure_transfer
 from hetero.cost.work import fit_speed, node_work, request_positions, with_shapes
 from scheduler.executor import DeviceDescriptor, Executor
+
+_log = logging.getLogger(__name__)
 
 #: Takes steps done, steps in all, and what is being measured.
 Progress = Callable[[int, int, str], None]
@@ -217,24 +220,42 @@ class _Profile:
                 names,
             )
 
+    def _time(
+        self,
+        kind: _Kind,
+        model: Model,
+        inputs: Mapping[str, Value],
+        effort: Effort,
+        *,
+        profile: bool = False,
+    ) -> Timing | None:
+        """Time a model; None where it fails, on values made up for it, say.
+
+        What goes wrong with the device itself is raised.
+        """
+        config = self._subject.configs.get(kind.name, {})
+        try:
+            return time_model(
+                self._subject.executor, kind.name, model, inputs, config, effort, profile=profile
+            )
+        except (DeviceError, ClusterError):
+            raise
+        except HeteroError as error:
+            _log.warning("device=%s: a part of the model is estimated: %s", kind.name, error)
+            return None
+
     def _effort(self, items: int) -> Effort:
         return Effort(seconds=min(0.5, 0.5 * self._share_s / max(1, items)))
 
     def _measure_parts(self, kind: _Kind) -> None:
-        config = self._subject.configs.get(kind.name, {})
         effort = self._effort(len(kind.parts))
         for place, part in enumerate(kind.parts):
             inputs = feeds(part, self._values)
             if inputs is None:
                 continue
-            try:
-                timing = time_model(
-                    self._subject.executor, kind.name, part, inputs, config, effort, profile=True
-                )
-            except (DeviceError, ClusterError):
-                raise
-            except HeteroError:
-                continue  # made-up values that the part refuses: its nodes are estimated
+            timing = self._time(kind, part, inputs, effort, profile=True)
+            if timing is None:
+                continue
             if place == 0:
                 kind.alone_s = timing.run_s
             if timing.node_times_s:
@@ -247,7 +268,6 @@ class _Profile:
 
     def _single_nodes(self, kind: _Kind, part: Model, whole_s: float) -> dict[str, float]:
         """Time each distinct node by itself, where the device tells no node times."""
-        config = self._subject.configs.get(kind.name, {})
         groups: dict[str, list[int]] = {}
         for position in request_positions(part):
             groups.setdefault(node_key(part, position), []).append(position)
@@ -262,13 +282,8 @@ class _Profile:
             inputs = feeds(alone, self._values)
             if inputs is None:
                 continue
-            try:
-                timing = time_model(
-                    self._subject.executor, kind.name, alone, inputs, config, effort
-                )
-            except (DeviceError, ClusterError):
-                raise
-            except HeteroError:
+            timing = self._time(kind, alone, inputs, effort)
+            if timing is None:
                 continue
             found |= {part.nodes[p].name: timing.run_s for p in group}
         return found
@@ -281,7 +296,6 @@ class _Profile:
 
     def _calibrate(self, kind: _Kind) -> None:
         parts = [p for p in kind.parts[:1] if len(request_positions(p)) >= LEAST_NODES]
-        config = self._subject.configs.get(kind.name, {})
         for part in parts:
             try:
                 cut = [c for pieces in PIECES for c in chunks(part, pieces)]
@@ -293,10 +307,9 @@ class _Profile:
                 inputs = feeds(chunk, self._values)
                 if inputs is None or not request_positions(chunk):
                     continue
-                timing = time_model(
-                    self._subject.executor, kind.name, chunk, inputs, config, effort
-                )
-                self._keep(kind, chunk, timing.run_s)
+                timing = self._time(kind, chunk, inputs, effort)
+                if timing is not None:
+                    self._keep(kind, chunk, timing.run_s)
 
     def _measure_load(self) -> None:
         """Run every device's largest part on all devices at once."""

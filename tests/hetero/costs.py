@@ -1,0 +1,56 @@
+"""Costs by hand for the tests here: no device is timed, so that every figure is known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from devices.model import Model
+from devices.support import Support
+from hetero.cost import Costs, DeviceCosts, DeviceIdentity, Line, Time, Transfer
+from hetero.plan_problem import Constraints, Task
+
+FREE = Line(0.0, 0.0, "measured")
+
+
+def identity(name: str) -> DeviceIdentity:
+    return DeviceIdentity(name.partition(".")[0], "1", "f", "local", 1)
+
+
+def costs(
+    model: Model,
+    times_s: Mapping[str, Mapping[str, float]],
+    *,
+    wire: Line = FREE,
+    dispatch_s: float = 0.0,
+    fused: tuple[tuple[str, ...], ...] = (),
+) -> Costs:
+    """Return costs from {device: {node: seconds}}; nodes left out are not supported."""
+    return Costs(
+        model.name,
+        model.content_hash,
+        {},
+        {
+            device: DeviceCosts(
+                identity(device),
+                {name: Time(seconds, "measured") for name, seconds in nodes.items()},
+                dispatch=Time(dispatch_s, "calibrated"),
+                fused=fused,
+            )
+            for device, nodes in times_s.items()
+        },
+        {(a, b): Transfer(wire, wire) for a in times_s for b in times_s if a != b},
+    )
+
+
+def task(model: Model, given: Costs, constraints: Constraints | None = None) -> Task:
+    """Return a task in which devices support what has a time, and all that no request runs."""
+    return Task(
+        model,
+        tuple(given.devices),
+        {
+            name: Support(dict.fromkeys(device.nodes, name))
+            for name, device in given.devices.items()
+        },
+        given,
+        constraints or Constraints(),
+    )

@@ -1,0 +1,110 @@
+"""The cost file: what is written is read; what is wrong or does not fit is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devices.errors import PlanError
+from hetero.cost import Costs, Line
+from hetero.cost.cost_file import check_costs, read_costs, to_document, write_costs
+from hetero.cost.feedback import StageMeasurement, learn
+from tests.hetero.costs import costs, identity
+from tests.hetero.graphs import build
+
+MODEL = build("a: p = Relu(x)\nb: q = Neg(p)\nc: y = Abs(q)", outputs="y")
+
+
+def sample() -> Costs:
+    times = {d: {"a": 1e-3, "b": 2e-3, "c": 3e-3} for d in ("ORT", "CPU")}
+    return replace(
+        costs(MODEL, times, wire=Line(1e-4, 2e-10, "calibrated"), fused=(("a", "b"),)),
+        shapes={"x": (3,)},
+        missing={"GPU": "gone"},
+    )
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    write_costs(sample(), path)
+    assert read_costs(path) == sample()
+    assert [p.name for p in tmp_path.iterdir()] == ["costs.json"]
+
+
+def _set(document: Any, keys: tuple[Any, ...], value: Any) -> None:
+    for key in keys[:-1]:
+        document = document[key]
+    document[keys[-1]] = value
+
+
+@pytest.mark.parametrize(
+    ("keys", "value", "said"),
+    [
+        (("format",), "other", "no cost file"),
+        (("version",), 99, "version 99"),
+        (("devices", "ORT", "nodes", "a"), [-1.0, "measured"], "devices.ORT.nodes.a"),
+        (("devices", "ORT", "nodes", "a"), [float("nan"), "measured"], "devices.ORT.nodes.a"),
+        (("devices", "ORT", "nodes", "a"), [1.0, "dreamt"], "calibrated, estimated, measured"),
+        (("devices", "ORT", "load"), ["1", "measured"], "devices.ORT.load"),
+        (("devices", "ORT", "identity"), {}, "'plugin' is missing"),
+        (("transfers", 0, "busy"), [1.0, True, "measured"], "transfers[0].busy"),
+        (("model",), None, "Profile the model again"),
+    ],
+)
+def test_damage_is_named(tmp_path: Path, keys: tuple[Any, ...], value: Any, said: str) -> None:
+    document = to_document(sample())
+    _set(document, keys, value)
+    path = tmp_path / "costs.json"
+    path.write_text(json.dumps(document))
+    with pytest.raises(PlanError, match=r"costs\.json") as caught:
+        read_costs(path)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "[1, 2]", "{", '{"format": 1}'])
+def test_other_files(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "costs.json"
+    path.write_text(text)
+    with pytest.raises(PlanError):
+        read_costs(path)
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="hetero profile"):
+        read_costs(tmp_path / "none.json")
+
+
+def test_costs_that_fit() -> None:
+    check_costs(sample(), MODEL.content_hash, {"ORT": identity("ORT")}, "cost file x")
+
+
+def test_every_difference_is_told() -> None:
+    wanted = {
+        "ORT": replace(identity("ORT"), fingerprint="g", num_threads=4),
+        "GPU": identity("GPU"),
+        "NULL": identity("NULL"),
+    }
+    with pytest.raises(PlanError) as caught:
+        check_costs(sample(), "0" * 64, wanted, "cost file x")
+    message = str(caught.value)
+    for part in ("0000", "fingerprint is 'f', wanted 'g'", "threads is 1, wanted 4",
+                 "GPU was not measured: gone", "NULL is not in it; it has ORT, CPU"):  # fmt: skip
+        assert part in message
+    assert len(caught.value.differences) == 5
+
+
+def test_learning_makes_the_subgraph_its_measured_time() -> None:
+    learnt = learn(
+        sample(), [StageMeasurement("ORT", ("a", "b"), alone_s=6e-3, busy_s=9e-3)]
+    ).devices["ORT"]
+    assert learnt.nodes["a"].seconds == pytest.approx(2e-3)
+    assert learnt.nodes["b"].seconds == pytest.approx(4e-3)
+    assert learnt.nodes["a"].source == "calibrated"
+    assert learnt.nodes["c"] == sample().devices["ORT"].nodes["c"]
+    assert learnt.load.seconds == pytest.approx(1.5)
+    assert len(learnt.subgraphs) == 1
+    assert learn(sample(), [StageMeasurement("GPU", ("a",), 1.0, 1.0)]) == sample()

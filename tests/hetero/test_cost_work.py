@@ -1,0 +1,97 @@
+"""Counting work, and fitting speeds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from devices.light_models import light_model_inputs
+from devices.model_reader import read_model
+from hetero.cost.calibration import fit_load, fit_subgraphs
+from hetero.cost.work import (
+    Speed,
+    Work,
+    fit_speed,
+    node_work,
+    nonnegative,
+    request_positions,
+    with_shapes,
+)
+from tests.hetero.graphs import build
+
+
+@pytest.mark.parametrize(
+    ("name", "gmacs"),
+    # Multiply-accumulates of one 224 x 224 image, as published with the architectures
+    # (ResNet-50 in the variant with the stride in the first 1x1 convolution).
+    [("resnet50", 3.86), ("vgg19", 19.6), ("squeezenet", 0.35), ("shufflenet", 0.13)],
+)
+def test_operations_of_published_networks(name: str, gmacs: float) -> None:
+    model = read_model(f"light:{name}")
+    operations = sum(
+        node_work(model, model.nodes[p]).operations
+        for p in request_positions(model)
+        if model.nodes[p].op_type in ("Conv", "Gemm", "MatMul")
+    )
+    assert operations / 2e9 == pytest.approx(gmacs, rel=0.08)
+
+
+def test_made_weights_are_not_run_by_requests() -> None:
+    model = read_model("light:squeezenet")
+    alive = {model.nodes[p].op_type for p in request_positions(model)}
+    assert "Conv" in alive
+    assert "ConstantOfShape" not in alive
+
+
+def test_random_nodes_run_with_every_request() -> None:
+    model = build("draw: r = RandomUniform()\nadd: y = Add(x, r)", outputs="y")
+    assert request_positions(model) == (0, 1)
+
+
+def test_open_shapes_are_filled() -> None:
+    model = read_model("light:resnet50")
+    port = model.inputs[0]
+    opened = model.replace(inputs=[type(port)(port.name, port.type, ("N", 3, 224, 224))])
+    filled = with_shapes(opened, {port.name: (4, 3, 224, 224)})
+    conv = next(n for n in filled.nodes if n.op_type == "Conv")
+    one = node_work(model, conv).operations
+    assert node_work(filled, conv).operations == 4 * one
+    assert light_model_inputs(model)[port.name].shape == (1, 3, 224, 224)
+
+
+def test_speed_is_found_again() -> None:
+    rng = np.random.default_rng(1)
+    truth = Speed(3e-6, 1e-10, 4e-10)
+    works = [Work(*rng.uniform(1e3, 1e7, 2)) for _ in range(40)]
+    found = fit_speed((w, truth(w)) for w in works)
+    assert found.start_s == pytest.approx(truth.start_s, rel=1e-6)
+    assert found.s_per_operation == pytest.approx(truth.s_per_operation, rel=1e-6)
+    assert found.s_per_byte == pytest.approx(truth.s_per_byte, rel=1e-6)
+
+
+def test_coefficients_are_never_negative() -> None:
+    rng = np.random.default_rng(2)
+    for _ in range(50):
+        table, target = rng.standard_normal((9, 3)), rng.standard_normal(9)
+        found = nonnegative(table, target)
+        assert (found >= 0).all()
+        # No better point near it: the problem is convex.
+        error = np.square(table @ found - target).sum()
+        for step in np.eye(3) * 1e-4:
+            for near in (found + step, np.maximum(found - step, 0)):
+                assert np.square(table @ near - target).sum() >= error - 1e-12
+
+
+def test_subgraph_fit() -> None:
+    dispatch, fusion = fit_subgraphs([(s, 2e-4 + 0.8 * s) for s in (1e-3, 2e-3, 4e-3, 7e-3)])
+    assert dispatch.seconds == pytest.approx(2e-4)
+    assert fusion.seconds == pytest.approx(0.8)
+    assert dispatch.source == "calibrated"
+    dispatch, fusion = fit_subgraphs([(1e-3, 2e-3)])
+    assert (dispatch.seconds, fusion.seconds, fusion.source) == (0.0, 1.0, "estimated")
+
+
+def test_load_fit() -> None:
+    assert fit_load(0.010, 0.001, [0.040, 0.016]).seconds == pytest.approx(1.5)
+    assert fit_load(0.010, 0.001, [0.009]).seconds == 1.0
+    assert fit_load(0.0, 0.001, [0.009]).source == "estimated"
