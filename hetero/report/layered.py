@@ -60,6 +60,7 @@ def draw(
     first: Iterable[int] = (),
     last: Iterable[int] = (),
     gap: float = GAP_Y,
+    gutter: float = GUTTER,
 ) -> Drawing:
     """Lay out an acyclic graph.
 
@@ -71,8 +72,8 @@ def draw(
         Source and target, as positions in `sizes`.
     first, last : iterable of int
         Boxes to put into the first and the last layer.
-    gap : float
-        Pixels between layers.
+    gap, gutter : float
+        Pixels between layers, and between columns.
     """
     if not sizes:
         return Drawing(0.0, 0.0, (), ())
@@ -84,7 +85,7 @@ def draw(
     rows = _order(layer, links)
     centre = _positions(rows, widths, links)
     heights = [max((sizes[b][1] for b in row if b < len(sizes)), default=0.0) for row in rows]
-    return _fold(sizes, rows, layer, centre, widths, heights, chains, gap)
+    return _fold(sizes, rows, layer, centre, widths, heights, chains, gap, gutter)
 
 
 def _layers(
@@ -218,9 +219,10 @@ def _fold(
     heights: Sequence[float],
     chains: Sequence[Sequence[int]],
     gap: float,
+    gutter: float,
 ) -> Drawing:
     """Stack the layers into columns, and route edges through the gutters between those."""
-    column = _columns(rows, centre, widths, heights, layer, chains, gap)
+    column = _columns(rows, centre, widths, heights, layer, chains, gap, gutter)
     count = column[-1] + 1
     left = [math.inf] * count
     right = [-math.inf] * count
@@ -231,8 +233,8 @@ def _fold(
     starts, at = [], 0.0
     for c in range(count):
         starts.append(at)
-        at += right[c] - left[c] + GUTTER
-    width = at - GUTTER
+        at += right[c] - left[c] + gutter
+    width = at - gutter
     tops, bottoms, y = [], [0.0] * count, 0.0
     for index, height in enumerate(heights):
         if index and column[index] != column[index - 1]:
@@ -263,9 +265,9 @@ def _fold(
         for a, b in pairwise(chain):
             from_column, to_column = column[layer[a]], column[layer[b]]
             if from_column != to_column:
-                gutter = starts[to_column] - GUTTER / 2
+                middle = starts[to_column] - gutter / 2
                 points += [(x[a], bottoms[from_column] + gap / 2)]
-                points += [(gutter, bottoms[from_column] + gap / 2), (gutter, -gap / 2)]
+                points += [(middle, bottoms[from_column] + gap / 2), (middle, -gap / 2)]
                 points += [(x[b], -gap / 2)]
             top, bottom = ends(b)
             points.append((x[b], top))
@@ -283,6 +285,7 @@ def _columns(
     layer: Sequence[int],
     chains: Sequence[Sequence[int]],
     gap: float,
+    gutter: float,
 ) -> list[int]:
     """Return each layer's column: as many as bring the drawing near to `ASPECT`."""
     tall = sum(heights) + gap * (len(heights) - 1)
@@ -290,7 +293,7 @@ def _columns(
         (min(centre[b] - widths[b] / 2 for b in row), max(centre[b] + widths[b] / 2 for b in row))
         for row in rows
     ]
-    wide = max(b - a for a, b in spans) + GUTTER
+    wide = max(b - a for a, b in spans) + gutter
     count = max(1, round(math.sqrt(ASPECT * tall / wide)))
     if count == 1 or tall < FOLD_OVER or len(rows) < 2 * count:
         return [0] * len(rows)

@@ -25,8 +25,9 @@ POINT: Final = (8.0, 0.0)
 #: Pixels around a subgraph's items, and for its title.
 PAD: Final = 20.0
 TITLE: Final = 30.0
-#: Pixels between subgraphs, for a wire's label.
+#: Pixels between subgraphs, above each other and side by side, for a wire's label.
 WIRE: Final = 46.0
+LANE: Final = 116.0
 #: Characters of a label, by box.
 _TEXT: Final = {NODE: (22, 29), BLOCK: (29, 40)}
 #: Operators that say most about a block.
@@ -197,7 +198,7 @@ def _macro(
             box = inside.drawing
             sizes.append((max(box.width, PILL[0]) + 2 * PAD, box.height + 2 * PAD + TITLE))
     pairs = [(index[a], index[b]) for a, b in links]
-    whole = draw(sizes, pairs, gap=WIRE)
+    whole = draw(sizes, pairs, gap=WIRE, gutter=LANE)
     boxes = [
         _box(graph, end, whole.places[i], sizes[i])
         for i, end in enumerate(ends)
