@@ -169,6 +169,8 @@ def remote_device(**options: Any) -> Any:
         allow_out_of_order_execution=True,
         max_restarts=0,
         max_task_retries=0,
+        # Each call has its story here; to have the cluster keep one as well costs time and memory.
+        enable_task_events=False,
         **options,
     )
 
