@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import msgpack
 import pytest
@@ -11,6 +12,7 @@ from devices.errors import BlobError, PlanError
 from devices.tensor_spec import TensorSpec
 from scheduler import Plan, Stage, Wire
 
+GOLDEN = Path(__file__).parent / "golden" / "plan_v1.bin"
 X = TensorSpec("x", "tensor(float)", ("n", 3, None))
 Y = TensorSpec("y", "seq(tensor(float))")
 W = TensorSpec("w", "", None)
@@ -40,6 +42,12 @@ def test_bytes_round_trip_and_equal_plans_give_equal_bytes() -> None:
     plan = diamond_plan()
     assert Plan.from_bytes(plan.to_bytes()) == plan
     assert diamond_plan().to_bytes() == plan.to_bytes()
+
+
+def test_golden_plan_is_read_and_written_the_same() -> None:
+    data = GOLDEN.read_bytes()
+    assert Plan.from_bytes(data) == diamond_plan()
+    assert diamond_plan().to_bytes() == data
 
 
 @pytest.mark.parametrize(
