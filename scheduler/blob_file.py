@@ -12,10 +12,10 @@
     64  …   header: msgpack of [segments, document]
     …   …   segments, each aligned to 64 bytes, large ones to a page
 
-``segments`` holds offset, length and XXH3-128 of each, ascending. In a document an extension of
-type 1 is bytes, of type 2 a tensor in a segment, of type 3 a tensor of strings. A document may
-hold others as bytes, which are read by themselves. The header's checksum covers those of the
-segments, and so names the whole blob.
+``segments`` is bytes: offset and length (8 bytes each) and XXH3-128 of each segment, ascending.
+In a document an extension of type 1 is bytes, of type 2 a tensor in a segment, of type 3 a tensor
+of strings. A document may hold others as bytes, which are read by themselves. The header's checksum
+covers those of the segments, and so names the whole blob.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ FORMAT_VERSION: Final = 1
 MAGIC: Final = b"HETEROB\n"
 _PREFIX: Final = struct.Struct("<8sIIQQ16x16s")
 _SUMMED: Final = 48
+#: A row of the table of segments: offset, length, checksum.
+_ROW: Final = struct.Struct("<QQ16s")
 _ALIGNMENT: Final = 64
 _PAGE: Final = 4096
 #: Segments from this size on start on a page.
@@ -128,31 +130,32 @@ class BlobWriter:
     def write(self, file: BinaryIO, value: Any) -> int:
         """Write the blob whose header is the document of `value`; return its length in bytes."""
         document = self.document(value)
-        table: list[list[Any]] = []
+        table: list[Segment] = []
         header = b""
         start = -1
         # The header's length moves the segments, whose offsets the header holds.
         while start < _PREFIX.size + len(header):
             start = _PREFIX.size + len(header)
             end, table = self._table(start)
-            header = msgpack.packb([table, document])
+            rows = b"".join(_ROW.pack(s.offset, s.nbytes, s.checksum) for s in table)
+            header = msgpack.packb([rows, document])
         nbytes = max(end, start)
         first = _PREFIX.pack(MAGIC, FORMAT_VERSION, 0, len(header), nbytes, b"")[:_SUMMED]
         file.write(first + _header_checksum(first, header) + header)
         position = _PREFIX.size + len(header)
-        for (offset, length, _), contents in zip(table, self._contents, strict=True):
-            file.write(bytes(offset - position))
+        for segment, contents in zip(table, self._contents, strict=True):
+            file.write(bytes(segment.offset - position))
             file.write(contents)
-            position = offset + length
+            position = segment.offset + segment.nbytes
         file.write(bytes(nbytes - position))
         return nbytes
 
-    def _table(self, end: int) -> tuple[int, list[list[Any]]]:
-        table: list[list[Any]] = []
+    def _table(self, end: int) -> tuple[int, list[Segment]]:
+        table = []
         for contents, checksum in zip(self._contents, self._checksums, strict=True):
             step = _PAGE if contents.nbytes >= _LARGE_NBYTES else _ALIGNMENT
             offset = -(-end // step) * step
-            table.append([offset, contents.nbytes, checksum])
+            table.append(Segment(offset, contents.nbytes, checksum))
             end = offset + contents.nbytes
         return end, table
 
@@ -301,25 +304,26 @@ class BlobFile:
         where = f"{self._where}: header"
         check_msgpack(header, where)
         try:
-            table, document = msgpack.unpackb(header)
-            segments = tuple(Segment(*entry) for entry in table)
+            rows, document = msgpack.unpackb(header)
+            if not isinstance(rows, bytes) or len(rows) % _ROW.size:
+                raise BlobError(f"{where}: segments: no table.")
         except (TypeError, ValueError, msgpack.UnpackException) as error:
+            if isinstance(error, BlobError):
+                raise
             raise BlobError(f"{where}: damaged: {error}.") from error
+        segments: list[Segment] = []
         end = _PREFIX.size + len(header)
-        for i, segment in enumerate(segments):
-            numbers = (segment.offset, segment.nbytes)
-            if any(type(n) is not int or n < 0 for n in numbers) or segment.offset % _ALIGNMENT:
-                raise BlobError(f"{where}: segments[{i}]: no place {numbers}.")
-            if segment.offset < end or segment.offset + segment.nbytes > self.nbytes:
+        for offset, nbytes, checksum in _ROW.iter_unpack(rows):
+            if offset < end or offset % _ALIGNMENT or offset + nbytes > self.nbytes:
                 raise BlobError(
-                    f"{where}: segments[{i}]: bytes {segment.offset} to "
-                    f"{segment.offset + segment.nbytes} of {self.nbytes} overlap what is before, "
-                    "or lie outside."
+                    f"{where}: segments[{len(segments)}]: bytes {offset} to {offset + nbytes} of "
+                    f"{self.nbytes} overlap what is before, lie outside, or are not aligned."
                 )
-            end = segment.offset + segment.nbytes
+            segments.append(Segment(offset, nbytes, checksum))
+            end = offset + nbytes
         if not isinstance(document, bytes):
             raise BlobError(f"{where}: no document.")
-        return segments, document
+        return tuple(segments), document
 
     def _unpack(self, document: bytes | None, resolve: Any) -> Any:
         data = self._document if document is None else document
