@@ -9,12 +9,14 @@ from devices.tensor import Tensor
 from devices.tensor_spec import TensorSpec
 from hetero.affinity import Affinity
 from hetero.async_infer_queue import AsyncInferQueue
+from hetero.compare import Comparison, compare
 from hetero.compiled_model import CompiledModel
 from hetero.core import Core
 
 __all__ = [
     "Affinity",
     "AsyncInferQueue",
+    "Comparison",
     "CompiledModel",
     "Core",
     "HeteroError",
@@ -25,4 +27,5 @@ __all__ = [
     "Support",
     "Tensor",
     "TensorSpec",
+    "compare",
 ]

@@ -10,6 +10,7 @@ from devices.errors import HeteroError
 from hetero.cli.bench import bench
 from hetero.cli.blob import blob
 from hetero.cli.cache import cache
+from hetero.cli.compare import compare
 from hetero.cli.compile import compile_command
 from hetero.cli.devices import devices
 from hetero.cli.plan import plan
@@ -29,7 +30,8 @@ def cli() -> None:
 
 
 for command in (
-    devices, query, profile_command, plan, compile_command, run, bench, blob, cache, probe,
+    devices, query, profile_command, plan, compile_command, run, bench, compare, blob, cache,
+    probe,
 ):  # fmt: skip
     cli.add_command(command)
 

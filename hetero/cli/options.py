@@ -60,7 +60,7 @@ def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
             "of such pairs. Repeatable; later ones win.",
         ),
         click.option(
-            "--config", "-c", "config", multiple=True, metavar="KEY=VALUE", callback=_config,
+            "--config", "-c", "config", multiple=True, metavar="KEY=VALUE", callback=parse_config,
             help="A property, as INFERENCE_NUM_THREADS=2 or ORT.NUM_STREAMS=2 for one device.",
         ),
     )  # fmt: skip
@@ -132,7 +132,8 @@ def _counts(context: click.Context, parameter: click.Parameter, value: str | Non
     return counts
 
 
-def _config(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> Any:
+def parse_config(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> Any:
+    """Read ``--config KEY=VALUE`` options."""
     config: dict[str, Any] = {}
     for part in value:
         key, equals, text = part.partition("=")

@@ -129,10 +129,12 @@ def _devices(
     survey: Survey, affinity: Mapping[str, str], plan: PlanReport | None
 ) -> list[dict[str, Any]]:
     counts = Counter(affinity.values())
-    shares: Counter[str] = Counter()
+    shares: dict[str, float] = dict.fromkeys(counts, 1.0) if plan is None else {}
     for variant in plan.variants if plan else ():
-        for name in dict.fromkeys(variant.affinity.values()):
-            shares[name] += 1
+        for name, count in Counter(variant.affinity.values()).items():
+            # Of a device that only other variants use, the count in the first of those.
+            counts.setdefault(name, count)
+            shares[name] = shares.get(name, 0.0) + variant.share
     return [
         {
             "name": d.name,
@@ -145,7 +147,8 @@ def _devices(
             "memory_nbytes": d.memory_nbytes,
             "supported": len(survey.answers[d.name]),
             "nodes": counts[d.name],
-            "used": bool(counts[d.name] or shares[d.name]),
+            "used": bool(counts[d.name]),
+            "share": min(shares.get(d.name, 0.0), 1.0),
             "query_s": survey.query_s.get(d.name),
             "load_s": None if plan is None else plan.loads_s.get(d.name, 0.0),
         }

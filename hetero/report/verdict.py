@@ -72,6 +72,9 @@ def verdict(document: dict[str, Any]) -> dict[str, Any]:
         )
     else:
         parts.append("cannot be cut")
+    if len(document["variants"]) > 1:
+        shares = [f"{variant['share'] * 100:.0f} %" for variant in document["variants"]]
+        parts.append(f"{len(shares)} variants share the requests: {', '.join(shares)}")
     if plan is not None:
         rate = plan["throughput_per_s"]
         parts.append(

@@ -1,0 +1,439 @@
+"""Compare: run a model on two devices and find the first node from which on they differ.
+
+The outputs are compared first. Where they differ, the graph is bisected: a prefix of the nodes is
+compiled on both devices, giving out every value that the rest of the graph still needs. A prefix
+whose values agree and the next longer one whose values do not name the node: what it reads agrees,
+what it makes does not. Exposing only what crosses the cut leaves each device free to fuse what
+lies before it, as it does in the whole model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from devices.errors import DeviceError, HeteroError
+from devices.model import Model
+from devices.model_reader import Source, read_model
+
+if TYPE_CHECKING:
+    from devices.properties import Config
+    from hetero.core import Core
+
+#: Differences below both are none: those that ONNX's own model tests allow.
+RTOL: Final = 1e-3
+ATOL: Final = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How one value differs between two devices.
+
+    Attributes
+    ----------
+    name : str
+        The value.
+    dtypes : tuple of (str, str)
+        Element types on the first and the second device.
+    shapes : tuple of (tuple of int, tuple of int)
+        Shapes on both.
+    differing, size : int
+        Elements beyond tolerance, and all elements.
+    max_abs, max_rel : float
+        The largest difference, and the largest one relative to the first device's value; over
+        elements that are finite on both. NaN where types or shapes differ.
+    position : tuple of int
+        Where the value is furthest beyond tolerance; empty for a scalar.
+    values : tuple of (float or str, float or str)
+        Both devices' elements there.
+    nans, infs : tuple of (int, int)
+        Elements that are NaN, or infinite, on each.
+    """
+
+    name: str
+    dtypes: tuple[str, str]
+    shapes: tuple[tuple[int, ...], tuple[int, ...]]
+    differing: int
+    size: int
+    max_abs: float
+    max_rel: float
+    position: tuple[int, ...]
+    values: tuple[float | str, float | str]
+    nans: tuple[int, int]
+    infs: tuple[int, int]
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the value is the same within tolerance."""
+        return not self.differing
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What comparing two devices came to.
+
+    Attributes
+    ----------
+    model : str
+        The model's name.
+    devices : tuple of (str, str)
+        The devices; differences are relative to the first.
+    rtol, atol : float
+        Elements differ if ``abs(a - b) > atol + rtol * abs(a)``.
+    outputs : tuple of Difference
+        Each output of the model, agreeing ones included.
+    node, op_type : str or None
+        The first node whose values differ; None if all outputs agree.
+    suspects : tuple of str
+        Nodes between the last prefix that agrees and the first that does not: `node` alone, or
+        several where the types of values between them are not known.
+    values : tuple of Difference
+        What those nodes make, as far as it differs.
+    alone : tuple of Difference or None
+        What `node` makes when both devices run it alone on the first device's inputs. If that
+        agrees, the difference comes from fusion with the nodes before it, or has grown over them.
+        None where it could not be run alone.
+    runs : int
+        Prefixes that were compiled and run on both devices.
+    """
+
+    model: str
+    devices: tuple[str, str]
+    rtol: float
+    atol: float
+    outputs: tuple[Difference, ...]
+    node: str | None = None
+    op_type: str | None = None
+    suspects: tuple[str, ...] = ()
+    values: tuple[Difference, ...] = ()
+    alone: tuple[Difference, ...] | None = None
+    runs: int = 0
+
+    @property
+    def agrees(self) -> bool:
+        """Whether every output is the same within tolerance."""
+        return all(output.agrees for output in self.outputs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON, `agrees` included; NaN becomes None."""
+        plain: dict[str, Any] = _plain(asdict(self))
+        return {"agrees": self.agrees} | plain
+
+    def sentence(self) -> str:
+        """Return the verdict in words."""
+        a, b = self.devices
+        if self.agrees:
+            worst = max((o.max_abs for o in self.outputs if o.max_abs == o.max_abs), default=0.0)
+            return f"{a} and {b} agree: largest difference {worst:.3g}"
+        wrong = sum(not output.agrees for output in self.outputs)
+        text = f"{a} and {b} differ in {wrong} of {len(self.outputs)} outputs"
+        if self.node is None:
+            return f"{text}; no prefix of the graph does"
+        text += f"; first at node {self.node!r} ({self.op_type})"
+        if self.alone is not None:
+            differs = any(not value.agrees for value in self.alone)
+            text += (
+                ", also when it runs alone"
+                if differs
+                else "; alone it agrees: the difference comes from fusion or has grown before it"
+            )
+        return text
+
+
+def compare(
+    core: Core,
+    model: Source | Model,
+    devices: Sequence[str],
+    inputs: Mapping[str, Any],
+    *,
+    rtol: float = RTOL,
+    atol: float = ATOL,
+    config: Config | None = None,
+) -> Comparison:
+    """Run a model on two devices and find the first node that differs.
+
+    Parameters
+    ----------
+    core : Core
+        Where the devices are.
+    model : path, bytes, onnx.ModelProto or Model
+        The model.
+    devices : sequence of str
+        Two device strings; the first is the reference.
+    inputs : mapping of str to array
+        A value for each input.
+    rtol, atol : float
+        Relative and absolute tolerance.
+    config : mapping, optional
+        Options for both compilations.
+
+    Raises
+    ------
+    DeviceError
+        If `devices` are not two.
+    UnsupportedNodesError
+        If one of the devices cannot run the model alone.
+    """
+    if len(devices) != 2:
+        raise DeviceError(
+            f"compare takes two devices, the reference first; got {list(devices)}.",
+            device=",".join(devices),
+        )
+    source = read_model(model)
+    search = _Search(core, source, (devices[0], devices[1]), dict(inputs), rtol, atol, config)
+    outputs = search.judge(source)
+    found = Comparison(source.name, search.devices, rtol, atol, outputs)
+    if found.agrees:
+        return found
+    return search.bisect(found)
+
+
+class _Search:
+    """Runs of one model's prefixes on two devices."""
+
+    def __init__(
+        self,
+        core: Core,
+        model: Model,
+        devices: tuple[str, str],
+        inputs: Mapping[str, Any],
+        rtol: float,
+        atol: float,
+        config: Config | None,
+    ) -> None:
+        self.core = core
+        self.model = model
+        self.devices = devices
+        self.inputs = inputs
+        self.rtol = rtol
+        self.atol = atol
+        self.config = config
+        self.runs = 0
+        #: What the first device gave for the longest prefix that agrees.
+        self.agreed: dict[str, Any] = {}
+
+    def run(self, part: Model, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return what both devices make of a model: output name -> value."""
+        results = []
+        for device in self.devices:
+            with self.core.compile_model(part, device, self.config) as compiled:
+                values = {port.name: inputs[port.name] for port in part.inputs}
+                results.append(dict(compiled(values).to_dict()))
+        return results[0], results[1]
+
+    def judge(self, part: Model, *, keep: bool = False) -> tuple[Difference, ...]:
+        """Run a model on both devices and compare what it gives."""
+        first, second = self.run(part, self.inputs)
+        differences = tuple(
+            d
+            for name in first
+            for d in differences_of(name, first[name], second[name], self.rtol, self.atol)
+        )
+        if keep and all(d.agrees for d in differences):
+            self.agreed = first
+        return differences
+
+    def bisect(self, found: Comparison) -> Comparison:
+        """Find the shortest prefix that differs while the one before it agrees."""
+        cuts = self._cuts()
+        low, high = -1, len(cuts)
+        seen: dict[int, tuple[Difference, ...]] = {}
+        while high - low > 1:
+            middle = (low + high) // 2
+            differences = self.judge(self._prefix(cuts[middle]), keep=True)
+            self.runs += 1
+            seen[middle] = differences
+            if all(d.agrees for d in differences):
+                low = middle
+            else:
+                high = middle
+        end = cuts[high] if high < len(cuts) else len(self.model.nodes) - 1
+        begin = cuts[low] + 1 if low >= 0 else 0
+        suspects = tuple(node.name for node in self.model.nodes[begin : end + 1])
+        values = seen.get(high, found.outputs)
+        made = {v for node in self.model.nodes[begin : end + 1] for v in node.writes}
+        differing = tuple(d for d in values if not d.agrees and d.name.partition("[")[0] in made)
+        node = self._culprit(begin, end, {d.name.partition("[")[0] for d in differing})
+        return Comparison(
+            found.model,
+            found.devices,
+            found.rtol,
+            found.atol,
+            found.outputs,
+            self.model.nodes[node].name,
+            self.model.nodes[node].op_type,
+            suspects,
+            differing,
+            self._alone(node) if begin == end else None,
+            self.runs,
+        )
+
+    def _culprit(self, begin: int, end: int, differing: set[str]) -> int:
+        """Return the first suspect that makes one of the values that differ, else the last."""
+        for position in range(begin, end + 1):
+            if differing & set(self.model.nodes[position].writes):
+                return position
+        return end
+
+    def _frontiers(self) -> Iterator[tuple[str, ...]]:
+        """Yield, for each prefix, the values made in it that the rest or the outputs need."""
+        consumers = self.model.consumers
+        ends = {port.name for port in self.model.outputs}
+        alive: dict[str, int] = {}
+        for position, node in enumerate(self.model.nodes):
+            for value in node.writes:
+                last = max(consumers.get(value, (-1,)))
+                if value in ends:
+                    last = len(self.model.nodes)
+                if last > position:
+                    alive[value] = last
+            for value in node.reads:
+                if alive.get(value, len(self.model.nodes)) <= position:
+                    del alive[value]
+            yield tuple(alive)
+
+    def _cuts(self) -> list[int]:
+        """Return the prefixes that can be compiled: the types of all they give are known."""
+        spec = self.model.spec
+        return [
+            position
+            for position, values in enumerate(self._frontiers())
+            if values and all(spec(value).type for value in values)
+        ]
+
+    def _prefix(self, last: int) -> Model:
+        values = next(v for p, v in enumerate(self._frontiers()) if p == last)
+        return self.model.extract(range(last + 1), values)
+
+    def _alone(self, position: int) -> tuple[Difference, ...] | None:
+        """Run one node on both devices, on the inputs that the first one had for it."""
+        node = self.model.nodes[position]
+        known = {**self.inputs, **self.agreed}
+        part = self.model.extract([position], list(node.writes))
+        if any(port.name not in known for port in part.inputs):
+            return None
+        try:
+            first, second = self.run(part, known)
+        except HeteroError:
+            # A type that is left open, say: then the prefix's numbers have to do.
+            return None
+        return tuple(
+            d
+            for name in first
+            for d in differences_of(name, first[name], second[name], self.rtol, self.atol)
+        )
+
+
+def differences_of(
+    name: str, first: Any, second: Any, rtol: float = RTOL, atol: float = ATOL
+) -> tuple[Difference, ...]:
+    """Compare two values; a sequence's elements one by one.
+
+    Parameters
+    ----------
+    name : str
+        The value's name; elements are called ``name[0]``, ``name[1]``...
+    first, second : array or list of arrays or None
+        What the devices gave.
+    rtol, atol : float
+        Tolerances.
+    """
+    if isinstance(first, list | tuple) and isinstance(second, list | tuple):
+        if len(first) != len(second):
+            return (_unequal(name, np.empty(len(first)), np.empty(len(second))),)
+        return tuple(
+            d
+            for i, (a, b) in enumerate(zip(first, second, strict=True))
+            for d in differences_of(f"{name}[{i}]", a, b, rtol, atol)
+        )
+    a, b = np.asarray(first), np.asarray(second)
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return (_unequal(name, a, b),)
+    if a.dtype.kind in "OUSTb":
+        return (_exact(name, a, b),)
+    return (_numeric(name, a, b, rtol, atol),)
+
+
+def _numeric(name: str, a: np.ndarray, b: np.ndarray, rtol: float, atol: float) -> Difference:
+    kind = np.complex128 if a.dtype.kind == "c" else np.float64
+    x, y = a.astype(kind), b.astype(kind)
+    finite = np.isfinite(x) & np.isfinite(y)
+    # Infinities of one sign and NaN on both sides agree; anything else that is not finite differs.
+    same = (x == y) | (np.isnan(x) & np.isnan(y))
+    gap = np.abs(np.where(finite, x, 0) - np.where(finite, y, 0))
+    size = np.abs(np.where(finite, x, 0))
+    beyond = np.where(finite, gap - (atol + rtol * size), np.where(same, -np.inf, np.inf))
+    differs = beyond > 0
+    relative = gap / np.where(size > 0, size, np.inf)
+    worst = int(np.argmax(beyond)) if a.size else 0
+    position = tuple(int(i) for i in np.unravel_index(worst, a.shape)) if a.size else ()
+    return Difference(
+        name,
+        (str(a.dtype), str(b.dtype)),
+        (a.shape, b.shape),
+        int(np.count_nonzero(differs)),
+        a.size,
+        float(gap.max()) if a.size else 0.0,
+        float(relative.max()) if a.size else 0.0,
+        position,
+        (_element(a, position), _element(b, position)) if a.size else ("", ""),
+        (int(np.isnan(x).sum()), int(np.isnan(y).sum())),
+        (int(np.isinf(x).sum()), int(np.isinf(y).sum())),
+    )
+
+
+def _exact(name: str, a: np.ndarray, b: np.ndarray) -> Difference:
+    """Compare strings or truth values: equal or not."""
+    differs = np.asarray(a != b, dtype=bool).reshape(a.shape)
+    worst = int(np.argmax(differs)) if a.size else 0
+    position = tuple(int(i) for i in np.unravel_index(worst, a.shape)) if a.size else ()
+    return Difference(
+        name,
+        (str(a.dtype), str(b.dtype)),
+        (a.shape, b.shape),
+        int(np.count_nonzero(differs)),
+        a.size,
+        float(differs.any()),
+        float(differs.any()),
+        position,
+        (_element(a, position), _element(b, position)) if a.size else ("", ""),
+        (0, 0),
+        (0, 0),
+    )
+
+
+def _unequal(name: str, a: np.ndarray, b: np.ndarray) -> Difference:
+    """Describe values of different types or shapes: every element differs."""
+    count = max(a.size, b.size, 1)
+    nan = float("nan")
+    return Difference(
+        name,
+        (str(a.dtype), str(b.dtype)),
+        (a.shape, b.shape),
+        count,
+        count,
+        nan,
+        nan,
+        (),
+        ("", ""),
+        (0, 0),
+        (0, 0),
+    )
+
+
+def _element(array: np.ndarray, position: tuple[int, ...]) -> float | str:
+    value = array[position]
+    return float(value) if array.dtype.kind in "fiu" else str(value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not np.isfinite(value):
+        return None
+    return value
