@@ -202,6 +202,8 @@ class RayExecutor:
         self._session.close()
 
     def _ask(self, device: ActorDevice, method: str, *arguments: Any) -> Any:
+        if self._closed:  # a call to an actor would have Ray start another cluster by itself
+            raise ClusterError("the executor is closed, and its devices with it; make a new one.")
         return self._fetch(device, getattr(device.actor, method).remote(*arguments))
 
     def _fetch(self, device: ActorDevice, ref: Any) -> Any:

@@ -53,13 +53,23 @@ class RaySession:
         Its temporary folder, where we started it.
     variables : list of str
         Environment variables that were set for it, and go with it.
+    users : int
+        How many got it from `connect` and have not closed it.
     """
 
     started: bool
     folder: Path | None = None
     variables: list[str] = field(default_factory=list)
+    users: int = 1
 
     def close(self) -> None:
+        """Leave Ray, and stop it if it was started here, once nobody else uses it."""
+        with _lock:
+            self.users -= 1
+            if self.users <= 0:
+                self.end()
+
+    def end(self) -> None:
         """Leave Ray, and stop it if it was started here; again is harmless."""
         import ray
 
@@ -71,8 +81,13 @@ class RaySession:
         self.variables.clear()
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
-            atexit.unregister(self.close)
+            atexit.unregister(self.end)
             self.folder = None
+
+
+#: Ray is one for a process, so its session is shared: the last user's `close` ends it.
+_lock = threading.RLock()
+_current: RaySession | None = None
 
 
 def connect(
@@ -98,13 +113,20 @@ def connect(
     """
     import ray
 
-    if ray.is_initialized():
-        return RaySession(started=False)
-    address = address or os.environ.get("RAY_ADDRESS") or "local"
-    if address == "local":
-        return _start(dict(options or {}))
-    check_reachable(address, timeout_s)
-    return _join(address)
+    global _current
+    with _lock:
+        if ray.is_initialized():
+            if _current is None or not _current.started:
+                return RaySession(started=False)
+            _current.users += 1
+            return _current
+        address = address or os.environ.get("RAY_ADDRESS") or "local"
+        if address == "local":
+            _current = _start(dict(options or {}))
+        else:
+            check_reachable(address, timeout_s)
+            _current = _join(address)
+        return _current
 
 
 def _start(options: dict[str, Any]) -> RaySession:
@@ -153,7 +175,7 @@ def _start(options: dict[str, Any]) -> RaySession:
         _give_up(session)
         raise
     # Ray's own exit handler stops its processes first: handlers run last in, first out.
-    atexit.register(session.close)
+    atexit.register(session.end)
     return session
 
 
@@ -231,7 +253,7 @@ def _make_folder() -> str:
 
 def _give_up(session: RaySession) -> None:
     with contextlib.suppress(Exception):  # it may have started in part, or not at all
-        session.close()
+        session.end()
 
 
 @contextlib.contextmanager
