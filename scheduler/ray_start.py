@@ -210,7 +210,8 @@ def check_reachable(address: str, timeout_s: float) -> None:
     if address in ("auto", "local") or "://" in address:
         return
     host, separator, port = address.rpartition(":")
-    if not separator or not port.isdigit():
+    # The system's resolver takes larger numbers for ports, and drops what is too much.
+    if not separator or not port.isdigit() or int(port) > 65535:
         raise ClusterError(
             f"{address!r} is no address of a Ray cluster; wanted host:port, as in 10.0.0.1:6379. "
             "Mend it, or leave it out (and RAY_ADDRESS unset) to start one here.",
@@ -222,7 +223,7 @@ def check_reachable(address: str, timeout_s: float) -> None:
                 connection.sendall(_HTTP2_PREFACE)
                 if connection.recv(9)[3:4] != _HTTP2_SETTINGS:
                     raise ConnectionError("what listens there is no Ray")
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise ClusterError(
             f"nothing answers at {address}: {error}. Start Ray there (`ray start --head`, or `ray "
             "up cluster.yaml`), or leave the address out (and RAY_ADDRESS unset) to start one "
