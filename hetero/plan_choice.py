@@ -31,6 +31,8 @@ Policy = Literal["PRIORITY", "PIPELINE_PARALLEL", "AUTO"]
 MOST_ALTERNATIVES: Final = 16
 #: Subgraphs up to which fragments are looked for: each trial judges the whole plan anew.
 MOST_FRAGMENTS: Final = 48
+#: Simpler plans within this share of the best are preferred.
+TOLERANCE: Final = 0.03
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +91,7 @@ def choose(task: Task, choice: Choice, priority: Affinity | None = None) -> Plan
     if choice.policy == "PRIORITY" and listed:
         chosen = candidates[0]
     else:
-        found = candidates[bool(listed) :]
-        chosen = next(c for c in found if len(c.parts) <= choice.max_variants)
+        chosen = _pick(candidates[bool(listed) :], choice)
     variants = []
     for part in sorted(chosen.parts, key=lambda p: -p.share):
         if chosen is candidates[0] and priority is not None and listed:
@@ -99,6 +100,21 @@ def choose(task: Task, choice: Choice, priority: Affinity | None = None) -> Plan
         settled = settle(planned.problem, part.assignment, choice.hint)
         variants.append(Variant(planned.affinity(settled, f"plan: {chosen.name}"), part.share))
     return _report(task, choice, planned, solution, tuple(variants), chosen, candidates, begin)
+
+
+def _pick(candidates: Sequence[Candidate], choice: Choice) -> Candidate:
+    """Of the plans within the tolerance of the best, the one with fewest parts and subgraphs.
+
+    Costs are not known better than that, and what is simple keeps to its prediction.
+    """
+
+    def score(c: Candidate) -> float:
+        return c.latency if choice.hint == "LATENCY" else c.bottleneck
+
+    allowed = [c for c in candidates if len(c.parts) <= choice.max_variants]
+    limit = min(score(c) for c in allowed) * (1 + TOLERANCE)
+    near = [c for c in allowed if score(c) <= limit]
+    return min(near, key=lambda c: (len(c.parts), c.subgraphs, score(c), c.parts))
 
 
 def settle(problem: Problem, assignment: Sequence[int], hint: Hint) -> tuple[int, ...]:
@@ -249,7 +265,10 @@ def predict(
     costs = task.costs.devices
     device_of = [s.device for s in parts.subgraphs]
     made_by = {v: s.index for s in parts.subgraphs for v in s.outputs}
-    leaving = {wire.tensor for wire in parts.wires}
+    goes_to: dict[str, set[str]] = {}
+    for wire in parts.wires:
+        if device_of[wire.consumer] != device_of[wire.producer]:
+            goes_to.setdefault(wire.tensor, set()).add(device_of[wire.consumer])
     ends = {port.name for port in model.outputs}
     received: set[tuple[str, str]] = set()
     stages: list[StagePrediction] = []
@@ -272,12 +291,8 @@ def predict(
                 on_way = wire_latency(task.costs, device_of[source], s.device, nbytes)
                 ready = max(ready, finish[source] + on_way)
         for value in s.outputs:
-            receivers = {
-                device_of[w.consumer]
-                for w in parts.wires
-                if w.tensor == value and device_of[w.consumer] != s.device
-            }
-            if value in ends or (value in leaving and receivers):
+            receivers = goes_to.get(value, set())
+            if value in ends or receivers:
                 nbytes = value_nbytes(model.spec(value))
                 to: list[str | None] = [*sorted(receivers)] or [None]
                 transfer += max(_busy(task, s.device, d, nbytes) for d in to)
