@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import click
+from rich import box
 from rich.markup import escape
 from rich.table import Table
 
@@ -96,7 +97,8 @@ def compare(
 def _table(title: str, rows: Sequence[Difference], names: Sequence[str]) -> Table:
     odd = any(any(row.nans + row.infs) for row in rows)
     columns = [escape(title), "type", "differ", "max abs", "max rel", "worst at", *names]
-    table = Table(*columns, *(["NaN", "inf"] if odd else []))
+    columns += ["NaN", "inf"] if odd else []
+    table = Table(*columns, box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     for row in rows:
         types = (
             f"{dtype} {list(shape)}" for dtype, shape in zip(row.dtypes, row.shapes, strict=True)

@@ -20,6 +20,7 @@ from hetero.planning import PlanReport
 from hetero.report.counterfactuals import counterfactuals
 from hetero.report.lints import lints
 from hetero.report.matrix import support_matrix, supporters
+from hetero.report.units import size
 from hetero.report.verdict import fallback, verdict
 from hetero.survey import Survey
 
@@ -115,14 +116,6 @@ def _port(spec: TensorSpec) -> dict[str, Any]:
         "shape": None if spec.shape is None else list(spec.shape),
         **size(spec),
     }
-
-
-def size(spec: TensorSpec) -> dict[str, Any]:
-    """Return a value's bytes, open dimensions counted as 1, and whether there are any."""
-    if spec.nbytes is not None or spec.shape is None:
-        return {"nbytes": spec.nbytes, "open_dims": False}
-    closed = tuple(d if isinstance(d, int) else 1 for d in spec.shape)
-    return {"nbytes": TensorSpec(spec.name, spec.type, closed).nbytes, "open_dims": True}
 
 
 def _devices(

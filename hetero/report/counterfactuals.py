@@ -9,6 +9,7 @@ from devices.errors import AffinityError
 from hetero.affinity import follows
 from hetero.partition import partition
 from hetero.planning import Alternative, PlanReport
+from hetero.report.units import size
 from hetero.survey import Survey
 
 
@@ -115,7 +116,7 @@ def _cut_size(survey: Survey, placed: Mapping[str, str]) -> dict[str, Any]:
     return {
         "segments": len(cut.subgraphs),
         "cuts": len(cut.wires),
-        "nbytes": sum(spec(wire.tensor).nbytes or 0 for wire in cut.wires),
+        "nbytes": sum(size(spec(wire.tensor))["nbytes"] or 0 for wire in cut.wires),
     }
 
 

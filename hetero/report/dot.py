@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, Final
 
-from hetero.report.verdict import nbytes_text
+from hetero.report.units import nbytes_text
 
 #: Fill colours by device, in order of preference; each is also named in its cluster's label.
 FILLS: Final = (

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from hetero.report.blocks import Item, block_items, single_items, visible_nodes
 from hetero.report.layered import Drawing, draw
-from hetero.report.verdict import nbytes_text, seconds_text
+from hetero.report.units import nbytes_text, seconds_text
 
 #: Pixels: a node, a block, a subgraph drawn closed, an input or output; a point where wires enter.
 NODE: Final = (172.0, 40.0)

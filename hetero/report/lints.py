@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from hetero.report.verdict import nbytes_text, seconds_text
+from hetero.report.units import nbytes_text, seconds_text
 
 #: A subgraph with no more nodes than this, constants not counted, is tiny unless its time is known.
 TINY_NODES: Final = 3

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Final
 
+from rich import box
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from hetero.report.verdict import nbytes_text, seconds_text
+from hetero.report.units import nbytes_text, seconds_text
 
 #: Rows of a table before the rest is counted; the HTML and JSON have all of them.
 SHOWN: Final = 20
+#: Remarks of one kind before the rest is counted.
+REMARKS: Final = 4
 _STYLES: Final = {"error": "bold red", "warning": "yellow", "info": "dim"}
 
 
@@ -54,14 +58,21 @@ def _parts(document: dict[str, Any], nodes: bool) -> Iterator[RenderableType]:
         yield Text(f"{variant['share'] * 100:.1f} % of the requests: {places}")
     for advice in document["advice"]:
         yield Text(f"would help: {advice}")
+    seen: Counter[str] = Counter()
     for lint in document["lints"]:
+        seen[lint["code"]] += 1
+        if seen[lint["code"]] > REMARKS:
+            continue
         yield Text.assemble(
             (f"{lint['severity']} [{lint['code']}] ", _STYLES[lint["severity"]]), lint["message"]
         )
+    more = ", ".join(f"{n - REMARKS} of {code}" for code, n in seen.items() if n > REMARKS)
+    if more:
+        yield Text(f"and more remarks: {more}", style="dim")
 
 
 def _devices(document: dict[str, Any]) -> Table:
-    table = Table("device", "plugin", "version", "on", "threads", "supports", "gets", "load")
+    table = _table("device", "plugin", "version", "on", "threads", "supports", "gets", "load")
     total = document["model"]["nodes"]
     for d in document["devices"]:
         table.add_row(
@@ -70,7 +81,7 @@ def _devices(document: dict[str, Any]) -> Table:
             escape(d["version"]),
             escape(d["node"]),
             str(d["num_threads"]),
-            f"{d['supported']} of {total}",
+            f"{d['supported']}/{total}",
             f"{d['nodes']} nodes" if d["used"] else "[yellow]nothing[/yellow]",
             "" if d["load_s"] is None else seconds_text(d["load_s"]),
         )
@@ -79,7 +90,10 @@ def _devices(document: dict[str, Any]) -> Table:
 
 def _matrix(document: dict[str, Any]) -> Table:
     names = document["request"]["devices"]
-    table = Table("operator", "nodes", *names, "why not")
+    refused = any(
+        c["refusals"] for row in document["support_matrix"] for c in row["devices"].values()
+    )
+    table = _table("operator", "nodes", *names, *(["why not"] if refused else []))
     rows = document["support_matrix"]
     # What some device refuses comes first: it is what the reader looks for.
     ranked = sorted(rows, key=lambda row: not any(c["refusals"] for c in row["devices"].values()))
@@ -91,14 +105,19 @@ def _matrix(document: dict[str, Any]) -> Table:
             cells.append("all" if full else f"{cell['supported']} of {row['total']}")
             reasons += [f"{name}: {r['message']} [{r['code']}]" for r in cell["refusals"][:2]]
         operator = f"{row['domain']}.{row['op_type']}" if row["domain"] else row["op_type"]
-        table.add_row(escape(operator), str(row["total"]), *cells, escape("; ".join(reasons)))
+        table.add_row(
+            escape(operator),
+            str(row["total"]),
+            *cells,
+            *([escape("; ".join(reasons))] if refused else []),
+        )
     if len(rows) > SHOWN:
         table.caption = f"{len(rows) - SHOWN} more operators"
     return table
 
 
 def _nodes(document: dict[str, Any]) -> Table:
-    table = Table("node", "operator", "device", "subgraph", "supported on", "why")
+    table = _table("node", "operator", "device", "subgraph", "supported on", "why")
     for node in document["nodes"]:
         refusals = [f"{name}: {r['message']} [{r['code']}]" for name, r in node["refusals"].items()]
         table.add_row(
@@ -115,7 +134,7 @@ def _nodes(document: dict[str, Any]) -> Table:
 def _segments(document: dict[str, Any]) -> Table:
     timed = document["plan"] is not None
     columns = ["subgraph", "device", "nodes", "first … last", "in", "out"]
-    table = Table(*columns, *(["runs", "transfers"] if timed else []))
+    table = _table(*columns, *(["runs", "transfers"] if timed else []))
     for s in document["segments"][:SHOWN]:
         names = s["nodes"]
         row = [
@@ -137,11 +156,11 @@ def _segments(document: dict[str, Any]) -> Table:
 def _counterfactuals(document: dict[str, Any]) -> Table:
     timed = document["plan"] is not None
     columns = ["alternative", "devices", "subgraphs", "cuts", "crossing"]
-    table = Table(*columns, *(["bottleneck", "latency", "to the choice"] if timed else []))
+    table = _table(*columns, *(["bottleneck", "latency", "to the choice"] if timed else []))
     for row in document["counterfactuals"]:
         cells = [
             escape(row["name"]),
-            ", ".join(row["devices"]),
+            ", ".join(row["devices"]) if len(row["devices"]) > 1 else "",
             _known(row["segments"]),
             _known(row["cuts"]),
             "" if row["nbytes"] is None else nbytes_text(row["nbytes"]),
@@ -157,6 +176,10 @@ def _counterfactuals(document: dict[str, Any]) -> Table:
             ]
         table.add_row(*cells, style="bold" if row["chosen"] else None)
     return table
+
+
+def _table(*columns: str) -> Table:
+    return Table(*columns, box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
 
 
 def _known(number: int | None) -> str:

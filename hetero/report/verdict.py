@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-#: Units of sizes and of times, the largest first.
-_SIZES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
-_TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+from hetero.report.units import nbytes_text, seconds_text
 
 
 def fallback(document: dict[str, Any]) -> dict[str, Any]:
@@ -94,26 +92,6 @@ def verdict(document: dict[str, Any]) -> dict[str, Any]:
         "unknown_wires": unknown,
         "sentence": " | ".join(parts),
     }
-
-
-def nbytes_text(nbytes: float | None) -> str:
-    """Return a size for people: ``1.5 MiB``; ``?`` for None."""
-    if nbytes is None:
-        return "?"
-    for unit, name in _SIZES:
-        if nbytes >= unit:
-            return f"{nbytes / unit:.3g} {name}"
-    return f"{nbytes:.0f} B"
-
-
-def seconds_text(seconds: float | None) -> str:
-    """Return a duration for people: ``8.1 ms``; ``?`` for None."""
-    if seconds is None:
-        return "?"
-    for unit, name in _TIMES:
-        if seconds >= unit:
-            return f"{seconds / unit:.3g} {name}"
-    return f"{seconds * 1e6:.2g} µs" if seconds else "0"
 
 
 def _count(number: int, noun: str) -> str:

@@ -1,0 +1,39 @@
+"""Sizes and durations: of values whose shape is partly open, and as people read them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from devices.tensor_spec import TensorSpec
+
+#: Units of sizes and of times, the largest first.
+_SIZES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+_TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+
+
+def size(spec: TensorSpec) -> dict[str, Any]:
+    """Return a value's bytes, open dimensions counted as 1, and whether there are any."""
+    if spec.nbytes is not None or spec.shape is None:
+        return {"nbytes": spec.nbytes, "open_dims": False}
+    closed = tuple(d if isinstance(d, int) else 1 for d in spec.shape)
+    return {"nbytes": TensorSpec(spec.name, spec.type, closed).nbytes, "open_dims": True}
+
+
+def nbytes_text(nbytes: float | None) -> str:
+    """Return a size for people: ``1.5 MiB``; ``?`` for None."""
+    if nbytes is None:
+        return "?"
+    for unit, name in _SIZES:
+        if nbytes >= unit:
+            return f"{nbytes / unit:.3g} {name}"
+    return f"{nbytes:.0f} B"
+
+
+def seconds_text(seconds: float | None) -> str:
+    """Return a duration for people: ``8.1 ms``; ``?`` for None."""
+    if seconds is None:
+        return "?"
+    for unit, name in _TIMES:
+        if seconds >= unit:
+            return f"{seconds / unit:.3g} {name}"
+    return f"{seconds * 1e6:.2g} µs" if seconds else "0"
