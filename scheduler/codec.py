@@ -6,9 +6,10 @@ A message is::
     4   4   length of the head, little-endian
     8   8   offset of the segments, from the start
     16  …   head: msgpack, a tree of tagged values
-    …   …   segments: tensor contents, C order, little-endian, each aligned to 64 bytes
+    …   …   segments: tensor contents, little-endian, each aligned to 64 bytes
 
-In the head, None, booleans, integers, floats, strings and bytes stand for themselves; all else is
+A tensor keeps the order of its axes in memory; one in another order than C's tells it. In the
+head, None, booleans, integers, floats, strings and bytes stand for themselves; all else is
 an array that starts with a tag. Decoded tensors are read-only views of the message.
 """
 
@@ -27,10 +28,11 @@ from devices.errors import BlobError
 from devices.model import Model
 from devices.program import Payload
 from devices.tensor_spec import DTYPES
+from scheduler.memory_order import as_before, axis_order, in_memory_order
 from scheduler.model_parts import ModelParts, join_model, split_model
 
 #: Raised whenever the form changes; other versions are refused by name.
-VERSION: Final = 1
+VERSION: Final = 2
 _MAGIC: Final = b"HTW"
 _PREFIX: Final = struct.Struct("<3sBIQ")
 _ALIGNMENT: Final = 64
@@ -198,12 +200,12 @@ class _Writer:
             raise TypeError(f"a tensor of dtype {array.dtype} cannot be sent: ONNX has none.")
         if array.dtype.byteorder == ">":
             array = array.astype(array.dtype.newbyteorder("<"))
-        offset = self._end
+        offset, order = self._end, axis_order(array)
         if array.size:
-            flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            flat = in_memory_order(array, order).reshape(-1).view(np.uint8)
             self.segments.append((offset, flat.data))
             self._end = _aligned(offset + flat.nbytes)
-        return [tag, array.dtype.name, shape, offset]
+        return [tag, array.dtype.name, shape, offset, *([list(order)] if order else ())]
 
 
 def _text(item: Any) -> str | bytes:
@@ -263,7 +265,8 @@ class _Reader:
         return tuple(entry)
 
     def _tensor(self, items: Sequence[Any], depth: int) -> np.ndarray:
-        name, sizes, offset = items
+        name, sizes, offset, *rest = items
+        (order,) = rest or ((),)
         dtype, shape = _DTYPES.get(name), self._shape(sizes)
         if dtype is None or type(offset) is not int or offset < 0 or offset % _ALIGNMENT:
             raise BlobError(f"message with a tensor of type {name!r} at {offset!r}.")
@@ -276,7 +279,12 @@ class _Reader:
                 f"message is cut short: a tensor {shape} of {name} ends at {end}, the segments at "
                 f"{self._segments.nbytes}."
             )
-        return np.frombuffer(self._segments[offset:end], dtype).reshape(shape)
+        flat = np.frombuffer(self._segments[offset:end], dtype)
+        if not order:
+            return flat.reshape(shape)
+        if sorted(order) != list(range(len(shape))):
+            raise BlobError(f"message with a tensor {shape} whose axes lie as {order!r}.")
+        return as_before(flat.reshape([shape[axis] for axis in order]), order)
 
     def _scalar(self, items: Sequence[Any], depth: int) -> np.generic:
         found: Any = self._tensor(items, depth)[()]

@@ -21,6 +21,7 @@ from devices.support import Support
 from scheduler.device_host import DeviceHost
 from scheduler.device_probe import PluginSpec, probe_node
 from scheduler.executor import DeviceDescriptor, StageRun, StageSource
+from scheduler.memory_order import packed, unpacked
 from scheduler.model_parts import ModelParts, join_model
 from scheduler.stored_payload import StoredPayload, fetch_payload
 
@@ -119,8 +120,9 @@ class DeviceActor:
             self._streams.wait_for(lambda: self._num_running < self._num_streams)
             self._num_running += 1
         try:
+            values = [unpacked(value) for value in inputs]
             outputs, run = self._host.run_stage(
-                deployment, stage, request_id, attempt, inputs, profile=profile
+                deployment, stage, request_id, attempt, values, profile=profile
             )
         finally:
             with self._streams:
@@ -128,7 +130,7 @@ class DeviceActor:
                 self._streams.notify()
         wanted = self._wanted[deployment, stage]
         report = [getattr(run, name) for name in REPORT]
-        return (*(outputs[i] for i in wanted), report) if wanted else report
+        return (*(packed(outputs[i]) for i in wanted), report) if wanted else report
 
     @ray.method(concurrency_group="control")
     def cancel(self, deployment: str, request_id: int, attempt: int) -> None:

@@ -29,6 +29,7 @@ from scheduler.client_machine import Limits
 from scheduler.codec import nbytes_of
 from scheduler.deployment import BaseDeployment
 from scheduler.executor import StageRun
+from scheduler.memory_order import packed, unpacked
 from scheduler.plan import Plan
 from scheduler.ray_devices import ActorDevice, OnLost, first_line
 
@@ -126,7 +127,7 @@ class RayDeployment(BaseDeployment):
         refs: dict[str, Any] = {}
         for name, value in inputs.items():
             shared = len(plan.consumers.get(name, ())) > 1 and nbytes_of(value) > _INLINE_NBYTES
-            refs[name] = ray.put(value) if shared else value
+            refs[name] = ray.put(packed(value)) if shared else packed(value)
         parts: dict[_Part, Any] = {}
         reports: list[Any] = []
         tensors: dict[str, str] = {}
@@ -164,7 +165,7 @@ class RayDeployment(BaseDeployment):
             if attempt is None:
                 return
             if error is None and isinstance(arrival.part, str):
-                attempt.outputs[arrival.part] = arrival.future.result()
+                attempt.outputs[arrival.part] = unpacked(arrival.future.result())
             elif error is None:
                 attempt.runs.append(StageRun(*arrival.future.result()))
             attempt.num_parts_left -= 1

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
+import struct
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
+import msgpack
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -18,9 +21,11 @@ from devices.model_reader import read_model
 from devices.program import Payload
 from devices.tensor_spec import DTYPES
 from scheduler import CodecLimits, decode, encode
+from scheduler.codec import VERSION
+from scheduler.memory_order import packed, unpacked
 from tests.scheduler.models import build
 
-GOLDEN = Path(__file__).parent / "golden" / "message_v1.bin"
+GOLDEN = Path(__file__).parent / "golden" / "message_v2.bin"
 
 ELEMENT_TYPES = sorted({d for d in DTYPES.values() if d.kind != "O"}, key=str)
 
@@ -36,6 +41,7 @@ def golden_value() -> list[Any]:
         "text",
         b"bytes",
         np.arange(6, dtype=np.int16).reshape(2, 3),
+        np.arange(6, dtype=np.int16).reshape(1, 2, 3).transpose(2, 0, 1),
         np.arange(3).astype(ml_dtypes.bfloat16),
         np.float32(2.5),
         np.array([["a", "ü"]], object),
@@ -93,6 +99,45 @@ def test_golden_message_is_read_and_written_the_same() -> None:
     data = GOLDEN.read_bytes()
     check_equal(decode(data), golden_value())
     assert encode(golden_value()) == data
+
+
+def test_the_version_before_is_refused_by_name() -> None:
+    with pytest.raises(BlobError, match="version 1"):
+        decode((GOLDEN.parent / "message_v1.bin").read_bytes())
+
+
+@given(
+    st.permutations(range(4)),
+    st.tuples(*[st.integers(1, 3)] * 4),
+    st.tuples(*[st.sampled_from([1, 2, -1])] * 4),
+)
+@settings(max_examples=150, deadline=None)
+def test_tensors_keep_their_order_in_memory(
+    axes: list[int], shape: tuple[int, ...], steps: tuple[int, ...]
+) -> None:
+    array = np.arange(6**4).reshape(6, 6, 6, 6)[tuple(slice(None, None, s) for s in steps)]
+    array = array[tuple(slice(n) for n in shape)].transpose(axes)
+    want = array.copy(order="K")
+    for got in (decode(encode(array)), unpacked(pickle.loads(pickle.dumps(packed(array))))):
+        np.testing.assert_array_equal(got, array)
+        wide = [i for i in range(4) if array.shape[i] > 1]
+        assert [got.strides[i] for i in wide] == [want.strides[i] for i in wide]
+
+
+def test_lists_of_tensors_keep_their_order_in_memory() -> None:
+    array = np.arange(24).reshape(2, 3, 4).transpose(1, 2, 0)
+    (got, text) = unpacked(packed([array, "text"]))
+    assert got.strides == array.strides
+    assert text == "text"
+
+
+@pytest.mark.parametrize("order", [[0, 0], [1], [2, 1], [-1, 0], [1, "0"], 7])
+def test_an_order_that_is_none_is_refused(order: Any) -> None:
+    message = encode(np.arange(6).reshape(2, 3).T)
+    head = msgpack.packb([2, "int64", [3, 2], 0, order])
+    prefix = struct.pack("<3sBIQ", b"HTW", VERSION, len(head), 64)
+    with pytest.raises(BlobError):
+        decode((prefix + head).ljust(64, b"\0") + message[64:])
 
 
 def test_decoded_tensors_are_aligned_read_only_views() -> None:
