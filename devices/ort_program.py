@@ -8,6 +8,7 @@ import re
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,9 +17,10 @@ import onnx
 import onnxruntime
 
 from devices.deferred_model import DeferredModel
-from devices.errors import DeviceError, InferenceError
+from devices.errors import BlobError, DeviceError, InferenceError
 from devices.model import Constant, Model
 from devices.model_reader import read_model
+from devices.ort_prepacked import SAVE_OPTION, PackedFile, is_packed, read_packed
 from devices.ort_session import open_session, session_model
 from devices.program import ExecutedNode, Payload, Program, RunContext, Value
 from devices.properties import Config
@@ -109,9 +111,15 @@ class OrtProgram(Program):
 
     def export(self) -> Payload:
         """Return the optimised model: a skeleton, and the weights as arrays."""
-        optimised = self._optimised() if self._session else self._source
+        if self._payload is not None:
+            return replace(self._payload, places={})
+        keys: dict[str, str] = {}
+        tensors: dict[str, np.ndarray] = {}
+        optimised = self._source
+        if self._session:
+            optimised = self._optimised(packed=(keys, tensors))
         data, stubs = session_model(optimised, self._wanted)
-        tensors = {name: optimised.constants[name].array for name in stubs}
+        tensors |= {name: optimised.constants[name].array for name in stubs}
         constants = self._source.constants
         tensors |= {
             p.name: constants[p.name].array for p in self._model.outputs if p.name in constants
@@ -122,6 +130,7 @@ class OrtProgram(Program):
             "model": data,
             "stubs": stubs,
             "wanted": self._wanted,
+            "packed": {name: key for name, key in keys.items() if name in tensors},
         }
         return Payload(header, tensors)
 
@@ -146,26 +155,39 @@ class OrtProgram(Program):
         self, options: onnxruntime.SessionOptions
     ) -> tuple[onnxruntime.InferenceSession, list[np.ndarray]]:
         """Return a session, and the arrays whose memory it reads as long as it lives."""
+        packed: PackedFile | None = None
         if self._payload is None:
             data, stubs = session_model(self._source, self._wanted)
             weights = {name: self._source.constants[name].array for name in stubs}
         else:
             data, stubs = self._payload.header["model"], self._payload.header["stubs"]
-            weights = {name: self._payload.tensors[name] for name in stubs}
+            packed = PackedFile(self._payload)
+            weights = {n: self._payload.tensors[n] for n in stubs if n not in packed.names}
+            data = packed.point(data, options)
         try:
-            return open_session(data, weights, options, self._config["ORT_PROVIDERS"])
+            opened = open_session(data, weights, options, self._config["ORT_PROVIDERS"])
         except Exception as error:
             raise DeviceError(
                 f"ONNX Runtime cannot compile model {self._model.name!r}: "
                 f"{' '.join(str(error).split())[:500]}",
                 device="ORT",
             ) from error
+        if packed is not None and not packed.unchanged():
+            raise BlobError(
+                f"model {self._model.name!r}: its blob's file was changed while it was loaded."
+            )
+        return opened
 
     def _feeds(self, given: Mapping[str, Value]) -> dict[str, Value]:
         return {name: value for name, value in given.items() if name in self._fed}
 
-    def _optimised(self, level: str = "") -> Model:
-        """Return the graph that the session runs, as ONNX Runtime writes it."""
+    def _optimised(
+        self, level: str = "", *, packed: tuple[dict[str, str], dict[str, np.ndarray]] | None = None
+    ) -> Model:
+        """Return the graph that the session runs, as ONNX Runtime writes it.
+
+        `packed` takes the weights that ONNX Runtime packs: see `read_packed`.
+        """
         if not self._optimise:
             return self._source
         with tempfile.TemporaryDirectory(prefix="hetero-ort-") as folder:
@@ -176,9 +198,14 @@ class OrtProgram(Program):
             for key, value in (
                 ("session.optimized_model_external_initializers_file_name", "weights"),
                 ("session.optimized_model_external_initializers_min_size_in_bytes", "1024"),
+                (SAVE_OPTION, "0" if packed is None else "1"),
             ):
                 options.add_session_config_entry(key, value)
             self._open(options)
+            if packed is not None:
+                keys, arrays = read_packed(path)
+                packed[0].update(keys)
+                packed[1].update(arrays)
             # Arrays mapped from the folder outlive its name: the mapping keeps the file.
             return read_model(path)
 
@@ -231,18 +258,19 @@ def _read_payload(payload: Payload) -> Model:
     """Return the optimised model that a payload holds."""
     proto = onnx.ModelProto()
     proto.ParseFromString(payload.header["model"])
-    inside = [t for t in proto.graph.initializer if t.name not in payload.tensors]
+    tensors = {name: array for name, array in payload.tensors.items() if not is_packed(name)}
+    inside = [t for t in proto.graph.initializer if t.name not in tensors]
     del proto.graph.initializer[:]
     proto.graph.initializer.extend(inside)
     # The reader wants a source for every value: weights that lie beside are inputs for it.
     known = {port.name for port in proto.graph.input}
     proto.graph.input.extend(
         TensorSpec.from_array(name, array).to_proto()
-        for name, array in payload.tensors.items()
+        for name, array in tensors.items()
         if name not in known
     )
     read = read_model(proto)
-    weights = {name: Constant(name, array) for name, array in payload.tensors.items()}
+    weights = {name: Constant(name, array) for name, array in tensors.items()}
     return read.replace(
         inputs=[port for port in read.inputs if port.name not in weights],
         constants=dict(read.constants) | weights,

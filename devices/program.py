@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -115,6 +116,30 @@ class ExecutedNode:
 
 
 @dataclass(frozen=True, slots=True)
+class FilePlace:
+    """Where a tensor of a payload lies in a file.
+
+    Attributes
+    ----------
+    path : str
+        The file, absolute.
+    offset : int
+        Where the tensor begins.
+    identity : tuple of int
+        Tells whether the file of that path is still the same: see `identify`.
+    """
+
+    path: str
+    offset: int
+    identity: tuple[int, ...]
+
+    @staticmethod
+    def identify(status: os.stat_result) -> tuple[int, ...]:
+        """Return what tells a file from another, and from itself once it is written to."""
+        return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+@dataclass(frozen=True, slots=True)
 class Payload:
     """A device's own form of a compiled model, for blobs.
 
@@ -124,10 +149,14 @@ class Payload:
         msgpack-able values: whatever the plugin's `load` needs besides tensors.
     tensors : mapping of str to numpy.ndarray
         Weights, stored raw and aligned, memory-mapped on load.
+    places : mapping of str to FilePlace
+        Where tensors lie in a file, for backends that map files themselves. Only of payloads that
+        were read from a file, on the node that has it; no part of what is exported.
     """
 
     header: Mapping[str, Any]
     tensors: Mapping[str, np.ndarray]
+    places: Mapping[str, FilePlace] = field(default_factory=dict, compare=False)
 
 
 class Program(ABC):

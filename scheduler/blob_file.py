@@ -36,6 +36,7 @@ import numpy as np
 import xxhash
 
 from devices.errors import BlobError
+from devices.program import FilePlace
 from devices.tensor_spec import DTYPES
 from scheduler.msgpack_check import check_msgpack
 
@@ -236,13 +237,17 @@ class BlobFile:
         if isinstance(source, str | Path):
             self._where = f"blob {source}"
             with _open(Path(source), follow_links) as file:
-                self.nbytes = os.fstat(file.fileno()).st_size
+                status = os.fstat(file.fileno())
+                self.nbytes = status.st_size
+                #: Tells whether the file of that path is still this one.
+                self.identity = FilePlace.identify(status)
                 first = file.read(_PREFIX.size)
                 header = file.read(self._header_nbytes(first))
                 # The file may be replaced once it is closed; this is still the one just read.
                 self._map = memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
         else:
             self._where = "blob"
+            self.identity = ()
             self._map = memoryview(source).toreadonly().cast("B")
             self.nbytes = self._map.nbytes
             first = bytes(self._map[: _PREFIX.size])

@@ -245,5 +245,7 @@ class RayExecutor:
 
 def _ways(source: StageSource) -> list[Payload | StoredPayload | None]:
     """Return what a stage may be loaded from, the cheapest first; None is compilation."""
-    given = (source.stored, source.payload)
+    # Places in files are this node's.
+    payload = None if source.payload is None else replace(source.payload, places={})
+    given = (source.stored, payload)
     return [*(way for way in given if way is not None), None]

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from devices.errors import BlobError
-from devices.program import Payload
-from scheduler.blob_file import BlobFile, BlobWriter, Inline
+from devices.program import FilePlace, Payload
+from scheduler.blob_file import BlobFile, BlobWriter, Inline, Stowed
 
 #: The entry of a blob's header that holds a payload's document, or None, for each stage.
 PAYLOADS: Final = "payloads"
@@ -68,7 +68,19 @@ def read_payload(blob: BlobFile, index: int, contents: Any = None) -> Payload:
     )
     if not isinstance(header, dict) or not isinstance(tensors, dict):
         raise BlobError(f"blob {blob.path or ''}: {PAYLOADS}[{index}]: not a payload.")
-    return Payload(header, tensors)
+    return Payload(header, tensors, _places(blob, documents[index]))
+
+
+def _places(blob: BlobFile, document: bytes) -> dict[str, FilePlace]:
+    """Return where a payload's tensors lie, if the blob is a file."""
+    if blob.path is None:
+        return {}
+    path = str(blob.path.resolve())
+    return {
+        name: FilePlace(path, blob.segments[stowed.segment].offset, blob.identity)
+        for name, stowed in blob.outline(document)["tensors"].items()
+        if isinstance(stowed, Stowed) and stowed.segment is not None
+    }
 
 
 def fetch_payload(stored: StoredPayload) -> Payload:
