@@ -7,7 +7,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -19,10 +19,11 @@ from devices.support import Support
 from hetero.affinity import Affinity, assign, find_device, resolve_pins
 from hetero.compiled_model import CompiledModel
 from hetero.config import SplitConfig
-from hetero.cost import Costs
-from hetero.cost.cost_file import check_costs, read_costs
+from hetero.cost import Costs, DeviceIdentity
+from hetero.cost.cost_file import check_costs, read_costs, write_costs
 from hetero.cost.profile import Progress, Subject, identify, profile
 from hetero.cost.samples import made_up
+from hetero.partition import partition
 from hetero.plan_choice import Choice, Policy, choose
 from hetero.plan_problem import Constraints, Task
 from hetero.planning import PlannedAffinity, PlanReport
@@ -31,6 +32,9 @@ from hetero.routed_model import RoutedModel
 from scheduler.executor import DeviceDescriptor, Executor
 
 _log = logging.getLogger(__name__)
+
+#: Times that a model is planned until devices take the subgraphs that they would get.
+PLANNINGS: Final = 3
 
 
 class PlanRequest(Protocol):
@@ -238,23 +242,16 @@ class PlanningCore(ABC):
         costs: Costs | None,
     ) -> PlanReport:
         own = request.config.own
-        if costs is None and own["COST_FILE"]:
-            costs = self._checked_costs(own["COST_FILE"], model, request)
-        devices = request.devices
         if costs is None:
-            costs = self._profile(model, request, None, own["PROFILE_SECONDS"], None)
-            if costs.interrupted:
-                raise KeyboardInterrupt
-            for name, reason in costs.missing.items():
-                _log.warning("model=%s: planned without %s: %s", model.name, name, reason)
-            devices = tuple(d for d in devices if d in costs.devices)
-            if not devices:
-                raise DeviceError(
-                    f"model {model.name!r}: no device could be measured: "
-                    + "; ".join(f"{d}: {r}" for d, r in costs.missing.items())
-                )
-        supports = self._supports(model, request)
-        task = Task(model, devices, supports, costs, self._constraints(model, request))
+            costs = self._costs(model, request)
+        for name, reason in costs.missing.items():
+            _log.warning("model=%s: planned without %s: %s", model.name, name, reason)
+        devices = tuple(d for d in request.devices if d in costs.devices)
+        if not devices:
+            raise DeviceError(
+                f"model {model.name!r}: no device could be measured: "
+                + "; ".join(f"{d}: {r}" for d, r in costs.missing.items())
+            )
         choice = Choice(
             policy=policy,
             hint="LATENCY" if own["PERFORMANCE_HINT"] == "LATENCY" else "THROUGHPUT",
@@ -262,14 +259,68 @@ class PlanningCore(ABC):
             seed=own["PLAN_SEED"],
             max_variants=own["MAX_VARIANTS"],
         )
-        fits = set(placed.values()) <= set(devices)
-        return choose(task, choice, placed if fits else None)
+        listed = placed if set(placed.values()) <= set(devices) else None
+        supports = self._supports(model, request)
+        constraints = self._constraints(model, request)
+        for _ in range(PLANNINGS):
+            report = choose(Task(model, devices, supports, costs, constraints), choice, listed)
+            refused = self._refused(model, request, report)
+            if policy == "PRIORITY" or not refused:
+                break
+            # A device may refuse in a part what it takes in the whole: plan without that.
+            supports = {
+                d: Support({n: d for n in supports[d] if n not in refused.get(d, ())})
+                for d in supports
+            }
+        return report
+
+    def _refused(
+        self, model: Model, request: PlanRequest, report: PlanReport
+    ) -> dict[str, set[str]]:
+        """Return the nodes that devices do not take in the subgraphs that they would get."""
+        configs = request.config.devices
+        found: dict[str, set[str]] = {}
+        for variant in report.variants:
+            for s in partition(model, variant.affinity).subgraphs:
+                answer = self.executor.query(s.device, s.model, configs.get(s.device, {}))
+                if missing := {n for n in s.node_names if n not in answer}:
+                    found.setdefault(s.device, set()).update(missing)
+        return found
+
+    def _costs(self, model: Model, request: PlanRequest) -> Costs:
+        """Return the cost file's costs, those kept in the cache's folder, or measure now."""
+        own = request.config.own
+        if own["COST_FILE"]:
+            return self._checked_costs(own["COST_FILE"], model, request)
+        kept = None
+        if own["CACHE_DIR"]:
+            key = repr((model.content_hash, sorted(self._identities(request).items(), key=str)))
+            name = hashlib.sha256(key.encode()).hexdigest()
+            kept = Path(own["CACHE_DIR"]) / f"{name}.costs.json"
+            if kept.is_file():
+                try:
+                    return self._checked_costs(kept, model, request)
+                except PlanError as error:
+                    _log.warning("model=%s: measured anew: %s", model.name, error)
+        costs = self._profile(model, request, None, own["PROFILE_SECONDS"], None)
+        if costs.interrupted:
+            raise KeyboardInterrupt
+        if kept is not None and not costs.missing:
+            try:
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                write_costs(costs, kept)
+            except OSError as error:
+                _log.warning("model=%s: its costs are not kept: %s", model.name, error)
+        return costs
+
+    def _identities(self, request: PlanRequest) -> dict[str, DeviceIdentity]:
+        described = {d.name: d for d in self.device_descriptors}
+        configs = request.config.devices
+        return {n: identify(described[n], configs.get(n, {})) for n in request.devices}
 
     def _checked_costs(self, path: str | Path, model: Model, request: PlanRequest) -> Costs:
         costs = read_costs(path)
-        described = {d.name: d for d in self.device_descriptors}
-        configs = request.config.devices
-        identities = {n: identify(described[n], configs.get(n, {})) for n in request.devices}
+        identities = self._identities(request)
         check_costs(costs, model.content_hash, identities, f"cost file {path}")
         return costs
 

@@ -14,8 +14,10 @@ import pytest
 
 import hetero
 from devices.errors import AffinityError, PlanError, PropertyError, UnsupportedOperationError
-from devices.model import Model
+from devices.model import Model, Node
 from devices.model_reader import read_model
+from devices.null import NullPlugin
+from devices.support import Refusal
 from hetero.affinity import Affinity
 from hetero.cost import Line
 from hetero.cost.cost_file import write_costs
@@ -347,3 +349,52 @@ def test_variants_share_requests_and_give_the_same_answers(core: hetero.Core) ->
         assert compiled.executed_nodes()
         with pytest.raises(UnsupportedOperationError, match="MAX_VARIANTS=1"):
             compiled.export_model()
+
+
+def test_costs_are_kept_in_the_cache_folder(
+    core: hetero.Core, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = chain(5)
+    devices = "HETERO:NULL.0,NULL.1"
+    config = {**SCRIPT, "PERFORMANCE_HINT": "THROUGHPUT", "CACHE_DIR": str(tmp_path)}
+    first = core.plan_model(model, devices, config)
+    (kept,) = tmp_path.glob("*.costs.json")
+    measured = kept.read_bytes()
+    assert core.plan_model(model, devices, config).node_times == first.node_times
+    assert kept.read_bytes() == measured
+    kept.write_text("damaged")
+    core.plan_model(model, devices, config)
+    assert kept.read_text() != "damaged"
+    with core.compile_model(model, devices, config) as compiled:
+        assert not compiled.get_property("LOADED_FROM_CACHE")
+    with core.compile_model(model, devices, config) as compiled:
+        assert compiled.get_property("LOADED_FROM_CACHE")
+        assert compiled.affinity == core.compile_model(model, devices, config).affinity
+
+
+class Picky(NullPlugin):
+    """Takes `Abs` only where a `Neg` stands beside it."""
+
+    name = "PICKY"
+
+    def refuse(self, node: Node, model: Model, config: Any) -> Refusal | None:
+        if node.op_type == "Abs" and all(n.op_type != "Neg" for n in model.nodes):
+            return Refusal("policy", "Abs without Neg")
+        return super().refuse(node, model, config)
+
+
+def test_a_plan_whose_subgraph_is_refused_is_made_anew() -> None:
+    model = build("n0: p = Neg(x)\nn1: y = Abs(p)", outputs="y")
+    config = {
+        **SCRIPT,
+        "DEVICE_PROPERTIES": {
+            "PICKY": {"NULL_NODE_TIMES_US": {"op:Neg": 9000, "op:Abs": 0}},
+            "NULL": {"NULL_NODE_TIMES_US": {"op:Neg": 0, "op:Abs": 9000}},
+        },
+    }
+    with hetero.Core(executor="inprocess", plugins=[Picky]) as core:
+        report = core.plan_model(model, "HETERO:PICKY,NULL", config)
+        placed = dict(report.affinity.devices)
+        with core.compile_model(model, "HETERO:PICKY,NULL", config, affinity=placed) as compiled:
+            compiled(feeds(model))
+    assert placed != {"n0": "NULL", "n1": "PICKY"}
