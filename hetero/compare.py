@@ -9,8 +9,10 @@ lies before it, as it does in the whole model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -278,34 +280,46 @@ class _Search:
                 return position
         return end
 
-    def _frontiers(self) -> Iterator[tuple[str, ...]]:
-        """Yield, for each prefix, the values made in it that the rest or the outputs need."""
-        consumers = self.model.consumers
+    @cached_property
+    def _last_use(self) -> dict[str, int]:
+        """Value -> position of the last node that reads it; past the end for an output."""
         ends = {port.name for port in self.model.outputs}
-        alive: dict[str, int] = {}
-        for position, node in enumerate(self.model.nodes):
-            for value in node.writes:
-                last = max(consumers.get(value, (-1,)))
-                if value in ends:
-                    last = len(self.model.nodes)
-                if last > position:
-                    alive[value] = last
-            for value in node.reads:
-                if alive.get(value, len(self.model.nodes)) <= position:
-                    del alive[value]
-            yield tuple(alive)
+        consumers = self.model.consumers
+        return {
+            value: len(self.model.nodes) if value in ends else max(consumers.get(value, (-1,)))
+            for node in self.model.nodes
+            for value in node.writes
+        }
 
     def _cuts(self) -> list[int]:
         """Return the prefixes that can be compiled: the types of all they give are known."""
-        spec = self.model.spec
-        return [
-            position
-            for position, values in enumerate(self._frontiers())
-            if values and all(spec(value).type for value in values)
-        ]
+        made: Counter[int] = Counter()
+        ending: Counter[int] = Counter()
+        untyped: Counter[int] = Counter()
+        for value, last in self._last_use.items():
+            first = self.model.producers[value]
+            if last > first:
+                made[first] += 1
+                ending[last] += 1
+                if not self.model.spec(value).type:
+                    untyped[first] += 1
+                    untyped[last] -= 1
+        cuts, alive, unknown = [], 0, 0
+        for position in range(len(self.model.nodes)):
+            alive += made[position] - ending[position]
+            unknown += untyped[position]
+            if alive and not unknown:
+                cuts.append(position)
+        return cuts
 
     def _prefix(self, last: int) -> Model:
-        values = next(v for p, v in enumerate(self._frontiers()) if p == last)
+        """Return the nodes up to `last`, giving out what the rest or the outputs need of them."""
+        values = [
+            value
+            for node in self.model.nodes[: last + 1]
+            for value in node.writes
+            if self._last_use[value] > last
+        ]
         return self.model.extract(range(last + 1), values)
 
     def _alone(self, position: int) -> tuple[Difference, ...] | None:
