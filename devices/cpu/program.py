@@ -131,14 +131,17 @@ def _model(proto: onnx.ModelProto, covers: dict[str, list[str]], payload: Payloa
 
 
 def _own(value: Value, inputs: Sequence[Value]) -> Value:
-    """Return an output that neither a constant nor an input shares memory with."""
+    """Return an output that neither a constant nor an input shares memory with.
+
+    A copy keeps the memory's order: what is computed from it has other last bits otherwise.
+    """
     if isinstance(value, np.ndarray):
         if not value.flags.writeable:
-            return value.copy()
+            return value.copy(order="K")
         if value.base is not None or any(value is given for given in inputs):
             mine = _owner(value)
             if any(isinstance(x, np.ndarray) and _owner(x) is mine for x in inputs):
-                return value.copy()
+                return value.copy(order="K")
         return value
     return [_own(item, inputs) for item in value] if isinstance(value, list) else value
 
