@@ -42,19 +42,29 @@ def fit_subgraphs(samples: Sequence[tuple[float, float]]) -> tuple[Time, Time]:
     return Time(float(dispatch), "calibrated"), Time(float(fusion), "calibrated")
 
 
-def fit_load(alone_s: float, call_s: float, periods_s: Sequence[float]) -> Time:
-    """Return what times are multiplied by while all devices are busy: a factor, at least 1.
+def fit_load(
+    alone_s: float, call_s: float, rounds: Sequence[tuple[float, float]]
+) -> tuple[Time, Time]:
+    """Return what times are multiplied by while all devices are busy, and what a call costs then.
+
+    Of several rounds the least counts: what else disturbed a round is no property of the device.
 
     Parameters
     ----------
     alone_s : float
         Median seconds of a subgraph's run on an otherwise idle machine.
     call_s : float
-        Seconds that a call keeps the device busy besides.
-    periods_s : sequence of float
-        Seconds between two answers of the device with all devices busy, in several rounds; the
-        least counts, since a round that something else disturbed tells of that instead.
+        Seconds that a call keeps the device busy besides, at least.
+    rounds : sequence of (float, float)
+        With all devices busy: median seconds of a run, and seconds between two answers.
+
+    Returns
+    -------
+    (Time, Time)
+        A factor of at least 1, and seconds; ``estimated`` without rounds.
     """
-    if not periods_s or alone_s <= 0:
-        return Time(1.0, "estimated")
-    return Time(max(1.0, (min(periods_s) - call_s) / alone_s), "calibrated")
+    if not rounds or alone_s <= 0:
+        return Time(1.0, "estimated"), Time(call_s, "estimated")
+    load = max(1.0, min(run for run, _ in rounds) / alone_s)
+    between = min(period - run for run, period in rounds)
+    return Time(load, "calibrated"), Time(max(call_s, between), "calibrated")

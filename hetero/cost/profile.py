@@ -152,8 +152,8 @@ class _Profile:
             kinds.setdefault((identity, supported), _Kind(identity, [])).devices.append(device)
         self._kinds = list(kinds.values())
         self._values: dict[str, Value] = dict(subject.inputs)
-        #: Device -> seconds between answers of its largest part, all devices being busy.
-        self._periods: dict[str, list[float]] = {}
+        #: Device -> seconds of its largest part's runs, and between its answers, all being busy.
+        self._rounds: dict[str, list[tuple[float, float]]] = {}
         #: Device -> seconds that a call keeps it busy, one for each transfer measured.
         self._calls: dict[str, list[float]] = {}
         self._transfers: dict[tuple[str, str], Transfer] = {}
@@ -343,7 +343,7 @@ class _Profile:
                 except HeteroError:
                     return
                 for (name, _), full in zip(devices, found, strict=True):
-                    self._periods.setdefault(name, []).append(full.period_s)
+                    self._rounds.setdefault(name, []).append((sum(full.runs_s), full.period_s))
 
     def _pairs(self) -> list[tuple[DeviceDescriptor, DeviceDescriptor]]:
         """Return one pair of devices for each pair of kinds."""
@@ -385,14 +385,14 @@ class _Profile:
             for device in kind.devices:
                 calls = self._calls.get(kind.name, [])
                 # Of two devices the slower decides how long a call takes: the least is its own.
-                overhead = Time(min(calls), "calibrated") if calls else Time(0.0, "estimated")
-                periods = self._periods.get(device.name, [])
+                call_s = min(calls, default=0.0)
+                load, overhead = fit_load(kind.alone_s, call_s, self._rounds.get(device.name, []))
                 devices[device.name] = DeviceCosts(
                     identity=replace(kind.identity, node=device.node),
                     nodes=self._complete(kind),
                     dispatch=dispatch,
                     fusion=fusion,
-                    load=fit_load(kind.alone_s, overhead.seconds, periods),
+                    load=load,
                     overhead=overhead,
                     subgraphs=dict(kind.subgraphs),
                     fused=tuple(kind.fused),

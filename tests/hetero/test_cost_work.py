@@ -92,6 +92,9 @@ def test_subgraph_fit() -> None:
 
 
 def test_load_fit() -> None:
-    assert fit_load(0.010, 0.001, [0.040, 0.016]).seconds == pytest.approx(1.5)
-    assert fit_load(0.010, 0.001, [0.009]).seconds == 1.0
-    assert fit_load(0.0, 0.001, [0.009]).source == "estimated"
+    load, overhead = fit_load(0.010, 0.001, [(0.030, 0.040), (0.015, 0.017)])
+    assert load.seconds == pytest.approx(1.5)
+    assert overhead.seconds == pytest.approx(0.002)
+    load, overhead = fit_load(0.010, 0.001, [(0.009, 0.0091)])
+    assert (load.seconds, overhead.seconds) == (1.0, 0.001)
+    assert fit_load(0.010, 0.001, [])[0].source == "estimated"
