@@ -7,6 +7,7 @@ still there, its stages are back without any weights being sent.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 from devices.errors import BlobError
@@ -91,10 +92,16 @@ def fetch_payload(stored: StoredPayload) -> Payload:
     BlobError
         The file is not here, is another one, or is damaged.
     """
+    blob, contents = _open(stored.path, stored.digest)
+    return read_payload(blob, stored.index, contents)
+
+
+@lru_cache(maxsize=1)  # the stages of a blob come one after another
+def _open(path: str, digest: str) -> tuple[BlobFile, Any]:
     try:
-        blob = BlobFile(stored.path)
+        blob = BlobFile(path)
     except OSError as error:
-        raise BlobError(f"blob {stored.path}: not here: {error.strerror or error}.") from error
-    if blob.digest != stored.digest:
-        raise BlobError(f"blob {stored.path}: another one here than where it was compiled.")
-    return read_payload(blob, stored.index)
+        raise BlobError(f"blob {path}: not here: {error.strerror or error}.") from error
+    if blob.digest != digest:
+        raise BlobError(f"blob {path}: another one here than where it was compiled.")
+    return blob, blob.contents()

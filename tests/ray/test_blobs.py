@@ -1,0 +1,84 @@
+"""Blobs and the cache on Ray's actors: read from the node's file, else sent, else compiled."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import hetero
+from devices.errors import BlobError
+from scheduler.blob_file import BlobFile
+from scheduler.stored_payload import StoredPayload, fetch_payload
+from tests.hetero.models import branches, branches_output
+
+pytestmark = pytest.mark.ray
+X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
+PINS = {"op:Neg": "CPU"}
+
+
+@pytest.fixture(scope="module")
+def core() -> Iterator[hetero.Core]:
+    with hetero.Core() as core:
+        yield core
+
+
+@pytest.fixture(scope="module")
+def blob(core: hetero.Core) -> bytes:
+    with core.compile_model(branches(), "HETERO:ORT,CPU", affinity=PINS) as compiled:
+        return compiled.export_model()
+
+
+def check(compiled: hetero.CompiledModel, imported: int) -> None:
+    assert len(compiled.deployment.imported) == imported
+    np.testing.assert_allclose(compiled({"x": X})[0], branches_output(X), rtol=1e-6)
+
+
+def test_export_and_import(core: hetero.Core, blob: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "m.hetero"
+    path.write_bytes(blob)
+    for source in (path, blob):
+        with core.import_model(source) as compiled:
+            check(compiled, 3)
+            assert compiled.executed_nodes()
+            assert compiled.export_model() == blob
+
+
+def test_a_file_that_is_not_on_the_node_is_sent(
+    core: hetero.Core, blob: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "m.hetero"
+    path.write_bytes(blob)
+    elsewhere = StoredPayload(str(tmp_path / "none"), "0" * 32, 0)
+    monkeypatch.setattr("hetero.blob_import.StoredPayload", lambda *_: elsewhere)
+    with core.import_model(path) as compiled:
+        check(compiled, 3)
+
+
+def test_the_cache(core: hetero.Core, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = {"CACHE_DIR": str(tmp_path)}
+    for imported in (0, 3):
+        with core.compile_model(branches(), "HETERO:ORT,CPU", config, affinity=PINS) as compiled:
+            assert compiled.get_property("LOADED_FROM_CACHE") is bool(imported)
+            check(compiled, imported)
+    assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+def test_a_payload_is_read_from_its_file_only_if_that_is_the_same(
+    blob: bytes, tmp_path: Path
+) -> None:
+    path = tmp_path / "m.hetero"
+    path.write_bytes(blob)
+    stored = StoredPayload(str(path), BlobFile(blob).digest, 0)
+    payload = fetch_payload(stored)
+    assert payload.header["format"].startswith("onnxruntime")
+    assert all(place.path == str(path) for place in payload.places.values())
+    with pytest.raises(BlobError, match="another one"):
+        fetch_payload(StoredPayload(str(path), "0" * 32, 0))
+    with pytest.raises(BlobError, match="there is none"):
+        fetch_payload(StoredPayload(str(path), stored.digest, 9))
+    with pytest.raises(BlobError, match="not here"):
+        fetch_payload(StoredPayload(str(tmp_path / "none"), stored.digest, 0))
