@@ -16,10 +16,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 import hetero
 from devices import errors
+from devices.ort_prepacked import PackedFile
 from hetero.blob import describe
 from hetero.cli import cli
 from scheduler.blob_file import BlobFile
 from tests.examples.third_party_plugin import DensePlugin
+from tests.hetero import cache_workers
 from tests.hetero.counting_plugin import CountingPlugin
 from tests.hetero.models import branches, branches_output
 
@@ -234,6 +236,38 @@ def test_weights_are_views_of_the_file(core: hetero.Core, blob: bytes, tmp_path:
         assert not array.flags.writeable
         path.unlink()  # what is mapped stays
         np.testing.assert_allclose(compiled({"x": X})[0], branches_output(X), rtol=1e-6)
+
+
+def test_packed_weights_are_read_from_the_file_and_give_the_same_bits(
+    core: hetero.Core,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    path = tmp_path / "m.hetero"
+    with core.compile_model(cache_workers.layers(), "ORT") as compiled:
+        expected = compiled({"x": cache_workers.X})[0]
+        compiled.export_model(path)
+        assert len(compiled.deployment.export(0).header["packed"]) == 4
+    pointed = []
+    point = PackedFile.point
+
+    def spy(self: PackedFile, data: bytes, options: object) -> bytes:
+        pointed.append(len(self.names))
+        return point(self, data, options)  # type: ignore[arg-type]  # passed on as it came
+
+    monkeypatch.setattr(PackedFile, "point", spy)
+    for source in (path, path.read_bytes()):
+        with core.import_model(source) as again:
+            assert again.deployment.imported == {0}
+            np.testing.assert_array_equal(again({"x": cache_workers.X})[0], expected)
+    assert pointed == [4, 0]
+    # A file that is written to while it is loaded is not trusted.
+    monkeypatch.setattr(PackedFile, "unchanged", lambda self: False)
+    with core.import_model(path) as again:
+        assert not again.deployment.imported
+        np.testing.assert_array_equal(again({"x": cache_workers.X})[0], expected)
+    assert "was changed while it was loaded" in caplog.text
 
 
 def test_the_description_reads_the_header_only(blob: bytes, tmp_path: Path) -> None:
