@@ -21,6 +21,8 @@ NODE: Final = (172.0, 40.0)
 BLOCK: Final = (236.0, 64.0)
 CLOSED: Final = (226.0, 66.0)
 PILL: Final = (150.0, 28.0)
+#: Drawings of more boxes than this are left out: nobody could read them.
+LARGEST: Final = 6000
 POINT: Final = (8.0, 0.0)
 #: Pixels around a subgraph's items, and for its title.
 PAD: Final = 20.0
@@ -46,11 +48,14 @@ class _Graph:
         Subgraph -> its drawn nodes; -1 for a model that was not cut.
     makers : dict of str to int
         Value -> the drawn node that makes it.
+    ports : dict of str to dict
+        Value -> its type and size.
     """
 
     document: Mapping[str, Any]
     groups: dict[int, list[int]]
     makers: dict[str, int]
+    ports: dict[str, Mapping[str, Any]]
 
     def group(self, position: int) -> int:
         segment = self.document["nodes"][position]["segment"]
@@ -85,21 +90,24 @@ def drawings(document: Mapping[str, Any]) -> list[dict[str, Any]]:
             groups[node["segment"]].append(position)
     everything = [p for members in groups.values() for p in members]
     makers = {port["name"]: p for p in everything for port in nodes[p]["outputs"]}
-    graph = _Graph(document, groups, makers)
+    ports = {port["name"]: port for node in nodes for port in node["outputs"]}
+    ports |= {port["name"]: port for port in document["model"]["inputs"]}
+    graph = _Graph(document, groups, makers, ports)
     views = []
-    if len(groups) > 1:
+    if 1 < len(groups) <= LARGEST:
         views.append({"name": "Subgraphs", **_macro(graph, None, CLOSED)})
     blocks = {
         g: [Item(tuple(members))] if g in bare else block_items(members, nodes)
         for g, members in groups.items()
     }
-    if sum(map(len, blocks.values())) < len(drawn):
+    if sum(map(len, blocks.values())) < min(len(drawn), LARGEST):
         views.append({"name": "Blocks", **_macro(graph, blocks, BLOCK)})
     singles = {
         g: [Item(tuple(members))] if g in bare else single_items(members)
         for g, members in groups.items()
     }
-    views.append({"name": "Nodes", **_macro(graph, singles, NODE)})
+    if len(everything) <= LARGEST:
+        views.append({"name": "Nodes", **_macro(graph, singles, NODE)})
     return views
 
 
@@ -271,8 +279,7 @@ def _ends(
 def _box(
     graph: _Graph, group: int, place: tuple[float, float], size: tuple[float, float]
 ) -> dict[str, Any]:
-    segments = {s["id"]: s for s in graph.document["segments"]}
-    segment = segments.get(group)
+    segment = graph.document["segments"][group] if group >= 0 else None
     title = "whole model, not cut"
     device, detail = None, f"{len(graph.groups[group])} nodes"
     if segment is not None:
@@ -321,12 +328,7 @@ def _wire(
     points: Sequence[tuple[float, float]],
 ) -> dict[str, Any]:
     """Describe a wire; its label stands outside of the subgraphs."""
-    sizes = {
-        port["name"]: port
-        for node in graph.document["nodes"]
-        for port in node["outputs"]
-        if port["name"] in values
-    } | {p["name"]: p for p in graph.document["model"]["inputs"] if p["name"] in values}
+    sizes = graph.ports
     total = sum(sizes[v]["nbytes"] or 0 for v in values if v in sizes)
     unsure = any(sizes[v]["nbytes"] is None or sizes[v]["open_dims"] for v in values if v in sizes)
     label = ("≥ " if unsure else "") + nbytes_text(total)
