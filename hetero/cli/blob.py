@@ -39,7 +39,8 @@ def blob(file: Path, verify: bool, as_json: bool) -> None:
     if document["stages"]:
         stages = Table("stage", "device", "nodes", "export", "inputs", "outputs")
         for row in document["stages"]:
-            export = "compiled on import" if row["export_nbytes"] is None else None
+            absent = "in the cache" if document["kind"] == "plan" else "compiled on import"
+            export = absent if row["export_nbytes"] is None else None
             stages.add_row(
                 str(row["index"]),
                 row["device"],

@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -117,6 +118,20 @@ def test_strings_bfloat16_and_outputs_that_no_stage_makes(core: hetero.Core) -> 
     np.testing.assert_array_equal(y, [2, 3, 4])
     np.testing.assert_array_equal(x, inputs["x"])
     assert (u.tolist(), suffix.tolist()) == (["a!", "bü"], ["!", "ü"])
+
+
+def test_models_without_nodes(core: hetero.Core) -> None:
+    info = helper.make_tensor_value_info
+    ports = [info("x", TensorProto.FLOAT, [3])]
+    weight = numpy_helper.from_array(np.arange(4, dtype=np.int64), "w")
+    outputs = [*ports, info("w", TensorProto.INT64, [4])]
+    graph = helper.make_graph([], "empty", ports, outputs, [weight])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    with core.compile_model(model, "HETERO:ORT,CPU") as compiled:
+        blob = compiled.export_model()
+    with core.import_model(blob) as again:
+        x, w = again({"x": np.ones(3, np.float32)}).to_tuple()
+    assert (x.tolist(), w.tolist()) == ([1, 1, 1], [0, 1, 2, 3])
 
 
 def test_a_device_that_cannot_export_compiles_again(core: hetero.Core) -> None:
@@ -295,7 +310,7 @@ def test_command_line(tmp_path: Path) -> None:
     model, file = str(tmp_path / "m.onnx"), str(tmp_path / "m.hetero")
     rest = ["--executor", "inprocess", "--json"]
 
-    def call(*arguments: str, code: int = 0) -> dict[str, object]:
+    def call(*arguments: str, code: int = 0) -> dict[str, Any]:
         result = CliRunner().invoke(cli, arguments)
         assert result.exit_code == code, result.output
         return dict(json.loads(result.stdout)) if not code else {}
@@ -304,8 +319,9 @@ def test_command_line(tmp_path: Path) -> None:
     assert made["files"] == [file]
     ran = call("run", file, *rest)
     assert ran["subgraphs"] == made["subgraphs"]
-    moved = call("run", file, "--remap", "ORT=CPU", *rest)
-    assert {s["device"] for s in moved["subgraphs"]} == {"CPU"}  # type: ignore[attr-defined]  # JSON
+    for options in (("--remap", "ORT=CPU"), ("-d", "CPU")):
+        moved = call("run", file, *options, *rest)
+        assert {s["device"] for s in moved["subgraphs"]} == {"CPU"}
     assert call("blob", file, "--verify", "--json")["name"] == "branches"
     call("run", file, "--remap", "ORT", *rest, code=2)
     call("run", file, "-a", "op:Neg=CPU", *rest, code=2)
