@@ -109,6 +109,24 @@ def branches_plan(survey: Survey) -> PlanReport:
     )
 
 
+def chain(*types: str, cast: dict[str, int] | None = None, dtype: int = 1) -> onnx.ModelProto:
+    """Return a model of unary nodes one after the other, each named after its type and place."""
+    casts = cast or {}
+    nodes = []
+    for i, op_type in enumerate(types):
+        name = f"{op_type}{i}"
+        attributes = {"to": casts[name]} if op_type == "Cast" else {}
+        nodes.append(helper.make_node(op_type, [f"v{i}"], [f"v{i + 1}"], name, **attributes))
+    last = list(casts.values())[-1] if casts else dtype
+    graph = helper.make_graph(
+        nodes,
+        "chain",
+        [helper.make_tensor_value_info("v0", dtype, [4])],
+        [helper.make_tensor_value_info(f"v{len(types)}", last, [4])],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
 def repeated(blocks: int) -> onnx.ModelProto:
     """Return a stem, `blocks` equal residual blocks, and a head."""
     nodes = [helper.make_node("Conv", ["x", "k"], ["v0"], "stem")]

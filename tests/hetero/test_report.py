@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,10 @@ from onnx import TensorProto, helper
 from rich.console import Console
 
 from devices.model_reader import read_model
+from hetero.affinity import Affinity
 from hetero.affinity_metadata import metadata_pins
 from hetero.cli import cli
+from hetero.planning import Variant
 from hetero.report import (
     annotated_model,
     build_report,
@@ -33,6 +36,7 @@ from tests.hetero.report_cases import (
     GOLDEN,
     branches_plan,
     branches_survey,
+    chain,
     golden_documents,
     repeated,
     survey_of,
@@ -47,24 +51,6 @@ CODES = SCHEMA["properties"]["lints"]["items"]["properties"]["code"]["enum"]
 def validate(document: dict[str, Any]) -> None:
     """Check a document, as a reader of its JSON gets it, against the schema."""
     jsonschema.Draft202012Validator(SCHEMA).validate(json.loads(json.dumps(document)))
-
-
-def chain(*types: str, cast: dict[str, int] | None = None, dtype: int = 1) -> onnx.ModelProto:
-    """Return a model of unary nodes one after the other, each named after its type and place."""
-    casts = cast or {}
-    nodes = []
-    for i, op_type in enumerate(types):
-        name = f"{op_type}{i}"
-        attributes = {"to": casts[name]} if op_type == "Cast" else {}
-        nodes.append(helper.make_node(op_type, [f"v{i}"], [f"v{i + 1}"], name, **attributes))
-    last = list(casts.values())[-1] if casts else dtype
-    graph = helper.make_graph(
-        nodes,
-        "chain",
-        [helper.make_tensor_value_info("v0", dtype, [4])],
-        [helper.make_tensor_value_info(f"v{len(types)}", last, [4])],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
 def found(document: dict[str, Any]) -> list[str]:
@@ -176,6 +162,19 @@ def test_a_plan_brings_its_affinity_times_and_alternatives() -> None:
     assert rows["bound: work"]["bottleneck_s"] == 0.003
     assert "250 requests/s, bottleneck ORT" in document["verdict"]["sentence"]
     assert "ORT (3 nodes, 75 % of the time)" in document["verdict"]["sentence"]
+
+
+def test_variants_that_share_the_requests_count_as_used() -> None:
+    survey = branches_survey()
+    plan = branches_plan(survey)
+    alone = Affinity(dict.fromkeys(survey.model.node_names, "CPU"))
+    mixed = replace(plan, variants=(Variant(alone, 0.6), Variant(plan.affinity, 0.4)))
+    document = build_report(survey, mixed)
+    validate(document)
+    assert {s["device"] for s in document["segments"]} == {"CPU"}
+    devices = {d["name"]: (d["nodes"], d["used"], d["share"]) for d in document["devices"]}
+    assert devices == {"ORT": (3, True, 0.4), "CPU": (6, True, 1.0), "NULL": (0, False, 0.0)}
+    assert "2 variants share the requests: 60 %, 40 %" in document["verdict"]["sentence"]
 
 
 def test_counterfactuals_say_what_is_not_possible() -> None:

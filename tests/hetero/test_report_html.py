@@ -18,7 +18,13 @@ from hetero.report import build_report, report_html
 from hetero.report.blocks import block_items, visible_nodes
 from hetero.report.layered import draw
 from hetero.report.layout import drawings
-from tests.hetero.report_cases import branches_plan, branches_survey, repeated, survey_of
+from tests.hetero.report_cases import (
+    branches_plan,
+    branches_survey,
+    chain,
+    repeated,
+    survey_of,
+)
 
 BROWSER = next(
     (p for n in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(n))), None
@@ -85,8 +91,6 @@ def test_the_page_needs_nothing_from_elsewhere() -> None:
 
 
 def test_hostile_names_stay_text() -> None:
-    from tests.hetero.test_report import chain
-
     model = chain("Abs", "Neg")
     evil = "</script><img src=x onerror=alert(1)><!--"
     model.graph.node[0].name = evil
@@ -129,6 +133,13 @@ def test_constants_are_drawn_with_their_first_reader(densenet: dict[str, Any]) -
     assert all(nodes[p]["constant"] and not nodes[o]["constant"] for p, o in owner.items())
     # All weights of the light model are made by ConstantOfShape, some then get more dimensions.
     assert {nodes[p]["op_type"] for p in owner} == {"ConstantOfShape", "Unsqueeze"}
+
+
+def test_a_drawing_of_too_many_boxes_is_left_out() -> None:
+    document = build_report(survey_of(chain(*["Abs"] * 6500), {"CPU": None}))
+    assert [view["name"] for view in drawings(document)] == ["Blocks"]
+    page = parse(report_html(document))
+    assert len(json.loads(page.data)["report"]["nodes"]) == 6500
 
 
 # Layout.
@@ -239,3 +250,64 @@ def test_the_page_runs_without_errors(densenet: dict[str, Any], tmp_path: Path) 
         assert dom.count('class="item"') == len(view["items"])
         assert dom.count('class="wire"') == len(view["wires"])
         assert document["verdict"]["sentence"].replace("&", "&amp;") in dom
+
+
+#: Uses everything on the page that can be used; what it finds goes into the title.
+CLICKS = """
+<script>
+{
+  const said = [];
+  const click = (e) => e.dispatchEvent(new MouseEvent("click", { bubbles: true }));
+  const side = () => document.getElementById("side").textContent;
+  const all = (selector) => [...document.querySelectorAll(selector)];
+  for (const button of all("#levels button")) {
+    click(button);
+    for (const e of all(".item, .wire, .box")) {
+      click(e);
+      if (!side().trim()) said.push("no details");
+    }
+  }
+  click(all(".item").at(-1));
+  said.push(`last item: ${all("#side h3")[0].textContent}`);
+  for (const e of all("th button")) { click(e); click(e); }
+  const first = () => all("#nodes tbody tr td:first-child")[0].textContent;
+  const type = (id, text, kind = "input") => {
+    const e = document.getElementById(id);
+    e.value = text;
+    e.dispatchEvent(new Event(kind, { bubbles: true }));
+  };
+  type("filter", "no tanh here");
+  said.push(`filtered: ${all("#nodes tbody tr").length} ${first()}`);
+  type("filter", "");
+  type("by-device", "CPU", "change");
+  said.push(`on CPU: ${all("#nodes tbody tr").length}`);
+  type("by-device", "", "change");
+  click(all("#matrix [data-device]")[0]);
+  said.push(`refused: ${all("#nodes tbody tr").length}`);
+  click(document.getElementById("clear"));
+  said.push(`all: ${all("#nodes tbody tr").length}`);
+  click(all("#nodes tbody tr").find((r) => r.textContent.includes("tanh")));
+  const marked = [all(".item.on").length, all("tr.on").length];
+  said.push(`selected: ${all("#side h3")[0].textContent} ${marked.join(" ")}`);
+  for (const id of ["in", "out", "fit", "theme"]) click(document.getElementById(id));
+  said.push(document.documentElement.dataset.theme);
+  document.title = said.join(" | ");
+}
+</script>
+"""
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
+def test_everything_on_the_page_can_be_used(tmp_path: Path) -> None:
+    survey = branches_survey()
+    text = report_html(build_report(survey, branches_plan(survey)))
+    page = tmp_path / "used.html"
+    page.write_text(text.replace("</body>", CLICKS + "</body>"), encoding="utf-8")
+    dom, console = browse(page, tmp_path / "profile", "#light")
+    assert console == []
+    title = re.search(r"<title>(.*?)</title>", dom)
+    assert title is not None
+    assert title[1].split(" | ") == [
+        "last item: add", "filtered: 1 tanh", "on CPU: 3", "refused: 1", "all: 6",
+        "selected: tanh 1 1", "dark",
+    ]  # fmt: skip
