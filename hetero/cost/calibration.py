@@ -47,7 +47,7 @@ def fit_load(
 ) -> tuple[Time, Time]:
     """Return what times are multiplied by while all devices are busy, and what a call costs then.
 
-    Of several rounds the least counts: what else disturbed a round is no property of the device.
+    The median round counts: one that something else disturbed is no property of the device.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ def fit_load(
     call_s : float
         Seconds that a call keeps the device busy besides, at least.
     rounds : sequence of (float, float)
-        With all devices busy: median seconds of a run, and seconds between two answers.
+        With all devices busy: mean seconds of a run, and seconds between two answers.
 
     Returns
     -------
@@ -65,6 +65,6 @@ def fit_load(
     """
     if not rounds or alone_s <= 0:
         return Time(1.0, "estimated"), Time(call_s, "estimated")
-    load = max(1.0, min(run for run, _ in rounds) / alone_s)
-    between = min(period - run for run, period in rounds)
+    load = max(1.0, float(np.median([run for run, _ in rounds])) / alone_s)
+    between = float(np.median([period - run for run, period in rounds]))
     return Time(load, "calibrated"), Time(max(call_s, between), "calibrated")

@@ -52,7 +52,7 @@ MOST_SINGLES: Final = 60
 #: Requests in flight on each device while all are busy.
 LOAD_JOBS: Final = 3
 #: Times that this is measured.
-LOAD_ROUNDS: Final = 3
+LOAD_ROUNDS: Final = 5
 #: Properties that do not change times, or that an identity has elsewhere.
 _TIMELESS: Final = frozenset(
     ("INFERENCE_NUM_THREADS", "PERF_COUNT", "PERFORMANCE_HINT", "PERFORMANCE_HINT_NUM_REQUESTS",
@@ -160,8 +160,8 @@ class _Profile:
         pairs = len(self._pairs())
         self._steps = 1 + 2 * len(self._kinds) + 1 + pairs
         self._done = 0
-        #: Measuring parts, calibrating, load and transfers share the time.
-        self._share_s = subject.seconds / max(1, self._steps)
+        #: Parts, calibrations and transfers share the time; load, which sways most, gets twice.
+        self._share_s = subject.seconds / (self._steps + 1)
 
     def run(self) -> Costs:
         interrupted = False
@@ -336,7 +336,7 @@ class _Profile:
             if not running:
                 return
             slowest = max(alone for _, alone in devices)
-            seconds = max(self._share_s, 12 * slowest) / LOAD_ROUNDS
+            seconds = max(2 * self._share_s, 12 * slowest) / LOAD_ROUNDS
             for _ in range(LOAD_ROUNDS):
                 try:
                     found = saturate(running, LOAD_JOBS, seconds)

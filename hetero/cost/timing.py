@@ -138,7 +138,7 @@ class Saturation:
     period_s : float
         Seconds between two answers.
     runs_s : tuple of float
-        Median seconds of each stage's runs.
+        Mean seconds of each stage's runs: together with the rest of its time they make the period.
     """
 
     period_s: float
@@ -210,7 +210,7 @@ def _saturate(
     period = (counted[-1][0] - counted[0][0]) / max(1, len(counted) - 1)
     stages = range(len(deployment.plan.stages))
     return Saturation(
-        period, tuple(float(np.median([runs[s].run_s for _, runs in counted])) for s in stages)
+        period, tuple(float(np.mean([runs[s].run_s for _, runs in counted])) for s in stages)
     )
 
 

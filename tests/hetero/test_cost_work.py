@@ -92,7 +92,8 @@ def test_subgraph_fit() -> None:
 
 
 def test_load_fit() -> None:
-    load, overhead = fit_load(0.010, 0.001, [(0.030, 0.040), (0.015, 0.017)])
+    rounds = [(0.030, 0.040), (0.015, 0.017), (0.011, 0.0111)]
+    load, overhead = fit_load(0.010, 0.001, rounds)
     assert load.seconds == pytest.approx(1.5)
     assert overhead.seconds == pytest.approx(0.002)
     load, overhead = fit_load(0.010, 0.001, [(0.009, 0.0091)])
