@@ -347,7 +347,8 @@ class Core(PlanningCore):
         Notes
         -----
         A stage whose device is of another version here, or fails to import it, is compiled again
-        from the blob; a warning says so.
+        from the blob; a warning says so. While a model of a file is in use, replace that file by
+        renaming another, as `export_model` does: what is mapped must not be written over.
         """
         if not isinstance(source, str | Path | bytes | bytearray | memoryview):
             source = source.read()

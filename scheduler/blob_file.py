@@ -275,6 +275,11 @@ class BlobFile:
         """
         return self._unpack(document, self._resolve)
 
+    def offset_of(self, array: np.ndarray) -> int:
+        """Return where in the blob an array of `contents` begins."""
+        assert self._map is not None
+        return int(array.ctypes.data - np.frombuffer(self._map, np.uint8).ctypes.data)
+
     def verify(self) -> None:
         """Check every segment's checksum.
 

@@ -6,13 +6,16 @@ still there, its stages are back without any weights being sent.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
 
+import numpy as np
+
 from devices.errors import BlobError
 from devices.program import FilePlace, Payload
-from scheduler.blob_file import BlobFile, BlobWriter, Inline, Stowed
+from scheduler.blob_file import BlobFile, BlobWriter, Inline
 
 #: The entry of a blob's header that holds a payload's document, or None, for each stage.
 PAYLOADS: Final = "payloads"
@@ -69,18 +72,18 @@ def read_payload(blob: BlobFile, index: int, contents: Any = None) -> Payload:
     )
     if not isinstance(header, dict) or not isinstance(tensors, dict):
         raise BlobError(f"blob {blob.path or ''}: {PAYLOADS}[{index}]: not a payload.")
-    return Payload(header, tensors, _places(blob, documents[index]))
+    return Payload(header, tensors, _places(blob, tensors))
 
 
-def _places(blob: BlobFile, document: bytes) -> dict[str, FilePlace]:
+def _places(blob: BlobFile, tensors: Mapping[str, Any]) -> dict[str, FilePlace]:
     """Return where a payload's tensors lie, if the blob is a file."""
     if blob.path is None:
         return {}
     path = str(blob.path.resolve())
     return {
-        name: FilePlace(path, blob.segments[stowed.segment].offset, blob.identity)
-        for name, stowed in blob.outline(document)["tensors"].items()
-        if isinstance(stowed, Stowed) and stowed.segment is not None
+        name: FilePlace(path, blob.offset_of(array), blob.identity)
+        for name, array in tensors.items()
+        if isinstance(array, np.ndarray) and array.size and array.dtype != object
     }
 
 

@@ -71,7 +71,7 @@ def test_results_ports_and_cut_come_back_equal(
 ) -> None:
     path = tmp_path / "m.hetero"
     path.write_bytes(blob)
-    sources = {"bytes": blob, "stream": io.BytesIO(blob), "path": path}
+    sources: dict[str, Any] = {"bytes": blob, "stream": io.BytesIO(blob), "path": path}
     source = sources.get(kind, memoryview(blob))
     with (
         core.compile_model(branches(), "HETERO:ORT,CPU", affinity=PINS) as before,
@@ -267,9 +267,9 @@ def test_packed_weights_are_read_from_the_file_and_give_the_same_bits(
     pointed = []
     point = PackedFile.point
 
-    def spy(self: PackedFile, data: bytes, options: object) -> bytes:
+    def spy(self: PackedFile, data: bytes, options: Any) -> bytes:
         pointed.append(len(self.names))
-        return point(self, data, options)  # type: ignore[arg-type]  # passed on as it came
+        return point(self, data, options)
 
     monkeypatch.setattr(PackedFile, "point", spy)
     for source in (path, path.read_bytes()):

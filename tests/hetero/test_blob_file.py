@@ -60,6 +60,13 @@ def test_tensors_come_back_equal_and_read_only(
     np.testing.assert_array_equal(back, array)
 
 
+def test_where_an_array_begins() -> None:
+    blob = BlobFile(written({"a": np.ones(3), "b": np.zeros(50_000)}))
+    contents = blob.contents()
+    offsets = [blob.offset_of(contents[name]) for name in ("a", "b")]
+    assert offsets == [segment.offset for segment in blob.segments]
+
+
 def test_plain_values_come_back_and_tuples_as_lists() -> None:
     value = {"a": [None, True, 2**63, -1.5, "é", b"\0"], "b": {"c": [], 3: b"x" * 5000}}
     assert BlobFile(written({**value, "t": (1, 2)})).contents() == {**value, "t": [1, 2]}
@@ -175,7 +182,19 @@ def test_msgpack_that_promises_more_than_there_is(data: bytes) -> None:
 
 
 def test_msgpack_that_is_right_passes() -> None:
-    values = [None, True, False, 1, -1, 2**40, -(2**40), 1.5, "x" * 40, "y" * 300, b"z" * 70_000]
+    values: list[Any] = [
+        None,
+        True,
+        False,
+        1,
+        -1,
+        2**40,
+        -(2**40),
+        1.5,
+        "x" * 40,
+        "y" * 300,
+        b"z" * 70_000,
+    ]
     values += [list(range(20)), {str(i): i for i in range(70_000)}, msgpack.ExtType(3, b"1234")]
     values += [msgpack.ExtType(1, b"x" * n) for n in (1, 2, 8, 16, 3, 300, 70_000)]
     for value in values:

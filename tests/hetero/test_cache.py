@@ -89,13 +89,14 @@ def test_without_a_folder_nothing_is_kept(core: hetero.Core, tmp_path: Path) -> 
 
 
 def _other_weight(model: onnx.ModelProto) -> Callable[[np.ndarray], np.ndarray]:
-    weight = numpy_helper.to_array(model.graph.initializer[0]).copy()
+    weight: np.ndarray = numpy_helper.to_array(model.graph.initializer[0]).copy()
     weight[1, 2] += 1
     model.graph.initializer[0].CopyFrom(numpy_helper.from_array(weight, "w"))
 
     def expected(x: np.ndarray) -> np.ndarray:
-        positive = np.maximum(x @ weight, 0)
-        return np.tanh(positive) + positive
+        positive: np.ndarray = np.maximum(x @ weight, 0)
+        result: np.ndarray = np.tanh(positive) + positive
+        return result
 
     return expected
 
@@ -293,7 +294,8 @@ def test_a_device_that_exports_nothing_leaves_no_file(core: hetero.Core, tmp_pat
 
     def expected(x: np.ndarray) -> np.ndarray:
         weight = numpy_helper.to_array(model.graph.initializer[0])
-        return np.tanh(np.maximum(x @ weight, 0))
+        result: np.ndarray = np.tanh(np.maximum(x @ weight, 0))
+        return result
 
     for _ in range(2):
         assert not hit(core, tmp_path, model, device="DENSE", affinity=None, check=expected)
