@@ -13,6 +13,7 @@ from hetero.cli.cache import cache
 from hetero.cli.compare import compare
 from hetero.cli.compile import compile_command
 from hetero.cli.devices import devices
+from hetero.cli.examples import add_examples
 from hetero.cli.plan import plan
 from hetero.cli.probe import probe
 from hetero.cli.profile import profile_command
@@ -34,6 +35,7 @@ for command in (
     probe,
 ):  # fmt: skip
     cli.add_command(command)
+add_examples(cli.commands.values())
 
 
 def main() -> None:

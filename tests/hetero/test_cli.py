@@ -1,0 +1,164 @@
+"""The command line as a person uses it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from hetero.cli.examples import EXAMPLES
+from tests.hetero.command_line import Shell
+from tests.hetero.models import branches, branches_output
+
+ROOT = Path(__file__).parents[2]
+X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
+SPLIT = ("-d", "HETERO:ORT,CPU", "-a", "op:Tanh=CPU")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "branches.onnx"
+    onnx.save_model(branches(), path)
+    return path
+
+
+def test_devices(shell: Shell) -> None:
+    rows = shell("devices --json --devices ORT=2").document["devices"]
+    assert {"CPU", "ORT.0", "ORT.1", "NULL"} <= {row["name"] for row in rows}
+    assert all(row["threads"] >= 1 and row["error"] is None for row in rows)
+    assert "ONNX Runtime" in shell("devices").out
+
+
+def test_query_says_where_each_node_runs(shell: Shell, model: Path) -> None:
+    asked = shell("query", model, *SPLIT)
+    assert asked.code == 0
+    for word in ("branches", "ORT", "CPU", "Tanh"):
+        assert word in asked.out
+    nodes = shell("query --json", model, *SPLIT).document["nodes"]
+    placed = {node["name"]: node["device"] for node in nodes}
+    assert placed == dict.fromkeys(placed, "ORT") | {"tanh": "CPU"}
+
+
+def test_compile_writes_subgraphs_that_are_models(
+    shell: Shell, model: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "new" / "parts"
+    done = shell("compile --json", model, *SPLIT, "--subgraphs-dir", folder)
+    assert done.code == 0
+    assert sorted(done.document["files"]) == sorted(map(str, folder.iterdir()))
+    assert len(done.document["files"]) == len(done.document["subgraphs"]) == 3
+    for file in folder.iterdir():
+        onnx.checker.check_model(onnx.load(file), full_check=True)
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".npz", ".pb"])
+def test_run_takes_inputs_from_files_and_writes_outputs(
+    shell: Shell, model: Path, tmp_path: Path, suffix: str
+) -> None:
+    given, made = tmp_path / f"x{suffix}", tmp_path / "made.npz"
+    if suffix == ".pb":
+        onnx.save_tensor(numpy_helper.from_array(X, "any"), str(given))
+    else:
+        np.save(given, X) if suffix == ".npy" else np.savez(given, x=X)
+    assert shell("run", model, *SPLIT, "--input", given, "--output", made).code == 0
+    with np.load(made) as outputs:
+        np.testing.assert_allclose(outputs["y"], branches_output(X), rtol=1e-6)
+    assert shell("run", model, *SPLIT, "--input", f"x={given}").code == 0
+
+
+def test_run_takes_shapes_for_open_dimensions(shell: Shell, model: Path) -> None:
+    (output,) = shell("run --json --shape x:7,3", model).document["outputs"]
+    assert output == {"name": "y", "dtype": "float32", "shape": [7, 4]}
+
+
+def test_a_light_model_is_compared_with_what_onnx_ships(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = shell("run light:shufflenet --json", *("-d", "HETERO:ORT,CPU", "-a", "op:Concat=CPU"))
+    assert good.code == 0
+    assert good.document["check"]["matches"] is True
+    assert "matches onnx's expected output" in shell("run light:shufflenet -d ORT").out
+    wrong = [np.zeros((1, 1000), np.float32)]
+    # By its module's name: the package's attribute of that name is the command.
+    module = sys.modules["hetero.cli.run"]
+    monkeypatch.setattr(module, "light_model_outputs", lambda name: wrong)
+    bad = shell("run light:shufflenet -d ORT")
+    assert bad.code == 1
+    assert "DIFFERS FROM" in bad.out
+
+
+def test_options_reach_the_devices(shell: Shell, model: Path) -> None:
+    two = ("--devices", "ORT=2", "-d", "HETERO:ORT.0,ORT.1", "-a", "tanh=ORT.1")
+    done = shell("run --json -c PERF_COUNT=YES -c ORT.1.NUM_STREAMS=2", model, *two)
+    assert done.code == 0
+    assert {s["device"] for s in done.document["subgraphs"]} == {"ORT.0", "ORT.1"}
+
+
+def test_bench_counts_what_it_did(shell: Shell, model: Path) -> None:
+    done = shell("bench --json -n 12 -j 3 -t 20", model, *SPLIT)
+    assert done.code == 0
+    assert done.document["one_at_a_time"]["requests"] == 12
+    busy = done.document["in_flight"]
+    assert (busy["jobs"], busy["requests"]) == (3, 12)
+    cuts = [busy["latency_ms"][p] for p in ("50", "90", "95", "99")]
+    assert cuts == sorted(cuts)
+    assert [row["device"] for row in busy["stages"]] == ["ORT", "CPU", "ORT"]
+    assert "per second" in shell("bench -n 2 -j 1", model, *SPLIT).out
+
+
+def test_a_model_without_nodes_runs(shell: Shell, tmp_path: Path) -> None:
+    ports = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2])]
+    path = tmp_path / "empty.onnx"
+    onnx.save_model(helper.make_model(helper.make_graph([], "empty", ports, ports)), path)
+    assert shell("run", path).code == 0
+    assert shell("bench -n 2", path).code == 0
+    assert shell("query", path).code == 0
+
+
+def test_the_version_is_the_packages(shell: Shell) -> None:
+    assert metadata.version("hetero") in shell("--version", ray=True).out
+
+
+@pytest.mark.parametrize("name", [n for n in EXAMPLES if n not in ("profile", "plan")])
+def test_the_help_ends_in_an_example_that_runs(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = shell(f"{name} --help", ray=True).out
+    for line in EXAMPLES[name]:
+        assert line in told
+        program, command, *_ = line.split()
+        assert program == "hetero"
+        done = shell(line.removeprefix("hetero "), ray=command in ("blob", "cache", "probe"))
+        assert done.code == 0, done.err
+
+
+@pytest.mark.parametrize("command", ["run", "bench"])
+def test_interrupted_it_ends_at_once(command: str, tmp_path: Path) -> None:
+    # NULL takes as long as it is told to, so the interrupt comes while a request runs.
+    model = tmp_path / "branches.onnx"
+    onnx.save_model(branches(), model)
+    program = f"from hetero.cli import main; print('up', flush=True); main()  # {tmp_path}"
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, command, str(model), "--executor", "inprocess",
+         "-d", "NULL", "-c", "NULL_NODE_TIME_US=60e6"],
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout
+    assert process.stdout.readline() == "up\n"
+    time.sleep(1.0)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert out == ""
+    assert err.strip() == "hetero: interrupted"
