@@ -261,19 +261,23 @@ def _ends(
     points = list(route)
     if a in insides:
         inside = insides[a]
-        place = inside.drawing.places[
-            len(inside.items) + len(inside.ends_in) + inside.ends_out.index(b)
-        ]
-        x, y = corner[a](place[0] + POINT[0] / 2, place[1] + POINT[1])
-        points[:1] = [(x, y), (x, points[0][1])]
-        if len(points) > 2 and points[2][0] == route[0][0] and points[2][1] != route[-1][1]:
-            points[2] = (x, points[2][1])
+        number = len(inside.items) + len(inside.ends_in) + inside.ends_out.index(b)
+        place = inside.drawing.places[number]
+        points = _moved(points, *corner[a](place[0] + POINT[0] / 2, place[1]))
     if b in insides:
         inside = insides[b]
         place = inside.drawing.places[len(inside.items) + inside.ends_in.index(a)]
-        x, y = corner[b](place[0] + POINT[0] / 2, place[1])
-        points[-1:] = [(x, points[-1][1]), (x, y)]
+        points = _moved(points[::-1], *corner[b](place[0] + POINT[0] / 2, place[1]))[::-1]
     return points
+
+
+def _moved(points: Sequence[tuple[float, float]], x: float, y: float) -> list[tuple[float, float]]:
+    """Let a route begin at another point, and pass its old beginning's height below that."""
+    rest = list(points[1:])
+    # On its way to another column it first goes straight down, then aside.
+    if len(rest) > 1 and rest[0][1] == rest[1][1]:
+        rest[0] = (x, rest[0][1])
+    return [(x, y), (x, points[0][1]), *rest]
 
 
 def _box(

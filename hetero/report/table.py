@@ -155,24 +155,28 @@ def _segments(document: dict[str, Any]) -> Table:
 
 def _counterfactuals(document: dict[str, Any]) -> Table:
     timed = document["plan"] is not None
-    columns = ["alternative", "devices", "subgraphs", "cuts", "crossing"]
-    table = _table(*columns, *(["bottleneck", "latency", "to the choice"] if timed else []))
+    # Where there are times they say more than counts, and lines are short.
+    columns = ["bottleneck", "latency", "to the choice"] if timed else ["cuts", "crossing"]
+    table = _table("alternative", "devices", "subgraphs", *columns)
     for row in document["counterfactuals"]:
         cells = [
             escape(row["name"]),
             ", ".join(row["devices"]) if len(row["devices"]) > 1 else "",
             _known(row["segments"]),
-            _known(row["cuts"]),
-            "" if row["nbytes"] is None else nbytes_text(row["nbytes"]),
         ]
         if not row["possible"]:
-            cells[2] = f"not possible: {row['missing']} nodes unsupported"
+            cells[2] = f"{row['missing']} unsupported"
         if timed:
             relative = row["relative"]
             cells += [
                 "" if row["bottleneck_s"] is None else seconds_text(row["bottleneck_s"]),
                 "" if row["latency_s"] is None else seconds_text(row["latency_s"]),
                 "" if relative is None else f"{relative:.3g}×",
+            ]
+        else:
+            cells += [
+                _known(row["cuts"]),
+                "" if row["nbytes"] is None else nbytes_text(row["nbytes"]),
             ]
         table.add_row(*cells, style="bold" if row["chosen"] else None)
     return table
