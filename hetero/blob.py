@@ -23,7 +23,9 @@ from devices.tensor_spec import TensorSpec
 from hetero.affinity import Affinity
 from hetero.config import NOT_KEPT
 from hetero.partition import Output, OutputKind, Partition, Subgraph, Wire
-from scheduler.blob_file import FORMAT_VERSION, BlobFile, BlobWriter, Inline, tensors_of
+from scheduler.blob_file import BlobFile
+from scheduler.blob_format import FORMAT_VERSION, Inline, tensors_of
+from scheduler.blob_writer import BlobWriter
 from scheduler.executor import DeviceDescriptor
 from scheduler.model_parts import (
     ModelParts,

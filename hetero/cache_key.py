@@ -17,7 +17,7 @@ from devices.model import Model
 from hetero.affinity import Affinity
 from hetero.blob import Compilation, DeviceRecord, hetero_version
 from hetero.config import HETERO_PROPERTIES
-from scheduler.blob_file import FORMAT_VERSION
+from scheduler.blob_format import FORMAT_VERSION
 
 
 def plan_key(

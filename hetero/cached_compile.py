@@ -26,7 +26,8 @@ from hetero.blob import (
 )
 from hetero.cache import PLAN_SUFFIX, STAGE_SUFFIX, Cache
 from hetero.cache_key import plan_key, stage_key
-from scheduler.blob_file import BlobFile, BlobWriter
+from scheduler.blob_file import BlobFile
+from scheduler.blob_writer import BlobWriter
 from scheduler.executor import Deployment, StageSource
 from scheduler.model_parts import pack_spec, unpack_spec
 from scheduler.stored_payload import PAYLOADS, StoredPayload, read_payload, write_payload

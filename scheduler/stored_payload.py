@@ -15,7 +15,9 @@ import numpy as np
 
 from devices.errors import BlobError
 from devices.program import FilePlace, Payload
-from scheduler.blob_file import BlobFile, BlobWriter, Inline
+from scheduler.blob_file import BlobFile
+from scheduler.blob_format import Inline
+from scheduler.blob_writer import BlobWriter
 
 #: The entry of a blob's header that holds a payload's document, or None, for each stage.
 PAYLOADS: Final = "payloads"

@@ -12,7 +12,7 @@ from devices.model import Model
 from hetero.cli.options import affinity_argument, progress
 from hetero.compiled_model import CompiledModel
 from hetero.core import Core
-from scheduler.blob_file import MAGIC
+from scheduler.blob_format import MAGIC
 
 
 def remap_option(function: Callable[..., Any]) -> Callable[..., Any]:

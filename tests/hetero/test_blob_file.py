@@ -15,7 +15,9 @@ import pytest
 import xxhash
 
 from devices.errors import BlobError
-from scheduler.blob_file import FORMAT_VERSION, BlobFile, BlobWriter, Stowed
+from scheduler.blob_file import BlobFile
+from scheduler.blob_format import FORMAT_VERSION, Stowed
+from scheduler.blob_writer import BlobWriter
 from scheduler.msgpack_check import check_msgpack
 
 
