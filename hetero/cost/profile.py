@@ -152,7 +152,8 @@ class _Profile:
             kinds.setdefault((identity, supported), _Kind(identity, [])).devices.append(device)
         self._kinds = list(kinds.values())
         self._values: dict[str, Value] = dict(subject.inputs)
-        #: Device -> seconds of its largest part's runs, and between its answers, all being busy.
+        #: Kind -> seconds of its largest part's runs, and between its answers, all being busy.
+        #: Alike devices have one figure: to the planner they are then interchangeable.
         self._rounds: dict[str, list[tuple[float, float]]] = {}
         #: Device -> seconds that a call keeps it busy, one for each transfer measured.
         self._calls: dict[str, list[float]] = {}
@@ -332,7 +333,7 @@ class _Profile:
                         kind.error = f"{type(error).__name__}: {error}"
                         break
                     running.append((deployment, inputs))
-                    devices.append((device.name, kind.alone_s))
+                    devices.append((kind.name, kind.alone_s))
             if not running:
                 return
             slowest = max(alone for _, alone in devices)
@@ -382,14 +383,14 @@ class _Profile:
                 missing |= {d.name: kind.error for d in kind.devices}
                 continue
             dispatch, fusion = fit_subgraphs(kind.fits)
+            # Of two devices the slower decides how long a call takes: the least is its own.
+            call_s = min(self._calls.get(kind.name, []), default=0.0)
+            load, overhead = fit_load(kind.alone_s, call_s, self._rounds.get(kind.name, []))
+            nodes = self._complete(kind)
             for device in kind.devices:
-                calls = self._calls.get(kind.name, [])
-                # Of two devices the slower decides how long a call takes: the least is its own.
-                call_s = min(calls, default=0.0)
-                load, overhead = fit_load(kind.alone_s, call_s, self._rounds.get(device.name, []))
                 devices[device.name] = DeviceCosts(
                     identity=replace(kind.identity, node=device.node),
-                    nodes=self._complete(kind),
+                    nodes=nodes,
                     dispatch=dispatch,
                     fusion=fusion,
                     load=load,
