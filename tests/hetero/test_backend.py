@@ -1,0 +1,94 @@
+"""hetero.backend as ONNX's backend interface describes it; ONNX's suite itself runs elsewhere."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx.backend.base
+import pytest
+from onnx import TensorProto, helper
+
+import hetero.backend
+from devices import errors
+from tests.hetero.models import branches, branches_output
+
+X = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
+
+
+def test_it_has_the_interface() -> None:
+    assert issubclass(hetero.backend.HeteroBackend, onnx.backend.base.Backend)
+    for name in ("prepare", "run_model", "run_node", "supports_device"):
+        assert callable(getattr(hetero.backend, name))
+
+
+@pytest.mark.parametrize("device", ["CPU", "ORT", "HETERO:ORT,CPU"])
+@pytest.mark.parametrize("inputs", [[X], (X,), X, {"x": X}], ids=["list", "tuple", "array", "map"])
+def test_a_prepared_model_runs_again_and_again(device: str, inputs: object) -> None:
+    prepared = hetero.backend.prepare(branches(), device)
+    for _ in range(2):
+        (got,) = prepared.run(inputs)
+        np.testing.assert_allclose(got, branches_output(X), rtol=1e-6)
+    prepared.close()
+    (got,) = hetero.backend.run_model(branches(), inputs, device)
+    np.testing.assert_allclose(got, branches_output(X), rtol=1e-6)
+
+
+def test_pins_go_to_the_compilation() -> None:
+    prepared = hetero.backend.prepare(branches(), "HETERO:ORT,CPU", affinity={"tanh": "CPU"})
+    assert prepared.compiled.affinity["tanh"] == "CPU"
+    prepared.close()
+
+
+def test_one_node() -> None:
+    node = helper.make_node("Softmax", ["x"], ["y"], axis=1)
+    (new,) = hetero.backend.run_node(node, [X])
+    np.testing.assert_allclose(new, np.exp(X) / np.exp(X).sum(1, keepdims=True), rtol=1e-6)
+    # Before opset 13 everything from the axis on is one row.
+    whole = helper.make_node("Softmax", ["x"], ["y"], axis=0)
+    (old,) = hetero.backend.run_node(whole, {"x": X}, opset_version=11)
+    np.testing.assert_allclose(old, np.exp(X) / np.exp(X).sum(), rtol=1e-6)
+
+
+def test_a_node_with_an_absent_input_and_an_absent_output() -> None:
+    clip = helper.make_node("Clip", ["x", "", "top"], ["y"])
+    (got,) = hetero.backend.run_node(clip, [X, np.float32(0.5)])
+    np.testing.assert_array_equal(got, np.minimum(X, np.float32(0.5)))
+    drop = helper.make_node("MaxPool", ["x"], ["y", ""], kernel_shape=[1])
+    (got,) = hetero.backend.run_node(drop, [X[None]])
+    np.testing.assert_array_equal(got, X[None])
+
+
+def test_a_node_of_several_outputs_and_types() -> None:
+    node = helper.make_node("TopK", ["x", "k"], ["values", "places"], axis=-1)
+    values, places = hetero.backend.run_node(node, [X, np.array([2], np.int64)])
+    np.testing.assert_array_equal(values, X[:, :0:-1])
+    np.testing.assert_array_equal(places, [[2, 1], [2, 1]])
+    assert places.dtype == np.int64
+
+
+def test_which_devices_it_supports() -> None:
+    for device in ("CPU", "ORT", "HETERO", "HETERO:ORT,CPU", "CPU.0"):
+        assert hetero.backend.supports_device(device)
+    for device in ("CUDA", "HETERO:CPU,CUDA", "CPU.9", "", "cpu:0"):
+        assert not hetero.backend.supports_device(device)
+
+
+def test_what_no_device_takes_is_an_error_and_not_a_wrong_answer() -> None:
+    node = helper.make_node("Frobnicate", ["x"], ["y"], domain="org.example")
+    with pytest.raises(errors.UnsupportedNodesError, match="Frobnicate"):
+        hetero.backend.run_node(node, [X], opset_version=1)
+
+
+def test_too_many_inputs_are_refused() -> None:
+    with pytest.raises(ValueError, match="takes 1"):
+        hetero.backend.run_model(branches(), [X, X])
+
+
+def test_outputs_come_in_the_models_order_and_as_often_as_it_says() -> None:
+    ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [2, 3]) for n in "xyz"]
+    nodes = [helper.make_node("Neg", ["x"], ["y"]), helper.make_node("Abs", ["x"], ["z"])]
+    graph = helper.make_graph(nodes, "twice", ports[:1], [ports[2], ports[1], ports[2], ports[0]])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    got = hetero.backend.run_model(model, [X], "HETERO:ORT,CPU", affinity={"op:Abs": "CPU"})
+    for one, want in zip(got, [np.abs(X), -X, np.abs(X), X], strict=True):
+        np.testing.assert_array_equal(one, want)

@@ -1,0 +1,93 @@
+"""What users import: the names that scripts rely on, explained, and light to import."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+import sys
+
+import pytest
+
+import hetero
+from devices import errors
+
+CORE = (
+    "available_devices", "close", "compile_model", "get_property", "get_versions", "import_model",
+    "query_model", "read_model", "set_property",
+)  # fmt: skip
+COMPILED = (
+    "__call__", "close", "create_infer_request", "export_model", "get_property",
+    "get_runtime_model", "infer_new_request", "input", "inputs", "name", "output", "outputs",
+    "release_memory", "set_property", "story", "subgraphs",
+)  # fmt: skip
+REQUEST = (
+    "cancel", "get_input_tensor", "get_output_tensor", "get_tensor", "infer", "latency",
+    "profiling_info", "results", "set_callback", "set_input_tensor", "set_tensor", "start_async",
+    "wait", "wait_for",
+)  # fmt: skip
+QUEUE = ("is_ready", "set_callback", "start_async", "wait_all")
+
+
+def test_every_public_name_is_there_and_explained() -> None:
+    assert hetero.__all__ == sorted(set(hetero.__all__))
+    for name in hetero.__all__:
+        assert inspect.getdoc(getattr(hetero, name)), name
+    public = {n for n, v in vars(hetero).items() if not n.startswith("_") and inspect.isclass(v)}
+    assert public <= set(hetero.__all__)
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        (hetero.Core, CORE),
+        (hetero.CompiledModel, COMPILED),
+        (hetero.InferRequest, REQUEST),
+        (hetero.AsyncInferQueue, QUEUE),
+    ],
+)
+def test_the_surface_has_its_names_and_each_is_explained(
+    kind: type, names: tuple[str, ...]
+) -> None:
+    for name in names:
+        assert inspect.getdoc(inspect.getattr_static(kind, name)), f"{kind.__name__}.{name}"
+    for name, member in vars(kind).items():
+        if not name.startswith("_") and (callable(member) or isinstance(member, property)):
+            assert inspect.getdoc(member), f"{kind.__name__}.{name}"
+
+
+def test_the_context_managers_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    with hetero.Core("inprocess") as core:
+        core.available_devices  # noqa: B018 - it starts the executor
+    with pytest.raises(RuntimeError, match="closed"):
+        core.available_devices  # noqa: B018
+
+
+def test_every_error_is_a_hetero_error() -> None:
+    kinds = [v for v in vars(errors).values() if isinstance(v, type) and issubclass(v, Exception)]
+    assert hetero.HeteroError in kinds
+    assert all(issubclass(kind, hetero.HeteroError) for kind in kinds)
+
+
+def test_importing_it_loads_no_vendor_runtime_and_no_ray() -> None:
+    program = (
+        "import sys, json, hetero; core = hetero.Core(); core.read_model('light:shufflenet');"
+        "print(json.dumps([m for m in ('onnxruntime', 'ray', 'cupy', 'openvino', 'highspy')"
+        " if m in sys.modules]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert json.loads(done.stdout) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"executor": "threads"}, "'ray' or 'inprocess'"),
+        ({"executor": "inprocess", "address": "127.0.0.1:6379"}, "Ray cluster"),
+    ],
+)
+def test_a_core_refuses_what_it_cannot_be(arguments: dict[str, str], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        hetero.Core(**arguments)
