@@ -20,9 +20,9 @@ from hetero.cli.options import (
     start,
     with_core,
 )
-from hetero.compare import ATOL, RTOL, Difference
 from hetero.compare import compare as compare_devices
 from hetero.core import Core
+from hetero.difference import ATOL, RTOL, Difference
 
 
 @click.command()
@@ -31,30 +31,17 @@ from hetero.core import Core
     "--device", "-d", required=True, metavar="A,B", help="Two devices, the reference first."
 )
 @click.option(
-    "--config",
-    "-c",
-    "config",
-    multiple=True,
-    metavar="KEY=VALUE",
-    callback=parse_config,
+    "--config", "-c", "config", multiple=True, metavar="KEY=VALUE", callback=parse_config,
     help="A property for both, as INFERENCE_NUM_THREADS=1.",
-)
+)  # fmt: skip
 @click.option(
-    "--input",
-    "-i",
-    "inputs",
-    multiple=True,
-    metavar="[NAME=]FILE",
+    "--input", "-i", "inputs", multiple=True, metavar="[NAME=]FILE",
     help="A .npy, .npz or .pb file; inputs without one are generated.",
-)
+)  # fmt: skip
 @click.option(
-    "--shape",
-    "shapes",
-    multiple=True,
-    metavar="NAME:1,3,...",
-    callback=parse_shapes,
+    "--shape", "shapes", multiple=True, metavar="NAME:1,3,...", callback=parse_shapes,
     help="The shape of a generated input; open dimensions are 1 otherwise.",
-)
+)  # fmt: skip
 @click.option("--rtol", type=click.FloatRange(min=0), default=RTOL, show_default=True)
 @click.option("--atol", type=click.FloatRange(min=0), default=ATOL, show_default=True)
 @core_options

@@ -12,8 +12,9 @@ from hetero.affinity import Affinity
 from hetero.affinity_metadata import annotate
 
 SUBGRAPH_KEY: Final = "hetero.subgraph"
-#: Model metadata: the verdict's sentence.
+#: Model metadata: the verdict's sentence, and the placement's digest.
 VERDICT_KEY: Final = "hetero.verdict"
+PLACEMENT_KEY: Final = "hetero.placement"
 
 
 def annotated_model(model: Model, document: dict[str, Any]) -> Model:
@@ -21,8 +22,8 @@ def annotated_model(model: Model, document: dict[str, Any]) -> Model:
 
     Nodes get ``hetero.device``, ``hetero.subgraph``, ``hetero.reason``, ``layer_ann``, ONNX's own
     device records, and ``hetero.affinity``, so that the annotated model compiles to the same
-    placement again. The model gets ``hetero.verdict``; its IR version becomes one that knows all
-    of them.
+    placement again. The model gets ``hetero.verdict`` and ``hetero.placement``; its IR version
+    becomes one that knows all of them.
 
     Parameters
     ----------
@@ -51,6 +52,7 @@ def annotated_model(model: Model, document: dict[str, Any]) -> Model:
     header.CopyFrom(written.header)
     metadata = {e.key: e.value for e in header.metadata_props}
     metadata[VERDICT_KEY] = document["verdict"]["sentence"]
+    metadata[PLACEMENT_KEY] = document["placement"]
     del header.metadata_props[:]
     for key, value in metadata.items():
         header.metadata_props.add(key=key, value=value)

@@ -6,6 +6,8 @@ Everything else (table, HTML, DOT) is drawn from the document alone. Its schema 
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -60,6 +62,7 @@ def build_report(
         "schema": {"name": NAME, "version": VERSION},
         "kind": "query" if plan is None else "plan",
         "command": command,
+        "placement": _digest(affinity),
         "model": _model(model),
         "request": {
             "device": survey.request,
@@ -84,6 +87,11 @@ def build_report(
     document["lints"] = lints(document)
     document["verdict"] = verdict(document)
     return document
+
+
+def _digest(affinity: Affinity) -> str:
+    """Return a digest of who gets what, to tell whether two reports are of one placement."""
+    return hashlib.sha256(json.dumps(sorted(affinity.items())).encode()).hexdigest()
 
 
 def _cut(model: Model, affinity: Affinity) -> tuple[Partition | None, str | None]:

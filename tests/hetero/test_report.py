@@ -164,6 +164,13 @@ def test_a_plan_brings_its_affinity_times_and_alternatives() -> None:
     assert "ORT (3 nodes, 75 % of the time)" in document["verdict"]["sentence"]
 
 
+def test_the_placement_has_a_digest() -> None:
+    survey = branches_survey()
+    one, same = build_report(survey), build_report(branches_survey(), command="again")
+    other = build_report(survey, branches_plan(survey))
+    assert one["placement"] == same["placement"] != other["placement"]
+
+
 def test_variants_that_share_the_requests_count_as_used() -> None:
     survey = branches_survey()
     plan = branches_plan(survey)

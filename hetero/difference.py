@@ -1,0 +1,157 @@
+"""How a value differs between two devices: where, by how much, in what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+#: Differences below both are none: those that ONNX's own model tests allow.
+RTOL: Final = 1e-3
+ATOL: Final = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How one value differs between two devices.
+
+    Attributes
+    ----------
+    name : str
+        The value.
+    dtypes : tuple of (str, str)
+        Element types on the first and the second device.
+    shapes : tuple of (tuple of int, tuple of int)
+        Shapes on both.
+    differing, size : int
+        Elements beyond tolerance, and all elements.
+    max_abs, max_rel : float
+        The largest difference, and the largest one relative to the first device's value; over
+        elements that are finite on both. NaN where types or shapes differ.
+    position : tuple of int
+        Where the value is furthest beyond tolerance; empty for a scalar.
+    values : tuple of (float or str, float or str)
+        Both devices' elements there.
+    nans, infs : tuple of (int, int)
+        Elements that are NaN, or infinite, on each.
+    """
+
+    name: str
+    dtypes: tuple[str, str]
+    shapes: tuple[tuple[int, ...], tuple[int, ...]]
+    differing: int
+    size: int
+    max_abs: float
+    max_rel: float
+    position: tuple[int, ...]
+    values: tuple[float | str, float | str]
+    nans: tuple[int, int]
+    infs: tuple[int, int]
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the value is the same within tolerance."""
+        return not self.differing
+
+
+def differences_of(
+    name: str, first: Any, second: Any, rtol: float = RTOL, atol: float = ATOL
+) -> tuple[Difference, ...]:
+    """Compare two values; a sequence's elements one by one.
+
+    Parameters
+    ----------
+    name : str
+        The value's name; elements are called ``name[0]``, ``name[1]``...
+    first, second : array or list of arrays or None
+        What the devices gave.
+    rtol, atol : float
+        Tolerances.
+    """
+    if isinstance(first, list | tuple) and isinstance(second, list | tuple):
+        if len(first) != len(second):
+            return (_unequal(name, np.empty(len(first)), np.empty(len(second))),)
+        return tuple(
+            d
+            for i, (a, b) in enumerate(zip(first, second, strict=True))
+            for d in differences_of(f"{name}[{i}]", a, b, rtol, atol)
+        )
+    a, b = np.asarray(first), np.asarray(second)
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return (_unequal(name, a, b),)
+    if a.dtype.kind in "OUSTb":
+        return (_exact(name, a, b),)
+    return (_numeric(name, a, b, rtol, atol),)
+
+
+def _numeric(name: str, a: np.ndarray, b: np.ndarray, rtol: float, atol: float) -> Difference:
+    kind = np.complex128 if a.dtype.kind == "c" else np.float64
+    x, y = a.astype(kind), b.astype(kind)
+    finite = np.isfinite(x) & np.isfinite(y)
+    # Infinities of one sign and NaN on both sides agree; anything else that is not finite differs.
+    same = (x == y) | (np.isnan(x) & np.isnan(y))
+    gap = np.abs(np.where(finite, x, 0) - np.where(finite, y, 0))
+    size = np.abs(np.where(finite, x, 0))
+    beyond = np.where(finite, gap - (atol + rtol * size), np.where(same, -np.inf, np.inf))
+    differs = beyond > 0
+    relative = gap / np.where(size > 0, size, np.inf)
+    worst = int(np.argmax(beyond)) if a.size else 0
+    position = tuple(int(i) for i in np.unravel_index(worst, a.shape)) if a.size else ()
+    return Difference(
+        name,
+        (str(a.dtype), str(b.dtype)),
+        (a.shape, b.shape),
+        int(np.count_nonzero(differs)),
+        a.size,
+        float(gap.max()) if a.size else 0.0,
+        float(relative.max()) if a.size else 0.0,
+        position,
+        (_element(a, position), _element(b, position)) if a.size else ("", ""),
+        (int(np.isnan(x).sum()), int(np.isnan(y).sum())),
+        (int(np.isinf(x).sum()), int(np.isinf(y).sum())),
+    )
+
+
+def _exact(name: str, a: np.ndarray, b: np.ndarray) -> Difference:
+    """Compare strings or truth values: equal or not."""
+    differs = np.asarray(a != b, dtype=bool).reshape(a.shape)
+    worst = int(np.argmax(differs)) if a.size else 0
+    position = tuple(int(i) for i in np.unravel_index(worst, a.shape)) if a.size else ()
+    return Difference(
+        name,
+        (str(a.dtype), str(b.dtype)),
+        (a.shape, b.shape),
+        int(np.count_nonzero(differs)),
+        a.size,
+        float(differs.any()),
+        float(differs.any()),
+        position,
+        (_element(a, position), _element(b, position)) if a.size else ("", ""),
+        (0, 0),
+        (0, 0),
+    )
+
+
+def _unequal(name: str, a: np.ndarray, b: np.ndarray) -> Difference:
+    """Describe values of different types or shapes: every element differs."""
+    count = max(a.size, b.size, 1)
+    nan = float("nan")
+    return Difference(
+        name,
+        (str(a.dtype), str(b.dtype)),
+        (a.shape, b.shape),
+        count,
+        count,
+        nan,
+        nan,
+        (),
+        ("", ""),
+        (0, 0),
+        (0, 0),
+    )
+
+
+def _element(array: np.ndarray, position: tuple[int, ...]) -> float | str:
+    value = array[position]
+    return float(value) if array.dtype.kind in "fiu" else str(value)
