@@ -1,0 +1,202 @@
+"""What a user does on Ray: by the API on the tests' own Ray, and by commands that start one."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import hetero
+from devices import errors
+from tests.hetero.models import branches, branches_output
+
+pytestmark = pytest.mark.ray
+ROOT = Path(__file__).parents[2]
+X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
+SPLIT = "HETERO:CPU.0,CPU.1"
+
+
+@pytest.fixture(scope="module")
+def core() -> Iterator[hetero.Core]:
+    with hetero.Core(devices={"CPU": 2}) as core:
+        yield core
+
+
+def test_inputs_in_every_form_and_memory_order(core: hetero.Core) -> None:
+    wide = np.arange(24, dtype=np.float32).reshape(4, 6) / 9
+    with core.compile_model(branches(), SPLIT, affinity={"tanh": "CPU.1"}) as compiled:
+        for inputs in (X, [X], X.tolist(), {"x": X}, {0: X}, {compiled.input(0): X}):
+            np.testing.assert_allclose(compiled(inputs)[0], branches_output(X), rtol=1e-6)
+        for x in (np.asfortranarray(X), wide[::2, ::2], wide[::-1, 3:], X.astype(">f4")):
+            np.testing.assert_allclose(compiled(x)[0], branches_output(x), rtol=1e-6)
+        results = compiled(X)
+        again = pickle.loads(pickle.dumps(results))
+        np.testing.assert_array_equal(again["y"], results["y"])
+
+
+def test_an_input_may_be_written_to_once_the_request_has_started(core: hetero.Core) -> None:
+    with core.compile_model(branches(), SPLIT, affinity={"tanh": "CPU.1"}) as compiled:
+        request = compiled.create_infer_request()
+        x = X.copy()
+        request.start_async({"x": x})
+        x[:] = -100
+        request.wait()
+        np.testing.assert_allclose(request.results[0], branches_output(X), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("element", "values"),
+    [
+        (TensorProto.STRING, np.array(["a", "ü", ""], object)),
+        (TensorProto.FLOAT16, np.array([0, 1, np.nan], np.float16)),
+        (TensorProto.BFLOAT16, np.arange(3).astype(onnx.helper.tensor_dtype_to_np_dtype(16))),
+        (TensorProto.INT4, np.arange(3).astype(onnx.helper.tensor_dtype_to_np_dtype(22))),
+        (TensorProto.BOOL, np.array([True, False])),
+        (TensorProto.FLOAT, np.zeros((0,), np.float32)),
+    ],
+)
+def test_every_element_type_crosses(core: hetero.Core, element: int, values: np.ndarray) -> None:
+    ports = [helper.make_tensor_value_info(name, element, ["N"]) for name in "xz"]
+    nodes = [
+        helper.make_node("Identity", ["x"], ["y"], "first"),
+        helper.make_node("Identity", ["y"], ["z"], "second"),
+    ]
+    graph = helper.make_graph(nodes, "types", ports[:1], ports[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    with core.compile_model(model, SPLIT, affinity={"second": "CPU.1"}) as compiled:
+        assert len(compiled.subgraphs) == 2
+        np.testing.assert_array_equal(compiled(values)[0], values, strict=True)
+
+
+def test_weights_beside_the_model_by_a_relative_path(
+    core: hetero.Core, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    onnx.save_model(
+        branches(), "model.onnx", save_as_external_data=True, location="w.bin", size_threshold=0
+    )
+    with core.compile_model("model.onnx", SPLIT, affinity={"tanh": "CPU.1"}) as compiled:
+        monkeypatch.chdir("/")
+        np.testing.assert_allclose(compiled(X)[0], branches_output(X), rtol=1e-6)
+
+
+def test_one_compiled_model_called_from_many_threads(core: hetero.Core) -> None:
+    wrong: list[object] = []
+
+    def call(i: int) -> None:
+        for _ in range(5):
+            if not np.allclose(compiled(X * i)[0], branches_output(X * i), 1e-5):
+                wrong.append(i)
+
+    with core.compile_model(branches(), SPLIT, affinity={"tanh": "CPU.1"}) as compiled:
+        threads = [threading.Thread(target=call, args=(i,)) for i in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not wrong
+
+
+def test_a_compiled_model_after_its_core_says_so() -> None:
+    core = hetero.Core()
+    compiled = core.compile_model(branches(), "CPU")
+    core.close()
+    with pytest.raises(errors.RequestCancelledError, match="closed"):
+        compiled(X)
+    with pytest.raises(errors.ClusterError, match="closed"):
+        compiled.export_model()
+    compiled.close()
+
+
+def test_options_are_checked_by_the_devices(core: hetero.Core) -> None:
+    with pytest.raises(errors.PropertyError, match="NUM_STREAMS='many'"):
+        core.set_property("CPU.1", {"NUM_STREAMS": "many"})
+    with pytest.raises(errors.PropertyError, match="NUM_STREAMS='many'"):
+        core.compile_model(branches(), SPLIT, {"NUM_STREAMS": "many"})
+
+
+# Commands that start a Ray of their own.
+
+
+def command(*arguments: str, **variables: str) -> subprocess.Popen[str]:
+    own = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    return subprocess.Popen(
+        [sys.executable, "-c", "from hetero.cli import main; main()", *arguments],
+        cwd=ROOT,
+        env=own | {"PYTHONPATH": str(ROOT)} | variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def processes_with(variable: str) -> list[str]:
+    """Return the processes that have `variable` in their environment."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if variable.encode() in (entry / "environ").read_bytes():
+                    found.append((entry / "cmdline").read_text().replace("\0", " ")[:100])
+            except OSError:
+                continue
+    return found
+
+
+@pytest.mark.parametrize(
+    ("variables", "arguments", "words"),
+    [
+        ({}, ("--address", "127.0.0.1:1"), "nothing answers at 127.0.0.1:1"),
+        ({"RAY_ADDRESS": "127.0.0.1:1"}, (), "nothing answers at 127.0.0.1:1"),
+        ({"RAY_ADDRESS": "nonsense"}, (), "wanted host:port"),
+    ],
+)
+def test_a_ray_that_is_not_there_is_told_at_once(
+    variables: dict[str, str], arguments: tuple[str, ...], words: str
+) -> None:
+    process = command("run", "light:shufflenet", *arguments, **variables)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert out == ""
+    assert err.startswith("hetero: ClusterError: ")
+    assert words in err
+    assert "Traceback" not in err
+
+
+def test_no_folder_for_ray_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    from scheduler import ray_start
+
+    monkeypatch.setattr(ray_start.tempfile, "gettempdir", lambda: "/nowhere")
+    with pytest.raises(errors.ClusterError, match="TMPDIR"):
+        ray_start._make_folder()
+
+
+@pytest.mark.parametrize("more_s", [0.3, 5.0], ids=["while Ray starts", "while it runs"])
+def test_interrupted_it_ends_soon_and_leaves_no_process(more_s: float) -> None:
+    mark = f"MARK_{time.monotonic_ns()}"
+    process = command("bench", "light:shufflenet", "-d", "HETERO:ORT,CPU", "-t", "60", **{mark: ""})
+    while len(processes_with(mark)) < 2:  # Ray's first process is there
+        time.sleep(0.1)
+    time.sleep(more_s)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert out == ""
+    assert err.strip().endswith("hetero: interrupted")
+    assert "Traceback" not in err
+    deadline = time.monotonic() + 20
+    while (left := processes_with(mark)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert left == []
