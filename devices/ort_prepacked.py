@@ -76,11 +76,13 @@ class PackedFile:
 
     def __init__(self, payload: Payload) -> None:
         places = payload.places
-        keys: Mapping[str, Any] = payload.header.get("packed", {})
-        #: Weights that a session reads from the file, the packed form included.
-        self.names = [n for n in keys if n in places and n + _SUFFIX in places]
+        keys: Mapping[str, Any] = payload.header["packed"]
         self._keys = keys
         self._payload = payload
+        #: Weights that a session reads from the file, the packed form included.
+        self.names = [n for n in keys if n in places and n + _SUFFIX in places]
+        if not self.unchanged():
+            self.names = []
 
     def point(self, data: bytes, options: onnxruntime.SessionOptions) -> bytes:
         """Return a model's bytes with the weights' places in the file."""
