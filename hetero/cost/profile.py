@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
@@ -20,6 +19,7 @@ from devices.program import Value
 from devices.support import Support
 from hetero.cost.calibration import fit_load, fit_subgraphs
 from hetero.cost.costs import Costs, DeviceCosts, DeviceIdentity, Time, Transfer
+from hetero.cost.load import BusyDevices
 from hetero.cost.nodes import fused_groups, spread
 from hetero.cost.samples import (
     capture,
@@ -32,7 +32,7 @@ from hetero.cost.samples import (
     shapes_of,
     single_node,
 )
-from hetero.cost.timing import Effort, Timing, deployed, saturate, time_model
+from hetero.cost.timing import Effort, Timing, time_model
 from hetero.cost.transfers import ASSUMED, measure_transfer
 from hetero.cost.work import fit_speed, node_work, request_positions, with_shapes
 from scheduler.executor import DeviceDescriptor, Executor
@@ -49,10 +49,6 @@ PIECES: Final = (2, 4)
 LEAST_NODES: Final = 8
 #: Single nodes that are measured where a device has no node times of its own.
 MOST_SINGLES: Final = 60
-#: Requests in flight on each device while all are busy.
-LOAD_JOBS: Final = 3
-#: Times that this is measured.
-LOAD_ROUNDS: Final = 5
 #: Properties that do not change times, or that an identity has elsewhere.
 _TIMELESS: Final = frozenset(
     ("INFERENCE_NUM_THREADS", "PERF_COUNT", "PERFORMANCE_HINT", "PERFORMANCE_HINT_NUM_REQUESTS",
@@ -152,32 +148,38 @@ class _Profile:
             kinds.setdefault((identity, supported), _Kind(identity, [])).devices.append(device)
         self._kinds = list(kinds.values())
         self._values: dict[str, Value] = dict(subject.inputs)
-        #: Kind -> seconds of its largest part's runs, and between its answers, all being busy.
         #: Alike devices have one figure: to the planner they are then interchangeable.
-        self._rounds: dict[str, list[tuple[float, float]]] = {}
+        self._busy = BusyDevices(subject.executor, subject.configs)
         #: Device -> seconds that a call keeps it busy, one for each transfer measured.
         self._calls: dict[str, list[float]] = {}
         self._transfers: dict[tuple[str, str], Transfer] = {}
         pairs = len(self._pairs())
-        self._steps = 1 + 2 * len(self._kinds) + 1 + pairs
+        self._steps = 1 + 2 * len(self._kinds) + 3 + pairs
         self._done = 0
-        #: Parts, calibrations and transfers share the time; load, which sways most, gets twice.
-        self._share_s = subject.seconds / (self._steps + 1)
+        #: Every step gets its share of the time.
+        self._share_s = subject.seconds / self._steps
 
     def run(self) -> Costs:
         interrupted = False
+        # Load sways most with what else the machine does: it is looked at now and again.
+        load = ("all devices at once", self._measure_load)
         try:
             self._step("finding what each device supports", self._find_parts)
             for kind in self._kinds:
                 self._step(f"nodes on {kind.name}", partial(self._on, kind, self._measure_parts))
+            self._open_load()
+            self._step(*load)
             for kind in self._kinds:
                 self._step(f"subgraphs on {kind.name}", partial(self._on, kind, self._calibrate))
-            self._step("all devices at once", self._measure_load)
+            self._step(*load)
             for sender, receiver in self._pairs():
                 text = f"transfers {sender.name} to {receiver.name}"
                 self._step(text, partial(self._measure_transfer, sender, receiver))
+            self._step(*load)
         except KeyboardInterrupt:
             interrupted = True
+        finally:
+            self._busy.close()
         return self._costs(interrupted)
 
     def _step(self, text: str, work: Callable[[], None]) -> None:
@@ -312,39 +314,21 @@ class _Profile:
                 if timing is not None:
                     self._keep(kind, chunk, timing.run_s)
 
-    def _measure_load(self) -> None:
-        """Run every device's largest part on all devices at once."""
-        subject = self._subject
-        with ExitStack() as stack:
-            running, devices = [], []
-            for kind in self._kinds:
-                part = kind.parts[0] if kind.parts and kind.alone_s > 0 else None
-                inputs = feeds(part, self._values) if part is not None else None
-                if part is None or inputs is None or kind.error is not None:
-                    continue
+    def _open_load(self) -> None:
+        """Put every device's largest part on it."""
+        for kind in self._kinds:
+            part = kind.parts[0] if kind.parts and kind.alone_s > 0 else None
+            inputs = feeds(part, self._values) if part is not None else None
+            if part is None or inputs is None or kind.error is not None:
+                continue
+            try:
                 for device in kind.devices:
-                    affinity = dict.fromkeys(part.node_names, device.name)
-                    configs = {device.name: subject.configs.get(device.name, {})}
-                    try:
-                        deployment = stack.enter_context(
-                            deployed(subject.executor, part, affinity, configs)
-                        )
-                    except (DeviceError, ClusterError) as error:
-                        kind.error = f"{type(error).__name__}: {error}"
-                        break
-                    running.append((deployment, inputs))
-                    devices.append((kind.name, kind.alone_s))
-            if not running:
-                return
-            slowest = max(alone for _, alone in devices)
-            seconds = max(2 * self._share_s, 12 * slowest) / LOAD_ROUNDS
-            for _ in range(LOAD_ROUNDS):
-                try:
-                    found = saturate(running, LOAD_JOBS, seconds)
-                except HeteroError:
-                    return
-                for (name, _), full in zip(devices, found, strict=True):
-                    self._rounds.setdefault(name, []).append((sum(full.runs_s), full.period_s))
+                    self._busy.add(kind.name, device.name, part, inputs, kind.alone_s)
+            except (DeviceError, ClusterError) as error:
+                kind.error = f"{type(error).__name__}: {error}"
+
+    def _measure_load(self) -> None:
+        self._busy.measure(self._share_s)
 
     def _pairs(self) -> list[tuple[DeviceDescriptor, DeviceDescriptor]]:
         """Return one pair of devices for each pair of kinds."""
@@ -385,7 +369,7 @@ class _Profile:
             dispatch, fusion = fit_subgraphs(kind.fits)
             # Of two devices the slower decides how long a call takes: the least is its own.
             call_s = min(self._calls.get(kind.name, []), default=0.0)
-            load, overhead = fit_load(kind.alone_s, call_s, self._rounds.get(kind.name, []))
+            load, overhead = fit_load(kind.alone_s, call_s, self._busy.rounds.get(kind.name, []))
             nodes = self._complete(kind)
             for device in kind.devices:
                 devices[device.name] = DeviceCosts(
