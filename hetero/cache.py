@@ -118,6 +118,10 @@ class Cache:
             os.utime(path, ns=(time.time_ns(), os.lstat(path).st_mtime_ns), follow_symlinks=False)
         return blob
 
+    def has(self, name: str) -> bool:
+        """Whether there is an entry, of use or not."""
+        return os.path.lexists(self.folder / name)
+
     def put(self, name: str, write: Callable[[BinaryIO], int]) -> bool:
         """Publish an entry: it appears whole under its name, or not at all.
 
@@ -168,6 +172,14 @@ class Cache:
             locks, the work is done all the same.
         """
         lock = filelock.FileLock(self._lock_path(key), timeout=self._lock_timeout_s)
+        held = self._acquire(lock, key)
+        try:
+            yield held
+        finally:
+            if held:
+                lock.release()
+
+    def _acquire(self, lock: filelock.BaseFileLock, key: str) -> bool:
         try:
             (self.folder / _LOCKS).mkdir(parents=True, exist_ok=True)
             lock.acquire()
@@ -176,16 +188,11 @@ class Cache:
                 "cache key %s: another compiles it for more than %g s; compiling here as well.",
                 key, self._lock_timeout_s,
             )  # fmt: skip
-            yield False
-            return
+            return False
         except (OSError, NotImplementedError) as error:
             _log.debug("cache key %s: no lock: %s", key, error)
-            yield False
-            return
-        try:
-            yield True
-        finally:
-            lock.release()
+            return False
+        return True
 
     def entries(self) -> list[Entry]:
         """Return every entry, the least recently used first."""

@@ -91,12 +91,16 @@ class CachedCompiler:
         if (found := self._load(key)) is not None:
             return found
         with self.cache.lock(key):
-            if (found := self._load(key)) is not None:
-                return found
-            made = cut()
-            keys = [self._stage_key(made, stage.index) for stage in made.plan.stages]
-            deployment = self._deploy(made, keys)
-            self._keep(key, made, keys, deployment)
+            if not self.cache.has(key + PLAN_SUFFIX):
+                return self._compile(key, cut)
+        # Another made it meanwhile; who waited for it may load it at the same time.
+        return self._load(key) or self._compile(key, cut)
+
+    def _compile(self, key: str, cut: Callable[[], Cut]) -> Cached:
+        made = cut()
+        keys = [self._stage_key(made, stage.index) for stage in made.plan.stages]
+        deployment = self._deploy(made, keys)
+        self._keep(key, made, keys, deployment)
         return Cached(made, deployment, hit=False)
 
     def _load(self, key: str) -> Cached | None:
