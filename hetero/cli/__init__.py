@@ -42,7 +42,7 @@ def main() -> None:
     """Run the command line; errors of ours are one message on stderr and exit code 1."""
     try:
         # Out of standalone mode click returns the code of `ctx.exit`, which commands use for 1.
-        code = cli.main(standalone_mode=False)
+        code = cli.main(standalone_mode=False, prog_name="hetero")
         sys.exit(code if isinstance(code, int) else 0)
     except HeteroError as error:
         click.echo(f"hetero: {type(error).__name__}: {error}", err=True)

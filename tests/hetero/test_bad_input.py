@@ -14,8 +14,8 @@ from onnx import TensorProto
 
 import hetero
 from devices import errors
+from tests.command_line import Ended, Shell
 from tests.examples.third_party_plugin import DensePlugin
-from tests.hetero.command_line import Ended, Shell
 from tests.hetero.models import branches, unknown_ops
 
 X = np.ones((2, 3), np.float32)

@@ -16,7 +16,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from hetero.cli.examples import EXAMPLES
-from tests.hetero.command_line import Shell
+from tests.command_line import Shell
 from tests.hetero.models import branches, branches_output
 
 ROOT = Path(__file__).parents[2]

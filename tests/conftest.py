@@ -1,10 +1,10 @@
-"""What several tests of the top layer use."""
+"""What several tests use."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.hetero.command_line import Shell
+from tests.command_line import Shell
 
 
 @pytest.fixture

@@ -1,0 +1,5 @@
+"""``python -m hetero``: the command line."""
+
+from hetero.cli import main
+
+main()
