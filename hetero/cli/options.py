@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -83,6 +84,8 @@ def with_core(function: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         if address and executor != "ray":
             raise click.UsageError("--address is a Ray cluster's; leave --executor at ray.")
+        if plugins:  # a module beside which the user stands, as `python -m` would find it
+            sys.path.insert(0, str(Path.cwd()))
         with Core(executor, address=address, devices=device_counts, plugins=plugins) as core:
             return function(core=core, **rest)
 

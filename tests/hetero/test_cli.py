@@ -115,6 +115,18 @@ def test_bench_counts_what_it_did(shell: Shell, model: Path) -> None:
     assert "per second" in shell("bench -n 2 -j 1", model, *SPLIT).out
 
 
+def test_a_plugin_may_lie_in_the_current_folder(
+    shell: Shell, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = ROOT / "tests" / "examples" / "third_party_plugin.py"
+    (tmp_path / "plugin_of_mine.py").write_text(file.read_text())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
+    plugin = ("--plugin", "plugin_of_mine:DensePlugin", "-d", "HETERO:DENSE,CPU")
+    done = shell("run --json", model, *plugin)
+    assert {s["device"] for s in done.document["subgraphs"]} == {"DENSE", "CPU"}
+
+
 def test_a_model_without_nodes_runs(shell: Shell, tmp_path: Path) -> None:
     ports = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2])]
     path = tmp_path / "empty.onnx"
