@@ -9,6 +9,7 @@ inputs. Sizes are written N, C, M (output channels), and G (groups).
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import prod
 
 from devices.kernels.element_types import Array, Xp
@@ -31,8 +32,12 @@ _PRODUCT_BYTES = 1 << 22
 #: Columns below which a matrix product no longer pays for packing the weights.
 _FEWEST_COLUMNS = 192
 
-#: Called with (slice of output channels, slice of output rows, block) to finish a block in place.
-_Finish = Callable[[Array, slice, slice], None]
+#: Called as ``finish(product, channels, rows)`` to finish a block of the output, slices of its
+#: channels and rows: `product` is what the weights gave there, None where it is in place already.
+_Finish = Callable[[Array | None, slice, slice], None]
+
+#: Every channel, or every row.
+_ALL = slice(None)
 
 
 def convolve(
@@ -78,28 +83,39 @@ def convolve(
         y = xp.empty(shape, x.dtype)
     bias = None if b is None else b.reshape(m, *(1,) * len(window.output))
 
-    def finish(block: Array, image: int, channels: slice, rows: slice) -> None:
+    def finish(product: Array | None, image: int, channels: slice, rows: slice) -> None:
+        block = y[image, channels, rows]
         if alike is not None:
-            block[...] = block[alike]
+            product = (block if product is None else product)[alike]
         if bias is not None:
-            block += bias[channels]
+            xp.add(block if product is None else product, bias[channels], out=block)
+        elif product is not None:
+            block[...] = product
         if z is not None:
             block += z[image, channels, rows]
         activate(xp, block)
 
-    if set(window.kernel) == {1} and not any(window.begin) and not any(window.end):
-        run = _pointwise
-    elif w.shape[1] == 1 and group > 1:
-        run = _depthwise
-    elif group == 1 and _by_outputs_pays(window, m, w.shape[1], x.dtype.itemsize):
-        run = _by_outputs
-    elif _wide_pays(window, m // group):
-        run = _by_wide_rows
-    else:
-        run = _by_columns
+    run = _way(window, group, m, w.shape[1], x.dtype.itemsize)
+    if w.shape[1] == 1 and group > 1:
+        run = partial(_by_channels, run)
     for image in range(n):
         run(xp, x[image], w, window, group, y[image], lambda *a, i=image: finish(a[0], i, *a[1:]))
     return y.astype(dtype, copy=False)
+
+
+def _way(window: Window, group: int, m: int, c: int, itemsize: int) -> Callable[..., None]:
+    """Return the cheapest way for M filters of c channels."""
+    padded = any(window.begin) or any(window.end)
+    if set(window.kernel) == {1} and not padded:
+        return _pointwise
+    if window.kernel == window.strides and not padded and set(window.dilations) == {1}:
+        return _by_patches
+    if group == 1 and _by_outputs_pays(window, m, c, itemsize):
+        return _by_outputs
+    same_width = window.output[-1] == window.input[-1] and set(window.strides) == {1}
+    if same_width and len(window.output) == 2:
+        return _by_kernel_rows if c == 1 and group > 1 else _by_shifted_rows
+    return _by_wide_rows if _wide_pays(window, m // group) else _by_columns
 
 
 def first_alike(xp: Xp, w: Array) -> Array | None:
@@ -122,7 +138,7 @@ def _pointwise(
     m, c = w.shape[:2]
     columns = x.reshape(group, c, -1)
     xp.matmul(w.reshape(group, m // group, c), columns, out=y.reshape(group, m // group, -1))
-    finish(y, slice(None), slice(None))
+    finish(None, _ALL, _ALL)
 
 
 def _pad(xp: Xp, x: Array, window: Window, extra: int = 0) -> Array:
@@ -163,11 +179,91 @@ def _by_columns(
             start = row.start + first * window.strides[0]
             row = slice(start, start + (rows - 1) * window.strides[0] + 1, window.strides[0])
             columns[:, k] = padded[(slice(None), row, *others)]
-        target = y[:, first : first + rows]
         flat = y.reshape(group, m // group, -1)
         flat = flat[:, :, first * prod(rest) : (first + rows) * prod(rest)]
         xp.matmul(weights, block.reshape(group, c * size, -1), out=flat)
-        finish(target, slice(None), slice(first, first + rows))
+        finish(None, _ALL, slice(first, first + rows))
+
+
+def _shifted_rows(xp: Xp, x: Array, window: Window, first: int, rows: int) -> Array:
+    """Return what some output rows read of x, once for each kernel column, (C, columns, length).
+
+    With stride 1, and an output as wide as the input, a kernel column reads the whole rows one
+    after another, shifted; what runs over the end of a row is zero, as padding is.
+    """
+    (top, left), (height, width) = window.begin, window.input
+    depth = rows + (window.kernel[0] - 1) * window.dilations[0]
+    above, below = max(0, first - top), min(height, first - top + depth)
+    flat = x[:, above:below].reshape(x.shape[0], -1)
+    shifted = xp.zeros((x.shape[0], window.kernel[1], depth * width), x.dtype)
+    for j in range(window.kernel[1]):
+        shift = j * window.dilations[1] - left
+        start = (above - first + top) * width - shift
+        run = flat[:, max(0, -start) : max(0, depth * width - start)]
+        shifted[:, j, max(0, start) : max(0, start) + run.shape[1]] = run
+        lines = shifted[:, j].reshape(x.shape[0], depth, width)
+        if shift > 0:
+            lines[:, :, max(0, width - shift) :] = 0
+        elif shift < 0:
+            lines[:, :, :-shift] = 0
+    return shifted
+
+
+def _by_shifted_rows(
+    xp: Xp, x: Array, w: Array, window: Window, group: int, y: Array, finish: _Finish
+) -> None:
+    """Copy runs of whole rows into the columns; the product is the output as it lies."""
+    m, c, size = w.shape[0], w.shape[1], prod(window.kernel)
+    weights = w.reshape(group, m // group, c * size)
+    oh, width = window.output
+    step = _rows_at_once(window, c * size * group, x.dtype.itemsize, width)
+    buffer = xp.empty(x.shape[0] * size * step * width, x.dtype)
+    flat = y.reshape(group, m // group, oh * width)
+    for first in range(0, oh, step):
+        rows = min(step, oh - first)
+        length = rows * width
+        block = buffer[: x.shape[0] * size * length]
+        columns = block.reshape(x.shape[0], *window.kernel, length)
+        shifted = _shifted_rows(xp, x, window, first, rows)
+        for i in range(window.kernel[0]):
+            offset = i * window.dilations[0] * width
+            columns[:, i] = shifted[:, :, offset : offset + length]
+        part = flat[:, :, first * width : first * width + length]
+        xp.matmul(weights, block.reshape(group, c * size, length), out=part)
+        finish(None, _ALL, slice(first, first + rows))
+
+
+def _by_kernel_rows(
+    xp: Xp, x: Array, w: Array, window: Window, group: int, y: Array, finish: _Finish
+) -> None:
+    """One channel per group: without copies, a product for each row of the kernel, all added."""
+    each, (oh, width) = w.shape[0] // group, window.output
+    shifted = _shifted_rows(xp, x, window, 0, oh)
+    weights = w.reshape(group, each, *window.kernel)
+    total = y.reshape(group, each, oh * width)
+    product = xp.empty_like(total)
+    for i in range(window.kernel[0]):
+        offset = i * window.dilations[0] * width
+        columns = shifted[:, :, offset : offset + oh * width]
+        xp.matmul(weights[:, :, i], columns, out=product if i else total)
+        if i:
+            total += product
+    finish(None, _ALL, _ALL)
+
+
+def _by_patches(
+    xp: Xp, x: Array, w: Array, window: Window, group: int, y: Array, finish: _Finish
+) -> None:
+    """Windows side by side: each is a row of a matrix, whose transpose the columns are."""
+    m, c = w.shape[:2]
+    tiles = x[(_ALL, *(slice(o * k) for o, k in zip(window.output, window.kernel, strict=True)))]
+    pairs = [n for o, k in zip(window.output, window.kernel, strict=True) for n in (o, k)]
+    tiles = tiles.reshape(group, c, *pairs)
+    outputs, inside = range(2, tiles.ndim, 2), range(3, tiles.ndim, 2)
+    patches = tiles.transpose(0, *outputs, 1, *inside).reshape(group, prod(window.output), -1)
+    weights = w.reshape(group, m // group, -1)
+    xp.matmul(weights, patches.swapaxes(1, 2), out=y.reshape(group, m // group, -1))
+    finish(None, _ALL, _ALL)
 
 
 def _wide_pays(window: Window, m: int) -> bool:
@@ -236,42 +332,29 @@ def _by_wide_rows(
             columns[:, k] = phases[:, i, j, offset : offset + length]
         wide_rows = product[: m * length].reshape(group, m // group, length)
         xp.matmul(weights, block.reshape(group, c * size, length), out=wide_rows)
-        target = y[:, first : first + rows]
-        target[...] = wide_rows.reshape(m, rows, width)[:, :, :ow]
-        finish(target, slice(None), slice(first, first + rows))
+        product_rows = wide_rows.reshape(m, rows, width)[:, :, :ow]
+        finish(product_rows, _ALL, slice(first, first + rows))
 
 
-def _depthwise(
-    xp: Xp, x: Array, w: Array, window: Window, group: int, y: Array, finish: _Finish
-) -> None:
-    """One input channel per group: a vector-matrix product each, a few channels at a time."""
-    each, size = w.shape[0] // group, prod(window.kernel)
-    weights = w.reshape(group, each, size)
-    planar = len(window.output) == 2
-    width = _wide_width(window) if planar else window.output[-1]
-    length = prod(window.output[:-1]) * width
-    step = max(1, min(group, _CHANNEL_BYTES // (size * length * x.dtype.itemsize)))
-    buffer = xp.empty((step, size, length), x.dtype)
-    product = xp.empty((step, each, length), x.dtype)
+def _by_channels(
+    run: Callable[..., None],
+    xp: Xp, x: Array, w: Array, window: Window, group: int, y: Array, finish: _Finish,
+) -> None:  # fmt: skip
+    """One input channel per group: convolve so many at a time as stay in cache."""
+    each = w.shape[0] // group
+    columns = window.kernel[-1] if run is _by_kernel_rows else prod(window.kernel)
+    nbytes = (columns + each) * prod(window.output) * x.dtype.itemsize
+    step = max(1, _CHANNEL_BYTES // nbytes)
     for first in range(0, group, step):
-        channels = slice(first, min(group, first + step))
-        columns = buffer[: channels.stop - first]
-        if planar:
-            phases, _ = _phases(xp, x[channels], window)
-            for k, position in enumerate(window.positions()):
-                i, j, offset = _run(window, position, width)
-                columns[:, k] = phases[:, i, j, offset : offset + length]
-        else:
-            padded = _pad(xp, x[channels], window)
-            for k, position in enumerate(window.positions()):
-                part = padded[(slice(None), *window.slices(position))]
-                columns[:, k] = part.reshape(-1, length)
-        result = xp.matmul(weights[channels], columns, out=product[: channels.stop - first])
-        outputs = slice(first * each, channels.stop * each)
-        target = y[outputs]
-        rows = result.reshape(*target.shape[:-1], width)
-        target[...] = rows[..., : window.output[-1]]
-        finish(target, outputs, slice(None))
+        last = min(group, first + step)
+        outputs = slice(first * each, last * each)
+
+        def finish_outputs(
+            product: Array | None, _: slice, rows: slice, outputs: slice = outputs
+        ) -> None:
+            finish(product, outputs, rows)
+
+        run(xp, x[first:last], w[outputs], window, last - first, y[outputs], finish_outputs)
 
 
 def _by_outputs(
@@ -292,8 +375,7 @@ def _by_outputs(
         _, _, offset = _run(window, position, width)
         if k:
             total += products[k, :, offset : offset + length]
-    y[...] = total.reshape(m, oh, width)[:, :, :ow]
-    finish(y, slice(None), slice(None))
+    finish(total.reshape(m, oh, width)[:, :, :ow], _ALL, _ALL)
 
 
 def _by_outputs_pays(window: Window, m: int, c: int, itemsize: int) -> bool:
