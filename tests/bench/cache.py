@@ -84,14 +84,14 @@ def in_process(*arguments: str) -> dict[str, float]:
     return found
 
 
-def resident_nbytes(blob: str, count: int = 2) -> int:
-    """Return the proportional set size of `count` processes that hold a blob, together."""
+def resident_nbytes(blob: str, count: int = 2) -> dict[str, int]:
+    """Return the proportional set size of `count` processes that hold a blob, together, by kind."""
     command = [sys.executable, "-m", "tests.bench.cache", "--hold", blob]
     held = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         for _ in range(count)
     ]
-    total = 0
+    total = {"Pss_File:": 0, "Pss_Anon:": 0}
     try:
         for process in held:
             assert process.stdout is not None
@@ -99,8 +99,10 @@ def resident_nbytes(blob: str, count: int = 2) -> int:
                 raise RuntimeError("a process that holds a blob has ended")
         for process in held:
             rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
-            line = next(line for line in rollup.splitlines() if line.startswith("Pss:"))
-            total += int(line.split()[1]) * 1024
+            for line in rollup.splitlines():
+                kind, *value = line.split()
+                if kind in total:
+                    total[kind] += int(value[0]) * 1024
     finally:
         for process in held:
             process.communicate("\n")
@@ -144,10 +146,10 @@ def row(name: str, model: str, folder: Path, repeats: int) -> dict[str, Any]:
             found[f"{kind}_{what}"] = statistics.median(run[kind][what] for run in runs)
     for kind in ("import", "cached"):
         found[f"{kind}_speedup"] = found["compile_first_answer_s"] / found[f"{kind}_first_answer_s"]
-    baseline = resident_nbytes("")
-    # Two processes that run a blob, over two that run none; once is 1.
-    found["resident_nbytes"] = resident_nbytes(blob) - baseline
-    found["resident_of_blob"] = found["resident_nbytes"] / found["blob_nbytes"]
+    # Two processes that run a blob, over two that run none.
+    idle, busy = resident_nbytes(""), resident_nbytes(blob)
+    found["mapped_nbytes"] = busy["Pss_File:"] - idle["Pss_File:"]
+    found["private_nbytes"] = busy["Pss_Anon:"] - idle["Pss_Anon:"]
     found["open_and_verify"] = open_and_verify(Path(blob))
     return found
 
@@ -193,7 +195,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(
             f"  opened and verified in {opened['seconds'] * 1e3:.1f} ms, "
             f"{opened['allocated_nbytes'] / 1e3:.0f} kB allocated; two processes hold "
-            f"{found['resident_nbytes'] / 1e6:.0f} MB more, {found['resident_of_blob']:.2f} blobs"
+            f"together {found['mapped_nbytes'] / 1e6:.0f} MB of files, "
+            f"{found['private_nbytes'] / 1e6:.0f} MB of their own"
         )
     return 0
 
