@@ -47,7 +47,7 @@ def fit_load(
 ) -> tuple[Time, Time]:
     """Return what times are multiplied by while all devices are busy, and what a call costs then.
 
-    The lower quartile of the rounds counts: what else the machine does only makes them slower.
+    The median of the rounds counts: what disturbed a few of them is no property of the device.
 
     Parameters
     ----------
@@ -65,6 +65,6 @@ def fit_load(
     """
     if not rounds or alone_s <= 0:
         return Time(1.0, "estimated"), Time(call_s, "estimated")
-    load = max(1.0, float(np.quantile([run for run, _ in rounds], 0.25)) / alone_s)
-    between = float(np.quantile([period - run for run, period in rounds], 0.25))
+    load = max(1.0, float(np.median([run for run, _ in rounds])) / alone_s)
+    between = float(np.median([period - run for run, period in rounds]))
     return Time(load, "calibrated"), Time(max(call_s, between), "calibrated")

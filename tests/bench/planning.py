@@ -1,8 +1,9 @@
 """Plans by cost on real devices: priority, one plan, and plans that share requests, in one run.
 
-The model is profiled once; then each way is compiled and measured in turns, with many requests in
-flight, so that all of them see the same machine. Prints requests a second, the ratio to priority,
-and how far the prediction was off.
+The model is profiled once. The plan from that is run briefly, its subgraphs correct the costs, and
+the model is planned again. Then each way is measured in turns, with many requests in flight, so
+that all of them see the same machine. Prints requests a second, the ratio to priority, and how far
+the prediction was off.
 """
 
 from __future__ import annotations
@@ -20,12 +21,18 @@ from typing import Any
 import hetero
 from hetero.cli.bench import measure
 from hetero.cli.inputs import model_inputs
+from hetero.cli.prediction import stage_measurements
 from hetero.cost.cost_file import write_costs
+from hetero.cost.feedback import learn
 
 #: What is compared: name -> properties.
 WAYS: dict[str, dict[str, Any]] = {
     "priority": {"MODEL_DISTRIBUTION_POLICY": "PRIORITY"},
     "auto": {"MODEL_DISTRIBUTION_POLICY": "AUTO", "PERFORMANCE_HINT": "THROUGHPUT"},
+    "auto, learnt": {
+        "MODEL_DISTRIBUTION_POLICY": "AUTO",
+        "PERFORMANCE_HINT": "THROUGHPUT",
+    },
     "auto, shared": {
         "MODEL_DISTRIBUTION_POLICY": "AUTO",
         "PERFORMANCE_HINT": "THROUGHPUT",
@@ -47,12 +54,17 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
             model, options.device, base, inputs=values, seconds=options.profile_seconds
         )
         write_costs(costs, path)
-        compiled = {
-            name: stack.enter_context(
-                core.compile_model(model, options.device, {**base, **way, "COST_FILE": str(path)})
-            )
-            for name, way in WAYS.items()
-        }
+        compiled: dict[str, hetero.CompiledModel] = {}
+        for name, way in WAYS.items():
+            if name == "auto, learnt":
+                first = compiled["auto"]
+                alone = measure(first, values, 1, None, options.seconds)
+                busy = measure(first, values, options.jobs, None, options.seconds)
+                learnt = learn(costs, stage_measurements(first, alone, busy))
+                write_costs(learnt, path.with_name("learnt.json"))
+            file = path.with_name("learnt.json") if "learnt" in name else path
+            config = {**base, **way, "COST_FILE": str(file)}
+            compiled[name] = stack.enter_context(core.compile_model(model, options.device, config))
         periods: dict[str, list[float]] = {name: [] for name in WAYS}
         for turn in range(options.rounds + 1):
             for name, one in compiled.items():

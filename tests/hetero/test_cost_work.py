@@ -92,7 +92,7 @@ def test_subgraph_fit() -> None:
 
 
 def test_load_fit() -> None:
-    rounds = [(0.030, 0.040), (0.015, 0.017), (0.040, 0.060), (0.045, 0.055), (0.011, 0.0111)]
+    rounds = [(0.030, 0.040), (0.015, 0.017), (0.011, 0.0111)]
     load, overhead = fit_load(0.010, 0.001, rounds)
     assert load.seconds == pytest.approx(1.5)
     assert overhead.seconds == pytest.approx(0.002)
