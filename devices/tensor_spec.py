@@ -17,7 +17,9 @@ DTYPES: Final[dict[int, np.dtype]] = {
     if name != "UNDEFINED"
 }
 #: ONNX element type -> its name in type strings, as ``tensor(float)``.
-_TYPE_NAMES: Final[dict[int, str]] = {number: name.lower() for name, number in onnx.TensorProto.DataType.items()}
+_TYPE_NAMES: Final[dict[int, str]] = {
+    number: name.lower() for name, number in onnx.TensorProto.DataType.items()
+}
 _TYPE_NUMBERS: Final = {name: number for number, name in _TYPE_NAMES.items()}
 #: Element types narrower than a byte, with their widths in bits.
 _NARROW_BITS: Final = {"int4": 4, "uint4": 4, "float4e2m1": 4, "int2": 2, "uint2": 2}

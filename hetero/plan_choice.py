@@ -201,9 +201,10 @@ def _report(
     wires: list[WirePrediction] = []
     loads = dict.fromkeys(task.devices, 0.0)
     latency = 0.0
-    for number, variant in enumerate(variants):
-        parts = partition(model, variant.affinity)
-        mine, crossing, alone = predict(task, model, parts, number)
+    cuts = [partition(model, variant.affinity) for variant in variants]
+    company = len({s.device for parts in cuts for s in parts.subgraphs}) > 1
+    for number, (variant, parts) in enumerate(zip(variants, cuts, strict=True)):
+        mine, crossing, alone = predict(task, model, parts, number, company=company)
         stages += mine
         wires += crossing
         latency = max(latency, alone)
@@ -247,7 +248,7 @@ def _report(
 
 
 def predict(
-    task: Task, model: Model, parts: Partition, variant: int = 0
+    task: Task, model: Model, parts: Partition, variant: int = 0, *, company: bool = True
 ) -> tuple[list[StagePrediction], list[WirePrediction], float]:
     """Return what each stage and wire of a partition is expected to take, and one request alone.
 
@@ -261,6 +262,8 @@ def predict(
         How it is cut.
     variant : int
         The variant that it belongs to.
+    company : bool
+        Whether other devices work at the same time.
     """
     costs = task.costs.devices
     device_of = [s.device for s in parts.subgraphs]
@@ -301,7 +304,7 @@ def predict(
                 index=s.index,
                 device=s.device,
                 nodes=len(s.node_names),
-                run_s=run_alone * cost.load.seconds,
+                run_s=run_alone * (cost.load.seconds if company else 1.0),
                 transfer_s=transfer,
                 overhead_s=cost.overhead.seconds,
                 variant=variant,

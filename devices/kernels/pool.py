@@ -18,6 +18,9 @@ from devices.kernels.window import Window, per_axis, sliding_window
 
 Ints = Sequence[int]
 
+#: Up to this stride, reducing at every place in runs of memory beats reducing where it is needed.
+_LARGEST_DENSE_STRIDE = 3
+
 
 def _pool_window(
     x: Array,
@@ -41,27 +44,41 @@ def _pool_window(
 
 
 def _reduce_along_rows(
-    xp: Xp, x: Array, window: Window, combine: Callable[..., Array]
+    xp: Xp, x: Array, window: Window, combine: Callable[..., Array], start: object
 ) -> Array | None:
-    """Reduce along the last axis with stride 1 and no change of size; None if it is otherwise.
+    """Reduce along the last axis as if it were one long row; None if that would not pay.
 
-    The tensor is combined with itself, shifted, as one long row; then the few outputs whose
-    windows ran over the end of their row into the next one are done again.
+    The tensor is combined with itself, shifted, at every place; then each output is picked where
+    its window begins. The few whose windows run over either end of their row are done apart.
     """
-    shifts = [k * window.dilations[-1] - window.begin[-1] for k in range(window.kernel[-1])]
-    size = window.input[-1]
-    if window.strides[-1] != 1 or window.output[-1] != size or 0 not in shifts or not x.size:
+    size, stride, begin = window.input[-1], window.strides[-1], window.begin[-1]
+    outputs = window.output[-1]
+    shifts = [k * window.dilations[-1] for k in range(window.kernel[-1])]
+    inner = [o for o in range(outputs) if 0 <= o * stride - begin < size - shifts[-1]]
+    if stride > _LARGEST_DENSE_STRIDE or len(shifts) == 1 or len(inner) < 2:
         return None
+    # Where there is an output for each input, results go to its place and need no picking.
+    same = stride == 1 and outputs == size
+    at = begin if same else 0
     flat = x.reshape(-1)
-    y = flat.copy()
-    for shift in shifts:
-        if 0 < abs(shift) < flat.size:
-            part = y[:-shift] if shift > 0 else y[-shift:]
-            combine(part, flat[shift:] if shift > 0 else flat[:shift], out=part)
-    y = y.reshape(x.shape)
-    for o in range(size):
-        if o + shifts[0] < 0 or o + shifts[-1] >= size:
-            y[..., o] = reduce(combine, [x[..., o + s] for s in shifts if 0 <= o + s < size])
+    dense = xp.empty_like(flat)
+    places = dense[at : at + flat.size - shifts[-1]]
+    so_far = flat[: places.size]
+    for shift in shifts[1:]:
+        combine(so_far, flat[shift : shift + places.size], out=places)
+        so_far = places
+    y = dense.reshape(x.shape)
+    if not same:
+        first, last = (inner[i] * stride - begin for i in (0, -1))
+        picked = y[..., first : last + 1 : stride]
+        if len(inner) == outputs:
+            return picked
+        y = xp.empty((*x.shape[:-1], outputs), x.dtype)
+        y[..., inner[0] : inner[-1] + 1] = picked
+    for o in {*range(outputs)} - {*inner}:
+        reads = [o * stride - begin + shift for shift in shifts]
+        parts = [x[..., i] for i in reads if 0 <= i < size]
+        y[..., o] = reduce(combine, parts) if parts else start
     return y
 
 
@@ -72,21 +89,23 @@ def _reduce_windows(
     for axis in range(len(window.kernel)):
         before = (slice(None),) * (2 + axis)
         size = window.output[axis]
-        if axis == len(window.kernel) - 1:
-            rows = _reduce_along_rows(xp, x, window, combine)
+        if axis == len(window.kernel) - 1 and x.size:
+            rows = _reduce_along_rows(xp, x, window, combine, start)
             if rows is not None:
                 return rows
         reads = [window.valid(axis, k) for k in range(window.kernel[axis])]
-        whole = slice(0, size)
-        first = next((k for k, (to, _) in enumerate(reads) if to == whole), None)
-        if first is None:
-            y = xp.full((*x.shape[: 2 + axis], size, *x.shape[3 + axis :]), start, dtype=x.dtype)
+        whole = [k for k, (to, _) in enumerate(reads) if to == slice(0, size)][:2]
+        parts = [x[(*before, reads[k][1])] for k in whole]
+        if len(parts) == 2:
+            y = combine(*parts)
         elif len(reads) == 1:
-            y = x[(*before, reads[0][1])]
+            y = parts[0]
+        elif parts:
+            y = parts[0].copy()
         else:
-            y = x[(*before, reads[first][1])].copy()
+            y = xp.full((*x.shape[: 2 + axis], size, *x.shape[3 + axis :]), start, dtype=x.dtype)
         for k, (to, at) in enumerate(reads):
-            if k != first and to.start < to.stop:
+            if k not in whole and to.start < to.stop:
                 part = y[(*before, to)]
                 combine(part, x[(*before, at)], out=part)
         x = y
@@ -165,6 +184,8 @@ def max_pool_10(
 
 @in_float32
 def _average_pool(xp: Xp, x: Array, *, window: Window, count_include_pad: int) -> Array:
+    if window.kernel == window.input and not any(window.begin) and not any(window.end):
+        return global_average_pool_1(xp, x)
     y = _reduce_windows(xp, x, window, xp.add, 0)
     count = 1.0
     for axis in range(len(window.kernel)):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 
 
@@ -81,6 +82,7 @@ def per_axis(
     return tuple(int(v) for v in value)
 
 
+@lru_cache(maxsize=1024)  # as dear as a small convolution, and asked for at every run of a node
 def sliding_window(
     spatial: Sequence[int],
     kernel: Sequence[int],

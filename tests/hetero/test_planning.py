@@ -20,7 +20,7 @@ from devices.model_reader import read_model
 from devices.null import NullPlugin
 from devices.support import Refusal
 from hetero.affinity import Affinity
-from hetero.cost import Line
+from hetero.cost import Line, Time
 from hetero.cost.cost_file import write_costs
 from hetero.cost.work import ASSUMED_SPEED, node_work, request_positions
 from hetero.partition import partition
@@ -133,6 +133,17 @@ def test_priority_is_only_judged() -> None:
     assert report.affinity == listed
     assert report.bottleneck_s == pytest.approx(6e-3)
     assert any("bottleneck 3 ms instead of 6 ms" in line for line in report.advice)
+
+
+def test_a_device_without_company_is_not_slowed_by_it() -> None:
+    model = chain(4)
+    given = costs(model, {d: dict.fromkeys(model.node_names, 1e-3) for d in ("A", "B")})
+    loaded = {n: replace(c, load=Time(2.0, "calibrated")) for n, c in given.devices.items()}
+    both = replace(given, devices=loaded)
+    listed = Affinity(dict.fromkeys(model.node_names, "A"))
+    alone = choose(task(model, both), Choice(policy="PRIORITY"), listed)
+    assert alone.bottleneck_s == pytest.approx(4e-3)
+    assert choose(task(model, both), Choice(seconds=0.2)).bottleneck_s == pytest.approx(4e-3)
 
 
 def test_pipelines_are_in_order() -> None:
