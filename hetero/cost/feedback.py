@@ -35,13 +35,16 @@ def learn(costs: Costs, measurements: Iterable[StageMeasurement]) -> Costs:
     """Return costs that agree with measured subgraphs.
 
     A subgraph's nodes are scaled so that together they make its time, and are ``calibrated`` from
-    then on. The device's load becomes the median of its subgraphs'. Devices that the costs do not
-    have are passed over.
+    then on. The device's load becomes the median of its subgraphs'. Devices of equal costs learn
+    together, so that they stay interchangeable; devices that the costs do not have are passed over.
     """
     by_device: dict[str, list[StageMeasurement]] = {}
     for measured in measurements:
-        if measured.device in costs.devices and measured.alone_s > 0:
-            by_device.setdefault(measured.device, []).append(measured)
+        own = costs.devices.get(measured.device)
+        if own is not None and measured.alone_s > 0:
+            for name, device in costs.devices.items():
+                if device == own:
+                    by_device.setdefault(name, []).append(measured)
     devices = dict(costs.devices)
     for name, stages in by_device.items():
         device = devices[name]

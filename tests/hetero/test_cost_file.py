@@ -108,3 +108,11 @@ def test_learning_makes_the_subgraph_its_measured_time() -> None:
     assert learnt.load.seconds == pytest.approx(1.5)
     assert len(learnt.subgraphs) == 1
     assert learn(sample(), [StageMeasurement("GPU", ("a",), 1.0, 1.0)]) == sample()
+
+
+def test_equal_devices_learn_together() -> None:
+    times = {d: {"a": 1e-3, "b": 2e-3, "c": 3e-3} for d in ("ORT.0", "ORT.1")}
+    given = costs(MODEL, times)
+    learnt = learn(given, [StageMeasurement("ORT.1", ("a",), alone_s=4e-3, busy_s=4e-3)])
+    assert learnt.devices["ORT.0"] == learnt.devices["ORT.1"]
+    assert learnt.devices["ORT.0"].nodes["a"].seconds == pytest.approx(4e-3)
