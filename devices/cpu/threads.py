@@ -54,7 +54,7 @@ def one_thread() -> Iterator[None]:
         yield
         return
     for library, _ in _libraries():
-        library.set_num_threads(1)
+        _set(library, 1)
     try:
         yield
     finally:
@@ -63,4 +63,16 @@ def one_thread() -> Iterator[None]:
 
 def _restore() -> None:
     for library, started_with in _libraries():
-        library.set_num_threads(_wanted or started_with)
+        _set(library, _wanted or started_with)
+
+
+def _set(library: Any, count: int) -> None:
+    """Set a library's threads, and leave the next thread free to set them again.
+
+    Newer versions of threadpoolctl let only the first thread that ever set OpenBLAS's
+    limit set it again, and ignore the others; device threads come and go.
+    """
+    library.set_num_threads(count)
+    release = getattr(library, "clear_controlling_thread", None)
+    if release is not None:
+        release()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -43,3 +44,11 @@ def test_one_thread_is_for_a_while() -> None:
     with one_thread():
         assert blas_threads() == {1}
     assert blas_threads() == {2}
+
+
+def test_any_thread_can_set_the_limit_after_another() -> None:
+    with ThreadPoolExecutor(1) as other:
+        other.submit(use_threads, 2).result()
+        assert blas_threads() == {2}
+        use_threads(1)  # while the other thread still lives
+        assert blas_threads() == {1}

@@ -78,8 +78,10 @@ def test_first_a_miss_then_a_hit_with_the_same_files(core: hetero.Core, tmp_path
     assert entries(folder) == before
 
 
-def test_without_a_folder_nothing_is_kept(core: hetero.Core, tmp_path: Path) -> None:
-    os.chdir(tmp_path)
+def test_without_a_folder_nothing_is_kept(
+    core: hetero.Core, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     with core.compile_model(branches(), "COUNT.0", {"CACHE_DIR": ""}) as compiled:
         assert not compiled.get_property("LOADED_FROM_CACHE")
     assert list(tmp_path.iterdir()) == []
