@@ -22,10 +22,11 @@ from typing import Any
 
 # Before numpy is loaded: its BLAS reads these once. A core type that somebody forced would have
 # numpy's products use half of the vector units that ONNX Runtime uses.
-os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 FORCED_CORE = os.environ.get("OPENBLAS_CORETYPE", "")
-if "--keep-coretype" not in sys.argv:
-    os.environ.pop("OPENBLAS_CORETYPE", None)
+if __name__ == "__main__":  # who only imports this keeps the environment of its own processes
+    os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    if "--keep-coretype" not in sys.argv:
+        os.environ.pop("OPENBLAS_CORETYPE", None)
 
 import numpy as np
 import onnx
