@@ -19,6 +19,7 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from devices.kernels import KERNELS
+from tests.kernels.strict_namespace import STRICT
 
 #: Newest opset that the installed onnx defines.
 NEWEST = onnx.defs.onnx_opset_version()
@@ -81,7 +82,10 @@ def run_kernel(
     domain: str = "",
     n_outputs: int = 1,
 ) -> list[Any]:
-    """Run our kernel as the executor would, on read-only inputs; return its outputs as a list."""
+    """Run our kernel as the executor would; return its outputs as a list.
+
+    Its inputs are read-only, and the array namespace has only what CuPy's has.
+    """
     kernel = KERNELS.find(domain, op_type, opset)
     assert kernel is not None, f"no kernel for {domain}::{op_type} at opset {opset}"
     keywords = {
@@ -93,7 +97,7 @@ def run_kernel(
     reserved = {"n_outputs": n_outputs, "opset": opset, "out": None}
     keywords |= {name: reserved[name] for name in kernel.wants}
     with np.errstate(all="ignore"):
-        result = kernel.function(np, *(frozen(value) for value in inputs), **keywords)
+        result = kernel.function(STRICT, *(frozen(value) for value in inputs), **keywords)
     return list(result) if isinstance(result, tuple) else [result]
 
 

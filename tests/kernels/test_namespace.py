@@ -9,33 +9,9 @@ import pytest
 
 from devices import kernels
 from devices.kernels import elementwise, logical
+from tests.kernels.strict_namespace import CUPY, LACKING, STRICT
 
 FILES = sorted(Path(str(kernels.__file__)).parent.glob("*.py"))
-
-#: What kernels use of the namespace; each is in CuPy's reference, under the same name.
-CUPY = frozenset(
-    """
-    abs absolute add all any arange arccos arccosh arcsin arcsinh arctan arctanh argmax argmin
-    argpartition argsort array asarray ascontiguousarray atleast_1d bitwise_and bitwise_or
-    bitwise_xor bool_ broadcast_arrays broadcast_to ceil clip complex64 complex128
-    concatenate copysign copyto cos cosh cumprod cumsum diff divide dot dtype e einsum empty
-    empty_like equal exp expand_dims expm1 eye fft finfo flip float16 float32 float64 floor
-    floor_divide fmod frexp full full_like greater greater_equal hanning hypot iinfo inf int8 int16
-    int32 int64 integer invert isfinite isinf isnan issubdtype ldexp left_shift less less_equal
-    linalg linspace log log1p log2 logaddexp logical_and logical_not logical_or logical_xor matmul
-    max maximum mean min minimum moveaxis multiply nan nan_to_num negative newaxis nonzero ones
-    ones_like pad partition pi power prod random ravel reciprocal remainder repeat reshape
-    result_type right_shift rint roll searchsorted sign signbit sin sinh sort split sqrt square
-    squeeze stack std subtract sum swapaxes take take_along_axis tan tanh tensordot tile trace
-    transpose tril triu true_divide trunc uint8 uint16 uint32 uint64 unique unravel_index var where
-    zeros zeros_like
-    """.split()  # noqa: SIM905  (a paragraph of words reads better than a hundred lines)
-)
-
-#: Keyword arguments that numpy's function has and CuPy's has not.
-LACKING = {
-    name: {"initial", "where"} for name in ("max", "min", "sum", "prod", "mean", "any", "all")
-} | {"einsum": {"out"}, "take_along_axis": {"mode"}, "unique": {"equal_nan", "sorted"}}
 
 
 def is_namespace(node: ast.expr) -> bool:
@@ -75,3 +51,12 @@ def test_tables_name_what_cupy_has() -> None:
         *logical._CONNECTIVES,
     )
     assert {name for _, _, name in tables} <= CUPY
+
+
+def test_the_namespace_of_the_kernel_tests_refuses_what_cupy_lacks() -> None:
+    x = STRICT.asarray([1.0, 2.0])
+    assert STRICT.sum(x) == 3
+    with pytest.raises(AttributeError, match="fromiter"):
+        STRICT.fromiter([])
+    with pytest.raises(TypeError, match="initial"):
+        STRICT.max(x, initial=0)
