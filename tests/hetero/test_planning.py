@@ -100,7 +100,7 @@ def test_the_same_task_gives_the_same_plan() -> None:
     dice = random.Random(3)
     times = {d: {n: dice.uniform(1e-3, 5e-3) for n in model.node_names} for d in ("A", "B", "C")}
     given = costs(model, times, wire=Line(1e-4, 0.0, "measured"))
-    first, second = (choose(task(model, given), Choice(seconds=0.5, seed=11)) for _ in range(2))
+    first, second = (choose(task(model, given), Choice(seconds=6.0, seed=11)) for _ in range(2))
     assert first.affinity == second.affinity
     assert first.alternatives == second.alternatives
 
