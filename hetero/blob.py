@@ -11,16 +11,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import numpy as np
 
 from devices.deferred_model import DeferredModel
-from devices.errors import BlobError, HeteroError, UnsupportedOperationError
+from devices.errors import (
+    BlobError,
+    HeteroError,
+    ModelNotFoundError,
+    UnsupportedOperationError,
+)
 from devices.model import Model
 from devices.program import Payload
 from devices.tensor_spec import TensorSpec
-from hetero.affinity import Affinity
+from hetero.affinity import NO_PINS, Affinity
 from hetero.config import NOT_KEPT
 from hetero.partition import Output, OutputKind, Partition, Subgraph, Wire
 from scheduler.blob_file import BlobFile
@@ -69,11 +75,14 @@ class Compilation:
         HETERO's own properties.
     configs : mapping of str to mapping
         Device name -> its options.
+    pins : Affinity
+        Nodes that the user placed.
     """
 
     devices: Mapping[str, DeviceRecord]
     own: Mapping[str, Any]
     configs: Mapping[str, Mapping[str, Any]]
+    pins: Affinity = NO_PINS
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +164,7 @@ def header_of(cut: Cut, compilation: Compilation) -> dict[str, Any]:
         },
         "options": _plain(compilation.own),
         "device_options": {n: _plain(options) for n, options in compilation.configs.items()},
+        "pins": dict(compilation.pins.devices),
         "plan": Inline(cut.plan.to_bytes()),
         "positions": [s.positions for s in cut.partition.subgraphs],
         # Of the values that stages take and give: enough to load their exports.
@@ -178,6 +188,29 @@ def export_payloads(plan: Plan, export: Callable[[int], Payload]) -> list[Payloa
         except UnsupportedOperationError:
             found.append(None)
     return found
+
+
+def open_blob(source: str | Path | bytes | bytearray | memoryview) -> BlobFile:
+    """Open a blob that the user names.
+
+    Raises
+    ------
+    ModelNotFoundError
+        There is no such file.
+    BlobError
+        It cannot be read, or is no blob.
+    """
+    try:
+        return BlobFile(source)
+    except FileNotFoundError as error:
+        raise ModelNotFoundError(
+            f"no file {str(source)!r}; give the path or the bytes of what `export_model` wrote.",
+            path=str(source),
+        ) from error
+    except OSError as error:
+        raise BlobError(
+            f"blob {source!s}: cannot be read: {error.strerror or error}.", path=str(source)
+        ) from error
 
 
 class ModelBlob:
@@ -212,6 +245,8 @@ class ModelBlob:
         self.device_options: dict[str, dict[str, Any]] = self._read(
             "device_options", lambda options: {str(n): dict(o) for n, o in options.items()}
         )
+        #: Nodes that the user placed; blobs of earlier versions do not tell.
+        self.pins: dict[str, str] = self._read("pins", dict) if "pins" in contents else {}
         if absent := [d for d in self.plan.devices if d not in self.devices]:
             raise BlobError(f"{self._where}: devices: nothing on {absent}, which the plan uses.")
 
@@ -269,12 +304,16 @@ class ModelBlob:
         except KeyError as error:
             raise BlobError(f"{self._where}: ports: nothing on value {error}.") from error
 
+    def affinity(self) -> Affinity:
+        """Return which device each node was compiled for, and why."""
+        found: Affinity = self._read("affinity", _read_affinity)
+        return found
+
     def cut(self, source: Model) -> Cut:
         """Return how `source`, which has to be the model that was compiled, was cut and placed."""
         positions = self._read("positions", lambda rows: [tuple(row) for row in rows])
-        affinity = self._read("affinity", _read_affinity)
         try:
-            return Cut(_partition(source, self.plan, positions), affinity, self.plan)
+            return Cut(_partition(source, self.plan, positions), self.affinity(), self.plan)
         except (TypeError, ValueError, LookupError) as error:
             raise BlobError(f"{self._where}: positions: they do not fit: {error}.") from error
 

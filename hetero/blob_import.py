@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 def place_devices(
     blob: ModelBlob, available: Sequence[str], remap: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Return which device here stands for each device of a blob's plan.
+    """Return which device here stands for each device of a blob's plan, where there is one.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ def place_devices(
     BlobError
         `remap` names a device that the blob does not use.
     UnknownDeviceError
-        Devices that are not here, all of them, and how to go on without them.
+        `remap` leads to devices that are not here.
     """
     used = blob.plan.devices
     wanted = {device: device for device in used}
@@ -52,16 +52,74 @@ def place_devices(
             )
         wanted[found] = new
     placed = {old: find_device(new, available) for old, new in wanted.items()}
-    if absent := [wanted[old] for old, here in placed.items() if here is None]:
-        raise UnknownDeviceError(
-            f"model {blob.name!r} was compiled for {', '.join(used)}; not here: "
-            f"{', '.join(absent)}. Here are {', '.join(available)}. Put another in its place with "
-            f"remap={{{absent[0]!r}: 'CPU'}} (--remap {absent[0]}=CPU), or name the devices to "
-            "compile it for again.",
-            device=absent[0],
-            devices=tuple(absent),
-        )
+    if absent := [new for old, new in wanted.items() if placed[old] is None and new != old]:
+        raise absent_devices(blob, absent, available)
     return {old: here for old, here in placed.items() if here is not None}
+
+
+def absent_devices(
+    blob: ModelBlob, absent: Sequence[str], available: Sequence[str]
+) -> UnknownDeviceError:
+    """Return the error for devices that are not here: all of them, and how to do without."""
+    return UnknownDeviceError(
+        f"model {blob.name!r} was compiled for {', '.join(blob.plan.devices)}; not here: "
+        f"{', '.join(absent)}. Here are {', '.join(available)}. Put another in its place with "
+        f"remap={{{absent[0]!r}: 'CPU'}} (--remap {absent[0]}=CPU), or name the devices to "
+        "compile it for again.",
+        device=absent[0],
+        devices=tuple(absent),
+    )
+
+
+def recompilation(
+    blob: ModelBlob,
+    placed: Mapping[str, str],
+    given: Mapping[str, Any],
+    known: Mapping[str, Collection[str]],
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the options and the pins with which a blob's model is compiled again.
+
+    Parameters
+    ----------
+    blob : ModelBlob
+        What is imported.
+    placed : mapping of str to str
+        Device of the blob -> device here, for those that are.
+    given : mapping
+        What was given for this import: it wins over the blob's options.
+    known : mapping of str to collection of str
+        Device here -> the options that it knows.
+
+    Returns
+    -------
+    (dict, dict)
+        Options, and node name -> device: what the user pinned, and all of a device that was
+        remapped, where the device that they went to is here.
+    """
+    kept = kept_options(blob)
+    if memory := kept.get("DEVICE_MEMORY_NBYTES"):
+        kept["DEVICE_MEMORY_NBYTES"] = {placed[d]: n for d, n in memory.items() if d in placed}
+    options = {
+        here: {
+            name: value
+            for name, value in blob.device_options.get(old, {}).items()
+            if name in known[here] and name not in given
+        }
+        for old, here in placed.items()
+    }
+    asked = dict(given.get("DEVICE_PROPERTIES", {}))
+    listed = {here: {**mine, **asked.pop(here, {})} for here, mine in options.items()}
+    config = {**kept, **given, "DEVICE_PROPERTIES": {**listed, **asked}}
+    moved = {old for old, here in placed.items() if find_device(old, [here]) is None}
+    affinity = blob.affinity()
+    pins = {
+        name: placed[device]
+        for name, device in affinity.items()
+        if device in placed and (name in blob.pins or device in moved)
+    }
+    if lost := [n for n, device in blob.pins.items() if device not in placed]:
+        _log.warning("model=%s: pins on devices that are not here are gone: %s", blob.name, lost)
+    return config, pins
 
 
 def remapped(cut: Cut, placed: Mapping[str, str]) -> Cut:

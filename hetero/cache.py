@@ -135,8 +135,8 @@ class Cache:
         Returns
         -------
         bool
-            Whether it is there now. The first failure is logged as a warning; after it nothing
-            more is tried.
+            Whether it is there now. What fails is logged as a warning; once the folder itself
+            has failed, nothing more is tried.
         """
         if self._failed:
             return False
@@ -150,6 +150,9 @@ class Cache:
             _log.warning(
                 "cache folder %s: %s; the model is compiled, and not kept.", self.folder, reason
             )
+            return False
+        except Exception as error:  # what a plugin exports may be of any type
+            _log.warning("cache entry %s: not kept: %s: %s", name, type(error).__name__, error)
             return False
         return published
 

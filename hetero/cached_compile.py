@@ -7,11 +7,12 @@ weights are in the subgraphs' entries only, from which every process of a node m
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Final
 
-from devices.errors import BlobError, HeteroError, UnsupportedOperationError
+from devices.errors import BlobError, UnsupportedOperationError
 from devices.model import Model
 from devices.program import Payload
 from hetero.affinity import Affinity
@@ -100,7 +101,8 @@ class CachedCompiler:
         made = cut()
         keys = [self._stage_key(made, stage.index) for stage in made.plan.stages]
         deployment = self._deploy(made, keys)
-        self._keep(key, made, keys, deployment)
+        with _closed_on_error(deployment):
+            self._keep(key, made, keys, deployment)
         return Cached(made, deployment, hit=False)
 
     def _load(self, key: str) -> Cached | None:
@@ -114,9 +116,10 @@ class CachedCompiler:
             self.cache.drop(name, str(error))
             return None
         deployment = self._deploy(cut, keys)
-        for stage in cut.plan.stages:
-            if stage.index not in deployment.imported:
-                self._keep_stage(keys[stage.index], cut, stage.index, deployment)
+        with _closed_on_error(deployment):
+            for stage in cut.plan.stages:
+                if stage.index not in deployment.imported:
+                    self._keep_stage(keys[stage.index], cut, stage.index, deployment)
         return Cached(cut, deployment, hit=len(deployment.imported) == len(cut.plan.stages))
 
     def _read_plan(self, blob: BlobFile, key: str) -> tuple[Cut, list[str]]:
@@ -212,8 +215,9 @@ class CachedCompiler:
             payload = deployment.export(index)
         except UnsupportedOperationError:
             return False
-        except HeteroError as error:
-            _log.warning("model=%s stage=%d: not kept: %s", cut.plan.name, index, error)
+        except Exception as error:  # a plugin's export may raise anything
+            what = type(error).__name__
+            _log.warning("model=%s stage=%d: not kept: %s: %s", cut.plan.name, index, what, error)
             return False
         record = self.compilation.devices[subgraph.device]
 
@@ -231,3 +235,13 @@ class CachedCompiler:
             return writer.write(file, head)
 
         return self.cache.put(key + STAGE_SUFFIX, write)
+
+
+@contextmanager
+def _closed_on_error(deployment: Deployment) -> Iterator[None]:
+    """Close a deployment that nobody gets to see."""
+    try:
+        yield
+    except BaseException:
+        deployment.close()
+        raise

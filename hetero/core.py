@@ -10,15 +10,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-from devices.errors import HeteroError, PropertyError, UnknownDeviceError
+from devices.errors import HeteroError, PropertyError
 from devices.model import Model
 from devices.model_reader import Source, read_model
 from devices.properties import Config
 from devices.support import Support
 from hetero.affinity import Affinity, assign
 from hetero.affinity_file import parse_pins
-from hetero.blob import Compilation, Cut, DeviceRecord, ModelBlob
-from hetero.blob_import import import_config, import_sources, kept_options, place_devices, remapped
+from hetero.blob import Compilation, Cut, DeviceRecord, ModelBlob, open_blob
+from hetero.blob_import import (
+    absent_devices,
+    import_config,
+    import_sources,
+    place_devices,
+    recompilation,
+    remapped,
+)
 from hetero.cache import cache_of
 from hetero.cached_compile import Cached, CachedCompiler
 from hetero.compiled_model import CompiledModel
@@ -30,7 +37,6 @@ from hetero.partition import partition
 from hetero.query import gather_pins, query_priority
 from hetero.survey import Survey
 from scheduler import create_executor
-from scheduler.blob_file import BlobFile
 from scheduler.executor import Deployment, DeviceDescriptor, Executor, StageSource
 
 _log = logging.getLogger(__name__)
@@ -331,7 +337,8 @@ class Core(PlanningCore):
             The blob. Weights of a file are mapped: one copy on a node, however many processes.
         device : str, optional
             Devices that may be used. Where the blob was compiled for others, the model in it is
-            compiled again for these.
+            compiled again for these; the blob's options and pins, and `remap`, hold for those that
+            are here.
         config : mapping, optional
             Options; the blob's own hold for the rest.
         remap : mapping of str to str, optional
@@ -341,6 +348,8 @@ class Core(PlanningCore):
         ------
         BlobError
             Not a blob, damaged, or of another format version.
+        ModelNotFoundError
+            There is no such file.
         UnknownDeviceError
             Devices that are not here, and neither `remap` nor `device` says what to do.
 
@@ -352,24 +361,24 @@ class Core(PlanningCore):
         """
         if not isinstance(source, str | Path | bytes | bytearray | memoryview):
             source = source.read()
-        blob = ModelBlob(BlobFile(source))
+        blob = ModelBlob(open_blob(source))
         blob.blob.verify()
         model = blob.source()
         available = self.available_devices if device is None else self.resolve_devices(device)
-        config, kept = config or {}, kept_options(blob)
-        try:
-            placed = place_devices(blob, available, remap)
-        except UnknownDeviceError:
+        config = config or {}
+        placed = place_devices(blob, available, remap)
+        known = {name: self._known_properties(name) for name in placed.values()}
+        if absent := [name for name in blob.plan.devices if name not in placed]:
             if device is None:
-                raise
+                raise absent_devices(blob, absent, available)
             _log.warning("model=%s: compiled again for %s", blob.name, device)
-            return self.compile_model(model, device, {**kept, **config})
+            options, pins = recompilation(blob, placed, config, known)
+            return self.compile_model(model, device, options, affinity=pins)
         cut = remapped(blob.cut(model), placed)
         devices = cut.plan.devices
-        split = self._split_config(config, devices)
-        known = {name: self._known_properties(name) for name in devices}
-        split = import_config(blob, placed, split, config, known)
-        compilation = self._compilation(devices, split)
+        split = import_config(blob, placed, self._split_config(config, devices), config, known)
+        pins = {name: placed[old] for name, old in blob.pins.items()}
+        compilation = self._compilation(devices, split, Affinity(pins))
         sources = import_sources(
             blob, cut, compilation.devices, compilation.configs, self._shaping(devices)
         )
@@ -395,7 +404,7 @@ class Core(PlanningCore):
         else:
             given = affinity if isinstance(affinity, Mapping) else parse_pins(affinity or ())
             pins = gather_pins(model, devices, affinity=given)
-        return _Request(devices, split, pins, self._compilation(devices, split))
+        return _Request(devices, split, pins, self._compilation(devices, split, pins))
 
     def _query(
         self, model: Model, device: str, config: Config, affinity: AffinitySource | None
@@ -409,7 +418,9 @@ class Core(PlanningCore):
 
         return query_priority(model, request.devices, ask, request.pins)
 
-    def _compilation(self, devices: Sequence[str], config: SplitConfig) -> Compilation:
+    def _compilation(
+        self, devices: Sequence[str], config: SplitConfig, pins: Affinity
+    ) -> Compilation:
         described = {d.name: d for d in self.device_descriptors}
         return Compilation(
             {name: DeviceRecord.of(described[name]) for name in devices},
@@ -419,6 +430,7 @@ class Core(PlanningCore):
                 name: {n: v for n, v in options.items() if n != "CACHE_DIR"}
                 for name, options in config.devices.items()
             },
+            pins,
         )
 
     def _shaping(self, devices: Sequence[str]) -> dict[str, tuple[str, ...]]:
