@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from devices.errors import UnknownPropertyError
 from devices.properties import Config, Property, PropertyTable
+from scheduler.client_machine import Limits
 
 
 def _check_callbacks(callbacks: tuple[Any, ...]) -> str | None:
@@ -32,6 +33,8 @@ def _check_memory(sizes: Mapping[str, Any]) -> str | None:
     wrong = [n for n, v in sizes.items() if not isinstance(v, int | float) or v < 0]
     return f"{wrong[0]!r} has no number of 0 or more bytes" if wrong else None
 
+
+_LIMITS: Final = Limits()
 
 HETERO_PROPERTIES: Final = PropertyTable(
     Property(
@@ -89,19 +92,19 @@ HETERO_PROPERTIES: Final = PropertyTable(
         "Options of single devices: {device name: {property: value}}.",
     ),
     Property(
-        "MAX_REQUESTS_IN_FLIGHT", int, 32, True,
+        "MAX_REQUESTS_IN_FLIGHT", int, _LIMITS.requests, True,
         "Requests in flight before the next one waits to be admitted.", minimum=1,
     ),
     Property(
-        "MAX_BYTES_IN_FLIGHT", int, 2**30, True,
+        "MAX_BYTES_IN_FLIGHT", int, _LIMITS.nbytes, True,
         "Bytes that requests in flight may hold before the next one waits.", minimum=1,
     ),
     Property(
-        "MAX_REQUESTS_WAITING", int, 1024, True,
+        "MAX_REQUESTS_WAITING", int, _LIMITS.waiting, True,
         "Callers that may wait to be admitted; one more gets OverloadedError.", minimum=0,
     ),
     Property(
-        "REQUEST_TIMEOUT_S", float, 3600.0, True,
+        "REQUEST_TIMEOUT_S", float, _LIMITS.timeout_s, True,
         "Seconds after which a request without a deadline of its own fails.", minimum=0,
     ),
     Property("PERF_COUNT", bool, False, True, "Whether requests time each executed node."),
@@ -147,13 +150,6 @@ NOT_KEPT: Final = (
     "LOADED_FROM_CACHE",
     "MULTI_DEVICE_PRIORITIES",
 )
-#: Properties that an executor reads when a plan is deployed.
-LIMITS: Final = (
-    "MAX_REQUESTS_IN_FLIGHT",
-    "MAX_BYTES_IN_FLIGHT",
-    "MAX_REQUESTS_WAITING",
-    "REQUEST_TIMEOUT_S",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +162,14 @@ class SplitConfig:
     devices: dict[str, dict[str, Any]]
 
     @property
-    def limits(self) -> dict[str, Any]:
+    def limits(self) -> Limits:
         """The bounds of a deployment's queues."""
-        return {name: self.own[name] for name in LIMITS}
+        return Limits(
+            self.own["MAX_REQUESTS_IN_FLIGHT"],
+            self.own["MAX_BYTES_IN_FLIGHT"],
+            self.own["MAX_REQUESTS_WAITING"],
+            self.own["REQUEST_TIMEOUT_S"],
+        )
 
 
 def split_config(

@@ -439,7 +439,7 @@ class Core(PlanningCore):
 
     def _deploy(self, cut: Cut, sources: Sequence[StageSource], config: SplitConfig) -> Deployment:
         constants = constant_outputs(cut.partition)
-        return self.executor.deploy(cut.plan, sources, constants, config=config.limits)
+        return self.executor.deploy(cut.plan, sources, constants, limits=config.limits)
 
     def _compiled(self, found: Cached, compilation: Compilation) -> CompiledModel:
         cut = found.cut

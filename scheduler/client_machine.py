@@ -18,13 +18,12 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from devices.errors import (
     DeadlineError,
     DeviceLostError,
     OverloadedError,
-    PropertyError,
     RequestCancelledError,
 )
 from scheduler import events
@@ -94,37 +93,6 @@ class Limits:
     waiting: int = 1024
     timeout_s: float = 3600.0
     remembered: int = 1024
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Limits:
-        """Read limits from a deployment's configuration; absent ones have their defaults.
-
-        Raises
-        ------
-        PropertyError
-            If a name is unknown or a value is no positive number.
-        """
-        fields = {
-            "MAX_REQUESTS_IN_FLIGHT": ("requests", int),
-            "MAX_BYTES_IN_FLIGHT": ("nbytes", int),
-            "MAX_REQUESTS_WAITING": ("waiting", int),
-            "REQUEST_TIMEOUT_S": ("timeout_s", float),
-        }
-        values: dict[str, Any] = {}
-        for name, value in config.items():
-            if name not in fields:
-                raise PropertyError(
-                    f"no deployment property {name!r}; there are {', '.join(fields)}.",
-                    property=name,
-                )
-            target, kind = fields[name]
-            try:
-                values[target] = kind(value)
-            except (TypeError, ValueError):
-                values[target] = -1
-            if values[target] < (name == "MAX_REQUESTS_IN_FLIGHT"):
-                raise PropertyError(f"{name}={value!r}: wanted a positive number.", property=name)
-        return cls(**values)
 
 
 class InvalidTransitionError(RuntimeError):

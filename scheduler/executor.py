@@ -15,7 +15,7 @@ import numpy as np
 from devices.model import Model
 from devices.program import ExecutedNode, Payload, Value
 from devices.support import Support
-from scheduler.client_machine import StoryLine
+from scheduler.client_machine import Limits, StoryLine
 from scheduler.plan import Plan
 from scheduler.stored_payload import StoredPayload
 
@@ -235,7 +235,7 @@ class Executor(Protocol):
         sources: Sequence[StageSource],
         constants: Mapping[str, np.ndarray] | None = None,
         *,
-        config: Mapping[str, Any] | None = None,
+        limits: Limits | None = None,
     ) -> Deployment:
         """Compile every stage on its device.
 
@@ -247,9 +247,8 @@ class Executor(Protocol):
             One a stage.
         constants : mapping of str to numpy.ndarray
             Values of the plan's constant outputs.
-        config : mapping
-            ``MAX_REQUESTS_IN_FLIGHT``, ``MAX_BYTES_IN_FLIGHT``, ``MAX_REQUESTS_WAITING``,
-            ``REQUEST_TIMEOUT_S``: the bounds of `client_machine.Limits`.
+        limits : Limits, optional
+            Bounds of its queues.
         """
 
     def close(self) -> None:

@@ -29,7 +29,6 @@ from scheduler.device_probe import PluginSpec, merge_nodes, probe_node, usable
 from scheduler.events import DeviceEvent, DeviceInstruction, Task
 from scheduler.executor import DeviceDescriptor, StageRun, StageSource
 from scheduler.plan import Plan
-from scheduler.request_runner import deployment_limits
 
 
 class _DeviceThreads:
@@ -343,11 +342,11 @@ class InProcessExecutor:
         sources: Sequence[StageSource],
         constants: Mapping[str, np.ndarray] | None = None,
         *,
-        config: Mapping[str, Any] | None = None,
+        limits: Limits | None = None,
     ) -> InProcessDeployment:
         """Compile every stage on its device; see `scheduler.executor.Executor.deploy`."""
         check_sources(plan, sources)
-        limits = deployment_limits(config)
+        limits = limits or Limits()
         threads = {name: self._device(name) for name in plan.devices}
         key = f"deployment-{next(self._keys)}"
         deployment = InProcessDeployment(

@@ -18,6 +18,7 @@ from devices.errors import ClusterError, DeviceLostError, HeteroError
 from devices.model import Constant, Model
 from devices.program import Payload
 from devices.support import Support
+from scheduler.client_machine import Limits
 from scheduler.deployment import check_sources, import_failed
 from scheduler.device_probe import PluginSpec
 from scheduler.executor import DeviceDescriptor, StageSource
@@ -27,7 +28,6 @@ from scheduler.ray_deployment import Arrival, RayDeployment
 from scheduler.ray_devices import ActorDevice, RayDevices
 from scheduler.ray_nodes import alive_nodes
 from scheduler.ray_start import connect
-from scheduler.request_runner import deployment_limits
 from scheduler.stored_payload import StoredPayload
 
 _log = logging.getLogger(__name__)
@@ -109,11 +109,11 @@ class RayExecutor:
         sources: Sequence[StageSource],
         constants: Mapping[str, np.ndarray] | None = None,
         *,
-        config: Mapping[str, Any] | None = None,
+        limits: Limits | None = None,
     ) -> RayDeployment:
         """Compile every stage on its device, all at once; see `Executor.deploy`."""
         check_sources(plan, sources)
-        limits = deployment_limits(config)
+        limits = limits or Limits()
         deployment = RayDeployment(
             f"deployment-{ray.get_runtime_context().get_job_id()}-{next(self._keys)}",
             plan,

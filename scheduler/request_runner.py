@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from devices.program import Value
 from scheduler import events
@@ -215,8 +215,3 @@ def _fail(call: _Call, error: BaseException) -> None:
     call.future.set_exception(error)
     if call.gate is not None:
         call.gate.set()
-
-
-def deployment_limits(config: Mapping[str, Any] | None, **defaults: Any) -> Limits:
-    """Return a deployment's limits: `config` over `defaults`."""
-    return Limits.from_config({**defaults, **(config or {})})

@@ -16,15 +16,11 @@ from devices.model import Model
 from devices.program import ExecutedNode, Value
 from hetero.lowering import constant_outputs, lower, stage_sources
 from hetero.partition import partition
+from scheduler.client_machine import Limits
 from scheduler.executor import Answer, Deployment, Executor, StageRun
 
 #: Bounds of a measuring deployment.
-_LIMITS: Final = {
-    "MAX_REQUESTS_IN_FLIGHT": 32,
-    "MAX_BYTES_IN_FLIGHT": 2**32,
-    "MAX_REQUESTS_WAITING": 1024,
-    "REQUEST_TIMEOUT_S": 120.0,
-}
+_LIMITS: Final = Limits(nbytes=2**32, timeout_s=120.0)
 #: Warming up ends when two runs differ by less than this share, within so many runs.
 WARM: Final = 0.05
 WARM_RUNS: Final = (3, 12)
@@ -69,7 +65,7 @@ def deployed(
     """Deploy a model by an affinity for as long as the context lasts."""
     cut = partition(model, affinity)
     deployment = executor.deploy(
-        lower(cut), stage_sources(cut, configs), constant_outputs(cut), config=_LIMITS
+        lower(cut), stage_sources(cut, configs), constant_outputs(cut), limits=_LIMITS
     )
     try:
         yield deployment

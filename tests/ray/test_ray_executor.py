@@ -22,7 +22,7 @@ from devices.errors import (
     RequestCancelledError,
     UnsupportedNodesError,
 )
-from scheduler import StageSource, create_executor
+from scheduler import Limits, StageSource, create_executor
 from scheduler.ray_executor import RayExecutor
 from tests.scheduler.models import build, chain, cut, diamond
 from tests.scheduler.plugins import BrokenPlugin, TwinPlugin
@@ -182,7 +182,7 @@ def test_cancel_stops_what_runs_and_what_waits(executor: RayExecutor) -> None:
 
 def test_deadline_and_push_back(executor: RayExecutor) -> None:
     plan = chain("TOY.0", name="sleep_60_")
-    deployment = executor.deploy(*plan, config={"MAX_REQUESTS_IN_FLIGHT": 1})
+    deployment = executor.deploy(*plan, limits=Limits(requests=1))
     submission = deployment.submit({"x": X}, timeout_s=0.3)
     with pytest.raises(OverloadedError):
         deployment.submit({"x": X}, timeout_s=0)

@@ -22,7 +22,7 @@ from devices.errors import (
     UnknownDeviceError,
     UnsupportedNodesError,
 )
-from scheduler import InProcessExecutor, Plan, StageSource, create_executor
+from scheduler import InProcessExecutor, Limits, Plan, StageSource, create_executor
 from tests.scheduler.models import build, chain, cut, diamond
 from tests.scheduler.plugins import BrokenPlugin, ToyPlugin, TwinPlugin
 
@@ -182,7 +182,7 @@ def test_deadline(executor: InProcessExecutor) -> None:
 
 def test_a_full_pipeline_pushes_back(executor: InProcessExecutor) -> None:
     plan = chain("TOY.0", name="sleep_0.2_")
-    deployment = executor.deploy(*plan, config={"MAX_REQUESTS_IN_FLIGHT": 1})
+    deployment = executor.deploy(*plan, limits=Limits(requests=1))
     first = deployment.submit({"x": X})
     with pytest.raises(OverloadedError):
         deployment.submit({"x": X}, timeout_s=0)
@@ -195,7 +195,7 @@ def test_a_full_pipeline_pushes_back(executor: InProcessExecutor) -> None:
 
 def test_close_cancels_what_runs_and_what_waits(executor: InProcessExecutor) -> None:
     plan = chain("TOY.0", name="sleep_30_")
-    deployment = executor.deploy(*plan, config={"MAX_REQUESTS_IN_FLIGHT": 1})
+    deployment = executor.deploy(*plan, limits=Limits(requests=1))
     first = deployment.submit({"x": X})
     caught: list[BaseException] = []
 
