@@ -30,10 +30,10 @@ from hetero.cache import cache_of
 from hetero.cached_compile import Cached, CachedCompiler
 from hetero.compiled_model import CompiledModel
 from hetero.config import HETERO_PROPERTIES, SplitConfig, split_config
-from hetero.core_planning import PlanningCore, cost_digest
 from hetero.device_choice import check_counts, choose_devices, choose_prioritised
 from hetero.lowering import constant_outputs, lower, stage_sources
 from hetero.partition import partition
+from hetero.planning.cost_planner import PlanningCore, cost_digest
 from hetero.query import gather_pins, query_priority
 from hetero.survey import Survey
 from scheduler import create_executor

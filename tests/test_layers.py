@@ -23,7 +23,7 @@ RESERVED = {
     "onnxruntime": ["devices/ort*.py"],
     "openvino": ["devices/ov*.py", "devices/openvino*.py"],
     "cupy": ["devices/gpu*.py", "devices/gpu/*.py"],
-    "highspy": ["hetero/planner/*.py"],
+    "highspy": ["hetero/planning/solver/*.py"],
     "click": ["hetero/cli/*.py"],
 }
 

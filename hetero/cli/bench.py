@@ -34,8 +34,8 @@ from hetero.cli.prediction import (
 )
 from hetero.compiled_model import CompiledModel
 from hetero.core import Core
-from hetero.cost.cost_file import write_costs
-from hetero.cost.feedback import learn
+from hetero.planning.cost.cost_file import write_costs
+from hetero.planning.cost.feedback import learn
 from scheduler.executor import Answer
 
 PERCENTILES = (50, 90, 95, 99)

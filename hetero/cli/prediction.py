@@ -8,7 +8,7 @@ from rich.table import Table
 
 from hetero.cli.options import OUT
 from hetero.compiled_model import CompiledModel
-from hetero.cost.feedback import StageMeasurement
+from hetero.planning.cost.feedback import StageMeasurement
 from hetero.routed_model import RoutedModel
 
 

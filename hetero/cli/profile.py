@@ -14,8 +14,8 @@ from devices.errors import DeviceError
 from hetero.cli.inputs import model_inputs, parse_shapes
 from hetero.cli.options import ERR, OUT, model_options, print_json, start, with_core
 from hetero.core import Core
-from hetero.cost import Costs
-from hetero.cost.cost_file import to_document, write_costs
+from hetero.planning.cost import Costs
+from hetero.planning.cost.cost_file import to_document, write_costs
 
 
 @click.command("profile")

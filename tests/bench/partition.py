@@ -24,8 +24,8 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 
-from hetero.planner import Problem, Solution, plan
-from hetero.planner.search import TOLERANCE
+from hetero.planning.solver import Problem, Solution, plan
+from hetero.planning.solver.search import TOLERANCE
 from tests.planner.instances import load, residual_network
 
 

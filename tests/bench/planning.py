@@ -22,8 +22,8 @@ import hetero
 from hetero.cli.bench import measure
 from hetero.cli.inputs import model_inputs
 from hetero.cli.prediction import stage_measurements
-from hetero.cost.cost_file import write_costs
-from hetero.cost.feedback import learn
+from hetero.planning.cost.cost_file import write_costs
+from hetero.planning.cost.feedback import learn
 
 #: What is compared: name -> properties.
 WAYS: dict[str, dict[str, Any]] = {

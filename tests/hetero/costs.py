@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from devices.model import Model
 from devices.support import Support
-from hetero.cost import Costs, DeviceCosts, DeviceIdentity, Line, Time, Transfer
-from hetero.plan_problem import Constraints, Task
+from hetero.planning.cost import Costs, DeviceCosts, DeviceIdentity, Line, Time, Transfer
+from hetero.planning.problem import Constraints, Task
 
 FREE = Line(0.0, 0.0, "measured")
 

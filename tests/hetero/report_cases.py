@@ -14,8 +14,8 @@ from devices.model import Model
 from devices.model_reader import read_model
 from devices.support import Refusal, Support
 from hetero.affinity import Affinity, assign
-from hetero.cost.costs import Time
 from hetero.planning import Alternative, PlanReport, StagePrediction, Variant, WirePrediction
+from hetero.planning.cost.costs import Time
 from hetero.query import gather_pins, query_priority
 from hetero.report import build_report
 from hetero.survey import Survey

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from devices.errors import PlanError
-from hetero.cost import Costs, Line
-from hetero.cost.cost_file import check_costs, read_costs, to_document, write_costs
-from hetero.cost.feedback import StageMeasurement, learn
+from hetero.planning.cost import Costs, Line
+from hetero.planning.cost.cost_file import check_costs, read_costs, to_document, write_costs
+from hetero.planning.cost.feedback import StageMeasurement, learn
 from tests.hetero.costs import costs, identity
 from tests.hetero.graphs import build
 

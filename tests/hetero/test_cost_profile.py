@@ -12,10 +12,10 @@ from devices.errors import DeviceLostError, TensorTypeError
 from devices.model import Model
 from devices.model_reader import read_model
 from devices.program import ExecutedNode
-from hetero.cost.nodes import fused_groups, spread
-from hetero.cost.profile import Subject, profile
-from hetero.cost.samples import chunks, node_key, regions
-from hetero.cost.timing import Timing
+from hetero.planning.cost.nodes import fused_groups, spread
+from hetero.planning.cost.profile import Subject, profile
+from hetero.planning.cost.samples import chunks, node_key, regions
+from hetero.planning.cost.timing import Timing
 from tests.hetero.graphs import build, feeds
 
 CHAIN = build(

@@ -7,8 +7,8 @@ import pytest
 
 from devices.light_models import light_model_inputs
 from devices.model_reader import read_model
-from hetero.cost.calibration import fit_load, fit_subgraphs
-from hetero.cost.work import (
+from hetero.planning.cost.calibration import fit_load, fit_subgraphs
+from hetero.planning.cost.work import (
     Speed,
     Work,
     fit_speed,

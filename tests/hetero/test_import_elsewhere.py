@@ -67,7 +67,7 @@ def test_a_remap_holds_though_another_device_is_missing(
 
 
 def test_a_path_that_is_not_there_is_a_typed_error(elsewhere: hetero.Core, tmp_path: Path) -> None:
-    with pytest.raises(errors.ModelNotFoundError, match="none.hetero"):
+    with pytest.raises(errors.ModelNotFoundError, match=r"none\.hetero"):
         elsewhere.import_model(tmp_path / "none.hetero")
     with pytest.raises(errors.BlobError, match="not a regular file"):
         elsewhere.import_model(tmp_path)

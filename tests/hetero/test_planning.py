@@ -20,15 +20,15 @@ from devices.model_reader import read_model
 from devices.null import NullPlugin
 from devices.support import Refusal
 from hetero.affinity import Affinity
-from hetero.cost import Line, Time
-from hetero.cost.cost_file import write_costs
-from hetero.cost.work import ASSUMED_SPEED, node_work, request_positions
 from hetero.partition import partition
-from hetero.plan_choice import Choice, choose, critical_path, predict, settle
-from hetero.plan_problem import Constraints
-from hetero.plan_problem import build as build_problem
-from hetero.planner import evaluate, make_problem
 from hetero.planning import PlanReport
+from hetero.planning.choose import Choice, choose, critical_path, predict, settle
+from hetero.planning.cost import Line, Time
+from hetero.planning.cost.cost_file import write_costs
+from hetero.planning.cost.work import ASSUMED_SPEED, node_work, request_positions
+from hetero.planning.problem import Constraints
+from hetero.planning.problem import build as build_problem
+from hetero.planning.solver import evaluate, make_problem
 from tests.hetero.costs import costs, task
 from tests.hetero.graphs import build, feeds
 

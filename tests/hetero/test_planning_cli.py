@@ -15,7 +15,7 @@ from devices.model import Model
 from devices.null import NullPlugin
 from devices.program import Program
 from hetero.cli import cli
-from hetero.cost.cost_file import read_costs
+from hetero.planning.cost.cost_file import read_costs
 from tests.hetero.graphs import build
 
 LINES = "\n".join(f"n{i}: v{i + 1} = Neg(v{i})" for i in range(8))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hetero.planner.problem import Problem, make_problem
+from hetero.planning.solver.problem import Problem, make_problem
 
 DATA = Path(__file__).parents[1] / "data" / "partition"
 

@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 
-from hetero.planner.problem import Problem
+from hetero.planning.solver.problem import Problem
 
 
 def every_assignment(problem: Problem) -> np.ndarray:

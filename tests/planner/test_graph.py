@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from devices.errors import PlanError
-from hetero.planner import make_problem
-from hetero.planner.contract import coarsen, collapse_groups, fuse, fuse_cycles
-from hetero.planner.evaluate import cut, evaluate
-from hetero.planner.order import breadth_first, by_key, components, depth_first, depths
-from hetero.planner.problem import Problem, allowed, combine, loads
+from hetero.planning.solver import make_problem
+from hetero.planning.solver.contract import coarsen, collapse_groups, fuse, fuse_cycles
+from hetero.planning.solver.evaluate import cut, evaluate
+from hetero.planning.solver.order import breadth_first, by_key, components, depth_first, depths
+from hetero.planning.solver.problem import Problem, allowed, combine, loads
 from tests.planner.instances import random_problem, residual_network
 
 

@@ -8,16 +8,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hetero.planner import bounds, exact, plan
-from hetero.planner.contract import collapse_groups
-from hetero.planner.greedy import priority
-from hetero.planner.local_search import State, anneal
-from hetero.planner.min_cut import two_way
-from hetero.planner.mixing import mix, most_requests
-from hetero.planner.order import depth_first
-from hetero.planner.problem import Problem, combine, is_feasible, loads
-from hetero.planner.slicing import slice_order
-from hetero.planner.tidy import tidy
+from hetero.planning.solver import bounds, exact, plan
+from hetero.planning.solver.contract import collapse_groups
+from hetero.planning.solver.greedy import priority
+from hetero.planning.solver.local_search import State, anneal
+from hetero.planning.solver.min_cut import two_way
+from hetero.planning.solver.mixing import mix, most_requests
+from hetero.planning.solver.order import depth_first
+from hetero.planning.solver.problem import Problem, combine, is_feasible, loads
+from hetero.planning.solver.slicing import slice_order
+from hetero.planning.solver.tidy import tidy
 from tests.planner.instances import random_problem
 from tests.planner.oracle import every_assignment, every_load, least_bottleneck
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from devices.errors import PlanError
-from hetero.planner import cut, evaluate, exact, is_feasible, make_problem, plan
+from hetero.planning.solver import cut, evaluate, exact, is_feasible, make_problem, plan
 from tests.bench import partition
 from tests.planner.instances import DATA, load, pipeedge, random_problem, residual_network
 from tests.planner.oracle import every_assignment, least_bottleneck

@@ -1,5 +1,0 @@
-"""The cost model: what nodes, subgraphs and transfers take, measured on devices or estimated."""
-
-from hetero.cost.costs import Costs, DeviceCosts, DeviceIdentity, Line, Source, Time, Transfer
-
-__all__ = ["Costs", "DeviceCosts", "DeviceIdentity", "Line", "Source", "Time", "Transfer"]

@@ -1,0 +1,19 @@
+"""Plans by cost: what is measured, what is searched, and the report of what was chosen."""
+
+from hetero.planning.report import (
+    Alternative,
+    PlannedAffinity,
+    PlanReport,
+    StagePrediction,
+    Variant,
+    WirePrediction,
+)
+
+__all__ = [
+    "Alternative",
+    "PlanReport",
+    "PlannedAffinity",
+    "StagePrediction",
+    "Variant",
+    "WirePrediction",
+]

@@ -1,0 +1,267 @@
+"""The cost file: costs as JSON, and the check that they belong to a model and its devices.
+
+::
+
+    {"format": "hetero-costs", "version": 1,
+     "model": {"name", "hash", "shapes": {input: [sizes]}},
+     "devices": {device: {"identity": {...}, "nodes": {node: [seconds, source]},
+                          "dispatch": [...], "fusion": [...], "load": [...], "overhead": [...],
+                          "subgraphs": {digest: [seconds, source]}, "fused": [[node, ...]]}},
+     "transfers": [{"from", "to", "latency": [a, b, source], "busy": [a, b, source]}],
+     "missing": {device: reason}, "interrupted": false}
+
+A source is ``measured``, ``calibrated`` or ``estimated``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final, get_args
+
+from devices.errors import PlanError
+from hetero.planning.cost.costs import (
+    Costs,
+    DeviceCosts,
+    DeviceIdentity,
+    Line,
+    Source,
+    Time,
+    Transfer,
+)
+
+FORMAT: Final = "hetero-costs"
+VERSION: Final = 1
+_SOURCES: Final = frozenset(get_args(Source))
+#: What an identity's fields are called in messages.
+_LABELS: Final = {
+    "plugin": "plugin",
+    "version": "plugin version",
+    "fingerprint": "fingerprint",
+    "node": "node",
+    "num_threads": "threads",
+    "config": "properties",
+}
+
+
+def write_costs(costs: Costs, path: str | Path) -> None:
+    """Write a cost file; it is there whole or not at all."""
+    path = Path(path)
+    handle, name = tempfile.mkstemp(prefix=path.name, suffix=".tmp", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w") as file:
+            json.dump(to_document(costs), file, indent=1)
+        Path(name).chmod(0o644)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def read_costs(path: str | Path) -> Costs:
+    """Read a cost file.
+
+    Raises
+    ------
+    PlanError
+        The file is missing, is no cost file, is of another version, or a value in it is wrong;
+        the message says which.
+    """
+    path = Path(path)
+    try:
+        document = json.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise PlanError(
+            f"cost file {path}: cannot be read: {error}. Make one with `hetero profile`.",
+            path=str(path),
+        ) from error
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise PlanError(
+            f"cost file {path}: it is no cost file: wanted format {FORMAT!r}. Make one with "
+            "`hetero profile`.",
+            path=str(path),
+        )
+    if document.get("version") != VERSION:
+        raise PlanError(
+            f"cost file {path}: version {document.get('version')!r}, wanted {VERSION}. Profile the "
+            "model again.",
+            path=str(path),
+        )
+    try:
+        return from_document(document)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise PlanError(
+            f"cost file {path}: {what}. Profile the model again.", path=str(path)
+        ) from error
+
+
+def to_document(costs: Costs) -> dict[str, Any]:
+    """Return costs as plain values."""
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "model": {
+            "name": costs.model,
+            "hash": costs.model_hash,
+            "shapes": {name: list(shape) for name, shape in costs.shapes.items()},
+        },
+        "devices": {
+            name: {
+                "identity": {
+                    **asdict(device.identity),
+                    "config": dict(device.identity.config),
+                },
+                "nodes": {n: [t.seconds, t.source] for n, t in device.nodes.items()},
+                "dispatch": _pair(device.dispatch),
+                "fusion": _pair(device.fusion),
+                "load": _pair(device.load),
+                "overhead": _pair(device.overhead),
+                "subgraphs": {n: _pair(t) for n, t in device.subgraphs.items()},
+                "fused": [list(group) for group in device.fused],
+            }
+            for name, device in costs.devices.items()
+        },
+        "transfers": [
+            {
+                "from": sender,
+                "to": receiver,
+                "latency": [t.latency.a, t.latency.b, t.latency.source],
+                "busy": [t.busy.a, t.busy.b, t.busy.source],
+            }
+            for (sender, receiver), t in costs.transfers.items()
+        ],
+        "missing": dict(costs.missing),
+        "interrupted": costs.interrupted,
+    }
+
+
+def from_document(document: Mapping[str, Any]) -> Costs:
+    """Return the costs that `to_document` wrote.
+
+    Raises
+    ------
+    KeyError, TypeError, ValueError
+        For what is missing or wrong, with its place.
+    """
+    model = document["model"]
+    return Costs(
+        model=str(model["name"]),
+        model_hash=str(model["hash"]),
+        shapes={n: tuple(int(d) for d in shape) for n, shape in model["shapes"].items()},
+        devices={
+            name: _device(f"devices.{name}", entry) for name, entry in document["devices"].items()
+        },
+        transfers={
+            (str(t["from"]), str(t["to"])): Transfer(
+                _line(f"transfers[{i}].latency", t["latency"]),
+                _line(f"transfers[{i}].busy", t["busy"]),
+            )
+            for i, t in enumerate(document["transfers"])
+        },
+        missing={str(n): str(reason) for n, reason in document["missing"].items()},
+        interrupted=bool(document.get("interrupted", False)),
+    )
+
+
+def check_costs(
+    costs: Costs, model_hash: str, identities: Mapping[str, DeviceIdentity], where: str
+) -> None:
+    """Refuse costs of another model, or of devices that are other ones or absent.
+
+    Parameters
+    ----------
+    costs : Costs
+        As read.
+    model_hash : str
+        The model's content hash.
+    identities : mapping of str to DeviceIdentity
+        The devices that are to be planned for.
+    where : str
+        What the costs came from, for the message.
+
+    Raises
+    ------
+    PlanError
+        With every difference.
+    """
+    differences = []
+    if costs.model_hash != model_hash:
+        differences.append(
+            f"it is of model {costs.model!r} with hash {costs.model_hash[:16]}, wanted "
+            f"{model_hash[:16]}"
+        )
+    for name, wanted in identities.items():
+        if name in costs.missing:
+            differences.append(f"device {name} was not measured: {costs.missing[name]}")
+        elif name not in costs.devices:
+            there = ", ".join(costs.devices) or "none"
+            differences.append(f"device {name} is not in it; it has {there}")
+        else:
+            found, want = asdict(costs.devices[name].identity), asdict(wanted)
+            differences += [
+                f"device {name}: its {_LABELS[key]} is {found[key]!r}, wanted {want[key]!r}"
+                for key in want
+                if found[key] != want[key]
+            ]
+    if differences:
+        lines = "".join(f"\n  {d}" for d in differences)
+        raise PlanError(
+            f"{where} does not fit:{lines}\nProfile the model on these devices, or plan for what "
+            "was measured.",
+            differences=tuple(differences),
+            constraint="costs",
+        )
+
+
+def _device(where: str, entry: Mapping[str, Any]) -> DeviceCosts:
+    identity = entry["identity"]
+    return DeviceCosts(
+        identity=DeviceIdentity(
+            str(identity["plugin"]),
+            str(identity["version"]),
+            str(identity["fingerprint"]),
+            str(identity["node"]),
+            int(identity["num_threads"]),
+            tuple(sorted((str(k), str(v)) for k, v in identity["config"].items())),
+        ),
+        nodes={n: _time(f"{where}.nodes.{n}", t) for n, t in entry["nodes"].items()},
+        dispatch=_time(f"{where}.dispatch", entry["dispatch"]),
+        fusion=_time(f"{where}.fusion", entry["fusion"]),
+        load=_time(f"{where}.load", entry["load"]),
+        overhead=_time(f"{where}.overhead", entry["overhead"]),
+        subgraphs={n: _time(f"{where}.subgraphs.{n}", t) for n, t in entry["subgraphs"].items()},
+        fused=tuple(tuple(str(n) for n in group) for group in entry["fused"]),
+    )
+
+
+def _pair(time: Time) -> list[Any]:
+    return [time.seconds, time.source]
+
+
+def _time(where: str, entry: Any) -> Time:
+    seconds, source = entry
+    return Time(_number(where, seconds), _source(where, source))
+
+
+def _line(where: str, entry: Any) -> Line:
+    a, b, source = entry
+    return Line(_number(where, a), _number(where, b), _source(where, source))
+
+
+def _number(where: str, value: Any) -> float:
+    # NaN and infinity are JSON to Python, and no time.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e9:
+        raise ValueError(f"{where}: expected a number of at least 0, got {value!r}")
+    return float(value)
+
+
+def _source(where: str, value: Any) -> Source:
+    if value not in _SOURCES:
+        raise ValueError(f"{where}: expected one of {', '.join(sorted(_SOURCES))}, got {value!r}")
+    found: Source = value
+    return found

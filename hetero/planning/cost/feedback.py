@@ -1,0 +1,66 @@
+"""Learning from a run: subgraphs that were measured in a pipeline correct what nodes cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hetero.planning.cost.costs import Costs, Time
+from hetero.planning.cost.samples import names_digest
+
+
+@dataclass(frozen=True, slots=True)
+class StageMeasurement:
+    """How long a subgraph took.
+
+    Attributes
+    ----------
+    device : str
+        Where.
+    nodes : tuple of str
+        Its nodes.
+    alone_s, busy_s : float
+        Median seconds of its runs, one request at a time, and with the pipeline full.
+    """
+
+    device: str
+    nodes: tuple[str, ...]
+    alone_s: float
+    busy_s: float
+
+
+def learn(costs: Costs, measurements: Iterable[StageMeasurement]) -> Costs:
+    """Return costs that agree with measured subgraphs.
+
+    A subgraph's nodes are scaled so that together they make its time, and are ``calibrated`` from
+    then on. The device's load becomes the median of its subgraphs'. Devices of equal costs learn
+    together, so that they stay interchangeable; devices that the costs do not have are passed over.
+    """
+    by_device: dict[str, list[StageMeasurement]] = {}
+    for measured in measurements:
+        own = costs.devices.get(measured.device)
+        if own is not None and measured.alone_s > 0:
+            for name, device in costs.devices.items():
+                if device == own:
+                    by_device.setdefault(name, []).append(measured)
+    devices = dict(costs.devices)
+    for name, stages in by_device.items():
+        device = devices[name]
+        nodes = dict(device.nodes)
+        subgraphs = dict(device.subgraphs)
+        for stage in stages:
+            known = [n for n in stage.nodes if n in nodes]
+            subgraphs[names_digest(known)] = Time(stage.alone_s, "measured")
+            model = device.fusion.seconds * sum(nodes[n].seconds for n in known)
+            target = max(stage.alone_s - device.dispatch.seconds, 0.0)
+            if model > 0:
+                nodes |= {n: Time(nodes[n].seconds * target / model, "calibrated") for n in known}
+        load = Time(_median([max(1.0, s.busy_s / s.alone_s) for s in stages]), "calibrated")
+        devices[name] = replace(device, nodes=nodes, subgraphs=subgraphs, load=load)
+    return replace(costs, devices=devices)
+
+
+def _median(values: Sequence[float]) -> float:
+    return float(np.median(values))

@@ -1,0 +1,84 @@
+"""Measuring devices while all of them are busy, as they will be in a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any, Final
+
+from devices.errors import HeteroError
+from devices.model import Model
+from devices.program import Value
+from hetero.planning.cost.timing import deployed, saturate
+from scheduler.executor import Deployment, Executor
+
+#: Requests in flight on each device.
+JOBS: Final = 3
+#: Measurements in a row, each time.
+ROUNDS: Final = 2
+#: Runs of the slowest part that one time has room for, at least.
+RUNS: Final = 8
+
+
+class BusyDevices:
+    """Parts of a model on all devices at once, deployed until `close`.
+
+    Parameters
+    ----------
+    executor : Executor
+        Where the devices are.
+    configs : mapping of str to mapping
+        Device name -> its properties.
+    """
+
+    def __init__(self, executor: Executor, configs: Mapping[str, Mapping[str, Any]]) -> None:
+        self._executor = executor
+        self._configs = configs
+        self._stack = ExitStack()
+        self._running: list[tuple[Deployment, Mapping[str, Value]]] = []
+        self._kinds: list[str] = []
+        self._slowest_s = 0.0
+        #: Kind of device -> mean seconds of a run, and seconds between answers, each time.
+        self.rounds: dict[str, list[tuple[float, float]]] = {}
+
+    def add(
+        self, kind: str, device: str, part: Model, inputs: Mapping[str, Value], alone_s: float
+    ) -> None:
+        """Deploy a part on a device.
+
+        Parameters
+        ----------
+        kind : str
+            What its measurements are filed under.
+        device : str
+            The device's name.
+        part, inputs : Model and mapping
+            What it runs.
+        alone_s : float
+            Seconds of a run without company.
+        """
+        affinity = dict.fromkeys(part.node_names, device)
+        configs = {device: self._configs.get(device, {})}
+        one = self._stack.enter_context(deployed(self._executor, part, affinity, configs))
+        self._running.append((one, inputs))
+        self._kinds.append(kind)
+        self._slowest_s = max(self._slowest_s, alone_s)
+
+    def measure(self, seconds: float) -> None:
+        """Keep all of them busy for about so long; a device that fails ends measuring."""
+        if not self._running:
+            return
+        each = max(seconds, RUNS * self._slowest_s) / ROUNDS
+        for _ in range(ROUNDS):
+            try:
+                found = saturate(self._running, JOBS, each)
+            except HeteroError:
+                self.close()
+                return
+            for kind, full in zip(self._kinds, found, strict=True):
+                self.rounds.setdefault(kind, []).append((sum(full.runs_s), full.period_s))
+
+    def close(self) -> None:
+        """Give the devices back."""
+        self._running, self._kinds = [], []
+        self._stack.close()

@@ -1,0 +1,76 @@
+"""From what a device ran to what the model's nodes take.
+
+A device runs fused, split and added nodes. Their times are spread over the original nodes that they
+cover, by work, and scaled so that together they make the time of the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from devices.model import Model
+from devices.program import ExecutedNode
+from hetero.planning.cost.timing import Timing
+from hetero.planning.cost.work import ASSUMED_SPEED, node_work, request_positions
+
+
+def spread(model: Model, timing: Timing) -> dict[str, float]:
+    """Return seconds by node of a measured model.
+
+    Parameters
+    ----------
+    model : Model
+        What was measured.
+    timing : Timing
+        With times of executed nodes.
+
+    Returns
+    -------
+    dict of str to float
+        Every node that requests run; 0 for one that the device left nothing of. The sum is
+        ``timing.run_s``.
+    """
+    alive = [model.nodes[p].name for p in request_positions(model)]
+    index = model.index_of
+    times = dict.fromkeys(alive, 0.0)
+    last: tuple[str, ...] = ()
+    unplaced = 0.0
+    for row in sorted(timing.executed, key=lambda r: r.execution_order):
+        seconds = timing.node_times_s.get(row.name, 0.0)
+        names = tuple(n for n in row.original_names if n in times)
+        # What a device adds (a change of layout, say) serves the node before or after it.
+        names = names or last
+        if not names:
+            unplaced += seconds
+            continue
+        _share(model, index, names, seconds + unplaced, times)
+        unplaced, last = 0.0, names
+    total = sum(times.values())
+    if total <= 0:
+        _share(model, index, tuple(alive), timing.run_s, times)
+        return times
+    return {name: seconds * timing.run_s / total for name, seconds in times.items()}
+
+
+def _share(
+    model: Model,
+    index: Mapping[str, int],
+    names: Sequence[str],
+    seconds: float,
+    times: dict[str, float],
+) -> None:
+    weights = [ASSUMED_SPEED(node_work(model, model.nodes[index[n]])) for n in names]
+    total = sum(weights)
+    for name, weight in zip(names, weights, strict=True):
+        times[name] += seconds * weight / total
+
+
+def fused_groups(model: Model, executed: Sequence[ExecutedNode]) -> list[tuple[str, ...]]:
+    """Return the sets of two or more nodes that requests run and that the device runs as one."""
+    alive = {model.nodes[p].name for p in request_positions(model)}
+    groups: dict[tuple[str, ...], None] = {}
+    for row in executed:
+        names = tuple(n for n in row.original_names if n in alive)
+        if len(names) > 1:
+            groups[names] = None
+    return list(groups)

@@ -1,0 +1,419 @@
+"""Profiling: what a model's nodes and subgraphs take on devices, and tensors between them.
+
+Each kind of device is measured once. Its supported parts are timed as wholes, warm; the device's
+own node times are spread over the model's nodes; chunks of the largest part calibrate what a cut
+costs; then all devices work at once, as they will in a pipeline.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Final
+
+from devices.errors import ClusterError, DeviceError, HeteroError
+from devices.model import Model
+from devices.program import Value
+from devices.support import Support
+from hetero.planning.cost.calibration import fit_load, fit_subgraphs
+from hetero.planning.cost.costs import Costs, DeviceCosts, DeviceIdentity, Time, Transfer
+from hetero.planning.cost.load import BusyDevices
+from hetero.planning.cost.nodes import fused_groups, spread
+from hetero.planning.cost.samples import (
+    capture,
+    chunks,
+    feeds,
+    names_digest,
+    needed,
+    node_key,
+    regions,
+    shapes_of,
+    single_node,
+)
+from hetero.planning.cost.timing import Effort, Timing, time_model
+from hetero.planning.cost.transfers import ASSUMED, measure_transfer
+from hetero.planning.cost.work import fit_speed, node_work, request_positions, with_shapes
+from scheduler.executor import DeviceDescriptor, Executor
+
+_log = logging.getLogger(__name__)
+
+#: Takes steps done, steps in all, and what is being measured.
+Progress = Callable[[int, int, str], None]
+#: Parts of a model that are measured on one kind of device, the largest first.
+MOST_REGIONS: Final = 12
+#: Into how many chunks the largest part is cut for calibration.
+PIECES: Final = (2, 4)
+#: A part with fewer nodes says nothing about cuts.
+LEAST_NODES: Final = 8
+#: Single nodes that are measured where a device has no node times of its own.
+MOST_SINGLES: Final = 60
+#: Properties that do not change times, or that an identity has elsewhere.
+_TIMELESS: Final = frozenset(
+    ("INFERENCE_NUM_THREADS", "PERF_COUNT", "PERFORMANCE_HINT", "PERFORMANCE_HINT_NUM_REQUESTS",
+     "LOG_LEVEL", "CACHE_DIR", "DEVICE_ID", "ENABLE_MMAP")
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is profiled.
+
+    Attributes
+    ----------
+    executor : Executor
+        Where the devices are.
+    model : Model
+        The model.
+    inputs : mapping of str to value
+        A request to measure with.
+    devices : tuple of DeviceDescriptor
+        The devices.
+    configs : mapping of str to mapping
+        Device name -> its properties.
+    supports : mapping of str to Support
+        Device name -> its answer about the whole model.
+    seconds : float
+        Time to spend, about.
+    """
+
+    executor: Executor
+    model: Model
+    inputs: Mapping[str, Value]
+    devices: tuple[DeviceDescriptor, ...]
+    configs: Mapping[str, Mapping[str, Any]]
+    supports: Mapping[str, Support]
+    seconds: float
+
+
+@dataclass(slots=True)
+class _Kind:
+    """Devices that are alike, and what is known of them so far."""
+
+    identity: DeviceIdentity
+    devices: list[DeviceDescriptor]
+    parts: list[Model] = field(default_factory=list)
+    nodes: dict[str, Time] = field(default_factory=dict)
+    fused: list[tuple[str, ...]] = field(default_factory=list)
+    subgraphs: dict[str, Time] = field(default_factory=dict)
+    #: (sum of nodes' seconds, seconds) of each measured subgraph.
+    fits: list[tuple[float, float]] = field(default_factory=list)
+    #: Seconds of the largest part alone.
+    alone_s: float = 0.0
+    error: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The device that stands for all."""
+        return self.devices[0].name
+
+
+def identify(device: DeviceDescriptor, config: Mapping[str, Any]) -> DeviceIdentity:
+    """Return what makes measurements of one device hold for another."""
+    threads = int(config.get("INFERENCE_NUM_THREADS", 0) or 0) or device.num_threads
+    rest = {k: v for k, v in config.items() if k not in _TIMELESS}
+    return DeviceIdentity(
+        device.plugin,
+        device.version,
+        device.fingerprint,
+        device.node,
+        threads,
+        tuple(sorted((k, repr(v)) for k, v in rest.items())),
+    )
+
+
+def profile(subject: Subject, progress: Progress | None = None) -> Costs:
+    """Measure a model on devices.
+
+    Ctrl-C ends it; what was measured until then is returned, with ``interrupted`` set. A device
+    that fails or vanishes is left out and listed in ``missing`` with the reason.
+    """
+    return _Profile(subject, progress or (lambda done, steps, text: None)).run()
+
+
+class _Profile:
+    """One profiling run: its steps in order, and what they found."""
+
+    def __init__(self, subject: Subject, progress: Progress) -> None:
+        self._subject = subject
+        self._progress = progress
+        shapes = shapes_of(subject.inputs, [p.name for p in subject.model.inputs])
+        self._shapes = shapes
+        self._model = with_shapes(subject.model, shapes)
+        kinds: dict[tuple[DeviceIdentity, frozenset[str]], _Kind] = {}
+        for device in subject.devices:
+            identity = identify(device, subject.configs.get(device.name, {}))
+            supported = frozenset(subject.supports[device.name])
+            kinds.setdefault((identity, supported), _Kind(identity, [])).devices.append(device)
+        self._kinds = list(kinds.values())
+        self._values: dict[str, Value] = dict(subject.inputs)
+        #: Alike devices have one figure: to the planner they are then interchangeable.
+        self._busy = BusyDevices(subject.executor, subject.configs)
+        #: Device -> seconds that a call keeps it busy, one for each transfer measured.
+        self._calls: dict[str, list[float]] = {}
+        self._transfers: dict[tuple[str, str], Transfer] = {}
+        pairs = len(self._pairs())
+        self._steps = 1 + 2 * len(self._kinds) + 3 + pairs
+        self._done = 0
+        #: Every step gets its share of the time.
+        self._share_s = subject.seconds / self._steps
+
+    def run(self) -> Costs:
+        interrupted = False
+        # Load sways most with what else the machine does: it is looked at now and again.
+        load = ("all devices at once", self._measure_load)
+        try:
+            self._step("finding what each device supports", self._find_parts)
+            for kind in self._kinds:
+                self._step(f"nodes on {kind.name}", partial(self._on, kind, self._measure_parts))
+            self._open_load()
+            self._step(*load)
+            for kind in self._kinds:
+                self._step(f"subgraphs on {kind.name}", partial(self._on, kind, self._calibrate))
+            self._step(*load)
+            for sender, receiver in self._pairs():
+                text = f"transfers {sender.name} to {receiver.name}"
+                self._step(text, partial(self._measure_transfer, sender, receiver))
+            self._step(*load)
+        except KeyboardInterrupt:
+            interrupted = True
+        finally:
+            self._busy.close()
+        return self._costs(interrupted)
+
+    def _step(self, text: str, work: Callable[[], None]) -> None:
+        self._progress(self._done, self._steps, text)
+        work()
+        self._done += 1
+        self._progress(self._done, self._steps, text)
+
+    def _on(self, kind: _Kind, work: Callable[[_Kind], None]) -> None:
+        """Do a step on a kind of device; what fails leaves the device out, not the others."""
+        if kind.error is not None:
+            return
+        try:
+            work(kind)
+        except (DeviceError, ClusterError) as error:
+            kind.error = f"{type(error).__name__}: {error}"
+
+    def _find_parts(self) -> None:
+        subject = self._subject
+        for kind in self._kinds:
+            found = regions(self._model, subject.supports[kind.name], kind.name)
+            found.sort(key=lambda m: -sum(node_work(m, n).operations for n in m.nodes))
+            kind.parts = found[:MOST_REGIONS]
+        wanted = [name for k in self._kinds for name in needed(k.parts)]
+        self._capture([name for name in wanted if name not in self._values])
+
+    def _capture(self, names: Sequence[str]) -> None:
+        """Run the model once for the inner values that parts are fed with."""
+        if not names:
+            return
+        affinity: dict[str, str] = {}
+        for device in reversed(self._subject.devices):
+            affinity |= dict.fromkeys(self._subject.supports[device.name], device.name)
+        if len(affinity) == len(self._model.nodes):
+            self._values |= capture(
+                self._subject.executor,
+                self._model,
+                affinity,
+                self._subject.configs,
+                self._subject.inputs,
+                names,
+            )
+
+    def _time(
+        self,
+        kind: _Kind,
+        model: Model,
+        inputs: Mapping[str, Value],
+        effort: Effort,
+        *,
+        profile: bool = False,
+    ) -> Timing | None:
+        """Time a model; None where it fails, on values made up for it, say.
+
+        What goes wrong with the device itself is raised.
+        """
+        config = self._subject.configs.get(kind.name, {})
+        try:
+            return time_model(
+                self._subject.executor, kind.name, model, inputs, config, effort, profile=profile
+            )
+        except (DeviceError, ClusterError):
+            raise
+        except HeteroError as error:
+            _log.warning("device=%s: a part of the model is estimated: %s", kind.name, error)
+            return None
+
+    def _effort(self, items: int) -> Effort:
+        return Effort(seconds=min(0.5, 0.5 * self._share_s / max(1, items)))
+
+    def _measure_parts(self, kind: _Kind) -> None:
+        effort = self._effort(len(kind.parts))
+        for place, part in enumerate(kind.parts):
+            inputs = feeds(part, self._values)
+            if inputs is None:
+                continue
+            timing = self._time(kind, part, inputs, effort, profile=True)
+            if timing is None:
+                continue
+            if place == 0:
+                kind.alone_s = timing.run_s
+            if timing.node_times_s:
+                times = spread(part, timing)
+                kind.fused += fused_groups(part, timing.executed)
+            else:
+                times = self._single_nodes(kind, part, timing.run_s)
+            kind.nodes |= {n: Time(s, "measured") for n, s in times.items()}
+            self._keep(kind, part, timing.run_s)
+
+    def _single_nodes(self, kind: _Kind, part: Model, whole_s: float) -> dict[str, float]:
+        """Time each distinct node by itself, where the device tells no node times."""
+        groups: dict[str, list[int]] = {}
+        for position in request_positions(part):
+            groups.setdefault(node_key(part, position), []).append(position)
+        ordered = sorted(
+            groups.values(), key=lambda g: -len(g) * node_work(part, part.nodes[g[0]]).operations
+        )[:MOST_SINGLES]
+        self._capture(needed(single_node(part, g[0]) for g in ordered))
+        found: dict[str, float] = {}
+        effort = self._effort(len(ordered))
+        for group in ordered:
+            alone = single_node(part, group[0])
+            inputs = feeds(alone, self._values)
+            if inputs is None:
+                continue
+            timing = self._time(kind, alone, inputs, effort)
+            if timing is None:
+                continue
+            found |= {part.nodes[p].name: timing.run_s for p in group}
+        return found
+
+    def _keep(self, kind: _Kind, part: Model, seconds: float) -> None:
+        alive = [part.nodes[p].name for p in request_positions(part)]
+        kind.subgraphs[names_digest(alive)] = Time(seconds, "measured")
+        if all(name in kind.nodes for name in alive):
+            kind.fits.append((sum(kind.nodes[n].seconds for n in alive), seconds))
+
+    def _calibrate(self, kind: _Kind) -> None:
+        parts = [p for p in kind.parts[:1] if len(request_positions(p)) >= LEAST_NODES]
+        for part in parts:
+            try:
+                cut = [c for pieces in PIECES for c in chunks(part, pieces)]
+            except HeteroError:
+                continue  # a tensor of unknown type: this part cannot be cut everywhere
+            self._capture([n for n in needed(cut) if n not in self._values])
+            effort = self._effort(len(cut))
+            for chunk in cut:
+                inputs = feeds(chunk, self._values)
+                if inputs is None or not request_positions(chunk):
+                    continue
+                timing = self._time(kind, chunk, inputs, effort)
+                if timing is not None:
+                    self._keep(kind, chunk, timing.run_s)
+
+    def _open_load(self) -> None:
+        """Put every device's largest part on it."""
+        for kind in self._kinds:
+            part = kind.parts[0] if kind.parts and kind.alone_s > 0 else None
+            inputs = feeds(part, self._values) if part is not None else None
+            if part is None or inputs is None or kind.error is not None:
+                continue
+            try:
+                for device in kind.devices:
+                    self._busy.add(kind.name, device.name, part, inputs, kind.alone_s)
+            except (DeviceError, ClusterError) as error:
+                kind.error = f"{type(error).__name__}: {error}"
+
+    def _measure_load(self) -> None:
+        self._busy.measure(self._share_s)
+
+    def _pairs(self) -> list[tuple[DeviceDescriptor, DeviceDescriptor]]:
+        """Return one pair of devices for each pair of kinds."""
+        pairs = []
+        for a in self._kinds:
+            for b in self._kinds:
+                other = next((d for d in b.devices if d is not a.devices[0]), None)
+                if other is not None:
+                    pairs.append((a.devices[0], other))
+        return pairs
+
+    def _measure_transfer(self, sender: DeviceDescriptor, receiver: DeviceDescriptor) -> None:
+        subject = self._subject
+        failed = {d.name for k in self._kinds if k.error is not None for d in k.devices}
+        if {sender.name, receiver.name} & failed:
+            return
+        try:
+            found, call_s = measure_transfer(
+                subject.executor, sender, receiver, subject.configs, self._share_s
+            )
+        except HeteroError:
+            return
+        self._transfers[sender.name, receiver.name] = found
+        if call_s is not None:
+            for kind in self._kinds:
+                if sender in kind.devices or receiver in kind.devices:
+                    self._calls.setdefault(kind.name, []).append(call_s)
+
+    def _costs(self, interrupted: bool) -> Costs:
+        devices: dict[str, DeviceCosts] = {}
+        missing: dict[str, str] = {}
+        for kind in self._kinds:
+            if kind.error is None and interrupted and not kind.nodes:
+                kind.error = "not measured: profiling was interrupted"
+            if kind.error is not None:
+                missing |= {d.name: kind.error for d in kind.devices}
+                continue
+            dispatch, fusion = fit_subgraphs(kind.fits)
+            # Of two devices the slower decides how long a call takes: the least is its own.
+            call_s = min(self._calls.get(kind.name, []), default=0.0)
+            load, overhead = fit_load(kind.alone_s, call_s, self._busy.rounds.get(kind.name, []))
+            nodes = self._complete(kind)
+            for device in kind.devices:
+                devices[device.name] = DeviceCosts(
+                    identity=replace(kind.identity, node=device.node),
+                    nodes=nodes,
+                    dispatch=dispatch,
+                    fusion=fusion,
+                    load=load,
+                    overhead=overhead,
+                    subgraphs=dict(kind.subgraphs),
+                    fused=tuple(kind.fused),
+                )
+        return Costs(
+            model=self._model.name,
+            model_hash=self._subject.model.content_hash,
+            shapes=self._shapes,
+            devices=devices,
+            transfers=self._all_transfers(devices),
+            missing=missing,
+            interrupted=interrupted,
+        )
+
+    def _complete(self, kind: _Kind) -> dict[str, Time]:
+        """Measured times, and guesses for the other nodes that the device supports."""
+        model = self._model
+        supported = set(self._subject.supports[kind.name])
+        works = {
+            model.nodes[p].name: node_work(model, model.nodes[p])
+            for p in request_positions(model)
+            if model.nodes[p].name in supported
+        }
+        measured = [(works[n], t.seconds) for n, t in kind.nodes.items() if n in works]
+        speed = fit_speed(measured)
+        return {
+            name: kind.nodes.get(name) or Time(speed(work), "estimated")
+            for name, work in works.items()
+        }
+
+    def _all_transfers(self, devices: Mapping[str, Any]) -> dict[tuple[str, str], Transfer]:
+        kind_of = {d.name: i for i, k in enumerate(self._kinds) for d in k.devices}
+        by_kind = {(kind_of[a], kind_of[b]): t for (a, b), t in self._transfers.items()}
+        return {
+            (a, b): by_kind.get((kind_of[a], kind_of[b]), ASSUMED)
+            for a in devices
+            for b in devices
+            if a != b
+        }

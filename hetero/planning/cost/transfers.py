@@ -1,0 +1,167 @@
+"""What tensors take from device to device: chains of two small stages, run through the executor."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, Final
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from devices.errors import HeteroError
+from devices.model import Model
+from devices.model_reader import read_model
+from devices.program import Value
+from hetero.planning.cost.costs import Line, Transfer
+from hetero.planning.cost.timing import WARM_RUNS, deployed, run, saturate
+from hetero.planning.cost.work import nonnegative
+from scheduler.executor import DeviceDescriptor, Executor
+
+#: (wires, bytes of each) that are measured.
+SAMPLES: Final = ((1, 4_096), (4, 4_096), (1, 262_144), (1, 4_194_304))
+#: Requests in flight while a chain is measured under load.
+JOBS: Final = 8
+#: Runs of one request at a time, for the time between two stages.
+RUNS: Final = 9
+#: Assumed where nothing can be measured: a shared-memory hand-over between processes.
+ASSUMED: Final = Transfer(Line(1e-3, 2e-10, "estimated"), Line(2e-4, 2e-10, "estimated"))
+_OPSET: Final = 13
+
+
+def measure_transfer(
+    executor: Executor,
+    sender: DeviceDescriptor,
+    receiver: DeviceDescriptor,
+    configs: Mapping[str, Mapping[str, Any]],
+    seconds: float,
+) -> tuple[Transfer, float | None]:
+    """Measure tensors that go from one device to another.
+
+    Parameters
+    ----------
+    executor : Executor
+        Where both are.
+    sender, receiver : DeviceDescriptor
+        The two; not the same one.
+    configs : mapping of str to mapping
+        Device name -> its properties.
+    seconds : float
+        Time to spend, about.
+
+    Returns
+    -------
+    Transfer
+        ``calibrated``: lines fitted to measurements; the assumed one where a device supports none
+        of the operators that a chain can be made of.
+    float or None
+        Seconds that a call keeps a device busy whatever it carries; None where not measured.
+    """
+    chain = _supported_chain(executor, sender, receiver, configs)
+    if chain is None:
+        return ASSUMED, None
+    gaps, busy, rows = [], [], []
+    for wires, nbytes in SAMPLES:
+        model, affinity, inputs = _chain(chain, wires, nbytes, sender.name, receiver.name)
+        with deployed(executor, model, affinity, configs) as deployment:
+            found = []
+            for turn in range(WARM_RUNS[0] + RUNS):
+                answer = deployment.submit(inputs).future
+                first, second = answer.result().stage_runs
+                if turn >= WARM_RUNS[0]:
+                    found.append(second.started_s - first.ended_s)
+            if sender.node != receiver.node:
+                # Clocks of two machines do not compare: of the three hops of a round trip, the
+                # one between the stages carries the tensors.
+                found = [_round_trip(deployment, inputs) / 3 for _ in range(RUNS)]
+            (full,) = saturate([(deployment, inputs)], JOBS, seconds / len(SAMPLES))
+        gaps.append(max(1e-7, float(np.median(found))))
+        busy.append(max(1e-7, full.period_s - max(full.runs_s)))
+        rows.append((1.0, float(wires), float(wires * nbytes)))
+    start, each, per_byte = _fit(rows, gaps)
+    # What a call costs whatever it carries is the device's overhead, not the wire's.
+    call, each_busy, per_byte_busy = _fit(rows, busy)
+    transfer = Transfer(
+        Line(start + each, per_byte, "calibrated"), Line(each_busy, per_byte_busy, "calibrated")
+    )
+    return transfer, call
+
+
+def _fit(rows: list[tuple[float, float, float]], seconds: list[float]) -> tuple[float, ...]:
+    """Coefficients of least relative error."""
+    target = np.array(seconds)
+    table = np.array(rows) / target[:, None]
+    return tuple(map(float, nonnegative(table, np.ones_like(target))))
+
+
+def _round_trip(deployment: Any, inputs: Mapping[str, Value]) -> float:
+    begin = time.monotonic()
+    answer = run(deployment, inputs)
+    return time.monotonic() - begin - sum(stage.run_s for stage in answer.stage_runs)
+
+
+#: Ways to make tensors on one device, and to take them on another.
+_CHAINS: Final = (("ConstantOfShape", "Shape"), ("Identity", "Identity"))
+
+
+def _supported_chain(
+    executor: Executor,
+    sender: DeviceDescriptor,
+    receiver: DeviceDescriptor,
+    configs: Mapping[str, Mapping[str, Any]],
+) -> tuple[str, str] | None:
+    for chain in _CHAINS:
+        model, affinity, _ = _chain(chain, *SAMPLES[1], sender.name, receiver.name)
+        try:
+            if all(
+                executor.query(d.name, model, configs.get(d.name, {})).get(n) == d.name
+                for n, device in affinity.items()
+                for d in (sender, receiver)
+                if d.name == device
+            ):
+                return chain
+        except HeteroError:
+            continue
+    return None
+
+
+def _chain(
+    chain: tuple[str, str], wires: int, nbytes: int, sender: str, receiver: str
+) -> tuple[Model, dict[str, str], dict[str, Value]]:
+    model = _chain_model(chain, wires, nbytes)
+    inputs: dict[str, Value] = {
+        port.name: np.array([nbytes // 4], np.int64)
+        if port.dtype == np.int64
+        else np.zeros(nbytes // 4, np.float32)
+        for port in model.inputs
+    }
+    return (
+        model,
+        {n: sender if n.startswith("make") else receiver for n in model.node_names},
+        inputs,
+    )
+
+
+@cache
+def _chain_model(chain: tuple[str, str], wires: int, nbytes: int) -> Model:
+    """Return a model whose ``make`` nodes give tensors to its ``take`` nodes."""
+    makes, takes = chain
+    length = nbytes // 4
+    small = makes == "ConstantOfShape"
+    given = helper.make_tensor_value_info(
+        "given", TensorProto.INT64 if small else TensorProto.FLOAT, [1 if small else length]
+    )
+    nodes, inner, outputs = [], [], []
+    for wire in range(wires):
+        nodes.append(helper.make_node(makes, ["given"], [f"wire{wire}"], name=f"make{wire}"))
+        nodes.append(helper.make_node(takes, [f"wire{wire}"], [f"out{wire}"], name=f"take{wire}"))
+        inner.append(helper.make_tensor_value_info(f"wire{wire}", TensorProto.FLOAT, [length]))
+        kind = TensorProto.INT64 if small else TensorProto.FLOAT
+        outputs.append(helper.make_tensor_value_info(f"out{wire}", kind, [1 if small else length]))
+    graph = helper.make_graph(nodes, "transfer", [given], outputs, value_info=inner)
+    proto: onnx.ModelProto = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=8
+    )
+    return read_model(proto)

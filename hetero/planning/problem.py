@@ -1,0 +1,260 @@
+"""From a model, what devices say of it, and costs: the planner's problem.
+
+Only nodes that every request runs are planned. What depends on no input (weights made by nodes,
+shape arithmetic) costs devices nothing once compiled: it follows the nodes that read it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from devices.model import Model
+from devices.support import Support
+from hetero.affinity import NO_PINS, Affinity, follows
+from hetero.planning.cost.costs import Costs, DeviceCosts, Line, Time
+from hetero.planning.cost.work import request_positions, value_nbytes, with_shapes
+from hetero.planning.solver import Problem, make_problem
+
+Hint = Literal["THROUGHPUT", "LATENCY"]
+_NOTHING = Line(0.0, 0.0, "estimated")
+
+
+@dataclass(frozen=True, slots=True)
+class Constraints:
+    """What a plan has to keep to beside the devices' support.
+
+    Attributes
+    ----------
+    pins : Affinity
+        Nodes that are placed already.
+    colocation : mapping of str to tuple of str
+        Name of a group -> nodes that share a device.
+    memory_nbytes : mapping of str to int
+        Device -> bytes that it has for weights; unlimited where absent.
+    max_subgraphs : int or None
+        The most subgraphs that a plan may have.
+    """
+
+    pins: Affinity = NO_PINS
+    colocation: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    memory_nbytes: Mapping[str, int] = field(default_factory=dict)
+    max_subgraphs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A planning task.
+
+    Attributes
+    ----------
+    model : Model
+        The model; its open shapes are filled from the costs.
+    devices : tuple of str
+        In order of priority.
+    supports : mapping of str to Support
+        Device -> its answer about the whole model.
+    costs : Costs
+        Of all the devices.
+    constraints : Constraints
+        What a plan has to keep to.
+    """
+
+    model: Model
+    devices: tuple[str, ...]
+    supports: Mapping[str, Support]
+    costs: Costs
+    constraints: Constraints = Constraints()
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A problem, and what its nodes are in the model."""
+
+    problem: Problem
+    model: Model
+    #: Positions in the model of the problem's nodes.
+    positions: tuple[int, ...]
+    supports: Mapping[str, Support]
+    pins: Affinity
+
+    def affinity(self, assignment: Sequence[int], why: str) -> Affinity:
+        """Return every node's device: as assigned, by pin, or with its readers."""
+        model, problem = self.model, self.problem
+        placed: dict[str, str] = {}
+        reasons: dict[str, str] = {}
+        for position, d in zip(self.positions, assignment, strict=True):
+            name = model.nodes[position].name
+            placed[name] = problem.devices[d]
+            reasons[name] = self.pins.reasons.get(name, "pin") if name in self.pins else why
+        # Readers come after what they read: backwards, each is placed before it is asked.
+        for node in reversed(model.nodes):
+            name = node.name
+            if name in placed:
+                continue
+            readers = [model.nodes[r].name for v in node.writes for r in model.consumers.get(v, ())]
+            if name in self.pins:
+                placed[name], reasons[name] = self.pins[name], self.pins.reasons.get(name, "pin")
+                continue
+            able = [d for d in problem.devices if name in self.supports[d] or follows(model, node)]
+            votes = Counter(placed[r] for r in readers if placed[r] in able)
+            best = max(votes.values(), default=0)
+            chosen = next((d for d in able if votes[d] == best), problem.devices[0])
+            placed[name] = chosen
+            reader = next((r for r in readers if placed[r] == chosen), None)
+            reasons[name] = f"follows {reader}" if reader else why
+        return Affinity(
+            {n: placed[n] for n in model.node_names}, {n: reasons[n] for n in model.node_names}
+        )
+
+
+def node_seconds(costs: DeviceCosts, name: str, hint: Hint) -> Time | None:
+    """Seconds of a node inside a subgraph, or None where the device does not support it."""
+    alone = costs.nodes.get(name)
+    if alone is None:
+        return None
+    load = costs.load.seconds if hint == "THROUGHPUT" else 1.0
+    return Time(alone.seconds * costs.fusion.seconds * load, alone.source)
+
+
+def call_seconds(costs: DeviceCosts, hint: Hint) -> float:
+    """Seconds that a subgraph costs its device on top of its nodes."""
+    load = costs.load.seconds if hint == "THROUGHPUT" else 1.0
+    return costs.dispatch.seconds * load + costs.overhead.seconds * (hint == "THROUGHPUT")
+
+
+def build(task: Task, hint: Hint) -> Planned:
+    """Return the planner's problem of a task.
+
+    Parameters
+    ----------
+    task : Task
+        What is planned.
+    hint : {"THROUGHPUT", "LATENCY"}
+        Whether transfers cost what they keep devices from computing, or how long they take.
+    """
+    model = with_shapes(task.model, task.costs.shapes)
+    positions = request_positions(model)
+    place = {p: i for i, p in enumerate(positions)}
+    names = [model.nodes[p].name for p in positions]
+    costs = [task.costs.devices[d] for d in task.devices]
+    pins = task.constraints.pins
+    times = np.full((len(positions), len(costs)), math.inf)
+    for i, name in enumerate(names):
+        for d, (device, cost) in enumerate(zip(task.devices, costs, strict=True)):
+            seconds = node_seconds(cost, name, hint)
+            if seconds is not None and name in task.supports[device]:
+                times[i, d] = seconds.seconds
+    receive = [_line(task, None, d, hint) for d in task.devices]
+    send = [_line(task, d, None, hint) for d in task.devices]
+    tensors = []
+    for p in positions:
+        for value in model.nodes[p].writes:
+            heads = [place[r] for r in model.consumers.get(value, ()) if r in place]
+            nbytes = value_nbytes(model.spec(value))
+            gone = np.array([line(nbytes) for line in send])
+            came = np.array([line(nbytes) for line in receive])
+            if heads:
+                tensors.append((place[p], heads, gone, came))
+    _add_ends(model, place, times, send, receive)
+    index = {name: i for i, name in enumerate(names)}
+    number = {device: d for d, device in enumerate(task.devices)}
+    memory = task.constraints.memory_nbytes
+    problem = make_problem(
+        times,
+        tensors,
+        weights=np.array(_weights(model, positions)),
+        memory=np.array([float(memory.get(d, math.inf)) for d in task.devices]),
+        devices=task.devices,
+        names=names,
+        pins=[(index[n], number[d]) for n, d in pins.items() if n in index and d in number],
+        groups=_groups(task, index, times, pins),
+        dispatch=np.array([call_seconds(c, hint) for c in costs]),
+        max_subgraphs=task.constraints.max_subgraphs,
+    )
+    return Planned(problem, model, positions, task.supports, pins)
+
+
+def wire_latency(costs: Costs, sender: str, receiver: str, nbytes: int) -> float:
+    """Seconds that a tensor is on its way between two devices."""
+    transfer = costs.transfers.get((sender, receiver))
+    return transfer.latency(nbytes) if transfer is not None else 0.0
+
+
+def _line(task: Task, sender: str | None, receiver: str | None, hint: Hint) -> Line:
+    """Return what a device pays for a tensor, whoever the other one is: the dearest of its lines.
+
+    For latency the receiver pays the whole way, the sender nothing.
+    """
+    if hint == "LATENCY" and receiver is None:
+        return _NOTHING
+    wanted = set(task.devices)
+    lines = [
+        t.busy if hint == "THROUGHPUT" else t.latency
+        for (a, b), t in task.costs.transfers.items()
+        if {a, b} <= wanted and a == (sender or a) and b == (receiver or b)
+    ]
+    if not lines:
+        return _NOTHING
+    return Line(max(t.a for t in lines), max(t.b for t in lines), lines[0].source)
+
+
+def _add_ends(
+    model: Model,
+    place: Mapping[int, int],
+    times: np.ndarray,
+    send: Sequence[Line],
+    receive: Sequence[Line],
+) -> None:
+    """Add what inputs and outputs of the model cost, to the first reader and to the maker."""
+    for port in model.inputs:
+        readers = [place[r] for r in model.consumers.get(port.name, ()) if r in place]
+        if readers:
+            times[readers[0]] += [line(value_nbytes(port)) for line in receive]
+    for name in dict.fromkeys(port.name for port in model.outputs):
+        maker = place.get(model.producers.get(name, -1))
+        if maker is not None:
+            times[maker] += [line(value_nbytes(model.spec(name))) for line in send]
+
+
+def _weights(model: Model, positions: Sequence[int]) -> list[float]:
+    """Bytes of constants, made ones included, by node that reads them first."""
+    alive = set(positions)
+    counted: set[str] = set()
+    found = []
+    for p in positions:
+        nbytes = 0
+        for value in model.nodes[p].reads:
+            fixed = value in model.constants or model.producers.get(value, p) not in alive
+            if fixed and value not in counted:
+                counted.add(value)
+                nbytes += value_nbytes(model.spec(value))
+        found.append(float(nbytes))
+    return found
+
+
+def _groups(
+    task: Task, index: Mapping[str, int], times: np.ndarray, pins: Mapping[str, str]
+) -> list[list[int]]:
+    """Colocation groups: what the user wants, and what a device runs as one.
+
+    Nodes that a device fuses stay together where that forbids no device and breaks no pin: between
+    them their times would not be what was measured.
+    """
+    groups = [
+        [index[n] for n in nodes if n in index] for nodes in task.constraints.colocation.values()
+    ]
+    given = {i for group in groups for i in group}
+    for device in task.devices:
+        for names in task.costs.devices[device].fused:
+            group = [index[n] for n in names if n in index]
+            support = {np.isfinite(times[i]).tobytes() for i in group}
+            together = len(support) == 1 and len({pins.get(n) for n in names}) == 1
+            if together and not given.intersection(group):
+                groups.append(group)
+    return [g for g in groups if len(g) > 1]

@@ -1,0 +1,228 @@
+"""What planning comes to: which device each node gets, what that costs, and how good it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hetero.affinity import Affinity
+from hetero.planning.cost.costs import Time
+
+
+@dataclass(frozen=True, slots=True)
+class StagePrediction:
+    """What a subgraph is expected to take.
+
+    Attributes
+    ----------
+    index : int
+        The subgraph's index in the partition of its variant.
+    device : str
+        Its device.
+    nodes : int
+        How many nodes it has.
+    run_s : float
+        Seconds that its device computes for a request.
+    transfer_s : float
+        Seconds that its device is busy receiving its inputs and sending its outputs.
+    overhead_s : float
+        Seconds that its device is busy for a call, beside both.
+    variant : int
+        Which of the report's variants it is of.
+    """
+
+    index: int
+    device: str
+    nodes: int
+    run_s: float
+    transfer_s: float
+    overhead_s: float
+    variant: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WirePrediction:
+    """What a tensor that crosses is expected to take: bytes (None: unknown), seconds on its way."""
+
+    tensor: str
+    producer: int
+    consumer: int
+    nbytes: int | None
+    seconds: float
+    variant: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way through the devices, and the share of the requests that takes it.
+
+    Attributes
+    ----------
+    affinity : Affinity
+        Node name -> device, and why.
+    share : float
+        Between 0 and 1; the variants' shares sum to 1.
+    """
+
+    affinity: Affinity
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """A plan that was judged: the chosen one, and those that were not.
+
+    Attributes
+    ----------
+    name : str
+        ``priority``, ``single ORT.0``, ``slicing``, ``annealing``, ``exact``, ``mix``,
+        ``replicas``...
+    bottleneck_s, latency_s : float
+        Seconds between answers of a full pipeline, and of a request alone.
+    devices : tuple of str
+        Devices with work.
+    subgraphs : int
+        Subgraphs of all its variants.
+    variants : int
+        How many ways the requests take.
+    chosen : bool
+        Whether it is the plan.
+    """
+
+    name: str
+    bottleneck_s: float
+    latency_s: float
+    devices: tuple[str, ...]
+    subgraphs: int
+    variants: int = 1
+    chosen: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PlanReport:
+    """A plan with its prediction and its proof.
+
+    Attributes
+    ----------
+    model, model_hash : str
+        The model's name and content hash.
+    devices : tuple of str
+        Devices that were asked for, in order of priority.
+    policy, hint : str
+        ``PRIORITY``, ``PIPELINE_PARALLEL`` or ``AUTO``; ``THROUGHPUT`` or ``LATENCY``.
+    variants : tuple of Variant
+        The plan: one affinity, or several with shares; the largest share first.
+    bottleneck_s, latency_s : float
+        Predicted seconds between two answers of a full pipeline, and of one request alone.
+    loads_s : mapping of str to float
+        Device -> seconds that it is busy for a request, on average over the variants.
+    bottleneck : str
+        The busiest device.
+    bound_s : float
+        No plan of the kind has a smaller bottleneck.
+    bound_name, bound_scope : str
+        How that was proven, and of which plans.
+    ratio : float
+        ``bottleneck_s / bound_s``.
+    advice : tuple of str
+        What would help, a sentence each.
+    alternatives : tuple of Alternative
+        Plans that were judged, the chosen one included, best first.
+    stages : tuple of StagePrediction
+        Every subgraph of every variant.
+    wires : tuple of WirePrediction
+        Every crossing tensor of every variant.
+    node_times : mapping of str to mapping of str to Time
+        Node -> device -> seconds as planned with, and where they come from; devices that do not
+        support the node are absent.
+    sources : mapping of str to int
+        How many of the node times were measured, calibrated, estimated.
+    planning_s : float
+        Seconds that planning took, measuring not included.
+    """
+
+    model: str
+    model_hash: str
+    devices: tuple[str, ...]
+    policy: str
+    hint: str
+    variants: tuple[Variant, ...]
+    bottleneck_s: float
+    latency_s: float
+    loads_s: Mapping[str, float]
+    bottleneck: str
+    bound_s: float
+    bound_name: str
+    bound_scope: str
+    ratio: float
+    advice: tuple[str, ...]
+    alternatives: tuple[Alternative, ...]
+    stages: tuple[StagePrediction, ...]
+    wires: tuple[WirePrediction, ...]
+    node_times: Mapping[str, Mapping[str, Time]]
+    sources: Mapping[str, int]
+    planning_s: float
+
+    @property
+    def affinity(self) -> Affinity:
+        """The affinity that most requests follow."""
+        return self.variants[0].affinity
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain values for JSON."""
+        return {
+            "model": self.model,
+            "model_hash": self.model_hash,
+            "devices": list(self.devices),
+            "policy": self.policy,
+            "hint": self.hint,
+            "predicted": {
+                "bottleneck_s": self.bottleneck_s,
+                "latency_s": self.latency_s,
+                "throughput_per_s": 1 / self.bottleneck_s if self.bottleneck_s > 0 else None,
+                "loads_s": dict(self.loads_s),
+                "bottleneck": self.bottleneck,
+            },
+            "bound": {
+                "seconds": self.bound_s,
+                "name": self.bound_name,
+                "scope": self.bound_scope,
+                "ratio": self.ratio if self.bound_s > 0 else None,
+            },
+            "advice": list(self.advice),
+            "alternatives": [asdict(a) for a in self.alternatives],
+            "variants": [
+                {
+                    "share": v.share,
+                    "affinity": dict(v.affinity.devices),
+                    "reasons": dict(v.affinity.reasons),
+                }
+                for v in self.variants
+            ],
+            "stages": [asdict(s) for s in self.stages],
+            "wires": [asdict(w) for w in self.wires],
+            "node_times": {
+                node: {device: asdict(time) for device, time in times.items()}
+                for node, times in self.node_times.items()
+            },
+            "sources": dict(self.sources),
+            "planning_s": self.planning_s,
+        }
+
+    def sentence(self) -> str:
+        """Return the verdict in words."""
+        return (
+            f"bottleneck {self.bottleneck_s * 1e3:.4g} ms on {self.bottleneck}, proven lower bound "
+            f"{self.bound_s * 1e3:.4g} ms ({self.bound_name}), within "
+            f"{max(self.ratio - 1, 0) * 100:.1f} % of {self.bound_scope}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedAffinity(Affinity):
+    """An affinity with the report of the plan that it is from."""
+
+    report: PlanReport | None = None
+
+    __hash__ = Affinity.__hash__

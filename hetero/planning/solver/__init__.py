@@ -1,0 +1,28 @@
+"""The planner: devices for the nodes of a graph, with a proof of how good the choice is.
+
+`plan` takes a `Problem` (numbers only) and gives a `Solution`. All of it is pure functions of their
+arguments; the steps are described at the head of each module.
+"""
+
+from hetero.planning.solver.bounds import Bound
+from hetero.planning.solver.evaluate import Cut, cut, evaluate
+from hetero.planning.solver.mixing import Part
+from hetero.planning.solver.problem import Evaluation, Problem, is_feasible, make_problem
+from hetero.planning.solver.search import Objective, plan
+from hetero.planning.solver.solution import Candidate, Solution
+
+__all__ = [
+    "Bound",
+    "Candidate",
+    "Cut",
+    "Evaluation",
+    "Objective",
+    "Part",
+    "Problem",
+    "Solution",
+    "cut",
+    "evaluate",
+    "is_feasible",
+    "make_problem",
+    "plan",
+]

@@ -1,0 +1,202 @@
+"""Contract a problem to supernodes; every tensor between them is kept exactly.
+
+`fuse` puts given sets of nodes together, `collapse_groups` the colocation groups, `fuse_cycles`
+what contraction made cyclic, `coarsen` neighbours along an order until few enough nodes are left.
+An answer for the contracted problem is one for the original: same loads, same bottleneck.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from devices.errors import PlanError
+from hetero.planning.solver.order import components, depth_first, neighbours
+from hetero.planning.solver.problem import Assignment, Problem, allowed, sums
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Contraction:
+    """A smaller problem, and for each original node the supernode that it is in."""
+
+    problem: Problem
+    supernode: tuple[int, ...]
+
+    def expand(self, assignment: Assignment) -> Assignment:
+        """The original nodes' devices, from the supernodes'."""
+        return tuple(assignment[s] for s in self.supernode)
+
+    def then(self, further: Contraction) -> Contraction:
+        """Both as one: first `self`, then a contraction of its problem."""
+        return Contraction(further.problem, tuple(further.supernode[s] for s in self.supernode))
+
+    def project(self, assignment: Assignment) -> Assignment:
+        """The supernodes' devices, from the original nodes' (the first member decides)."""
+        where = [-1] * self.problem.node_count
+        for s, d in zip(self.supernode, assignment, strict=True):
+            if where[s] < 0:
+                where[s] = d
+        return tuple(where)
+
+
+def fuse(problem: Problem, label: Sequence[int]) -> Contraction:
+    """Fuse the nodes with equal labels; labels count from 0 without gaps.
+
+    Times and bytes add up, supports intersect. A tensor keeps its cost: heads in one supernode
+    count once, and a tensor within one supernode is gone. Tensors with the same tail stay apart.
+    """
+    count = max(label, default=-1) + 1
+    labels = np.asarray(label, dtype=np.int64)
+    times = np.zeros((count, problem.device_count))
+    np.add.at(times, labels, problem.times)
+    weights = sums(labels, problem.weights, count)
+    tails, heads, rows = [], [], []
+    for h, (tail, uses) in enumerate(zip(problem.tails.tolist(), problem.heads, strict=True)):
+        at = label[tail]
+        kept = tuple(sorted({label[v] for v in uses} - {at}))
+        if kept:
+            tails.append(at)
+            heads.append(kept)
+            rows.append(h)
+    members: list[list[int]] = [[] for _ in range(count)]
+    for v, s in enumerate(label):
+        members[s].append(v)
+    names = tuple(
+        problem.names[m[0]] if len(m) == 1 else f"{problem.names[m[0]]} (+{len(m) - 1})"
+        for m in members
+    )
+    groups = {tuple(sorted({label[v] for v in g})) for g in problem.groups}
+    precedence = problem.precedence
+    if precedence is not None:
+        pairs = {(label[u], label[v]) for u, v in precedence}
+        precedence = tuple(sorted((u, v) for u, v in pairs if u != v))
+    smaller = replace(
+        problem,
+        times=times,
+        tails=np.asarray(tails, dtype=np.int64),
+        heads=tuple(heads),
+        send=problem.send[rows],
+        receive=problem.receive[rows],
+        weights=weights,
+        names=names,
+        pins=tuple(sorted({(label[v], d) for v, d in problem.pins})),
+        groups=tuple(sorted(g for g in groups if len(g) > 1)),
+        precedence=precedence,
+    )
+    return Contraction(smaller, tuple(label))
+
+
+def collapse_groups(problem: Problem) -> Contraction:
+    """Fuse each colocation group; groups that share a node become one.
+
+    Raises
+    ------
+    PlanError
+        A group that no single device supports, or whose pins differ.
+    """
+    parent = list(range(problem.node_count))
+
+    def root(v: int) -> int:
+        while parent[v] != v:
+            parent[v] = parent[parent[v]]
+            v = parent[v]
+        return v
+
+    for group in problem.groups:
+        for v in group[1:]:
+            a, b = root(group[0]), root(v)
+            parent[max(a, b)] = min(a, b)
+    contraction = fuse(problem, _number([root(v) for v in range(problem.node_count)]))
+    _check_supported(problem, contraction)
+    return contraction
+
+
+def fuse_cycles(problem: Problem) -> Contraction:
+    """Fuse each strongly connected component of the precedence edges."""
+    label = _number(components(problem.node_count, problem.edges()))
+    contraction = fuse(problem, label)
+    _check_supported(problem, contraction)
+    return contraction
+
+
+def coarsen(problem: Problem, most: int) -> Contraction:
+    """Fuse runs of connected nodes along a depth-first order down to about ``most`` supernodes.
+
+    Only nodes with the same set of allowed devices fuse, so every assignment of supernodes is
+    supported. Runs of one order have an acyclic quotient. Where the support sets alternate too
+    often for ``most``, more supernodes are left.
+    """
+    n = problem.node_count
+    if n <= most:
+        return Contraction(problem, tuple(range(n)))
+    edges = problem.edges()
+    mask = allowed(problem)
+    _, kind_of = np.unique(mask, axis=0, return_inverse=True)
+    kinds = kind_of.reshape(-1).tolist()
+    order = _kind_order(n, edges, kinds)
+    cheapest = np.where(mask, problem.times, np.inf).min(axis=1)
+    limit = float(cheapest.sum()) / most
+    room = float(problem.memory[np.isfinite(problem.memory)].sum()) / most
+    times, weights = cheapest.tolist(), problem.weights.tolist()
+    pinned = {v for v, _ in problem.pins}
+    label = [-1] * n
+    count = -1
+    work = held = 0.0
+    last = -1
+    for v in order:
+        fits = work + times[v] <= limit and (not room or held + weights[v] <= room)
+        if last >= 0 and fits and kinds[v] == kinds[last] and not {v, last} & pinned:
+            work += times[v]
+            held += weights[v]
+        else:
+            count += 1
+            work, held = times[v], weights[v]
+        label[v] = count
+        last = v
+    return fuse(problem, label)
+
+
+def _kind_order(count: int, edges: Sequence[tuple[int, int]], kinds: Sequence[int]) -> list[int]:
+    """A topological order that stays with one support set, branch by branch, while it can."""
+    after, before = neighbours(count, edges)
+    missing = [len(b) for b in before]
+    ready: dict[int, list[int]] = {kind: [] for kind in sorted(set(kinds))}
+    place = {v: i for i, v in enumerate(depth_first(count, edges, range(count)))}
+    for v in sorted((v for v in range(count) if not missing[v]), key=lambda v: -place[v]):
+        ready[kinds[v]].append(v)
+    order: list[int] = []
+    while len(order) < count:
+        kind = max(ready, key=lambda t: (len(ready[t]), -t))
+        stack = ready[kind]
+        while stack:
+            u = stack.pop()
+            order.append(u)
+            for v in sorted(after[u], key=lambda v: -place[v]):
+                missing[v] -= 1
+                if not missing[v]:
+                    ready[kinds[v]].append(v)
+    return order
+
+
+def _number(roots: Sequence[int]) -> list[int]:
+    """Labels from 0 without gaps, in order of first appearance."""
+    seen: dict[int, int] = {}
+    return [seen.setdefault(r, len(seen)) for r in roots]
+
+
+def _check_supported(problem: Problem, contraction: Contraction) -> None:
+    mask = allowed(contraction.problem)
+    for s in np.flatnonzero(~mask.any(axis=1)).tolist():
+        nodes = [v for v, at in enumerate(contraction.supernode) if at == s]
+        names = ", ".join(repr(problem.names[v]) for v in nodes[:6])
+        more = f" and {len(nodes) - 6} more" if len(nodes) > 6 else ""
+        pins = sorted({problem.devices[d] for v, d in problem.pins if v in nodes})
+        pinned = f", pinned to {', '.join(pins)}" if pins else ""
+        raise PlanError(
+            f"colocation: nodes {names}{more} must share a device{pinned}, and no device both "
+            "supports and may take all of them; drop the group, or a pin of one of them",
+            nodes=tuple(problem.names[v] for v in nodes),
+            constraint="colocation",
+        )

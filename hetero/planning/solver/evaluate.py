@@ -1,0 +1,119 @@
+"""One judge for every candidate: loads, subgraphs, levels and latency of an assignment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hetero.clustering import cluster
+from hetero.planning.solver.order import neighbours
+from hetero.planning.solver.problem import (
+    Assignment,
+    Evaluation,
+    Problem,
+    combine,
+    loads,
+    weights_on,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The subgraphs of an assignment.
+
+    Parameters
+    ----------
+    cluster : tuple of int
+        The subgraph of each node; every edge stays inside or leads to a higher one.
+    device : tuple of int
+        The device of each subgraph.
+    level : tuple of int
+        Number of subgraph-to-subgraph edges on the longest path to each.
+    """
+
+    cluster: tuple[int, ...]
+    device: tuple[int, ...]
+    level: tuple[int, ...]
+
+
+def cut(problem: Problem, assignment: Assignment) -> Cut:
+    """Cut an assignment into acyclic subgraphs, as few as the clustering finds."""
+    edges = problem.edges()
+    after, _ = neighbours(problem.node_count, edges)
+    label = cluster(after, assignment)
+    count = max(label, default=-1) + 1
+    device = [0] * count
+    for v, c in enumerate(label):
+        device[c] = assignment[v]
+    level = [0] * count
+    for u, v in sorted({(label[u], label[v]) for u, v in edges if label[u] != label[v]}):
+        level[v] = max(level[v], level[u] + 1)
+    return Cut(tuple(label), tuple(device), tuple(level))
+
+
+def evaluate(problem: Problem, assignment: Assignment) -> Evaluation:
+    """What an assignment costs.
+
+    Parameters
+    ----------
+    problem : Problem
+        With acyclic edges.
+    assignment : tuple of int
+        Device of every node; support and memory are `is_feasible`'s to check.
+
+    Returns
+    -------
+    Evaluation
+    """
+    compute, sent, received = loads(problem, assignment)
+    parts = cut(problem, assignment)
+    if problem.dispatch is not None:
+        calls = np.bincount(parts.device, minlength=problem.device_count)
+        compute = compute + calls * problem.dispatch
+    return Evaluation(
+        compute=compute,
+        sent=sent,
+        received=received,
+        loads=combine(problem, compute, sent, received),
+        weights=weights_on(problem, assignment),
+        subgraphs=len(parts.device),
+        levels=max(parts.level, default=-1) + 1,
+        latency=latency_of(problem, assignment, parts),
+    )
+
+
+def latency_of(problem: Problem, assignment: Assignment, parts: Cut) -> float:
+    """Seconds that one request takes alone: each subgraph runs once its inputs are there.
+
+    A device runs its subgraphs one by one in their order, receives before it computes and sends
+    after; branches on different devices run side by side.
+    """
+    count = len(parts.device)
+    where = np.asarray(assignment, dtype=np.int64)
+    label = np.asarray(parts.cluster, dtype=np.int64)
+    busy = np.bincount(
+        label, weights=problem.times[np.arange(problem.node_count), where], minlength=count
+    ).tolist()
+    before: list[set[int]] = [set() for _ in range(count)]
+    for h, (tail, heads) in enumerate(zip(problem.tails.tolist(), problem.heads, strict=True)):
+        source = parts.cluster[tail]
+        users = {parts.cluster[v] for v in heads} - {source}
+        arrived: set[int] = set()
+        for c in sorted(users):
+            before[max(c, source)].add(min(c, source))
+            d = parts.device[c]
+            if d != parts.device[source] and d not in arrived:
+                arrived.add(d)
+                busy[c] += float(problem.receive[h, d])
+        if arrived:
+            busy[source] += float(problem.send[h, parts.device[source]])
+    finish = [0.0] * count
+    free = [0.0] * problem.device_count
+    for c in range(count):
+        d = parts.device[c]
+        start = max([free[d], *(finish[b] for b in before[c])])
+        if problem.dispatch is not None:
+            start += float(problem.dispatch[d])
+        finish[c] = free[d] = start + busy[c]
+    return max(finish, default=0.0)

@@ -1,0 +1,101 @@
+"""The plans that need no search: a priority list, one device alone, one class at a time."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+
+from hetero.planning.solver.problem import Assignment, Problem, allowed
+
+#: Fillings that `pack` tries.
+PACKINGS = 60
+
+
+def priority(problem: Problem, order: Sequence[int] | None = None) -> Assignment | None:
+    """Give each node to the first device that may take it and has room for its weights.
+
+    Parameters
+    ----------
+    problem : Problem
+        Without colocation groups (contract first).
+    order : sequence of int, optional
+        The devices by priority; their own order when None.
+
+    Returns
+    -------
+    tuple of int or None
+        The device of every node; None when a node finds no room.
+    """
+    mask = allowed(problem).tolist()
+    free: list[float] = problem.memory.tolist()
+    weights: list[float] = problem.weights.tolist()
+    devices = list(range(problem.device_count)) if order is None else list(order)
+    assignment = []
+    for v in range(problem.node_count):
+        for d in devices:
+            if mask[v][d] and weights[v] <= free[d]:
+                free[d] -= weights[v]
+                assignment.append(d)
+                break
+        else:
+            return None
+    return tuple(assignment)
+
+
+def single(problem: Problem, device: int) -> Assignment | None:
+    """Everything on one device, or None when it does not support or hold all of it."""
+    mask = allowed(problem)[:, device]
+    if not mask.all() or float(problem.weights.sum()) > problem.memory[device] * (1 + 1e-12):
+        return None
+    return (device,) * problem.node_count
+
+
+def pack(problem: Problem) -> Assignment | None:
+    """A feasible assignment for tight memory, by several orders of filling.
+
+    Heavy nodes first, each to the device with most room or with least, then the same with the order
+    of the nodes and the choice between the two shaken, by a fixed seed.
+
+    Returns
+    -------
+    tuple of int or None
+        None when no filling finds room for every node.
+    """
+    rng = random.Random(0)
+    for turn in range(PACKINGS):
+        shake = 0.0 if turn < 2 else 0.6
+        found = _fill(problem, tightest=float(turn % 2) if turn < 2 else 0.7, shake=shake, rng=rng)
+        if found is not None:
+            return found
+    return None
+
+
+def _fill(
+    problem: Problem, *, tightest: float, shake: float, rng: random.Random
+) -> Assignment | None:
+    """One filling; ``tightest`` is how often a node goes to the device with least room for it."""
+    mask = allowed(problem).tolist()
+    times, weights = problem.times.tolist(), problem.weights.tolist()
+    free: list[float] = problem.memory.tolist()
+    load = [0.0] * problem.device_count
+    where = [-1] * problem.node_count
+    # Nodes without a choice come first: what they take is gone whatever else happens.
+    rank = [
+        (sum(mask[v]) > 1, -w * (1 - shake * rng.random()) if w else 0.0)
+        for v, w in enumerate(weights)
+    ]
+    for v in sorted(range(problem.node_count), key=lambda v: (rank[v], v)):
+        fits = [d for d, ok in enumerate(mask[v]) if ok and weights[v] <= free[d] * (1 + 1e-12)]
+        if not fits:
+            return None
+        if not weights[v] or any(math.isinf(free[d]) for d in fits):
+            best = min(fits, key=lambda d: (load[d] + times[v][d], d))
+        elif rng.random() < tightest:
+            best = min(fits, key=lambda d: (free[d], d))
+        else:
+            best = max(fits, key=lambda d: (free[d], -d))
+        where[v] = best
+        free[best] -= weights[v]
+        load[best] += times[v][best]
+    return tuple(where)

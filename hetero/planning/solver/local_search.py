@@ -1,0 +1,283 @@
+"""Simulated annealing on the exact load of every device, by moves of a node, a chunk, or two.
+
+A move of node v touches only the tensors at v: each keeps how many of its heads every device
+holds, so that a send or a receive appears or disappears by a counter that reaches or leaves zero.
+Effort is a number of proposals, never a time, so that a seed gives one answer on any machine.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hetero.planning.solver.problem import Assignment, Problem, allowed, is_feasible
+
+#: Share of the start's bottleneck that the temperature starts and ends at.
+HOT, COLD = 0.05, 0.0003
+#: Order of the norm of the loads that is the energy: near the maximum, yet it feels every device.
+NORM = 30
+#: Share of proposals that exchange two nodes, and the share where memory is short, so that a node
+#: often only fits where another leaves; the rest are one node or a chunk, equally often.
+SWAP, TIGHT_SWAP = 0.02, 0.15
+#: Memory is short where the constants take more than this share of all of it.
+TIGHT = 0.4
+#: Largest connected chunk that moves at once.
+CHUNK = 64
+#: Proposals between two looks at the clock and two coolings.
+ROUND = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The best assignment of one run, its bottleneck in seconds, and whether time cut it short."""
+
+    assignment: Assignment
+    bottleneck: float
+    cut_short: bool = False
+
+
+class State:
+    """An assignment whose loads are kept up to date move by move.
+
+    Parameters
+    ----------
+    problem : Problem
+        Without colocation groups (contract first).
+    assignment : sequence of int
+        A feasible start.
+    """
+
+    __slots__ = (
+        "_at_head",
+        "_at_tail",
+        "_counts",
+        "_heads",
+        "_k",
+        "_receive",
+        "_rows",
+        "_send",
+        "_tails",
+        "_times",
+        "_weights",
+        "free",
+        "loads",
+        "near",
+        "options",
+        "where",
+    )
+
+    def __init__(self, problem: Problem, assignment: Sequence[int]) -> None:
+        n, k = problem.times.shape
+        self._k = k
+        self.where = list(assignment)
+        self._times = problem.times.tolist()
+        self._weights = problem.weights.tolist()
+        self._send = problem.send.tolist()
+        self._receive = problem.receive.tolist()
+        self._tails = problem.tails.tolist()
+        self._heads = [len(hs) for hs in problem.heads]
+        self._at_tail: list[list[int]] = [[] for _ in range(n)]
+        self._at_head: list[list[int]] = [[] for _ in range(n)]
+        mask = allowed(problem)
+        self.options = [[d for d in range(k) if mask[v, d]] for v in range(n)]
+        near: list[set[int]] = [set() for _ in range(n)]
+        self._counts = []
+        for h, (tail, heads) in enumerate(zip(self._tails, problem.heads, strict=True)):
+            self._at_tail[tail].append(h)
+            count = [0] * k
+            for v in heads:
+                self._at_head[v].append(h)
+                count[self.where[v]] += 1
+                near[v].add(tail)
+                near[tail].add(v)
+            self._counts.append(count)
+        self.near = [sorted(s) for s in near]
+        # One row of loads a device where parts add up, three where they overlap.
+        self._rows = (0, k, 2 * k) if problem.overlap else (0, 0, 0)
+        self.loads = [0.0] * (3 * k if problem.overlap else k)
+        self.free: list[float] = problem.memory.tolist()
+        self._fill()
+
+    def _fill(self) -> None:
+        """Compute loads and free memory from scratch."""
+        compute, out, into = self._rows
+        for v, d in enumerate(self.where):
+            self.loads[compute + d] += self._times[v][d]
+            self.free[d] -= self._weights[v]
+        for h, tail in enumerate(self._tails):
+            on = self.where[tail]
+            if self._counts[h][on] < self._heads[h]:
+                self.loads[out + on] += self._send[h][on]
+            for d in range(self._k):
+                if d != on and self._counts[h][d]:
+                    self.loads[into + d] += self._receive[h][d]
+
+    def move(self, v: int, b: int) -> None:
+        """Put node ``v`` on device ``b`` and update what that changes."""
+        a = self.where[v]
+        if a == b:
+            return
+        loads = self.loads
+        compute, out, into = self._rows
+        loads[compute + a] -= self._times[v][a]
+        loads[compute + b] += self._times[v][b]
+        weight = self._weights[v]
+        self.free[a] += weight
+        self.free[b] -= weight
+        self.where[v] = b
+        where, tails, totals = self.where, self._tails, self._heads
+        for h in self._at_tail[v]:
+            count, total = self._counts[h], totals[h]
+            if count[a]:
+                loads[into + a] += self._receive[h][a]
+            if count[b]:
+                loads[into + b] -= self._receive[h][b]
+            if count[a] < total:
+                loads[out + a] -= self._send[h][a]
+            if count[b] < total:
+                loads[out + b] += self._send[h][b]
+        for h in self._at_head[v]:
+            count, on = self._counts[h], where[tails[h]]
+            before = count[on] < totals[h]
+            count[a] -= 1
+            count[b] += 1
+            if a != on and not count[a]:
+                loads[into + a] -= self._receive[h][a]
+            if b != on and count[b] == 1:
+                loads[into + b] += self._receive[h][b]
+            if (count[on] < totals[h]) != before:
+                loads[out + on] += -self._send[h][on] if before else self._send[h][on]
+
+    def chunk(self, v: int, size: int, rng: random.Random) -> list[int]:
+        """Up to ``size`` nodes connected to ``v`` on its device, ``v`` first."""
+        device = self.where[v]
+        found = [v]
+        seen = {v}
+        for u in found:
+            if len(found) >= size:
+                break
+            near = self.near[u]
+            # Starting anywhere in the list makes chunks of other shapes from the same node.
+            shift = int(rng.random() * len(near)) if near else 0
+            for w in near[shift:] + near[:shift]:
+                if w not in seen and self.where[w] == device:
+                    seen.add(w)
+                    found.append(w)
+        return found[:size]
+
+
+def anneal(
+    problem: Problem,
+    start: Assignment,
+    *,
+    proposals: int,
+    seed: int,
+    deadline: float = math.inf,
+    hot: float = HOT,
+    norm: int = NORM,
+) -> Found:
+    """Improve ``start`` by simulated annealing; the best assignment seen is returned.
+
+    Parameters
+    ----------
+    problem : Problem
+        Without colocation groups.
+    start : tuple of int
+        A feasible assignment.
+    proposals : int
+        Moves to try.
+    seed : int
+        Seed of the moves.
+    deadline : float
+        ``time.monotonic()`` at which the run stops early, and says so.
+    hot : float
+        Starting temperature as a share of the start's bottleneck.
+    norm : int
+        Order of the norm of the loads that is the energy.
+
+    Returns
+    -------
+    Found
+    """
+    rng = random.Random(seed)
+    draw = rng.random
+    state = State(problem, start)
+    n, k = problem.times.shape
+    where, loads, options, near = state.where, state.loads, state.options, state.near
+    free, move, weights = state.free, state.move, problem.weights.tolist()
+    tight = float(problem.weights.sum()) > TIGHT * float(problem.memory.sum())
+    swap = TIGHT_SWAP if tight else SWAP
+    finite_memory = bool((problem.memory < math.inf).any())
+    movable = [v for v in range(n) if len(options[v]) > 1]
+    best_value, best = max(loads), tuple(where)
+    if not movable or not proposals or best_value <= 0.0 or k < 2:
+        return Found(best, best_value)
+    allowed_sets = [frozenset(o) for o in options]
+    scale = best_value
+    temperature = hot
+    cooling = (COLD / hot) ** (ROUND / max(proposals, ROUND))
+    energy = _energy(loads, scale, norm)
+    cut_short = False
+    many = len(movable)
+    for proposal in range(proposals):
+        if proposal % ROUND == 0:
+            temperature *= cooling
+            if time.monotonic() > deadline:
+                cut_short = True
+                break
+        v = movable[int(draw() * many)]
+        a = where[v]
+        kind = draw()
+        if kind < swap:
+            u = movable[int(draw() * many)]
+            b = where[u]
+            if a == b or b not in allowed_sets[v] or a not in allowed_sets[u]:
+                continue
+            nodes, back = [v], [u]
+        else:
+            if draw() < 0.8 and near[v]:
+                b = where[near[v][int(draw() * len(near[v]))]]
+            else:
+                b = options[v][int(draw() * len(options[v]))]
+            if a == b or b not in allowed_sets[v]:
+                continue
+            nodes, back = [v], []
+            if kind < (1.0 + swap) / 2:
+                # Sizes spread evenly over their logarithm: 2 is as likely as 32.
+                size = int(2.0 ** (1.0 + 5.0 * draw()))
+                nodes = [u for u in state.chunk(v, min(size, CHUNK), rng) if b in allowed_sets[u]]
+        if finite_memory:
+            grown = sum(weights[u] for u in nodes) - sum(weights[u] for u in back)
+            if grown > free[b] or -grown > free[a]:
+                continue
+        for u in nodes:
+            move(u, b)
+        for u in back:
+            move(u, a)
+        after = _energy(loads, scale, norm)
+        if after > energy and draw() >= math.exp((energy - after) / temperature):
+            for u in back:
+                move(u, b)
+            for u in reversed(nodes):
+                move(u, a)
+            continue
+        energy = after
+        value = max(loads)
+        if value < best_value * (1 - 1e-9):
+            best_value, best = value, tuple(where)
+    if not is_feasible(problem, best):
+        raise AssertionError("annealing left the feasible set")
+    return Found(best, best_value, cut_short)
+
+
+def _energy(loads: list[float], scale: float, norm: int) -> float:
+    total = 0.0
+    for load in loads:
+        ratio = load / scale
+        # Below this share of the start a load adds nothing that a float keeps.
+        if ratio > 0.3:
+            total += ratio**norm
+    return float(total ** (1.0 / norm))

@@ -1,0 +1,196 @@
+"""Cut one topological order into one interval per device, at the least bottleneck.
+
+The state is how many devices of each class are used so far (PipeEdge's dynamic programme, over an
+order of any acyclic graph). An interval's transfers are sums of rectangles in the plane (first
+position, end position), so all n² intervals are costed by one two-dimensional running sum.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from hetero.planning.solver.problem import Assignment, Floats, Ints, Problem, allowed
+
+#: Largest order that is sliced: a table of its intervals, float64, takes 8 * (n + 1)² bytes.
+MAX_NODES = 2500
+
+
+def interval_costs(problem: Problem, order: Sequence[int], device: int) -> Floats:
+    """Load of ``device`` for every interval of ``order``; ``inf`` where it may not have it.
+
+    Returns
+    -------
+    ndarray, shape (nodes + 1, nodes + 1), float64
+        Entry (i, j) is for positions i <= p < j; 0 on the diagonal, ``inf`` below it.
+    """
+    n = problem.node_count
+    ordered = np.asarray(order, dtype=np.int64)
+    position = np.empty(n, dtype=np.int64)
+    position[ordered] = np.arange(n)
+    times = problem.times[ordered, device]
+    usable = allowed(problem)[ordered, device]
+    sent = np.zeros((n + 2, n + 2))
+    received = np.zeros((n + 2, n + 2))
+    corners_out, corners_in = _rectangles(problem, position, device)
+    for table, (rows0, rows1, cols0, cols1, cost) in (
+        (sent, corners_out),
+        (received, corners_in),
+    ):
+        np.add.at(table, (rows0, cols0), cost)
+        np.add.at(table, (rows1, cols0), -cost)
+        np.add.at(table, (rows0, cols1), -cost)
+        np.add.at(table, (rows1, cols1), cost)
+        np.cumsum(table, axis=0, out=table)
+        np.cumsum(table, axis=1, out=table)
+    compute = np.concatenate([[0.0], np.cumsum(np.where(usable, times, 0.0))])
+    bad = np.concatenate([[0], np.cumsum(~usable)])
+    held = np.concatenate([[0.0], np.cumsum(problem.weights[ordered])])
+    work = compute[None, :] - compute[:, None]
+    size = n + 1
+    cost_of: Floats
+    if problem.overlap:
+        cost_of = np.maximum(np.maximum(work, sent[:size, :size]), received[:size, :size])
+    else:
+        cost_of = work + sent[:size, :size] + received[:size, :size]
+    # Differences of running sums leave rounding below zero.
+    np.maximum(cost_of, 0.0, out=cost_of)
+    if problem.dispatch is not None:
+        cost_of += problem.dispatch[device]
+    cost_of[bad[None, :] > bad[:, None]] = np.inf
+    if np.isfinite(problem.memory[device]):
+        cost_of[held[None, :] - held[:, None] > problem.memory[device] * (1 + 1e-12)] = np.inf
+    cost_of[np.tril_indices(size, -1)] = np.inf
+    np.fill_diagonal(cost_of, 0.0)
+    return cost_of
+
+
+Corners = tuple[Ints, Ints, Ints, Ints, Floats]
+
+
+def _rectangles(problem: Problem, position: Ints, device: int) -> tuple[Corners, Corners]:
+    """Rectangles [rows0, rows1) x [cols0, cols1) of intervals that send, and that receive."""
+    n = problem.node_count
+    out_rows: list[tuple[int, int, int, int, float]] = []
+    in_rows: list[tuple[int, int, int, int, float]] = []
+    send = problem.send[:, device]
+    receive = problem.receive[:, device]
+    places = position.tolist()
+    for h, (tail, heads) in enumerate(zip(problem.tails.tolist(), problem.heads, strict=True)):
+        at = places[tail]
+        uses = sorted(places[v] for v in heads)
+        if send[h]:
+            # The interval holds the tail, and the last use comes at or after its end.
+            if uses[-1] > at:
+                out_rows.append((0, at + 1, at + 1, uses[-1] + 1, send[h]))
+            # A use before the tail (a backward pass drawn on the forward order).
+            if uses[0] < at:
+                low = max(uses[-1], at)
+                out_rows.append((uses[0] + 1, at + 1, low + 1, n + 1, send[h]))
+        if receive[h]:
+            # The first use at or after the interval's start lies in it, the tail does not.
+            previous = -1
+            for use in uses:
+                first, last = previous + 1, use + 1
+                if at > use:
+                    in_rows.append((first, last, use + 1, at + 1, receive[h]))
+                elif at < first:
+                    in_rows.append((first, last, use + 1, n + 1, receive[h]))
+                else:
+                    in_rows.append((at + 1, last, use + 1, n + 1, receive[h]))
+                previous = use
+    return _columns(out_rows), _columns(in_rows)
+
+
+def _columns(rows: list[tuple[int, int, int, int, float]]) -> Corners:
+    table = np.asarray(rows, dtype=np.float64).reshape(len(rows), 5)
+    whole = table[:, :4].astype(np.int64)
+    return whole[:, 0], whole[:, 1], whole[:, 2], whole[:, 3], table[:, 4]
+
+
+def slice_order(
+    problem: Problem, order: Sequence[int], *, most: float = np.inf
+) -> tuple[float, Assignment] | None:
+    """The best way to give each device at most one interval of ``order``.
+
+    Parameters
+    ----------
+    problem : Problem
+        Times, costs, memory, pins.
+    order : sequence of int
+        A topological order of the nodes.
+    most : float
+        Only bottlenecks below this are of interest, seconds.
+
+    Returns
+    -------
+    (float, tuple of int) or None
+        The bottleneck in seconds and the device of every node; None when nothing is below ``most``.
+    """
+    members: dict[int, list[int]] = {}
+    for d, name in enumerate(problem.classes):
+        members.setdefault(name, []).append(d)
+    kinds = list(members.values())
+    costs = []
+    for kind in kinds:
+        table = interval_costs(problem, order, kind[0])
+        table[table >= most] = np.inf
+        costs.append(table)
+    n = problem.node_count
+    start = np.full(n + 1, np.inf)
+    start[0] = 0.0
+    zero = (0,) * len(kinds)
+    best: dict[tuple[int, ...], Floats] = {zero: start}
+    for used in itertools.product(*(range(len(kind) + 1) for kind in kinds)):
+        if used == zero:
+            continue
+        row = np.full(n + 1, np.inf)
+        for t, count in enumerate(used):
+            if count:
+                before = best[_less(used, t)]
+                live = np.flatnonzero(np.isfinite(before))
+                if live.size:
+                    lo, hi = int(live[0]), int(live[-1]) + 1
+                    reach = np.maximum(before[lo:hi, None], costs[t][lo:hi, :]).min(axis=0)
+                    np.minimum(row, reach, out=row)
+        best[used] = row
+    used = min(best, key=lambda s: (best[s][n], sum(s), s))
+    bottleneck = float(best[used][n])
+    if not np.isfinite(bottleneck):
+        return None
+    return bottleneck, _trace(order, kinds, costs, best, used)
+
+
+def _less(used: tuple[int, ...], kind: int) -> tuple[int, ...]:
+    return (*used[:kind], used[kind] - 1, *used[kind + 1 :])
+
+
+def _trace(
+    order: Sequence[int],
+    kinds: list[list[int]],
+    costs: list[Floats],
+    best: dict[tuple[int, ...], Floats],
+    used: tuple[int, ...],
+) -> Assignment:
+    """Walk the table back from its end; each step takes one interval off the order."""
+    assignment = [-1] * len(order)
+    end = len(order)
+    # Any step that stays within the bottleneck will do; the longest keeps the intervals few.
+    limit = best[used][end]
+    while end:
+        for t, kind in enumerate(kinds):
+            if not used[t]:
+                continue
+            before = best[_less(used, t)]
+            fits = np.flatnonzero(np.maximum(before[: end + 1], costs[t][: end + 1, end]) <= limit)
+            if fits.size:
+                begin = int(fits[0])
+                for v in order[begin:end]:
+                    assignment[v] = kind[used[t] - 1]
+                end, used = begin, _less(used, t)
+                break
+        else:
+            raise AssertionError("the slicing table has no way back")
+    return tuple(assignment)
