@@ -14,12 +14,12 @@ import onnx
 from onnx import numpy_helper
 
 from devices.attributes import attribute_value
+from devices.cpu.body_outputs import BodyOutput, body_outputs
 from devices.cpu.delegate import delegate
 from devices.cpu.donation import DONORS, donated
 from devices.cpu.functions import instantiate
 from devices.cpu.implementations import Implementation, Scope, find_implementation
 from devices.cpu.literals import literal_value
-from devices.cpu.threads import one_thread
 from devices.errors import HeteroError, KernelError
 from devices.kernels import Kernel
 from devices.model import Node
@@ -108,13 +108,33 @@ class Block:
             raise _kernel_error(self.tasks[i], values, error) from error
         return [values[slot] for slot in self._output_slots]
 
-    def bound(self, captures: Sequence[Value], context: RunContext) -> Callable[..., Any]:
-        """Return the block as a function of its own inputs, the captured values given."""
 
-        def body(*inputs: Value) -> tuple[Value, ...]:
-            return tuple(self.run([*inputs, *captures], context))
+@dataclass(frozen=True, slots=True)
+class _Body:
+    """The graph of a control flow node: compiled, and as it was written."""
 
-        return body
+    block: Block
+    graph: onnx.GraphProto
+    captures: tuple[str, ...]
+    slots: tuple[int, ...]
+    scope: Scope
+
+
+class _BoundBody:
+    """A body whose captured values are given: a function of its own inputs."""
+
+    def __init__(self, body: _Body, values: Sequence[Value], context: RunContext) -> None:
+        self._body = body
+        self._captured = [values[slot] for slot in body.slots]
+        self._context = context
+
+    def __call__(self, *inputs: Value) -> tuple[Value, ...]:
+        return tuple(self._body.block.run([*inputs, *self._captured], self._context))
+
+    def outputs(self, *inputs: Value) -> list[BodyOutput]:
+        """Return the element type and shape of each output."""
+        body = self._body
+        return body_outputs(body.graph, body.captures, [*inputs, *self._captured], body.scope)
 
 
 def build_block(
@@ -200,12 +220,11 @@ def _step(
         return _call_step(delegate(node, task.opset), task.reads, writes, dying)
     if task.implementation.kind == "function":
         return _function_step(what, task, writes, dying, scope)
-    bodies: dict[str, tuple[Block, tuple[int, ...]]] = {}
+    bodies: dict[str, _Body] = {}
     keywords: dict[str, Any] = {}
     for attribute in node.proto.attribute:
         if attribute.HasField("g"):
-            body, captures = _body(attribute.g, scope)
-            bodies[attribute.name] = body, tuple(slot_of(name) for name in captures)
+            bodies[attribute.name] = _body(attribute.g, scope, slot_of)
         else:
             keywords[attribute.name] = attribute_value(attribute)
     if "n_outputs" in what.wants:
@@ -215,8 +234,6 @@ def _step(
     call = partial(what.function, np, **keywords)
     if bodies:
         return _body_step(call, bodies, task.reads, writes, dying)
-    if node.op_type in ("Gemm", "MatMul", "FusedMatMul"):
-        return _call_step(partial(_product, call), task.reads, writes, dying)
     donors = tuple(
         i
         for i in DONORS.get((node.domain, node.op_type), ())
@@ -227,8 +244,8 @@ def _step(
     return _call_step(call, task.reads, writes, dying)
 
 
-def _body(graph: onnx.GraphProto, scope: Scope) -> tuple[Block, tuple[str, ...]]:
-    """Compile the body of a control flow node; return it and the outer values that it reads."""
+def _body(graph: onnx.GraphProto, scope: Scope, slot_of: Callable[[str], int]) -> _Body:
+    """Compile the body of a control flow node."""
     holder = onnx.NodeProto()
     holder.attribute.add(name="body", type=onnx.AttributeProto.GRAPH).g.CopyFrom(graph)
     captures = Node.from_proto(holder).captures
@@ -242,7 +259,7 @@ def _body(graph: onnx.GraphProto, scope: Scope) -> tuple[Block, tuple[str, ...]]
         constants=constants,
         scope=scope,
     )
-    return block, captures
+    return _Body(block, graph, captures, tuple(slot_of(name) for name in captures), scope)
 
 
 def _call_step(
@@ -282,14 +299,6 @@ def _call_step(
     return many_to_many
 
 
-def _product(call: Callable[..., Any], a: np.ndarray, *others: Value) -> Any:
-    """Run a matrix product, that of a single row on one thread."""
-    if a.size == a.shape[-1]:
-        with one_thread():
-            return call(a, *others)
-    return call(a, *others)
-
-
 def _donating_step(
     call: Callable[..., Any],
     reads: tuple[int, ...],
@@ -311,7 +320,7 @@ def _donating_step(
 
 def _body_step(
     call: Callable[..., Any],
-    bodies: Mapping[str, tuple[Block, tuple[int, ...]]],
+    bodies: Mapping[str, _Body],
     reads: tuple[int, ...],
     writes: tuple[int | None, ...],
     dying: tuple[int, ...],
@@ -319,10 +328,7 @@ def _body_step(
     """A control flow node: its bodies see the values that they capture as they are now."""
 
     def step(values: list[Value], context: RunContext) -> None:
-        bound = {
-            name: block.bound([values[slot] for slot in captures], context)
-            for name, (block, captures) in bodies.items()
-        }
+        bound = {name: _BoundBody(body, values, context) for name, body in bodies.items()}
         _store(values, writes, call(*[values[slot] for slot in reads], **bound))
         for slot in dying:
             values[slot] = None

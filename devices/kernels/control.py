@@ -1,21 +1,29 @@
 """Control flow: operators whose attribute is a graph, here a callable ``body(*inputs) -> tuple``.
 
-What the graph captures from outside is bound already. A body may carry `outputs`, one pair
-(element type, shape with None where unknown) for each of its outputs: it shapes the scan outputs
-of a loop that makes no trip. The tensors that a body returns are kept while later trips run, so a
-body must not reuse their memory.
+What the graph captures from outside is bound already. ``body.outputs(*inputs)`` gives one pair
+(element type, shape) for each of its outputs, were it called with inputs of these types: it shapes
+the scan outputs of a loop that makes no trip. The tensors that a body returns are kept while later
+trips run, so a body must not reuse their memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from devices.kernels.axes import axis_of
 from devices.kernels.element_types import Array, Xp
 from devices.kernels.registry import op
 
-Body = Callable[..., tuple[Any, ...]]
+
+class Body(Protocol):
+    """A graph as a function."""
+
+    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+        """Return the graph's outputs."""
+
+    def outputs(self, *inputs: Any) -> Sequence[tuple[Any, Sequence[Any] | None]]:
+        """Return element type and shape of each, None if unknown, as is the size of an axis."""
 
 
 @op("If", since=1, host=(0,))
@@ -27,8 +35,8 @@ def if_(xp: Xp, cond: Array, *, then_branch: Body, else_branch: Body) -> tuple[A
 @op("Loop", since=1, host=(0, 1))
 def loop(
     xp: Xp,
-    trip_count: Array | None,
-    cond: Array | None,
+    trip_count: Array | None = None,
+    cond: Array | None = None,
     *initial: Any,
     body: Body,
     n_outputs: int,
@@ -53,26 +61,24 @@ def loop(
         trip += 1
     if trips:
         scanned = tuple(xp.stack(values) for values in zip(*trips, strict=True))
+    elif n_outputs > len(initial):
+        types = body.outputs(xp.asarray(0, dtype=xp.int64), xp.asarray(True), *initial)
+        scanned = tuple(_of_no_trips(xp, *output, 0) for output in types[1 + len(initial) :])
     else:
-        scanned = tuple(
-            _no_trips(xp, body, 1 + i, 0) for i in range(len(initial), max(n_outputs, len(initial)))
-        )
+        scanned = ()
     return carried + scanned
 
 
-def _no_trips(xp: Xp, body: Body, output: int, axis: int) -> Array:
-    """Return the stack of no tensors, such as `output` of the body would have been."""
-    dtype, shape = _outputs(body)[output]
-    sizes = [size or 0 for size in shape or ()]
+def _of_no_trips(xp: Xp, dtype: Any, shape: Sequence[Any] | None, axis: int) -> Array:
+    """Return the stack of no tensors of this type; axes of unknown size are empty."""
+    if dtype is None:
+        raise ValueError(
+            "the loop makes no trip, and the element type of what its body would return is not "
+            "known. Declare it in the body"
+        )
+    sizes = [size if isinstance(size, int) else 0 for size in shape or ()]
     sizes.insert(axis_of(axis, len(sizes) + 1), 0)
     return xp.empty(sizes, dtype=dtype)
-
-
-def _outputs(body: Body) -> Sequence[tuple[Any, Sequence[int | None] | None]]:
-    if not hasattr(body, "outputs"):
-        raise ValueError("a loop made no trip, and its body does not say what its outputs are")
-    outputs: Sequence[tuple[Any, Sequence[int | None] | None]] = body.outputs
-    return outputs
 
 
 @op("Scan", since=8)
@@ -168,9 +174,12 @@ def _scan(
         current = results[: len(states)]
         steps.append(results[len(states) :])
     if not steps:
-        count = len(_outputs(body)) - len(states)
-        axes = output_axes or (0,) * count
-        empty = (_no_trips(xp, body, len(states) + i, axis) for i, axis in enumerate(axes))
+        slices = tuple(xp.empty(x.shape[1:], dtype=x.dtype) for x in scanned)
+        types = body.outputs(*current, *slices)[len(states) :]
+        axes = output_axes or (0,) * len(types)
+        empty = (
+            _of_no_trips(xp, *output, axis) for output, axis in zip(types, axes, strict=True)
+        )
         return (*current, *empty)
     columns = list(zip(*steps, strict=True))
     axes = output_axes or (0,) * len(columns)

@@ -1,42 +1,26 @@
-"""If, Loop, Scan and SequenceMap, against ONNX Runtime on whole models."""
+"""If, Loop, Scan and SequenceMap on the CPU device, against ONNX Runtime on whole models."""
 
 from __future__ import annotations
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
-from onnx import parser
-from onnx.reference import ReferenceEvaluator
+from onnx import helper, parser
 
+from devices.errors import HeteroError
+from tests.cpu.models import make_model, run_cpu, run_onnxruntime
 from tests.kernels.oracle import compare, run_kernel
 
 X = np.arange(12, dtype=np.float32).reshape(4, 3)
 
 
-def body_of(node: onnx.NodeProto, attribute: str, opset: int):
-    """Return the node's graph as the callable that a kernel gets."""
-    (graph,) = (a.g for a in node.attribute if a.name == attribute)
-    evaluator = ReferenceEvaluator(graph, opsets={"": opset})
-    names = [i.name for i in graph.input]
-    return lambda *inputs: tuple(evaluator.run(None, dict(zip(names, inputs, strict=True))))
-
-
-def check_model(text: str, inputs, *bodies: str, **attributes):
-    """Compare our kernel for the model's one node with ONNX Runtime."""
-    model = parser.parse_model(text)
-    opset, (node,) = model.opset_import[0].version, model.graph.node
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), providers=["CPUExecutionProvider"]
-    )
-    names = [i.name for i in model.graph.input]
-    feeds = {n: v for n, v in zip(names, inputs, strict=True) if v is not None}
-    wanted = session.run(None, feeds)
-    keywords = attributes | {name: body_of(node, name, opset) for name in bodies}
-    places = [dict(zip(names, inputs, strict=True)).get(name) for name in node.input]
-    got = run_kernel(node.op_type, places, keywords, opset, n_outputs=len(node.output))
-    for a, b in zip(got, wanted, strict=True):
-        compare(a, b, 1e-6, 1e-6, node.op_type)
+def check_model(model: onnx.ModelProto | str, inputs):
+    """Compare the CPU device's outputs with ONNX Runtime's."""
+    if isinstance(model, str):
+        model = parser.parse_model(model)
+    feeds = dict(zip((i.name for i in model.graph.input), inputs, strict=True))
+    got, wanted = run_cpu(model, feeds), run_onnxruntime(model, feeds)
+    compare(got, wanted, 1e-6, 1e-6, model.graph.node[0].op_type)
     return got
 
 
@@ -58,25 +42,74 @@ agraph (int64 m, bool c, float[3] state) => (float[3] last, float[n, 3] scanned)
 @pytest.mark.parametrize(("trips", "going"), [(3, True), (100, True), (1, True)])
 def test_loop(opset, trips, going):
     inputs = [np.array(trips), np.array(going), X[0]]
-    check_model(LOOP.format(opset=opset), inputs, "body")
+    check_model(LOOP.format(opset=opset), inputs)
+
+
+#: The body captures w.
+NO_TRIPS = """<ir_version: 8, opset_import: ["" : 17]>
+agraph (int64 m, bool c, float[3] s, float[2, 1] w) => (float[3] t, float[n, 2, 3] u, int64[n] k) {
+  t, u, k = Loop (m, c, s) <body = body
+    (int64 i, bool going, float[3] v) => (bool again, float[3] t, float[2, 3] u, int64 k) {
+      again = Identity (going)
+      t = Neg (v)
+      u = Mul (v, w)
+      k = Identity (i)
+    }>
+}"""
 
 
 @pytest.mark.parametrize(("trips", "going"), [(0, True), (5, False)])
 def test_loop_without_a_trip(trips, going):
-    def body(*inputs):
-        raise AssertionError("the body must not run")
+    inputs = [np.array(trips), np.array(going), X[0], X[:2, :1]]
+    _, scanned, _ = check_model(NO_TRIPS, inputs)
+    assert scanned.shape == (0, 2, 3)
 
-    body.outputs = [(np.bool_, ()), (np.float32, (3,)), (np.float32, (None, 3))]
-    inputs = [np.array(trips), np.array(going), X[0]]
-    last, scanned = run_kernel("Loop", inputs, {"body": body}, n_outputs=2)
+
+def test_loop_without_a_trip_and_without_types():
+    model = parser.parse_model(NO_TRIPS)
+    body = model.graph.node[0].attribute[0].g
+    for info in (*body.input, *body.output):
+        info.ClearField("type")
+    inputs = {"m": np.array(0), "c": np.array(True), "s": X[0], "w": X[:2, :1]}
+    last, scanned, numbers = run_cpu(model, inputs)
     assert np.array_equal(last, X[0])
-    assert scanned.shape == (0, 0, 3)
-    assert scanned.dtype == np.float32
+    assert (scanned.shape, scanned.dtype) == ((0, 2, 3), np.float32)
+    assert (numbers.shape, numbers.dtype) == ((0,), np.int64)
+
+
+def test_loop_without_a_trip_in_a_body():
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    agraph (int64 m, bool c, float[3] s) => (float[n, 3] y) {
+      y = If (c) <
+        then_branch = yes () => (float[n, 3] a) {
+          t, a = Loop (m, c, s) <body = body
+            (int64 i, bool going, float[3] v) => (bool going, float[3] t, float[3] u) {
+              t = Neg (v)
+              u = Abs (v)
+            }>
+        },
+        else_branch = no () => (float[1, 3] b) { z = Constant <value_ints = [0]> ()
+          b = Unsqueeze (s, z) }>
+    }"""
+    (y,) = check_model(text, [np.array(0), np.array(True), X[0]])
+    assert y.shape == (0, 3)
 
 
 def test_loop_without_a_trip_must_know_its_outputs():
-    with pytest.raises(ValueError, match="no trip"):
-        run_kernel("Loop", [np.array(0), None, X], {"body": lambda *x: x}, n_outputs=2)
+    body = helper.make_graph(
+        [helper.make_node("SequenceAt", ["outer", "i"], ["u"])],
+        "body",
+        [helper.make_empty_tensor_value_info(name) for name in ("i", "going")],
+        [helper.make_empty_tensor_value_info(name) for name in ("going", "u")],
+    )
+    nodes = [
+        helper.make_node("SequenceEmpty", [], ["outer"]),
+        helper.make_node("Loop", ["m"], ["y"], body=body, name="loop"),
+    ]
+    m = np.array(0)
+    model = make_model(nodes, {"m": m}, ["y"])
+    with pytest.raises(HeteroError, match=r"node 'loop'.*Declare it in the body"):
+        run_cpu(model, {"m": m}, DISABLE_TRANSFORMATIONS=True)
 
 
 def test_loop_without_limit_carries_anything():
@@ -99,7 +132,7 @@ agraph (bool c) => (float y) {{
 @pytest.mark.parametrize("opset", [7, 11, 13, 21])
 @pytest.mark.parametrize("cond", [True, False])
 def test_if(opset, cond):
-    check_model(IF.format(opset=opset), [np.array(cond)], "then_branch", "else_branch")
+    check_model(IF.format(opset=opset), [np.array(cond)])
 
 
 SCAN = """<ir_version: 8, opset_import: ["" : {opset}]>
@@ -133,7 +166,7 @@ def test_scan(opset, attributes):
         x = np.ascontiguousarray(x.T)
     written = "".join(f"{name} = {list(values)}, " for name, values in attributes.items())
     text = SCAN.format(opset=opset, attributes=written, x="a, b", z="c, d")
-    check_model(text, [X[0, :2], x, z], "body", num_scan_inputs=2, **attributes)
+    check_model(text, [X[0, :2], x, z])
 
 
 SCAN_8 = """<ir_version: 8, opset_import: ["" : 8]>
@@ -153,22 +186,22 @@ def test_scan_8(lengths, directions):
         lens="" if lengths is None else "lens",
         directions="" if directions is None else "directions = [1],",
     )
-    lens = np.array((3, 3) if lengths is None else lengths)
-    inputs = [lens, X[:2, :2], np.stack([X[:3, :2], X[1:, 1:]])]
-    attributes = {} if directions is None else {"directions": directions}
-    check_model(text, inputs, "body", num_scan_inputs=1, **attributes)
+    inputs = [np.array((3, 3) if lengths is None else lengths), X[:2, :2], np.stack([X[:3, :2], X[1:, 1:]])]
+    check_model(text, inputs)
 
 
-def test_scan_of_no_steps():
-    def body(*inputs):
-        raise AssertionError("the body must not run")
-
-    body.outputs = [(np.float32, (3,)), (np.int64, (3,))]
-    last, y = run_kernel(
-        "Scan", [X[0], X[:0]], {"body": body, "num_scan_inputs": 1, "scan_output_axes": (1,)}
+@pytest.mark.parametrize("opset", [9, 17])
+@pytest.mark.parametrize("axes", [(0, 0), (1, 0), (1, 1)])
+def test_scan_of_no_steps(opset, axes):
+    # ONNX Runtime refuses to scan nothing.
+    text = SCAN.format(
+        opset=opset, attributes=f"scan_output_axes = {list(axes)}, ", x="n, 2", z="n, 2"
     )
-    assert np.array_equal(last, X[0])
-    assert (y.shape, y.dtype) == ((3, 0), np.int64)
+    feeds = {"s": X[0, :2], "x": X[:0, :2], "z": X[:0, :2]}
+    last, y, w = run_cpu(parser.parse_model(text), feeds)
+    assert np.array_equal(last, X[0, :2])
+    assert [y.shape, w.shape] == [(2, 0) if axis else (0, 2) for axis in axes]
+    assert y.dtype == w.dtype == np.float32
 
 
 def test_scan_refuses_unequal_lengths():

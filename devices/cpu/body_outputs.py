@@ -1,0 +1,45 @@
+"""What a body would return: the types of a loop's scan outputs where it makes no trip."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+
+from devices.cpu.implementations import Scope
+from devices.tensor_spec import TensorSpec
+
+#: Element type and shape (a size, symbol or None for each axis) of one output; None if unknown.
+BodyOutput = tuple[np.dtype | None, tuple[int | str | None, ...] | None]
+
+
+def body_outputs(
+    graph: onnx.GraphProto, captures: Sequence[str], values: Sequence[Any], scope: Scope
+) -> list[BodyOutput]:
+    """Return the type of each of a body's outputs, by ONNX's shape inference.
+
+    Parameters
+    ----------
+    graph : onnx.GraphProto
+        The body.
+    captures : sequence of str
+        The outer values that it reads.
+    values : sequence of values
+        What it would be called with: its inputs, then its captures. They type what the body
+        itself leaves untyped.
+    scope : Scope
+    """
+    model = onnx.ModelProto(ir_version=onnx.IR_VERSION)
+    model.graph.CopyFrom(graph)
+    for name in captures:
+        model.graph.input.add(name=name)
+    for info, value in zip(model.graph.input, values, strict=True):
+        if isinstance(value, np.ndarray) and not info.type.WhichOneof("value"):
+            info.CopyFrom(TensorSpec.from_array(info.name, value).to_proto())
+    for domain, version in scope.opsets.items():
+        model.opset_import.add(domain=domain, version=version)
+    model.functions.extend(scope.functions.values())
+    specs = map(TensorSpec.from_proto, onnx.shape_inference.infer_shapes(model).graph.output)
+    return [(spec.dtype, spec.shape) for spec in specs]
