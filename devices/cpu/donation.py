@@ -29,8 +29,8 @@ _WORTH_NBYTES: Final = 4096
 def donated(inputs: list[Any], donors: tuple[int, ...]) -> np.ndarray | None:
     """Return the input that the result may be written over, or None.
 
-    It must be of the result's shape and type, lie in memory as the result would, and be nobody
-    else's: one reference from its slot, one from `inputs`, none from a view, a caller or an output.
+    It must be of the result's shape and type, fill its memory, and be nobody else's: one reference
+    from its slot, one from `inputs`, none from a view, a caller or an output.
 
     Parameters
     ----------
@@ -48,10 +48,11 @@ def donated(inputs: list[Any], donors: tuple[int, ...]) -> np.ndarray | None:
         if x.base is not None and (
             type(x.base) is not np.ndarray
             or x.base.base is not None
+            or x.base.nbytes != x.nbytes
             or _base_references(x) != _SOLE_BASE
         ):
             continue
-        if all(_fits(other, x) for other in inputs) and _lies_as_result(inputs, x):
+        if all(_fits(other, x) for other in inputs):
             return x
     return None
 
@@ -90,22 +91,4 @@ def _fits(other: Any, x: np.ndarray) -> bool:
     rank = len(shape)
     return rank <= len(mine) and all(
         n in (1, m) for n, m in zip(shape, mine[len(mine) - rank :], strict=True)
-    )
-
-
-def _lies_as_result(inputs: list[Any], x: np.ndarray) -> bool:
-    """Tell whether numpy would give the result of `inputs` the memory order of `x`.
-
-    Products and sums of an array in another order have other last bits, and these must not
-    depend on whether an input could be donated.
-    """
-    if x.flags.c_contiguous:  # where operands disagree, C's order wins
-        return True
-    if x.base is not None and x.base.nbytes != x.nbytes:  # with gaps, which no result has
-        return False
-    return all(
-        other.strides == x.strides
-        if other.shape == x.shape
-        else other.size == max(other.shape, default=1)
-        for other in inputs
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -56,7 +56,7 @@ class CPUProgram(Program):
         use_threads(self._threads)
         with np.errstate(all="ignore"):
             outputs = self._block.run(inputs, context, profile=context.profile)
-        return [_own(value, inputs) for value in outputs]
+        return _separate(outputs, inputs)
 
     def executed_nodes(self) -> tuple[ExecutedNode, ...]:
         """Return the runtime model, in execution order."""
@@ -130,23 +130,34 @@ def _model(proto: onnx.ModelProto, covers: dict[str, list[str]], payload: Payloa
     )
 
 
-def _own(value: Value, inputs: Sequence[Value]) -> Value:
-    """Return an output that neither a constant nor an input shares memory with.
+def _separate(outputs: Sequence[Value], inputs: Sequence[Value]) -> list[Value]:
+    """Return the outputs, copied where they share memory with anything that lives on."""
+    taken = {id(_owner(array)) for array in _arrays(inputs)}
 
-    A copy keeps the memory's order: what is computed from it has other last bits otherwise.
-    """
-    if isinstance(value, np.ndarray):
-        if not value.flags.writeable:
-            return value.copy(order="K")
-        if value.base is not None or any(value is given for given in inputs):
-            mine = _owner(value)
-            if any(isinstance(x, np.ndarray) and _owner(x) is mine for x in inputs):
-                return value.copy(order="K")
+    def own(value: Value) -> Value:
+        if isinstance(value, list):
+            return [own(item) for item in value]
+        if not isinstance(value, np.ndarray):
+            return value
+        owner = _owner(value)
+        if not value.flags.writeable or id(owner) in taken:
+            return value.copy()
+        taken.add(id(owner))
         return value
-    return [_own(item, inputs) for item in value] if isinstance(value, list) else value
+
+    return [own(value) for value in outputs]
+
+
+def _arrays(values: Iterable[Value]) -> Iterator[np.ndarray]:
+    for value in values:
+        if isinstance(value, list):
+            yield from _arrays(value)
+        elif isinstance(value, np.ndarray):
+            yield value
 
 
 def _owner(array: np.ndarray) -> Any:
+    """Return the object whose memory an array shows."""
     owner: Any = array
     while isinstance(owner, np.ndarray) and owner.base is not None:
         owner = owner.base

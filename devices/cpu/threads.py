@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -39,31 +37,8 @@ def use_threads(count: int) -> None:
     with _lock:
         if count != _wanted:
             _wanted = count
-            _restore()
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Run a product on one thread.
-
-    Some BLAS libraries cut a matrix times a vector between threads where it suits their threads,
-    not their instructions; equal rows then get unequal sums. Such a product waits for memory
-    anyway.
-    """
-    if _wanted == 1:
-        yield
-        return
-    for library, _ in _libraries():
-        _set(library, 1)
-    try:
-        yield
-    finally:
-        _restore()
-
-
-def _restore() -> None:
-    for library, started_with in _libraries():
-        _set(library, _wanted or started_with)
+            for library, started_with in _libraries():
+                _set(library, count or started_with)
 
 
 def _set(library: Any, count: int) -> None:

@@ -177,9 +177,7 @@ def _scan(
         slices = tuple(xp.empty(x.shape[1:], dtype=x.dtype) for x in scanned)
         types = body.outputs(*current, *slices)[len(states) :]
         axes = output_axes or (0,) * len(types)
-        empty = (
-            _of_no_trips(xp, *output, axis) for output, axis in zip(types, axes, strict=True)
-        )
+        empty = (_of_no_trips(xp, *output, axis) for output, axis in zip(types, axes, strict=True))
         return (*current, *empty)
     columns = list(zip(*steps, strict=True))
     axes = output_axes or (0,) * len(columns)

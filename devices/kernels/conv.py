@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from devices.kernels.convolve import convolve, first_alike
+from devices.kernels.convolve import convolve
 from devices.kernels.element_types import Array, Xp
 from devices.kernels.in_place import IN_PLACE, identity
 from devices.kernels.precision import wide
@@ -42,7 +42,6 @@ def fused_conv_1(
     w: Array,
     b: Array | None = None,
     z: Array | None = None,
-    alike: Array | None = None,
     *,
     auto_pad: str = "NOTSET",
     dilations: Ints | None = None,
@@ -52,7 +51,6 @@ def fused_conv_1(
     strides: Ints | None = None,
     activation: str = "",
     activation_params: Sequence[float] = (),
-    even: int = 0,
     out: Array | None = None,
 ) -> Array:
     """Return ``activation(Conv(x, w, b) + z)``, the last two steps done while a block is in cache.
@@ -72,9 +70,7 @@ def fused_conv_1(
         wider = [None if a is None else a.astype(w.dtype, copy=False) for a in (x, b, z)]
         y = convolve(xp, wider[0], w, wider[1], wider[2], window, group, activate)
         return y.astype(x.dtype)
-    if even and alike is None:
-        alike = first_alike(xp, w)
-    return convolve(xp, x, w, b, z, window, group, activate, out, alike)
+    return convolve(xp, x, w, b, z, window, group, activate, out)
 
 
 def _conv_window(

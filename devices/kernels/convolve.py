@@ -50,7 +50,6 @@ def convolve(
     group: int,
     activate: Activate,
     out: Array | None = None,
-    alike: Array | None = None,
 ) -> Array:
     """Return ``activate(x convolved with w, + b, + z)`` of shape (N, M, *window.output).
 
@@ -66,9 +65,6 @@ def convolve(
         Called as ``activate(xp, y)`` to change a block of the output in place.
     out : array or None
         Where to write the result.
-    alike : array or None
-        For each of the M filters the first one that equals it; they then get the same result to
-        the last bit, whatever the BLAS does. Only for one group.
     """
     n, m = x.shape[0], w.shape[0]
     shape = (n, m, *window.output)
@@ -85,8 +81,6 @@ def convolve(
 
     def finish(product: Array | None, image: int, channels: slice, rows: slice) -> None:
         block = y[image, channels, rows]
-        if alike is not None:
-            product = (block if product is None else product)[alike]
         if bias is not None:
             xp.add(block if product is None else product, bias[channels], out=block)
         elif product is not None:
@@ -116,17 +110,6 @@ def _way(window: Window, group: int, m: int, c: int, itemsize: int) -> Callable[
     if same_width and len(window.output) == 2:
         return _by_kernel_rows if c == 1 and group > 1 else _by_shifted_rows
     return _by_wide_rows if _wide_pays(window, m // group) else _by_columns
-
-
-def first_alike(xp: Xp, w: Array) -> Array | None:
-    """Return for each filter of w (M, ...) the first one that equals it; None if none does."""
-    rows = w.reshape(w.shape[0], -1)
-    if not w.size or xp.unique(rows[:, 0]).size == w.shape[0]:
-        return None  # the first weights alone tell them apart
-    if bool((rows == rows[0]).all()):
-        return xp.zeros(w.shape[0], xp.int64)
-    _, first, group = xp.unique(rows, axis=0, return_index=True, return_inverse=True)
-    return None if first.size == w.shape[0] else first[group.reshape(-1)]
 
 
 def _pointwise(

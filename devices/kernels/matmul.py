@@ -13,8 +13,6 @@ def _product(xp: Xp, a: Array, b: Array, out: Array | None) -> Array:
     if a.shape[-1] != b.shape[-2 if b.ndim > 1 else 0]:
         raise ValueError(f"shapes {a.shape} and {b.shape} have different inner sizes")
     same_type(a, b)
-    if _may_be_transposed(a, b):
-        b = xp.array(b, copy=True, order="K")
     if a.ndim > 2 and b.ndim == 2 and a.flags.c_contiguous:
         # One product of all rows instead of one per matrix.
         rows = a.reshape(-1, a.shape[-1]) if a.size else a.reshape(0, a.shape[-1])
@@ -23,17 +21,6 @@ def _product(xp: Xp, a: Array, b: Array, out: Array | None) -> Array:
             flat = None if out is None else out.reshape(-1, b.shape[1])
             return xp.matmul(rows, b, out=flat).reshape(shape)
     return xp.matmul(a, b, out=out)
-
-
-def _may_be_transposed(a: Array, b: Array) -> bool:
-    """Tell whether `b` may be `a` transposed, in the same memory.
-
-    BLAS has a routine of its own for that product, with other last bits: a result would depend on
-    whether both factors came from one array or from two equal ones.
-    """
-    if a.ndim < 2 or b.ndim < 2 or a.strides[-2:] != b.strides[:-3:-1]:
-        return False
-    return a is b.base or b is a.base or (a.base is not None and a.base is b.base)
 
 
 @op("MatMul", since=1)
@@ -87,7 +74,7 @@ def gemm_7(
     y = _product(xp, a, b, out if a.dtype == dtype else None)
     if alpha != 1:
         y = _scaled(xp, y, alpha)
-    if c is not None:
+    if c is not None and beta != 0:
         _check_unidirectional(c, y)
         xp.add(y, c if beta == 1 else _scaled(xp, c, beta), out=y)
     return y.astype(dtype, copy=False)

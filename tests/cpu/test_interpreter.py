@@ -163,8 +163,12 @@ def test_profile_has_every_executed_node() -> None:
         ([helper.make_node("Reshape", ["x", "shape"], ["y"])], ["y"]),
         ([helper.make_node("Identity", ["w"], ["y"])], ["y"]),
         ([helper.make_node("Relu", ["x"], ["y"])], ["w", "y", "x"]),
+        (
+            [helper.make_node("Neg", ["x"], ["t"]), helper.make_node("Identity", ["t"], ["u"]),
+             helper.make_node("Flatten", ["t"], ["v"])], ["t", "u", "v", "t"],
+        ),
     ],
-)
+)  # fmt: skip
 def test_outputs_are_the_callers_own(nodes: list[Any], outputs: list[str]) -> None:
     weights = np.ones(3, np.float32)
     model = make_model(
@@ -173,8 +177,10 @@ def test_outputs_are_the_callers_own(nodes: list[Any], outputs: list[str]) -> No
     compiled, x = compile_cpu(model), X.copy()
     first = compiled.run([x])
     kept = [y.copy() for y in first]
-    for y in first:
+    for i, y in enumerate(first):
         y[...] = -1
+        for other, before in zip(first[i + 1 :], kept[i + 1 :], strict=True):
+            assert np.array_equal(other, before)
     assert np.array_equal(x, X)
     for y, before in zip(compiled.run([x]), kept, strict=True):
         assert np.array_equal(y, before)

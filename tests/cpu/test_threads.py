@@ -10,7 +10,7 @@ import pytest
 from onnx import helper
 from threadpoolctl import threadpool_info
 
-from devices.cpu.threads import one_thread, use_threads
+from devices.cpu.threads import use_threads
 from tests.cpu.models import compile_cpu, make_model
 
 
@@ -37,13 +37,6 @@ def test_each_model_runs_with_its_own_number() -> None:
     for compiled, wanted in ((one, {1}), (two, {2}), (one, {1}), (unset, started_with)):
         compiled.run([x])
         assert blas_threads() == wanted
-
-
-def test_one_thread_is_for_a_while() -> None:
-    use_threads(2)
-    with one_thread():
-        assert blas_threads() == {1}
-    assert blas_threads() == {2}
 
 
 def test_any_thread_can_set_the_limit_after_another() -> None:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
 
+from devices.cpu.plugin import CPUPlugin
 from devices.cpu.transforms import transform
 from devices.light_models import light_model_names
 from devices.model import Model
@@ -34,9 +35,13 @@ def operators(model: onnx.ModelProto) -> list[str]:
     return [n.op_type for n in transform(read_model(model)).nodes]
 
 
-def check(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> None:
-    """Compare transformed and untransformed runs with ONNX Runtime, and check what is covered."""
-    wanted = run_onnxruntime(model, feeds)
+def check(
+    model: onnx.ModelProto,
+    feeds: dict[str, np.ndarray],
+    oracle: Callable[..., list[Any]] = run_onnxruntime,
+) -> None:
+    """Compare transformed and untransformed runs with the oracle, and check what is covered."""
+    wanted = oracle(model, feeds)
     for raw in (True, False):
         got = run_cpu(model, feeds, DISABLE_TRANSFORMATIONS=raw)
         for a, b in zip(got, wanted, strict=True):
@@ -252,6 +257,83 @@ def test_noted_shapes_of_inner_values_are_not_trusted() -> None:
     model.graph.value_info.append(helper.make_tensor_value_info("r", 1, [1, 4, 6, 6]))
     x = np.concatenate([X4] * 3)
     assert run_cpu(model, {"x": x})[0].tolist() == [3, 4, 6, 6]
+
+
+def test_patterns_below_opset_7_broadcast_otherwise() -> None:
+    """Mul and Add then put a constant along the axis that they name, not along the last one."""
+    old = {"broadcast": 1, "axis": 0}
+    nodes = [
+        node("ReduceMean", "x", "m", axes=[-1]), node("Sub", "x m", "d", broadcast=1),
+        node("Mul", "d d", "q"), node("ReduceMean", "q", "v", axes=[-1]),
+        node("Add", "v e", "w", broadcast=1), node("Sqrt", "w", "r"),
+        node("Div", "d r", "n", broadcast=1),
+        node("Mul", "n s", "p", **old), node("Add", "p t", "y", **old),
+    ]  # fmt: skip
+    weights = {"e": np.full(1, 1e-5, np.float32), "s": floats(4), "t": floats(4)}
+    x = floats(4, 4)
+    model = make_model(nodes, {"x": x}, ["y"], weights, opset=6)
+    assert operators(model) == [n.op_type for n in nodes]
+    d = x - x.mean(-1, keepdims=True)
+    wanted = d / np.sqrt((d * d).mean(-1, keepdims=True) + 1e-5)
+    wanted = wanted * weights["s"][:, None] + weights["t"][:, None]
+    np.testing.assert_allclose(run_cpu(model, {"x": x})[0], wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["gelu_erf", "gelu_tanh", "layer_norm"])
+def test_constants_of_one_element_may_add_axes(name: str) -> None:
+    nodes, fused = PATTERNS[name]
+    used = {value for n in nodes for value in n.input}
+    single = {k for k in used & MORE.keys() if np.size(MORE[k]) == 1}
+    assert single
+    for constant in sorted(single):
+        weights = {k: np.asarray(MORE[k]) for k in used & MORE.keys()}
+        weights[constant] = weights[constant].reshape((1,) * 5)
+        model = make_model(nodes, {"x": X4}, [nodes[-1].output[0]], weights)
+        assert operators(model) != fused
+        check(model, {"x": X4 - 1}, run_reference)  # ONNX Runtime fuses these, and loses the axis
+
+
+def random_graph() -> onnx.GraphProto:
+    draw = helper.make_node("RandomNormal", [], ["r"], shape=[50])
+    return helper.make_graph([draw], "g", [], [helper.make_tensor_value_info("r", 1, [50])])
+
+
+LOOP_BODY = helper.make_graph(
+    [helper.make_node("RandomNormal", [], ["r"], shape=[50]),
+     helper.make_node("Identity", ["going"], ["again"])],
+    "g",
+    [helper.make_tensor_value_info("i", 7, []), helper.make_tensor_value_info("going", 9, [])],
+    [helper.make_tensor_value_info("again", 9, []), helper.make_tensor_value_info("r", 1, [50])],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "draws",
+    [
+        helper.make_node("RandomNormal", [], ["t"], shape=[50]),
+        helper.make_node("Dice", [], ["t"], domain="own"),
+        helper.make_node(
+            "If", ["on"], ["t"], then_branch=random_graph(), else_branch=random_graph()
+        ),
+        helper.make_node("Loop", ["two"], ["t"], body=LOOP_BODY),
+    ],
+    ids=lambda draws: draws.op_type,
+)
+def test_random_numbers_are_drawn_in_each_run(draws: onnx.NodeProto) -> None:
+    function = helper.make_function(
+        "own", "Dice", [], ["b"],
+        [helper.make_node("RandomNormal", [], ["a"], shape=[50]), node("Neg", "a", "b")],
+        [helper.make_opsetid("", 17)],
+    )  # fmt: skip
+    constants = {"on": np.array(True), "two": np.array(2)}
+    model = make_model(
+        [draws, node("Add", "x t", "y")], {"x": np.zeros(1, np.float32)}, ["y"],
+        {k: v for k, v in constants.items() if k in draws.input},
+        functions=[function], domains={"own": 1},
+    )  # fmt: skip
+    compiled = CPUPlugin().compile_model(read_model(model), {})
+    x = np.zeros(1, np.float32)
+    assert not np.array_equal(compiled.run([x])[0], compiled.run([x])[0])
 
 
 def test_all_of_bert_is_covered() -> None:

@@ -186,7 +186,11 @@ def test_scan_8(lengths, directions):
         lens="" if lengths is None else "lens",
         directions="" if directions is None else "directions = [1],",
     )
-    inputs = [np.array((3, 3) if lengths is None else lengths), X[:2, :2], np.stack([X[:3, :2], X[1:, 1:]])]
+    inputs = [
+        np.array((3, 3) if lengths is None else lengths),
+        X[:2, :2],
+        np.stack([X[:3, :2], X[1:, 1:]]),
+    ]
     check_model(text, inputs)
 
 

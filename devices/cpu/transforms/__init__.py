@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from devices.cpu.transforms.constant_folding import fold_constants
 from devices.cpu.transforms.conv_activation import fuse_conv_activation
 from devices.cpu.transforms.conv_batchnorm import fold_batchnorm_into_conv
 from devices.cpu.transforms.dead_nodes import remove_dead_nodes
-from devices.cpu.transforms.even_filters import even_filters
 from devices.cpu.transforms.gelu import fuse_gelu
 from devices.cpu.transforms.identities import eliminate_identities
 from devices.cpu.transforms.inline_functions import inline_functions
@@ -21,24 +20,33 @@ from devices.cpu.transforms.scale_into_conv import move_scale_into_conv
 from devices.cpu.transforms.scale_shift import fuse_scale_shift
 from devices.model import Model
 
+
+class Pass(NamedTuple):
+    """A transformation, and the oldest opset whose operators it understands."""
+
+    run: Callable[[Model], Model]
+    #: Since opset 7 Add, Mul and their like broadcast from the last axis, as numpy does, and
+    #: BatchNormalization and Dropout no longer say by an attribute whether they train.
+    oldest_opset: int = 7
+
+
 #: Dead nodes go first and last: first, so that they are no readers to the patterns.
-PASSES: Final[tuple[Callable[[Model], Model], ...]] = (
-    inline_functions,
-    literals_to_constants,
-    remove_dead_nodes,
-    eliminate_identities,
-    fold_constants,
-    remove_dead_nodes,
-    merge_movements,
-    fold_batchnorm_into_conv,
-    fuse_scale_shift,
-    move_scale_into_conv,
-    fuse_layer_norm,
-    fuse_gelu,
-    fuse_matmul_add,
-    fuse_conv_activation,
-    even_filters,
-    remove_dead_nodes,
+PASSES: Final = (
+    Pass(inline_functions, oldest_opset=0),
+    Pass(literals_to_constants, oldest_opset=0),
+    Pass(remove_dead_nodes, oldest_opset=0),
+    Pass(eliminate_identities),
+    Pass(fold_constants, oldest_opset=0),
+    Pass(remove_dead_nodes, oldest_opset=0),
+    Pass(merge_movements),
+    Pass(fold_batchnorm_into_conv),
+    Pass(fuse_scale_shift),
+    Pass(move_scale_into_conv),
+    Pass(fuse_layer_norm),
+    Pass(fuse_gelu),
+    Pass(fuse_matmul_add),
+    Pass(fuse_conv_activation),
+    Pass(remove_dead_nodes, oldest_opset=0),
 )
 
 
@@ -46,6 +54,7 @@ def transform(model: Model) -> Model:
     """Return the model as the device runs it."""
     # Shapes that the author noted for inner values may be out of date; inferred ones are not.
     model = model.replace(value_info=())
-    for run in PASSES:
-        model = run(model)
+    for step in PASSES:
+        if model.opset_imports.get("", 0) >= step.oldest_opset:
+            model = step.run(model)
     return model

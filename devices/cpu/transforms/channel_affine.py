@@ -32,7 +32,7 @@ def channel_affine(
         return None
     (other,) = (name for name in node.inputs if name != value)
     factor = rewrite.constant(other)
-    if factor is None or factor.dtype.kind != "f" or rewrite.model.opset_imports[""] < 7:
+    if factor is None or factor.dtype.kind != "f":
         return None
     per_channel = (channels, *(1,) * (rank - 2))
     if factor.size != 1 and factor.shape not in (per_channel, (1, *per_channel)):
@@ -52,8 +52,11 @@ def batchnorm_affine(rewrite: Rewrite, node: Node) -> tuple[np.ndarray, np.ndarr
     """
     attributes = node.attributes
     parameters = [rewrite.constant(name) for name in node.inputs[1:5]]
-    trains = attributes.get("training_mode", 0) or rewrite.model.opset_imports.get("", 0) < 7
-    if trains or len(node.writes) > 1 or not attributes.get("spatial", 1):
+    if (
+        attributes.get("training_mode", 0)
+        or len(node.writes) > 1
+        or not attributes.get("spatial", 1)
+    ):
         return None
     if len(parameters) < 4 or any(p is None or p.dtype.kind != "f" for p in parameters):
         return None

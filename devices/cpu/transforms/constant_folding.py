@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from devices.cpu.block import build_block
-from devices.cpu.implementations import Scope, find_implementation
+from devices.cpu.implementations import Implementation, Scope, find_implementation
 from devices.cpu.transforms.rewriting import Rewrite
 from devices.errors import HeteroError
 from devices.model import Model, Node
@@ -50,7 +50,7 @@ def fold_constants(model: Model) -> Model:
 def _computed(
     node: Node, known: dict[str, np.ndarray], scope: Scope
 ) -> dict[str, np.ndarray] | None:
-    if node.op_type in _RANDOM or node.captures:
+    if node.captures or _draws(node, scope):
         return None
     if isinstance(find_implementation(node, scope), Refusal):
         return None
@@ -68,6 +68,18 @@ def _computed(
     if sum(value.nbytes for value in values) > max(MOST_NBYTES, used):
         return None
     return dict(zip(node.writes, values, strict=True))
+
+
+def _draws(node: Node, scope: Scope) -> bool:
+    """Tell whether the node, or one in its bodies or in the function that it calls, is random."""
+    if node.op_type in _RANDOM:
+        return True
+    inner = [proto for a in node.proto.attribute for g in (a.g, *a.graphs) for proto in g.node]
+    found = find_implementation(node, scope)
+    if isinstance(found, Implementation) and found.kind == "function":
+        scope = scope.of_function(found.what)
+        inner.extend(found.what.node)
+    return any(_draws(Node.from_proto(proto), scope) for proto in inner)
 
 
 def _known_shape(node: Node, model: Model) -> dict[str, np.ndarray] | None:

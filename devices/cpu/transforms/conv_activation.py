@@ -52,7 +52,7 @@ def _fuse(rewrite: Rewrite, i: int, conv: Node) -> None:
 
 def _is_sum(rewrite: Rewrite, at: int | None) -> bool:
     """Tell whether the node adds two tensors."""
-    if at is None or rewrite.model.opset_imports[""] < 7:
+    if at is None:
         return False
     node = rewrite.model.nodes[at]
     return rewrite.is_op(at, "Add") or (rewrite.is_op(at, "Sum") and len(node.inputs) == 2)
@@ -113,7 +113,7 @@ def _clip_bounds(rewrite: Rewrite, node: Node) -> tuple[float, float] | None:
         if name in attributes:
             bounds[k] = attributes[name]
         elif len(node.inputs) > k + 1 and node.inputs[k + 1]:
-            given = rewrite.scalar(node.inputs[k + 1])
+            given = rewrite.scalar(node.inputs[k + 1], beside=node.inputs[0])
             if given is None:
                 return None
             bounds[k] = given

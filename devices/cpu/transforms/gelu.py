@@ -59,7 +59,7 @@ def _match(rewrite: Rewrite, inner: int, approximate: str) -> tuple[str, set[int
         half = rewrite.producer(other)
         if other == x and not seen_x:
             seen_x = True
-        elif _is_near(rewrite, other, 0.5) and not seen_half:
+        elif _is_near(rewrite, other, value, 0.5) and not seen_half:
             seen_half = True
         elif (
             half is not None
@@ -109,7 +109,7 @@ def _scaled_cube(rewrite: Rewrite, value: str, x: str) -> set[int] | None:
     if cube is None or power is None or rewrite.sole_reader(cube) != at:
         return None
     if rewrite.is_op(power, "Pow") and nodes[power].inputs[0] == x:
-        exponent = rewrite.scalar(nodes[power].inputs[1])
+        exponent = rewrite.scalar(nodes[power].inputs[1], beside=x)
         return {at, power} if exponent == 3.0 else None
     if rewrite.is_op(power, "Mul") and x in nodes[power].inputs:
         left, right = nodes[power].inputs
@@ -130,15 +130,15 @@ def _with_number(rewrite: Rewrite, at: int, op_type: str, number: float) -> str 
     if not rewrite.is_op(at, op_type):
         return None
     left, right = rewrite.model.nodes[at].inputs
-    if _is_near(rewrite, right, number):
+    if _is_near(rewrite, right, left, number):
         return left
-    if op_type != "Div" and _is_near(rewrite, left, number):
+    if op_type != "Div" and _is_near(rewrite, left, right, number):
         return right
     return None
 
 
-def _is_near(rewrite: Rewrite, value: str, number: float) -> bool:
-    given, array = rewrite.scalar(value), rewrite.constant(value)
+def _is_near(rewrite: Rewrite, value: str, beside: str, number: float) -> bool:
+    given, array = rewrite.scalar(value, beside), rewrite.constant(value)
     if given is None or array is None:
         return False
     close = _CLOSE_NARROW if array.dtype.itemsize < 4 else _CLOSE

@@ -30,8 +30,6 @@ def _is_inference(node: Node, model: Model) -> bool:
     outputs = {port.name for port in model.outputs}
     if any(mask in outputs or model.consumers.get(mask) for mask in node.writes[1:]):
         return False
-    if model.opset_imports.get("", 0) < 7:
-        return False
     if len(node.inputs) < 3 or not node.inputs[2]:
         return True
     training = model.constants.get(node.inputs[2])

@@ -35,9 +35,9 @@ def _fuse(rewrite: Rewrite, div: int) -> None:
     if plus is None or not rewrite.is_op(plus, "Add"):
         return
     left, right = nodes[plus].inputs
-    variance_value, epsilon = left, rewrite.scalar(right)
+    variance_value, epsilon = left, rewrite.scalar(right, beside=left)
     if epsilon is None:
-        variance_value, epsilon = right, rewrite.scalar(left)
+        variance_value, epsilon = right, rewrite.scalar(left, beside=right)
     variance = rewrite.producer(variance_value)
     if epsilon is None or variance is None or not _is_last_mean(rewrite, variance):
         return
@@ -46,7 +46,7 @@ def _fuse(rewrite: Rewrite, div: int) -> None:
         return
     squared = nodes[square].inputs[0]
     if rewrite.is_op(square, "Pow"):
-        if rewrite.scalar(nodes[square].inputs[1]) != 2.0:
+        if rewrite.scalar(nodes[square].inputs[1], beside=squared) != 2.0:
             return
     elif not rewrite.is_op(square, "Mul") or nodes[square].inputs[1] != squared:
         return

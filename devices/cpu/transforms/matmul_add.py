@@ -13,7 +13,7 @@ def fuse_matmul_add(model: Model) -> Model:
     """Return the model with biases added by the products themselves."""
     rewrite = Rewrite(model)
     for i, node in enumerate(model.nodes):
-        if not rewrite.is_op(i, "MatMul") or model.opset_imports[""] < 7:
+        if not rewrite.is_op(i, "MatMul"):
             continue
         after = rewrite.sole_reader(node.outputs[0])
         if not rewrite.is_op(after, "Add") or after is None:
