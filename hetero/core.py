@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -295,12 +296,17 @@ class Core(PlanningCore):
         AffinityError
             For pins that name no node, no device, or a device that does not support the node.
         """
-        source = read_model(model)
-        request = self._request(source, device, config or {}, affinity)
+        return self._compile(read_model(model), device, config or {}, affinity)
+
+    def _compile(
+        self, source: Model, device: str, config: Config, affinity: Any, *company: str
+    ) -> CompiledModel:
+        """Compile a model that runs beside other devices."""
+        request = self._request(source, device, config, affinity)
         compilation = request.compilation
-        configs = {} if "CACHE_DIR" in (config or {}) else request.config.devices
+        configs = {} if "CACHE_DIR" in config else request.config.devices
         cache = cache_of(compilation.own, configs)
-        if (routed := self._compile_routed(source, device, config or {}, request)) is not None:
+        if (routed := self._compile_routed(source, device, config, request)) is not None:
             return routed
 
         def cut() -> Cut:
@@ -308,18 +314,15 @@ class Core(PlanningCore):
             parts = partition(source, placed)
             return Cut(parts, placed, lower(parts))
 
-        def deploy(made: Cut, sources: Sequence[StageSource]) -> Deployment:
-            return self._deploy(made, sources, request.config)
-
+        deploy = partial(self._deploy, limits=request.config.limits, company=company)
         if cache is None:
             made = cut()
             sources = stage_sources(made.partition, compilation.configs)
             found = Cached(made, deploy(made, sources), hit=False)
         else:
             shaping = self._shaping(request.devices)
-            found = CachedCompiler(cache, source, compilation, request.pins, shaping, deploy).run(
-                cut
-            )
+            through = CachedCompiler(cache, source, compilation, request.pins, shaping, deploy)
+            found = through.run(cut)
         return self._compiled(found, compilation)
 
     def import_model(
@@ -382,7 +385,7 @@ class Core(PlanningCore):
         sources = import_sources(
             blob, cut, compilation.devices, compilation.configs, self._shaping(devices)
         )
-        deployment = self._deploy(cut, sources, split)
+        deployment = self._deploy(cut, sources, limits=split.limits)
         return self._compiled(Cached(cut, deployment, hit=False), compilation)
 
     def close(self) -> None:
@@ -434,12 +437,11 @@ class Core(PlanningCore):
         )
 
     def _shaping(self, devices: Sequence[str]) -> dict[str, tuple[str, ...]]:
-        """Return the names of each device's options that change what compilation makes."""
         return {n: self.executor.get_property(n, "CACHING_PROPERTIES") for n in devices}
 
-    def _deploy(self, cut: Cut, sources: Sequence[StageSource], config: SplitConfig) -> Deployment:
+    def _deploy(self, cut: Cut, sources: Sequence[StageSource], **options: Any) -> Deployment:
         constants = constant_outputs(cut.partition)
-        return self.executor.deploy(cut.plan, sources, constants, limits=config.limits)
+        return self.executor.deploy(cut.plan, sources, constants, **options)
 
     def _compiled(self, found: Cached, compilation: Compilation) -> CompiledModel:
         cut = found.cut
@@ -487,8 +489,7 @@ class Core(PlanningCore):
         return config
 
     def _known_properties(self, device: str) -> tuple[str, ...]:
-        names: tuple[str, ...] = self.executor.get_property(device, "SUPPORTED_PROPERTIES")
-        return names
+        return tuple(self.executor.get_property(device, "SUPPORTED_PROPERTIES"))
 
     def _canonical(self, device: str) -> str:
         """Return a device's name as `available_devices` has it; unknown ones as they are."""

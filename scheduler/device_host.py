@@ -21,6 +21,7 @@ from devices.program import ExecutedNode, Payload, RunContext, Value
 from devices.support import Support
 from scheduler.codec import nbytes_of
 from scheduler.executor import DeviceDescriptor, StageRun, StageSource
+from scheduler.thread_shares import THREADS
 
 #: Cancelled attempts remembered.
 _REMEMBERED: Final = 4096
@@ -80,8 +81,19 @@ class DeviceHost:
         """Raise what a compilation with `config` would say about it."""
         self._plugin.properties.parse(config)
 
-    def load_stage(self, deployment: str, stage: int, source: StageSource) -> tuple[Any, ...]:
+    def load_stage(
+        self, deployment: str, stage: int, source: StageSource, num_threads: int
+    ) -> tuple[Any, ...]:
         """Compile or import a stage, in place of one of the same key; return its properties.
+
+        Parameters
+        ----------
+        deployment, stage : str and int
+            Its key.
+        source : StageSource
+            What it is made from.
+        num_threads : int
+            What ``INFERENCE_NUM_THREADS=0`` comes to.
 
         Returns
         -------
@@ -89,6 +101,9 @@ class DeviceHost:
             How many requests it runs at once, and whether it came from a cache.
         """
         config = self._config(source.config)
+        declared = self._plugin.properties
+        if THREADS in declared and not declared[THREADS].parse(config.get(THREADS, 0)):
+            config[THREADS] = num_threads
         with self._typed(f"cannot compile stage {stage} ({source.model.name!r})"):
             if source.payload is None:
                 compiled = self._plugin.compile_model(source.model, config)
@@ -260,9 +275,4 @@ class DeviceHost:
         return error
 
     def _config(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        own: dict[str, Any] = {**config, "DEVICE_ID": self.descriptor.device_id}
-        threads = "INFERENCE_NUM_THREADS"
-        declared = self._plugin.properties
-        if threads in declared and not declared[threads].parse(config.get(threads, 0)):
-            own[threads] = self.descriptor.num_threads
-        return own
+        return {**config, "DEVICE_ID": self.descriptor.device_id}

@@ -1,7 +1,7 @@
 """What devices a node offers: plugins are loaded there, and each is asked once.
 
 A broken plugin is a row with its error. Logical devices beyond a plugin's own map round robin
-onto its ids; those that compute on the node's cores, and that a bare ``HETERO`` means, share them.
+onto its ids.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def probe_node(
     counts : mapping of str to int
         Plugin -> how many logical devices; one for each of the plugin's ids by default.
     num_cores : int, optional
-        Cores to share, at most what this process may use; all of those by default.
+        Cores that devices may use, at most what this process may; all of those by default.
     entries : mapping of str to PluginEntry, optional
         Plugins that are loaded already.
     """
@@ -49,9 +49,7 @@ def probe_node(
         rows += _rows(node, entry, counts or {})
     cores = len(os.sched_getaffinity(0))
     cores = min(cores, num_cores) if num_cores else cores
-    busy = sum(row.error is None and row.num_threads > 0 for row in rows)
-    share = max(1, cores // max(1, busy))
-    return tuple(replace(row, num_threads=share if row.num_threads else 1) for row in rows)
+    return tuple(replace(row, num_threads=cores if row.num_threads else 1) for row in rows)
 
 
 def merge_nodes(nodes: Sequence[Sequence[DeviceDescriptor]]) -> tuple[DeviceDescriptor, ...]:

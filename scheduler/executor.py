@@ -44,7 +44,9 @@ class DeviceDescriptor:
     memory_nbytes : int or None
         Memory of its own or of its node, where known.
     num_threads : int
-        What ``INFERENCE_NUM_THREADS=0`` comes to: its share of the node's cores.
+        What ``INFERENCE_NUM_THREADS=0`` comes to for a model that uses no other device of the
+        node: its cores. Devices of one node that a model uses share them. 1 for a device that
+        computes elsewhere.
     automatic : bool
         Whether a bare ``HETERO`` means it too.
     rank : int
@@ -236,8 +238,12 @@ class Executor(Protocol):
         constants: Mapping[str, np.ndarray] | None = None,
         *,
         limits: Limits | None = None,
+        company: Collection[str] = (),
     ) -> Deployment:
         """Compile every stage on its device.
+
+        The devices of one node that the plan uses share the node's cores; other deployments on
+        the same devices are not looked at: models that run at the same time compete for them.
 
         Parameters
         ----------
@@ -249,6 +255,9 @@ class Executor(Protocol):
             Values of the plan's constant outputs.
         limits : Limits, optional
             Bounds of its queues.
+        company : collection of str
+            Devices that work beside the plan's, as those of another replica do: they have their
+            share of their node's cores too.
         """
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -29,6 +29,7 @@ from scheduler.device_probe import PluginSpec, merge_nodes, probe_node, usable
 from scheduler.events import DeviceEvent, DeviceInstruction, Task
 from scheduler.executor import DeviceDescriptor, StageRun, StageSource
 from scheduler.plan import Plan
+from scheduler.thread_shares import plan_shares
 
 
 class _DeviceThreads:
@@ -186,12 +187,13 @@ class InProcessDeployment(BaseDeployment):
         #: Stage -> the outputs that somebody takes.
         self.wanted_outputs = [set(s.outputs) & (outputs | crossing) for s in plan.stages]
 
-    def load(self, sources: Sequence[StageSource]) -> None:
+    def load(self, sources: Sequence[StageSource], num_threads: Mapping[str, int]) -> None:
         """Compile the stages, each in its device's turn."""
         plan = self.plan
         for stage, source in zip(plan.stages, sources, strict=True):
             device = self._devices[stage.device]
-            num_streams = self._load_stage(device.host, stage.index, source)
+            threads = num_threads[stage.device]
+            num_streams = self._load_stage(device.host, stage.index, source, threads)
             sends = tuple(
                 events.Send(wire.tensor, plan.stages[wire.consumer].device, wire.consumer)
                 for wire in plan.wires
@@ -202,16 +204,19 @@ class InProcessDeployment(BaseDeployment):
             )
             device.open_stage(self, opened, num_streams)
 
-    def _load_stage(self, host: DeviceHost, stage: int, source: StageSource) -> int:
+    def _load_stage(
+        self, host: DeviceHost, stage: int, source: StageSource, num_threads: int
+    ) -> int:
         """Import a stage, or compile it; return how many requests it runs at once."""
         if source.payload is not None:
             try:
-                num_streams, _ = host.load_stage(self.key, stage, source)
+                num_streams, _ = host.load_stage(self.key, stage, source, num_threads)
                 self.imported.add(stage)
                 return int(num_streams)
             except HeteroError as error:
                 import_failed(self.plan, stage, error)
-        num_streams, _ = host.load_stage(self.key, stage, replace(source, payload=None))
+        compiled = replace(source, payload=None)
+        num_streams, _ = host.load_stage(self.key, stage, compiled, num_threads)
         return int(num_streams)
 
     def start(
@@ -343,6 +348,7 @@ class InProcessExecutor:
         constants: Mapping[str, np.ndarray] | None = None,
         *,
         limits: Limits | None = None,
+        company: Collection[str] = (),
     ) -> InProcessDeployment:
         """Compile every stage on its device; see `scheduler.executor.Executor.deploy`."""
         check_sources(plan, sources)
@@ -353,7 +359,7 @@ class InProcessExecutor:
             key, plan, constants or {}, limits, self._request_ids, threads
         )
         try:
-            deployment.load(sources)
+            deployment.load(sources, plan_shares(plan, sources, self.devices(), company))
         except BaseException:
             deployment.close()
             raise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,6 +50,21 @@ def split_model(model: Model) -> ModelParts:
         [pack_spec(known[name]) for name in names if name in known],
         [[pack_spec(spec) for spec in specs] for specs in (model.inputs, model.outputs)],
     )
+
+
+def outline(
+    name: str,
+    node_names: Sequence[str],
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+) -> ModelParts:
+    """Return the parts of a model of which only names and ports are told."""
+    nodes = [onnx.NodeProto(name=node) for node in node_names]
+    skeleton: bytes = onnx.ModelProto(
+        graph=onnx.GraphProto(name=name, node=nodes)
+    ).SerializeToString()
+    ports = [[pack_spec(spec) for spec in specs] for specs in (inputs, outputs)]
+    return ModelParts(skeleton, {}, {}, [], ports)
 
 
 def join_model(parts: ModelParts) -> Model:

@@ -86,6 +86,7 @@ class DeviceActor:
         weights: Mapping[str, Any],
         payload: Payload | StoredPayload | None,
         config: Mapping[str, Any],
+        num_threads: int,
         wanted: tuple[int, ...],
     ) -> tuple[Any, ...]:
         """Compile or import a stage, from this node's file if it has one.
@@ -96,7 +97,7 @@ class DeviceActor:
             payload = fetch_payload(payload)
         model = _model(parts, weights)
         num_streams, cached = self._host.load_stage(
-            deployment, stage, StageSource(model, payload, config)
+            deployment, stage, StageSource(model, payload, config), num_threads
         )
         self._wanted[deployment, stage] = wanted
         with self._streams:

@@ -198,7 +198,7 @@ class RayDeployment(BaseDeployment):
         if isinstance(cause, exceptions.ObjectLostError):
             lost = attempt.tensors.get(cause.object_ref_hex, "an input")
             maker = self.plan.producers.get(lost)
-            device = None if maker is None else self._device(maker).descriptor
+            device = None if maker is None else self.device_of(maker).descriptor
             return DeviceLostError(
                 f"{where}: tensor {lost!r} is lost with node {device.node if device else '?'} that "
                 f"held it: {first_line(cause)}. Compile the model again for the nodes left.",
@@ -208,7 +208,7 @@ class RayDeployment(BaseDeployment):
             )
         part = arrival.part
         stage = part if isinstance(part, int) else self.plan.producers[part]
-        name = self._device(stage).descriptor.name
+        name = self.device_of(stage).descriptor.name
         kind = InferenceError if isinstance(error, exceptions.RayTaskError) else ClusterError
         return kind(
             f"stage {stage} on device {name} or one before it, {where}: "
@@ -235,16 +235,17 @@ class RayDeployment(BaseDeployment):
 
     def executed_nodes(self, stage: int) -> tuple[ExecutedNode, ...]:
         """Return a stage's runtime model."""
-        device = self._device(stage)
+        device = self.device_of(stage)
         nodes: tuple[ExecutedNode, ...] = self._ask(device, "executed_nodes", self.key, stage)
         return nodes
 
     def export(self, stage: int) -> Payload:
         """Return a stage's device's own form of it."""
-        payload: Payload = self._ask(self._device(stage), "export", self.key, stage)
+        payload: Payload = self._ask(self.device_of(stage), "export", self.key, stage)
         return payload
 
-    def _device(self, stage: int) -> ActorDevice:
+    def device_of(self, stage: int) -> ActorDevice:
+        """Return the device that a stage is on."""
         return self._devices[self.plan.stages[stage].device]
 
     def _unload(self) -> None:

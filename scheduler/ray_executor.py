@@ -7,7 +7,7 @@ import logging
 import queue
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -22,13 +22,14 @@ from scheduler.client_machine import Limits
 from scheduler.deployment import check_sources, import_failed
 from scheduler.device_probe import PluginSpec
 from scheduler.executor import DeviceDescriptor, StageSource
-from scheduler.model_parts import split_model
-from scheduler.plan import Plan
+from scheduler.model_parts import outline, split_model
+from scheduler.plan import Plan, Stage
 from scheduler.ray_deployment import Arrival, RayDeployment
 from scheduler.ray_devices import ActorDevice, RayDevices
 from scheduler.ray_nodes import alive_nodes
 from scheduler.ray_start import connect
 from scheduler.stored_payload import StoredPayload
+from scheduler.thread_shares import plan_shares
 
 _log = logging.getLogger(__name__)
 
@@ -77,6 +78,10 @@ class RayExecutor:
         self._deployments: list[RayDeployment] = []
         #: References to weights in the object store, as long as somebody here has the weight.
         self._weights: weakref.WeakKeyDictionary[Constant, Any] = weakref.WeakKeyDictionary()
+        #: What of a model goes to devices, as long as somebody here has the model.
+        self._packed: weakref.WeakKeyDictionary[Model, tuple[list[Any], dict[str, Any]]] = (
+            weakref.WeakKeyDictionary()
+        )
         self._keys = itertools.count(1)
         self._request_ids = itertools.count(1)
         self._lock = threading.Lock()
@@ -110,6 +115,7 @@ class RayExecutor:
         constants: Mapping[str, np.ndarray] | None = None,
         *,
         limits: Limits | None = None,
+        company: Collection[str] = (),
     ) -> RayDeployment:
         """Compile every stage on its device, all at once; see `Executor.deploy`."""
         check_sources(plan, sources)
@@ -126,7 +132,7 @@ class RayExecutor:
             ask=self._ask,
         )
         try:
-            self._load(deployment, sources)
+            self._load(deployment, sources, plan_shares(plan, sources, self.devices(), company))
         except BaseException:
             deployment.close()
             raise
@@ -138,51 +144,49 @@ class RayExecutor:
         """Return the size of the smallest node's object store; requests share half of it."""
         return min(node.store_nbytes for node in alive_nodes())
 
-    def _load(self, deployment: RayDeployment, sources: Sequence[StageSource]) -> None:
+    def _load(
+        self,
+        deployment: RayDeployment,
+        sources: Sequence[StageSource],
+        num_threads: Mapping[str, int],
+    ) -> None:
         """Start every stage's way onto its device, then see to those that must try another."""
-        loading = []
-        for stage, source in enumerate(sources):
-            ways = _ways(source)
-            loading.append((stage, source, ways, self._start_load(deployment, stage, source, ways)))
-        for stage, source, ways, ref in loading:
-            device = self._devices.device(deployment.plan.stages[stage].device)
-            while True:
-                way = ways.pop(0)
+
+        def start(stage: Stage, way: Payload | StoredPayload | None) -> Any:
+            source = sources[stage.index]
+            if way is None:
+                parts, weights = self._pack(source.model)
+            else:  # neither nodes nor weights: an imported model may not have been read here
+                ports = (source.model.inputs, source.model.outputs)
+                parts, weights = list(outline(source.model.name, stage.node_names, *ports)), {}
+            return deployment.device_of(stage.index).actor.load_stage.remote(
+                deployment.key,
+                stage.index,
+                parts,
+                weights,
+                way,
+                dict(source.config),
+                num_threads[stage.device],
+                tuple(stage.outputs.index(t) for t in deployment.wanted[stage.index]),
+            )
+
+        stages = deployment.plan.stages
+        ways = [_ways(source) for source in sources]
+        refs = [start(stage, mine[0]) for stage, mine in zip(stages, ways, strict=True)]
+        for stage, mine, ref in zip(stages, ways, refs, strict=True):
+            for way, after in zip(mine, [*mine[1:], None], strict=True):
                 try:
-                    self._fetch(device, ref)
+                    self._fetch(deployment.device_of(stage.index), ref)
                 except HeteroError as error:
                     if way is None or isinstance(error, DeviceLostError | ClusterError):
                         raise
                     if not isinstance(way, StoredPayload):
-                        import_failed(deployment.plan, stage, error)
-                    ref = self._start_load(deployment, stage, source, ways)
+                        import_failed(deployment.plan, stage.index, error)
+                    ref = start(stage, after)
                 else:
                     if way is not None:
-                        deployment.imported.add(stage)
+                        deployment.imported.add(stage.index)
                     break
-
-    def _start_load(
-        self,
-        deployment: RayDeployment,
-        index: int,
-        source: StageSource,
-        ways: Sequence[Payload | StoredPayload | None],
-    ) -> Any:
-        """Have a device load a stage in the first of `ways`; only compiling takes the weights."""
-        stage = deployment.plan.stages[index]
-        if ways[0] is None:
-            parts, weights = self._pack(source.model)
-        else:
-            parts, weights = list(split_model(source.model)._replace(weights={})), {}
-        return self._devices.device(stage.device).actor.load_stage.remote(
-            deployment.key,
-            index,
-            parts,
-            weights,
-            ways[0],
-            dict(source.config),
-            tuple(stage.outputs.index(t) for t in deployment.wanted[index]),
-        )
 
     def close(self) -> None:
         """Close every deployment and stop what this executor started; again is harmless."""
@@ -198,6 +202,7 @@ class RayExecutor:
         self._arrivals.put(None)
         if threading.current_thread() is not self._collector:
             self._collector.join(timeout=5.0)
+        self._packed.clear()
         self._weights.clear()
         self._session.close()
 
@@ -215,9 +220,11 @@ class RayExecutor:
 
     def _pack(self, model: Model) -> tuple[list[Any], dict[str, Any]]:
         """Return a model's parts and its weights: small ones as they are, others as references."""
-        parts = split_model(model)
-        weights = {name: self._weight(model.constants[name]) for name in parts.weights}
-        return list(parts._replace(weights={})), weights
+        if model not in self._packed:
+            parts = split_model(model)
+            weights = {name: self._weight(model.constants[name]) for name in parts.weights}
+            self._packed[model] = list(parts._replace(weights={})), weights
+        return self._packed[model]
 
     def _weight(self, constant: Constant) -> Any:
         if constant.array.nbytes <= _SHARED_NBYTES:

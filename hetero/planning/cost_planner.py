@@ -67,10 +67,10 @@ class PlanningCore(ABC):
         """Every device."""
 
     @abstractmethod
-    def compile_model(
-        self, model: Source | Model, device: str, config: Config | None, *, affinity: Any
+    def _compile(
+        self, source: Model, device: str, config: Config, affinity: Any, *company: str
     ) -> CompiledModel:
-        """Compile a model and deploy it."""
+        """Compile a model and deploy it beside devices that work at the same time."""
 
     @abstractmethod
     def _request(self, model: Model, device: str, config: Config, affinity: Any) -> PlanRequest:
@@ -195,11 +195,12 @@ class PlanningCore(ABC):
         report = self._plan(model, request, policy, self._by_priority(model, request), None)
         _log.info("model=%s: %s", model.name, report.sentence())
         given = {**config, "MODEL_DISTRIBUTION_POLICY": "PRIORITY"}
+        company = sorted({d for v in report.variants for d in v.affinity.values()})
         made: list[CompiledModel] = []
         try:
             for variant in report.variants:
                 pins = dict(variant.affinity.devices)
-                made.append(self.compile_model(model, device, given, affinity=pins))
+                made.append(self._compile(model, device, given, pins, *company))
         except BaseException:
             for compiled in made:
                 compiled.close()

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import ray
 
+from devices.deferred_model import DeferredModel
 from devices.errors import (
     DeadlineError,
     DeviceError,
@@ -22,7 +23,9 @@ from devices.errors import (
     RequestCancelledError,
     UnsupportedNodesError,
 )
+from devices.model import Model
 from scheduler import Limits, StageSource, create_executor
+from scheduler.model_parts import ModelParts, split_model
 from scheduler.ray_executor import RayExecutor
 from tests.scheduler.models import build, chain, cut, diamond
 from tests.scheduler.plugins import BrokenPlugin, TwinPlugin
@@ -161,6 +164,48 @@ def test_a_weight_of_several_stages_is_stored_once(executor: RayExecutor) -> Non
     y = deployment.submit({"x": np.ones(1, np.float32)}).future.result(30).outputs["y"]
     np.testing.assert_array_equal(y, np.full(200_000, 6, np.float32))
     assert list(executor._weights) == [model.constants["w"]]
+
+
+def test_a_model_is_taken_apart_once_however_often_devices_are_asked(
+    executor: RayExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[Model] = []
+
+    def counted(model: Model) -> ModelParts:
+        taken.append(model)
+        return split_model(model)
+
+    monkeypatch.setattr("scheduler.ray_executor.split_model", counted)
+    model = build([("Neg", "n", ("x",), "y")], ["y"])
+    for device in ("TOY.0", "TOY.1", "TOY.0"):
+        assert executor.query(device, model).devices == {"n": device}
+    assert taken == [model]
+
+
+def test_an_import_reads_nothing_of_the_model_but_its_ports(executor: RayExecutor) -> None:
+    plan, (source,) = chain("CPU")
+    compiled = executor.deploy(plan, [source])
+    payload, rows = compiled.export(0), compiled.executed_nodes(0)
+
+    def read() -> Model:
+        raise AssertionError("the model was read")
+
+    model = source.model
+    ports = DeferredModel(model.name, model.inputs, model.outputs, read)
+    imported = executor.deploy(plan, [StageSource(ports, payload)])
+    assert imported.imported == {0}
+    assert imported.executed_nodes(0) == rows
+    np.testing.assert_array_equal(imported.submit({"x": X}).future.result(30).outputs["t0"], X + 1)
+
+
+def test_devices_of_a_plan_share_the_nodes_cores(executor: RayExecutor) -> None:
+    rows = {row.name: row for row in executor.devices()}
+    cores = rows["TOY.0"].num_threads
+    alone = executor.deploy(*chain("TOY.1"))
+    assert alone.export(0).header["threads"] == cores
+    both = executor.deploy(*chain("TOY.1", "TOY.2"))
+    shares = [both.export(i).header["threads"] for i in (0, 1)]
+    assert shares == [max(1, (cores + 1) // 2), max(1, cores // 2)]
 
 
 def test_a_stage_that_does_not_compile_says_why(executor: RayExecutor) -> None:

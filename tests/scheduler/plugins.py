@@ -33,8 +33,9 @@ OPERATORS = {
 
 
 class ToyProgram(Program):
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, threads: int) -> None:
         self._model = model
+        self._threads = threads
 
     def run(self, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:
         model = self._model
@@ -75,7 +76,7 @@ class ToyProgram(Program):
 
     def export(self) -> Payload:
         weights = {name: constant.array for name, constant in self._model.constants.items()}
-        return Payload({"nodes": len(self._model.nodes)}, weights)
+        return Payload({"threads": self._threads}, weights)
 
 
 class ToyPlugin(Plugin):
@@ -87,7 +88,7 @@ class ToyPlugin(Plugin):
         return Refusal("no_kernel", f"no {node.op_type}")
 
     def compile(self, model: Model, config: Config) -> Program:
-        return ToyProgram(model)
+        return ToyProgram(model, config["INFERENCE_NUM_THREADS"])
 
     def version(self) -> str:
         return "1.0"

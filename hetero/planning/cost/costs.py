@@ -69,7 +69,7 @@ class DeviceIdentity:
     node : str
         Where it is.
     num_threads : int
-        Threads of an inference.
+        Threads of an inference while it works alone.
     config : tuple of (str, str)
         Properties it was measured with, sorted.
     """
@@ -100,7 +100,8 @@ class DeviceCosts:
         What a node's time is multiplied by in a subgraph; under 1 where neighbours fuse. A
         number, not seconds.
     load : Time
-        What times are multiplied by while the other devices work too. A number, not seconds.
+        What times are multiplied by while the other devices work too, with its share of the
+        node's cores. A number, not seconds.
     overhead : Time
         Seconds that the executor keeps the device busy for each call of a subgraph.
     subgraphs : mapping of str to Time

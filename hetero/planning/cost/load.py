@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from typing import Any, Final
 
@@ -29,11 +29,19 @@ class BusyDevices:
         Where the devices are.
     configs : mapping of str to mapping
         Device name -> its properties.
+    devices : collection of str
+        All of them: they share their nodes' cores.
     """
 
-    def __init__(self, executor: Executor, configs: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        configs: Mapping[str, Mapping[str, Any]],
+        devices: Collection[str],
+    ) -> None:
         self._executor = executor
         self._configs = configs
+        self._devices = devices
         self._stack = ExitStack()
         self._running: list[tuple[Deployment, Mapping[str, Value]]] = []
         self._kinds: list[str] = []
@@ -59,7 +67,9 @@ class BusyDevices:
         """
         affinity = dict.fromkeys(part.node_names, device)
         configs = {device: self._configs.get(device, {})}
-        one = self._stack.enter_context(deployed(self._executor, part, affinity, configs))
+        one = self._stack.enter_context(
+            deployed(self._executor, part, affinity, configs, self._devices)
+        )
         self._running.append((one, inputs))
         self._kinds.append(kind)
         self._slowest_s = max(self._slowest_s, alone_s)

@@ -149,7 +149,8 @@ class _Profile:
         self._kinds = list(kinds.values())
         self._values: dict[str, Value] = dict(subject.inputs)
         #: Alike devices have one figure: to the planner they are then interchangeable.
-        self._busy = BusyDevices(subject.executor, subject.configs)
+        names = [device.name for device in subject.devices]
+        self._busy = BusyDevices(subject.executor, subject.configs, names)
         #: Device -> seconds that a call keeps it busy, one for each transfer measured.
         self._calls: dict[str, list[float]] = {}
         self._transfers: dict[tuple[str, str], Transfer] = {}

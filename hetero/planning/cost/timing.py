@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -61,11 +61,16 @@ def deployed(
     model: Model,
     affinity: Mapping[str, str],
     configs: Mapping[str, Mapping[str, Any]],
+    company: Collection[str] = (),
 ) -> Iterator[Deployment]:
-    """Deploy a model by an affinity for as long as the context lasts."""
+    """Deploy a model by an affinity, beside devices that work too, while the context lasts."""
     cut = partition(model, affinity)
     deployment = executor.deploy(
-        lower(cut), stage_sources(cut, configs), constant_outputs(cut), limits=_LIMITS
+        lower(cut),
+        stage_sources(cut, configs),
+        constant_outputs(cut),
+        limits=_LIMITS,
+        company=company,
     )
     try:
         yield deployment

@@ -1,0 +1,62 @@
+"""How the devices of a node share its cores: those that a model uses, and nobody else."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from scheduler.executor import DeviceDescriptor, StageSource
+from scheduler.plan import Plan
+
+THREADS = "INFERENCE_NUM_THREADS"
+
+
+def thread_shares(devices: Iterable[DeviceDescriptor], given: Mapping[str, int]) -> dict[str, int]:
+    """Return how many threads each device gets.
+
+    Parameters
+    ----------
+    devices : iterable of DeviceDescriptor
+        Those that work at the same time.
+    given : mapping of str to int
+        Device name -> what the user wants; 0 or absent: a share.
+
+    Returns
+    -------
+    dict of str to int
+        On each node they add up to its cores, unless the user wants otherwise or there are more
+        devices than cores; the first get what is over.
+    """
+    shares = {}
+    nodes: dict[str, list[DeviceDescriptor]] = {}
+    for device in devices:
+        shares[device.name] = given.get(device.name) or 1
+        nodes.setdefault(device.node, []).append(device)
+    for rows in nodes.values():
+        sharing = [d.name for d in rows if d.num_threads > 1 and not given.get(d.name)]
+        cores = max(d.num_threads for d in rows) - sum(given.get(d.name, 0) for d in rows)
+        for place, name in enumerate(sharing):
+            shares[name] = max(1, (cores + len(sharing) - 1 - place) // len(sharing))
+    return shares
+
+
+def plan_shares(
+    plan: Plan,
+    sources: Sequence[StageSource],
+    rows: Iterable[DeviceDescriptor],
+    company: Collection[str],
+) -> dict[str, int]:
+    """Return how many threads each device of a plan gets, beside devices that work with it.
+
+    Parameters
+    ----------
+    plan, sources, company
+        As for `Executor.deploy`.
+    rows : iterable of DeviceDescriptor
+        The executor's devices.
+    """
+    working = {*plan.devices, *company}
+    given = {
+        stage.device: int(source.config.get(THREADS, 0))
+        for stage, source in zip(plan.stages, sources, strict=True)
+    }
+    return thread_shares([row for row in rows if row.name in working], given)
