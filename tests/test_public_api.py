@@ -76,7 +76,11 @@ def test_importing_it_loads_no_vendor_runtime_and_no_ray() -> None:
         " if m in sys.modules]))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
     )
     assert json.loads(done.stdout) == []
 

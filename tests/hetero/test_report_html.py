@@ -228,7 +228,7 @@ def browse(page: Path, profile: Path, fragment: str = "") -> tuple[str, list[str
             "--disable-sync", "--enable-logging=stderr", f"--user-data-dir={profile}",
             "--dump-dom", page.as_uri() + fragment,
         ],
-        capture_output=True, text=True, timeout=90, check=False,
+        capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     return done.stdout, [line for line in done.stderr.splitlines() if ":CONSOLE" in line]
 
