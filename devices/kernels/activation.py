@@ -37,14 +37,12 @@ def relu(xp: Xp, x: Array, *, out: Array | None = None) -> Array:
 def leaky_relu(xp: Xp, x: Array, *, alpha: float = 0.01, out: Array | None = None) -> Array:
     """Return x, multiplied by alpha where it is negative."""
     if not 0 < alpha <= 1:
-        return _positive(xp, x) + alpha * _negative(xp, x)
+        return xp.where(x < 0, x * alpha, x)
     return xp.maximum(x, x * alpha, out=out)
 
 
 def _sloped(xp: Xp, x: Array, slope: Array) -> Array:
     same_type(x, slope)
-    if x.dtype.kind == "f":
-        return _positive(xp, x) + slope * _negative(xp, x)
     return xp.where(x < 0, x * slope, x)
 
 
@@ -222,6 +220,7 @@ def gelu(xp: Xp, x: Array, *, approximate: str = "none") -> Array:
 
 
 @op("Shrink", since=9)
+@in_float32
 def shrink(xp: Xp, x: Array, *, bias: float = 0.0, lambd: float = 0.5) -> Array:
     """Return x brought `bias` nearer to 0 where it is beyond ±lambd, and 0 between."""
     y = xp.where(x > lambd, x - bias, 0)

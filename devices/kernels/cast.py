@@ -101,8 +101,9 @@ def _parse(xp: Xp, x: Array, to: Any) -> Array:
 
 
 def _spell(xp: Xp, x: Array) -> Array:
-    plain = x.astype(xp.float32) if x.dtype.kind == "V" and is_float(x) else x
-    return plain.astype(str).astype(object)
+    if _is_extension(x.dtype):
+        x = x.astype(xp.float32 if is_float(x) else xp.int32)
+    return x.astype(str).astype(object)
 
 
 @op("Cast", since=6)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from devices.kernels.axes import axis_of
-from devices.kernels.element_types import Array, Xp
+from devices.kernels.element_types import Array, Xp, zeros
 from devices.kernels.registry import op
 
 
@@ -115,7 +115,7 @@ def scan_8(
 
 
 def _fill_up(xp: Xp, y: Array, steps: int) -> Array:
-    missing = xp.zeros((steps - y.shape[0], *y.shape[1:]), dtype=y.dtype)
+    missing = zeros(xp, (steps - y.shape[0], *y.shape[1:]), y.dtype)
     return xp.concatenate([y, missing])
 
 

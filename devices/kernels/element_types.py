@@ -7,7 +7,7 @@ arrive as numpy extension types, whose kind is ``"V"``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
@@ -38,6 +38,11 @@ def is_float(array: Array) -> bool:
 def is_string(array: Array) -> bool:
     """Tell whether the elements are strings."""
     return array.dtype.kind in "OUST"
+
+
+def zeros(xp: Xp, shape: int | Sequence[int], dtype: Any) -> Array:
+    """Return an array of zeros; of empty strings where the elements are strings."""
+    return xp.full(shape, "", dtype=object) if dtype.kind in "OUST" else xp.zeros(shape, dtype)
 
 
 def element_type(number: int) -> Any:

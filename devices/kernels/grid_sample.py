@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable
 from itertools import product
 
-from devices.kernels.element_types import Array, Xp, in_float32
+from devices.kernels.element_types import Array, Xp, in_float32, zeros
+from devices.kernels.precision import to_integers
 from devices.kernels.registry import op
 
 
@@ -56,7 +57,10 @@ def _grid_sample(
     n, c, *dims = x.shape
     if 0 in dims and grid.size:
         raise ValueError(f"images of shape {x.shape} have no pixels to read")
-    points = grid.reshape(n, -1, rank).astype(x.dtype)
+    whole = x.dtype.kind in "iu"
+    if x.dtype.kind not in "f" and not (whole or mode == "nearest"):
+        raise TypeError(f"{x.dtype} has no values between two pixels; mode 'nearest' reads it")
+    points = grid.reshape(n, -1, rank).astype(x.dtype if x.dtype.kind == "f" else xp.float64)
     axes = [
         _axis_taps(xp, points[..., rank - 1 - i], size, taps[mode], padding_mode, align_corners)
         for i, size in enumerate(dims)
@@ -64,15 +68,19 @@ def _grid_sample(
     # Pixels as rows of channels, so that one take reads all channels of a point.
     pixels = xp.ascontiguousarray(xp.moveaxis(x, 1, -1)).reshape(-1, c)
     image = xp.arange(n)[:, None] * math.prod(dims)
-    y = xp.zeros((n, points.shape[1], c), dtype=x.dtype)
+    y = 0
     for corner in product(*axes):
-        row, weight = 0, xp.ones((), dtype=x.dtype)
+        row, weight = 0, xp.ones((), dtype=points.dtype)
         for (index, factor), size in zip(corner, dims, strict=True):
             row = row * size + index
             weight = weight * factor
         read = xp.take(pixels, image + row, axis=0)
-        read *= weight[..., None]
-        y += read
+        if mode == "nearest":  # one pixel, or nothing
+            y = xp.where(weight[..., None] != 0, read, zeros(xp, 1, x.dtype))
+        else:
+            y = y + read * weight[..., None]
+    if whole:
+        y = to_integers(xp, y, x.dtype)
     return xp.moveaxis(y, -1, 1).reshape(n, c, *grid.shape[1:-1])
 
 

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from itertools import product
 
 from devices.kernels.axes import axes_of
-from devices.kernels.element_types import Array, Xp, in_float32
+from devices.kernels.element_types import Array, Xp, in_float32, is_string, zeros
 from devices.kernels.registry import op
 
 
 @op("CenterCropPad", since=18, host=(1,))
 def center_crop_pad(xp: Xp, x: Array, shape: Array, *, axes: Sequence[int] | None = None) -> Array:
-    """Crop or zero-pad `axes` around their middle to `shape`; an odd element goes to the end."""
+    """Crop or pad `axes` around their middle to `shape`; an odd element goes to the end."""
     axes = axes_of(range(x.ndim) if axes is None else axes, x.ndim)
     wanted = shape.tolist()
     if len(wanted) != len(axes) or min(wanted, default=0) < 0:
@@ -30,7 +30,7 @@ def center_crop_pad(xp: Xp, x: Array, shape: Array, *, axes: Sequence[int] | Non
             target[axis] = slice(first, first + have)
     if sizes == [min(m, n) for m, n in zip(sizes, x.shape, strict=True)]:
         return x[tuple(source)]
-    y = xp.zeros(sizes, dtype=x.dtype)
+    y = zeros(xp, sizes, x.dtype)
     y[tuple(target)] = x[tuple(source)]
     return y
 
@@ -57,6 +57,8 @@ def col2im(
     -------
     array, (N, C, *image_shape), of x's type
     """
+    if is_string(x):
+        raise TypeError("Col2Im adds up elements, and strings have no sum")
     image, block = image_shape.tolist(), block_shape.tolist()
     rank = len(image)
     dilations, strides = dilations or (1,) * rank, strides or (1,) * rank

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from devices.kernels.axes import axis_of
-from devices.kernels.element_types import Array, Xp, element_type, is_string
+from devices.kernels.element_types import Array, Xp, element_type, is_string, zeros
 from devices.kernels.registry import op
 
 
@@ -182,7 +182,7 @@ def trilu(xp: Xp, x: Array, k: Array | None = None, *, upper: int = 1) -> Array:
     rows, columns = xp.arange(x.shape[-2])[:, None], xp.arange(x.shape[-1])
     distance = columns - rows
     kept = distance >= diagonal if upper else distance <= diagonal
-    return xp.where(kept, x, xp.zeros(1, dtype=x.dtype))
+    return xp.where(kept, x, zeros(xp, 1, x.dtype))
 
 
 @op("EyeLike", since=9)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from devices.kernels.element_types import Array, Xp, is_narrow_float
 
 
@@ -26,6 +28,14 @@ def stash(xp: Xp, array: Array, stash_type: int) -> Array:
     if stash_type not in (1, 10, 11, 16):
         raise ValueError(f"stash_type is {stash_type}; it must be a float type (1, 10, 11 or 16)")
     return array.astype(xp.float64 if stash_type == 11 else xp.float32, copy=False)
+
+
+def to_integers(xp: Xp, x: Array, dtype: Any) -> Array:
+    """Return interpolated values as an integer type: rounded to even, kept within its range."""
+    if x.dtype == dtype:
+        return x
+    limits = xp.iinfo(dtype)
+    return xp.clip(xp.rint(x), limits.min, limits.max).astype(dtype)
 
 
 def row_mean(xp: Xp, x: Array) -> Array:

@@ -282,18 +282,21 @@ def _lstm(
         def step(projected: Array, h: Array, c: Array) -> tuple[Array, ...]:
             gates = xp.matmul(recurrent, h)
             gates += projected
-            gates = _clipped(xp, gates, clip)
+            if peep is not None:
+                gates[:n] += peep[0] * c
+                gates[2 * n : 3 * n] += peep[2] * c
             if uniform:
-                iof = f(gates[: 3 * n])
+                iof = f(_clipped(xp, gates[: 3 * n], clip))
                 i, o, forget = iof[:n], iof[n : 2 * n], iof[2 * n :]
             else:
-                peek = (lambda k: 0) if peep is None else (lambda k: peep[k] * c)
-                i = f(gates[:n] + peek(0))
-                forget = 1 - i if input_forget else f(gates[2 * n : 3 * n] + peek(2))
+                i = f(_clipped(xp, gates[:n], clip))
+                forget = 1 - i if input_forget else f(_clipped(xp, gates[2 * n : 3 * n], clip))
             new_c = forget * c
-            new_c += i * g(gates[3 * n :])
+            new_c += i * g(_clipped(xp, gates[3 * n :], clip))
             if not uniform:
-                o = f(gates[n : 2 * n] + (0 if peep is None else peep[1] * new_c))
+                if peep is not None:
+                    gates[n : 2 * n] += peep[1] * new_c
+                o = f(_clipped(xp, gates[n : 2 * n], clip))
             return o * h_of(new_c), new_c
 
         return layer.input_bias[d] + layer.hidden_bias[d], step

@@ -12,7 +12,7 @@ from math import floor
 from typing import NamedTuple
 
 from devices.kernels.element_types import Array, Xp
-from devices.kernels.precision import wide
+from devices.kernels.precision import to_integers, wide
 from devices.kernels.registry import op
 
 Ints = Sequence[int]
@@ -154,13 +154,13 @@ def _resize(xp: Xp, x: Array, axes: list[_Axis], rules: _Rules) -> Array:
     for a in sorted(axes, key=lambda a: -a.axis):
         if cropped or a.size != a.output or a.scale != 1:
             y = _resample(xp, y, a, rules)
-    return y.astype(dtype, copy=False)
+    return to_integers(xp, y, dtype) if dtype.kind in "iu" else y.astype(dtype, copy=False)
 
 
 def _by_scales(
     xp: Xp, x: Array, scales: Sequence[float], axes: Ints, roi: Array | None = None
 ) -> list[_Axis]:
-    """Return the axes that `scales` resizes: output is floor(size * extent of roi * scale)."""
+    """Return the axes that `scales` resizes: output is floor(size * scale)."""
     _check_count("scales", len(scales), len(axes))
     result = []
     for i, axis in enumerate(axes):
@@ -168,8 +168,8 @@ def _by_scales(
         if not scale > 0:
             raise ValueError(f"scale {float(scale)} of axis {axis} must be positive")
         start, end = (0.0, 1.0) if roi is None else (float(roi[i]), float(roi[len(axes) + i]))
-        # In the scales' own float32, as shape inference computes it.
-        output = floor(xp.float32(size * (end - start)) * scale)
+        # In the scales' own float32, and whatever the region, as shape inference computes it.
+        output = floor(xp.float32(size) * scale)
         result.append(_Axis(axis, size, output, float(scale), start, end))
     return result
 

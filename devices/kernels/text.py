@@ -1,6 +1,6 @@
-"""Operators on text: tokens to drop or count. They run on the host.
+"""Operators on text: strings to split, tokens to drop or count. They run on the host.
 
-StringConcat, StringSplit and RegexFullMatch have no kernel: ONNX's own evaluator has them right.
+StringConcat and RegexFullMatch have no kernel: ONNX's own evaluator has them right.
 """
 
 from __future__ import annotations
@@ -11,6 +11,31 @@ from devices.kernels.element_types import Array, Xp
 from devices.kernels.registry import ALL, op
 
 CASES: dict[str, Callable[[str], str]] = {"NONE": str, "LOWER": str.lower, "UPPER": str.upper}
+
+
+@op("StringSplit", since=20, host=(ALL,))
+def string_split(
+    xp: Xp, x: Array, *, delimiter: str = "", maxsplit: int | None = None
+) -> tuple[Array, Array]:
+    """Cut each string at the delimiter, or at white space if that is empty.
+
+    Returns
+    -------
+    array, (*x.shape, K), strings
+        The pieces, followed by empty strings where there are fewer than K.
+    array, x.shape, int64
+        How many pieces each string has.
+    """
+    most = -1 if maxsplit is None else maxsplit
+    pieces = [str(text).split(delimiter or None, most) for text in x.reshape(-1).tolist()]
+    counts = [len(each) for each in pieces]
+    y = xp.full((len(pieces), max(counts, default=0)), "", dtype=object)
+    for row, each in zip(y, pieces, strict=True):
+        row[: len(each)] = each
+    return (
+        y.reshape(*x.shape, y.shape[1]),
+        xp.asarray(counts, dtype=xp.int64).reshape(x.shape),
+    )
 
 
 @op("StringNormalizer", since=10, host=(ALL,))

@@ -166,3 +166,11 @@ def test_identity() -> None:
         check("Identity", [x], {}, opset)
     pair = run_kernel("Identity", [[x, x]])[0]
     compare(pair, [x, x], 0, 0, "Identity of a sequence")
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_narrow_types_are_spelled_as_the_number_that_they_hold(name: str) -> None:
+    x = np.array([1, 0, 1], np.float32).astype(dtype(name))
+    plain = x.astype(np.float32).tolist()
+    wanted = [str(v) if "float" in name else str(int(v)) for v in plain]
+    check("Cast", [x], {"to": TensorProto.STRING}, expected=[np.array(wanted, object)])

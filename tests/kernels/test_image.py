@@ -166,3 +166,34 @@ def test_grid_sample_refuses():
         run_kernel("GridSample", [X, GRID[:1]])
     with pytest.raises(ValueError, match="padding_mode 'wrap'"):
         run_kernel("GridSample", [X, GRID], {"padding_mode": "wrap"})
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int64])
+@pytest.mark.parametrize("mode", ["linear", "cubic", "nearest"])
+def test_grid_sample_of_integers_rounds_and_stays_in_range(dtype, mode):
+    limits = np.iinfo(np.int8 if dtype is np.int64 else dtype)
+    x = RNG.integers(limits.min, limits.max, (2, 3, 7, 9), endpoint=True).astype(dtype)
+    (exact,) = run_reference("GridSample", [x.astype(np.float64), GRID], {"mode": mode}, 22)
+    if dtype is not np.int64:
+        exact = np.clip(exact, limits.min, limits.max)
+    (got,) = run_kernel("GridSample", [x, GRID], {"mode": mode}, 22)
+    assert got.dtype == dtype
+    assert np.abs(got - exact).max() < 0.501
+
+
+@pytest.mark.parametrize("dtype", [object, bool])
+def test_grid_sample_reads_pixels_that_have_no_values_between(dtype):
+    x = np.array(["a", "", "b", "c", "d", "e"]).reshape(1, 1, 2, 3).astype(dtype)
+    grid = np.array([[-1, -1], [1, 1], [0, 1], [5, 5]], np.float32).reshape(1, 1, 4, 2)
+    attributes = {"mode": "nearest", "align_corners": 1}
+    wanted = np.array(["a", "e", "d", ""]).reshape(1, 1, 1, 4).astype(dtype)
+    check("GridSample", [x, grid], attributes, 22, expected=[wanted])
+    with pytest.raises(TypeError, match="between two pixels"):
+        run_kernel("GridSample", [x, grid], {"mode": "linear"}, 22)
+
+
+def test_strings_are_padded_with_empty_ones():
+    x = np.array([["a", "b"]], object)
+    check("CenterCropPad", [x, ints(2, 2)], {}, 18, expected=[np.array([["a", "b"], ["", ""]])])
+    with pytest.raises(TypeError, match="no sum"):
+        run_kernel("Col2Im", [x[None], ints(1, 2), ints(1, 1)])

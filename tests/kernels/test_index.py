@@ -244,3 +244,8 @@ def test_top_k_edges():
     check("TopK", [X, ints(0)], {}, 11, n_outputs=2)
     with pytest.raises(ValueError, match="k 6 is out of range"):
         run_kernel("TopK", [X, ints(6)], {}, 11, n_outputs=2)
+
+
+def test_a_triangle_of_strings_is_filled_with_empty_ones():
+    x = np.array([["a", "b"], ["c", "d"]], object)
+    check("Trilu", [x], {}, 14, expected=[np.array([["a", "b"], ["", "d"]])])

@@ -124,3 +124,9 @@ def test_results_are_written_into_the_buffer_offered():
 def test_refuses(op_type, inputs, attributes, error):
     with pytest.raises(error):
         run_kernel(op_type, inputs, attributes, 13)
+
+
+@pytest.mark.parametrize("special", [np.inf, np.nan])
+def test_gemm_without_c_does_not_read_it(special):
+    c = np.full((3, 5), special, np.float32)
+    check("Gemm", [floats(3, 4), floats(4, 5), c], {"beta": 0.0}, 13, 1e-4, 1e-5)

@@ -103,6 +103,12 @@ def test_lstm_peepholes():
     run("LSTM", layer("LSTM", 2, peepholes=True, initial=True), {"direction": "bidirectional"}, 14)
 
 
+@pytest.mark.parametrize("direction", ["forward", "bidirectional"])
+def test_lstm_clips_what_the_peepholes_add(direction):
+    inputs = layer("LSTM", 1 + (direction != "forward"), peepholes=True, initial=True)
+    run("LSTM", inputs, {"direction": direction, "clip": 0.2}, 14)
+
+
 def test_lstm_input_forget_couples_the_gates():
     x, w, r, b = inputs = layer("LSTM", 1)
     h = c = np.zeros((BATCH, HIDDEN), np.float32)

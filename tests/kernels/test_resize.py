@@ -147,3 +147,24 @@ def test_refuses(inputs, attributes, message):
 def test_upsample_refuses_to_shrink():
     with pytest.raises(ValueError, match="at least 1"):
         run_kernel("Upsample", [floats(1, 1, 2, 2), scales(1, 1, 0.5, 1)], {}, 9)
+
+
+@pytest.mark.parametrize("antialias", [0, 1])
+@pytest.mark.parametrize("mode", ["linear", "cubic"])
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int32])
+def test_interpolated_integers_are_rounded_and_stay_in_range(mode, antialias, dtype):
+    limits = np.iinfo(np.int8 if dtype is np.int32 else dtype)
+    x = RNG.choice([limits.min, limits.max], (1, 1, 6, 7)).astype(dtype)
+    inputs, attributes = [NONE, scales(1, 1, 1.5, 0.7)], {"mode": mode, "antialias": antialias}
+    (exact,) = run_reference("Resize", [x.astype(np.float64), *inputs], attributes, 19)
+    (got,) = run_kernel("Resize", [x, *inputs], attributes, 19)
+    if dtype is not np.int32:
+        exact = np.clip(exact, limits.min, limits.max)
+    assert got.dtype == dtype
+    assert np.abs(got - exact).max() < 0.501
+
+
+def test_crop_by_scales_has_the_inferred_size():
+    x, roi = floats(1, 1, 4, 4), scales(0, 0, 0.25, 0.25, 1, 1, 0.75, 0.75)
+    attributes = {"coordinate_transformation_mode": "tf_crop_and_resize", "mode": "linear"}
+    check("Resize", [x, roi, scales(1, 1, 2, 2)], attributes, 13, 1e-4, 1e-5)

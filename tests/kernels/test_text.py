@@ -84,3 +84,17 @@ def test_tf_idf_refuses():
     both = attributes | {"mode": "TF", "pool_strings": ("a",)}
     with pytest.raises(ValueError, match="exactly one"):
         run_kernel("TfIdfVectorizer", [np.array([1])], both)
+
+
+@pytest.mark.parametrize(
+    ("text", "attributes"),
+    [
+        ("a b  c", {}),
+        (["a,b", ",,c", ","], {"delimiter": ","}),
+        (["a b c", " d ", ""], {"maxsplit": 1}),
+        ([["a--b-c"], ["--"]], {"delimiter": "--", "maxsplit": 5}),
+        (np.zeros((2, 0)), {}),
+    ],
+)
+def test_string_split(text, attributes):
+    check("StringSplit", [np.array(text, object)], attributes, 20, n_outputs=2)
