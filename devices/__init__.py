@@ -5,12 +5,19 @@ A plugin is a subclass of `Plugin` with `name`, `refuse` and `compile`, and a `P
 """
 
 from devices.compiled_model import CompiledModel
+from devices.configuration import Configuration
 from devices.infer_request import InferRequest, State
 from devices.model import Constant, Model, Node
 from devices.model_reader import read_model
 from devices.plugin import Plugin
 from devices.program import ExecutedNode, Payload, Program, RunContext, Value
-from devices.properties import COMMON_PROPERTIES, Config, Property, PropertyTable
+from devices.properties import (
+    COMMON_PROPERTIES,
+    OPTIONAL_PROPERTIES,
+    Config,
+    Property,
+    PropertyTable,
+)
 from devices.registry import PluginEntry, find_plugin, load_plugins
 from devices.remote import RemoteContext, RemoteTensor
 from devices.request_target import Answer, RequestTarget, Submission
@@ -21,9 +28,11 @@ from devices.tensor_spec import TensorSpec
 
 __all__ = [
     "COMMON_PROPERTIES",
+    "OPTIONAL_PROPERTIES",
     "Answer",
     "CompiledModel",
     "Config",
+    "Configuration",
     "Constant",
     "ExecutedNode",
     "InferRequest",

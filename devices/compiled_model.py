@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from devices.configuration import Configuration
 from devices.errors import HeteroError, InferenceError, UnsupportedOperationError
 from devices.infer_request import InferRequest
 from devices.model import Model
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 
 #: Callbacks that may run at once: enough that one that waits does not stop the others.
 _CALLBACK_THREADS = 4
+#: Seconds between two looks at whether a run that waits for its turn was cancelled.
+_CHECK_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +59,6 @@ class CompiledModel:
         What runs.
     config : mapping
         The effective configuration.
-    loaded_from_cache : bool
-        Whether a cache, not a compilation, gave the program.
     """
 
     def __init__(
@@ -65,8 +67,6 @@ class CompiledModel:
         model: Model,
         program: Program,
         config: Mapping[str, Any],
-        *,
-        loaded_from_cache: bool = False,
     ) -> None:
         self.inputs: tuple[TensorSpec, ...] = model.inputs
         self.outputs: tuple[TensorSpec, ...] = model.outputs
@@ -75,7 +75,10 @@ class CompiledModel:
         self._model = model
         self._program = program
         self._config = dict(config)
-        self._loaded_from_cache = loaded_from_cache
+        self._device_id: str = config["DEVICE_ID"]
+        self._configuration = Configuration(
+            plugin.properties, repr(self), config, read=self._read_property
+        )
         self._ports = RequestTensors(self.inputs, self.outputs)
         self._closed = False
         self._in_flight: set[Future[Answer]] = set()
@@ -90,7 +93,7 @@ class CompiledModel:
     @property
     def device(self) -> str:
         """The device that runs it, id included."""
-        return f"{self._plugin.name}.{self._config['DEVICE_ID']}"
+        return f"{self._plugin.name}.{self._device_id}"
 
     # Ports.
 
@@ -147,7 +150,8 @@ class CompiledModel:
         context = context or RunContext(self._config["PERF_COUNT"])
         start = time.perf_counter()
         try:
-            outputs = self._program.run(inputs, context)
+            with self._turn(context):
+                outputs = self._program.run(inputs, context)
         except HeteroError:
             raise
         except Exception as error:
@@ -193,10 +197,7 @@ class CompiledModel:
         if timeout_s is not None:
             context.set_timeout(timeout_s)
         inputs = [self._on_host(values[port.name]) for port in self.inputs]
-        if self._config["EXCLUSIVE_ASYNC_REQUESTS"]:
-            executor = self._plugin.exclusive_executor(self._config["DEVICE_ID"])
-        else:
-            executor = self._executor("device", max(1, self._config["NUM_STREAMS"]))
+        executor = self._executor("device", self._config["NUM_STREAMS"])
         future = executor.submit(self._answer, inputs, context)
         with self._lock:
             self._in_flight.add(future)
@@ -231,18 +232,7 @@ class CompiledModel:
         UnknownPropertyError
             The plugin has no such property.
         """
-        declared = self._plugin.properties[name]
-        mine: dict[str, Callable[[], Any]] = {
-            "NETWORK_NAME": lambda: self.name,
-            "EXECUTION_DEVICES": lambda: (self.device,),
-            "LOADED_FROM_CACHE": lambda: self._loaded_from_cache,
-            "OPTIMAL_NUMBER_OF_INFER_REQUESTS": lambda: max(1, self._config["NUM_STREAMS"]),
-        }
-        if name in mine:
-            return mine[name]()
-        if not declared.mutable:
-            return self._plugin.get_property(name)
-        return self._config[name]
+        return self._configuration.get(name)
 
     def set_property(self, config: Mapping[str, Any]) -> None:
         """Refused: a compiled model's properties are given when it is compiled.
@@ -253,7 +243,7 @@ class CompiledModel:
             Always, for properties that there are.
         """
         for name in config:
-            self._plugin.properties[name]
+            self.get_property(name)
         raise UnsupportedOperationError(
             f"a compiled model takes no properties ({', '.join(config)}); give them to "
             "compile_model."
@@ -288,6 +278,29 @@ class CompiledModel:
                     threads, thread_name_prefix=f"{self.device}-{name}"
                 )
             return self._executors[name]
+
+    def _read_property(self, name: str, device_id: str) -> Any:
+        """Return a property that is not given by whoever compiles."""
+        mine: dict[str, Any] = {
+            "NETWORK_NAME": self.name,
+            "EXECUTION_DEVICES": (self.device,),
+            "OPTIMAL_NUMBER_OF_INFER_REQUESTS": self._config["NUM_STREAMS"],
+        }
+        return mine[name] if name in mine else self._plugin.get_property(name, self._device_id)
+
+    @contextmanager
+    def _turn(self, context: RunContext) -> Iterator[None]:
+        """Wait for the device's other runs, where they are to be one at a time."""
+        if not self._config["EXCLUSIVE_ASYNC_REQUESTS"]:
+            yield
+            return
+        turn = self._plugin.exclusive(self._device_id)
+        while not turn.acquire(timeout=_CHECK_S):
+            context.check_cancelled()
+        try:
+            yield
+        finally:
+            turn.release()
 
     def _landed(self, future: Future[Answer]) -> None:
         with self._lock:

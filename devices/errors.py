@@ -16,6 +16,8 @@
     ├── PropertyError (ValueError)
     │   ├── UnknownPropertyError (LookupError)
     │   └── ReadOnlyPropertyError (AttributeError)
+    ├── ArgumentError (ValueError)             an argument that a call cannot use
+    │   └── ArgumentTypeError (TypeError)
     ├── TensorError (ValueError)               an input or output tensor that does not fit its port
     │   ├── TensorNameError (LookupError)
     │   ├── TensorTypeError (TypeError)
@@ -130,6 +132,14 @@ class UnknownPropertyError(PropertyError, LookupError):
 
 class ReadOnlyPropertyError(PropertyError, AttributeError):
     """The property can be read, not set."""
+
+
+class ArgumentError(HeteroError, ValueError):
+    """An argument that a call cannot use."""
+
+
+class ArgumentTypeError(ArgumentError, TypeError):
+    """An argument of another type than the call takes."""
 
 
 class TensorError(HeteroError, ValueError):

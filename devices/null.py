@@ -11,7 +11,7 @@ import os
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import numpy as np
 
@@ -28,18 +28,6 @@ from devices.tensor_spec import TensorSpec
 #: What may go wrong: `fail` raises, `die` ends the process, `hang` never answers.
 _FAULTS: Final = ("fail", "die", "hang")
 _PAYLOAD_FORMAT: Final = "null-1"
-
-
-def _check_fault(fault: str) -> str | None:
-    kind, _, number = fault.partition("@")
-    if fault and (kind not in _FAULTS or not number.isdigit() or int(number) < 1):
-        return f"it is KIND@N with KIND of {', '.join(_FAULTS)}: what the N-th run does"
-    return None
-
-
-def _check_times(times: Mapping[str, Any]) -> str | None:
-    wrong = [k for k, v in times.items() if not isinstance(v, int | float) or v < 0]
-    return f"{wrong[0]!r} has no time of 0 or more microseconds" if wrong else None
 
 
 class NullProgram(Program):
@@ -155,7 +143,7 @@ class NullPlugin(Plugin):
         Property(
             "NULL_NODE_TIMES_US", dict, {}, True,
             "Microseconds by node name, or by op:Type; others take NULL_NODE_TIME_US.",
-            shapes_result=True, check=_check_times,
+            shapes_result=True, minimum=0,
         ),
         Property(
             "NULL_BUSY", bool, False, True, "Whether it keeps a core busy rather than sleeps."
@@ -184,7 +172,7 @@ class NullPlugin(Plugin):
             "NULL_FAULT", str, "", True,
             "KIND@N: the N-th run of a compiled model fails (fail), ends its process (die) or "
             "never answers (hang).",
-            check=_check_fault,
+            pattern=rf"(({'|'.join(_FAULTS)})@[1-9]\d*)?",
         ),
     )  # fmt: skip
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, ClassVar
 
 from devices.errors import BlobError, PluginLoadError
@@ -13,7 +12,13 @@ from devices.literals import lift_literals
 from devices.model import Model, Node
 from devices.plugin import Plugin
 from devices.program import Payload, Program
-from devices.properties import COMMON_PROPERTIES, Config, Property, PropertyTable
+from devices.properties import (
+    COMMON_PROPERTIES,
+    OPTIONAL_PROPERTIES,
+    Config,
+    Property,
+    PropertyTable,
+)
 from devices.support import Refusal
 
 try:
@@ -29,12 +34,6 @@ from devices.ort_query import OrtQuery
 from devices.ort_session import with_types
 
 
-def _check_providers(names: tuple[str, ...]) -> str | None:
-    there = onnxruntime.get_available_providers()
-    absent = [name for name in names if name not in there]
-    return f"this ONNX Runtime has no {absent[0]}; it has {', '.join(there)}" if absent else None
-
-
 class ORTPlugin(Plugin):
     """ONNX Runtime.
 
@@ -45,17 +44,23 @@ class ORTPlugin(Plugin):
     name: ClassVar[str] = "ORT"
     rank: ClassVar[int] = 40
     properties: ClassVar[PropertyTable] = COMMON_PROPERTIES.extended(
+        *OPTIONAL_PROPERTIES.values(),
         Property(
             "ORT_PROVIDERS", tuple, ("CPUExecutionProvider",), True,
             "Execution providers, the preferred one first.",
-            shapes_result=True, check=_check_providers,
+            choices=tuple(onnxruntime.get_available_providers()), shapes_result=True,
         ),
         Property(
             "OPTIMIZATION_CAPABILITIES", tuple, ("FP32", "FP16", "INT8", "BIN"), False,
             "Element types and abilities.",
         ),
-        # Its warnings are about its own optimisations: nothing that a user can act on.
-        replace(COMMON_PROPERTIES["LOG_LEVEL"], default="LOG_ERROR"),
+        Property(
+            # Its warnings are about its own optimisations: nothing that a user can act on.
+            "LOG_LEVEL", str, "LOG_ERROR", True, "What ONNX Runtime says on its own.",
+            choices=(
+                "LOG_NONE", "LOG_ERROR", "LOG_WARNING", "LOG_INFO", "LOG_DEBUG", "LOG_TRACE",
+            ),
+        ),
         Property("RANGE_FOR_ASYNC_INFER_REQUESTS", tuple, (1, 64, 1), False, "Fewest, most, step."),
     )  # fmt: skip
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, ClassVar
 
 from devices.compiled_model import CompiledModel
+from devices.configuration import Configuration
 from devices.errors import (
     BlobError,
     UnknownDeviceError,
@@ -47,9 +47,11 @@ class Plugin(ABC):
     rank: ClassVar[int] = 50
 
     def __init__(self) -> None:
-        self._config: dict[str, Any] = {}
+        self.configuration = Configuration(
+            self.properties, self.name, read=self._read, check=self._check_device_id
+        )
         self._lock = threading.Lock()
-        self._exclusive: dict[str, ThreadPoolExecutor] = {}
+        self._exclusive: dict[str, threading.Lock] = {}
 
     # What an author writes.
 
@@ -130,9 +132,7 @@ class Plugin(ABC):
         effective = self.effective_config(config)
         return self._judge(model, self.transform_model(model, effective), effective)
 
-    def compile_model(
-        self, model: Model, config: Config | None = None, *, loaded_from_cache: bool = False
-    ) -> CompiledModel:
+    def compile_model(self, model: Model, config: Config | None = None) -> CompiledModel:
         """Compile a model that the device supports whole.
 
         Raises
@@ -157,15 +157,10 @@ class Plugin(ABC):
                 unsupported=support.unsupported,
             )
         program = self.compile(transformed, effective)
-        return CompiledModel(self, model, program, effective, loaded_from_cache=loaded_from_cache)
+        return CompiledModel(self, model, program, effective)
 
     def import_model(
-        self,
-        payload: Payload,
-        model: Model,
-        config: Config | None = None,
-        *,
-        loaded_from_cache: bool = False,
+        self, payload: Payload, model: Model, config: Config | None = None
     ) -> CompiledModel:
         """Make a compiled model from a payload; `model` gives its ports.
 
@@ -177,6 +172,8 @@ class Plugin(ABC):
             The payload is not one of this plugin's, or is damaged.
         """
         effective = self.effective_config(config)
+        if not effective["ENABLE_MMAP"]:
+            payload = payload.in_memory()
         try:
             program = self.load(payload, model, effective)
         except (BlobError, UnsupportedOperationError):
@@ -186,58 +183,28 @@ class Plugin(ABC):
                 f"{self.name} cannot import model {model.name!r}: {type(error).__name__}: {error}. "
                 "It is damaged, or of another version; compile the model again."
             ) from error
-        return CompiledModel(self, model, program, effective, loaded_from_cache=loaded_from_cache)
+        return CompiledModel(self, model, program, effective)
 
     def effective_config(self, config: Config | None = None) -> dict[str, Any]:
         """Return defaults, then what `set_property` set, then `config`, checked and typed."""
-        with self._lock:
-            effective = self.properties.defaults() | self._config
-        effective |= self.properties.parse(config or {})
-        if effective["DEVICE_ID"] not in self.device_ids():
-            raise UnknownDeviceError(
-                f"{self.name} has no device {effective['DEVICE_ID']!r}; it has "
-                f"{', '.join(self.device_ids())}.",
-                device=f"{self.name}.{effective['DEVICE_ID']}",
-            )
-        return effective
+        return self.configuration.effective(config)
 
     def set_property(self, config: Config) -> None:
         """Set defaults for models compiled later."""
-        parsed = self.properties.parse(config)
-        with self._lock:
-            self._config |= parsed
+        self.configuration.set(config)
 
-    def get_property(self, name: str) -> Any:
-        """Return a property's value."""
-        declared = self.properties[name]
-        with self._lock:
-            device_id = self._config.get("DEVICE_ID", declared.default)
-            if name in self._config:
-                return self._config[name]
-        of_device = self.device_properties(device_id)
-        if name in of_device:
-            return of_device[name]
-        computed: dict[str, Callable[[], Any]] = {
-            "SUPPORTED_PROPERTIES": lambda: tuple(self.properties),
-            "CACHING_PROPERTIES": lambda: tuple(
-                n for n, p in self.properties.items() if p.shapes_result
-            ),
-            "AVAILABLE_DEVICES": self.device_ids,
-            "FULL_DEVICE_NAME": lambda: self.full_name(device_id),
-            "DEVICE_ARCHITECTURE": lambda: self.fingerprint(device_id),
-            "EXECUTION_DEVICES": lambda: tuple(f"{self.name}.{i}" for i in self.device_ids()),
-            "OPTIMIZATION_CAPABILITIES": lambda: self._capabilities(declared.default),
-        }
-        return computed[name]() if name in computed else declared.default
+    def get_property(self, name: str, device_id: str | None = None) -> Any:
+        """Return a property's value, of the device that DEVICE_ID says where no other is named."""
+        if device_id is None:
+            device_id = str(self.configuration.get("DEVICE_ID"))
+        else:
+            self._check_device_id({"DEVICE_ID": device_id})
+        return device_id if name == "DEVICE_ID" else self.configuration.get(name, device_id)
 
-    def exclusive_executor(self, device_id: str) -> Executor:
-        """Return the one thread that all models with EXCLUSIVE_ASYNC_REQUESTS share on a device."""
+    def exclusive(self, device_id: str) -> threading.Lock:
+        """Return the lock that runs with EXCLUSIVE_ASYNC_REQUESTS hold on a device."""
         with self._lock:
-            if device_id not in self._exclusive:
-                self._exclusive[device_id] = ThreadPoolExecutor(
-                    1, thread_name_prefix=f"{self.name}.{device_id}-exclusive"
-                )
-            return self._exclusive[device_id]
+            return self._exclusive.setdefault(device_id, threading.Lock())
 
     def create_context(self, config: Config | None = None) -> RemoteContext:
         """Return a RemoteContext, for devices with memory of their own.
@@ -260,6 +227,34 @@ class Plugin(ABC):
         raise UnsupportedOperationError(
             f"{self.name} takes no extensions; give such nodes to a device that does."
         )
+
+    def _read(self, name: str, device_id: str) -> Any:
+        """Return what a property that nobody set is on a device."""
+        default = self.properties[name].default
+        computed: dict[str, Callable[[], Any]] = {
+            "DEVICE_ID": lambda: next(iter(self.device_ids()), default),
+            "SUPPORTED_PROPERTIES": lambda: tuple(self.properties),
+            "CACHING_PROPERTIES": lambda: self.properties.shaping,
+            "AVAILABLE_DEVICES": self.device_ids,
+            "FULL_DEVICE_NAME": lambda: self.full_name(device_id),
+            "DEVICE_ARCHITECTURE": lambda: self.fingerprint(device_id),
+            "EXECUTION_DEVICES": lambda: tuple(f"{self.name}.{i}" for i in self.device_ids()),
+            "OPTIMIZATION_CAPABILITIES": lambda: self._capabilities(default),
+        }
+        if not self.properties[name].mutable:
+            of_device = self.device_properties(device_id)
+            if name in of_device:
+                return of_device[name]
+        return computed[name]() if name in computed else default
+
+    def _check_device_id(self, config: Config) -> None:
+        """Refuse an id that is none of the plugin's."""
+        asked, ids = config.get("DEVICE_ID"), self.device_ids()
+        if asked is not None and asked not in ids:
+            raise UnknownDeviceError(
+                f"{self.name} has no device {asked!r}; it has {', '.join(ids) or 'none'}.",
+                device=f"{self.name}.{asked}",
+            )
 
     def _capabilities(self, declared: tuple[str, ...]) -> tuple[str, ...]:
         imports = type(self).load is not Plugin.load

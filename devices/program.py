@@ -158,6 +158,10 @@ class Payload:
     tensors: Mapping[str, np.ndarray]
     places: Mapping[str, FilePlace] = field(default_factory=dict, compare=False)
 
+    def in_memory(self) -> Payload:
+        """Return it with tensors of its own, that depend on no file."""
+        return Payload(self.header, {name: array.copy() for name, array in self.tensors.items()})
+
 
 class Program(ABC):
     """A compiled model on one device, without names, states or checks: those are the base's.

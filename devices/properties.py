@@ -1,21 +1,28 @@
 """Properties: the guide's names, each with a type, a mutability and a check.
 
-`set_property` and the configuration given to `compile_model` both go through a `PropertyTable`,
-which refuses what is unknown, read-only or ill-typed, and says what would do.
+A plugin declares a table of those that it obeys; `devices.configuration` holds their values.
 """
 
 from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any, Final
 
-from devices.errors import PropertyError, ReadOnlyPropertyError, UnknownPropertyError
+from devices.errors import PropertyError, UnknownPropertyError
 
 Config = Mapping[str, Any]
+
+_TYPE_NAMES: Final = {
+    bool: "YES or NO (bool)", int: "a whole number (int)", float: "a finite number (float)",
+    str: "text (str)", tuple: "a list", dict: "a mapping, or one in JSON",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +43,17 @@ class Property:
     doc : str
         One sentence: meaning and unit.
     choices : tuple
-        The only values allowed, where there are only some.
+        The only values allowed, where there are only some; of a tuple, its elements. Strings are
+        taken in any case.
     minimum : float or None
-        The least number allowed.
+        The least number allowed; of a dict, for each value.
+    pattern : str
+        A regular expression that a string fully matches.
     shapes_result : bool
         Whether it changes what compilation makes, and so belongs in a cache key.
     check : callable, optional
-        Returns a sentence that says what is wrong with a value, or None.
+        Returns a sentence that says what is wrong with a value, or None. It is called where the
+        device is; prefer the fields above, which are known to every process.
     """
 
     name: str
@@ -53,6 +64,7 @@ class Property:
     choices: tuple[Any, ...] = ()
     minimum: float | None = None
     shapes_result: bool = False
+    pattern: str = ""
     check: Callable[[Any], str | None] | None = None
 
     def parse(self, value: Any) -> Any:
@@ -64,14 +76,30 @@ class Property:
             If it is none of the values that the property takes.
         """
         parsed = self._convert(value)
-        wrong = self.check(parsed) if self.check else None
-        if self.choices and parsed not in self.choices:
-            wrong = f"it takes {', '.join(map(repr, self.choices))}"
-        if self.minimum is not None and parsed < self.minimum:
-            wrong = f"it is at least {self.minimum}"
-        if wrong:
+        if wrong := self._wrong(parsed):
             raise PropertyError(f"{self.name}={value!r}: {wrong}. {self.doc}", property=self.name)
         return parsed
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travel without `check`, which is code: the device's own process applies it."""
+        kept = [f.name for f in fields(self) if f.name != "check"]
+        return Property, tuple(getattr(self, name) for name in kept)
+
+    def _wrong(self, parsed: Any) -> str | None:
+        """Return what is wrong with a value of the right type, or None."""
+        parts: Iterable[Any] = [parsed]
+        if self.type in (tuple, dict):
+            parts = parsed.values() if self.type is dict else parsed
+        if self.choices and any(part not in self.choices for part in parts):
+            return f"valid values are {', '.join(map(repr, self.choices))}"
+        if self.pattern and not re.fullmatch(self.pattern, parsed):
+            return f"it does not match {self.pattern}"
+        if self.minimum is not None:
+            for part in parts:
+                number = isinstance(part, int | float) and math.isfinite(part)
+                if not number or part < self.minimum:
+                    return f"it is at least {self.minimum}" if number else f"{part!r} is no number"
+        return self.check(parsed) if self.check else None
 
     def _convert(self, value: Any) -> Any:
         if self.type is bool:
@@ -83,26 +111,30 @@ class Property:
         elif self.type in (int, float) and not isinstance(value, bool):
             try:
                 converted = self.type(value)
-            except (TypeError, ValueError):
-                converted = None
-            if converted is not None and not (self.type is int and converted != float(value)):
+                exact = math.isfinite(converted) and converted == float(value)
+            except (TypeError, ValueError, OverflowError):
+                exact = False
+            if exact:
                 return converted
         elif self.type is tuple:
             if isinstance(value, str):
                 return tuple(part for part in value.replace(",", " ").split() if part)
             if isinstance(value, list | tuple | set | frozenset):
                 return tuple(value)
-        elif isinstance(value, self.type) and not isinstance(value, bool):
-            return value
-        elif self.type is dict and isinstance(value, str):
+        elif self.type is dict:
+            if isinstance(value, Mapping):
+                return deepcopy(dict(value))
             try:
                 parsed = json.loads(value)
-            except json.JSONDecodeError:
+            except (TypeError, ValueError):
                 parsed = None
             if isinstance(parsed, dict):
                 return parsed
+        elif isinstance(value, str):
+            same = (c for c in self.choices if c.casefold() == value.casefold())
+            return next(same, value)
         raise PropertyError(
-            f"{self.name}={value!r}: wanted {self.type.__name__}, got {type(value).__name__}. "
+            f"{self.name}={value!r}: wanted {_TYPE_NAMES[self.type]}, got {type(value).__name__}. "
             f"{self.doc}",
             property=self.name,
         )
@@ -121,15 +153,7 @@ class PropertyTable(Mapping[str, Property]):
         self._properties: Final = MappingProxyType({p.name: p for p in properties})
 
     def __getitem__(self, name: str) -> Property:
-        try:
-            return self._properties[name]
-        except KeyError:
-            near = difflib.get_close_matches(str(name), self._properties, 3, 0.5)
-            hint = f"; did you mean {' or '.join(near)}?" if near else "."
-            raise UnknownPropertyError(
-                f"no property {name!r}{hint} There are {', '.join(sorted(self._properties))}.",
-                property=name,
-            ) from None
+        return self._properties[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._properties)
@@ -137,90 +161,50 @@ class PropertyTable(Mapping[str, Property]):
     def __len__(self) -> int:
         return len(self._properties)
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._properties
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PropertyTable, tuple(self._properties.values())
 
     def extended(self, *properties: Property) -> PropertyTable:
         """Return a table with `properties` added."""
         return PropertyTable(*self._properties.values(), *properties)
 
-    def defaults(self) -> dict[str, Any]:
-        """Return every property's default."""
-        return {p.name: p.default for p in self._properties.values()}
-
-    def parse(self, config: Config) -> dict[str, Any]:
-        """Check a whole configuration and return it with typed values.
-
-        Raises
-        ------
-        UnknownPropertyError, ReadOnlyPropertyError, PropertyError
-            Naming the first entry that cannot be, and what could.
-        """
-        parsed = {}
-        for name, value in config.items():
-            declared = self[name]
-            if not declared.mutable:
-                mutable = ", ".join(sorted(p.name for p in self._properties.values() if p.mutable))
-                raise ReadOnlyPropertyError(
-                    f"{name} can be read, not set; these can: {mutable}.", property=name
-                )
-            parsed[name] = declared.parse(value)
-        return parsed
+    @property
+    def shaping(self) -> tuple[str, ...]:
+        """Names of the properties that change what compilation makes."""
+        return tuple(p.name for p in self._properties.values() if p.shapes_result)
 
     def key(self, config: Config) -> dict[str, Any]:
         """Return the part of a configuration that changes what compilation makes."""
         return {n: config[n] for n in sorted(config) if n in self and self[n].shapes_result}
 
 
+def unknown_property(name: object, owner: str, names: Iterable[str]) -> UnknownPropertyError:
+    """Return an error that suggests which of `names` was meant, or lists them."""
+    near = difflib.get_close_matches(str(name).upper(), names := sorted(names), 3, 0.6)
+    if str(name).upper() in near:
+        near = [str(name).upper()]
+    hint = f"; did you mean {' or '.join(near)}?" if near else f". There are {', '.join(names)}."
+    return UnknownPropertyError(f"{owner} has no property {name!r}{hint}", property=name)
+
+
 def _read_only(name: str, kind: type, default: Any, doc: str) -> Property:
     return Property(name, kind, default, False, doc)
 
 
-#: What every plugin has, by the plugin guide.
+#: What every plugin has: the base classes and Core obey these.
 COMMON_PROPERTIES: Final = PropertyTable(
     Property("DEVICE_ID", str, "0", True, "Which of the plugin's devices."),
     Property("PERF_COUNT", bool, False, True, "Whether requests time each executed node."),
     Property("NUM_STREAMS", int, 1, True, "How many requests a device runs at once.", minimum=1),
     Property(
-        "INFERENCE_NUM_THREADS", int, 0, True,
-        "Threads that one inference may use; 0: the device's share of the node's cores.",
-        minimum=0,
-    ),
-    Property(
-        "PERFORMANCE_HINT", str, "", True, "What to optimise for.",
-        choices=("", "LATENCY", "THROUGHPUT"),
-    ),
-    Property(
-        "PERFORMANCE_HINT_NUM_REQUESTS", int, 0, True,
-        "How many requests the application keeps in flight; 0: not said.", minimum=0,
-    ),
-    Property(
-        "INFERENCE_PRECISION_HINT", str, "", True,
-        "Element type to compute in; empty: the model's own.",
-        choices=("", "f32", "f16", "bf16"), shapes_result=True,
-    ),
-    Property(
-        "EXECUTION_MODE_HINT", str, "ACCURACY", True, "Whether speed may cost accuracy.",
-        choices=("ACCURACY", "PERFORMANCE"), shapes_result=True,
-    ),
-    Property(
-        "DISABLE_TRANSFORMATIONS", bool, False, True,
-        "Whether to run the model node by node as it was written.", shapes_result=True,
-    ),
-    Property(
         "EXCLUSIVE_ASYNC_REQUESTS", bool, False, True,
-        "Whether requests of one device run one after another.",
-    ),
-    Property(
-        "MODEL_PRIORITY", str, "DEFAULT", True, "Whose requests go first on a device.",
-        choices=("LOW", "MEDIUM", "HIGH", "DEFAULT"),
-    ),
-    Property(
-        "LOG_LEVEL", str, "LOG_WARNING", True, "What the backend says on its own.",
-        choices=("LOG_NONE", "LOG_ERROR", "LOG_WARNING", "LOG_INFO", "LOG_DEBUG", "LOG_TRACE"),
+        "Whether requests of all models that say so run one after another on a device.",
     ),
     Property("CACHE_DIR", str, "", True, "Folder of compiled models; empty: no cache."),
-    Property("ENABLE_MMAP", bool, True, True, "Whether weights are mapped rather than read."),
+    Property(
+        "ENABLE_MMAP", bool, True, True,
+        "Whether weights of imported and cached models are mapped rather than read.",
+    ),
     _read_only("SUPPORTED_PROPERTIES", tuple, (), "Every property's name."),
     _read_only("CACHING_PROPERTIES", tuple, (), "Properties that change what compilation makes."),
     _read_only("AVAILABLE_DEVICES", tuple, ("0",), "The plugin's device ids."),
@@ -233,4 +217,17 @@ COMMON_PROPERTIES: Final = PropertyTable(
     _read_only("NETWORK_NAME", str, "", "The compiled model's name."),
     _read_only("LOADED_FROM_CACHE", bool, False, "Whether compilation was a cache hit."),
     _read_only("OPTIMAL_NUMBER_OF_INFER_REQUESTS", int, 1, "Requests that keep it busy."),
+)  # fmt: skip
+
+#: The guide's names that a plugin adds to its table where it obeys them.
+OPTIONAL_PROPERTIES: Final = PropertyTable(
+    Property(
+        "INFERENCE_NUM_THREADS", int, 0, True,
+        "Threads that one inference may use; 0: the device's share of the node's cores.",
+        minimum=0,
+    ),
+    Property(
+        "DISABLE_TRANSFORMATIONS", bool, False, True,
+        "Whether to run the model node by node as it was written.", shapes_result=True,
+    ),
 )  # fmt: skip

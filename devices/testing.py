@@ -57,14 +57,8 @@ class CheckResult:
     expected: str | None = None
 
 
-def device_checks(plugin: Plugin | None = None) -> tuple[Check, ...]:
-    """Return the checks, in the order in which their failures explain each other.
-
-    Parameters
-    ----------
-    plugin : Plugin, optional
-        Leave out the checks that say nothing about it: those of values, where it computes none.
-    """
+def device_checks() -> tuple[Check, ...]:
+    """Return the checks, in the order in which their failures explain each other."""
     checks: list[Check] = []
     for module in _MODULES:
         mine = [
@@ -73,8 +67,6 @@ def device_checks(plugin: Plugin | None = None) -> tuple[Check, ...]:
             if name.startswith("check_") and function.__module__ == module.__name__
         ]
         checks += sorted(mine, key=lambda function: function.__code__.co_firstlineno)
-    if plugin is not None and not plugin.computes:
-        checks.remove(query_checks.check_no_transformations_changes_no_answer)
     return tuple(checks)
 
 
@@ -97,7 +89,7 @@ def check_device(
         did not.
     """
     expected = dict(expected_failures or {})
-    checks = {check.__name__: check for check in device_checks(plugin)}
+    checks = {check.__name__: check for check in device_checks()}
     unknown = sorted(set(expected) - set(checks))
     problems = [f"{name}: expected to fail, but there is no such check" for name in unknown]
     results = []

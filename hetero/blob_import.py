@@ -11,7 +11,7 @@ from devices.errors import BlobError, PropertyError, UnknownDeviceError
 from devices.program import Payload
 from hetero.affinity import Affinity, find_device
 from hetero.blob import Cut, DeviceRecord, ModelBlob
-from hetero.config import HETERO_PROPERTIES, SplitConfig
+from hetero.config import HETERO_PROPERTIES, SplitConfig, parse_own
 from hetero.partition import Partition
 from scheduler.executor import StageSource
 from scheduler.plan import Plan
@@ -160,7 +160,7 @@ def kept_options(blob: ModelBlob) -> dict[str, Any]:
         if name in HETERO_PROPERTIES and HETERO_PROPERTIES[name].mutable
     }
     try:
-        parsed = HETERO_PROPERTIES.parse(known)
+        parsed = parse_own(known)
     except PropertyError as error:
         raise BlobError(f"blob {blob.blob.path or ''}: options: {error}") from error
     return {n: value for n, value in parsed.items() if value != HETERO_PROPERTIES[n].default}

@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, Final, overload
 
+from devices.configuration import Configuration
 from devices.errors import UnsupportedOperationError
 from devices.infer_request import InferRequest
 from devices.model import Model
@@ -209,7 +210,8 @@ class CompiledModel:
         }
         if name in computed:
             return computed[name]
-        return self.config.get(name, HETERO_PROPERTIES[name].default)
+        given = {n: v for n, v in self.config.items() if n in HETERO_PROPERTIES}
+        return Configuration(HETERO_PROPERTIES, f"model {self.name!r}", given).get(name)
 
     def _enough_requests(self) -> int:
         """One request a level keeps a chain of stages busy; one more hides the hand-over.

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from devices.configuration import Configuration
 from devices.errors import UnknownPropertyError
 from devices.properties import Config, Property, PropertyTable
 from scheduler.client_machine import Limits
@@ -138,6 +139,7 @@ HETERO_PROPERTIES: Final = PropertyTable(
 )  # fmt: skip
 
 
+_DEFAULTS = {p.name: p.default for p in HETERO_PROPERTIES.values()}
 #: Options of one place and one moment, which no blob keeps.
 NOT_KEPT: Final = (
     "COST_FILE",
@@ -172,6 +174,11 @@ class SplitConfig:
         )
 
 
+def parse_own(config: Config) -> dict[str, Any]:
+    """Return HETERO's own options checked and typed."""
+    return Configuration(HETERO_PROPERTIES, "HETERO").parse(config)
+
+
 def split_config(
     config: Config,
     devices: Sequence[str],
@@ -197,7 +204,7 @@ def split_config(
         For an option that neither HETERO nor any of the devices knows.
     """
     own = {name: value for name, value in config.items() if name in HETERO_PROPERTIES}
-    parsed = HETERO_PROPERTIES.defaults() | HETERO_PROPERTIES.parse(own)
+    parsed = _DEFAULTS | parse_own(own)
     shares: dict[str, dict[str, Any]] = {device: {} for device in devices}
     for name, value in config.items():
         takers = [device for device in devices if name in known[device]]

@@ -30,7 +30,7 @@ from hetero.blob_import import (
 from hetero.cache import cache_of
 from hetero.cached_compile import Cached, CachedCompiler
 from hetero.compiled_model import CompiledModel
-from hetero.config import HETERO_PROPERTIES, SplitConfig, split_config
+from hetero.config import HETERO_PROPERTIES, SplitConfig, parse_own, split_config
 from hetero.device_choice import check_counts, choose_devices, choose_prioritised
 from hetero.lowering import constant_outputs, lower, stage_sources
 from hetero.partition import partition
@@ -175,7 +175,7 @@ class Core(PlanningCore):
                 f"{scope!r} is a list; set properties of one device at a time, or of HETERO."
             )
         if scope == "HETERO":
-            HETERO_PROPERTIES.parse(options)
+            parse_own(options)
         else:
             names = self.resolve_devices(scope) if scope else tuple(self.available_devices)
             known = {name: self._known_properties(name) for name in names}

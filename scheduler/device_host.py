@@ -68,23 +68,15 @@ class DeviceHost:
     def get_property(self, name: str) -> Any:
         """Return a property's value; the device's own, where the plugin has several."""
         descriptor = self.descriptor
-        own = {
-            "DEVICE_ID": descriptor.device_id,
-            "FULL_DEVICE_NAME": descriptor.full_name,
-            "DEVICE_ARCHITECTURE": descriptor.fingerprint,
-            "EXECUTION_DEVICES": (descriptor.name,),
-        }
-        value = self._plugin.get_property(name)
-        return own.get(name, value)
+        value = self._plugin.get_property(name, descriptor.device_id)
+        return (descriptor.name,) if name == "EXECUTION_DEVICES" else value
 
     def check_config(self, config: Mapping[str, Any]) -> None:
         """Raise what a compilation with `config` would say about it."""
-        self._plugin.properties.parse(config)
+        self._plugin.configuration.parse(config)
 
-    def load_stage(
-        self, deployment: str, stage: int, source: StageSource, num_threads: int
-    ) -> tuple[Any, ...]:
-        """Compile or import a stage, in place of one of the same key; return its properties.
+    def load_stage(self, deployment: str, stage: int, source: StageSource, num_threads: int) -> int:
+        """Compile or import a stage; return how many requests it runs at once.
 
         Parameters
         ----------
@@ -94,11 +86,6 @@ class DeviceHost:
             What it is made from.
         num_threads : int
             What ``INFERENCE_NUM_THREADS=0`` comes to.
-
-        Returns
-        -------
-        tuple
-            How many requests it runs at once, and whether it came from a cache.
         """
         config = self._config(source.config)
         declared = self._plugin.properties
@@ -110,14 +97,8 @@ class DeviceHost:
             else:
                 compiled = self._plugin.import_model(source.payload, source.model, config)
         with self._lock:
-            old = self._stages.get((deployment, stage))
             self._stages[deployment, stage] = compiled
-        if old is not None:
-            old.close()
-        return (
-            compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"),
-            compiled.get_property("LOADED_FROM_CACHE"),
-        )
+        return int(compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
 
     def run_stage(
         self,

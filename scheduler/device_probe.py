@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from devices.errors import DeviceError, HeteroError
 from devices.plugin import Plugin
@@ -94,10 +93,10 @@ def _rows(node: str, entry: PluginEntry, counts: Mapping[str, int]) -> list[Devi
         count = counts.get(plugin.name, len(ids))
         if count and not ids:
             raise DeviceError(f"{plugin.name} finds no device on node {node}", device=plugin.name)
-        threads = int(plugin.automatic and _is_integrated(plugin))
+        placed = [ids[i % len(ids)] for i in range(count)]
         return [
-            _describe(node, plugin, ids[i % len(ids)], f"{plugin.name}.{i}", threads)
-            for i in range(count)
+            _describe(node, plugin, device_id, f"{plugin.name}.{i}", placed.count(device_id))
+            for i, device_id in enumerate(placed)
         ]
     except Exception as error:  # a plugin that cannot describe itself is a row, not a crash
         reason = (
@@ -107,8 +106,11 @@ def _rows(node: str, entry: PluginEntry, counts: Mapping[str, int]) -> list[Devi
 
 
 def _describe(
-    node: str, plugin: Plugin, device_id: str, name: str, threads: int
+    node: str, plugin: Plugin, device_id: str, name: str, sharing: int
 ) -> DeviceDescriptor:
+    """Return the row of one of `sharing` logical devices that have an id, and its memory."""
+    memory_nbytes = _memory_nbytes(plugin, device_id)
+    integrated = plugin.get_property("DEVICE_TYPE", device_id) != "DISCRETE"
     return DeviceDescriptor(
         name,
         plugin.name,
@@ -117,24 +119,19 @@ def _describe(
         plugin.full_name(device_id),
         plugin.version(),
         plugin.fingerprint(device_id),
-        tuple(plugin.get_property("OPTIMIZATION_CAPABILITIES")),
+        tuple(plugin.get_property("OPTIMIZATION_CAPABILITIES", device_id)),
         None,
-        _memory_nbytes(plugin),
-        threads,
+        None if memory_nbytes is None else memory_nbytes // sharing,
+        int(plugin.automatic and integrated),
         plugin.automatic,
         plugin.rank,
     )
 
 
-def _is_integrated(plugin: Plugin) -> bool:
-    kind: Any = plugin.properties["DEVICE_TYPE"].default
-    return bool(kind != "DISCRETE")
-
-
-def _memory_nbytes(plugin: Plugin) -> int | None:
+def _memory_nbytes(plugin: Plugin, device_id: str) -> int | None:
     """Memory that the plugin declares, else the node's."""
     if "DEVICE_TOTAL_MEM_SIZE" in plugin.properties:
-        return int(plugin.get_property("DEVICE_TOTAL_MEM_SIZE"))
+        return int(plugin.get_property("DEVICE_TOTAL_MEM_SIZE", device_id))
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError):

@@ -210,14 +210,13 @@ class InProcessDeployment(BaseDeployment):
         """Import a stage, or compile it; return how many requests it runs at once."""
         if source.payload is not None:
             try:
-                num_streams, _ = host.load_stage(self.key, stage, source, num_threads)
+                num_streams = host.load_stage(self.key, stage, source, num_threads)
                 self.imported.add(stage)
-                return int(num_streams)
+                return num_streams
             except HeteroError as error:
                 import_failed(self.plan, stage, error)
         compiled = replace(source, payload=None)
-        num_streams, _ = host.load_stage(self.key, stage, compiled, num_threads)
-        return int(num_streams)
+        return host.load_stage(self.key, stage, compiled, num_threads)
 
     def start(
         self, request_id: int, attempt: int, inputs: Mapping[str, Value], profile: bool

@@ -88,7 +88,7 @@ class DeviceActor:
         config: Mapping[str, Any],
         num_threads: int,
         wanted: tuple[int, ...],
-    ) -> tuple[Any, ...]:
+    ) -> None:
         """Compile or import a stage, from this node's file if it has one.
 
         See `DeviceHost.load_stage`.
@@ -96,13 +96,12 @@ class DeviceActor:
         if isinstance(payload, StoredPayload):
             payload = fetch_payload(payload)
         model = _model(parts, weights)
-        num_streams, cached = self._host.load_stage(
+        num_streams = self._host.load_stage(
             deployment, stage, StageSource(model, payload, config), num_threads
         )
         self._wanted[deployment, stage] = wanted
         with self._streams:
             self._num_streams = min(MAX_STREAMS, max(self._num_streams, num_streams))
-        return num_streams, cached
 
     def run_stage(self, call: list[Any], *inputs: Value) -> Any:
         """Run a stage; return the outputs that somebody takes, then the report.

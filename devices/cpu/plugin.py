@@ -16,7 +16,13 @@ from devices.cpu.transforms import transform
 from devices.model import Model, Node
 from devices.plugin import Plugin
 from devices.program import Payload, Program
-from devices.properties import COMMON_PROPERTIES, Config, Property, PropertyTable
+from devices.properties import (
+    COMMON_PROPERTIES,
+    OPTIONAL_PROPERTIES,
+    Config,
+    Property,
+    PropertyTable,
+)
 from devices.support import Refusal
 
 
@@ -26,13 +32,14 @@ class CPUPlugin(Plugin):
     name: ClassVar[str] = "CPU"
     rank: ClassVar[int] = 90
     properties: ClassVar[PropertyTable] = COMMON_PROPERTIES.extended(
+        *OPTIONAL_PROPERTIES.values(),
         Property(
             "OPTIMIZATION_CAPABILITIES",
             tuple,
             ("FP32", "FP16", "BF16", "INT8", "EXPORT_IMPORT"),
             False,
             "Element types and abilities.",
-        )
+        ),
     )
 
     def transform_model(self, model: Model, config: Config) -> Model:

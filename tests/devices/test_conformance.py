@@ -53,9 +53,9 @@ def test_the_suite_finds_what_is_wrong():
             check_device(plugin)
 
     class Unreasoned(dense):
-        def get_property(self, name):
+        def get_property(self, name, device_id=None):
             try:
-                return super().get_property(name)
+                return super().get_property(name, device_id)
             except UnknownPropertyError:
                 return None
 
@@ -67,7 +67,7 @@ def test_expected_failures_are_strict():
     plugin: Plugin = PLUGINS["NULL"].plugin
     results = check_device(plugin)
     assert {r.error for r in results} == {None}
-    assert [r.name for r in results] == [c.__name__ for c in device_checks(plugin)]
+    assert [r.name for r in results] == [c.__name__ for c in device_checks()]
     with pytest.raises(AssertionError, match="passes, though it is expected to fail"):
         check_device(plugin, expected_failures={"check_answers_are_right": "a guess"})
     with pytest.raises(AssertionError, match="there is no such check"):

@@ -32,7 +32,13 @@ class Fusing(Plugin):
     """Fuses Mul and Relu, drops Tanh, and takes or refuses what it is told."""
 
     name = "FUSE"
-    properties = COMMON_PROPERTIES.extended(Property("REFUSED", tuple, (), True, "Operators."))
+    properties = COMMON_PROPERTIES.extended(
+        Property("REFUSED", tuple, (), True, "Operators."),
+        Property("LEVEL", str, "LOW", True, "How much.", choices=("LOW", "HIGH")),
+        Property("SIZES", dict, {}, True, "How large.", minimum=0),
+        Property("KIND", str, "a1", True, "Which.", pattern=r"[a-z]\d"),
+        Property("RATE", float, 1.0, True, "How fast."),
+    )
 
     def transform_model(self, model, config):
         fused = helper.make_node("MulRelu", ["x", "k"], ["b"], name="fused", domain="own")
@@ -153,13 +159,6 @@ def test_whatever_goes_wrong_in_an_import_is_a_blob_error():
     assert "EXPORT_IMPORT" in Importing().get_property("OPTIMIZATION_CAPABILITIES")
 
 
-def test_loaded_from_cache_is_what_the_cache_says():
-    plugin = Fusing()
-    assert plugin.compile_model(CHAIN).get_property("LOADED_FROM_CACHE") is False
-    hit = plugin.compile_model(CHAIN, loaded_from_cache=True)
-    assert hit.get_property("LOADED_FROM_CACHE") is True
-
-
 def test_closed_models_say_that_they_are():
     compiled = DensePlugin().compile_model(DOUBLE)
     compiled.close()
@@ -185,7 +184,8 @@ def test_properties_near_a_name_are_suggested():
         ("PERF_COUNT", "false", False),
         ("NUM_STREAMS", "4", 4),
         ("NUM_STREAMS", 4.0, 4),
-        ("PERFORMANCE_HINT", "LATENCY", "LATENCY"),
+        ("LEVEL", "high", "HIGH"),
+        ("SIZES", '{"a": 1}', {"a": 1}),
         ("REFUSED", "Add, Mul", ("Add", "Mul")),
         ("REFUSED", ["Add"], ("Add",)),
     ],
@@ -198,8 +198,10 @@ def test_property_values_are_converted(name, value, parsed):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("NUM_STREAMS", "many"), ("NUM_STREAMS", 1.5), ("NUM_STREAMS", True), ("LOG_LEVEL", "loud"),
-     ("NUM_STREAMS", 0), ("REFUSED", 3), ("CACHE_DIR", 3)],
+    [("NUM_STREAMS", "many"), ("NUM_STREAMS", 1.5), ("NUM_STREAMS", True), ("LEVEL", "loud"),
+     ("NUM_STREAMS", 0), ("REFUSED", 3), ("CACHE_DIR", 3), ("NUM_STREAMS", float("inf")),
+     ("NUM_STREAMS", 10**400), ("RATE", float("nan")), ("RATE", "inf"), ("RATE", 10**400),
+     ("SIZES", {"a": -1}), ("SIZES", {"a": "x"}), ("SIZES", "[1]"), ("KIND", "a12")],
 )  # fmt: skip
 def test_property_values_that_cannot_be(name, value):
     plugin = Fusing()

@@ -346,11 +346,11 @@ def test_wrong_usage_is_exit_code_2(
 PROPERTIES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "unknown": ({"NUM_STREAM": 1}, errors.UnknownPropertyError, "did you mean NUM_STREAMS"),
     "far off": ({"FOO": 1}, errors.UnknownPropertyError, "There are"),
-    "ill-typed": ({"NUM_STREAMS": "many"}, errors.PropertyError, "wanted int"),
+    "ill-typed": ({"NUM_STREAMS": "many"}, errors.PropertyError, "wanted a whole number"),
     "too small": ({"NUM_STREAMS": 0}, errors.PropertyError, "at least 1"),
-    "no yes or no": ({"PERF_COUNT": "perhaps"}, errors.PropertyError, "wanted bool"),
+    "no yes or no": ({"PERF_COUNT": "perhaps"}, errors.PropertyError, "wanted YES or NO"),
     "read-only": ({"FULL_DEVICE_NAME": "x"}, errors.ReadOnlyPropertyError, "can be read, not set"),
-    "threads": ({"INFERENCE_NUM_THREADS": "all"}, errors.PropertyError, "wanted int"),
+    "threads": ({"INFERENCE_NUM_THREADS": "all"}, errors.PropertyError, "wanted a whole number"),
 }
 
 
@@ -375,7 +375,7 @@ def test_properties_of_a_device_that_gets_no_node_are_checked_too(
     shell: Shell, model: Path
 ) -> None:
     refused = shell("run", model, "-d", "HETERO:ORT,CPU", "-c", "CPU.NUM_STREAMS=many")
-    check_refusal(refused, errors.PropertyError, "wanted int")
+    check_refusal(refused, errors.PropertyError, "wanted a whole number")
     refused = shell("run", model, "-d", "HETERO:ORT,CPU", "-c", "TPU.NUM_STREAMS=2")
     check_refusal(refused, errors.UnknownPropertyError, "TPU", "ORT, CPU")
 

@@ -165,8 +165,6 @@ def test_another_declared_type_is_a_miss(core: hetero.Core, tmp_path: Path) -> N
         {"affinity": None},
         {"device": "HETERO:COUNT.1,COUNT.0,CPU"},
         {"device": "HETERO:COUNT.0,CPU"},
-        {"INFERENCE_PRECISION_HINT": "f32"},
-        {"EXECUTION_MODE_HINT": "PERFORMANCE"},
         {"DISABLE_TRANSFORMATIONS": True},
         {"COUNT_LEVEL": 3},
         {"DEVICE_PROPERTIES": {"COUNT.0": {"COUNT_LEVEL": 3}}},
@@ -212,7 +210,6 @@ def test_another_hetero_is_a_miss(
     [
         {"INFERENCE_NUM_THREADS": 2},
         {"NUM_STREAMS": 2},
-        {"LOG_LEVEL": "LOG_ERROR"},
         {"PERF_COUNT": True},
         {"MAX_REQUESTS_IN_FLIGHT": 3},
         {"CACHE_SIZE_LIMIT_BYTES": 10**9},
@@ -241,7 +238,7 @@ def test_another_path_and_working_directory_is_a_hit(
 
 
 def test_another_order_of_options_and_pins_is_a_hit(core: hetero.Core, tmp_path: Path) -> None:
-    options = {"COUNT_LEVEL": 1, "EXECUTION_MODE_HINT": "PERFORMANCE"}
+    options = {"COUNT_LEVEL": 1, "DISABLE_TRANSFORMATIONS": True}
     pins = {"neg": "CPU", "tanh": "CPU"}
     assert not hit(core, tmp_path, affinity=pins, **options)
     turned = dict(reversed(options.items()))

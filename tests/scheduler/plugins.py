@@ -19,7 +19,7 @@ from devices.errors import KernelError
 from devices.model import Model, Node
 from devices.plugin import Plugin
 from devices.program import ExecutedNode, Payload, Program, RunContext, Value
-from devices.properties import Config
+from devices.properties import COMMON_PROPERTIES, OPTIONAL_PROPERTIES, Config
 from devices.support import Refusal
 
 OPERATORS = {
@@ -81,6 +81,7 @@ class ToyProgram(Program):
 
 class ToyPlugin(Plugin):
     name = "TOY"
+    properties = COMMON_PROPERTIES.extended(OPTIONAL_PROPERTIES["INFERENCE_NUM_THREADS"])
 
     def refuse(self, node: Node, model: Model, config: Config) -> Refusal | None:
         if node.op_type in OPERATORS:

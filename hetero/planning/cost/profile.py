@@ -51,8 +51,7 @@ LEAST_NODES: Final = 8
 MOST_SINGLES: Final = 60
 #: Properties that do not change times, or that an identity has elsewhere.
 _TIMELESS: Final = frozenset(
-    ("INFERENCE_NUM_THREADS", "PERF_COUNT", "PERFORMANCE_HINT", "PERFORMANCE_HINT_NUM_REQUESTS",
-     "LOG_LEVEL", "CACHE_DIR", "DEVICE_ID", "ENABLE_MMAP")
+    ("INFERENCE_NUM_THREADS", "PERF_COUNT", "LOG_LEVEL", "CACHE_DIR", "DEVICE_ID", "ENABLE_MMAP")
 )  # fmt: skip
 
 

@@ -1,0 +1,192 @@
+"""Properties of plugins: what is set, for which device, and what is refused."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from devices import COMMON_PROPERTIES, Configuration, Payload, Property, PropertyTable
+from devices.errors import (
+    ArgumentTypeError,
+    PropertyError,
+    UnknownDeviceError,
+    UnknownPropertyError,
+)
+from devices.ort import ORTPlugin
+from scheduler.device_host import DeviceHost
+from scheduler.device_probe import probe_node
+from tests.devices.networks import DOUBLE
+from tests.examples.third_party_plugin import DensePlugin
+
+MEMORY = {"left": 4_000, "right": 1_000}
+
+
+class PairPlugin(DensePlugin):
+    """Two unlike devices."""
+
+    name: ClassVar[str] = "PAIR"
+    properties: ClassVar[PropertyTable] = COMMON_PROPERTIES.extended(
+        Property("DEVICE_TOTAL_MEM_SIZE", int, 0, False, "Bytes of memory.")
+    )
+
+    def device_ids(self) -> tuple[str, ...]:
+        return tuple(MEMORY)
+
+    def full_name(self, device_id: str) -> str:
+        return f"the {device_id} one"
+
+    def fingerprint(self, device_id: str) -> str:
+        return f"chip-{device_id}"
+
+    def device_properties(self, device_id: str) -> Mapping[str, Any]:
+        return {
+            "DEVICE_TOTAL_MEM_SIZE": MEMORY[device_id],
+            "DEVICE_TYPE": "DISCRETE" if device_id == "right" else "INTEGRATED",
+        }
+
+
+@pytest.mark.parametrize("device_id", MEMORY)
+def test_properties_of_a_device_are_its_own(device_id: str) -> None:
+    plugin = PairPlugin()
+    compiled = plugin.compile_model(DOUBLE, {"DEVICE_ID": device_id})
+    for get in (
+        lambda name: plugin.get_property(name, device_id),
+        compiled.get_property,
+        _host(plugin, device_id).get_property,
+    ):
+        assert get("FULL_DEVICE_NAME") == f"the {device_id} one"
+        assert get("DEVICE_ARCHITECTURE") == f"chip-{device_id}"
+        assert get("DEVICE_TOTAL_MEM_SIZE") == MEMORY[device_id]
+        assert get("DEVICE_ID") == device_id
+
+
+def test_the_first_device_is_meant_unless_another_is_set() -> None:
+    plugin = PairPlugin()
+    assert plugin.get_property("FULL_DEVICE_NAME") == "the left one"
+    assert plugin.compile_model(DOUBLE).device == "PAIR.left"
+    plugin.set_property({"DEVICE_ID": "right"})
+    assert plugin.get_property("FULL_DEVICE_NAME") == "the right one"
+    assert plugin.compile_model(DOUBLE).device == "PAIR.right"
+
+
+def test_a_device_that_is_not_there_is_refused_when_it_is_set() -> None:
+    plugin = PairPlugin()
+    for act in (
+        lambda: plugin.set_property({"DEVICE_ID": "middle"}),
+        lambda: plugin.get_property("FULL_DEVICE_NAME", "middle"),
+        lambda: plugin.compile_model(DOUBLE, {"DEVICE_ID": "middle"}),
+    ):
+        with pytest.raises(UnknownDeviceError, match="it has left, right"):
+            act()
+    assert plugin.get_property("DEVICE_ID") == "left"
+
+
+def test_rows_of_a_node_describe_each_device() -> None:
+    rows = probe_node("n", [PairPlugin], {"PAIR": 3, "CPU": 0, "ORT": 0, "NULL": 0}, num_cores=2)
+    assert [row.device_id for row in rows] == ["left", "right", "left"]
+    assert [row.full_name for row in rows] == ["the left one", "the right one", "the left one"]
+    assert [row.memory_nbytes for row in rows] == [2_000, 1_000, 2_000], "of one device, a share"
+
+
+def _host(plugin: PairPlugin, device_id: str) -> DeviceHost:
+    rows = probe_node("n", [PairPlugin], {"CPU": 0, "ORT": 0, "NULL": 0}, num_cores=2)
+    (row,) = (row for row in rows if row.device_id == device_id)
+    return DeviceHost(row, plugin)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["INFERENCE_PRECISION_HINT", "EXECUTION_MODE_HINT", "MODEL_PRIORITY", "PERFORMANCE_HINT",
+     "INFERENCE_NUM_THREADS", "DISABLE_TRANSFORMATIONS", "LOG_LEVEL"],
+)  # fmt: skip
+def test_what_a_device_does_not_obey_it_refuses_by_name(name: str) -> None:
+    with pytest.raises(UnknownPropertyError, match=f"DENSE has no property '{name}'"):
+        DensePlugin().set_property({name: 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("num_streams", "did you mean NUM_STREAMS?"),
+        ("Cache_Dir", "did you mean CACHE_DIR?"),
+        ("PERF_COUNTS", "did you mean PERF_COUNT?"),
+        (7, "There are CACHE_DIR, "),
+    ],
+)
+def test_unknown_names_get_a_suggestion_or_else_what_can_be_set(name: Any, words: str) -> None:
+    with pytest.raises(UnknownPropertyError) as caught:
+        DensePlugin().set_property({name: 1})
+    assert str(caught.value).startswith(f"DENSE has no property {name!r}")
+    assert words in str(caught.value)
+    assert "FULL_DEVICE_NAME" not in str(caught.value), "it cannot be set"
+
+
+@pytest.mark.parametrize("config", ["LATENCY", ["PERF_COUNT"], 3])
+def test_options_that_are_no_mapping_are_a_type_error(config: Any) -> None:
+    with pytest.raises(ArgumentTypeError, match="wanted a mapping of names to values"):
+        DensePlugin().compile_model(DOUBLE, config)
+
+
+def test_elements_of_a_list_are_checked_each() -> None:
+    with pytest.raises(PropertyError, match=r"valid values are .*CPUExecutionProvider"):
+        ORTPlugin().set_property({"ORT_PROVIDERS": "CPUExecutionProvider, NoExecutionProvider"})
+
+
+def test_a_table_travels_without_its_plugins_code() -> None:
+    table = PropertyTable(
+        Property("SIZE", int, 1, True, "How large.", minimum=1, check=lambda size: "too large")
+    )
+    again = pickle.loads(pickle.dumps(table))
+    assert Configuration(again, "there").parse({"SIZE": "2"}) == {"SIZE": 2}
+    with pytest.raises(PropertyError, match="there: SIZE=0: it is at least 1"):
+        Configuration(again, "there").parse({"SIZE": 0})
+
+
+def test_what_is_set_or_read_is_the_configurations_own() -> None:
+    sizes = {"a": 1}
+    table = PropertyTable(Property("SIZES", dict, {}, True, "How large."))
+    configuration = Configuration(table, "here")
+    configuration.set({"SIZES": sizes})
+    sizes["a"] = 2
+    assert configuration.get("SIZES") == {"a": 1}
+
+
+def test_values_of_one_call_are_set_together() -> None:
+    table = PropertyTable(*(Property(n, int, 0, True, "A number.") for n in ("A", "B")))
+    configuration = Configuration(table, "here")
+    torn = []
+
+    def write() -> None:
+        for number in range(2_000):
+            configuration.set({"A": number, "B": number})
+
+    writers = [threading.Thread(target=write) for _ in range(2)]
+    for writer in writers:
+        writer.start()
+    while any(writer.is_alive() for writer in writers):
+        found = configuration.effective()
+        torn += [found] * (found["A"] != found["B"])
+    assert not torn
+
+
+def test_imported_weights_are_read_where_mapping_is_off(tmp_path) -> None:
+    kept = []
+
+    class Importing(DensePlugin):
+        def load(self, payload, model, config):
+            kept.append(payload.tensors["w"])
+            return super().compile(DOUBLE, config)
+
+    path = tmp_path / "w"
+    np.arange(4.0).tofile(path)
+    mapped = np.memmap(path, np.float64, "r")
+    plugin = Importing()
+    for enabled in (True, False):
+        plugin.import_model(Payload({}, {"w": mapped}), DOUBLE, {"ENABLE_MMAP": enabled})
+    assert [np.shares_memory(array, mapped) for array in kept] == [True, False]
+    np.testing.assert_array_equal(kept[1], mapped)
