@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import onnx
@@ -50,6 +50,23 @@ def attribute_value(attribute: AttributeProto, read_body: BodyReader = lambda gr
     if kind == AttributeProto.SPARSE_TENSOR:
         return attribute.sparse_tensor
     raise ValueError(f"attribute {attribute.name!r} has no type that ONNX defines ({kind})")
+
+
+def bodies(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
+    """Yield the graphs of a control flow node, each with its attribute's name."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.name, attribute.g
+        for graph in attribute.graphs:
+            yield attribute.name, graph
+
+
+def with_bodies(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
+    """Yield a node and all nodes of its bodies."""
+    yield node
+    for _, graph in bodies(node):
+        for inner in graph.node:
+            yield from with_bodies(inner)
 
 
 def _text(data: bytes) -> str | bytes:

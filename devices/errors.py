@@ -4,6 +4,7 @@
 
     HeteroError
     ├── ModelError (ValueError)                a model that cannot be used
+    │   ├── ModelTypeError (TypeError)         what is given as a model is none
     │   ├── ModelNotFoundError (FileNotFoundError)
     │   ├── ExternalDataError                  weights beside the model: missing, short, outside
     │   └── UnsupportedOpsetError              an opset newer than the installed onnx knows
@@ -76,6 +77,10 @@ class HeteroError(Exception):
 
 class ModelError(HeteroError, ValueError):
     """The model cannot be used as it is."""
+
+
+class ModelTypeError(ModelError, TypeError):
+    """What is given as a model is neither a path, bytes nor a ModelProto."""
 
 
 class ModelNotFoundError(ModelError, FileNotFoundError):

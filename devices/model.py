@@ -22,7 +22,7 @@ from onnx import external_data_helper, numpy_helper
 
 from devices.attributes import attribute_value
 from devices.errors import ModelError
-from devices.tensor_spec import DTYPES, TensorSpec
+from devices.tensor_spec import TensorSpec
 
 #: Weights up to this many bytes are shown to shape inference: enough for shapes, axes and sizes.
 INFERENCE_NBYTES: Final = 4096
@@ -245,7 +245,7 @@ class Model:
         proto = self.to_proto(weights="stub", keep_nbytes=INFERENCE_NBYTES)
         try:
             graph = onnx.shape_inference.infer_shapes(proto, data_prop=True).graph
-        except onnx.shape_inference.InferenceError as error:
+        except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError) as error:
             raise ModelError(
                 f"model {self.name!r}: its shapes and types contradict each other: {error}. "
                 "Export it again, or run onnx.checker on it."
@@ -418,8 +418,3 @@ def _declared(spec: TensorSpec) -> onnx.ValueInfoProto:
     if not spec.type:
         return onnx.ValueInfoProto(name=spec.name)
     return spec.to_proto()
-
-
-def numpy_dtype(element_type: int) -> np.dtype:
-    """Return the numpy dtype of an ONNX element type number."""
-    return DTYPES[element_type]

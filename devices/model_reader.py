@@ -16,6 +16,7 @@ from devices.errors import (
     ExternalDataError,
     ModelError,
     ModelNotFoundError,
+    ModelTypeError,
     UnsupportedOpsetError,
 )
 from devices.light_models import PREFIX, light_model_path
@@ -42,6 +43,8 @@ def read_model(source: Source | Model) -> Model:
 
     Raises
     ------
+    ModelTypeError
+        `source` is none of these.
     ModelNotFoundError
         There is no such file.
     ModelError
@@ -62,7 +65,7 @@ def read_model(source: Source | Model) -> Model:
     elif isinstance(source, str | Path):
         path = Path(source)
     else:
-        raise TypeError(
+        raise ModelTypeError(
             f"a model is a path, bytes or an onnx.ModelProto; got {type(source).__name__}"
         )
     if not path.is_file():

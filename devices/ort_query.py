@@ -13,8 +13,9 @@ import onnx
 import onnxruntime
 import xxhash
 
+from devices.attributes import with_bodies
 from devices.model import Constant, Model, Node
-from devices.ort_versions import changed_since, lowered, with_bodies
+from devices.ort_versions import changed_since, lowered
 from devices.support import Refusal, RefusalCode
 from devices.tensor_spec import TensorSpec
 

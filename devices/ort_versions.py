@@ -6,12 +6,13 @@ an older one if none of its operators changed in between.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
 import onnx
 import onnxruntime
+
+from devices.attributes import with_bodies
 
 #: The domains whose versions ONNX Runtime checks.
 _DOMAINS = ("", "ai.onnx.ml")
@@ -85,16 +86,6 @@ def changed_since(node: onnx.NodeProto, opsets: dict[str, int]) -> str | None:
         if since > limit:
             return f"{inner.op_type} of operator set {since} is newer than {limit}, its newest"
     return None
-
-
-def with_bodies(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
-    """Yield a node and all nodes of its bodies."""
-    yield node
-    for attribute in node.attribute:
-        graphs = (*((attribute.g,) if attribute.HasField("g") else ()), *attribute.graphs)
-        for graph in graphs:
-            for inner in graph.node:
-                yield from with_bodies(inner)
 
 
 def _loads(ir: int, opsets: dict[str, int]) -> bool:

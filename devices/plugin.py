@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar
 
 from devices.compiled_model import CompiledModel
@@ -22,9 +22,11 @@ from devices.errors import (
 )
 from devices.literals import lift_literals
 from devices.model import Model, Node
+from devices.model_reader import read_model
 from devices.program import Payload, Program
 from devices.properties import COMMON_PROPERTIES, Config, PropertyTable
 from devices.remote import RemoteContext
+from devices.schema import violations
 from devices.support import Refusal, Support
 
 
@@ -125,12 +127,13 @@ class Plugin(ABC):
     def query_model(self, model: Model, config: Config | None = None) -> Support:
         """Return which nodes of `model` the device runs, and why not the others.
 
-        The model is transformed exactly as for compilation, and what is found is mapped back to
-        the original names: a node merged into a supported and an unsupported one is unsupported,
-        one that the transformation removed is supported, literals follow their consumers.
+        Nodes that break ONNX's definitions of their operators are refused first. The rest is
+        transformed exactly as for compilation, and what is found is mapped back to the original
+        names: a node merged into a supported and an unsupported one is unsupported, one that the
+        transformation removed is supported, literals follow their consumers.
         """
-        effective = self.effective_config(config)
-        return self._judge(model, self.transform_model(model, effective), effective)
+        support, _ = self._judge(read_model(model), self.effective_config(config))
+        return support
 
     def compile_model(self, model: Model, config: Config | None = None) -> CompiledModel:
         """Compile a model that the device supports whole.
@@ -140,9 +143,8 @@ class Plugin(ABC):
         UnsupportedNodesError
             Naming every node that it does not support, each with its reason.
         """
-        effective = self.effective_config(config)
-        transformed = self.transform_model(model, effective)
-        support = self._judge(model, transformed, effective)
+        model, effective = read_model(model), self.effective_config(config)
+        support, transformed = self._judge(model, effective)
         if support.unsupported:
             lines = [
                 f"  {name} ({model.nodes[model.index_of[name]].op_type}): {reason}"
@@ -260,11 +262,12 @@ class Plugin(ABC):
         imports = type(self).load is not Plugin.load
         return (*declared, "EXPORT_IMPORT") if imports else declared
 
-    def _judge(self, model: Model, transformed: Model, config: Config) -> Support:
-        """Ask about each transformed node, and map the answers back to the original names."""
+    def _judge(self, model: Model, config: Config) -> tuple[Support, Model]:
+        """Ask about each transformed node; return the answers by original names, and the model."""
         device = f"{self.name}.{config['DEVICE_ID']}"
+        refusals = violations(model)
+        transformed = self.transform_model(_without(model, refusals), config)
         prepared = self.prepare_query(transformed, config)
-        refusals: dict[str, Refusal] = {}
         notes: dict[str, str] = {}
         for node in transformed.nodes:
             known = prepared.get(node.name)
@@ -287,9 +290,21 @@ class Plugin(ABC):
                 elif readers:
                     refusals.pop(node.name, None)
         refused = {n: {device: refusals[n]} for n in model.node_names if n in refusals}
-        return Support(
+        support = Support(
             {n: device for n in model.node_names if n not in refusals},
             refused,
             refused,
             {n: notes[n] for n in model.node_names if n in notes and n not in refusals},
         )
+        return support, transformed
+
+
+def _without(model: Model, names: Collection[str]) -> Model:
+    """Return the model without some nodes, giving out what those and its outputs take of it."""
+    if not names:
+        return model
+    kept = [i for i, node in enumerate(model.nodes) if node.name not in names]
+    made = {value for i in kept for value in model.nodes[i].writes}
+    taken = [value for name in names for value in model.nodes[model.index_of[name]].reads]
+    taken += [port.name for port in model.outputs]
+    return model.extract(kept, [value for value in dict.fromkeys(taken) if value in made])

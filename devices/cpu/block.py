@@ -17,10 +17,10 @@ from devices.attributes import attribute_value
 from devices.cpu.body_outputs import BodyOutput, body_outputs
 from devices.cpu.delegate import delegate
 from devices.cpu.donation import DONORS, donated
-from devices.cpu.functions import instantiate
 from devices.cpu.implementations import Implementation, Scope, find_implementation
 from devices.cpu.literals import literal_value
 from devices.errors import HeteroError, KernelError
+from devices.functions import instantiate
 from devices.kernels import Kernel
 from devices.model import Node
 from devices.program import RunContext, Value

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import onnx
 
 from devices.cpu.delegate import is_delegated
-from devices.cpu.functions import FunctionKey, function_key, function_opsets, standard_function
+from devices.functions import FunctionKey, function_key, function_opsets, standard_function
 from devices.kernels import KERNELS, Kernel
 from devices.model import Model, Node
 from devices.support import Refusal
@@ -94,7 +94,6 @@ def find_implementation(node: Node, scope: Scope) -> Implementation | Refusal:
     key = function_key(node)
     if key in scope.functions:
         if key not in scope.found:
-            scope.found[key] = Refusal("no_kernel", f"function {operator} calls itself")
             scope.found[key] = _function(scope.functions[key], scope, operator)
         return scope.found[key]
     if node.domain not in scope.opsets and node.domain != FUSED:

@@ -10,8 +10,8 @@ from typing import Final
 
 import onnx
 
-from devices.cpu.functions import function_key, function_opsets, instantiate
 from devices.cpu.implementations import Scope, find_implementation
+from devices.functions import function_key, function_opsets, instantiate
 from devices.model import Model, Node
 from devices.support import Refusal
 

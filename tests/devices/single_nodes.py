@@ -1,0 +1,56 @@
+"""Models of one node: every operator that ONNX defines, with every element type."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx
+from onnx import TensorProto, helper
+from onnx.defs import OpSchema
+
+_Single = OpSchema.FormalParameterOption.Single
+_KINDS = {
+    "FLOAT": 1.0, "INT": 1, "STRING": "", "INTS": [1], "FLOATS": [1.0], "STRINGS": ["a"],
+    "TENSOR": helper.make_tensor("t", TensorProto.FLOAT, [1], [1.0]),
+}  # fmt: skip
+
+
+def schemas(opset: int) -> list[OpSchema]:
+    """Return the standard operators of an operator set, in order of their names."""
+    names = {s.name for s in onnx.defs.get_all_schemas_with_history() if not s.domain}
+    found = [
+        onnx.defs.get_schema(name, opset) for name in sorted(names) if onnx.defs.has(name, opset)
+    ]
+    return [s for s in found if not s.deprecated]
+
+
+def single_node_models(schema: OpSchema, opset: int, types: list[str]) -> Iterator[onnx.ModelProto]:
+    """Yield a node for each of `types`, all inputs of the first one's type being of it.
+
+    Other inputs have the first type that the definition lists; nodes with bodies are left out.
+    """
+    required = {n: a for n, a in schema.attributes.items() if a.required}
+    if any(a.type.name not in _KINDS for a in required.values()) or not schema.inputs:
+        return
+    attributes = {n: _KINDS[a.type.name] for n, a in required.items()}
+    wanted = [p for p in schema.inputs if p.option == _Single] or [schema.inputs[0]]
+    wanted *= max(1, schema.min_input // len(wanted))
+    outputs = [p for p in schema.outputs if p.option == _Single] or [schema.outputs[0]]
+    for element_type in types:
+        inputs = []
+        for i, parameter in enumerate(wanted):
+            kind = sorted(parameter.types)[0]
+            if parameter.type_str == wanted[0].type_str:
+                kind = f"tensor({element_type})"
+            if not kind.startswith("tensor("):
+                break
+            number = TensorProto.DataType.Value(kind[7:-1].upper())
+            inputs.append(helper.make_tensor_value_info(f"x{i}", number, None))
+        else:
+            names = [f"y{i}" for i in range(max(1, len(outputs)))]
+            node = helper.make_node(schema.name, [i.name for i in inputs], names, **attributes)
+            values = [onnx.ValueInfoProto(name=name) for name in names]
+            graph = helper.make_graph([node], "one", inputs, values)
+            yield helper.make_model(
+                graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10
+            )

@@ -1,0 +1,176 @@
+"""Nodes that break ONNX's definition of their operator are refused by every device, and no others.
+
+ONNX Runtime, which checks types when it loads a model, says which do.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import parser
+
+import hetero
+from devices import load_plugins, read_model
+from devices.errors import ModelError, UnsupportedNodesError
+from devices.schema import violations
+from tests.devices.single_nodes import schemas, single_node_models
+
+HEADER = '<ir_version: 8, opset_import: ["" : 17, "own" : 1, "ai.onnx.ml" : 3, "foreign" : 1]> '
+PLUGINS = load_plugins(["tests.examples.third_party_plugin:DensePlugin"])
+
+
+def model_of(text: str) -> hetero.Model:
+    return read_model(parser.parse_model(HEADER + text))
+
+
+def typed(nodes: str, inputs: str = "float[2] x, int64[2] i, bool c") -> str:
+    return f"g ({inputs}) => (y) {{ {nodes} }}"
+
+
+BROKEN = {
+    "input type": ("g (int64[2] x) => (int64[2] y) {y = Sin(x)}", "dtype"),
+    "two types": ("g (float[2] x, double[2] z) => (y) {y = Add(x, z)}", "dtype"),
+    "variadic of two types": ("g (float[2] x, int64[2] z) => (y) {y = Max(x, x, z)}", "dtype"),
+    "inferred type": (typed("h = Cast<to = 7>(x) y = Sqrt(h)"), "dtype"),
+    "sequence for tensor": (typed("s = SequenceConstruct(x) y = Relu(s)"), "dtype"),
+    "tensor for sequence": (typed("y = SequenceLength(x)"), "dtype"),
+    "map for tensor": (
+        typed("m = ai.onnx.ml.ZipMap<classlabels_int64s = [1, 2]>(x) y = Relu(m)"), "dtype",
+    ),
+    "input left out": (typed('y = Add("", x)'), "attribute"),
+    "one input more": (typed("y = Relu(x, x)"), "attribute"),
+    "one output more": (typed("y, z = Relu(x)"), "attribute"),
+    "kind of attribute": (typed("y = Softmax<axis = 1.5>(x)"), "attribute"),
+    "name of attribute": (typed("y = Relu<odd = 1>(x)"), "attribute"),
+    "no required attribute": (typed("y = Cast(x)"), "attribute"),
+    "operator that is gone": ("g (float[2] x, float[1] s) => (y) {y = Upsample(x, s)}", "opset"),
+    "in a branch": (
+        typed(
+            "y = If(c) <then_branch = a () => (float[2] o) {h = Cast<to = 7>(x) k = Sqrt(h) "
+            "o = Cast<to = 1>(k)}, else_branch = b () => (float[2] p) {p = Neg(x)}>"
+        ),
+        "dtype",
+    ),
+    "in a branch of a branch": (
+        typed(
+            "y = If(c) <then_branch = a () => (float[2] o) {o = If(c) <then_branch = d () => "
+            "(float[2] q) {r = Sqrt(i) q = Cast<to = 1>(r)}, else_branch = e () => (float[2] t) "
+            "{t = Neg(x)}>}, else_branch = b () => (float[2] p) {p = Neg(x)}>"
+        ),
+        "dtype",
+    ),
+    "in a function, by the type of its input": (
+        typed("w = own.F(i) y = Cast<to = 1>(w)")
+        + '<domain: "own", opset_import: ["" : 17]> F (a) => (b) {u = Sqrt(a) b = Neg(u)}',
+        "dtype",
+    ),
+    "in a function, by the value of its attribute": (
+        typed("w = own.F<to = 7>(x) y = Cast<to = 1>(w)")
+        + '<domain: "own", opset_import: ["" : 17]> F <to>(a) => (b) '
+        "{u = Cast<to = @to>(a) b = Sqrt(u)}",
+        "dtype",
+    ),
+    "in a function that a function calls": (
+        typed("w = own.G(i) y = Cast<to = 1>(w)")
+        + '<domain: "own", opset_import: ["" : 17, "own" : 1]> G (a) => (b) {b = own.F(a)} '
+        '<domain: "own", opset_import: ["" : 17]> F (a) => (b) {b = Sqrt(a)}',
+        "dtype",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("plugin", ["CPU", "ORT", "NULL", "DENSE"])
+@pytest.mark.parametrize("what", BROKEN)
+def test_every_device_refuses_what_breaks_a_definition_in_the_same_words(what, plugin):
+    text, code = BROKEN[what]
+    model = model_of(text)
+    ((name, said),) = violations(model).items()
+    assert said.code == code
+    device = PLUGINS[plugin].plugin
+    (refusal,) = device.query_model(model).unsupported[name].values()
+    assert refusal == said
+    with pytest.raises(UnsupportedNodesError, match=r"ONNX defines|is gone from"):
+        device.compile_model(model)
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_onnx_runtime_does_not_load_what_breaks_a_definition(what):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    data = parser.parse_model(HEADER + BROKEN[what][0]).SerializeToString()
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    with pytest.raises(Exception, match=r"ONNXRuntimeError"):
+        onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+
+
+@pytest.mark.parametrize("opset", [7, 13, 17, 21])
+def test_types_are_refused_where_onnx_runtime_finds_them_wrong_and_nowhere_else(opset):
+    """Operators that ONNX Runtime itself takes apart, wrongly for some types, are left out."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    apart = {"MeanVarianceNormalization", "SoftmaxCrossEntropyLoss", "CenterCropPad"}
+    wrong, judged = [], 0
+    for schema in schemas(opset):
+        for proto in single_node_models(schema, opset, ["float", "int64", "string", "bfloat16"]):
+            said = ""
+            try:
+                onnxruntime.InferenceSession(
+                    proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
+                )
+            except Exception as error:  # what is wrong with the model, or not implemented
+                said = str(error)
+            try:
+                ours = str(*violations(read_model(proto)).values())
+            except ModelError as error:  # inference found it before
+                ours = str(error)
+            judged += 1
+            ill_typed = (
+                "Type Error" in said or "INVALID_GRAPH" in said
+            ) and schema.name not in apart
+            if (ours and not said) or (ill_typed and not ours):
+                wrong.append((schema.name, ours, said))
+    assert judged > 350
+    assert wrong == []
+
+
+def test_the_rest_of_a_broken_model_is_asked_about():
+    """A node before and one after the broken one are judged as ever; fusions stop at it."""
+    model = model_of(
+        "g (int64[2] x) => (z) {a = Abs(x) y = Sqrt(a) b = Cast<to = 1>(y) z = Relu(b)}"
+    )
+    for plugin in ("CPU", "ORT"):
+        support = PLUGINS[plugin].plugin.query_model(model)
+        assert set(support) == {"a", "b", "z"}
+        assert set(support.unsupported) == {"y"}
+
+
+def test_a_node_that_only_broken_nodes_need_is_taken_alone():
+    model = model_of("g (float[2] x) => (z) {one = Constant<value_int = 1>() z = Sqrt(one)}")
+    assert set(PLUGINS["CPU"].plugin.query_model(model).unsupported) == {"one", "z"}
+
+
+def test_unknown_types_and_operators_of_others_fit_everywhere():
+    model = model_of("g (float[2] x) => (y) {h = foreign.Odd<k = 1>(x, x, x) y = Sqrt(h)}")
+    assert violations(model) == {}
+
+
+def test_a_sum_of_a_root_of_integers_is_refused_before_it_runs():
+    """ONNX Runtime would have been given the doubles that a numpy root makes of integers."""
+    model = model_of("g (int32[2] x) => (int32[2] y) {root = Sqrt(x) y = Add(root, x)}")
+    with hetero.Core(executor="inprocess") as core:
+        support = core.query_model(model, "HETERO:ORT,CPU")
+        assert dict(support) == {"y": "ORT"}
+        assert {r.code for r in support.unsupported["root"].values()} == {"dtype"}
+        with pytest.raises(UnsupportedNodesError, match="ONNX defines Sqrt-13"):
+            core.compile_model(model, "HETERO:ORT,CPU")
+
+
+@pytest.mark.parametrize("what", [None, 3, np.zeros(3), onnx.GraphProto()])
+@pytest.mark.parametrize("plugin", ["CPU", "ORT", "NULL", "DENSE"])
+def test_what_is_no_model_is_a_typed_error(plugin, what):
+    for act in (PLUGINS[plugin].plugin.query_model, PLUGINS[plugin].plugin.compile_model):
+        with pytest.raises(ModelError, match=type(what).__name__) as caught:
+            act(what)
+        assert isinstance(caught.value, TypeError)
