@@ -315,7 +315,7 @@ LOOP_BODY = helper.make_graph(
         helper.make_node(
             "If", ["on"], ["t"], then_branch=random_graph(), else_branch=random_graph()
         ),
-        helper.make_node("Loop", ["two"], ["t"], body=LOOP_BODY),
+        helper.make_node("Loop", ["two", ""], ["t"], body=LOOP_BODY),
     ],
     ids=lambda draws: draws.op_type,
 )

@@ -174,3 +174,19 @@ def test_what_is_no_model_is_a_typed_error(plugin, what):
         with pytest.raises(ModelError, match=type(what).__name__) as caught:
             act(what)
         assert isinstance(caught.value, TypeError)
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        "y = Add(x)",
+        "y = Conv(x)",
+        "y = Loop(i) <body = b (int64 n, bool t) => (bool u, float[2] v) "
+        "{u = Identity(t) v = Identity(x)}>",
+        "y = unimported.Odd(x)",
+    ],
+)
+def test_what_onnx_cannot_even_infer_is_a_model_error(nodes):
+    for plugin in ("CPU", "ORT"):
+        with pytest.raises(ModelError, match="shapes and types contradict"):
+            PLUGINS[plugin].plugin.query_model(model_of(typed(nodes)))
