@@ -26,6 +26,7 @@
     ├── KernelError (ValueError)               a node whose inputs break its specification
     ├── InferenceError (RuntimeError)          a device failed while it ran a stage
     ├── RequestBusyError (RuntimeError)
+    ├── RequestNotStartedError (RuntimeError)
     ├── RequestCancelledError (RuntimeError)
     ├── DeadlineError (TimeoutError)
     ├── OverloadedError (RuntimeError)         a bounded queue is full
@@ -177,6 +178,10 @@ class InferenceError(HeteroError, RuntimeError):
 
 class RequestBusyError(HeteroError, RuntimeError):
     """The request is running; wait for it first."""
+
+
+class RequestNotStartedError(HeteroError, RuntimeError):
+    """The request has not run, so it has no results."""
 
 
 class RequestCancelledError(HeteroError, RuntimeError):

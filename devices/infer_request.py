@@ -11,30 +11,27 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
-from datetime import timedelta
 from enum import Enum
-from typing import Any, Final, Literal
+from typing import Any, Final
+
+import numpy as np
 
 from devices.errors import (
     DeadlineError,
     RequestBusyError,
     RequestCancelledError,
+    RequestNotStartedError,
+    TensorTypeError,
 )
-from devices.program import Value
-from devices.request_target import RequestTarget, Submission
+from devices.request_run import Run, node_times_s, profile_rows
+from devices.request_target import RequestTarget
 from devices.request_tensors import RequestTensors
 from devices.results import ProfilingInfo, Results
 from devices.tensor import Tensor
 from devices.tensor_spec import TensorSpec
 
-#: The guide's five counters, in the order of the stages.
-STAGES: Final = {
-    "preprocess": "1. input preprocessing",
-    "upload": "2. input transfer to a device",
-    "infer": "3. execution time",
-    "download": "4. output transfer from a device",
-    "postprocess": "5. output postprocessing",
-}
+#: Seconds that a run may take to stop once its time is up, before nobody waits for it.
+_STOP_S: Final = 1.0
 
 
 class State(Enum):
@@ -44,25 +41,6 @@ class State(Enum):
     BUSY = "busy"
     #: Asked to stop while busy; idle once the run has stopped or finished after all.
     CANCELLED = "cancelled"
-
-
-class _Run:
-    """One start of a request, from submission to the end of its callback."""
-
-    def __init__(self, userdata: Any) -> None:
-        self.userdata = userdata
-        self.started = time.perf_counter()
-        self.submission: Submission | None = None
-        #: The outputs by name, until someone takes them over.
-        self.outputs: Mapping[str, Value] | None = None
-        self.node_times_s: dict[str, float] = {}
-        self.error: BaseException | None = None
-        self.callback_error: BaseException | None = None
-        self.results: Results | None = None
-        self.taken = threading.Lock()
-        self.ended = threading.Event()
-        self.callback_thread = 0
-        self.stage_s: dict[str, float] = dict.fromkeys(STAGES, 0.0)
 
 
 class InferRequest:
@@ -79,7 +57,7 @@ class InferRequest:
         self._tensors = RequestTensors(target.inputs, target.outputs)
         self._lock = threading.RLock()
         self._state = State.IDLE
-        self._run: _Run | None = None
+        self._run: Run | None = None
         self._callback: Callable[[Any], object] | None = None
         self._callback_userdata: Any = None
         self._latency_s = 0.0
@@ -106,7 +84,7 @@ class InferRequest:
             Whether results may share memory with tensors of the request; else they are copies
             wherever they would.
         timeout_s : float, optional
-            Seconds allowed.
+            Seconds until the answer must be there; none are left at 0.
 
         Raises
         ------
@@ -116,7 +94,7 @@ class InferRequest:
             The run was not started, or not finished.
         """
         run = self._start(inputs, None, share_inputs, timeout_s, call_back=False)
-        self._wait_for_answer(run, timeout_s)
+        self._wait_for_end(run)
         return self._settle(run, share_outputs)
 
     def start_async(
@@ -132,13 +110,13 @@ class InferRequest:
         Parameters
         ----------
         inputs : dict, sequence, array or None
-            As for `infer`; whatever does not fit raises here.
+            As for `infer`; whatever does not fit raises here. Copied, unless `share_inputs`.
         userdata : object, optional
             What the callback is given in this run.
         share_inputs : bool
             Whether the run may read the arrays themselves: do not write to them until it ends.
         timeout_s : float, optional
-            Seconds allowed.
+            As for `infer`.
         """
         self._start(inputs, userdata, share_inputs, timeout_s, call_back=True)
 
@@ -149,12 +127,14 @@ class InferRequest:
         ------
         RequestCancelledError
             The run was cancelled.
+        DeadlineError
+            There was no answer within the run's `timeout_s`.
         HeteroError, or what the callback raised
             The run, or its callback, failed.
         """
         while (run := self._run) is not None:
             if run.callback_thread != threading.get_ident():
-                run.ended.wait()
+                self._wait_for_end(run)
             if run.callback_error is not None:
                 raise run.callback_error
             if run is self._run:
@@ -199,8 +179,10 @@ class InferRequest:
         """Set what is called with `userdata` after each `start_async`, in another thread.
 
         It is called once a run, failed ones included (`results` then raises the failure), before
-        `wait` returns; it may start the request again.
+        `wait` returns; it may start the request again. What it raises, ``SystemExit`` and
+        ``KeyboardInterrupt`` included, `wait` raises.
         """
+        check_callback(callback)
         with self._lock:
             self._require_idle("set_callback")
             self._callback, self._callback_userdata = callback, userdata
@@ -221,14 +203,16 @@ class InferRequest:
         ------
         RequestBusyError
             It still runs.
+        RequestNotStartedError
+            It never ran.
         """
         with self._lock:
             self._require_idle("results")
             run = self._run
         if run is None:
-            return Results(
-                self._target.outputs,
-                {port.name: self._tensors.output(port).data for port in self._target.outputs},
+            raise RequestNotStartedError(
+                f"a request of model {self._target.name!r} has no results before it has run; "
+                "call infer, or start_async and wait."
             )
         return self._settle(run, True)
 
@@ -254,17 +238,7 @@ class InferRequest:
             self._require_idle("profiling_info")
             run = self._run
         timed = self._target.profiles and run is not None and run.error is None
-        stage_s = run.stage_s if timed and run else dict.fromkeys(STAGES, 0.0)
-        node_s = run.node_times_s if timed and run else {}
-        rows = [
-            _row(label, "", "", stage_s[stage] if timed else None)
-            for stage, label in STAGES.items()
-        ]
-        nodes = [
-            _row(node.name, node.layer_type, node.implementation, node_s.get(node.name))
-            for node in self._target.executed_nodes()
-        ]
-        return [*rows[:3], *nodes, *rows[3:]]
+        return profile_rows(run if timed else None, self._target.executed_nodes())
 
     def query_state(self) -> tuple[()]:
         """Return the variables that outlive a run: none, ONNX has no such thing."""
@@ -356,22 +330,33 @@ class InferRequest:
 
     def _start(
         self, inputs: Any, userdata: Any, share: bool, timeout_s: float | None, *, call_back: bool
-    ) -> _Run:
+    ) -> Run:
+        if not isinstance(share, int | np.bool_):
+            raise TensorTypeError(
+                f"share_inputs is True or False, got {type(share).__name__}. Give several inputs "
+                "as one list or dict: [a, b] or {'name': a}."
+            )
+        if timeout_s is not None and timeout_s <= 0:
+            raise DeadlineError(
+                f"a request of model {self._target.name!r} was given {timeout_s} s: no time is "
+                "left. Allow more.",
+                timeout_s=timeout_s,
+            )
         with self._lock:
             self._require_idle("start_async" if call_back else "infer")
-            run = _Run(userdata)
+            run = Run(userdata, timeout_s)
             values = self._tensors.collect(inputs, copy=not share)
             run.stage_s["preprocess"] = time.perf_counter() - run.started
             before, self._run, self._state = self._run, run, State.BUSY
             callback = self._callback if call_back else None
         try:
             submission = self._target.submit(
-                values, profile=self._target.profiles, timeout_s=timeout_s
+                values, profile=self._target.profiles, timeout_s=run.timeout_s
             )
         except BaseException:
             with self._lock:
                 self._run, self._state = before, State.IDLE
-            run.ended.set()
+            self._end(run)
             raise
         with self._lock:
             run.submission = submission
@@ -382,14 +367,14 @@ class InferRequest:
         return run
 
     def _answered(
-        self, run: _Run, future: Future[Any], callback: Callable[[Any], object] | None
+        self, run: Run, future: Future[Any], callback: Callable[[Any], object] | None
     ) -> None:
         """Take what the target gave; runs in the target's thread, so it only hands on."""
         told: Mapping[str, float] = {}
         try:
             answer = future.result()
             run.outputs = answer.outputs
-            run.node_times_s = _node_times_s(answer)
+            run.node_times_s = node_times_s(answer)
             told = getattr(answer, "stage_times_s", {})
         except CancelledError:
             run.error = RequestCancelledError(
@@ -400,11 +385,12 @@ class InferRequest:
         run.submission = None  # it holds the answer, and with it memory of the device's
         run.stage_s["infer"] = time.perf_counter() - run.started - run.stage_s["preprocess"]
         run.stage_s |= told
+        run.answered = True
         self._latency_s = time.perf_counter() - run.started
         if callback is None:
             with self._lock:
                 self._state = State.IDLE
-            run.ended.set()
+            self._end(run)
             return
         try:
             self._target.callback_executor.submit(self._call_back, run, callback)
@@ -412,9 +398,9 @@ class InferRequest:
             run.callback_error = error
             with self._lock:
                 self._state = State.IDLE
-            run.ended.set()
+            self._end(run)
 
-    def _call_back(self, run: _Run, callback: Callable[[Any], object]) -> None:
+    def _call_back(self, run: Run, callback: Callable[[Any], object]) -> None:
         run.callback_thread = threading.get_ident()
         with self._lock:
             self._state = State.IDLE
@@ -424,19 +410,28 @@ class InferRequest:
             run.callback_error = error
         finally:
             run.callback_thread = 0
-            run.ended.set()
+            self._end(run)
 
-    def _wait_for_answer(self, run: _Run, timeout_s: float | None) -> None:
-        if not run.ended.wait(timeout_s):
+    def _end(self, run: Run) -> None:
+        """Note that a run and its callback have ended, or that it could not be started."""
+        run.ended.set()
+
+    def _wait_for_end(self, run: Run) -> None:
+        if run.timeout_s is None:
+            run.ended.wait()
+            return
+        left_s = run.started + run.timeout_s - time.perf_counter()
+        if not run.ended.wait(max(0.0, left_s)) and not run.answered:
             self.cancel()
-            run.ended.wait(1.0)
+            run.ended.wait(_STOP_S)
             raise DeadlineError(
-                f"no answer of model {self._target.name!r} within {timeout_s} s; the request was "
-                "cancelled. Allow more, or see what is slow with PERF_COUNT.",
-                timeout_s=timeout_s,
+                f"no answer of model {self._target.name!r} within {run.timeout_s} s; the request "
+                "was cancelled. Allow more, or see what is slow with PERF_COUNT.",
+                timeout_s=run.timeout_s,
             )
+        run.ended.wait()  # for the callback
 
-    def _settle(self, run: _Run, share: bool) -> Results:
+    def _settle(self, run: Run, share: bool) -> Results:
         """Take the answer over into the request's tensors, once, and return it."""
         if run.error is not None:
             raise run.error
@@ -450,19 +445,11 @@ class InferRequest:
             return run.results
 
 
+def check_callback(callback: object) -> None:
+    """Raise TypeError if `callback` is neither None nor can be called."""
+    if callback is not None and not callable(callback):
+        raise TypeError(f"a callback is a function, got {callback!r}.")
+
+
 def _pairs(tensors: Mapping[Any, Any] | Sequence[Any]) -> list[tuple[Any, Any]]:
     return list(tensors.items() if isinstance(tensors, Mapping) else enumerate(tensors))
-
-
-def _node_times_s(answer: Any) -> dict[str, float]:
-    """Return seconds by executed node; those of a plan's stages are prefixed."""
-    times: dict[str, float] = dict(getattr(answer, "node_times_s", {}))
-    for run in getattr(answer, "stage_runs", ()):
-        times |= {f"subgraph{run.stage}: {name}": s for name, s in run.node_times_s.items()}
-    return times
-
-
-def _row(name: str, kind: str, implementation: str, seconds: float | None) -> ProfilingInfo:
-    time_taken = timedelta(seconds=seconds or 0.0)
-    status: Literal["EXECUTED", "NOT_RUN"] = "NOT_RUN" if seconds is None else "EXECUTED"
-    return ProfilingInfo(name, kind, implementation, status, time_taken, time_taken)

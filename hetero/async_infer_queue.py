@@ -3,14 +3,70 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
+import time
+import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
-from devices.infer_request import InferRequest
+from devices.errors import DeadlineError, RequestBusyError
+from devices.infer_request import InferRequest, check_callback
+from devices.request_run import LONGEST_S, Run
 from hetero.compiled_model import CompiledModel
+from hetero.deployed_model import DeployedModel
 
+T = TypeVar("T")
 QueueCallback = Callable[[InferRequest, Any], None]
+
+
+class _Shared:
+    """What a queue and its jobs both know; it holds no job, so that a dropped queue is gone."""
+
+    def __init__(self) -> None:
+        #: Notified whenever a job ends.
+        self.changed = threading.Condition()
+        self.callback: QueueCallback | None = None
+        self.error: BaseException | None = None
+        #: Threads that are inside a callback.
+        self.calling_back: set[int] = set()
+
+
+class _Job(InferRequest):
+    """A request that tells its queue when it has ended, whoever started it."""
+
+    def __init__(self, target: DeployedModel, shared: _Shared) -> None:
+        super().__init__(target)
+        self._shared = shared
+        self.set_callback(partial(_finished, weakref.ref(self), shared))
+
+    def is_idle(self) -> bool:
+        """Whether it may be started: no run is on its way, nor another thread's callback."""
+        run = self._run
+        return run is None or run.ended.is_set() or self.is_calling_back()
+
+    def is_calling_back(self) -> bool:
+        """Whether this thread runs its callback."""
+        run = self._run
+        return run is not None and run.callback_thread == threading.get_ident()
+
+    def _end(self, run: Run) -> None:
+        super()._end(run)
+        with self._shared.changed:
+            self._shared.changed.notify_all()
+
+
+def _finished(job: weakref.ref[_Job], shared: _Shared, userdata: Any) -> None:
+    request, thread = job(), threading.get_ident()
+    assert request is not None  # it is what calls
+    shared.calling_back.add(thread)
+    try:
+        _ = request.results  # raises what the run raised
+        if shared.callback is not None:
+            shared.callback(request, userdata)
+    except BaseException as error:  # the callback's, sys.exit's included: wait_all raises it
+        shared.error = shared.error or error
+    finally:
+        shared.calling_back.discard(thread)
 
 
 class AsyncInferQueue:
@@ -25,87 +81,127 @@ class AsyncInferQueue:
 
     Notes
     -----
-    Requests finish in any order. A callback that raises, or a request that fails, is reported by
-    the next `wait_all`, once; the queue stays usable.
+    Requests finish in any order; jobs may also be started directly. Whatever a callback raises
+    (``SystemExit`` and ``KeyboardInterrupt`` included), or a request that fails, is raised by the
+    next `wait_all`, the first only, once; the queue stays usable.
+
+    A wait ends with DeadlineError where no job has ended for the model's ``REQUEST_TIMEOUT_S``.
     """
 
     def __init__(self, compiled_model: CompiledModel, jobs: int = 0) -> None:
         if jobs < 0:
             raise ValueError(f"jobs={jobs}: a queue has at least one job; 0 lets the model choose.")
         count = jobs or compiled_model.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS")
-        self._requests = [compiled_model.create_infer_request() for _ in range(count)]
-        self._idle = deque(range(count))
-        self._changed = threading.Condition()
-        self._callback: QueueCallback | None = None
-        self._errors: list[BaseException] = []
-        #: The user data of each job's latest start.
-        self.userdata: list[Any] = [None] * count
-        for index, request in enumerate(self._requests):
-            request.set_callback(self._finished, index)
+        self._shared = _Shared()
+        self._timeout_s = min(compiled_model.get_property("REQUEST_TIMEOUT_S"), LONGEST_S)
+        self._jobs = [_Job(compiled_model.deployed, self._shared) for _ in range(count)]
 
     def __len__(self) -> int:
-        return len(self._requests)
+        return len(self._jobs)
 
     def __iter__(self) -> Iterator[InferRequest]:
-        return iter(self._requests)
+        return iter(self._jobs)
 
     def __getitem__(self, index: int) -> InferRequest:
-        return self._requests[index]
+        return self._jobs[index]
+
+    @property
+    def userdata(self) -> list[Any]:
+        """The user data of each job's latest start."""
+        return [job.userdata for job in self._jobs]
 
     def set_callback(self, callback: QueueCallback) -> None:
-        """Call ``callback(request, userdata)`` after each request, in a thread of its own."""
-        self._callback = callback
+        """Call ``callback(request, userdata)`` after each request, in a thread of its own.
+
+        A callback may call `start_async`: where no other job is idle, the callback's own job is
+        started again, and its results can be had no more.
+        """
+        check_callback(callback)
+        self._shared.callback = callback
 
     def start_async(
-        self, inputs: Any = None, userdata: Any = None, share_inputs: bool = False
+        self,
+        inputs: Any = None,
+        userdata: Any = None,
+        share_inputs: bool = False,
+        *,
+        timeout_s: float | None = None,
     ) -> None:
         """Start a request on an idle job, waiting until there is one.
+
+        Parameters
+        ----------
+        inputs, share_inputs
+            As for `InferRequest.start_async`.
+        userdata : object, optional
+            What the callback is given.
+        timeout_s : float, optional
+            Seconds until the answer must be there, waiting for a job included.
 
         Raises
         ------
         TensorError
             If the inputs do not fit; the queue stays usable.
+        DeadlineError
+            No job was idle in time.
+        RequestBusyError
+            A callback of this queue would have to wait for a job.
         """
-        with self._changed:
-            self._changed.wait_for(lambda: self._idle)
-            index = self._idle.popleft()
-            self.userdata[index] = userdata
-        try:
-            self._requests[index].start_async(inputs, None, share_inputs)
-        except BaseException:
-            self._release(index)
-            raise
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            job = self._jobs[self._idle_job(deadline_s)]
+            left_s = None if deadline_s is None else deadline_s - time.monotonic()
+            try:
+                job.start_async(inputs, userdata, share_inputs, timeout_s=left_s)
+            except RequestBusyError:  # another thread took it
+                continue
+            return
 
     def is_ready(self) -> bool:
         """Whether a job is idle, so that `start_async` would not wait."""
-        return bool(self._idle)
+        return self._first_idle() is not None
 
     def get_idle_request_id(self) -> int:
         """Wait until a job is idle and return its index."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._idle)
-            return self._idle[0]
+        return self._idle_job(None)
 
     def wait_all(self) -> None:
-        """Wait until every job is idle; raise the first error since the last call."""
-        with self._changed:
-            self._changed.wait_for(lambda: len(self._idle) == len(self._requests))
-            errors, self._errors = self._errors, []
-        if errors:
-            raise errors[0]
+        """Wait until every job is idle; raise the first error since the last call.
 
-    def _finished(self, index: int) -> None:
-        request = self._requests[index]
-        try:
-            _ = request.results  # raises what the run raised
-            if self._callback is not None:
-                self._callback(request, self.userdata[index])
-        except Exception as error:  # the user's callback may raise anything; wait_all reports it
-            self._errors.append(error)
-        finally:
-            self._release(index)
+        Raises
+        ------
+        RequestBusyError
+            A callback of this queue would wait for others, which may wait for it.
+        """
+        self._wait(lambda: all(job.is_idle() for job in self._jobs) or None, None)
+        error, self._shared.error = self._shared.error, None
+        if error is not None:
+            raise error
 
-    def _release(self, index: int) -> None:
-        with self._changed:
-            self._idle.append(index)
-            self._changed.notify_all()
+    def _idle_job(self, deadline_s: float | None) -> int:
+        return self._wait(self._first_idle, deadline_s)
+
+    def _first_idle(self) -> int | None:
+        """Return an idle job's index; in a callback, its own job's if no other is idle."""
+        idle = [i for i, job in enumerate(self._jobs) if job.is_idle()]
+        others = [i for i in idle if not self._jobs[i].is_calling_back()]
+        return next(iter(others or idle), None)
+
+    def _wait(self, find: Callable[[], T | None], deadline_s: float | None) -> T:
+        """Wait until `find` finds something, and return that."""
+        with self._shared.changed:
+            while (found := find()) is None:
+                if threading.get_ident() in self._shared.calling_back:
+                    raise RequestBusyError(
+                        f"a callback of a queue of {len(self)} jobs would wait for jobs that end "
+                        "only after their callbacks. Start one request for each that has ended, "
+                        "make the queue longer, or wait in another thread.",
+                        state="busy",
+                    )
+                left_s = self._timeout_s if deadline_s is None else deadline_s - time.monotonic()
+                if left_s <= 0 or not self._shared.changed.wait(left_s):
+                    raise DeadlineError(
+                        f"none of {len(self)} jobs has ended in time. Allow more (timeout_s, or "
+                        "the model's REQUEST_TIMEOUT_S), or look for a callback that hangs."
+                    )
+            return found

@@ -5,9 +5,6 @@ from __future__ import annotations
 import io
 import threading
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, Final, overload
 
@@ -23,34 +20,20 @@ from devices.tensor_spec import TensorSpec
 from hetero.affinity import Affinity
 from hetero.blob import Compilation, Cut, export_payloads, write_model
 from hetero.config import HETERO_PROPERTIES
+from hetero.deployed_model import DeployedModel, Run
 from hetero.partition import Partition, Subgraph
 from hetero.planning import PlannedAffinity, PlanReport
-from scheduler.executor import Answer, Deployment
+from scheduler.executor import Deployment
 from scheduler.plan import Plan
 from scheduler.publish import publish
-
-#: Threads that run callbacks; they wait for Python more than for anything else.
-CALLBACK_THREADS: Final = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """A request on its way: its id, its answer's future, and the means to stop it."""
-
-    deployment: Deployment
-    request_id: int
-    future: Future[Answer]
-
-    def cancel(self) -> None:
-        """Ask the run to stop."""
-        self.deployment.cancel(self.request_id)
 
 
 class CompiledModel:
     """A deployed plan with names; made by `Core.compile_model` and `Core.import_model`.
 
     Use it as a function for one inference, make requests for more, and as a context manager to
-    give back what the devices hold for it.
+    give back what the devices hold for it; without one they do so once nobody holds the model or
+    a request of it any more.
 
     Parameters
     ----------
@@ -88,6 +71,8 @@ class CompiledModel:
         self.config: Final = dict(config)
         self.compilation: Final = compilation
         self._loaded_from_cache = loaded_from_cache
+        #: What requests run on.
+        self.deployed: Final = DeployedModel(deployment, profiles=self.config["PERF_COUNT"])
         self._ports = RequestTensors(plan.inputs, plan.outputs)
         #: One request for each thread that calls the model, so that calls overlap.
         self._requests = threading.local()
@@ -145,16 +130,6 @@ class CompiledModel:
         """The model's name."""
         return self.plan.name
 
-    @property
-    def profiles(self) -> bool:
-        """Whether requests time executed nodes: PERF_COUNT."""
-        return bool(self.config["PERF_COUNT"])
-
-    @cached_property
-    def callback_executor(self) -> ThreadPoolExecutor:
-        """Where requests' callbacks run."""
-        return ThreadPoolExecutor(CALLBACK_THREADS, f"hetero-callback-{self.name}")
-
     def submit(
         self, values: Mapping[str, Value], *, profile: bool = False, timeout_s: float | None = None
     ) -> Run:
@@ -169,12 +144,11 @@ class CompiledModel:
         timeout_s : float, optional
             Seconds until the request fails with DeadlineError.
         """
-        submission = self.deployment.submit(values, timeout_s=timeout_s, profile=profile)
-        return Run(self.deployment, submission.request_id, submission.future)
+        return self.deployed.submit(values, profile=profile, timeout_s=timeout_s)
 
     def create_infer_request(self) -> InferRequest:
         """Return a request of this model."""
-        return InferRequest(self)
+        return InferRequest(self.deployed)
 
     def infer_new_request(self, inputs: Any = None) -> Results:
         """Run once in a request of its own."""
@@ -182,12 +156,7 @@ class CompiledModel:
 
     def executed_nodes(self) -> tuple[ExecutedNode, ...]:
         """Return the runtime model's rows in running order, names behind ``subgraph<i>: ``."""
-        rows: list[ExecutedNode] = []
-        for s in self.subgraphs:
-            for node in self.deployment.executed_nodes(s.index):
-                name = f"subgraph{s.index}: {node.name}"
-                rows.append(replace(node, name=name, execution_order=len(rows)))
-        return tuple(rows)
+        return self.deployed.executed_nodes()
 
     def get_runtime_model(self) -> Model:
         """Return what the devices really run: one node for each executed node.
@@ -273,6 +242,4 @@ class CompiledModel:
     def close(self) -> None:
         """Give back what the devices hold for the model; its requests fail from then on."""
         self._requests = threading.local()
-        self.deployment.close()
-        if "callback_executor" in self.__dict__:
-            self.callback_executor.shutdown(wait=False)
+        self.deployed.close()

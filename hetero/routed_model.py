@@ -42,6 +42,8 @@ class RoutedModel(CompiledModel):
             loaded_from_cache=all(v.get_property("LOADED_FROM_CACHE") for v in variants),
         )
         self.variants = tuple(variants)
+        # A request of this model needs every variant, also after the model itself is dropped.
+        self.deployed.parts = tuple(variant.deployed for variant in variants)
         self.shares = tuple(shares)
         self._report = report
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 from devices.errors import DeviceLostError
@@ -68,7 +68,13 @@ class RoutedDeployment:
         count = 0
         for deployment in self._routes:
             self._offsets.append(count)
-            count += len(deployment.plan.stages)
+            count += deployment.num_stages
+        self.num_stages = count
+
+    @property
+    def callback_executor(self) -> ThreadPoolExecutor:
+        """The first route's: it outlives none of the others."""
+        return self._routes[0].callback_executor
 
     @property
     def plan(self) -> Plan:
@@ -130,6 +136,11 @@ class RoutedDeployment:
         """Close every route."""
         for deployment in self._routes:
             deployment.close()
+
+    def close_later(self) -> None:
+        """Close every route soon, in another thread."""
+        for deployment in self._routes:
+            deployment.close_later()
 
     def _find(self, stage: int) -> tuple[int, int]:
         route = max(i for i, offset in enumerate(self._offsets) if offset <= stage)

@@ -318,7 +318,7 @@ class ClientMachine:
         _note(request, event.now_s, f"submitted with {event.nbytes} bytes")
         if self._closed:
             error: BaseException = RequestCancelledError(
-                f"{self._name}: closed; deploy the model again.", request_id=request.id
+                f"{self._name}: closed; compile the model again.", request_id=request.id
             )
             return self._refuse(request, event.now_s, error)
         if self._lost:

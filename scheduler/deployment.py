@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 
@@ -19,6 +22,35 @@ from scheduler.plan import Plan
 from scheduler.request_runner import RequestRunner
 
 _log = logging.getLogger(__name__)
+
+#: Callbacks of a deployment that may run at once: one that waits does not stop the others.
+_CALLBACK_THREADS: Final = 4
+
+
+D = TypeVar("D", bound="BaseDeployment")
+
+
+class Deployments(Generic[D]):
+    """The open deployments of an executor, and what they share."""
+
+    def __init__(self) -> None:
+        #: Ascending through all deployments: they order the devices' queues.
+        self.request_ids = itertools.count(1)
+        self._open: dict[str, D] = {}
+
+    def __iter__(self) -> Iterator[D]:
+        return iter(list(self._open.values()))
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def add(self, deployment: D) -> None:
+        """Hold a deployment until it is closed."""
+        self._open[deployment.key] = deployment
+
+    def discard(self, deployment: D) -> None:
+        """Let go of a deployment."""
+        self._open.pop(deployment.key, None)
 
 
 class BaseDeployment(ABC):
@@ -34,8 +66,8 @@ class BaseDeployment(ABC):
         Values of the plan's constant outputs.
     limits : Limits
         Bounds of the queues.
-    ids : iterator of int
-        Gives request ids, through all deployments of an executor.
+    deployments : Deployments
+        The executor's, which hold this one until it is closed.
     """
 
     def __init__(
@@ -44,7 +76,7 @@ class BaseDeployment(ABC):
         plan: Plan,
         constants: Mapping[str, np.ndarray],
         limits: Limits,
-        ids: Iterator[int],
+        deployments: Deployments[Any],
     ) -> None:
         if missing := [name for name in plan.constant_outputs if name not in constants]:
             raise PlanError(f"plan of {plan.name!r}: no values for constant outputs {missing}.")
@@ -54,9 +86,14 @@ class BaseDeployment(ABC):
         self.imported: set[int] = set()
         self._constants = {name: constants[name] for name in plan.constant_outputs}
         self._inputs = frozenset(spec.name for spec in plan.inputs)
-        self._runner = RequestRunner(limits, self, name=f"{plan.name} ({key})", ids=ids)
+        name = f"{plan.name} ({key})"
+        self._runner = RequestRunner(limits, self, name=name, ids=deployments.request_ids)
+        #: Where callbacks of its requests run; threads start with the first callback.
+        self.callback_executor = ThreadPoolExecutor(_CALLBACK_THREADS, f"{name}-callback")
         self._close_lock = threading.Lock()
         self._closed = False
+        self._deployments = deployments
+        deployments.add(self)
 
     @abstractmethod
     def start(
@@ -71,6 +108,11 @@ class BaseDeployment(ABC):
     @abstractmethod
     def _unload(self) -> None:
         """Let the devices let go of the stages."""
+
+    @property
+    def num_stages(self) -> int:
+        """How many stages there are."""
+        return len(self.plan.stages)
 
     def submit(
         self,
@@ -109,8 +151,16 @@ class BaseDeployment(ABC):
             if self._closed:
                 return
             self._closed = True
-        self._runner.close()
-        self._unload()
+        try:
+            self._runner.close()
+            self._unload()
+        finally:
+            self.callback_executor.shutdown(wait=False)
+            self._deployments.discard(self)
+
+    def close_later(self) -> None:
+        """Close soon, in a thread of the deployment's own; see `Deployment.close_later`."""
+        self._runner.later(self.close)
 
     def _answered(
         self,

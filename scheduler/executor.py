@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -158,6 +158,14 @@ class Deployment(Protocol):
     def imported(self) -> Collection[int]:
         """Stages that were imported from their payloads; the others were compiled."""
 
+    @property
+    def num_stages(self) -> int:
+        """How many stages `executed_nodes` and `export` know."""
+
+    @property
+    def callback_executor(self) -> ThreadPoolExecutor:
+        """Where requests' callbacks run: never a thread that computes."""
+
     def submit(
         self,
         inputs: Mapping[str, Value],
@@ -208,6 +216,9 @@ class Deployment(Protocol):
 
     def close(self) -> None:
         """Cancel what is in flight and unload the stages; again is harmless."""
+
+    def close_later(self) -> None:
+        """Close soon, in another thread: for finalizers, which run anywhere, locks held or not."""
 
 
 class Executor(Protocol):

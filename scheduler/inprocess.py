@@ -6,7 +6,7 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -21,7 +21,7 @@ from devices.support import Support
 from scheduler import events
 from scheduler.client_machine import Limits
 from scheduler.codec import decode, encode
-from scheduler.deployment import BaseDeployment, check_sources, import_failed
+from scheduler.deployment import BaseDeployment, Deployments, check_sources, import_failed
 from scheduler.device_host import DeviceHost
 from scheduler.device_machine import DeviceMachine
 from scheduler.device_names import resolve_name
@@ -175,10 +175,10 @@ class InProcessDeployment(BaseDeployment):
         plan: Plan,
         constants: Mapping[str, np.ndarray],
         limits: Limits,
-        ids: Iterator[int],
+        deployments: Deployments[InProcessDeployment],
         devices: Mapping[str, _DeviceThreads],
     ) -> None:
-        super().__init__(key, plan, constants, limits, ids)
+        super().__init__(key, plan, constants, limits, deployments)
         self._devices = devices
         self._attempts: dict[tuple[int, int], _Attempt] = {}
         self._lock = threading.Lock()
@@ -309,9 +309,8 @@ class InProcessExecutor:
         self._counts = dict(devices or {})
         self._plugins = tuple(plugins)
         self._threads: dict[str, _DeviceThreads] = {}
-        self._deployments: list[InProcessDeployment] = []
+        self._deployments: Deployments[InProcessDeployment] = Deployments()
         self._keys = itertools.count(1)
-        self._request_ids = itertools.count(1)
         self._lock = threading.Lock()
         self._closed = False
 
@@ -355,24 +354,21 @@ class InProcessExecutor:
         threads = {name: self._device(name) for name in plan.devices}
         key = f"deployment-{next(self._keys)}"
         deployment = InProcessDeployment(
-            key, plan, constants or {}, limits, self._request_ids, threads
+            key, plan, constants or {}, limits, self._deployments, threads
         )
         try:
             deployment.load(sources, plan_shares(plan, sources, self.devices(), company))
         except BaseException:
             deployment.close()
             raise
-        with self._lock:
-            self._deployments.append(deployment)
         return deployment
 
     def close(self) -> None:
         """Close every deployment and stop the threads; again is harmless."""
         with self._lock:
             self._closed = True
-            deployments, self._deployments = self._deployments, []
             threads, self._threads = list(self._threads.values()), {}
-        for deployment in deployments:
+        for deployment in self._deployments:
             deployment.close()
         for device in threads:
             device.stop()

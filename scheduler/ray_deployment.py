@@ -7,7 +7,7 @@ each stage's small report, nothing else.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -27,7 +27,7 @@ from devices.program import ExecutedNode, Payload, Value
 from scheduler import events
 from scheduler.client_machine import Limits
 from scheduler.codec import nbytes_of
-from scheduler.deployment import BaseDeployment
+from scheduler.deployment import BaseDeployment, Deployments
 from scheduler.executor import StageRun
 from scheduler.memory_order import packed, unpacked
 from scheduler.plan import Plan
@@ -72,7 +72,7 @@ class RayDeployment(BaseDeployment):
 
     Parameters
     ----------
-    key, plan, constants, limits, ids
+    key, plan, constants, limits, deployments
         As `BaseDeployment`.
     devices : mapping of str to ActorDevice
         The plan's devices by the names that the plan uses.
@@ -90,14 +90,14 @@ class RayDeployment(BaseDeployment):
         plan: Plan,
         constants: Mapping[str, np.ndarray],
         limits: Limits,
-        ids: Iterator[int],
+        deployments: Deployments[RayDeployment],
         *,
         devices: Mapping[str, ActorDevice],
         arrived: Callable[[Arrival], None],
         lost: OnLost,
         ask: Callable[..., Any],
     ) -> None:
-        super().__init__(key, plan, constants, limits, ids)
+        super().__init__(key, plan, constants, limits, deployments)
         self._devices = devices
         self._arrived = arrived
         self._lost = lost
@@ -223,6 +223,8 @@ class RayDeployment(BaseDeployment):
         """Stop an attempt where it runs, keep it from running where it waits."""
         with self._lock:
             self._attempts.pop((request_id, attempt), None)
+        if not ray.is_initialized():  # the actors went with it; a call would start another Ray
+            return
         for device in self._devices.values():
             device.actor.cancel.remote(self.key, request_id, attempt)
 
@@ -249,5 +251,7 @@ class RayDeployment(BaseDeployment):
         return self._devices[self.plan.stages[stage].device]
 
     def _unload(self) -> None:
+        if not ray.is_initialized():
+            return
         refs = [device.actor.unload.remote(self.key) for device in self._devices.values()]
         ray.wait(refs, num_returns=len(refs), timeout=15.0)

@@ -19,7 +19,7 @@ from devices.model import Constant, Model
 from devices.program import Payload
 from devices.support import Support
 from scheduler.client_machine import Limits
-from scheduler.deployment import check_sources, import_failed
+from scheduler.deployment import Deployments, check_sources, import_failed
 from scheduler.device_probe import PluginSpec
 from scheduler.executor import DeviceDescriptor, StageSource
 from scheduler.model_parts import outline, split_model
@@ -75,7 +75,7 @@ class RayExecutor:
         self._session = connect(address, options=ray_options)
         self._devices = RayDevices(plugins, devices or {}, probe_timeout_s)
         self._load_timeout_s = load_timeout_s
-        self._deployments: list[RayDeployment] = []
+        self._deployments: Deployments[RayDeployment] = Deployments()
         #: References to weights in the object store, as long as somebody here has the weight.
         self._weights: weakref.WeakKeyDictionary[Constant, Any] = weakref.WeakKeyDictionary()
         #: What of a model goes to devices, as long as somebody here has the model.
@@ -83,7 +83,6 @@ class RayExecutor:
             weakref.WeakKeyDictionary()
         )
         self._keys = itertools.count(1)
-        self._request_ids = itertools.count(1)
         self._lock = threading.Lock()
         self._closed = False
         self._arrivals: queue.SimpleQueue[Arrival | None] = queue.SimpleQueue()
@@ -125,7 +124,7 @@ class RayExecutor:
             plan,
             constants or {},
             replace(limits, nbytes=min(limits.nbytes, self._store_nbytes() // 2)),
-            self._request_ids,
+            self._deployments,
             devices={name: self._devices.device(name) for name in plan.devices},
             arrived=self._arrivals.put,
             lost=self._lose,
@@ -136,8 +135,6 @@ class RayExecutor:
         except BaseException:
             deployment.close()
             raise
-        with self._lock:
-            self._deployments.append(deployment)
         return deployment
 
     def _store_nbytes(self) -> int:
@@ -194,10 +191,9 @@ class RayExecutor:
             if self._closed:
                 return
             self._closed = True
-            deployments, self._deployments = self._deployments, []
+        for deployment in self._deployments:
+            deployment.close()
         if ray.is_initialized():
-            for deployment in deployments:
-                deployment.close()
             self._devices.close()
         self._arrivals.put(None)
         if threading.current_thread() is not self._collector:
@@ -236,8 +232,7 @@ class RayExecutor:
     def _lose(self, actor_id: str, cause: str) -> None:
         """Take note that an actor is gone."""
         self._devices.forget(actor_id)
-        with self._lock:
-            deployments = [d for d in self._deployments if actor_id in d.actors]
+        deployments = [d for d in self._deployments if actor_id in d.actors]
         _log.warning("actor=%s lost, with %s deployments: %s", actor_id, len(deployments), cause)
         for deployment in deployments:
             deployment.device_lost(actor_id, cause)

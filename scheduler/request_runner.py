@@ -5,6 +5,8 @@ Both executors' deployments are one; they say how an attempt starts and how it i
 
 from __future__ import annotations
 
+import os
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +14,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from devices.errors import UnsupportedOperationError
 from devices.program import Value
+from devices.request_run import LONGEST_S
 from scheduler import events
 from scheduler.client_machine import (
     ClientMachine,
@@ -86,9 +90,12 @@ class RequestRunner:
         self._ids = ids
         self._calls: dict[int, _Call] = {}
         self._lock = threading.Lock()
-        self._timer = threading.Condition(self._lock)
-        self._timer_wakes_s = float("inf")
+        #: Work for the thread below; None has it look at the deadlines again.
+        self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._wakes_s = float("inf")
         self._closed = False
+        self._name = name
+        self._process = os.getpid()
         self._thread = threading.Thread(
             target=self._watch_deadlines, name=f"{name}-deadlines", daemon=True
         )
@@ -98,9 +105,15 @@ class RequestRunner:
         self, inputs: Mapping[str, Value], timeout_s: float | None, profile: bool
     ) -> Submission:
         """Admit a request, waiting for room; see `Deployment.submit`."""
+        if os.getpid() != self._process:
+            raise UnsupportedOperationError(
+                f"{self._name}: compiled in process {self._process}, of which this one, "
+                f"{os.getpid()}, is a fork; devices do not live on in it. Compile the model here, "
+                "or start processes with multiprocessing's 'spawn'."
+            )
         now_s = self._clock()
         limits = self._machine.limits
-        deadline_s = now_s + (limits.timeout_s if timeout_s is None else timeout_s)
+        deadline_s = now_s + min(limits.timeout_s if timeout_s is None else timeout_s, LONGEST_S)
         call = _Call(inputs, profile)
         call.future.set_running_or_notify_cancel()
         gate = call.gate
@@ -154,17 +167,22 @@ class RequestRunner:
             instructions = self._machine.handle(event)
             todo = [action for i in instructions if (action := self._action(i)) is not None]
             deadline_s = self._machine.next_deadline_s
-            if deadline_s is not None and deadline_s < self._timer_wakes_s:
-                self._timer.notify()
+            if deadline_s is not None and deadline_s < self._wakes_s:
+                self._wakes_s = deadline_s
+                self._orders.put(None)
         for action in todo:
             action()
+
+    def later(self, order: Callable[[], None]) -> None:
+        """Have the runner's own thread do `order`; may be called anywhere, in finalizers too."""
+        self._orders.put(order)
 
     def close(self) -> None:
         """Cancel what is in flight and take no more."""
         self.handle(events.Closed(self._clock()))
         with self._lock:
             self._closed = True
-            self._timer.notify()
+        self._orders.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=5.0)
 
@@ -201,14 +219,18 @@ class RequestRunner:
     def _watch_deadlines(self) -> None:
         while True:
             with self._lock:
-                deadline_s = self._machine.next_deadline_s
-                self._timer_wakes_s = float("inf") if deadline_s is None else deadline_s
-                left_s = None if deadline_s is None else deadline_s - self._clock()
-                if not self._closed and (left_s is None or left_s > 0):
-                    self._timer.wait(left_s)
                 if self._closed:
                     return
-            self.handle(events.TimePassed(self._clock()))
+                deadline_s = self._machine.next_deadline_s
+                self._wakes_s = float("inf") if deadline_s is None else deadline_s
+            left_s = None if deadline_s is None else max(0.0, deadline_s - self._clock())
+            try:
+                order = self._orders.get(timeout=left_s)
+            except queue.Empty:
+                self.handle(events.TimePassed(self._clock()))
+                continue
+            if order is not None:
+                order()
 
 
 def _fail(call: _Call, error: BaseException) -> None:

@@ -129,6 +129,7 @@ class _BoundBody:
         self._context = context
 
     def __call__(self, *inputs: Value) -> tuple[Value, ...]:
+        self._context.check_cancelled()  # a body need not have a node that asks
         return tuple(self._body.block.run([*inputs, *self._captured], self._context))
 
     def outputs(self, *inputs: Value) -> list[BodyOutput]:

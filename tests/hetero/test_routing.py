@@ -48,6 +48,7 @@ class _Route:
     def __init__(self, name: str, stages: int, *, lost: bool = False) -> None:
         self.plan: Any = _Plan(stages)
         self.imported = {0}
+        self.num_stages = stages
         self.name = name
         self.lost = lost
         self.calls: list[Any] = []

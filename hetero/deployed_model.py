@@ -1,0 +1,76 @@
+"""What the requests of a compiled model run on: its deployment, held until nobody needs it.
+
+The compiled model and its requests hold this object, and it holds neither: once the last of them
+is gone, the devices give back what they hold.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, replace
+
+from devices.program import ExecutedNode, Value
+from devices.tensor_spec import TensorSpec
+from scheduler.executor import Answer, Deployment
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A request on its way: its id, its answer's future, and the means to stop it."""
+
+    deployment: Deployment
+    request_id: int
+    future: Future[Answer]
+
+    def cancel(self) -> None:
+        """Ask the run to stop."""
+        self.deployment.cancel(self.request_id)
+
+
+class DeployedModel:
+    """A deployment as a `devices.request_target.RequestTarget`.
+
+    Parameters
+    ----------
+    deployment : Deployment
+        Closed with this object.
+    profiles : bool
+        Whether requests time executed nodes.
+    """
+
+    def __init__(self, deployment: Deployment, *, profiles: bool) -> None:
+        self._deployment = deployment
+        self.profiles = profiles
+        self.name: str = deployment.plan.name
+        self.inputs: tuple[TensorSpec, ...] = deployment.plan.inputs
+        self.outputs: tuple[TensorSpec, ...] = deployment.plan.outputs
+        #: Others that live as long as this one.
+        self.parts: tuple[DeployedModel, ...] = ()
+        self._finalizer = weakref.finalize(self, deployment.close_later)
+        self._finalizer.atexit = False  # threads and devices end with the process
+
+    @property
+    def callback_executor(self) -> Executor:
+        """Where requests' callbacks run."""
+        return self._deployment.callback_executor
+
+    def submit(self, values: Mapping[str, Value], *, profile: bool, timeout_s: float | None) -> Run:
+        """Start a request on checked values."""
+        made = self._deployment.submit(values, timeout_s=timeout_s, profile=profile)
+        return Run(self._deployment, made.request_id, made.future)
+
+    def executed_nodes(self) -> tuple[ExecutedNode, ...]:
+        """Return the runtime model's rows in running order, names behind ``subgraph<i>: ``."""
+        rows: list[ExecutedNode] = []
+        for stage in range(self._deployment.num_stages):
+            for node in self._deployment.executed_nodes(stage):
+                name = f"subgraph{stage}: {node.name}"
+                rows.append(replace(node, name=name, execution_order=len(rows)))
+        return tuple(rows)
+
+    def close(self) -> None:
+        """Give back what the devices hold; requests fail from then on."""
+        self._finalizer.detach()
+        self._deployment.close()

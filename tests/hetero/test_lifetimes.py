@@ -1,0 +1,156 @@
+"""What a compiled model holds is given back: when it is closed, and when nobody needs it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+import hetero
+from devices import errors
+from hetero.routed_model import RoutedModel
+from tests.hetero.models import branches, branches_output
+
+X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
+#: Long enough for any machine; what is waited for takes milliseconds.
+PATIENCE_S = 60
+
+
+@pytest.fixture
+def core() -> Iterator[hetero.Core]:
+    with hetero.Core(executor="inprocess") as core:
+        yield core
+
+
+def num_open(core: hetero.Core) -> int:
+    return len(core.executor._deployments)
+
+
+def until(holds: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < end_s
+        time.sleep(0.001)
+
+
+def test_closed_models_leave_the_executor(core: hetero.Core) -> None:
+    for _ in range(3):
+        with core.compile_model(branches(), "CPU") as compiled:
+            compiled({"x": X})
+            assert num_open(core) == 1
+        assert num_open(core) == 0
+
+
+def test_a_model_that_fails_to_compile_leaves_the_executor(core: hetero.Core) -> None:
+    with pytest.raises(errors.HeteroError):
+        core.compile_model(branches(), "CPU", {"INFERENCE_NUM_THREADS": -5})
+    assert num_open(core) == 0
+
+
+def use_by_call(compiled: hetero.CompiledModel) -> None:
+    compiled({"x": X})
+
+
+def use_by_failing_call(compiled: hetero.CompiledModel) -> None:
+    with pytest.raises(errors.TensorError):
+        compiled({"x": "text"})
+
+
+def use_by_callback(compiled: hetero.CompiledModel) -> None:
+    request = compiled.create_infer_request()
+    request.set_callback(lambda userdata: None)
+    request.start_async({"x": X})
+    request.wait()
+
+
+def use_by_queue(compiled: hetero.CompiledModel) -> None:
+    queue = hetero.AsyncInferQueue(compiled, jobs=2)
+    queue.set_callback(lambda request, userdata: None)
+    for _ in range(4):
+        queue.start_async({"x": X})
+    queue.wait_all()
+
+
+@pytest.mark.parametrize(
+    "use", [lambda _: None, use_by_call, use_by_failing_call, use_by_callback, use_by_queue]
+)
+def test_a_dropped_model_gives_everything_back(
+    core: hetero.Core, use: Callable[[hetero.CompiledModel], None]
+) -> None:
+    before = threading.active_count()
+    compiled = core.compile_model(branches(), "HETERO:CPU", {"NUM_STREAMS": 1})
+    threads = set(threading.enumerate())
+    use(compiled)
+    del compiled  # the garbage collector has nothing to do with it
+    until(lambda: num_open(core) == 0)
+    # The device's own thread stays with the executor.
+    until(lambda: threading.active_count() <= before + 1)
+    assert threads - set(threading.enumerate())
+
+
+def test_a_request_or_a_queue_keeps_its_model_alive(core: hetero.Core) -> None:
+    request = core.compile_model(branches(), "CPU").create_infer_request()
+    queue = hetero.AsyncInferQueue(core.compile_model(branches(), "CPU"), jobs=1)
+    np.testing.assert_allclose(request.infer({"x": X})[0], branches_output(X), rtol=1e-6)
+    queue.start_async({"x": X})
+    queue.wait_all()
+    assert num_open(core) == 2
+    del request
+    until(lambda: num_open(core) == 1)
+    del queue
+    until(lambda: num_open(core) == 0)
+
+
+def test_a_dropped_request_runs_to_its_end_and_calls_back(core: hetero.Core) -> None:
+    seen = threading.Event()
+    request = core.compile_model(branches(), "CPU").create_infer_request()
+    request.set_callback(lambda userdata: seen.set())
+    request.start_async({"x": X})
+    del request
+    assert seen.wait(PATIENCE_S)
+    until(lambda: num_open(core) == 0)
+
+
+def test_a_request_of_a_routed_model_keeps_every_variant_alive(core: hetero.Core) -> None:
+    variants = [core.compile_model(branches(), "CPU") for _ in range(2)]
+    routed = RoutedModel(variants, [1, 1], None)  # type: ignore[arg-type]
+    request = routed.create_infer_request()
+    del variants, routed
+    for _ in range(4):  # both by turns
+        np.testing.assert_allclose(request.infer({"x": X})[0], branches_output(X), rtol=1e-6)
+    assert num_open(core) == 2
+    del request
+    until(lambda: num_open(core) == 0)
+
+
+def test_closing_a_model_or_a_core_twice_in_any_order_is_harmless() -> None:
+    core = hetero.Core(executor="inprocess")
+    compiled = core.compile_model(branches(), "CPU")
+    core.close()
+    compiled.close()
+    core.close()
+    with pytest.raises(errors.RequestCancelledError, match="compile the model again"):
+        compiled({"x": X})
+
+
+def test_a_fork_is_told_that_the_devices_stayed_behind(core: hetero.Core) -> None:
+    compiled = core.compile_model(branches(), "CPU")
+    compiled({"x": X})
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            compiled({"x": X})
+        except errors.UnsupportedOperationError as error:
+            os.write(write, str(error).encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        told = pipe.read().decode()
+    os.waitpid(child, 0)
+    assert "fork" in told
+    assert "Compile the model here" in told
