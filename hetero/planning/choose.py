@@ -1,4 +1,8 @@
-"""Choosing a plan: the planner's search over measured costs, told as a report."""
+"""Choosing a plan: the solver's search over measured costs, told as a report.
+
+Every plan that is told of is judged in the same way, by the prediction of its real cut: the choice,
+the alternatives, the advice and the bound's ratio are figures of one kind.
+"""
 
 from __future__ import annotations
 
@@ -9,39 +13,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-import numpy as np
-
-from devices.model import Model
+from devices.errors import PlanError
 from hetero.affinity import Affinity
 from hetero.partition import Partition, partition
-from hetero.planning.cost.work import value_nbytes
-from hetero.planning.problem import (
-    Hint,
-    Planned,
-    Task,
-    build,
-    node_seconds,
-    wire_latency,
+from hetero.planning.predict import predict
+from hetero.planning.problem import Hint, Planned, Task, build, node_seconds
+from hetero.planning.report import (
+    Alternative,
+    PlanReport,
+    StagePrediction,
+    Variant,
+    WirePrediction,
+    milliseconds,
 )
-from hetero.planning.report import Alternative, PlanReport, StagePrediction, Variant, WirePrediction
-from hetero.planning.solver import (
-    Candidate,
-    Part,
-    Problem,
-    Solution,
-    cut,
-    evaluate,
-    is_feasible,
-    plan,
-)
+from hetero.planning.solver import Candidate, Objective, Part, Solution, is_landmark, plan
+from hetero.planning.solver.problem import Assignment
 
 Policy = Literal["PRIORITY", "PIPELINE_PARALLEL", "AUTO"]
 #: Plans that a report tells of beside the chosen one.
 MOST_ALTERNATIVES: Final = 16
-#: Subgraphs up to which fragments are looked for: each trial judges the whole plan anew.
-MOST_FRAGMENTS: Final = 48
-#: Simpler plans within this share of the best are preferred.
-TOLERANCE: Final = 0.03
+#: Effort of the search beside a plan that is only judged, as a share of what was granted.
+JUDGING: Final = 0.1
+#: What would help less than this share is no advice.
+LEAST_HELP: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +49,13 @@ class Choice:
     hint : {"THROUGHPUT", "LATENCY"}
         What to make small: time between answers, or time of one.
     seconds : float
-        Time for the search.
+        Effort of the search: the steps that an idle core takes in about that time.
     seed : int
         Of all that is random in it.
     max_variants : int
         How many plans may share the requests.
+    cap_s : float, optional
+        Seconds after which the clock ends the search; many times the effort by default.
     """
 
     policy: Policy = "AUTO"
@@ -67,6 +63,12 @@ class Choice:
     seconds: float = 5.0
     seed: int = 0
     max_variants: int = 1
+    cap_s: float | None = None
+
+    @property
+    def objective(self) -> Objective:
+        """The hint, as the solver has it."""
+        return "latency" if self.hint == "LATENCY" else "throughput"
 
 
 def choose(task: Task, choice: Choice, priority: Affinity | None = None) -> PlanReport:
@@ -89,110 +91,114 @@ def choose(task: Task, choice: Choice, priority: Affinity | None = None) -> Plan
     Raises
     ------
     PlanError
-        Constraints that no plan meets, with the nodes and the constraint that clash.
+        Constraints that no plan meets, with the nodes and the constraint that clash; or that the
+        priority list breaks, where the policy is ``PRIORITY``.
     """
     begin = time.monotonic()
     planned = build(task, choice.hint)
-    listed = priority and _assignment(planned, priority)
-    solution = _solve(planned.problem, choice)
-    candidates = [_named("priority", planned.problem, listed)] if listed else []
-    candidates += [solution.chosen, *solution.runners_up]
-    if choice.policy == "PRIORITY" and listed:
-        chosen = candidates[0]
-    else:
-        chosen = _pick(candidates[bool(listed) :], choice)
-    variants = []
-    for part in sorted(chosen.parts, key=lambda p: -p.share):
-        if chosen is candidates[0] and priority is not None and listed:
-            variants.append(Variant(priority, part.share))
-            continue
-        settled = settle(planned.problem, part.assignment, choice.hint)
-        variants.append(Variant(planned.affinity(settled, f"plan: {chosen.name}"), part.share))
-    return _report(task, choice, planned, solution, tuple(variants), chosen, candidates, begin)
-
-
-def _pick(candidates: Sequence[Candidate], choice: Choice) -> Candidate:
-    """Of the plans within the tolerance of the best, the one with fewest parts and subgraphs.
-
-    Costs are not known better than that, and what is simple keeps to its prediction.
-    """
-
-    def score(c: Candidate) -> float:
-        return c.latency if choice.hint == "LATENCY" else c.bottleneck
-
-    allowed = [c for c in candidates if len(c.parts) <= choice.max_variants]
-    limit = min(score(c) for c in allowed) * (1 + TOLERANCE)
-    near = [c for c in allowed if score(c) <= limit]
-    return min(near, key=lambda c: (len(c.parts), c.subgraphs, score(c), c.parts))
-
-
-def settle(problem: Problem, assignment: Sequence[int], hint: Hint) -> tuple[int, ...]:
-    """Give subgraphs away where their calls and transfers cost more than moving them would.
-
-    A subgraph goes to the device of a neighbour when neither the bottleneck (for ``LATENCY``: the
-    latency) nor the sum of all loads grows and one of them falls.
-    """
-    best = tuple(assignment)
-    score = _score(problem, best, hint)
-    moved = True
-    while moved:
-        moved = False
-        parts = cut(problem, best)
-        if not 1 < len(parts.device) <= MOST_FRAGMENTS:
-            return best
-        sizes = Counter(parts.cluster)
-        for piece in sorted(sizes, key=lambda c: (sizes[c], c)):
-            for device in sorted(set(parts.device) - {parts.device[piece]}):
-                trial = tuple(
-                    device if c == piece else d for c, d in zip(parts.cluster, best, strict=True)
-                )
-                if not is_feasible(problem, trial):
-                    continue
-                found = _score(problem, trial, hint)
-                if found[0] <= score[0] and found[1] < score[1] * (1 - 1e-9):
-                    best, score, moved = trial, found, True
-                    break
-            if moved:
-                break
-    return best
-
-
-def _score(problem: Problem, assignment: tuple[int, ...], hint: Hint) -> tuple[float, float]:
-    judged = evaluate(problem, assignment)
-    first = judged.latency if hint == "LATENCY" else judged.bottleneck
-    return first, float(judged.loads.sum())
-
-
-def _solve(problem: Problem, choice: Choice) -> Solution:
-    seconds = 0.5 if choice.policy == "PRIORITY" else choice.seconds
-    return plan(
-        problem,
-        "latency" if choice.hint == "LATENCY" else "throughput",
-        seconds,
+    listed = _listed(task, planned, choice, priority)
+    judge = _Judge(task, planned)
+    if priority is not None:
+        judge.affinities |= dict.fromkeys(listed.values(), priority)
+    judging = choice.policy == "PRIORITY"
+    solution = plan(
+        planned.problem,
+        choice.objective,
+        choice.seconds * (JUDGING if judging else 1.0),
         choice.seed,
         contiguous=choice.policy == "PIPELINE_PARALLEL",
+        max_parts=choice.max_variants,
+        given=listed,
+        keep="priority" if judging and listed else None,
+        judge=judge,
+        floor=planned.floor,
+        cap_s=choice.cap_s,
+    )
+    return _report(task, choice, planned, solution, judge, begin)
+
+
+def _listed(
+    task: Task, planned: Planned, choice: Choice, priority: Affinity | None
+) -> dict[str, Assignment]:
+    """Return the priority list's plan as the solver has it, where it can be planned for."""
+    if priority is None:
+        return {}
+    unmeasured = sorted(set(priority.values()) - set(task.devices))
+    if not unmeasured:
+        number = {d: i for i, d in enumerate(planned.problem.devices)}
+        names = (planned.model.nodes[p].name for p in planned.positions)
+        return {"priority": tuple(number[priority[name]] for name in names)}
+    if choice.policy != "PRIORITY":
+        return {}
+    reasons = "; ".join(f"{d}: {task.costs.missing.get(d, 'no costs')}" for d in unmeasured)
+    raise PlanError(
+        f"model {planned.model.name!r}: the priority list gives nodes to devices that were not "
+        f"measured ({reasons}); leave them out of the list, or measure them with `hetero profile`.",
+        constraint="costs",
     )
 
 
-def _assignment(planned: Planned, affinity: Affinity) -> tuple[int, ...] | None:
-    """Return an affinity as the planner has it; None where it breaks a constraint."""
-    number = {d: i for i, d in enumerate(planned.problem.devices)}
-    names = (planned.model.nodes[p].name for p in planned.positions)
-    found = tuple(number[affinity[name]] for name in names)
-    return found if is_feasible(planned.problem, found) else None
+class _Judge:
+    """Predicts plans from their real cuts; each affinity is cut once."""
+
+    def __init__(self, task: Task, planned: Planned) -> None:
+        self._task = task
+        self._planned = planned
+        self.affinities: dict[Assignment, Affinity] = {}
+        self._cuts: dict[Assignment, Partition] = {}
+
+    def __call__(self, names: tuple[str, ...], parts: tuple[Part, ...]) -> Candidate:
+        stages, _, latency = self.predicted(names[0], parts)
+        loads = dict.fromkeys(self._task.devices, 0.0)
+        for s in stages:
+            loads[s.device] += parts[s.variant].share * (s.run_s + s.transfer_s + s.overhead_s)
+        return Candidate(
+            names=names,
+            parts=parts,
+            loads=tuple(loads.values()),
+            bottleneck=max(loads.values()),
+            latency=latency,
+            subgraphs=len(stages),
+            levels=max(_levels(self.variant(names[0], p).partition) for p in parts),
+        )
+
+    def variant(self, name: str, part: Part) -> Variant:
+        """Return a part as an affinity, cut; `name` is what its reasons say."""
+        assignment = part.assignment
+        if assignment not in self.affinities:
+            self.affinities[assignment] = self._planned.affinity(assignment, f"plan: {name}")
+        affinity = self.affinities[assignment]
+        if assignment not in self._cuts:
+            self._cuts[assignment] = partition(self._task.model, affinity)
+        return Variant(affinity, part.share, self._cuts[assignment])
+
+    def predicted(
+        self, name: str, parts: Sequence[Part]
+    ) -> tuple[list[StagePrediction], list[WirePrediction], float]:
+        """Return every stage and wire of a plan's parts, and the slowest part's latency."""
+        cuts = [self.variant(name, part).partition for part in parts]
+        company = len({s.device for cut in cuts if cut for s in cut.subgraphs}) > 1
+        stages: list[StagePrediction] = []
+        wires: list[WirePrediction] = []
+        latency = 0.0
+        for number, cut in enumerate(cuts):
+            assert cut is not None  # a judge's variants are cut
+            mine, crossing, alone = predict(
+                self._task, self._planned.model, cut, number, company=company
+            )
+            stages += mine
+            wires += crossing
+            latency = max(latency, alone)
+        return stages, wires, latency
 
 
-def _named(name: str, problem: Problem, assignment: tuple[int, ...]) -> Candidate:
-    judged = evaluate(problem, assignment)
-    return Candidate(
-        names=(name,),
-        parts=(Part(assignment, 1.0),),
-        loads=tuple(judged.loads.tolist()),
-        bottleneck=judged.bottleneck,
-        latency=judged.latency,
-        subgraphs=judged.subgraphs,
-        levels=judged.levels,
-    )
+def _levels(cut: Partition | None) -> int:
+    """Return how many subgraphs the longest chain has."""
+    assert cut is not None  # a judge's variants are cut
+    level = [1] * len(cut.subgraphs)
+    for wire in sorted(cut.wires, key=lambda w: w.producer):
+        level[wire.consumer] = max(level[wire.consumer], level[wire.producer] + 1)
+    return max(level, default=0)
 
 
 def _report(
@@ -200,29 +206,16 @@ def _report(
     choice: Choice,
     planned: Planned,
     solution: Solution,
-    variants: tuple[Variant, ...],
-    chosen: Candidate,
-    candidates: Sequence[Candidate],
+    judge: _Judge,
     begin: float,
 ) -> PlanReport:
-    model = planned.model
-    stages: list[StagePrediction] = []
-    wires: list[WirePrediction] = []
-    loads = dict.fromkeys(task.devices, 0.0)
-    latency = 0.0
-    cuts = [partition(model, variant.affinity) for variant in variants]
-    company = len({s.device for parts in cuts for s in parts.subgraphs}) > 1
-    for number, (variant, parts) in enumerate(zip(variants, cuts, strict=True)):
-        mine, crossing, alone = predict(task, model, parts, number, company=company)
-        stages += mine
-        wires += crossing
-        latency = max(latency, alone)
-        for stage in mine:
-            loads[stage.device] += variant.share * (
-                stage.run_s + stage.transfer_s + stage.overhead_s
-            )
-    bottleneck = max(loads, key=lambda d: loads[d])
-    bound_s, bound_name, scope, figure = _bound(choice, planned, solution, loads, latency)
+    chosen = solution.chosen
+    by_share = sorted(chosen.parts, key=lambda p: -p.share)
+    variants = tuple(judge.variant(chosen.name, part) for part in by_share)
+    stages, wires, latency = judge.predicted(chosen.name, by_share)
+    loads = dict(zip(task.devices, chosen.loads, strict=True))
+    figure = chosen.figure(choice.objective)
+    bound_s, bound_name, scope = _bound(choice, solution)
     times = {
         name: {
             d: seconds
@@ -232,198 +225,86 @@ def _report(
         for name in planned.problem.names
     }
     return PlanReport(
-        model=model.name,
+        model=planned.model.name,
         model_hash=task.model.content_hash,
         devices=task.devices,
         policy=choice.policy,
         hint=choice.hint,
         variants=variants,
-        bottleneck_s=loads[bottleneck],
+        bottleneck_s=chosen.bottleneck,
         latency_s=latency,
         loads_s=loads,
-        bottleneck=bottleneck,
+        bottleneck=max(loads, key=lambda d: loads[d]),
         bound_s=bound_s,
         bound_name=bound_name,
         bound_scope=scope,
         ratio=figure / bound_s if bound_s > 0 else math.inf,
-        advice=_advice(choice, planned, solution, chosen, loads),
-        alternatives=_alternatives(planned, chosen, candidates),
+        advice=_advice(choice, solution, loads),
+        alternatives=_alternatives(choice, planned, solution),
         stages=tuple(stages),
         wires=tuple(wires),
         node_times=times,
         sources=Counter(t.source for row in times.values() for t in row.values()),
         planning_s=time.monotonic() - begin,
+        cut_short=solution.cut_short,
     )
 
 
-def predict(
-    task: Task, model: Model, parts: Partition, variant: int = 0, *, company: bool = True
-) -> tuple[list[StagePrediction], list[WirePrediction], float]:
-    """Return what each stage and wire of a partition is expected to take, and one request alone.
+def _bound(choice: Choice, solution: Solution) -> tuple[float, str, str]:
+    """Return the proven bound, its name and what it covers.
 
-    Parameters
-    ----------
-    task : Task
-        Its costs and devices.
-    model : Model
-        The model with its shapes.
-    parts : Partition
-        How it is cut.
-    variant : int
-        The variant that it belongs to.
-    company : bool
-        Whether other devices work at the same time.
+    What is proven holds for devices that work beside each other. One that works alone is not
+    slowed by others: those plans are few, and all of them were judged.
     """
-    costs = task.costs.devices
-    device_of = [s.device for s in parts.subgraphs]
-    made_by = {v: s.index for s in parts.subgraphs for v in s.outputs}
-    goes_to: dict[str, set[str]] = {}
-    for wire in parts.wires:
-        if device_of[wire.consumer] != device_of[wire.producer]:
-            goes_to.setdefault(wire.tensor, set()).add(device_of[wire.consumer])
-    ends = {port.name for port in model.outputs}
-    received: set[tuple[str, str]] = set()
-    stages: list[StagePrediction] = []
-    finish: list[float] = []
-    free = dict.fromkeys(task.devices, 0.0)
-    for s in parts.subgraphs:
-        cost = costs[s.device]
-        alone = [t for n in s.node_names if (t := node_seconds(cost, n, "LATENCY")) is not None]
-        run_alone = cost.dispatch.seconds + sum(t.seconds for t in alone)
-        transfer = 0.0
-        ready = free[s.device]
-        for value in s.inputs:
-            nbytes = value_nbytes(model.spec(value))
-            source = made_by.get(value)
-            sender = None if source is None else device_of[source]
-            if sender != s.device and (value, s.device) not in received:
-                received.add((value, s.device))
-                transfer += _busy(task, sender, s.device, nbytes)
-            if source is not None:
-                on_way = wire_latency(task.costs, device_of[source], s.device, nbytes)
-                ready = max(ready, finish[source] + on_way)
-        for value in s.outputs:
-            receivers = goes_to.get(value, set())
-            if value in ends or receivers:
-                nbytes = value_nbytes(model.spec(value))
-                to: list[str | None] = [*sorted(receivers)] or [None]
-                transfer += max(_busy(task, s.device, d, nbytes) for d in to)
-        stages.append(
-            StagePrediction(
-                index=s.index,
-                device=s.device,
-                nodes=len(s.node_names),
-                run_s=run_alone * (cost.load.seconds if company else 1.0),
-                transfer_s=transfer,
-                overhead_s=cost.overhead.seconds,
-                variant=variant,
-            )
-        )
-        finish.append(ready + run_alone)
-        free[s.device] = finish[-1]
-    wires = [
-        WirePrediction(
-            w.tensor,
-            w.producer,
-            w.consumer,
-            model.spec(w.tensor).nbytes,
-            wire_latency(
-                task.costs,
-                device_of[w.producer],
-                device_of[w.consumer],
-                value_nbytes(model.spec(w.tensor)),
-            ),
-            variant,
-        )
-        for w in parts.wires
-    ]
-    return stages, wires, max(finish, default=0.0)
-
-
-def _busy(task: Task, sender: str | None, receiver: str | None, nbytes: int) -> float:
-    """Seconds that a device is busy with a tensor; of unknown partners, the dearest."""
-    found = [
-        t.busy(nbytes)
-        for (a, b), t in task.costs.transfers.items()
-        if a == (sender or a) and b == (receiver or b)
-    ]
-    return max(found, default=0.0)
-
-
-def _bound(
-    choice: Choice,
-    planned: Planned,
-    solution: Solution,
-    loads: dict[str, float],
-    latency: float,
-) -> tuple[float, str, str, float]:
-    """Return the proven bound, its name, what it covers, and the figure that it bounds."""
-    if choice.hint == "LATENCY":
-        proven = critical_path(planned.problem)
-        return proven, "critical path", "any assignment of this model", latency
     bound = solution.bound
-    scope = (
-        "any routing of requests over these devices"
-        if bound.mixing
-        else "any assignment of this model without replication"
-    )
-    return bound.seconds, bound.name, scope, max(loads.values())
+    seconds, name = bound.seconds, bound.name
+    for c in (solution.chosen, *solution.runners_up):
+        alone = c.name if c.name.startswith("single ") else ""
+        if sum(load > 0 for load in c.loads) == 1 and c.figure(choice.objective) < seconds:
+            seconds, name = c.figure(choice.objective), alone or c.name
+    return seconds, name, bound.scope
 
 
-def critical_path(problem: Problem) -> float:
-    """Seconds of the longest path, each node on its fastest device, transfers free.
-
-    No plan answers one request in less; colocation and memory only make it longer.
-    """
-    fastest = problem.times.min(axis=1)
-    after: list[list[int]] = [[] for _ in range(problem.node_count)]
-    for u, v in problem.edges():
-        after[u].append(v)
-    finish = fastest.copy()
-    # Nodes are in topological order, as the model's are.
-    for u, heads in enumerate(after):
-        for v in heads:
-            finish[v] = max(finish[v], finish[u] + fastest[v])
-    return float(np.max(finish, initial=0.0))
-
-
-def _advice(
-    choice: Choice,
-    planned: Planned,
-    solution: Solution,
-    chosen: Candidate,
-    loads: dict[str, float],
-) -> tuple[str, ...]:
+def _advice(choice: Choice, solution: Solution, loads: dict[str, float]) -> tuple[str, ...]:
+    """Return what would lower the figure that is to be small, a sentence each."""
+    chosen, objective = solution.chosen, choice.objective
+    figure = chosen.figure(objective)
     lines: list[str] = []
-    if chosen is solution.chosen:
-        lines += solution.advice
-    else:
-        best = solution.chosen
-        if best.bottleneck < chosen.bottleneck * 0.99 and choice.hint == "THROUGHPUT":
+    best = solution.runners_up[0] if solution.runners_up else chosen
+    if best.figure(objective) < figure * (1 - LEAST_HELP):
+        what = "latency" if objective == "latency" else "bottleneck"
+        shared = f", with {len(best.parts)} plans sharing requests (MAX_VARIANTS={len(best.parts)})"
+        lines.append(
+            f"{best.name}: {what} {milliseconds(best.figure(objective))} instead of "
+            f"{milliseconds(figure)}{shared * (len(best.parts) > choice.max_variants)}"
+        )
+    if objective == "throughput" and choice.policy != "PRIORITY":
+        busiest = max(loads, key=lambda d: loads[d])
+        halved = max([loads[busiest] / 2, *(load for d, load in loads.items() if d != busiest)])
+        if halved < figure * (1 - LEAST_HELP):
             lines.append(
-                f"{best.name}: bottleneck {best.bottleneck * 1e3:.4g} ms instead of "
-                f"{chosen.bottleneck * 1e3:.4g} ms"
-                + (f", with {len(best.parts)} plans sharing requests" * (len(best.parts) > 1))
+                f"a second device like {busiest}, taking every other request of its subgraphs: "
+                f"bottleneck {milliseconds(halved)} instead of {milliseconds(figure)}"
             )
-        idle = [d for d, load in loads.items() if load == 0]
-        if idle:
-            lines.append(f"{', '.join(idle)}: no work")
+    if idle := [d for d, load in loads.items() if load == 0]:
+        lines.append(f"{', '.join(idle)}: no work")
     return tuple(lines)
 
 
-def _alternatives(
-    planned: Planned, chosen: Candidate, candidates: Sequence[Candidate]
-) -> tuple[Alternative, ...]:
-    """The chosen plan, single devices, priority, mixes, and the best of the rest."""
+def _alternatives(choice: Choice, planned: Planned, solution: Solution) -> tuple[Alternative, ...]:
+    """The chosen plan, single devices, priority, mixes, and the best of the rest, best first."""
     devices = planned.problem.devices
+    chosen = solution.chosen
+    candidates = (chosen, *solution.runners_up)
     rows: dict[str, Candidate] = {}
     # A landmark has a row by its own name, also where several methods found the same plan.
     for c in candidates:
         for name in c.names:
-            if _is_landmark(name):
+            if is_landmark(name):
                 rows.setdefault(name, c)
     if all(c is not chosen for c in rows.values()):
-        rows[chosen.name] = chosen
+        name = chosen.name if chosen.name not in rows else f"{chosen.name}, tidied"
+        rows[name] = chosen
     told = {(c.bottleneck, c.latency, c.subgraphs) for c in rows.values()}
     for c in candidates:
         figures = (c.bottleneck, c.latency, c.subgraphs)
@@ -431,7 +312,7 @@ def _alternatives(
             rows.setdefault(c.name, c)
             told.add(figures)
     first = next(name for name, c in rows.items() if c is chosen)
-    ranked = sorted(rows.items(), key=lambda row: (row[1].bottleneck, row[1].latency, row[0]))
+    ranked = sorted(rows.items(), key=lambda row: (row[1].figure(choice.objective), row[0]))
     return tuple(
         Alternative(
             name=name,
@@ -444,7 +325,3 @@ def _alternatives(
         )
         for name, c in ranked
     )
-
-
-def _is_landmark(name: str) -> bool:
-    return name.startswith("single ") or name in ("priority", "mix", "replicas")

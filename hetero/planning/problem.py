@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -77,6 +77,8 @@ class Planned:
     """A problem, and what its nodes are in the model."""
 
     problem: Problem
+    #: The same with costs that no plan falls below: what bounds are proven on.
+    floor: Problem
     model: Model
     #: Positions in the model of the problem's nodes.
     positions: tuple[int, ...]
@@ -150,34 +152,35 @@ def build(task: Task, hint: Hint) -> Planned:
             seconds = node_seconds(cost, name, hint)
             if seconds is not None and name in task.supports[device]:
                 times[i, d] = seconds.seconds
-    receive = [_line(task, None, d, hint) for d in task.devices]
-    send = [_line(task, d, None, hint) for d in task.devices]
-    tensors = []
-    for p in positions:
-        for value in model.nodes[p].writes:
-            heads = [place[r] for r in model.consumers.get(value, ()) if r in place]
-            nbytes = value_nbytes(model.spec(value))
-            gone = np.array([line(nbytes) for line in send])
-            came = np.array([line(nbytes) for line in receive])
-            if heads:
-                tensors.append((place[p], heads, gone, came))
-    _add_ends(model, place, times, send, receive)
     index = {name: i for i, name in enumerate(names)}
     number = {device: d for d, device in enumerate(task.devices)}
     memory = task.constraints.memory_nbytes
-    problem = make_problem(
-        times,
-        tensors,
-        weights=np.array(_weights(model, positions)),
-        memory=np.array([float(memory.get(d, math.inf)) for d in task.devices]),
-        devices=task.devices,
-        names=names,
-        pins=[(index[n], number[d]) for n, d in pins.items() if n in index and d in number],
-        groups=_groups(task, index, times, pins),
-        dispatch=np.array([call_seconds(c, hint) for c in costs]),
-        max_subgraphs=task.constraints.max_subgraphs,
-    )
-    return Planned(problem, model, positions, task.supports, pins)
+
+    def problem(times: np.ndarray, lines: tuple[Sequence[Line], Sequence[Line]]) -> Problem:
+        return make_problem(
+            times,
+            _tensors(model, place, *lines),
+            weights=np.array(_weights(model, positions)),
+            memory=np.array([float(memory.get(d, math.inf)) for d in task.devices]),
+            devices=task.devices,
+            names=names,
+            pins=[(index[n], number[d]) for n, d in pins.items() if n in index and d in number],
+            groups=_groups(task, index, times, pins),
+            dispatch=np.array([call_seconds(c, hint) for c in costs]),
+            max_subgraphs=task.constraints.max_subgraphs,
+        )
+
+    dearest = _lines(task, hint, max)
+    reached = times + _ends(task, model, place, hint)
+    whole = problem(reached, dearest)
+    if hint == "LATENCY":
+        # A device may fetch several inputs at once: only the nodes are sure to take time.
+        floor = problem(times, dearest)
+    elif (cheapest := _lines(task, hint, min)) == dearest:
+        floor = whole
+    else:
+        floor = problem(reached, cheapest)
+    return Planned(whole, floor, model, positions, task.supports, pins)
 
 
 def wire_latency(costs: Costs, sender: str, receiver: str, nbytes: int) -> float:
@@ -186,13 +189,21 @@ def wire_latency(costs: Costs, sender: str, receiver: str, nbytes: int) -> float
     return transfer.latency(nbytes) if transfer is not None else 0.0
 
 
-def _line(task: Task, sender: str | None, receiver: str | None, hint: Hint) -> Line:
-    """Return what a device pays for a tensor, whoever the other one is: the dearest of its lines.
+def end_line(task: Task, device: str, hint: Hint, *, outgoing: bool) -> Line:
+    """Return what a device pays for an output, or an input, of the whole model.
 
-    For latency the receiver pays the whole way, the sender nothing.
+    What lies between a device and the client is not measured: the dearest of the device's lines to
+    others is taken.
     """
-    if hint == "LATENCY" and receiver is None:
-        return _NOTHING
+    sender, receiver = (device, None) if outgoing else (None, device)
+    return _line(task, sender, receiver, hint, max)
+
+
+#: Picks one figure of several lines'.
+_Pick = Callable[[Iterable[float]], float]
+
+
+def _line(task: Task, sender: str | None, receiver: str | None, hint: Hint, pick: _Pick) -> Line:
     wanted = set(task.devices)
     lines = [
         t.busy if hint == "THROUGHPUT" else t.latency
@@ -201,17 +212,41 @@ def _line(task: Task, sender: str | None, receiver: str | None, hint: Hint) -> L
     ]
     if not lines:
         return _NOTHING
-    return Line(max(t.a for t in lines), max(t.b for t in lines), lines[0].source)
+    return Line(pick(t.a for t in lines), pick(t.b for t in lines), lines[0].source)
 
 
-def _add_ends(
-    model: Model,
-    place: Mapping[int, int],
-    times: np.ndarray,
-    send: Sequence[Line],
-    receive: Sequence[Line],
-) -> None:
-    """Add what inputs and outputs of the model cost, to the first reader and to the maker."""
+def _lines(task: Task, hint: Hint, pick: _Pick) -> tuple[list[Line], list[Line]]:
+    """Return what each device pays for a tensor that it sends, and that it receives.
+
+    For latency the receiver pays the whole way, the sender nothing.
+    """
+    send = [
+        _NOTHING if hint == "LATENCY" else _line(task, d, None, hint, pick) for d in task.devices
+    ]
+    return send, [_line(task, None, d, hint, pick) for d in task.devices]
+
+
+def _tensors(
+    model: Model, place: Mapping[int, int], send: Sequence[Line], receive: Sequence[Line]
+) -> list[tuple[int, list[int], np.ndarray, np.ndarray]]:
+    """Return what nodes of the problem hand to each other."""
+    tensors = []
+    for position, tail in place.items():
+        for value in model.nodes[position].writes:
+            heads = [place[r] for r in model.consumers.get(value, ()) if r in place]
+            if heads:
+                nbytes = value_nbytes(model.spec(value))
+                gone = np.array([line(nbytes) for line in send])
+                came = np.array([line(nbytes) for line in receive])
+                tensors.append((tail, heads, gone, came))
+    return tensors
+
+
+def _ends(task: Task, model: Model, place: Mapping[int, int], hint: Hint) -> np.ndarray:
+    """Return what inputs and outputs of the model cost their first reader and their maker."""
+    receive = [end_line(task, d, hint, outgoing=False) for d in task.devices]
+    send = [end_line(task, d, hint, outgoing=True) for d in task.devices]
+    times = np.zeros((len(place), len(task.devices)))
     for port in model.inputs:
         readers = [place[r] for r in model.consumers.get(port.name, ()) if r in place]
         if readers:
@@ -220,6 +255,7 @@ def _add_ends(
         maker = place.get(model.producers.get(name, -1))
         if maker is not None:
             times[maker] += [line(value_nbytes(model.spec(name))) for line in send]
+    return times
 
 
 def _weights(model: Model, positions: Sequence[int]) -> list[float]:

@@ -1,12 +1,13 @@
-"""What planning comes to: which device each node gets, what that costs, and how good it is."""
+"""The result of planning: which device each node gets, what that costs, and how good it is."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from hetero.affinity import Affinity
+from hetero.partition import Partition
 from hetero.planning.cost.costs import Time
 
 
@@ -63,10 +64,13 @@ class Variant:
         Node name -> device, and why.
     share : float
         Between 0 and 1; the variants' shares sum to 1.
+    partition : Partition or None
+        How the model is cut by it.
     """
 
     affinity: Affinity
     share: float
+    partition: Partition | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +124,11 @@ class PlanReport:
     bottleneck : str
         The busiest device.
     bound_s : float
-        No plan of the kind has a smaller bottleneck.
+        No plan of the kind has a smaller bottleneck, or for ``LATENCY`` a smaller latency.
     bound_name, bound_scope : str
         How that was proven, and of which plans.
     ratio : float
-        ``bottleneck_s / bound_s``.
+        What the bound is of, by the bound.
     advice : tuple of str
         What would help, a sentence each.
     alternatives : tuple of Alternative
@@ -140,6 +144,8 @@ class PlanReport:
         How many of the node times were measured, calibrated, estimated.
     planning_s : float
         Seconds that planning took, measuring not included.
+    cut_short : bool
+        Whether the clock ended a search, so that another run may find another plan.
     """
 
     model: str
@@ -163,6 +169,12 @@ class PlanReport:
     node_times: Mapping[str, Mapping[str, Time]]
     sources: Mapping[str, int]
     planning_s: float
+    cut_short: bool = False
+
+    @property
+    def figure_s(self) -> float:
+        """What the hint wants small: seconds between answers, or of one request."""
+        return self.latency_s if self.hint == "LATENCY" else self.bottleneck_s
 
     @property
     def affinity(self) -> Affinity:
@@ -208,15 +220,18 @@ class PlanReport:
             },
             "sources": dict(self.sources),
             "planning_s": self.planning_s,
+            "cut_short": self.cut_short,
         }
 
     def sentence(self) -> str:
         """Return the verdict in words."""
-        return (
-            f"bottleneck {self.bottleneck_s * 1e3:.4g} ms on {self.bottleneck}, proven lower bound "
-            f"{self.bound_s * 1e3:.4g} ms ({self.bound_name}), within "
-            f"{max(self.ratio - 1, 0) * 100:.1f} % of {self.bound_scope}"
-        )
+        what = f"bottleneck {milliseconds(self.bottleneck_s)} on {self.bottleneck}"
+        if self.hint == "LATENCY":
+            what = f"one request takes {milliseconds(self.latency_s)}"
+        proven = f"proven lower bound {milliseconds(self.bound_s)} ({self.bound_name})"
+        gap = f"at most {max(self.ratio - 1, 0) * 100:.1f} % above the best of {self.bound_scope}"
+        late = "; the clock ended the search, another run may find another plan" * self.cut_short
+        return f"{what}, {proven}: {gap}{late}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,3 +241,8 @@ class PlannedAffinity(Affinity):
     report: PlanReport | None = None
 
     __hash__ = Affinity.__hash__
+
+
+def milliseconds(seconds: float) -> str:
+    """Return a time as people read it."""
+    return f"{seconds * 1e3:.4g} ms"

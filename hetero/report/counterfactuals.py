@@ -38,12 +38,13 @@ def counterfactuals(
     # The choice has a row of its own unless it is one of those above.
     if not any(row["chosen"] for row in rows):
         rows.append(_chosen(document, plan, chosen))
+    figure = "latency_s" if plan is not None and plan.hint == "LATENCY" else "bottleneck_s"
     if plan is not None and plan.bound_s > 0:
-        rows.append(_row(f"bound: {plan.bound_name}", "bound", bottleneck_s=plan.bound_s))
-    base = plan.bottleneck_s if plan else None
+        rows.append(_row(f"bound: {plan.bound_name}", "bound", **{figure: plan.bound_s}))
+    base = plan.figure_s if plan else None
     for row in rows:
-        known = base and row["bottleneck_s"] is not None
-        row["relative"] = row["bottleneck_s"] / base if known else None
+        known = base and row[figure] is not None
+        row["relative"] = row[figure] / base if known else None
     return rows
 
 

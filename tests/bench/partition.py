@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 seconds=chosen.seconds,
                 seed=chosen.seed,
                 contiguous=chosen.mode == "contiguous",
-                mixing=masked,
+                max_parts=None if masked else 1,
                 exact=False if chosen.nodes else None,
                 tolerance=TOLERANCE if masked else 0.0,
                 pool=pool if chosen.mode == "free" and chosen.workers > 1 else None,
@@ -75,7 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             rows.append(_row(file, chosen.mode, solution, time.monotonic() - begin))
             if masked:
                 bound = max(b.seconds for b in solution.bounds if b.mixing)
-                greedy = solution.by("priority")
+                others = (solution.chosen, *solution.runners_up)
+                greedy = next((c for c in others if "priority" in c.names), None)
                 rows[-1]["lower_bound"] = bound
                 rows[-1]["ratio"] = solution.bottleneck / bound
                 if greedy is not None:

@@ -22,13 +22,16 @@ from devices.support import Refusal
 from hetero.affinity import Affinity
 from hetero.partition import partition
 from hetero.planning import PlanReport
-from hetero.planning.choose import Choice, choose, critical_path, predict, settle
+from hetero.planning.choose import Choice, choose
 from hetero.planning.cost import Line, Time
 from hetero.planning.cost.cost_file import write_costs
 from hetero.planning.cost.work import ASSUMED_SPEED, node_work, request_positions
+from hetero.planning.predict import predict
 from hetero.planning.problem import Constraints
 from hetero.planning.problem import build as build_problem
 from hetero.planning.solver import evaluate, make_problem
+from hetero.planning.solver.latency import critical_path
+from hetero.planning.solver.tidy import settle
 from tests.hetero.costs import costs, task
 from tests.hetero.graphs import build, feeds
 
@@ -100,7 +103,7 @@ def test_the_same_task_gives_the_same_plan() -> None:
     dice = random.Random(3)
     times = {d: {n: dice.uniform(1e-3, 5e-3) for n in model.node_names} for d in ("A", "B", "C")}
     given = costs(model, times, wire=Line(1e-4, 0.0, "measured"))
-    first, second = (choose(task(model, given), Choice(seconds=6.0, seed=11)) for _ in range(2))
+    first, second = (choose(task(model, given), Choice(seconds=1.0, seed=11)) for _ in range(2))
     assert first.affinity == second.affinity
     assert first.alternatives == second.alternatives
 
@@ -254,12 +257,12 @@ def test_fragments_are_given_back() -> None:
     problem = make_problem(np.ones((6, 2)), tensors)
     assert none.sum() == 0
     fragmented = (0, 0, 1, 0, 0, 0)
-    settled = settle(problem, fragmented, "THROUGHPUT")
+    settled = settle(problem, fragmented, "throughput")
     assert settled == (0,) * 6
     assert evaluate(problem, settled).bottleneck < evaluate(problem, fragmented).bottleneck
     # What pays for its transfers stays.
     free = make_problem(np.ones((6, 2)), [(v, [v + 1], none, none) for v in range(5)])
-    assert settle(free, (0, 0, 0, 1, 1, 1), "THROUGHPUT") == (0, 0, 0, 1, 1, 1)
+    assert settle(free, (0, 0, 0, 1, 1, 1), "throughput") == (0, 0, 0, 1, 1, 1)
 
 
 def test_critical_path() -> None:

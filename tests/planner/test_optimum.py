@@ -67,7 +67,7 @@ def test_loads_equal_the_definition() -> None:
 def test_exact_search_finds_the_optimum(cases: list[tuple[Problem, float]]) -> None:
     for problem, optimum in cases:
         base = collapse_groups(problem)
-        solved = exact.solve(base.problem, seconds=20)
+        solved = exact.solve(base.problem)
         assert solved.optimal
         assert solved.assignment is not None
         chosen = base.expand(solved.assignment)
@@ -81,7 +81,7 @@ def test_plans_without_the_exact_solver_find_the_optimum(
     cases: list[tuple[Problem, float]],
 ) -> None:
     for problem, optimum in cases[:10]:
-        found = plan(problem, seconds=2, exact=False, mixing=False, tolerance=0.0)
+        found = plan(problem, seconds=2, exact=False, max_parts=1, tolerance=0.0)
         assert is_feasible(problem, found.assignment)
         assert found.bottleneck == pytest.approx(optimum, rel=1e-9)
         assert max(found.loads) == found.bottleneck
@@ -91,7 +91,7 @@ def test_no_bound_is_above_the_optimum(cases: list[tuple[Problem, float]]) -> No
     for problem, optimum in cases:
         base = collapse_groups(problem).problem
         proven = [bounds.largest_node(base), bounds.work(base), bounds.priced_cut(base)]
-        proven.append(exact.bottleneck_block(base, known=optimum * 1.1, seconds=5))
+        proven.append(exact.bottleneck_block(base, known=optimum * 1.1)[0])
         for bound in proven:
             assert bound is None or 0 < bound.seconds <= optimum, bound
 
@@ -105,7 +105,7 @@ def test_block_bound_holds_on_equal_devices_beside_a_free_one() -> None:
         problem.send[:, 2] = problem.receive[:, 2] = 0
         problem = replace(problem, classes=(0, 0, 1))
         optimum = least_bottleneck(problem)
-        bound = exact.bottleneck_block(problem, known=optimum * 1.2, seconds=5)
+        bound, _ = exact.bottleneck_block(problem, known=optimum * 1.2)
         assert bound is None or bound.seconds <= optimum
 
 
@@ -165,7 +165,7 @@ def best_rate(table: np.ndarray) -> float:
     columns = [rows.column(-1.0, np.inf) for _ in range(table.shape[1])]
     for row in table:
         rows.row(-np.inf, 1.0, list(zip(columns, row.tolist(), strict=True)))
-    _, value, optimal = rows.solve(10, None, 0.0)
+    _, value, optimal, _ = rows.solve(10_000, np.inf, None, 0.0)
     assert optimal
     return -value
 

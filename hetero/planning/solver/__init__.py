@@ -8,8 +8,8 @@ from hetero.planning.solver.bounds import Bound
 from hetero.planning.solver.evaluate import Cut, cut, evaluate
 from hetero.planning.solver.mixing import Part
 from hetero.planning.solver.problem import Evaluation, Problem, is_feasible, make_problem
-from hetero.planning.solver.search import Objective, plan
-from hetero.planning.solver.solution import Candidate, Solution
+from hetero.planning.solver.search import is_landmark, plan
+from hetero.planning.solver.solution import Candidate, Objective, Solution
 
 __all__ = [
     "Bound",
@@ -23,6 +23,7 @@ __all__ = [
     "cut",
     "evaluate",
     "is_feasible",
+    "is_landmark",
     "make_problem",
     "plan",
 ]

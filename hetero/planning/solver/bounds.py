@@ -38,6 +38,13 @@ class Bound:
     seconds: float
     mixing: bool
 
+    @property
+    def scope(self) -> str:
+        """What it bounds, in words."""
+        if self.mixing:
+            return "any routing of requests over these devices"
+        return "any assignment of this model without replication"
+
 
 def largest_node(problem: Problem) -> Bound:
     """The largest of the nodes' shortest times: someone has to run that node."""

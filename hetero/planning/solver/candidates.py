@@ -1,7 +1,7 @@
 """Gather candidate plans and bounds: every method, its effort, and where its results go.
 
-Effort is counted in steps that follow from the seconds granted, so that a seed gives one plan; the
-clock only ends what a slow machine cannot finish, and then says so.
+Effort is counted in steps that follow from the seconds granted, so that a seed gives one plan on
+any machine; the clock only ends what takes many times as long, and then says so.
 """
 
 from __future__ import annotations
@@ -67,8 +67,10 @@ class Gathered:
     ----------
     problem : Problem
         Without colocation groups.
+    floor : Problem
+        What bounds are proven on: costs that no plan falls below.
     seconds : float
-        Time granted, from which efforts follow.
+        Effort granted, from which steps follow.
     deadline : float
         ``time.monotonic()`` at which searches stop.
     seed : int
@@ -76,6 +78,7 @@ class Gathered:
     """
 
     problem: Problem
+    floor: Problem
     seconds: float
     deadline: float
     seed: int
@@ -130,7 +133,7 @@ class Gathered:
 
 def simple_bounds(found: Gathered) -> None:
     """Bounds that take milliseconds."""
-    problem = found.problem
+    problem = found.floor
     found.bounds += [largest_node(problem), work(problem)]
     if problem.node_count * problem.device_count <= CUT_SIZE:
         proven = priced_cut(problem)
@@ -212,7 +215,10 @@ def need_plans(found: Gathered, *, contiguous: bool, exact: bool) -> None:
     """
     problem = found.problem
     if exact and not found.plans and not contiguous:
-        found.add("exact", exact_solver.solve(problem, seconds=found.left() / 2).assignment)
+        steps = int(found.seconds * exact_solver.STEPS_PER_SECOND)
+        solved = exact_solver.solve(problem, steps=steps, seconds=found.left())
+        found.cut_short |= solved.cut_short
+        found.add("exact", solved.assignment)
     if found.plans:
         return
     if contiguous:
@@ -313,29 +319,28 @@ def _refine(found: Gathered) -> None:
 def block_bound(found: Gathered) -> None:
     """The bottleneck block's bound, where it could still say more than what is proven."""
     known = found.cost(found.best()[0])
-    if found.proven() >= known * (1 - 1e-4) or found.left() < 0.05:
+    if found.proven() >= known * (1 - 1e-4):
         return
-    proven = exact_solver.bottleneck_block(
-        found.problem, known=known, seconds=min(found.left(), found.seconds * 0.4)
+    steps = int(found.seconds * exact_solver.STEPS_PER_SECOND)
+    proven, late = exact_solver.bottleneck_block(
+        found.floor, known=known, steps=steps, seconds=found.left()
     )
+    found.cut_short |= late
     found.bounds += [proven] if proven is not None else []
 
 
 def exact_search(found: Gathered, *, bound_only: bool = False) -> None:
     """The whole problem exactly; its plan counts only when proven, its bound always."""
     best = found.best()[0]
-    if found.proven() >= found.cost(best) * (1 - 1e-4) or found.left() < 0.1:
+    if found.proven() >= found.cost(best) * (1 - 1e-4):
         return
-    solved = exact_solver.solve(found.problem, seconds=found.left(), start=best)
-    if math.isfinite(solved.bound.seconds):
+    steps = int(found.seconds * exact_solver.STEPS_PER_SECOND)
+    solved = exact_solver.solve(found.problem, steps=steps, seconds=found.left(), start=best)
+    found.cut_short |= solved.cut_short
+    if math.isfinite(solved.bound.seconds) and found.floor is found.problem:
         found.bounds.append(solved.bound)
-    if bound_only:
-        # The bound depends on the clock, the plan does not.
-        return
-    if solved.optimal:
+    if solved.optimal and not bound_only:
         found.add("exact", solved.assignment)
-    else:
-        found.cut_short = True
 
 
 def shorten(found: Gathered, original: Problem, base: Contraction) -> None:
@@ -382,7 +387,7 @@ def mixes(found: Gathered) -> list[tuple[str, Mix]]:
         if mixed is None:
             continue
         # Pricing supernodes proves nothing about the nodes inside.
-        if mixed.bound is not None and not found.is_coarse:
+        if mixed.bound is not None and not found.is_coarse and found.floor is found.problem:
             found.bounds.append(mixed.bound)
         if len(mixed.parts) > 1:
             together.append((name, mixed))

@@ -10,6 +10,8 @@ transfers included, is a bound. It wins where identical devices make the whole p
 from __future__ import annotations
 
 import importlib.util
+import itertools
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +29,9 @@ from hetero.planning.solver.problem import (
     loads,
 )
 
+#: Steps that an idle core takes in a second, about, and as many as any search may need.
+STEPS_PER_SECOND = 200
+MOST_STEPS = 2**60
 #: Relative gap at which a search counts as finished.
 GAP = 1e-6
 #: The solver's points may break a row by its tolerance: a proven value is cut by this share.
@@ -40,11 +45,15 @@ def is_available() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Solved:
-    """Outcome of a search: the incumbent (None without one), the bound, whether it is optimal."""
+    """Outcome of a search: the incumbent (None without one), the bound, whether it is optimal.
+
+    ``cut_short``: the clock ended it, not its steps.
+    """
 
     assignment: Assignment | None
     bound: Bound
     optimal: bool
+    cut_short: bool
 
 
 class Rows:
@@ -78,9 +87,15 @@ class Rows:
         self.starts.append(len(self.indices))
 
     def solve(
-        self, seconds: float, start: Floats | None, gap: float
-    ) -> tuple[Floats | None, float, bool]:
-        """Minimise; the best point (or None), the proven bound, and whether the gap was closed."""
+        self, steps: int, seconds: float, start: Floats | None, gap: float
+    ) -> tuple[Floats | None, float, bool, bool]:
+        """Minimise within `steps`, and `seconds` at most.
+
+        Returns
+        -------
+        The best point (or None), the proven bound, whether the gap was closed, and whether the
+        clock ended the search.
+        """
         if not is_available():
             raise PlanError(
                 "exact planning: highspy is not installed; wanted HiGHS; "
@@ -118,23 +133,36 @@ class Rows:
             solution = highspy.HighsSolution()
             solution.col_value = start.tolist()
             model.setSolution(solution)
+        left = itertools.count(steps, -1)
+
+        def look(event: Any) -> None:
+            # HiGHS looks for an interrupt at points of its own work, the same in every run.
+            if next(left) <= 0:
+                event.interrupt()
+
+        model.cbMipInterrupt.subscribe(look)
         model.run()
         info: Any = model.getInfo()
         status = model.getModelStatus()
         optimal = status == highspy.HighsModelStatus.kOptimal
         if status == highspy.HighsModelStatus.kInfeasible:
-            return None, float("inf"), True
+            return None, float("inf"), True, False
         values = None
         if info.primal_solution_status == highspy.kSolutionStatusFeasible:
             values = np.asarray(model.getSolution().col_value)
         bound = float(info.mip_dual_bound)
         if not any(self.integer) and optimal:
             bound = float(info.objective_function_value)
-        return values, bound, optimal
+        return values, bound, optimal, status == highspy.HighsModelStatus.kTimeLimit
 
 
 def solve(
-    problem: Problem, *, seconds: float, start: Assignment | None = None, gap: float = GAP
+    problem: Problem,
+    *,
+    steps: int = MOST_STEPS,
+    seconds: float = math.inf,
+    start: Assignment | None = None,
+    gap: float = GAP,
 ) -> Solved:
     """Find the assignment with the least bottleneck, or prove how good it could be.
 
@@ -142,6 +170,8 @@ def solve(
     ----------
     problem : Problem
         Without colocation groups; dispatch cost and the subgraph cap are not in the programme.
+    steps : int
+        Effort: looks that the solver takes at whether it is to stop.
     seconds : float
         Time limit of the solver.
     start : tuple of int, optional
@@ -202,14 +232,17 @@ def solve(
     first = None
     if start is not None and is_feasible(problem, start):
         first = _point(problem, start, at, flags, len(rows.cost))
-    values, bound, optimal = rows.solve(seconds, first, gap)
+    values, bound, optimal, late = rows.solve(steps, seconds, first, gap)
     found = None
     if values is not None:
         found = tuple(max(at[v], key=lambda d: (values[at[v][d]], -d)) for v in range(n))
         if not is_feasible(problem, found):
             found = None
     return Solved(
-        found, Bound("exact search", max(bound, 0.0) * (1 - ROUNDING), mixing=False), optimal
+        found,
+        Bound("exact search", max(bound, 0.0) * (1 - ROUNDING), mixing=False),
+        optimal,
+        late,
     )
 
 
@@ -241,7 +274,9 @@ def _point(
     return point
 
 
-def bottleneck_block(problem: Problem, *, known: float, seconds: float) -> Bound | None:
+def bottleneck_block(
+    problem: Problem, *, known: float, steps: int = MOST_STEPS, seconds: float = math.inf
+) -> tuple[Bound | None, bool]:
     """Bound by the cheapest share that the busiest device can have.
 
     Holds for one class of devices, or for two of which one pays for transfers: the other can take
@@ -253,23 +288,24 @@ def bottleneck_block(problem: Problem, *, known: float, seconds: float) -> Bound
         Without colocation groups.
     known : float
         Bottleneck of a known assignment, seconds.
-    seconds : float
-        Time limit of the solver; what is proven by then holds.
+    steps, seconds : int and float
+        As for `solve`; what is proven by then holds.
 
     Returns
     -------
-    Bound or None
-        None where the classes are others, or the solver proves nothing in time.
+    (Bound or None, bool)
+        None where the classes are others, or the solver proves nothing in time; and whether the
+        clock ended it.
     """
     kinds = sorted(set(problem.classes))
     if len(kinds) > 2:
-        return None
+        return None, False
     pays = [
         c for c in kinds if problem.send[:, problem.classes.index(c)].any()
         or problem.receive[:, problem.classes.index(c)].any()
     ]  # fmt: skip
     if len(pays) != 1:
-        return None
+        return None, False
     device = problem.classes.index(pays[0])
     count = problem.classes.count(pays[0])
     others = [d for d, c in enumerate(problem.classes) if c != pays[0]]
@@ -283,7 +319,7 @@ def bottleneck_block(problem: Problem, *, known: float, seconds: float) -> Bound
         # Nodes that the payers cannot run use up the others' time first.
         budget -= float(other[~usable].sum())
         if budget < 0:
-            return None
+            return None, False
         both = usable & mask[:, others[0]]
         with np.errstate(divide="ignore", invalid="ignore"):
             gain = np.where(other > 0, times / other, np.inf)
@@ -295,7 +331,7 @@ def bottleneck_block(problem: Problem, *, known: float, seconds: float) -> Bound
             budget -= float(other[v])
     share = (float(times[usable].sum()) - taken) / count
     if share <= 0:
-        return None
+        return None, False
     rows = Rows()
     chosen = {
         v: rows.column(0.0 if problem.overlap else float(times[v]), 1.0, integer=True)
@@ -323,8 +359,8 @@ def bottleneck_block(problem: Problem, *, known: float, seconds: float) -> Bound
     if np.isfinite(problem.memory[device]):
         held = [(c, float(problem.weights[v])) for v, c in chosen.items()]
         rows.row(-np.inf, float(problem.memory[device]), held)
-    _, bound, _ = rows.solve(seconds, None, 1e-4)
+    _, bound, _, late = rows.solve(steps, seconds, None, 1e-4)
     bound = min(bound, known)
     if not np.isfinite(bound) or bound <= 0:
-        return None
-    return Bound("bottleneck block", bound * (1 - ROUNDING), mixing=False)
+        return None, late
+    return Bound("bottleneck block", bound * (1 - ROUNDING), mixing=False), late

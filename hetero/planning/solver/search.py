@@ -4,29 +4,33 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
-from typing import Literal
 
 from devices.errors import PlanError
 from hetero.planning.solver import candidates as gather
 from hetero.planning.solver import exact as exact_solver
+from hetero.planning.solver.bounds import Bound
 from hetero.planning.solver.check import check
 from hetero.planning.solver.contract import Contraction, collapse_groups
 from hetero.planning.solver.evaluate import evaluate
 from hetero.planning.solver.latency import critical_path
 from hetero.planning.solver.mixing import Part
-from hetero.planning.solver.problem import Problem
-from hetero.planning.solver.solution import Candidate, Solution
-from hetero.planning.solver.tidy import tidy
+from hetero.planning.solver.problem import Assignment, Problem, is_feasible
+from hetero.planning.solver.solution import Candidate, Objective, Solution
+from hetero.planning.solver.tidy import settle, tidy
 
-Objective = Literal["throughput", "latency"]
+#: Gives a candidate its figures: the methods that found it, its parts.
+Judge = Callable[[tuple[str, ...], tuple[Part, ...]], Candidate]
 
-#: Share of the time granted after which searches stop; judging and choosing take the rest.
-SEARCHING = 0.93
-#: Simpler plans within this share of the best bottleneck are preferred ...
+#: Simpler plans within this share of the best are preferred ...
 TOLERANCE = 0.03
 #: ... but not where the best is proven to be this near the bound, and the simpler one is not.
 PROVEN = 0.02
+#: Plans beside the landmarks that a judge is shown.
+MOST_JUDGED = 16
+#: A search whose steps take so many times the seconds granted is ended by the clock.
+PATIENCE = 10.0
 
 
 def plan(
@@ -36,9 +40,14 @@ def plan(
     seed: int = 0,
     *,
     contiguous: bool = False,
-    mixing: bool = True,
+    max_parts: int | None = None,
     exact: bool | None = None,
     tolerance: float = TOLERANCE,
+    given: Mapping[str, Assignment] | None = None,
+    keep: str | None = None,
+    judge: Judge | None = None,
+    floor: Problem | None = None,
+    cap_s: float | None = None,
     pool: Executor | None = None,
     workers: int = 1,
 ) -> Solution:
@@ -51,19 +60,30 @@ def plan(
     objective : {"throughput", "latency"}
         Least bottleneck, or least time of a single request.
     seconds : float
-        Time granted. Searches are counted in steps that fit it on a slow core; one that the clock
-        ends all the same is reported as ``cut_short``.
+        Effort: the steps that an idle core takes in about that time.
     seed : int
         Seed of all that is random: same problem, options and seed, same plan, unless cut short.
     contiguous : bool
         Only plans in which a device has one interval of a topological order.
-    mixing : bool
-        Whether several plans may share the requests, whole replicas included.
+    max_parts : int, optional
+        How many plans may share the requests; any number by default.
     exact : bool, optional
         Whether to ask the exact solver; None asks it where it is installed and the problem is small
-        enough. It is ended by the clock, and its plan counts only when proven optimal.
+        enough. Its plan counts only when proven optimal.
     tolerance : float
         Simpler plans within this share of the best are preferred; 0 takes the best.
+    given : mapping of str to tuple of int, optional
+        Plans to judge beside those found, by name; left out where they break a constraint.
+    keep : str, optional
+        The one of `given` to choose whatever else is found.
+    judge : callable, optional
+        Gives the figures by which plans are compared; `evaluate`'s by default.
+    floor : Problem, optional
+        The same nodes with costs that no judged plan falls below, for the bounds; `problem` by
+        default.
+    cap_s : float, optional
+        Seconds after which the clock ends searches, as ``cut_short`` says; `PATIENCE` times the
+        effort by default.
     pool : concurrent.futures.Executor, optional
         Where annealing runs go; one after the other here when None.
     workers : int
@@ -77,45 +97,79 @@ def plan(
     ------
     PlanError
         No plan meets the constraints: ``nodes`` are those that clash, ``constraint`` is one of
-        ``support``, ``pins``, ``colocation``, ``memory``, ``subgraphs``.
+        ``support``, ``pins``, ``colocation``, ``memory``, ``subgraphs``. Or `keep` breaks one.
     """
-    begin = time.monotonic()
+    cap_s = seconds * PATIENCE if cap_s is None else cap_s
     check(problem)
     base = collapse_groups(problem)
     check(base.problem)
-    found = gather.Gathered(base.problem, seconds, begin + seconds * SEARCHING, seed)
+    lower = base.problem if floor is None else collapse_groups(floor).problem
+    found = gather.Gathered(base.problem, lower, seconds, time.monotonic() + cap_s, seed)
+    throughput = objective == "throughput"
     size = base.problem.node_count * base.problem.device_count
     if exact is None:
         exact = exact_solver.is_available() and size <= gather.EXACT_SIZE
-    gather.simple_bounds(found)
+    if throughput:
+        gather.simple_bounds(found)
+    else:
+        path = critical_path(problem if floor is None else floor)
+        found.bounds.append(Bound("critical path", path, mixing=True))
     gather.single_plans(found)
     if not contiguous:
         gather.simple_plans(found)
     gather.slices(found, thorough=contiguous)
     gather.need_plans(found, contiguous=contiguous, exact=exact)
     if not contiguous:
-        gather.improve(found, exact=exact, pool=pool, workers=workers)
-    elif exact:
+        gather.improve(found, exact=exact and throughput, pool=pool, workers=workers)
+    elif exact and throughput:
         gather.block_bound(found)
         gather.exact_search(found, bound_only=True)
-    if objective == "latency" and not contiguous:
+    if not throughput and not contiguous:
         gather.shorten(found, problem, base)
-    judged = [
-        _judge(problem, tuple(names), (Part(base.expand(p), 1.0),))
-        for p, names in found.plans.items()
-    ]
-    if mixing and not contiguous and objective == "throughput":
+    listed = {n: a for n, a in (given or {}).items() if is_feasible(problem, a) or n == keep}
+    ways: dict[tuple[Part, ...], list[str]] = {}
+    for name, assignment in listed.items():
+        ways.setdefault((Part(assignment, 1.0),), []).append(name)
+    for assignment, names in found.plans.items():
+        mine = ways.setdefault((Part(base.expand(assignment), 1.0),), [])
+        mine += [n for n in names if n not in listed]
+    if throughput and not contiguous:
         whole = base.then(found.small)
         for name, mixed in gather.mixes(found):
             parts = tuple(Part(whole.expand(p.assignment), p.share) for p in mixed.parts)
-            judged.append(_judge(problem, (name,), parts))
-    chosen, rest = _choose(found, _within_cap(problem, judged), objective, tolerance)
-    if not contiguous and objective == "throughput":
-        chosen = _tidied(problem, base, chosen)
-    return _report(problem, found, chosen, rest, time.monotonic() - begin)
+            ways.setdefault(parts, []).append(name)
+    plans = {parts: tuple(names) for parts, names in ways.items() if names}
+    judged = _judged(problem, plans, objective, judge)
+    chooser = _Chooser(problem, base, objective, max_parts, tolerance, judge)
+    settling = not contiguous and keep is None
+    chosen, rest = chooser.run(judged, tuple(found.bounds), keep=keep, settling=settling)
+    bounds = tuple(sorted(found.bounds, key=lambda b: (-b.seconds, b.name)))
+    return Solution(objective, chosen, tuple(rest), bounds, found.cut_short)
 
 
-def _judge(problem: Problem, names: tuple[str, ...], parts: tuple[Part, ...]) -> Candidate:
+def is_landmark(name: str) -> bool:
+    """Whether a plan of that name is told of however good it is."""
+    return name.startswith("single ") or name in ("priority", "mix", "replicas")
+
+
+def _judged(
+    problem: Problem,
+    plans: Mapping[tuple[Part, ...], tuple[str, ...]],
+    objective: Objective,
+    judge: Judge | None,
+) -> list[Candidate]:
+    """Judge the landmarks and the most promising of the rest."""
+    rough = [_evaluated(problem, names, parts) for parts, names in plans.items()]
+    if judge is None:
+        return rough
+    cap = math.inf if problem.max_subgraphs is None else problem.max_subgraphs
+    rough.sort(key=lambda c: (c.subgraphs > cap, c.figure(objective), c.subgraphs, c.parts))
+    marks = [c for c in rough if any(map(is_landmark, c.names))]
+    others = [c for c in rough if not any(map(is_landmark, c.names))][:MOST_JUDGED]
+    return [judge(c.names, c.parts) for c in (*marks, *others)]
+
+
+def _evaluated(problem: Problem, names: tuple[str, ...], parts: tuple[Part, ...]) -> Candidate:
     evaluations = [evaluate(problem, part.assignment) for part in parts]
     loads = [
         math.fsum(float(e.loads[d]) * p.share for e, p in zip(evaluations, parts, strict=True))
@@ -132,95 +186,123 @@ def _judge(problem: Problem, names: tuple[str, ...], parts: tuple[Part, ...]) ->
     )
 
 
-def _tidied(original: Problem, base: Contraction, chosen: Candidate) -> Candidate:
-    """The chosen plan without fragments, where that leaves bottleneck and subgraphs no worse."""
-    problem = base.problem
-    parts = tuple(
-        Part(base.expand(tidy(gather.wary(problem), base.project(p.assignment))), p.share)
-        for p in chosen.parts
-    )
-    fresh = _judge(original, chosen.names, parts)
-    better = fresh.bottleneck <= chosen.bottleneck * (1 + 1e-9)
-    return fresh if better and fresh.subgraphs <= chosen.subgraphs else chosen
+class _Chooser:
+    """The rules by which one of the judged candidates is chosen."""
 
+    def __init__(
+        self,
+        problem: Problem,
+        base: Contraction,
+        objective: Objective,
+        max_parts: int | None,
+        tolerance: float,
+        judge: Judge | None,
+    ) -> None:
+        self._problem = problem
+        self._base = base
+        self._objective = objective
+        self._max_parts = math.inf if max_parts is None else max_parts
+        self._tolerance = tolerance
+        self._judge = judge
 
-def _within_cap(problem: Problem, judged: list[Candidate]) -> list[Candidate]:
-    cap = problem.max_subgraphs
-    kept = [c for c in judged if cap is None or c.subgraphs <= cap]
-    if not kept:
-        least = min(judged, key=lambda c: c.subgraphs)
+    def run(
+        self,
+        judged: list[Candidate],
+        bounds: tuple[Bound, ...],
+        *,
+        keep: str | None,
+        settling: bool,
+    ) -> tuple[Candidate, list[Candidate]]:
+        """Return the choice, free of fragments, and the others, best first."""
+        if keep is not None:
+            kept = next(c for c in judged if keep in c.names)
+            self._check_kept(keep, kept)
+            return kept, self._ranked([c for c in judged if c is not kept])
+        judged = self._within_cap(judged)
+        tried: set[tuple[Part, ...]] = set()
+        while True:
+            chosen = self._best(judged, bounds)
+            if not settling or chosen.parts in tried:
+                return chosen, self._ranked([c for c in judged if c is not chosen])
+            tried.add(chosen.parts)
+            fresh = self._settled(chosen)
+            if fresh.parts != chosen.parts and self._is_no_worse(fresh, chosen):
+                if not any(map(is_landmark, chosen.names)):
+                    judged.remove(chosen)
+                if all(c.parts != fresh.parts for c in judged):
+                    judged.append(fresh)
+
+    def _best(self, judged: list[Candidate], bounds: tuple[Bound, ...]) -> Candidate:
+        """The best by the objective; within the tolerance, the one with fewest parts and levels."""
+        ranked = self._ranked([c for c in judged if len(c.parts) <= self._max_parts])
+        least = self._figure(ranked[0])
+        limit = least * (1 + self._tolerance)
+        proof = max((b.seconds for b in bounds if b.mixing), default=0.0)
+        if self._objective == "throughput" and least <= proof * (1 + PROVEN):
+            limit = min(limit, max(least, proof * (1 + PROVEN)))
+        near = [c for c in ranked if self._figure(c) <= limit * (1 + 1e-12)]
+
+        def simplicity(c: Candidate) -> tuple[object, ...]:
+            return len(c.parts), c.levels, c.subgraphs, self._figure(c), math.fsum(c.loads), c.parts
+
+        return min(near, key=simplicity)
+
+    def _ranked(self, judged: list[Candidate]) -> list[Candidate]:
+        return sorted(judged, key=lambda c: (self._figure(c), c.subgraphs, c.parts))
+
+    def _figure(self, candidate: Candidate) -> float:
+        return candidate.figure(self._objective)
+
+    def _settled(self, chosen: Candidate) -> Candidate:
+        """The chosen plan without fragments."""
+        base = self._base
+        parts = []
+        for part in chosen.parts:
+            assignment = part.assignment
+            if self._objective == "throughput":
+                tidied = tidy(gather.wary(base.problem), base.project(assignment))
+                assignment = base.expand(tidied)
+            parts.append(Part(settle(self._problem, assignment, self._objective), part.share))
+        if tuple(parts) == chosen.parts:
+            return chosen
+        if self._judge is None:
+            return _evaluated(self._problem, chosen.names, tuple(parts))
+        return self._judge(chosen.names, tuple(parts))
+
+    def _is_no_worse(self, fresh: Candidate, than: Candidate) -> bool:
+        return (
+            self._figure(fresh) <= self._figure(than) * (1 + 1e-9)
+            and fresh.subgraphs <= than.subgraphs
+            and math.fsum(fresh.loads) <= math.fsum(than.loads) * (1 + 1e-9)
+        )
+
+    def _within_cap(self, judged: list[Candidate]) -> list[Candidate]:
+        cap = self._problem.max_subgraphs
+        kept = [c for c in judged if cap is None or c.subgraphs <= cap]
+        if not any(len(c.parts) <= self._max_parts for c in kept):
+            least = min(judged, key=lambda c: c.subgraphs)
+            raise PlanError(
+                f"subgraphs: at most {cap} wanted, the fewest found are {least.subgraphs}; raise "
+                "the cap, drop pins, or give a device that supports more nodes",
+                nodes=(),
+                constraint="subgraphs",
+                fewest=least.subgraphs,
+            )
+        return kept
+
+    def _check_kept(self, name: str, kept: Candidate) -> None:
+        """Raise where a plan that is to be kept breaks a constraint."""
+        problem, cap = self._problem, self._problem.max_subgraphs
+        broken = "memory, colocation or support"
+        constraint = "memory"
+        if is_feasible(problem, kept.assignment):
+            if cap is None or kept.subgraphs <= cap:
+                return
+            broken = f"the cap of {cap} subgraphs: it has {kept.subgraphs}"
+            constraint = "subgraphs"
         raise PlanError(
-            f"subgraphs: at most {cap} wanted, the fewest found are {least.subgraphs}; raise the "
-            "cap, drop pins, or give a device that supports more nodes",
+            f"{name}: this plan breaks {broken}; lift the constraint, or plan by cost "
+            "(MODEL_DISTRIBUTION_POLICY=AUTO)",
             nodes=(),
-            constraint="subgraphs",
-            fewest=least.subgraphs,
+            constraint=constraint,
         )
-    return kept
-
-
-def _choose(
-    found: gather.Gathered, judged: list[Candidate], objective: Objective, tolerance: float
-) -> tuple[Candidate, list[Candidate]]:
-    """The best by the objective; within the tolerance, the one with fewest parts and levels."""
-
-    def score(c: Candidate) -> float:
-        return c.latency if objective == "latency" else c.bottleneck
-
-    ranked = sorted(judged, key=lambda c: (score(c), c.subgraphs, c.parts))
-    least = score(ranked[0])
-    limit = least * (1 + tolerance)
-    proof = max((b.seconds for b in found.bounds if b.mixing), default=0.0)
-    if objective == "throughput" and least <= proof * (1 + PROVEN):
-        limit = min(limit, max(least, proof * (1 + PROVEN)))
-    near = [c for c in ranked if score(c) <= limit * (1 + 1e-12)]
-    chosen = min(near, key=lambda c: (len(c.parts), c.levels, c.subgraphs, score(c), c.parts))
-    return chosen, [c for c in ranked if c is not chosen]
-
-
-def _report(
-    problem: Problem,
-    found: gather.Gathered,
-    chosen: Candidate,
-    rest: list[Candidate],
-    seconds: float,
-) -> Solution:
-    bounds = sorted(found.bounds, key=lambda b: (-b.seconds, b.name))
-    mixed = len(chosen.parts) > 1
-    bound = next(b for b in bounds if b.mixing or not mixed)
-    busiest = max(range(len(chosen.loads)), key=lambda d: (chosen.loads[d], -d))
-    return Solution(
-        chosen=chosen,
-        bound=bound,
-        bounds=tuple(bounds),
-        ratio=_ratio(chosen.bottleneck, bound.seconds),
-        latency_bound=critical_path(problem),
-        bottleneck_device=busiest,
-        advice=_advice(problem, chosen, busiest),
-        runners_up=tuple(rest),
-        seconds=seconds,
-        cut_short=found.cut_short,
-    )
-
-
-def _ratio(bottleneck: float, bound: float) -> float:
-    if bottleneck == bound:
-        return 1.0
-    return bottleneck / bound if bound > 0 else math.inf
-
-
-def _advice(problem: Problem, chosen: Candidate, busiest: int) -> tuple[str, ...]:
-    """What would lower the bottleneck, and which devices it does not use."""
-    others = [load for d, load in enumerate(chosen.loads) if d != busiest]
-    halved = max([chosen.loads[busiest] / 2, *others])
-    name = problem.devices[busiest]
-    lines = []
-    if halved < chosen.bottleneck * 0.99:
-        lines.append(
-            f"a second device like {name}, taking every other request of its subgraphs, would "
-            f"bring the bottleneck from {chosen.bottleneck:.6g} s to {halved:.6g} s"
-        )
-    idle = [problem.devices[d] for d, load in enumerate(chosen.loads) if load == 0]
-    if idle:
-        lines.append(f"{', '.join(idle)}: no work; no plan found with it was better")
-    return tuple(lines)

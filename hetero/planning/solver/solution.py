@@ -1,12 +1,17 @@
-"""The planner's answer: the plan, what it costs, what is proven of it, what else was tried."""
+"""The solver's answer: the plan, what it costs, what is proven of it, what else was tried."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Literal
 
 from hetero.planning.solver.bounds import Bound
 from hetero.planning.solver.mixing import Part
 from hetero.planning.solver.problem import Assignment
+
+#: What a plan makes small: the bottleneck, or the time of a single request.
+Objective = Literal["throughput", "latency"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,10 @@ class Candidate:
         """The plan; of a mix, the one with the largest share."""
         return max(self.parts, key=lambda p: p.share).assignment
 
+    def figure(self, objective: Objective) -> float:
+        """Seconds that are to be small."""
+        return self.latency if objective == "latency" else self.bottleneck
+
 
 @dataclass(frozen=True, slots=True)
 class Solution:
@@ -56,39 +65,38 @@ class Solution:
 
     Parameters
     ----------
+    objective : {"throughput", "latency"}
+        What was to be small.
     chosen : Candidate
         The plan to run.
-    bound : Bound
-        The largest proven lower bound for the chosen kind of plan.
-    bounds : tuple of Bound
-        All that were proven, largest first. ``mixing`` tells those that also bound mixes and
-        replicas from those that only hold without replication.
-    ratio : float
-        ``chosen.bottleneck / bound.seconds``; 1 is optimal, ``inf`` without a positive bound.
-    latency_bound : float
-        Seconds below which no plan answers a single request.
-    bottleneck_device : int
-        The busiest device.
-    advice : tuple of str
-        What would lower the bottleneck, a sentence each.
     runners_up : tuple of Candidate
-        The other candidates, best first.
-    seconds : float
-        Time the planning took.
+        The other candidates, best first; also mixes of more parts than were allowed.
+    bounds : tuple of Bound
+        All that were proven of the objective, largest first. ``mixing`` tells those that also
+        bound mixes and replicas from those that only hold without replication.
     cut_short : bool
-        True where the deadline ended a search early, so that another machine may find another plan.
+        True where the clock ended a search early, so that another run may find another plan.
     """
 
+    objective: Objective
     chosen: Candidate
-    bound: Bound
-    bounds: tuple[Bound, ...]
-    ratio: float
-    latency_bound: float
-    bottleneck_device: int
-    advice: tuple[str, ...]
     runners_up: tuple[Candidate, ...]
-    seconds: float
+    bounds: tuple[Bound, ...]
     cut_short: bool
+
+    @property
+    def bound(self) -> Bound:
+        """The largest proven lower bound for the chosen kind of plan."""
+        mixed = len(self.chosen.parts) > 1
+        return next(b for b in self.bounds if b.mixing or not mixed)
+
+    @property
+    def ratio(self) -> float:
+        """The chosen plan's figure by its bound; 1 is optimal."""
+        figure, bound = self.chosen.figure(self.objective), self.bound.seconds
+        if figure == bound:
+            return 1.0
+        return figure / bound if bound > 0 else math.inf
 
     @property
     def assignment(self) -> Assignment:
@@ -114,20 +122,3 @@ class Solution:
     def latency(self) -> float:
         """Seconds of one request alone."""
         return self.chosen.latency
-
-    def by(self, method: str) -> Candidate | None:
-        """The best candidate that a method gave, None where it gave none."""
-        return next((c for c in (self.chosen, *self.runners_up) if method in c.names), None)
-
-    def sentence(self, unit: str = "ms", scale: float = 1e3) -> str:
-        """The verdict in words: bottleneck, proven bound, and what the bound covers."""
-        scope = (
-            "any routing of requests over these devices"
-            if self.bound.mixing
-            else "any assignment of this model without replication"
-        )
-        return (
-            f"bottleneck {self.bottleneck * scale:.4g} {unit}, proven lower bound "
-            f"{self.bound.seconds * scale:.4g} {unit} ({self.bound.name}), within "
-            f"{max(self.ratio - 1, 0) * 100:.1f} % of {scope}"
-        )

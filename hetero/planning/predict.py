@@ -1,0 +1,111 @@
+"""What each stage and wire of a cut model is expected to take."""
+
+from __future__ import annotations
+
+from devices.model import Model
+from hetero.partition import Partition
+from hetero.planning.cost.work import value_nbytes
+from hetero.planning.problem import Task, end_line, node_seconds, wire_latency
+from hetero.planning.report import StagePrediction, WirePrediction
+
+
+def predict(
+    task: Task, model: Model, parts: Partition, variant: int = 0, *, company: bool = True
+) -> tuple[list[StagePrediction], list[WirePrediction], float]:
+    """Return what each stage and wire of a partition is expected to take, and one request alone.
+
+    A request's way from the client and back counts as a hand-over between devices does.
+
+    Parameters
+    ----------
+    task : Task
+        Its costs and devices.
+    model : Model
+        The model with its shapes.
+    parts : Partition
+        How it is cut.
+    variant : int
+        The variant that it belongs to.
+    company : bool
+        Whether other devices work at the same time.
+    """
+    costs = task.costs.devices
+    device_of = [s.device for s in parts.subgraphs]
+    made_by = {v: s.index for s in parts.subgraphs for v in s.outputs}
+    goes_to: dict[str, set[str]] = {}
+    for wire in parts.wires:
+        if device_of[wire.consumer] != device_of[wire.producer]:
+            goes_to.setdefault(wire.tensor, set()).add(device_of[wire.consumer])
+    ends = {port.name for port in model.outputs}
+    received: set[tuple[str, str]] = set()
+    stages: list[StagePrediction] = []
+    finish: list[float] = []
+    free = dict.fromkeys(task.devices, 0.0)
+    answered = 0.0
+    for s in parts.subgraphs:
+        cost = costs[s.device]
+        alone = [t for n in s.node_names if (t := node_seconds(cost, n, "LATENCY")) is not None]
+        run_alone = cost.dispatch.seconds + sum(t.seconds for t in alone)
+        transfer = 0.0
+        ready = free[s.device]
+        back = 0.0
+        for value in s.inputs:
+            nbytes = value_nbytes(model.spec(value))
+            source = made_by.get(value)
+            sender = None if source is None else device_of[source]
+            if sender != s.device and (value, s.device) not in received:
+                received.add((value, s.device))
+                transfer += _busy(task, sender, s.device, nbytes)
+            if source is None:
+                ready = max(ready, end_line(task, s.device, "LATENCY", outgoing=False)(nbytes))
+            else:
+                on_way = wire_latency(task.costs, device_of[source], s.device, nbytes)
+                ready = max(ready, finish[source] + on_way)
+        for value in s.outputs:
+            nbytes = value_nbytes(model.spec(value))
+            if receivers := goes_to.get(value):
+                transfer += max(_busy(task, s.device, d, nbytes) for d in receivers)
+            if value in ends:
+                transfer += _busy(task, s.device, None, nbytes)
+                back = max(back, end_line(task, s.device, "LATENCY", outgoing=True)(nbytes))
+        stages.append(
+            StagePrediction(
+                index=s.index,
+                device=s.device,
+                nodes=len(s.node_names),
+                run_s=run_alone * (cost.load.seconds if company else 1.0),
+                transfer_s=transfer,
+                overhead_s=cost.overhead.seconds,
+                variant=variant,
+            )
+        )
+        finish.append(ready + run_alone)
+        free[s.device] = finish[-1]
+        answered = max(answered, finish[-1] + back)
+    wires = [
+        WirePrediction(
+            w.tensor,
+            w.producer,
+            w.consumer,
+            model.spec(w.tensor).nbytes,
+            wire_latency(
+                task.costs,
+                device_of[w.producer],
+                device_of[w.consumer],
+                value_nbytes(model.spec(w.tensor)),
+            ),
+            variant,
+        )
+        for w in parts.wires
+    ]
+    return stages, wires, answered
+
+
+def _busy(task: Task, sender: str | None, receiver: str | None, nbytes: int) -> float:
+    """Seconds that a device is busy with a tensor; None stands for the client."""
+    if sender is not None and receiver is not None:
+        transfer = task.costs.transfers.get((sender, receiver))
+        return transfer.busy(nbytes) if transfer is not None else 0.0
+    device = sender if receiver is None else receiver
+    assert device is not None  # a tensor from client to client is no stage's
+    return end_line(task, device, "THROUGHPUT", outgoing=receiver is None)(nbytes)
