@@ -30,12 +30,12 @@ def publish(path: Path, write: Callable[[BinaryIO], object]) -> None:
     Raises
     ------
     OSError
-        It cannot be written; nothing is left.
+        It cannot be written, under the file's own name; nothing is left.
     """
     temporary = path.parent / f".{path.name}.{secrets.token_hex(6)}{TEMPORARY_SUFFIX}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-    descriptor = os.open(temporary, flags, 0o644)
     try:
+        descriptor = os.open(temporary, flags, 0o644)
         with open(descriptor, "wb") as file:  # noqa: PTH123 - a descriptor, not a path
             with contextlib.suppress(OSError):  # where there are no locks, age must tell
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -44,7 +44,9 @@ def publish(path: Path, write: Callable[[BinaryIO], object]) -> None:
             file.flush()
             os.fsync(descriptor)
             temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
+        if isinstance(error, OSError) and error.errno is not None:
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise

@@ -33,7 +33,7 @@ def annotated_model(model: Model, document: dict[str, Any]) -> Model:
         As `hetero.report.build_report` makes it.
     """
     rows = [row for row in document["nodes"] if row["device"] is not None]
-    stages = {row["name"]: row["segment"] for row in rows if row["segment"] is not None}
+    stages = {row["name"]: row["subgraph"] for row in rows if row["subgraph"] is not None}
     affinity = Affinity(
         {row["name"]: row["device"] for row in rows}, {row["name"]: row["why"] for row in rows}
     )

@@ -27,7 +27,7 @@ from hetero.report.verdict import fallback, verdict
 from hetero.survey import Survey
 
 NAME: Final = "hetero.report"
-VERSION: Final = 1
+VERSION: Final = 2
 #: The device of nodes that nobody takes, while the model is cut; null in the document.
 NOWHERE: Final = ""
 
@@ -56,7 +56,7 @@ def build_report(
     cut, problem = _cut(survey.model, affinity)
     model = survey.model if cut is None else cut.source
     nodes = _nodes(model, survey, affinity, cut, plan)
-    segments = _segments(model, cut, plan)
+    subgraphs = _subgraphs(model, cut, plan)
     wires = _wires(model, cut, plan)
     document: dict[str, Any] = {
         "schema": {"name": NAME, "version": VERSION},
@@ -75,7 +75,7 @@ def build_report(
         "devices": _devices(survey, affinity, plan),
         "support_matrix": support_matrix(model, survey.answers),
         "nodes": nodes,
-        "segments": segments,
+        "subgraphs": subgraphs,
         "wires": wires,
         "uncut": problem,
         "variants": [] if plan is None else _variants(plan),
@@ -190,7 +190,7 @@ def _nodes(
                 "constant": fixed,
                 "supported_on": takers,
                 "device": device,
-                "segment": None if cut is None else cut.subgraph_of.get(node.name),
+                "subgraph": None if cut is None else cut.subgraph_of.get(node.name),
                 "why": affinity.reasons.get(node.name, "") if device else "no device takes it",
                 "choice": _choice(node, device, takers, survey, affinity, plan),
                 "note": survey.answers[device].notes.get(node.name) if device else None,
@@ -225,7 +225,7 @@ def _choice(
     return "priority" if plan is None or plan.policy == "PRIORITY" else "plan"
 
 
-def _segments(model: Model, cut: Partition | None, plan: PlanReport | None) -> list[dict[str, Any]]:
+def _subgraphs(model: Model, cut: Partition | None, plan: PlanReport | None) -> list[dict[str, Any]]:
     if cut is None:
         return []
     stages = {s.index: s for s in plan.stages if s.variant == 0} if plan else {}
@@ -235,7 +235,7 @@ def _segments(model: Model, cut: Partition | None, plan: PlanReport | None) -> l
         stage = stages.get(s.index)
         rows.append(
             {
-                "id": s.index,
+                "index": s.index,
                 "device": s.device or None,
                 "nodes": list(s.node_names),
                 "inputs": list(s.inputs),

@@ -25,7 +25,7 @@ def counterfactuals(
     survey : Survey
         What each device says.
     document : dict
-        The report so far: `segments` and `wires` of the choice.
+        The report so far: `subgraphs` and `wires` of the choice.
     plan : PlanReport, optional
         Its alternatives bring their times.
     """
@@ -55,7 +55,7 @@ def _row(name: str, kind: str, **fields: Any) -> dict[str, Any]:
         "possible": True,
         "missing": 0,
         "devices": [],
-        "segments": None,
+        "subgraphs": None,
         "cuts": None,
         "nbytes": None,
         "bottleneck_s": None,
@@ -76,7 +76,7 @@ def _times(judged: Alternative | None) -> dict[str, Any]:
 
 
 def _judged(judged: Alternative, kind: str) -> dict[str, Any]:
-    fields = {"devices": list(judged.devices), "segments": judged.subgraphs}
+    fields = {"devices": list(judged.devices), "subgraphs": judged.subgraphs}
     return _row(judged.name, kind, **fields, **_times(judged))
 
 
@@ -88,7 +88,7 @@ def _single(survey: Survey, device: str, judged: Alternative | None) -> dict[str
     )
     fields: dict[str, Any] = {"devices": [device], "possible": not missing, "missing": missing}
     if not missing:
-        fields |= {"segments": 1, "cuts": 0, "nbytes": 0}
+        fields |= {"subgraphs": 1, "cuts": 0, "nbytes": 0}
     return _row(f"single {device}", "single", **fields, **_times(judged))
 
 
@@ -115,7 +115,7 @@ def _cut_size(survey: Survey, placed: Mapping[str, str]) -> dict[str, Any]:
         return {}
     spec = cut.source.spec
     return {
-        "segments": len(cut.subgraphs),
+        "subgraphs": len(cut.subgraphs),
         "cuts": len(cut.wires),
         "nbytes": sum(size(spec(wire.tensor))["nbytes"] or 0 for wire in cut.wires),
     }
@@ -131,7 +131,7 @@ def _chosen(
         possible=not missing,
         missing=missing,
         devices=[d["name"] for d in document["devices"] if d["used"]],
-        segments=judged.subgraphs if judged else len(document["segments"]),
+        subgraphs=judged.subgraphs if judged else len(document["subgraphs"]),
         cuts=len(document["wires"]),
         nbytes=sum(wire["nbytes"] or 0 for wire in document["wires"]),
         bottleneck_s=plan.bottleneck_s if plan else None,

@@ -29,22 +29,22 @@ def _lines(document: dict[str, Any]) -> Iterator[str]:
     drawn = [node for node in document["nodes"] if not node["constant"]]
     members: dict[int | None, list[dict[str, Any]]] = {}
     for node in drawn:
-        members.setdefault(node["segment"], []).append(node)
+        members.setdefault(node["subgraph"], []).append(node)
     for port in document["model"]["inputs"]:
         yield f"  {_quote('input ' + port['name'])} [shape=ellipse, fillcolor=white];"
-    for segment, nodes in members.items():
+    for subgraph, nodes in members.items():
         device = nodes[0]["device"]
-        if segment is not None:
+        if subgraph is not None:
             where = device or "no device"
-            label = f"subgraph {segment} · {where} · {len(nodes)} nodes"
-            yield f"  subgraph cluster_{segment} {{"
+            label = f"subgraph {subgraph} · {where} · {len(nodes)} nodes"
+            yield f"  subgraph cluster_{subgraph} {{"
             yield f"    label={_quote(label)};"
         for node in nodes:
             place = node["device"]
             fill = FILLS[order.index(place) % len(FILLS)] if place else UNSUPPORTED_FILL
             text = f"{node['op_type']}\n{node['name']}" + ("" if place else "\nno device")
             yield f"    {_quote(node['name'])} [label={_quote(text)}, fillcolor={_quote(fill)}];"
-        if segment is not None:
+        if subgraph is not None:
             yield "  }"
     yield from _edges(document, drawn)
     yield "}"
@@ -61,7 +61,7 @@ def _edges(document: dict[str, Any], drawn: list[dict[str, Any]]) -> Iterator[st
                 if value in inputs:
                     yield f"  {_quote('input ' + value)} -> {_quote(node['name'])};"
                 continue
-            crosses = maker["segment"] != node["segment"]
+            crosses = maker["subgraph"] != node["subgraph"]
             label = f" [label={_quote(nbytes_text(sizes[value]))}, penwidth=2]" if crosses else ""
             yield f"  {_quote(maker['name'])} -> {_quote(node['name'])}{label};"
     for port in document["model"]["outputs"]:

@@ -58,8 +58,8 @@ class _Graph:
     ports: dict[str, Mapping[str, Any]]
 
     def group(self, position: int) -> int:
-        segment = self.document["nodes"][position]["segment"]
-        return -1 if segment is None else int(segment)
+        subgraph = self.document["nodes"][position]["subgraph"]
+        return -1 if subgraph is None else int(subgraph)
 
 
 def drawings(document: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -79,15 +79,15 @@ def drawings(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     """
     drawn, _ = visible_nodes(document)
     nodes = document["nodes"]
-    groups: dict[int, list[int]] = {s["id"]: [] for s in document["segments"]}
+    groups: dict[int, list[int]] = {s["index"]: [] for s in document["subgraphs"]}
     for p in drawn:
-        segment = nodes[p]["segment"]
-        groups.setdefault(-1 if segment is None else segment, []).append(p)
+        subgraph = nodes[p]["subgraph"]
+        groups.setdefault(-1 if subgraph is None else subgraph, []).append(p)
     # A subgraph of nothing but constants is drawn as one box of them.
     bare = {group for group, members in groups.items() if not members}
     for position, node in enumerate(nodes):
-        if node["segment"] in bare:
-            groups[node["segment"]].append(position)
+        if node["subgraph"] in bare:
+            groups[node["subgraph"]].append(position)
     everything = [p for members in groups.values() for p in members]
     makers = {port["name"]: p for p in everything for port in nodes[p]["outputs"]}
     ports = {port["name"]: port for node in nodes for port in node["outputs"]}
@@ -283,19 +283,19 @@ def _moved(points: Sequence[tuple[float, float]], x: float, y: float) -> list[tu
 def _box(
     graph: _Graph, group: int, place: tuple[float, float], size: tuple[float, float]
 ) -> dict[str, Any]:
-    segment = graph.document["segments"][group] if group >= 0 else None
+    subgraph = graph.document["subgraphs"][group] if group >= 0 else None
     title = "whole model, not cut"
     device, detail = None, f"{len(graph.groups[group])} nodes"
-    if segment is not None:
-        device = segment["device"]
+    if subgraph is not None:
+        device = subgraph["device"]
         title = f"{group} · {device or 'no device'}"
-        count = len(segment["nodes"])
+        count = len(subgraph["nodes"])
         detail = f"{count:,} node{'' if count == 1 else 's'}"
-        if segment["run_s"] is not None:
-            detail += f" · {seconds_text(segment['run_s'])}"
+        if subgraph["run_s"] is not None:
+            detail += f" · {seconds_text(subgraph['run_s'])}"
     return {
         "x": place[0], "y": place[1], "w": size[0], "h": size[1],
-        "segment": group, "device": device, "title": title, "detail": detail,
+        "subgraph": group, "device": device, "title": title, "detail": detail,
     }  # fmt: skip
 
 

@@ -5,7 +5,7 @@ unsupported-nodes         no device takes them
 unused-device             a device that was asked for gets nothing
 fallback                  nodes that the most preferred device refuses
 ping-pong                 a subgraph between two of another device: data goes and comes back
-tiny-segment              a subgraph of few nodes, or of less work than its own overhead
+tiny-subgraph             a subgraph of few nodes, or of less work than its own overhead
 transfer-above-compute    moving a subgraph's data takes longer than its work
 dtype-fallback            nodes refused for their element type alone
 wide-wire                 a tensor crosses in a wider type than one side of it needs
@@ -47,10 +47,10 @@ def lints(document: dict[str, Any]) -> list[dict[str, Any]]:
     -------
     list of dict
         ``code``, ``severity`` (error, warning, info), ``message``, and the ``nodes``,
-        ``segments`` and ``devices`` that it is about.
+        ``subgraphs`` and ``devices`` that it is about.
     """
     found: list[dict[str, Any]] = []
-    for check in (_nodes, _devices, _segments, _casts, _wires, _times):
+    for check in (_nodes, _devices, _subgraphs, _casts, _wires, _times):
         found += check(document)
     kept: list[dict[str, Any]] = []
     counts: Counter[str] = Counter()
@@ -75,7 +75,7 @@ def _lint(
     message: str,
     *,
     nodes: Iterable[str] = (),
-    segments: Iterable[int] = (),
+    subgraphs: Iterable[int] = (),
     devices: Iterable[str] = (),
 ) -> dict[str, Any]:
     return {
@@ -83,7 +83,7 @@ def _lint(
         "severity": severity,
         "message": message,
         "nodes": list(nodes),
-        "segments": list(segments),
+        "subgraphs": list(subgraphs),
         "devices": list(devices),
     }
 
@@ -146,9 +146,9 @@ def _devices(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
         )  # fmt: skip
 
 
-def _segments(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    segments = document["segments"]
-    device_of = {s["id"]: s["device"] for s in segments}
+def _subgraphs(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    subgraphs = document["subgraphs"]
+    device_of = {s["index"]: s["device"] for s in subgraphs}
     into: dict[int, list[dict[str, Any]]] = {}
     out_of: dict[int, list[dict[str, Any]]] = {}
     for wire in document["wires"]:
@@ -156,8 +156,8 @@ def _segments(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
         out_of.setdefault(wire["producer"], []).append(wire)
     constant = {node["name"] for node in document["nodes"] if node["constant"]}
     main = max(document["devices"], key=lambda d: int(d["nodes"]), default={"name": None})["name"]
-    for s in segments:
-        came, went = into.get(s["id"], []), out_of.get(s["id"], [])
+    for s in subgraphs:
+        came, went = into.get(s["index"], []), out_of.get(s["index"], [])
         sources = {device_of[w["producer"]] for w in came}
         targets = {device_of[w["consumer"]] for w in went}
         # Seen from the device with most of the nodes, each round trip would be told twice.
@@ -167,36 +167,36 @@ def _segments(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
             back = [w["nbytes"] for w in went if device_of[w["consumer"]] == other]
             yield _lint(
                 "ping-pong", "warning",
-                f"{other} sends {nbytes_text(sum(n or 0 for n in sizes))} to subgraph {s['id']} on "
+                f"{other} sends {nbytes_text(sum(n or 0 for n in sizes))} to subgraph {s['index']} on "
                 f"{s['device'] or 'no device'} ({_plural(len(s['nodes']))}) "
                 f"and gets {nbytes_text(sum(n or 0 for n in back))} back.",
-                segments=[s["id"]], devices=[other],
+                subgraphs=[s["index"]], devices=[other],
             )  # fmt: skip
         run, moved = s["run_s"], s["transfer_s"]
-        alone = len(segments) > 1 and s["device"] is not None and not others
+        alone = len(subgraphs) > 1 and s["device"] is not None and not others
         work = [name for name in s["nodes"] if name not in constant]
         if alone:
             if run is None and len(work) <= TINY_NODES:
                 names = ", ".join(work[:TINY_NODES])
                 yield _lint(
-                    "tiny-segment", "warning",
-                    f"subgraph {s['id']} on {s['device'] or 'no device'} has only "
+                    "tiny-subgraph", "warning",
+                    f"subgraph {s['index']} on {s['device'] or 'no device'} has only "
                     f"{names or 'constants'} to run.",
-                    segments=[s["id"]], nodes=work,
+                    subgraphs=[s["index"]], nodes=work,
                 )  # fmt: skip
             elif run is not None and run < (s["overhead_s"] or 0.0):
                 yield _lint(
-                    "tiny-segment", "warning",
-                    f"subgraph {s['id']} on {s['device']} runs {seconds_text(run)}; calling it "
+                    "tiny-subgraph", "warning",
+                    f"subgraph {s['index']} on {s['device']} runs {seconds_text(run)}; calling it "
                     f"takes {seconds_text(s['overhead_s'])}.",
-                    segments=[s["id"]],
+                    subgraphs=[s["index"]],
                 )  # fmt: skip
         if run is not None and moved is not None and moved > run and (came or went):
             yield _lint(
                 "transfer-above-compute", "warning",
-                f"subgraph {s['id']} on {s['device']} runs {seconds_text(run)} and its data takes "
+                f"subgraph {s['index']} on {s['device']} runs {seconds_text(run)} and its data takes "
                 f"{seconds_text(moved)} to move.",
-                segments=[s["id"]],
+                subgraphs=[s["index"]],
             )  # fmt: skip
 
 
@@ -216,7 +216,7 @@ def _casts(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
         tensor = wire["tensor"]
         maker = makers.get(tensor)
         width = _WIDTHS.get(types.get(tensor, ""), 0)
-        there = [n for n in readers.get(tensor, ()) if n["segment"] == wire["consumer"]]
+        there = [n for n in readers.get(tensor, ()) if n["subgraph"] == wire["consumer"]]
         if maker is not None and maker["op_type"] == "Cast":
             before = types.get(maker["inputs"][0], "")
             if 0 < _WIDTHS.get(before, 0) < width:
@@ -234,7 +234,7 @@ def _wide(
         "wide-wire", "warning",
         f"{wire['tensor']} crosses as {wide}, {how} the Cast {cast['name']!r}: on the other side "
         f"of the cut it would cross as {narrow}.",
-        nodes=[cast["name"]], segments=[wire["producer"], wire["consumer"]],
+        nodes=[cast["name"]], subgraphs=[wire["producer"], wire["consumer"]],
     )  # fmt: skip
 
 
@@ -244,13 +244,13 @@ def _wires(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
         if wire["type"] == "tensor(double)":
             yield _lint(
                 "double-wire", "info", f"{wire['tensor']} crosses in double precision.",
-                segments=ends,
+                subgraphs=ends,
             )  # fmt: skip
         if wire["nbytes"] is None:
             yield _lint(
                 "unknown-wire", "info",
                 f"{wire['tensor']} crosses and its size is not known before it runs.",
-                segments=ends,
+                subgraphs=ends,
             )  # fmt: skip
 
 

@@ -47,8 +47,8 @@ def _parts(document: dict[str, Any], nodes: bool) -> Iterator[RenderableType]:
     yield _matrix(document)
     if nodes:
         yield _nodes(document)
-    if document["segments"]:
-        yield _segments(document)
+    if document["subgraphs"]:
+        yield _subgraphs(document)
     if len(document["counterfactuals"]) > 1:
         yield _counterfactuals(document)
     if document["plan"]:
@@ -124,21 +124,21 @@ def _nodes(document: dict[str, Any]) -> Table:
             escape(node["name"]),
             escape(node["op_type"]),
             node["device"] or "[red]none[/red]",
-            "" if node["segment"] is None else str(node["segment"]),
+            "" if node["subgraph"] is None else str(node["subgraph"]),
             ", ".join(node["supported_on"]),
             escape("; ".join([node["why"], *(refusals if node["device"] is None else [])])),
         )
     return table
 
 
-def _segments(document: dict[str, Any]) -> Table:
+def _subgraphs(document: dict[str, Any]) -> Table:
     timed = document["plan"] is not None
     columns = ["subgraph", "device", "nodes", "first … last", "in", "out"]
     table = _table(*columns, *(["runs", "transfers"] if timed else []))
-    for s in document["segments"][:SHOWN]:
+    for s in document["subgraphs"][:SHOWN]:
         names = s["nodes"]
         row = [
-            str(s["id"]),
+            str(s["index"]),
             s["device"] or "[red]none[/red]",
             str(len(names)),
             escape(" … ".join(dict.fromkeys((names[0], names[-1])))) if names else "",
@@ -148,8 +148,8 @@ def _segments(document: dict[str, Any]) -> Table:
         if timed:
             row += [seconds_text(s["run_s"]), seconds_text(s["transfer_s"])]
         table.add_row(*row)
-    if len(document["segments"]) > SHOWN:
-        table.caption = f"{len(document['segments']) - SHOWN} more subgraphs"
+    if len(document["subgraphs"]) > SHOWN:
+        table.caption = f"{len(document['subgraphs']) - SHOWN} more subgraphs"
     return table
 
 
@@ -162,7 +162,7 @@ def _counterfactuals(document: dict[str, Any]) -> Table:
         cells = [
             escape(row["name"]),
             ", ".join(row["devices"]) if len(row["devices"]) > 1 else "",
-            _known(row["segments"]),
+            _known(row["subgraphs"]),
         ]
         if not row["possible"]:
             cells[2] = f"{row['missing']} unsupported"

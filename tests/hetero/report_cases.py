@@ -153,9 +153,9 @@ def golden_documents() -> dict[str, dict[str, Any]]:
     """Return the documents that the golden files hold, by file name."""
     survey = branches_survey()
     return {
-        "report_query_v1.json": build_report(survey, command="hetero query branches.onnx"),
-        "report_plan_v1.json": build_report(survey, branches_plan(survey)),
-        "report_unsupported_v1.json": build_report(
+        "report_query_v2.json": build_report(survey, command="hetero query branches.onnx"),
+        "report_plan_v2.json": build_report(survey, branches_plan(survey)),
+        "report_unsupported_v2.json": build_report(
             survey_of(unknown_ops(), {"ORT": None, "CPU": None})
         ),
     }

@@ -82,16 +82,16 @@ def test_the_schema_refuses_what_it_does_not_know() -> None:
 # What it counts.
 
 
-def test_each_node_is_listed_once_and_in_one_segment() -> None:
+def test_each_node_is_listed_once_and_in_one_subgraph() -> None:
     document = build_report(branches_survey())
     names = [node["name"] for node in document["nodes"]]
     assert names == ["matmul", "relu", "tanh", "neg", "abs", "add"]
-    listed = [name for segment in document["segments"] for name in segment["nodes"]]
+    listed = [name for subgraph in document["subgraphs"] for name in subgraph["nodes"]]
     assert sorted(listed) == sorted(names)
     for node in document["nodes"]:
-        segment = document["segments"][node["segment"]]
-        assert node["name"] in segment["nodes"]
-        assert node["device"] == segment["device"]
+        subgraph = document["subgraphs"][node["subgraph"]]
+        assert node["name"] in subgraph["nodes"]
+        assert node["device"] == subgraph["device"]
 
 
 def test_sizes_count_open_dimensions_as_one_and_say_so() -> None:
@@ -150,10 +150,10 @@ def test_a_plan_brings_its_affinity_times_and_alternatives() -> None:
     survey = branches_survey()
     document = build_report(survey, branches_plan(survey))
     assert document["kind"] == "plan"
-    assert [s["nodes"] for s in document["segments"]] == [
+    assert [s["nodes"] for s in document["subgraphs"]] == [
         ["matmul", "relu"], ["tanh", "neg", "abs"], ["add"],
     ]  # fmt: skip
-    assert [s["run_s"] for s in document["segments"]] == [0.002, 0.001, 0.00005]
+    assert [s["run_s"] for s in document["subgraphs"]] == [0.002, 0.001, 0.00005]
     assert [w["seconds"] for w in document["wires"]] == [0.0005, None, None]
     rows = {row["name"]: row for row in document["counterfactuals"]}
     assert rows["single CPU"]["relative"] == pytest.approx(0.875)
@@ -178,7 +178,7 @@ def test_variants_that_share_the_requests_count_as_used() -> None:
     mixed = replace(plan, variants=(Variant(alone, 0.6), Variant(plan.affinity, 0.4)))
     document = build_report(survey, mixed)
     validate(document)
-    assert {s["device"] for s in document["segments"]} == {"CPU"}
+    assert {s["device"] for s in document["subgraphs"]} == {"CPU"}
     devices = {d["name"]: (d["nodes"], d["used"], d["share"]) for d in document["devices"]}
     assert devices == {"ORT": (3, True, 0.4), "CPU": (6, True, 1.0), "NULL": (0, False, 0.0)}
     assert "2 variants share the requests: 60 %, 40 %" in document["verdict"]["sentence"]
@@ -198,7 +198,7 @@ def test_a_model_that_cannot_be_cut_is_still_reported() -> None:
     proto = unknown_ops()
     document = build_report(survey_of(proto, {"CPU": ["Relu", "Frobnicate"], "ORT": ["Relu"]}))
     validate(document)
-    assert document["segments"] == []
+    assert document["subgraphs"] == []
     assert "not-cut" in found(document)
     assert len(document["nodes"]) == 3
     assert "UNSUPPORTED 1 node" in document["verdict"]["sentence"]
@@ -224,7 +224,7 @@ def test_a_lint_for_a_round_trip_and_none_for_the_way_there() -> None:
     lints = build_report(survey_of(model, {"ORT": ["Abs"], "CPU": None}))["lints"]
     (ping,) = [lint for lint in lints if lint["code"] == "ping-pong"]
     assert ping["message"] == "ORT sends 16 B to subgraph 1 on CPU (1 node) and gets 16 B back."
-    assert ping["segments"] == [1]
+    assert ping["subgraphs"] == [1]
     oneway = build_report(survey_of(chain("Abs", "Neg"), {"ORT": ["Abs"], "CPU": None}))
     assert "ping-pong" not in found(oneway)
 
@@ -241,7 +241,7 @@ def test_lints_of_a_plan() -> None:
     document = build_report(survey, branches_plan(survey))
     messages = {lint["code"]: lint["message"] for lint in document["lints"]}
     assert messages["transfer-above-compute"].startswith("subgraph 1 on CPU runs 1 ms")
-    assert messages["tiny-segment"] == "subgraph 2 on ORT runs 50 µs; calling it takes 100 µs."
+    assert messages["tiny-subgraph"] == "subgraph 2 on ORT runs 50 µs; calling it takes 100 µs."
     assert messages["slower-than-single"] == (
         "CPU alone takes 3.5 ms, the choice 4 ms (bottleneck)."
     )
@@ -346,7 +346,7 @@ def test_model_explorer_gets_each_nodes_device() -> None:
     assert len(results) == 6
 
 
-def test_the_terminal_shows_verdict_matrix_segments_and_remarks() -> None:
+def test_the_terminal_shows_verdict_matrix_subgraphs_and_remarks() -> None:
     console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
     document = build_report(branches_survey())
     console.print(report_table(document, nodes=True))

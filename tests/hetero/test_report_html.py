@@ -124,7 +124,7 @@ def test_blocks_do_not_reach_over_subgraphs() -> None:
     document = build_report(survey_of(repeated(12), takes, {"conv_?5": "CPU", "relu5": "CPU"}))
     for view in drawings(document):
         for item in view["items"]:
-            assert len({document["nodes"][p]["segment"] for p in item["nodes"]}) == 1
+            assert len({document["nodes"][p]["subgraph"] for p in item["nodes"]}) == 1
 
 
 def test_constants_are_drawn_with_their_first_reader(densenet: dict[str, Any]) -> None:
@@ -183,12 +183,12 @@ def test_boxes_of_random_graphs_do_not_overlap_and_edges_go_down(seed: int) -> N
 def test_items_lie_in_their_subgraphs_and_subgraphs_apart(pins: dict[str, str]) -> None:
     document = build_report(survey_of(repeated(12), {"ORT": None, "CPU": None}, pins))
     for view in drawings(document):
-        boxes = {box["segment"]: box for box in view["boxes"]}
-        assert set(boxes) == {s["id"] for s in document["segments"]}
+        boxes = {box["subgraph"]: box for box in view["boxes"]}
+        assert set(boxes) == {s["index"] for s in document["subgraphs"]}
         pairs = list(boxes.values())
         assert not any(overlap(a, b) for i, a in enumerate(pairs) for b in pairs[:i])
         for item in view["items"]:
-            box = boxes[document["nodes"][item["nodes"][0]]["segment"]]
+            box = boxes[document["nodes"][item["nodes"][0]]["subgraph"]]
             assert box["x"] <= item["x"]
             assert item["x"] + item["w"] <= box["x"] + box["w"]
             assert box["y"] <= item["y"]

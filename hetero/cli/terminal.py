@@ -1,0 +1,79 @@
+"""What commands print: tables and lines for people, JSON documents for programs."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import click
+from rich.console import Console, RenderableType
+
+from hetero.report.text import styled
+
+#: Version of the JSON documents; it changes when a reader could be misled.
+VERSION: Final = 2
+#: Columns of an output that is no terminal: nothing is folded there.
+UNLIMITED: Final = 100_000
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Return a console for the stream as it is now, as wide as the terminal or ``COLUMNS``."""
+    made = Console(stderr=stderr, markup=False, emoji=False, highlight=False)
+    if not made.is_terminal and "COLUMNS" not in os.environ:
+        made.width = UNLIMITED
+    return made
+
+
+def show(*parts: RenderableType) -> None:
+    """Print tables and lines of text for people."""
+    for part in parts:
+        console().print(styled(part) if isinstance(part, str) else part)
+
+
+def remark(text: str) -> None:
+    """Print a line beside the output, on stderr."""
+    console(stderr=True).print(styled(text))
+
+
+@contextmanager
+def progress(text: str) -> Iterator[None]:
+    """Show that something long is going on, on a terminal only."""
+    with console(stderr=True).status(styled(text)):
+        yield
+
+
+def print_json(kind: str, document: Mapping[str, Any]) -> None:
+    """Print a document for programs: times in seconds (``_s``), sizes in bytes (``_nbytes``).
+
+    Parameters
+    ----------
+    kind : str
+        What it is: its schema is called ``hetero.<kind>``.
+    document : mapping
+        The content; numbers that JSON has not become null.
+    """
+    schema = {"name": f"hetero.{kind}", "version": VERSION}
+    click.echo(json.dumps({"schema": schema, **plain(document)}, indent=2, allow_nan=False))
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON has it."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if hasattr(value, "item"):
+        return plain(value.item())
+    return str(value) if isinstance(value, Path | BaseException) else repr(value)

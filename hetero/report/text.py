@@ -1,0 +1,46 @@
+"""Text for terminals and pipes: others' names cannot steer a terminal, and tables cut nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from rich import box
+from rich.table import Column, Table
+from rich.text import Text
+
+
+def visible(text: str, keep: str = "") -> str:
+    r"""Return text with its control characters written out, as ``\x1b``; those in `keep` stay."""
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text
+    )
+
+
+def styled(text: str, style: str = "") -> Text:
+    """Return text as it is, no markup read in it."""
+    return Text(visible(text), style)
+
+
+class Rows(Table):
+    """A table that folds what is too wide, and cuts nothing.
+
+    Parameters
+    ----------
+    *heads : str
+        The columns' heads.
+    wraps : collection of str
+        Heads of the columns that give way first on a narrow terminal.
+    """
+
+    def __init__(self, *heads: str, wraps: Collection[str] = ()) -> None:
+        columns = (
+            Column(styled(head), overflow="fold", no_wrap=head not in wraps) for head in heads
+        )
+        super().__init__(*columns, box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+
+    def add(self, *cells: object, style: str | None = None) -> None:
+        """Add a row; None is an empty cell."""
+        shown = (c if isinstance(c, Text) else styled("" if c is None else str(c)) for c in cells)
+        self.add_row(*shown, style=style)
