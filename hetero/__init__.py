@@ -12,7 +12,6 @@ from hetero.blob import hetero_version
 from hetero.compare import Comparison, compare
 from hetero.compiled_model import CompiledModel
 from hetero.core import Core
-from hetero.cost import Costs
 from hetero.errors import (
     AffinityError,
     BlobError,
@@ -43,7 +42,8 @@ from hetero.errors import (
     UnsupportedOperationError,
     UnsupportedOpsetError,
 )
-from hetero.planning import PlanReport
+from hetero.planning.cost import Costs
+from hetero.planning.report import PlanReport
 from hetero.survey import Survey
 
 #: This package's version.

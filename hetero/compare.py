@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from devices.errors import DeviceError, HeteroError
+from devices.errors import AffinityError, DeviceError, HeteroError
 from devices.model import Model
 from devices.model_reader import Source, read_model
+from hetero.affinity import NO_PINS, Affinity, resolve_pins
 from hetero.difference import ATOL, RTOL, Difference, differences_of
 
 if TYPE_CHECKING:
@@ -108,6 +109,7 @@ def compare(
     rtol: float = RTOL,
     atol: float = ATOL,
     config: Config | None = None,
+    affinity: Mapping[str, str] | None = None,
 ) -> Comparison:
     """Run a model on two devices and find the first node that differs.
 
@@ -118,18 +120,22 @@ def compare(
     model : path, bytes, onnx.ModelProto or Model
         The model.
     devices : sequence of str
-        Two device strings; the first is the reference.
+        Two device strings, the reference first; either may be a split, as ``HETERO:ORT,CPU``.
     inputs : mapping of str to array
         A value for each input.
     rtol, atol : float
         Relative and absolute tolerance.
     config : mapping, optional
         Options for both compilations.
+    affinity : mapping of str to str, optional
+        Pins of a split, {pattern: device}, as for `Core.compile_model`.
 
     Raises
     ------
     DeviceError
         If `devices` are not two.
+    AffinityError
+        Pins on no node, or without a split to hold in.
     UnsupportedNodesError
         If one of the devices cannot run the model alone.
     """
@@ -139,7 +145,13 @@ def compare(
             device=",".join(devices),
         )
     source = read_model(model)
-    search = _Search(core, source, (devices[0], devices[1]), dict(inputs), rtol, atol, config)
+    if affinity and not any(map(_is_split, devices)):
+        raise AffinityError(
+            f"model {source.name!r}: pins are for a split, and {' and '.join(devices)} are single "
+            "devices; leave the pins out, or compare with HETERO:A,B."
+        )
+    pins = resolve_pins(source, affinity) if affinity else NO_PINS
+    search = _Search(core, source, (devices[0], devices[1]), dict(inputs), rtol, atol, config, pins)
     outputs = search.judge(source)
     found = Comparison(source.name, search.devices, rtol, atol, outputs)
     if found.agrees:
@@ -159,6 +171,7 @@ class _Search:
         rtol: float,
         atol: float,
         config: Config | None,
+        pins: Affinity,
     ) -> None:
         self.core = core
         self.model = model
@@ -167,6 +180,7 @@ class _Search:
         self.rtol = rtol
         self.atol = atol
         self.config = config
+        self.pins = pins
         self.runs = 0
         #: What the first device gave for the longest prefix that agrees.
         self.agreed: dict[str, Any] = {}
@@ -174,8 +188,10 @@ class _Search:
     def run(self, part: Model, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return what both devices make of a model: output name -> value."""
         results = []
+        pins = {f"name:{n}": d for n, d in self.pins.items() if n in part.index_of}
         for device in self.devices:
-            with self.core.compile_model(part, device, self.config) as compiled:
+            mine = pins if _is_split(device) else None
+            with self.core.compile_model(part, device, self.config, affinity=mine) as compiled:
                 values = {port.name: inputs[port.name] for port in part.inputs}
                 results.append(dict(compiled(values).to_dict()))
         return results[0], results[1]
@@ -293,6 +309,10 @@ class _Search:
             for name in first
             for d in differences_of(name, first[name], second[name], self.rtol, self.atol)
         )
+
+
+def _is_split(device: str) -> bool:
+    return device.lstrip().startswith("HETERO")
 
 
 def _plain(value: Any) -> Any:

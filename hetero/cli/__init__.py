@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 
 import click
 
 from devices.errors import HeteroError
 from hetero.cli.bench import bench
-from hetero.cli.blob import blob
 from hetero.cli.cache import cache
 from hetero.cli.compare import compare
 from hetero.cli.compile import compile_command
 from hetero.cli.devices import devices
 from hetero.cli.examples import add_examples
+from hetero.cli.inspect import inspect_command
 from hetero.cli.plan import plan
 from hetero.cli.probe import probe
 from hetero.cli.profile import profile_command
 from hetero.cli.query import query
 from hetero.cli.run import run
+from hetero.cli.terminal import print_json
+from hetero.report.text import visible
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -31,28 +35,66 @@ def cli() -> None:
 
 
 for command in (
-    devices, query, profile_command, plan, compile_command, run, bench, compare, blob, cache,
-    probe,
+    devices, inspect_command, query, profile_command, plan, compile_command, run, bench, compare,
+    cache, probe,
 ):  # fmt: skip
     cli.add_command(command)
-add_examples(cli.commands.values())
+add_examples(cli)
 
 
 def main() -> None:
-    """Run the command line; errors of ours are one message on stderr and exit code 1."""
+    """Run the command line; an error is one message, or with ``--json`` one document."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A locale without a character shows its escape.
+            stream.reconfigure(errors="backslashreplace")
     try:
         # Out of standalone mode click returns the code of `ctx.exit`, which commands use for 1.
         code = cli.main(standalone_mode=False, prog_name="hetero")
-        sys.exit(code if isinstance(code, int) else 0)
-    except HeteroError as error:
-        click.echo(f"hetero: {type(error).__name__}: {error}", err=True)
-        sys.exit(1)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
-    except (click.Abort, KeyboardInterrupt):
+    except BrokenPipeError:
+        # The reader has gone; what Python still has to write at its end goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    except (Exception, KeyboardInterrupt) as error:
+        code = _tell(error)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _tell(error: BaseException) -> int:
+    """Print an error and return the exit code.
+
+    Raises
+    ------
+    BaseException
+        The error itself, where it is none that a command expects: its traceback is wanted.
+    """
+    kind, code, data, expected = type(error).__name__, 1, {}, True
+    if isinstance(error, HeteroError):
+        message, data = f"{error}", error.data
+    elif isinstance(error, click.Abort | KeyboardInterrupt):
+        kind, message = "Interrupted", "interrupted"
+    elif isinstance(error, click.ClickException):
+        message, code = error.format_message(), error.exit_code
+    elif isinstance(error, MemoryError):
+        message = f"not enough memory: {error}"
+    elif isinstance(error, OSError):
+        message = f"{error.strerror or error}: {error.filename or ''}".rstrip(": ")
+    else:
+        message, expected = f"{error}", False
+    message = visible(message, keep="\n")
+    if "--json" in sys.argv:
+        print_json("error", {"error": {**data, "type": kind, "message": message}})
+    if not expected:
+        raise error
+    if "--json" in sys.argv:
+        return code
+    if isinstance(error, click.ClickException):
+        if isinstance(error, click.UsageError) and error.ctx:
+            click.echo(f"{error.ctx.get_usage()}\n", err=True)
+        click.echo(f"Error: {message}", err=True)
+    elif kind == "Interrupted":
         click.echo("hetero: interrupted", err=True)
-        sys.exit(1)
-    except OSError as error:
-        click.echo(f"hetero: {error.strerror or error}: {error.filename or ''}", err=True)
-        sys.exit(1)
+    else:
+        where = f"{kind}: " if isinstance(error, HeteroError) else ""
+        click.echo(f"hetero: {where}{message}", err=True)
+    return code

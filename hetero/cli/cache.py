@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.table import Table
 
 from devices.errors import BlobError
 from hetero.blob import describe
 from hetero.cache import Cache, Entry
-from hetero.cli.blob import size
-from hetero.cli.options import OUT, print_json
+from hetero.cli.terminal import print_json, show
+from hetero.report.text import Rows
+from hetero.report.units import nbytes_text
 from scheduler.blob_file import BlobFile
 
 #: Multiples in sizes such as 500MB.
@@ -42,21 +42,22 @@ def list_(folder: Path, as_json: bool) -> None:
     rows = [_row(entry) for entry in _open(folder).entries()]
     total = sum(row["nbytes"] for row in rows)
     if as_json:
-        print_json({"folder": folder, "nbytes": total, "entries": rows})
+        print_json("cache", {"folder": folder, "nbytes": total, "entries": rows})
         return
-    table = Table("entry", "what", "model", "devices", "size", "age", "last used")
+    heads = ("entry", "what", "model", "devices", "size", "age", "last used")
+    table = Rows(*heads, wraps=("what", "model", "devices"))
     for row in rows:
-        table.add_row(
+        table.add(
             row["file"][:12] + "…",
             row["kind"],
-            row["model"] or "",
+            row["model"],
             ", ".join(row["devices"]),
-            size(row["nbytes"]),
+            nbytes_text(row["nbytes"]),
             _span(row["age_s"]),
             _span(row["idle_s"]) + " ago",
         )
-    OUT.print(table)
-    OUT.print(f"{len(rows)} entries, {size(total)}")
+    show(table)
+    show(f"{_entries(len(rows))}, {nbytes_text(total)}")
 
 
 @cache.command()
@@ -67,11 +68,11 @@ def verify(folder: Path, as_json: bool) -> None:
     checks = {entry.path.name: cache_.check(entry) for entry in cache_.entries()}
     damaged = {name: reason for name, reason in checks.items() if reason is not None}
     if as_json:
-        print_json({"folder": folder, "checked": len(checks), "damaged": damaged})
+        print_json("cache", {"folder": folder, "checked": len(checks), "damaged": damaged})
     else:
         for reason in damaged.values():
-            OUT.print(reason)
-        OUT.print(f"{len(checks)} entries, {len(damaged)} damaged")
+            show(reason)
+        show(f"{_entries(len(checks))}, {len(damaged)} damaged")
     if damaged:
         raise click.exceptions.Exit(1)
 
@@ -129,9 +130,15 @@ def _row(entry: Entry) -> dict[str, Any]:
 def _report(gone: list[Entry], folder: Path, as_json: bool) -> None:
     nbytes = sum(entry.nbytes for entry in gone)
     if as_json:
-        print_json({"folder": folder, "removed": [e.path.name for e in gone], "nbytes": nbytes})
+        print_json(
+            "cache", {"folder": folder, "removed": [e.path.name for e in gone], "nbytes": nbytes}
+        )
     else:
-        OUT.print(f"removed {len(gone)} entries, {size(nbytes)}")
+        show(f"removed {_entries(len(gone))}, {nbytes_text(nbytes)}")
+
+
+def _entries(number: int) -> str:
+    return "1 entry" if number == 1 else f"{number:,} entries"
 
 
 def _span(seconds: float) -> str:

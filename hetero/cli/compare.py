@@ -6,42 +6,51 @@ from collections.abc import Sequence
 from typing import Any
 
 import click
-from rich import box
-from rich.markup import escape
-from rich.table import Table
 
-from hetero.cli.inputs import model_inputs, parse_shapes
+from hetero.affinity_file import parse_pins
+from hetero.cli.inputs import input_options, model_inputs
+from hetero.cli.loading import read
 from hetero.cli.options import (
-    OUT,
+    affinity_option,
+    config_option,
     core_options,
-    parse_config,
-    print_json,
-    progress,
     start,
     with_core,
 )
+from hetero.cli.terminal import print_json, progress, show
 from hetero.compare import compare as compare_devices
 from hetero.core import Core
 from hetero.difference import ATOL, RTOL, Difference
+from hetero.report.text import Rows
+
+
+def _parse_devices(
+    context: click.Context, parameter: click.Parameter, value: tuple[str, ...]
+) -> tuple[str, str]:
+    """Read two devices: one option with both, or two options."""
+    names = list(value)
+    if len(value) == 1:
+        # A split's own commas are its own: it takes the rest.
+        whole, split, listed = value[0].partition("HETERO")
+        names = [name.strip() for name in whole.split(",") if name.strip()]
+        names += [split + listed] if split else []
+    if len(names) != 2:
+        raise click.BadParameter(
+            f"{', '.join(value)}: wanted two devices, as CPU,ORT or -d CPU -d HETERO:ORT,CPU."
+        )
+    return names[0], names[1]
 
 
 @click.command()
 @click.argument("model")
 @click.option(
-    "--device", "-d", required=True, metavar="A,B", help="Two devices, the reference first."
-)
-@click.option(
-    "--config", "-c", "config", multiple=True, metavar="KEY=VALUE", callback=parse_config,
-    help="A property for both, as INFERENCE_NUM_THREADS=1.",
+    "--device", "-d", required=True, multiple=True, metavar="A,B", callback=_parse_devices,
+    help="Two devices, the reference first, as ORT,CPU. Either may be a split; it takes all that "
+    "follows, or is given alone: CPU,HETERO:ORT,CPU or -d HETERO:ORT,CPU -d CPU.",
 )  # fmt: skip
-@click.option(
-    "--input", "-i", "inputs", multiple=True, metavar="[NAME=]FILE",
-    help="A .npy, .npz or .pb file; inputs without one are generated.",
-)  # fmt: skip
-@click.option(
-    "--shape", "shapes", multiple=True, metavar="NAME:1,3,...", callback=parse_shapes,
-    help="The shape of a generated input; open dimensions are 1 otherwise.",
-)  # fmt: skip
+@affinity_option
+@config_option
+@input_options
 @click.option("--rtol", type=click.FloatRange(min=0), default=RTOL, show_default=True)
 @click.option("--atol", type=click.FloatRange(min=0), default=ATOL, show_default=True)
 @core_options
@@ -49,7 +58,8 @@ from hetero.difference import ATOL, RTOL, Difference
 def compare(
     core: Core,
     model: str,
-    device: str,
+    device: tuple[str, str],
+    pins: tuple[str, ...],
     config: dict[str, Any],
     inputs: tuple[str, ...],
     shapes: dict[str, tuple[int, ...]],
@@ -58,46 +68,45 @@ def compare(
     as_json: bool,
 ) -> None:
     """Run MODEL on two devices; exit code 1 if they differ, with the first node that does."""
-    names = [name.strip() for name in device.split(",") if name.strip()]
-    if len(names) != 2:
-        raise click.UsageError(f"--device {device}: wanted two devices, as CPU,ORT.")
-    source = core.read_model(model)
+    source = read(core, model)
     values = model_inputs(model, source, inputs, shapes)
     start(core)
-    with progress(core, "comparing"):
-        found = compare_devices(core, source, names, values, rtol=rtol, atol=atol, config=config)
+    with progress("comparing"):
+        found = compare_devices(
+            core, source, device, values,
+            rtol=rtol, atol=atol, config=config, affinity=parse_pins(pins),
+        )  # fmt: skip
     if as_json:
-        print_json(found.to_dict())
+        print_json("compare", found.to_dict())
     else:
-        OUT.print(_table("output", found.outputs, names))
+        show(_table("output", found.outputs, device))
         if found.values:
-            OUT.print(_table(f"made by {found.node} ({found.op_type})", found.values, names))
+            show(_table(f"made by {found.node} ({found.op_type})", found.values, device))
         if found.alone:
-            OUT.print(_table("the same, run alone", found.alone, names))
+            show(_table("the same, run alone", found.alone, device))
         if len(found.suspects) > 1:
-            OUT.print(f"one of {len(found.suspects)} nodes: {escape(', '.join(found.suspects))}")
-        OUT.print(escape(found.sentence()))
+            show(f"one of {len(found.suspects)} nodes: {', '.join(found.suspects)}")
+        show(found.sentence())
     if not found.agrees:
         raise click.exceptions.Exit(1)
 
 
-def _table(title: str, rows: Sequence[Difference], names: Sequence[str]) -> Table:
+def _table(title: str, rows: Sequence[Difference], names: Sequence[str]) -> Rows:
     odd = any(any(row.nans + row.infs) for row in rows)
-    columns = [escape(title), "type", "differ", "max abs", "max rel", "worst at", *names]
-    columns += ["NaN", "inf"] if odd else []
-    table = Table(*columns, box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    heads = [title, "type", "differ", "max abs", "max rel", "worst at", *names]
+    table = Rows(*heads, *(["NaN", "inf"] if odd else []), wraps=(title, "type", "differ"))
     for row in rows:
         types = (
             f"{dtype} {list(shape)}" for dtype, shape in zip(row.dtypes, row.shapes, strict=True)
         )
-        table.add_row(
-            escape(row.name),
-            escape(" / ".join(dict.fromkeys(types))),
+        table.add(
+            row.name,
+            " / ".join(dict.fromkeys(types)),
             f"{row.differing:,} of {row.size:,}",
             f"{row.max_abs:.3g}",
             f"{row.max_rel:.3g}",
-            escape(str(list(row.position))),
-            *(escape(_text(value)) for value in row.values),
+            list(row.position),
+            *(_text(value) for value in row.values),
             *((" / ".join(map(str, pair)) for pair in (row.nans, row.infs)) if odd else ()),
             style=None if row.agrees else "bold red",
         )

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import click
-from rich.table import Table
 
-from hetero.cli.options import OUT, core_options, print_json, progress, with_core
+from hetero.cli.options import core_options, with_core
+from hetero.cli.terminal import print_json, progress, show
 from hetero.core import Core
+from hetero.report.text import Rows
 
 
 @click.command()
@@ -16,7 +17,7 @@ from hetero.core import Core
 @with_core
 def devices(core: Core, as_json: bool) -> None:
     """List the devices, with the error of each plugin that does not work."""
-    with progress(core, "asking every node for its devices"):
+    with progress("asking every node for its devices"):
         found = core.device_descriptors
     rows: list[dict[str, Any]] = [
         {
@@ -32,10 +33,10 @@ def devices(core: Core, as_json: bool) -> None:
         for d in found
     ]
     if as_json:
-        print_json({"devices": rows})
+        print_json("devices", {"devices": rows})
         return
-    table = Table("device", "what it is", "version", "node", "threads", "error")
+    heads = ("device", "what it is", "version", "node", "threads", "error")
+    table = Rows(*heads, wraps=("what it is", "version", "node", "error"))
     for row in rows:
-        cells = ("name", "full_name", "version", "node", "threads", "error")
-        table.add_row(*("" if row[c] is None else str(row[c]) for c in cells))
-    OUT.print(table)
+        table.add(*(row[c] for c in ("name", "full_name", "version", "node", "threads", "error")))
+    show(table)

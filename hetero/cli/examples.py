@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final
 
 import click
 
+_CACHE: Final = (
+    "hetero run light:squeezenet -d CPU -c CACHE_DIR=cache",
+    "hetero cache list --dir cache",
+)
 #: Command -> what a first use looks like, line by line.
 EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "devices": ("hetero devices --devices ORT=2",),
+    "inspect": (
+        "hetero inspect light:squeezenet",
+        "hetero compile light:squeezenet -d CPU -o squeezenet.hetero",
+        "hetero inspect squeezenet.hetero",
+    ),
     "query": ("hetero query light:shufflenet -d HETERO:ORT,CPU -a op:Conv=CPU",),
     "profile": ("hetero profile light:shufflenet -d HETERO:ORT,CPU -o costs.json",),
     "plan": (
@@ -19,22 +27,24 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "compile": ("hetero compile light:squeezenet -d HETERO:ORT,CPU --subgraphs-dir parts",),
     "run": ("hetero run light:squeezenet -d HETERO:ORT,CPU -a op:Concat=CPU",),
     "bench": ("hetero bench light:squeezenet -d HETERO:ORT,CPU -a op:Concat=CPU -t 2",),
-    "compare": ("hetero compare light:squeezenet -d ORT,CPU",),
-    "blob": (
-        "hetero compile light:squeezenet -d CPU -o squeezenet.hetero",
-        "hetero blob squeezenet.hetero",
+    "compare": (
+        "hetero compare light:squeezenet -d ORT,CPU",
+        "hetero compare light:squeezenet -d CPU,HETERO:ORT,CPU -a op:Concat=CPU",
     ),
-    "cache": (
-        "hetero run light:squeezenet -d CPU -c CACHE_DIR=cache",
-        "hetero cache list --dir cache",
-    ),
+    "cache": _CACHE,
+    "cache list": _CACHE,
+    "cache verify": (_CACHE[0], "hetero cache verify --dir cache"),
+    "cache prune": (_CACHE[0], "hetero cache prune --dir cache --max-size 500MB"),
+    "cache clear": (_CACHE[0], "hetero cache clear --dir cache"),
     "probe": ("hetero probe",),
 }
 
 
-def add_examples(commands: Iterable[click.Command]) -> None:
+def add_examples(commands: click.Group, prefix: str = "") -> None:
     """Put each command's example at the end of its help."""
-    for command in commands:
+    for name, command in commands.commands.items():
         # click keeps the lines of a paragraph that starts with \b as they are.
-        lines = "\n".join(f"  {line}" for line in EXAMPLES[command.name or ""])
+        lines = "\n".join(f"  {line}" for line in EXAMPLES[prefix + name])
         command.epilog = f"\b\nExample:\n{lines}"
+        if isinstance(command, click.Group):
+            add_examples(command, f"{name} ")

@@ -16,7 +16,9 @@ from devices.model import Model
 from scheduler.publish import TEMPORARY_SUFFIX
 
 
-def check_file(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
+def check_file(
+    context: click.Context, parameter: click.Parameter, path: Path | None
+) -> Path | None:
     """Check, before any work is done, that an option's file can be written."""
     if path is None:
         return None

@@ -1,8 +1,8 @@
-"""Inputs for ``run`` and ``bench``: from files, or generated to fit the model's ports."""
+"""Inputs for ``run``, ``bench``, ``compare`` and ``profile``: from files, or made to fit."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 from zipfile import BadZipFile
@@ -15,68 +15,81 @@ from onnx import numpy_helper
 
 from devices.light_models import PREFIX, light_model_inputs
 from devices.model import Model
-from devices.tensor_spec import TensorSpec
+from hetero.sample_inputs import sample_inputs
 
 #: Suffixes of the files that `--input` reads; a file with another one is read as .npy.
 KINDS: Final = (".npy", ".npz", ".pb")
 
 
+def input_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--input`` and ``--shape``; `model_inputs` takes what they give."""
+    decorators = (
+        click.option(
+            "--input", "-i", "inputs", multiple=True, metavar="[NAME=]FILE",
+            help="A .npy, .npz or .pb file; inputs without one are generated.",
+        ),
+        click.option(
+            "--shape", "shapes", multiple=True, metavar="NAME=1,3,...", callback=_parse_shapes,
+            help="The shape of a generated input. Inputs with the same open dimensions get the "
+            "same sizes; dimensions that stay open are 1.",
+        ),
+    )  # fmt: skip
+    for decorator in reversed(decorators):
+        function = decorator(function)
+    return function
+
+
 def model_inputs(
     name: str, model: Model, files: Sequence[str], shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, Any]:
-    """Return a value for each input: from `files` where they have it, generated otherwise."""
+    """Return a value for each input: from `files` where they have it, generated otherwise.
+
+    Raises
+    ------
+    click.UsageError
+        For files and shapes that are not the model's, given twice, or too large for memory.
+    """
     given: dict[str, Any] = {}
     for text in files:
-        given |= _read(text, model)
+        found = _read(text, model)
+        if twice := given.keys() & found.keys():
+            raise click.UsageError(f"--input {text}: {_names(twice)} is given twice; keep one.")
+        given |= found
     ports = {port.name for port in model.inputs}
     if extra := (given.keys() | shapes.keys()) - ports:
         raise click.UsageError(
-            f"the model has no input {', '.join(sorted(extra))}; it has {', '.join(sorted(ports))}."
+            f"the model has no input {_names(extra)}; it has {_names(ports) or 'none'}."
         )
+    if both := given.keys() & shapes.keys():
+        raise click.UsageError(f"--shape: {_names(both)} comes from a file; leave one out.")
     if name.startswith(PREFIX) and not given and not shapes:
         return dict(light_model_inputs(model))
-    rng = np.random.default_rng(0)
-    return {
-        port.name: given[port.name]
-        if port.name in given
-        else generate(port, shapes.get(port.name), rng)
-        for port in model.inputs
-    }
+    try:
+        return sample_inputs(model, given, shapes)
+    except (ValueError, MemoryError) as error:
+        raise click.UsageError(str(error)) from error
 
 
-def generate(port: TensorSpec, shape: tuple[int, ...] | None, rng: np.random.Generator) -> Any:
-    """Return a value that fits a port; open dimensions are 1 unless `shape` says otherwise."""
-    if not port.is_tensor or port.dtype is None:
-        raise click.UsageError(
-            f"input {port.name!r} is a {port.type or 'value of unknown type'}; the command line "
-            "makes and reads tensors only."
-        )
-    if shape is None:
-        shape = tuple(d if isinstance(d, int) else 1 for d in port.shape or ())
-    if not port.accepts(shape):
-        raise click.UsageError(f"input {port.name!r} is {port}; --shape gives {list(shape)}.")
-    if port.dtype == object:
-        return np.full(shape, "a", dtype=object)
-    if port.dtype.kind == "f":
-        return rng.standard_normal(shape).astype(port.dtype)
-    # 0 and 1 are valid tokens, masks, flags and indices in nearly every model.
-    return rng.integers(0, 2, shape).astype(port.dtype)
-
-
-def parse_shapes(
+def _parse_shapes(
     context: click.Context, parameter: click.Parameter, value: tuple[str, ...]
 ) -> dict[str, tuple[int, ...]]:
-    """Read ``--shape NAME:1,3,224,224`` options."""
-    shapes = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for part in value:
-        name, colon, sizes = part.rpartition(":")
+        name, equals, sizes = part.rpartition("=")
         try:
-            shapes[name] = tuple(int(s) for s in sizes.split(",") if s.strip())
+            shape = tuple(int(s) for s in sizes.split(",") if s.strip())
         except ValueError:
-            colon = ""
-        if not colon or any(size < 0 for size in shapes.get(name, ())):
-            raise click.BadParameter(f"{part!r}: wanted NAME:1,3,224,224")
+            shape = (-1,)
+        if not equals or not name or min(shape, default=0) < 0:
+            raise click.BadParameter(f"{part!r}: wanted NAME=1,3,224,224")
+        if name in shapes:
+            raise click.BadParameter(f"{name} is given twice; keep one.")
+        shapes[name] = shape
     return shapes
+
+
+def _names(names: Any) -> str:
+    return ", ".join(sorted(names))
 
 
 def _read(text: str, model: Model) -> dict[str, Any]:
@@ -95,7 +108,13 @@ def _read(text: str, model: Model) -> dict[str, Any]:
     try:
         if path.suffix == ".npz":
             with np.load(path, allow_pickle=False) as archive:
-                return {key: archive[key] for key in archive.files}
+                wanted = [name] if name else archive.files
+                if missing := set(wanted) - set(archive.files):
+                    raise click.UsageError(
+                        f"--input {text}: {path} has no {_names(missing)}; it has "
+                        f"{_names(archive.files) or 'nothing'}."
+                    )
+                return {key: archive[key] for key in wanted}
         if path.suffix == ".pb":
             return {name: numpy_helper.to_array(onnx.load_tensor(str(path)))}
         return {name: np.load(path, allow_pickle=False)}

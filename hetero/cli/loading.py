@@ -1,4 +1,4 @@
-"""Compiling a model or importing a blob: what commands do that take either."""
+"""Models and blobs as arguments: reading, compiling, importing, and what went where."""
 
 from __future__ import annotations
 
@@ -9,10 +9,16 @@ from typing import Any
 import click
 
 from devices.model import Model
-from hetero.cli.options import affinity_argument, progress
+from hetero.cli.options import affinity_argument
+from hetero.cli.terminal import progress, show
 from hetero.compiled_model import CompiledModel
 from hetero.core import Core
+from hetero.report.text import Rows
+from hetero.report.units import counted, nbytes_text
 from scheduler.blob_format import MAGIC
+
+#: Rows of a table before the rest is counted.
+SHOWN = 20
 
 
 def remap_option(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -32,32 +38,89 @@ def is_blob(model: str) -> bool:
         return file.read(len(MAGIC)) == MAGIC
 
 
+def read(core: Core, model: str) -> Model:
+    """Read a model, for commands that a blob is of no use to.
+
+    Raises
+    ------
+    click.UsageError
+        For a blob.
+    """
+    if is_blob(model):
+        raise click.UsageError(
+            f"{model} is a compiled model (a blob), cut already; give the ONNX model it was made "
+            "from. `hetero inspect` shows what is in it, `hetero run` and `hetero bench` run it."
+        )
+    return core.read_model(model)
+
+
 def load(
     core: Core,
-    model: str | Model,
+    model: str,
+    source: Model | None,
     device: str,
     config: dict[str, Any],
     pins: tuple[str, ...],
     remap: dict[str, str],
 ) -> CompiledModel:
-    """Import a blob, or compile a model.
+    """Compile a model that was read, or import a blob where `source` is None.
 
     Raises
     ------
     click.UsageError
         Options that only the other of the two has.
     """
-    if isinstance(model, str) and is_blob(model):
+    if source is None:
         if pins:
             raise click.UsageError("--affinity is for models; a blob is cut already.")
-        source = click.get_current_context().get_parameter_source("device")
-        given = source is not click.core.ParameterSource.DEFAULT
-        with progress(core, f"importing {model}"):
-            return core.import_model(model, device if given else None, config, remap)
+        given = click.get_current_context().get_parameter_source("device")
+        chosen = None if given is click.core.ParameterSource.DEFAULT else device
+        with progress(f"importing {model}"):
+            return core.import_model(model, chosen, config, remap)
     if remap:
         raise click.UsageError("--remap is for blobs; name the devices with --device.")
-    with progress(core, f"compiling {model.name if isinstance(model, Model) else model}"):
-        return core.compile_model(model, device, config, affinity=affinity_argument(pins))
+    with progress(f"compiling {source.name}"):
+        return core.compile_model(source, device, config, affinity=affinity_argument(pins))
+
+
+def subgraph_rows(compiled: CompiledModel) -> list[dict[str, Any]]:
+    """Return the subgraphs as plain rows."""
+    specs = compiled.partition.source.spec
+    crossing = {wire.tensor for wire in compiled.partition.wires}
+    return [
+        {
+            "index": s.index,
+            "device": s.device,
+            "nodes": list(s.node_names),
+            "inputs": list(s.inputs),
+            "outputs": list(s.outputs),
+            "crossing_nbytes": sum(specs(v).nbytes or 0 for v in s.outputs if v in crossing),
+        }
+        for s in compiled.subgraphs
+    ]
+
+
+def show_subgraphs(compiled: CompiledModel) -> None:
+    """Print which device got which subgraph."""
+    rows = subgraph_rows(compiled)
+    nodes = sum(len(row["nodes"]) for row in rows)
+    show(f"{compiled.plan.name}: {counted(nodes, 'node')} in {counted(len(rows), 'subgraph')}")
+    heads = ("subgraph", "device", "nodes", "first … last", "inputs", "outputs", "crossing")
+    table = Rows(*heads, wraps=("first … last",))
+    for row in rows[:SHOWN]:
+        names = row["nodes"]
+        table.add(
+            row["index"],
+            row["device"],
+            len(names),
+            " … ".join(dict.fromkeys((names[0], names[-1]))) if names else "",
+            len(row["inputs"]),
+            len(row["outputs"]),
+            nbytes_text(row["crossing_nbytes"]) if row["crossing_nbytes"] else "",
+        )
+    show(table)
+    if len(rows) > SHOWN:
+        show(f"… and {len(rows) - SHOWN} more; --json lists all")
 
 
 def _pairs(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> Any:
@@ -66,5 +129,7 @@ def _pairs(context: click.Context, parameter: click.Parameter, value: tuple[str,
         old, equals, new = part.partition("=")
         if not (old and equals and new):
             raise click.BadParameter(f"{part!r}: wanted OLD=NEW, as ORT=CPU")
+        if old in pairs:
+            raise click.BadParameter(f"{old} is given twice; keep one.")
         pairs[old] = new
     return pairs

@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-import json
+import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
-from rich.console import Console
 
-from hetero.core import Core
+from hetero.cli.files import refuse_overwriting
+from hetero.cli.planning import plans_by_cost, take_planning
+from hetero.cli.terminal import progress
+from hetero.core import Core, ExecutorKind
+from hetero.planning.cost.cost_file import read_costs
 
-#: People's output; programs get `--json` on stdout.
-OUT = Console(soft_wrap=False)
-#: Progress and remarks.
-ERR = Console(stderr=True)
+#: Commands that run or measure models start Ray; the others ask this machine, unless told so.
+ON_RAY: Final = frozenset({"run", "bench", "profile"})
 
 
 def core_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add what describes the Core: executor, address, device counts, plugins; and ``--json``."""
     decorators = (
         click.option(
-            "--executor", type=click.Choice(["ray", "inprocess"]), default="ray",
-            show_default=True, help="Where models run: Ray's actors, or threads of this process.",
+            "--executor", type=click.Choice(["ray", "inprocess"]), default=None,
+            help="Where devices are: in Ray's actors, or in this process. run, bench and profile "
+            "start Ray by default; the others ask this machine alone where no cluster is named.",
         ),
         click.option(
             "--address",
@@ -47,6 +48,24 @@ def core_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+def affinity_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--affinity``; `affinity_argument` takes what it gives."""
+    return click.option(
+        "--affinity", "-a", "pins", multiple=True, metavar="PATTERN=DEVICE|FILE",
+        callback=_check_pins,
+        help="Pin nodes: a name, a glob or op:Type, as op:Concat=CPU; or a JSON or YAML file of "
+        "such pairs. Repeatable; later ones win.",
+    )(function)  # fmt: skip
+
+
+def config_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--config``."""
+    return click.option(
+        "--config", "-c", "config", multiple=True, metavar="KEY=VALUE", callback=_parse_config,
+        help="A property, as INFERENCE_NUM_THREADS=2 or ORT.NUM_STREAMS=2 for one device.",
+    )(function)  # fmt: skip
+
+
 def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add what describes a compilation: the model, device string, pins and properties."""
     decorators = (
@@ -55,15 +74,8 @@ def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
             "--device", "-d", default="HETERO", show_default=True,
             help="CPU, ORT.1, HETERO:ORT,CPU, or HETERO for every device.",
         ),
-        click.option(
-            "--affinity", "-a", "pins", multiple=True, metavar="PATTERN=DEVICE|FILE",
-            help="Pin nodes: a name, a glob or op:Type, as op:Concat=CPU; or a JSON or YAML file "
-            "of such pairs. Repeatable; later ones win.",
-        ),
-        click.option(
-            "--config", "-c", "config", multiple=True, metavar="KEY=VALUE", callback=parse_config,
-            help="A property, as INFERENCE_NUM_THREADS=2 or ORT.NUM_STREAMS=2 for one device.",
-        ),
+        affinity_option,
+        config_option,
     )  # fmt: skip
     for decorator in reversed(decorators):
         function = decorator(function)
@@ -76,14 +88,21 @@ def with_core(function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def command(
         *,
-        executor: Any,
+        executor: ExecutorKind | None,
         address: str | None,
         device_counts: dict[str, int],
         plugins: tuple[str, ...],
         **rest: Any,
     ) -> Any:
-        if address and executor != "ray":
-            raise click.UsageError("--address is a Ray cluster's; leave --executor at ray.")
+        context = click.get_current_context()
+        refuse_overwriting(context)
+        if address and executor == "inprocess":
+            raise click.UsageError("--address is a Ray cluster's; leave out --executor inprocess.")
+        take_planning(context.info_name or "", rest)
+        named = address or os.environ.get("RAY_ADDRESS")
+        if executor is None:
+            on_ray = named or _starts_ray(context.info_name or "", rest.get("config", {}))
+            executor = "ray" if on_ray else "inprocess"
         if plugins:  # a module beside which the user stands, as `python -m` would find it
             sys.path.insert(0, str(Path.cwd()))
         with Core(executor, address=address, devices=device_counts, plugins=plugins) as core:
@@ -92,22 +111,33 @@ def with_core(function: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-@contextmanager
-def progress(core: Core, text: str) -> Iterator[None]:
-    """Show that something long is going on, on a terminal only."""
-    with ERR.status(text):
-        yield
-
-
 def start(core: Core) -> None:
-    """Start the devices, saying so."""
-    with progress(core, "starting devices"):
-        _ = core.device_descriptors
+    """Start the devices, saying so; a plugin that was asked for must be there.
+
+    Raises
+    ------
+    click.UsageError
+        For a ``--plugin`` that cannot be loaded.
+    """
+    with progress("starting devices"):
+        rows = core.device_descriptors
+    asked = click.get_current_context().params.get("plugins") or ()
+    for row in rows:
+        if row.error is not None and row.plugin in asked:
+            raise click.UsageError(f"--plugin {row.plugin}: {row.error}")
 
 
-def print_json(document: Any) -> None:
-    """Print a document for programs."""
-    click.echo(json.dumps(document, indent=2, default=_plain))
+def _starts_ray(command: str, config: dict[str, Any]) -> bool:
+    """Whether a command runs the model, or measures it where it will run in order to plan."""
+    if command in ON_RAY:
+        return True
+    if not plans_by_cost(command, config):
+        return False
+    costs = config.get("COST_FILE")
+    # Costs that were measured in this process hold here; others hold where Ray has its nodes.
+    return not costs or any(
+        device.identity.node != "local" for device in read_costs(costs).devices.values()
+    )
 
 
 def affinity_argument(pins: tuple[str, ...]) -> list[str] | None:
@@ -115,12 +145,16 @@ def affinity_argument(pins: tuple[str, ...]) -> list[str] | None:
     return list(pins) or None
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, Path):
-        return str(value)
-    if hasattr(value, "item"):
-        return value.item()
-    raise TypeError(f"{type(value).__name__} is not JSON")
+def _check_pins(
+    context: click.Context, parameter: click.Parameter, value: tuple[str, ...]
+) -> tuple[str, ...]:
+    for text in value:
+        if "=" not in text and not Path(text).is_file():
+            raise click.BadParameter(
+                f"there is no file {text}; give PATTERN=DEVICE, as op:Concat=CPU, or an affinity "
+                "file that is there."
+            )
+    return value
 
 
 def _counts(context: click.Context, parameter: click.Parameter, value: str | None) -> Any:
@@ -135,7 +169,9 @@ def _counts(context: click.Context, parameter: click.Parameter, value: str | Non
     return counts
 
 
-def parse_config(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> Any:
+def _parse_config(
+    context: click.Context, parameter: click.Parameter, value: tuple[str, ...]
+) -> Any:
     """Read ``--config KEY=VALUE`` options."""
     config: dict[str, Any] = {}
     for part in value:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.table import Table
-
-from hetero.cli.options import OUT
+from hetero.cli.terminal import show
 from hetero.compiled_model import CompiledModel
 from hetero.planning.cost.feedback import StageMeasurement
+from hetero.report.text import Rows
+from hetero.report.units import nbytes_text
 from hetero.routed_model import RoutedModel
 
 
@@ -28,13 +28,13 @@ def stage_measurements(
     compiled: CompiledModel, alone: dict[str, Any], busy: dict[str, Any]
 ) -> list[StageMeasurement]:
     """Return what the measured stages teach about costs."""
-    loaded = {row["stage"]: row["run_ms"] / 1e3 for row in busy["stages"]}
+    loaded = {row["stage"]: row["run_s"] for row in busy["stages"]}
     subgraphs = compiled.subgraphs
     return [
         StageMeasurement(
             row["device"],
             subgraphs[row["stage"]].node_names,
-            row["run_ms"] / 1e3,
+            row["run_s"],
             loaded[row["stage"]],
         )
         for row in alone["stages"]
@@ -52,12 +52,12 @@ def prediction(
     compiled : CompiledModel
         The model.
     alone, busy : dict
-        What `hetero.cli.bench.measure` gave for one request at a time, and for a full pipeline.
+        What `hetero.cli.measuring.measure` gave for one request at a time, and for a full pipeline.
 
     Returns
     -------
     dict or None
-        Predicted and measured milliseconds and their ratio (measured by predicted): of the time
+        Predicted and measured seconds and their ratio (measured by predicted): of the time
         between answers, of one request, of each stage's run under load and of each wire. None for
         a plan without a prediction.
     """
@@ -69,23 +69,23 @@ def prediction(
         offsets.setdefault(stage.variant, 0)
     for variant in offsets:
         offsets[variant] = sum(s.variant < variant for s in report.stages)
-    ran = {row["stage"]: row["run_ms"] for row in busy["stages"]}
+    ran = {row["stage"]: row["run_s"] for row in busy["stages"]}
     # Waiting in queues is no transfer: wires are looked at one request at a time.
-    gaps = {(row["producer"], row["consumer"]): row["gap_ms"] for row in alone["wires"]}
+    gaps = {(row["producer"], row["consumer"]): row["gap_s"] for row in alone["wires"]}
     wires: dict[tuple[int, int], list[Any]] = {}
     for wire in report.wires:
         offset = offsets[wire.variant]
         wires.setdefault((wire.producer + offset, wire.consumer + offset), []).append(wire)
     return {
-        "bound_ms": report.bound_s * 1e3,
-        "period": _row(report.bottleneck_s * 1e3, 1e3 / busy["throughput_per_s"]),
-        "latency": _row(report.latency_s * 1e3, alone["latency_ms"]["50"]),
+        "bound_s": report.bound_s,
+        "period": _row(report.bottleneck_s, 1 / busy["throughput_per_s"]),
+        "latency": _row(report.latency_s, alone["latency_s"]["50"]),
         "bottleneck": report.bottleneck,
         "stages": [
             {
                 "stage": s.index + offsets[s.variant],
                 "device": s.device,
-                **_row(s.run_s * 1e3, ran.get(s.index + offsets[s.variant])),
+                **_row(s.run_s, ran.get(s.index + offsets[s.variant])),
             }
             for s in report.stages
         ],
@@ -95,35 +95,35 @@ def prediction(
                 "consumer": pair[1],
                 "tensors": [w.tensor for w in group],
                 "nbytes": sum(w.nbytes or 0 for w in group),
-                **_row(max(w.seconds for w in group) * 1e3, gaps.get(pair)),
+                **_row(max(w.seconds for w in group), gaps.get(pair)),
             }
             for pair, group in sorted(wires.items())
         ],
     }
 
 
-def print_prediction(document: dict[str, Any] | None) -> None:
+def show_prediction(document: dict[str, Any] | None) -> None:
     """Print `prediction`'s comparison."""
     if document is None:
         return
-    table = Table("", "predicted ms", "measured ms", "measured / predicted")
+    table = Rows("", "predicted ms", "measured ms", "measured / predicted")
     rows = [("between answers", document["period"]), ("one request", document["latency"])]
     rows += [(f"stage {r['stage']} on {r['device']}", r) for r in document["stages"][:40]]
     rows += [
-        (f"wire {r['producer']} to {r['consumer']}, {r['nbytes']} bytes", r)
+        (f"wire {r['producer']} to {r['consumer']}, {nbytes_text(r['nbytes'])}", r)
         for r in document["wires"][:40]
     ]
     for name, row in rows:
-        measured = "" if row["measured_ms"] is None else f"{row['measured_ms']:.3f}"
+        measured = "" if row["measured_s"] is None else f"{row['measured_s'] * 1e3:.3f}"
         ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
-        table.add_row(name, f"{row['predicted_ms']:.3f}", measured, ratio)
-    OUT.print(table)
+        table.add(name, f"{row['predicted_s'] * 1e3:.3f}", measured, ratio)
+    show(table)
 
 
-def _row(predicted_ms: float, measured_ms: float | None) -> dict[str, float | None]:
-    known = measured_ms is not None and predicted_ms > 0
+def _row(predicted_s: float, measured_s: float | None) -> dict[str, float | None]:
+    known = measured_s is not None and predicted_s > 0
     return {
-        "predicted_ms": predicted_ms,
-        "measured_ms": measured_ms,
-        "ratio": measured_ms / predicted_ms if known and measured_ms is not None else None,
+        "predicted_s": predicted_s,
+        "measured_s": measured_s,
+        "ratio": measured_s / predicted_s if known and measured_s is not None else None,
     }

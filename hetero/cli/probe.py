@@ -10,8 +10,7 @@ from devices.registry import load_plugins
 
 
 @click.command()
-@click.option("--resources", is_flag=True, help="Print Ray resources as JSON (the default).")
-def probe(resources: bool) -> None:
+def probe() -> None:
     """Print this node's devices as Ray resources: for ``ray start --resources="$(hetero probe)"``.
 
     Always prints valid JSON and exits with 0, so that a node with a broken plugin still starts.

@@ -8,24 +8,26 @@ from typing import Any
 
 import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
-from devices.errors import DeviceError
-from hetero.cli.inputs import model_inputs, parse_shapes
-from hetero.cli.options import ERR, OUT, model_options, print_json, start, with_core
+from devices.errors import DeviceError, PlanError
+from devices.light_models import PREFIX
+from devices.model import Model
+from hetero.cli.files import check_file, output_file, refuse_weights
+from hetero.cli.inputs import input_options, model_inputs
+from hetero.cli.loading import read
+from hetero.cli.options import model_options, start, with_core
+from hetero.cli.terminal import console, print_json, show
 from hetero.core import Core
 from hetero.planning.cost import Costs
-from hetero.planning.cost.cost_file import to_document, write_costs
+from hetero.planning.cost.cost_file import read_costs, to_document, write_costs
+from hetero.report.text import Rows, visible
+from hetero.report.units import counted
 
 
 @click.command("profile")
 @model_options
-@click.option("--output", "-o", type=click.Path(path_type=Path, dir_okay=False),
-              help="The cost file to write; MODEL.costs.json here by default.")  # fmt: skip
-@click.option("--input", "-i", "inputs", multiple=True, metavar="[NAME=]FILE",
-              help="A .npy, .npz or .pb file; inputs without one are generated.")  # fmt: skip
-@click.option("--shape", "shapes", multiple=True, metavar="NAME:1,3,...", callback=parse_shapes,
-              help="The shape of a generated input.")  # fmt: skip
+@output_file("--output", "-o", help="The cost file to write; MODEL.costs.json here by default.")
+@input_options
 @click.option("--seconds", "-t", type=click.FloatRange(min=0, min_open=True), default=60.0,
               show_default=True, help="Time to spend, about.")  # fmt: skip
 @with_core
@@ -48,17 +50,22 @@ def profile_command(
     """
     if pins:
         raise click.UsageError("--affinity: a profile measures every device; pin when planning.")
-    source = core.read_model(model)
+    source = read(core, model)
+    path = output or _default_path(model, source)
+    refuse_weights(path, source)
     values = model_inputs(model, source, inputs, shapes)
     start(core)
     columns = (
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-    )  # fmt: skip
-    with Progress(*columns, console=ERR, transient=True) as bar:
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
         task = bar.add_task("profiling")
 
         def tell(done: int, steps: int, text: str) -> None:
-            bar.update(task, completed=done, total=steps, description=text)
+            bar.update(task, completed=done, total=steps, description=visible(text))
 
         costs = core.profile_model(
             source, device, config, inputs=values, seconds=seconds, progress=tell
@@ -66,44 +73,68 @@ def profile_command(
     if not costs.devices:
         reasons = "; ".join(f"{d}: {r}" for d, r in costs.missing.items()) or "interrupted"
         raise DeviceError(f"model {source.name!r}: nothing was measured: {reasons}")
-    path = output or Path(f"{source.name or 'model'}.costs.json".replace("/", "_"))
     write_costs(costs, path)
     if as_json:
-        print_json({"file": str(path), **to_document(costs)})
+        print_json("profile", {"file": path, **to_document(costs)})
     else:
-        print_costs(costs)
-        OUT.print(f"wrote {path}")
+        show_costs(costs)
+        show(f"wrote {path}")
     if costs.missing or costs.interrupted:
         raise click.exceptions.Exit(1)
 
 
-def print_costs(costs: Costs) -> None:
+def _default_path(model: str, source: Model) -> Path:
+    """Return ``MODEL.costs.json`` in the current folder, unless that is another model's.
+
+    Raises
+    ------
+    click.UsageError
+        It is there, and not of this model.
+    """
+    path = Path(f"{Path(model.removeprefix(PREFIX)).stem}.costs.json")
+    check_file(click.get_current_context(), click.Option(["--output"]), path)
+    if path.exists():
+        try:
+            other = read_costs(path)
+        except PlanError as error:
+            raise click.UsageError(f"{path} is no cost file; name another with -o.") from error
+        if other.model_hash != source.content_hash:
+            raise click.UsageError(
+                f"{path} is there, with the costs of another model ({other.model}); name a file "
+                "with -o."
+            )
+    return path
+
+
+def show_costs(costs: Costs) -> None:
     """Print what devices and transfers cost."""
-    OUT.print(f"{costs.model}: costs of {len(costs.devices)} devices")
-    table = Table(
-        "device", "nodes ms", "measured", "estimated", "a subgraph ms", "fusion", "under load",
-        "a call ms",
+    show(f"{costs.model}: costs on {counted(len(costs.devices), 'device')}")
+    table = Rows(
+        "device", "all nodes ms", "measured", "estimated", "per subgraph ms", "fused", "when busy",
+        "per call ms",
     )  # fmt: skip
     for name, device in costs.devices.items():
         sources = Counter(t.source for t in device.nodes.values())
-        table.add_row(
+        table.add(
             name,
             f"{sum(t.seconds for t in device.nodes.values()) * 1e3:.2f}",
-            str(sources["measured"] + sources["calibrated"]),
-            str(sources["estimated"]),
+            sources["measured"] + sources["calibrated"],
+            sources["estimated"],
             f"{device.dispatch.seconds * 1e3:.3f}",
             f"× {device.fusion.seconds:.2f}",
             f"× {device.load.seconds:.2f}",
             f"{device.overhead.seconds * 1e3:.3f}",
         )
-    OUT.print(table)
+    show(table)
     if costs.transfers:
-        table = Table("from", "to", "a tensor ms", "and each MB ms", "busy ms", "and each MB ms")
+        table = Rows(
+            "from", "to", "latency ms", "latency ms per MB", "occupies ms", "occupies ms per MB"
+        )
         for (sender, receiver), t in costs.transfers.items():
             figures = (t.latency.a * 1e3, t.latency.b * 1e9, t.busy.a * 1e3, t.busy.b * 1e9)
-            table.add_row(sender, receiver, *(f"{f:.3f}" for f in figures))
-        OUT.print(table)
+            table.add(sender, receiver, *(f"{f:.3f}" for f in figures))
+        show(table)
     for name, reason in costs.missing.items():
-        OUT.print(f"[bold]{name} was left out:[/bold] {reason}")
+        show(f"{name} was left out: {reason}")
     if costs.interrupted:
-        OUT.print("[bold]interrupted:[/bold] what was not measured is estimated or left out")
+        show("interrupted: what was not measured is estimated or left out")

@@ -6,8 +6,10 @@ from typing import Any
 
 import click
 
-from hetero.cli.options import affinity_argument, model_options, progress, start, with_core
+from hetero.cli.loading import read
+from hetero.cli.options import affinity_argument, model_options, start, with_core
 from hetero.cli.report import command_line, render, report_options
+from hetero.cli.terminal import progress
 from hetero.core import Core
 from hetero.report import build_report
 
@@ -25,9 +27,9 @@ def query(
     **forms: Any,
 ) -> None:
     """Ask every device what it can run of MODEL; exit code 1 if a node is left over."""
-    source = core.read_model(model)
+    source = read(core, model)
     start(core)
-    with progress(core, "asking the devices"):
+    with progress("asking the devices"):
         survey = core.survey_model(source, device, config, affinity=affinity_argument(pins))
         document = build_report(survey, command=command_line())
     render(document, source, **forms)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import click
 
 from devices.model import Model
-from hetero.cli.options import ERR, OUT, print_json
+from hetero.cli.files import output_file, refuse_weights, write_models
+from hetero.cli.terminal import plain, remark, show
 from hetero.report import (
     annotated_model,
     model_explorer_overlay,
@@ -20,20 +23,21 @@ from hetero.report import (
     report_table,
     strict_problems,
 )
+from scheduler.publish import publish
 
 
 def report_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the forms a report can take; they arrive as `html`, `dot`, `annotate`, ..."""
-
-    def file(option: str, suffix: str, text: str) -> Callable[..., Any]:
-        kind = click.Path(path_type=Path, dir_okay=False)
-        return click.option(option, type=kind, metavar=f"FILE{suffix}", help=text)
-
     decorators = (
-        file("--html", ".html", "Write the report as one page that needs nothing else."),
-        file("--dot", ".dot", "Write the graph for Graphviz."),
-        file("--annotate", ".onnx", "Write the model with each node's device and reason in it."),
-        file("--overlay", ".json", "Write node data for Model Explorer."),
+        output_file(
+            "--html", metavar="FILE.html", help="Write the report as one page that stands alone."
+        ),
+        output_file("--dot", metavar="FILE.dot", help="Write the graph for Graphviz."),
+        output_file(
+            "--annotate", metavar="FILE.onnx",
+            help="Write the model with each node's device and reason in it.",
+        ),
+        output_file("--overlay", metavar="FILE.json", help="Write node data for Model Explorer."),
         click.option("--nodes", is_flag=True, help="List every node, not only counts."),
         click.option(
             "--strict", is_flag=True,
@@ -79,26 +83,30 @@ def render(
     click.exceptions.Exit
         With 1 if a node has no device, or under `strict` if anything is not as requested.
     """
-    if html:
-        html.write_text(report_html(document), encoding="utf-8")
-    if dot:
-        dot.write_text(report_dot(document), encoding="utf-8")
+    forms = ((html, report_html), (dot, report_dot), (overlay, model_explorer_overlay))
+    for path in (html, dot, annotate, overlay):
+        refuse_weights(path, model)
+    for path, form in forms:
+        if path:
+            publish(path, partial(_write, form(document)))
     if annotate:
-        annotated_model(model, document).save(annotate)
-    if overlay:
-        overlay.write_text(model_explorer_overlay(document), encoding="utf-8")
+        write_models(annotate.parent, {annotate.name: annotated_model(model, document)})
     if as_json:
-        print_json(document)
+        click.echo(json.dumps(plain(document), indent=2, allow_nan=False))
     else:
-        OUT.print(report_table(document, nodes=nodes))
+        show(report_table(document, nodes=nodes))
     for path in (html, dot, annotate, overlay):
         if path:
-            ERR.print(f"wrote {path}", markup=False)
+            remark(f"wrote {path}")
     problems = strict_problems(document) if strict else []
     for problem in problems:
-        ERR.print(f"strict: [{problem['code']}] {problem['message']}", markup=False)
+        remark(f"strict: [{problem['code']}] {problem['message']}")
     if problems or document["verdict"]["unsupported"]:
         raise click.exceptions.Exit(1)
+
+
+def _write(text: str, file: BinaryIO) -> None:
+    file.write(text.encode())
 
 
 def command_line() -> str:

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
+import zipfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import click
 import numpy as np
-from rich.table import Table
 
 from devices.light_models import PREFIX, light_model_outputs
-from hetero.cli.compile import print_subgraphs, subgraph_rows
-from hetero.cli.inputs import model_inputs, parse_shapes
-from hetero.cli.loading import is_blob, load, remap_option
-from hetero.cli.options import (
-    OUT,
-    model_options,
-    print_json,
-    progress,
-    start,
-    with_core,
-)
+from hetero.cli.files import output_file, refuse_weights
+from hetero.cli.inputs import input_options, model_inputs
+from hetero.cli.loading import is_blob, load, remap_option, show_subgraphs, subgraph_rows
+from hetero.cli.options import model_options, start, with_core
+from hetero.cli.planning import planning_options
+from hetero.cli.terminal import print_json, progress, remark, show
 from hetero.core import Core
+from hetero.report.text import Rows
+from scheduler.publish import publish
 
 #: ONNX's own tolerances for the light models (`onnx.backend.test.loader`).
 RTOL, ATOL = 1e-3, 1e-5
@@ -33,18 +32,9 @@ REPEATS = 10
 
 @click.command()
 @model_options
-@click.option(
-    "--input", "-i", "inputs", multiple=True, metavar="[NAME=]FILE",
-    help="A .npy, .npz or .pb file; inputs without one are generated.",
-)  # fmt: skip
-@click.option(
-    "--shape", "shapes", multiple=True, metavar="NAME:1,3,...", callback=parse_shapes,
-    help="The shape of a generated input; open dimensions are 1 otherwise.",
-)  # fmt: skip
-@click.option(
-    "--output", "-o", "output", type=click.Path(path_type=Path, dir_okay=False),
-    help="Write the outputs there as .npz.",
-)  # fmt: skip
+@planning_options
+@input_options
+@output_file("--output", "-o", help="Write the outputs there, in numpy's .npz format.")
 @remap_option
 @with_core
 def run(
@@ -65,48 +55,52 @@ def run(
     """
     # Bad input is told before anything is started.
     source = None if is_blob(model) else core.read_model(model)
-    values = None if source is None else model_inputs(model, source, inputs, shapes)
+    values = None
+    if source is not None:
+        values = model_inputs(model, source, inputs, shapes)
+        refuse_weights(output, source)
     start(core)
-    compiled = load(core, source or model, device, config, pins, remap)
+    compiled = load(core, model, source, device, config, pins, remap)
+    idle = sorted({s.device for s in compiled.subgraphs} & _computing_nothing(core))
+    if idle:
+        remark(f"{', '.join(idle)} computes nothing: the outputs are no results")
     if values is None:
         values = model_inputs(model, compiled.partition.source, inputs, shapes)
     request = compiled.create_infer_request()
     times = []
-    with progress(core, "running"):
+    with progress("running"):
         for _ in range(1 + REPEATS):
             began = time.perf_counter()
             results = request.infer(values)
-            times.append((time.perf_counter() - began) * 1e3)
+            times.append(time.perf_counter() - began)
     outputs = results.to_dict()
     generated = not inputs and not shapes
     check = _compare(model, list(results.to_tuple())) if generated else None
     if output:
-        np.savez(output, allow_pickle=False, **outputs)
+        publish(output, lambda file: _save(file, outputs))
+    median_s = statistics.median(times[1:])
     document = {
         "model": compiled.name,
         "subgraphs": subgraph_rows(compiled),
-        "outputs": [
-            {"name": n, "dtype": str(np.asarray(v).dtype), "shape": list(np.shape(v))}
-            for n, v in outputs.items()
-        ],
+        "outputs": [_row(name, value) for name, value in outputs.items()],
         "check": check,
-        "first_ms": times[0],
-        "median_ms": statistics.median(times[1:]),
+        "first_s": times[0],
+        "median_s": median_s,
     }
     if as_json:
-        print_json(document)
+        print_json("run", document)
     else:
-        print_subgraphs(compiled)
-        _print_outputs(outputs)
+        show_subgraphs(compiled)
+        _show_outputs(outputs)
         if check:
             verdict = "matches" if check["matches"] else "DIFFERS FROM"
-            OUT.print(
+            show(
                 f"{verdict} onnx's expected output: largest difference "
                 f"{check['max_difference']:.2g} (rtol {RTOL:g}, atol {ATOL:g})"
             )
-        OUT.print(
-            f"latency: first {times[0]:.1f} ms, then median {document['median_ms']:.1f} ms "
-            f"of {REPEATS}"
+        show(
+            f"latency: first {times[0] * 1e3:.1f} ms, then median "
+            f"{median_s * 1e3:.1f} ms of {REPEATS}"
         )
     if check and not check["matches"]:
         raise click.exceptions.Exit(1)
@@ -121,16 +115,48 @@ def _compare(model: str, results: list[Any]) -> dict[str, Any] | None:
         "matches": all(
             got.shape == want.shape and np.allclose(got, want, RTOL, ATOL) for got, want in pairs
         ),
-        "max_difference": max(float(np.max(np.abs(got - want))) for got, want in pairs),
+        "max_difference": max(
+            float(np.max(np.abs(got - want))) if got.shape == want.shape else math.inf
+            for got, want in pairs
+        ),
     }
 
 
-def _print_outputs(outputs: dict[str, Any]) -> None:
-    table = Table("output", "type", "shape", "first values")
+def _computing_nothing(core: Core) -> set[str]:
+    """Return the devices that say so: their outputs have the right shapes, not values."""
+    return {d.name for d in core.device_descriptors if d.plugin == "NULL"}
+
+
+def _save(file: BinaryIO, outputs: Mapping[str, Any]) -> None:
+    """Write arrays as numpy.savez does, under any name; a sequence's elements one by one."""
+    arrays: dict[str, Any] = {}
+    for name, value in outputs.items():
+        if isinstance(value, list | tuple):
+            arrays |= {f"{name}[{i}]": item for i, item in enumerate(value)}
+        else:
+            arrays[name] = value
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, value in arrays.items():
+            array = np.asarray(value)
+            # Text is an array of objects, which would be pickled.
+            array = array.astype(str) if array.dtype == object else array
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                np.lib.format.write_array(entry, array, allow_pickle=False)
+
+
+def _row(name: str, value: Any) -> dict[str, Any]:
+    if isinstance(value, np.ndarray):
+        return {"name": name, "dtype": str(value.dtype), "shape": list(value.shape)}
+    shape = [len(value)] if isinstance(value, list | tuple) else None
+    return {"name": name, "dtype": type(value).__name__, "shape": shape}
+
+
+def _show_outputs(outputs: Mapping[str, Any]) -> None:
+    table = Rows("output", "type", "shape", "first values", wraps=("output", "first values"))
     for name, value in outputs.items():
         if isinstance(value, np.ndarray):
             head = np.array2string(value.ravel()[:4], precision=4, separator=", ")
-            table.add_row(name, str(value.dtype), str(list(value.shape)), head)
+            table.add(name, value.dtype, list(value.shape), head)
         else:
-            table.add_row(name, type(value).__name__, "", str(value)[:60])
-    OUT.print(table)
+            table.add(name, type(value).__name__, "", str(value)[:60])
+    show(table)

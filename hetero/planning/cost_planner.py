@@ -9,9 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-import numpy as np
-
-from devices.errors import DeviceError, PlanError, TensorTypeError
+from devices.errors import DeviceError, PlanError
 from devices.model import Model
 from devices.model_reader import Source, read_model
 from devices.properties import Config
@@ -24,11 +22,11 @@ from hetero.planning.choose import Choice, Policy, choose
 from hetero.planning.cost import Costs, DeviceIdentity
 from hetero.planning.cost.cost_file import check_costs, read_costs, write_costs
 from hetero.planning.cost.profile import Progress, Subject, identify, profile
-from hetero.planning.cost.samples import made_up
 from hetero.planning.problem import Constraints, Task
 from hetero.planning.report import PlannedAffinity, PlanReport
 from hetero.query import require_supported
 from hetero.routed_model import RoutedModel
+from hetero.sample_inputs import sample_inputs
 from scheduler.executor import DeviceDescriptor, Executor
 
 _log = logging.getLogger(__name__)
@@ -226,7 +224,7 @@ class PlanningCore(ABC):
         subject = Subject(
             executor=self.executor,
             model=model,
-            inputs=_inputs(model, inputs),
+            inputs=sample_inputs(model, inputs),
             devices=tuple(described[name] for name in request.devices),
             configs=configs,
             supports=self._supports(model, request),
@@ -373,19 +371,3 @@ def cost_digest(own: Mapping[str, Any]) -> str:
     if not own["COST_FILE"] or not path.is_file():
         return ""
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _inputs(model: Model, given: Mapping[str, Any] | None) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    rng = np.random.default_rng(0)
-    for port in model.inputs:
-        if given is not None and port.name in given:
-            values[port.name] = given[port.name]
-        elif port.is_tensor and port.dtype is not None:
-            values[port.name] = made_up(port, rng)
-        else:
-            raise TensorTypeError(
-                f"model {model.name!r}: input {port.name!r} is a {port}, which cannot be made up; "
-                "give `inputs` a value for it."
-            )
-    return values

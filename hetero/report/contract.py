@@ -63,7 +63,7 @@ def build_report(
         "kind": "query" if plan is None else "plan",
         "command": command,
         "placement": _digest(affinity),
-        "model": _model(model),
+        "model": describe_model(model),
         "request": {
             "device": survey.request,
             "devices": list(survey.names),
@@ -103,7 +103,8 @@ def _cut(model: Model, affinity: Affinity) -> tuple[Partition | None, str | None
         return None, str(error)
 
 
-def _model(model: Model) -> dict[str, Any]:
+def describe_model(model: Model) -> dict[str, Any]:
+    """Return a model's name, hash, size, opsets and ports."""
     return {
         "name": model.name,
         "hash": model.content_hash,
@@ -225,7 +226,9 @@ def _choice(
     return "priority" if plan is None or plan.policy == "PRIORITY" else "plan"
 
 
-def _subgraphs(model: Model, cut: Partition | None, plan: PlanReport | None) -> list[dict[str, Any]]:
+def _subgraphs(
+    model: Model, cut: Partition | None, plan: PlanReport | None
+) -> list[dict[str, Any]]:
     if cut is None:
         return []
     stages = {s.index: s for s in plan.stages if s.variant == 0} if plan else {}

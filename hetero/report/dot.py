@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, Final
 
-from hetero.report.units import nbytes_text
+from hetero.report.units import counted, nbytes_text
 
 #: Fill colours by device, in order of preference; each is also named in its cluster's label.
 FILLS: Final = (
@@ -36,7 +36,7 @@ def _lines(document: dict[str, Any]) -> Iterator[str]:
         device = nodes[0]["device"]
         if subgraph is not None:
             where = device or "no device"
-            label = f"subgraph {subgraph} · {where} · {len(nodes)} nodes"
+            label = f"subgraph {subgraph} · {where} · {counted(len(nodes), 'node')}"
             yield f"  subgraph cluster_{subgraph} {{"
             yield f"    label={_quote(label)};"
         for node in nodes:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from hetero.report.blocks import Item, block_items, single_items, visible_nodes
 from hetero.report.layered import Drawing, draw
-from hetero.report.units import nbytes_text, seconds_text
+from hetero.report.units import counted, nbytes_text, seconds_text
 
 #: Pixels: a node, a block, a subgraph drawn closed, an input or output; a point where wires enter.
 NODE: Final = (172.0, 40.0)
@@ -285,12 +285,11 @@ def _box(
 ) -> dict[str, Any]:
     subgraph = graph.document["subgraphs"][group] if group >= 0 else None
     title = "whole model, not cut"
-    device, detail = None, f"{len(graph.groups[group])} nodes"
+    device, detail = None, counted(len(graph.groups[group]), "node")
     if subgraph is not None:
         device = subgraph["device"]
         title = f"{group} · {device or 'no device'}"
-        count = len(subgraph["nodes"])
-        detail = f"{count:,} node{'' if count == 1 else 's'}"
+        detail = counted(len(subgraph["nodes"]), "node")
         if subgraph["run_s"] is not None:
             detail += f" · {seconds_text(subgraph['run_s'])}"
     return {

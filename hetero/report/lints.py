@@ -20,9 +20,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final
 
-from hetero.report.units import nbytes_text, seconds_text
+from hetero.report.units import counted, nbytes_text, seconds_text
 
 #: A subgraph with no more nodes than this, constants not counted, is tiny unless its time is known.
 TINY_NODES: Final = 3
@@ -30,6 +31,7 @@ TINY_NODES: Final = 3
 SHOWN: Final = 12
 #: What `--strict` turns into an error.
 STRICT: Final = frozenset({"unsupported-nodes", "unused-device", "fallback", "not-cut"})
+_plural: Final = partial(counted, noun="node")
 _RANK: Final = {"error": 0, "warning": 1, "info": 2}
 #: Bytes of an element, for casts.
 _WIDTHS: Final = {"float16": 2, "bfloat16": 2, "float": 4, "double": 8, "int8": 1, "uint8": 1}
@@ -167,8 +169,8 @@ def _subgraphs(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
             back = [w["nbytes"] for w in went if device_of[w["consumer"]] == other]
             yield _lint(
                 "ping-pong", "warning",
-                f"{other} sends {nbytes_text(sum(n or 0 for n in sizes))} to subgraph {s['index']} on "
-                f"{s['device'] or 'no device'} ({_plural(len(s['nodes']))}) "
+                f"{other} sends {nbytes_text(sum(n or 0 for n in sizes))} to subgraph "
+                f"{s['index']} on {s['device'] or 'no device'} ({_plural(len(s['nodes']))}) "
                 f"and gets {nbytes_text(sum(n or 0 for n in back))} back.",
                 subgraphs=[s["index"]], devices=[other],
             )  # fmt: skip
@@ -194,8 +196,8 @@ def _subgraphs(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
         if run is not None and moved is not None and moved > run and (came or went):
             yield _lint(
                 "transfer-above-compute", "warning",
-                f"subgraph {s['index']} on {s['device']} runs {seconds_text(run)} and its data takes "
-                f"{seconds_text(moved)} to move.",
+                f"subgraph {s['index']} on {s['device']} runs {seconds_text(run)} and its data "
+                f"takes {seconds_text(moved)} to move.",
                 subgraphs=[s["index"]],
             )  # fmt: skip
 
@@ -273,10 +275,6 @@ def _times(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _element(text: str) -> str:
     return text[7:-1] if text.startswith("tensor(") else ""
-
-
-def _plural(nodes: int) -> str:
-    return f"{nodes} node{'' if nodes == 1 else 's'}"
 
 
 def _some(counts: Counter[str], most: int = 6) -> str:

@@ -6,18 +6,17 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Final
 
-from rich import box
 from rich.console import Group, RenderableType
-from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
-from hetero.report.units import nbytes_text, seconds_text
+from hetero.report.text import Rows, styled, visible
+from hetero.report.units import counted, nbytes_text, port_text, seconds_text
 
 #: Rows of a table before the rest is counted; the HTML and JSON have all of them.
 SHOWN: Final = 20
 #: Remarks of one kind before the rest is counted.
 REMARKS: Final = 4
+NOBODY: Final = Text("none", "red")
 _STYLES: Final = {"error": "bold red", "warning": "yellow", "info": "dim"}
 
 
@@ -34,15 +33,28 @@ def report_table(document: dict[str, Any], *, nodes: bool = False) -> Group:
     return Group(*_parts(document, nodes))
 
 
+def model_line(model: dict[str, Any]) -> Text:
+    """Return a document's model in a line."""
+    opsets = ", ".join(f"{domain} {version}" for domain, version in model["opsets"].items())
+    return Text.assemble(
+        (visible(model["name"]), "bold"),
+        f": {counted(model['nodes'], 'node')}, {counted(model['parameters'], 'parameter')} "
+        f"({nbytes_text(model['weight_nbytes'])}), opset {visible(opsets)}, {model['hash'][:12]}",
+    )
+
+
+def port_lines(model: dict[str, Any]) -> Iterator[Text]:
+    """Yield a line for each input and output of a document's model."""
+    for kind in ("input", "output"):
+        for port in model[f"{kind}s"]:
+            yield styled(f"{kind} {port['name']}: {port_text(port)}")
+
+
 def _parts(document: dict[str, Any], nodes: bool) -> Iterator[RenderableType]:
     model = document["model"]
-    opsets = ", ".join(f"{domain} {version}" for domain, version in model["opsets"].items())
-    yield Text.assemble(
-        (model["name"], "bold"),
-        f": {model['nodes']:,} nodes, {model['parameters']:,} parameters "
-        f"({nbytes_text(model['weight_nbytes'])}), opset {opsets}, {model['hash'][:12]}",
-    )
-    yield Text(document["verdict"]["sentence"])
+    yield model_line(model)
+    yield from port_lines(model)
+    yield styled(document["verdict"]["sentence"])
     yield _devices(document)
     yield _matrix(document)
     if nodes:
@@ -52,48 +64,59 @@ def _parts(document: dict[str, Any], nodes: bool) -> Iterator[RenderableType]:
     if len(document["counterfactuals"]) > 1:
         yield _counterfactuals(document)
     if document["plan"]:
-        yield Text(document["plan"]["sentence"])
+        yield styled(document["plan"]["sentence"])
     for variant in document["variants"] if len(document["variants"]) > 1 else ():
         places = ", ".join(f"{name} {count}" for name, count in variant["devices"].items())
-        yield Text(f"{variant['share'] * 100:.1f} % of the requests: {places}")
+        yield styled(f"{variant['share'] * 100:.1f} % of the requests: {places}")
     for advice in document["advice"]:
-        yield Text(f"would help: {advice}")
+        yield styled(f"would help: {advice}")
     seen: Counter[str] = Counter()
     for lint in document["lints"]:
         seen[lint["code"]] += 1
         if seen[lint["code"]] > REMARKS:
             continue
         yield Text.assemble(
-            (f"{lint['severity']} [{lint['code']}] ", _STYLES[lint["severity"]]), lint["message"]
+            (f"{lint['severity']} [{lint['code']}] ", _STYLES[lint["severity"]]),
+            visible(lint["message"]),
         )
     more = ", ".join(f"{n - REMARKS} of {code}" for code, n in seen.items() if n > REMARKS)
     if more:
-        yield Text(f"and more remarks: {more}", style="dim")
+        yield styled(f"and more remarks: {more}", style="dim")
 
 
-def _devices(document: dict[str, Any]) -> Table:
-    table = _table("device", "plugin", "version", "on", "threads", "supports", "gets", "load")
+def _devices(document: dict[str, Any]) -> Rows:
+    table = Rows(
+        "device",
+        "plugin",
+        "version",
+        "on",
+        "threads",
+        "supports",
+        "gets",
+        "load",
+        wraps=("version", "on"),
+    )
     total = document["model"]["nodes"]
     for d in document["devices"]:
-        table.add_row(
-            escape(d["name"]),
-            escape(d["plugin"]),
-            escape(d["version"]),
-            escape(d["node"]),
+        table.add(
+            d["name"],
+            d["plugin"],
+            d["version"],
+            d["node"],
             str(d["num_threads"]),
             f"{d['supported']}/{total}",
-            f"{d['nodes']} nodes" if d["used"] else "[yellow]nothing[/yellow]",
+            counted(d["nodes"], "node") if d["used"] else Text("nothing", "yellow"),
             "" if d["load_s"] is None else seconds_text(d["load_s"]),
         )
     return table
 
 
-def _matrix(document: dict[str, Any]) -> Table:
+def _matrix(document: dict[str, Any]) -> Rows:
     names = document["request"]["devices"]
     refused = any(
         c["refusals"] for row in document["support_matrix"] for c in row["devices"].values()
     )
-    table = _table("operator", "nodes", *names, *(["why not"] if refused else []))
+    table = Rows("operator", "nodes", *names, *(["why not"] if refused else []), wraps=("why not",))
     rows = document["support_matrix"]
     # What some device refuses comes first: it is what the reader looks for.
     ranked = sorted(rows, key=lambda row: not any(c["refusals"] for c in row["devices"].values()))
@@ -105,62 +128,63 @@ def _matrix(document: dict[str, Any]) -> Table:
             cells.append("all" if full else f"{cell['supported']} of {row['total']}")
             reasons += [f"{name}: {r['message']} [{r['code']}]" for r in cell["refusals"][:2]]
         operator = f"{row['domain']}.{row['op_type']}" if row["domain"] else row["op_type"]
-        table.add_row(
-            escape(operator),
+        table.add(
+            operator,
             str(row["total"]),
             *cells,
-            *([escape("; ".join(reasons))] if refused else []),
+            *(["; ".join(reasons)] if refused else []),
         )
     if len(rows) > SHOWN:
         table.caption = f"{len(rows) - SHOWN} more operators"
     return table
 
 
-def _nodes(document: dict[str, Any]) -> Table:
-    table = _table("node", "operator", "device", "subgraph", "supported on", "why")
+def _nodes(document: dict[str, Any]) -> Rows:
+    heads = ("node", "operator", "device", "subgraph", "supported on", "why")
+    table = Rows(*heads, wraps=("node", "supported on", "why"))
     for node in document["nodes"]:
         refusals = [f"{name}: {r['message']} [{r['code']}]" for name, r in node["refusals"].items()]
-        table.add_row(
-            escape(node["name"]),
-            escape(node["op_type"]),
-            node["device"] or "[red]none[/red]",
+        table.add(
+            node["name"],
+            node["op_type"],
+            node["device"] or NOBODY,
             "" if node["subgraph"] is None else str(node["subgraph"]),
             ", ".join(node["supported_on"]),
-            escape("; ".join([node["why"], *(refusals if node["device"] is None else [])])),
+            "; ".join([node["why"], *(refusals if node["device"] is None else [])]),
         )
     return table
 
 
-def _subgraphs(document: dict[str, Any]) -> Table:
+def _subgraphs(document: dict[str, Any]) -> Rows:
     timed = document["plan"] is not None
     columns = ["subgraph", "device", "nodes", "first … last", "in", "out"]
-    table = _table(*columns, *(["runs", "transfers"] if timed else []))
+    table = Rows(*columns, *(["runs", "transfers"] if timed else []), wraps=("first … last",))
     for s in document["subgraphs"][:SHOWN]:
         names = s["nodes"]
         row = [
             str(s["index"]),
-            s["device"] or "[red]none[/red]",
+            s["device"] or NOBODY,
             str(len(names)),
-            escape(" … ".join(dict.fromkeys((names[0], names[-1])))) if names else "",
+            " … ".join(dict.fromkeys((names[0], names[-1]))) if names else "",
             nbytes_text(s["in_nbytes"]),
             nbytes_text(s["out_nbytes"]),
         ]
         if timed:
             row += [seconds_text(s["run_s"]), seconds_text(s["transfer_s"])]
-        table.add_row(*row)
+        table.add(*row)
     if len(document["subgraphs"]) > SHOWN:
         table.caption = f"{len(document['subgraphs']) - SHOWN} more subgraphs"
     return table
 
 
-def _counterfactuals(document: dict[str, Any]) -> Table:
+def _counterfactuals(document: dict[str, Any]) -> Rows:
     timed = document["plan"] is not None
     # Where there are times they say more than counts, and lines are short.
     columns = ["bottleneck", "latency", "to the choice"] if timed else ["cuts", "crossing"]
-    table = _table("alternative", "devices", "subgraphs", *columns)
+    table = Rows("alternative", "devices", "subgraphs", *columns, wraps=("alternative", "devices"))
     for row in document["counterfactuals"]:
         cells = [
-            escape(row["name"]),
+            row["name"],
             ", ".join(row["devices"]) if len(row["devices"]) > 1 else "",
             _known(row["subgraphs"]),
         ]
@@ -178,12 +202,8 @@ def _counterfactuals(document: dict[str, Any]) -> Table:
                 _known(row["cuts"]),
                 "" if row["nbytes"] is None else nbytes_text(row["nbytes"]),
             ]
-        table.add_row(*cells, style="bold" if row["chosen"] else None)
+        table.add(*cells, style="bold" if row["chosen"] else None)
     return table
-
-
-def _table(*columns: str) -> Table:
-    return Table(*columns, box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
 
 
 def _known(number: int | None) -> str:

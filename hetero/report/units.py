@@ -7,7 +7,9 @@ from typing import Any
 from devices.tensor_spec import TensorSpec
 
 #: Units of sizes and of times, the largest first.
-_SIZES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+_SIZES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+#: What three digits round up to the next unit.
+_ROUND = 0.9995
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
 
@@ -20,11 +22,11 @@ def size(spec: TensorSpec) -> dict[str, Any]:
 
 
 def nbytes_text(nbytes: float | None) -> str:
-    """Return a size for people: ``1.5 MiB``; ``?`` for None."""
+    """Return a size for people: ``1.5 MB``; ``?`` for None."""
     if nbytes is None:
         return "?"
     for unit, name in _SIZES:
-        if nbytes >= unit:
+        if nbytes >= unit * _ROUND:
             return f"{nbytes / unit:.3g} {name}"
     return f"{nbytes:.0f} B"
 
@@ -34,6 +36,18 @@ def seconds_text(seconds: float | None) -> str:
     if seconds is None:
         return "?"
     for unit, name in _TIMES:
-        if seconds >= unit:
+        if seconds >= unit * _ROUND:
             return f"{seconds / unit:.3g} {name}"
     return f"{seconds * 1e6:.2g} µs" if seconds else "0"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: ``1 node``, ``2,000 nodes``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def port_text(port: dict[str, Any]) -> str:
+    """Return a port's type and shape: ``tensor(float) [1, 3, ?]``."""
+    shape = port["shape"]
+    sizes = "" if shape is None else f" [{', '.join('?' if d is None else str(d) for d in shape)}]"
+    return f"{port['type'] or 'unknown type'}{sizes}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hetero.report.units import nbytes_text, seconds_text
+from hetero.report.units import counted, nbytes_text, seconds_text
 
 
 def fallback(document: dict[str, Any]) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def verdict(document: dict[str, Any]) -> dict[str, Any]:
     total = sum(d["load_s"] or 0.0 for d in document["devices"])
     loads = {d["name"]: d["load_s"] / total for d in document["devices"] if total and d["used"]}
     shares = [
-        f"{name} ({_count(count, 'node')}"
+        f"{name} ({counted(count, 'node')}"
         + (f", {loads[name] * 100:.0f} % of the time)" if name in loads else ")")
         for name, count in used.items()
     ]
@@ -56,17 +56,17 @@ def verdict(document: dict[str, Any]) -> dict[str, Any]:
         f"USED {' '.join(shares) or 'none'}",
     ]
     if nowhere:
-        parts.append(f"UNSUPPORTED {_count(nowhere, 'node')}")
+        parts.append(f"UNSUPPORTED {counted(nowhere, 'node')}")
     reasons = len(fallen["reasons"])
     parts.append(
-        f"FALLBACK {_count(len(fallen['nodes']), 'node')}"
-        + (f", {_count(reasons, 'reason')}" if reasons else "")
+        f"FALLBACK {counted(len(fallen['nodes']), 'node')}"
+        + (f", {counted(reasons, 'reason')}" if reasons else "")
     )
     if document["uncut"] is None:
         more = " and more for open dimensions" if opened else ""
-        more += f" and {_count(unknown, 'tensor')} of unknown size" if unknown else ""
+        more += f" and {counted(unknown, 'tensor')} of unknown size" if unknown else ""
         parts.append(
-            f"{_count(len(document['wires']), 'cut')}, {nbytes_text(crossing)} per request{more}"
+            f"{counted(len(document['wires']), 'cut')}, {nbytes_text(crossing)} per request{more}"
         )
     else:
         parts.append("cannot be cut")
@@ -92,7 +92,3 @@ def verdict(document: dict[str, Any]) -> dict[str, Any]:
         "unknown_wires": unknown,
         "sentence": " | ".join(parts),
     }
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

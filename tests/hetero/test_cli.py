@@ -76,7 +76,7 @@ def test_run_takes_inputs_from_files_and_writes_outputs(
 
 
 def test_run_takes_shapes_for_open_dimensions(shell: Shell, model: Path) -> None:
-    (output,) = shell("run --json --shape x:7,3", model).document["outputs"]
+    (output,) = shell("run --json --shape x=7,3", model).document["outputs"]
     assert output == {"name": "y", "dtype": "float32", "shape": [7, 4]}
 
 
@@ -109,7 +109,7 @@ def test_bench_counts_what_it_did(shell: Shell, model: Path) -> None:
     assert done.document["one_at_a_time"]["requests"] == 12
     busy = done.document["in_flight"]
     assert (busy["jobs"], busy["requests"]) == (3, 12)
-    cuts = [busy["latency_ms"][p] for p in ("50", "90", "95", "99")]
+    cuts = [busy["latency_s"][p] for p in ("50", "90", "95", "99")]
     assert cuts == sorted(cuts)
     assert [row["device"] for row in busy["stages"]] == ["ORT", "CPU", "ORT"]
     assert "per second" in shell("bench -n 2 -j 1", model, *SPLIT).out
@@ -150,7 +150,7 @@ def test_the_help_ends_in_an_example_that_runs(
         assert line in told
         program, command, *_ = line.split()
         assert program == "hetero"
-        done = shell(line.removeprefix("hetero "), ray=command in ("blob", "cache", "probe"))
+        done = shell(line.removeprefix("hetero "), ray=command in ("inspect", "cache", "probe"))
         assert done.code == 0, done.err
 
 
@@ -173,4 +173,4 @@ def test_interrupted_it_ends_at_once(command: str, tmp_path: Path) -> None:
     out, err = process.communicate(timeout=300)
     assert process.returncode == 1
     assert out == ""
-    assert err.strip() == "hetero: interrupted"
+    assert err.strip().splitlines()[-1] == "hetero: interrupted"

@@ -360,11 +360,11 @@ def test_the_terminal_shows_verdict_matrix_subgraphs_and_remarks() -> None:
 
 
 def test_texts_of_sizes_and_times() -> None:
-    assert [nbytes_text(n) for n in (None, 0, 1023, 1536, 2**20, 5 * 2**30)] == [
-        "?", "0 B", "1023 B", "1.5 KiB", "1 MiB", "5 GiB",
+    assert [nbytes_text(n) for n in (None, 0, 999, 1500, 999_999, 5 * 10**9)] == [
+        "?", "0 B", "999 B", "1.5 kB", "1 MB", "5 GB",
     ]  # fmt: skip
-    assert [seconds_text(s) for s in (None, 0.0, 2e-7, 1.5e-3, 2.0)] == [
-        "?", "0", "0.2 µs", "1.5 ms", "2 s",
+    assert [seconds_text(s) for s in (None, 0.0, 2e-7, 1.5e-3, 0.9999, 2.0)] == [
+        "?", "0", "0.2 µs", "1.5 ms", "1 s", "2 s",
     ]  # fmt: skip
 
 

@@ -18,7 +18,8 @@ from devices.program import Value
 from devices.tensor_spec import TensorSpec
 from hetero.partition import partition
 from hetero.planning.cost.timing import deployed, run
-from hetero.planning.cost.work import OPEN_DIMENSION, node_work, request_positions
+from hetero.planning.cost.work import node_work, request_positions
+from hetero.sample_inputs import sample_value
 from scheduler.executor import Executor
 
 #: Stands for every device but the one that is looked at.
@@ -141,18 +142,8 @@ def feeds(model: Model, values: Mapping[str, Value]) -> dict[str, Value] | None:
             continue
         if port.dtype is None or port.shape is None:
             return None
-        found[port.name] = made_up(port, rng)
+        found[port.name] = sample_value(port, rng)
     return found
-
-
-def made_up(port: TensorSpec, rng: np.random.Generator) -> np.ndarray:
-    """Return an array that fits a tensor port; integers are 0, a valid index and token."""
-    shape = tuple(d if isinstance(d, int) else OPEN_DIMENSION for d in port.shape or ())
-    if port.dtype == object:
-        return np.full(shape, "a", dtype=object)
-    if port.dtype is not None and port.dtype.kind in "iub":
-        return np.zeros(shape, port.dtype)
-    return rng.standard_normal(shape).astype(port.dtype)
 
 
 def needed(models: Iterable[Model]) -> list[str]:

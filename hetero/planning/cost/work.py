@@ -15,6 +15,7 @@ import numpy as np
 
 from devices.model import Model, Node
 from devices.tensor_spec import TensorSpec
+from hetero.sample_inputs import OPEN_DIMENSION
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +41,6 @@ class Speed:
 
 #: A modest core: 20 thousand million operations and 5 GB a second, 5 microseconds a node.
 ASSUMED_SPEED: Final = Speed(5e-6, 1 / 2e10, 1 / 5e9)
-#: Length assumed for dimensions that inference leaves open.
-OPEN_DIMENSION: Final = 1
 
 
 def request_positions(model: Model) -> tuple[int, ...]:

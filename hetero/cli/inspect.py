@@ -1,0 +1,93 @@
+"""``hetero inspect``: what is in a model or a blob, without a device."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import click
+
+from devices.model import Model
+from devices.model_reader import read_model
+from hetero.blob import describe
+from hetero.cli.loading import is_blob
+from hetero.cli.terminal import print_json, show
+from hetero.report.contract import describe_model
+from hetero.report.table import model_line, port_lines
+from hetero.report.text import Rows
+from hetero.report.units import counted, nbytes_text
+from scheduler.blob_file import BlobFile
+
+
+@click.command("inspect")
+@click.argument("model")
+@click.option("--verify", is_flag=True, help="Of a blob: read all of it, check every checksum.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+def inspect_command(model: str, verify: bool, as_json: bool) -> None:
+    """Show what is in MODEL: inputs, outputs, operators; of a blob also devices and stages."""
+    if is_blob(model):
+        _inspect_blob(model, verify, as_json)
+        return
+    if verify:
+        raise click.UsageError(f"--verify is for blobs, and {model} is a model.")
+    source = read_model(model)
+    document = {**describe_model(source), "operators": _operators(source)}
+    if as_json:
+        print_json("inspect", {"kind": "onnx", **document})
+        return
+    show(model_line(document), *port_lines(document))
+    table = Rows("operator", "nodes")
+    for row in document["operators"]:
+        domain = f"{row['domain']}." if row["domain"] else ""
+        table.add(f"{domain}{row['op_type']}", f"{row['nodes']:,}")
+    show(table)
+
+
+def _operators(model: Model) -> list[dict[str, Any]]:
+    counts = Counter((node.domain, node.op_type) for node in model.nodes)
+    return [
+        {"op_type": op_type, "domain": domain, "nodes": count}
+        for (domain, op_type), count in sorted(counts.items(), key=lambda c: (-c[1], c[0]))
+    ]
+
+
+def _inspect_blob(file: str, verify: bool, as_json: bool) -> None:
+    opened = BlobFile(file)
+    if verify:
+        opened.verify()
+    document = describe(opened)
+    if as_json:
+        print_json("inspect", document)
+        return
+    show(
+        f"{document['name']}: {document['kind']}, format {document['format_version']}, hetero "
+        f"{document['hetero']}, {nbytes_text(document['nbytes'])} in "
+        f"{counted(document['segments'], 'segment')}",
+        *port_lines(document),
+    )
+    devices = Rows("device", "plugin", "version", "fingerprint", wraps=("version", "fingerprint"))
+    for name, record in document["devices"].items():
+        devices.add(name, *(record[k] for k in ("plugin", "version", "fingerprint")))
+    show(devices)
+    if document["stages"]:
+        absent = "in the cache" if document["kind"] == "plan" else "compiled on import"
+        stages = Rows("stage", "device", "nodes", "export", "inputs", "outputs")
+        for row in document["stages"]:
+            nbytes = row["export_nbytes"]
+            stages.add(
+                row["index"],
+                row["device"],
+                row["nodes"],
+                absent if nbytes is None else nbytes_text(nbytes),
+                len(row["inputs"]),
+                len(row["outputs"]),
+            )
+        show(stages)
+    options = {**document["options"]}
+    for device, given in document["device_options"].items():
+        options |= {f"{device}.{name}": value for name, value in given.items()}
+    # An option that is empty or 0 was left as it is.
+    if told := {name: value for name, value in options.items() if value}:
+        show("options: " + ", ".join(f"{name}={value}" for name, value in told.items()))
+    if verify:
+        show("every checksum is right")

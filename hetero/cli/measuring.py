@@ -1,0 +1,138 @@
+"""What ``bench`` measures: requests in flight, their latency, and where each spent its time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+
+from hetero.cli.prediction import wire_links
+from hetero.compiled_model import CompiledModel
+from scheduler.executor import Answer, StageRun
+
+PERCENTILES: Final = (50, 90, 95, 99)
+
+
+def measure(
+    compiled: CompiledModel,
+    values: Mapping[str, Any],
+    jobs: int,
+    requests: int | None,
+    seconds: float,
+) -> dict[str, Any]:
+    """Keep `jobs` requests in flight until `requests` are done or `seconds` are over.
+
+    Returns
+    -------
+    dict
+        Count, seconds, requests a second, latency percentiles in seconds; for each stage the
+        median time that it waited and ran; for each pair of stages with wires the median time from
+        the end of the one to the start of the other. ``interrupted`` says that Ctrl-C ended it.
+
+    Raises
+    ------
+    KeyboardInterrupt
+        Ctrl-C came before any request was done.
+    """
+    free = threading.Semaphore(jobs)
+    found = _Found(wire_links(compiled))
+
+    def finished(began_s: float, future: Future[Answer]) -> None:
+        found.add(began_s, time.monotonic(), future)
+        free.release()
+
+    start_s = time.monotonic()
+    sent, interrupted = 0, False
+    try:
+        while (
+            sent < (requests or 2**63) and time.monotonic() - start_s < seconds and not found.errors
+        ):
+            free.acquire()
+            submission = compiled.submit(values)
+            submission.future.add_done_callback(partial(finished, time.monotonic()))
+            sent += 1
+        for _ in range(jobs):
+            free.acquire()
+    except KeyboardInterrupt:
+        if not found.latencies:
+            raise
+        interrupted = True
+    elapsed_s = time.monotonic() - start_s
+    if found.errors:
+        raise found.errors[0]
+    return {**found.summary(elapsed_s), "interrupted": interrupted}
+
+
+class _Found:
+    """What requests came to, from any thread."""
+
+    def __init__(self, links: Sequence[tuple[int, int]]) -> None:
+        self.latencies: list[float] = []
+        self.errors: list[BaseException] = []
+        self._links = links
+        self._lock = threading.Lock()
+        self._runs: dict[tuple[int, str], list[float]] = defaultdict(list)
+        self._waits: dict[tuple[int, str], list[float]] = defaultdict(list)
+        self._gaps: dict[tuple[int, int], list[float]] = defaultdict(list)
+
+    def add(self, began_s: float, ended_s: float, future: Future[Answer]) -> None:
+        with self._lock:
+            if error := future.exception():
+                self.errors.append(error)
+                return
+            self.latencies.append(ended_s - began_s)
+            runs = {run.stage: run for run in future.result().stage_runs}
+            for run in runs.values():
+                self._runs[run.stage, run.device].append(run.run_s)
+            # Another machine's clock has another zero: its times do not lie within the request.
+            known = {
+                stage: run
+                for stage, run in runs.items()
+                if began_s <= run.started_s <= run.ended_s <= ended_s
+            }
+            self._add_waits(began_s, known)
+
+    def _add_waits(self, began_s: float, runs: Mapping[int, StageRun]) -> None:
+        ready_s: dict[int, float] = {}
+        for producer, consumer in self._links:
+            if producer in runs and consumer in runs:
+                done_s = runs[producer].ended_s
+                self._gaps[producer, consumer].append(runs[consumer].started_s - done_s)
+                ready_s[consumer] = max(done_s, ready_s.get(consumer, began_s))
+        for stage, run in runs.items():
+            waited_s = run.started_s - ready_s.get(stage, began_s)
+            self._waits[stage, run.device].append(waited_s)
+
+    def summary(self, elapsed_s: float) -> dict[str, Any]:
+        with self._lock:
+            cuts = np.percentile(np.array(self.latencies), PERCENTILES)
+            return {
+                "requests": len(self.latencies),
+                "elapsed_s": elapsed_s,
+                "throughput_per_s": len(self.latencies) / elapsed_s,
+                "latency_s": {str(p): float(v) for p, v in zip(PERCENTILES, cuts, strict=True)},
+                "stages": [
+                    {
+                        "stage": stage,
+                        "device": device,
+                        "run_s": float(np.median(times)),
+                        "wait_s": _median(self._waits.get((stage, device))),
+                        "utilisation": sum(times) / elapsed_s,
+                    }
+                    for (stage, device), times in sorted(self._runs.items())
+                ],
+                "wires": [
+                    {"producer": pair[0], "consumer": pair[1], "gap_s": _median(times)}
+                    for pair, times in sorted(self._gaps.items())
+                ],
+            }
+
+
+def _median(times: Sequence[float] | None) -> float | None:
+    return float(np.median(times)) if times else None

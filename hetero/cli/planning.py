@@ -1,0 +1,100 @@
+"""Options that say how nodes get their devices: by priority, or by cost and for what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+#: Option's name in Python -> the property that it stands for.
+PROPERTIES: Final = {
+    "policy": "MODEL_DISTRIBUTION_POLICY",
+    "hint": "PERFORMANCE_HINT",
+    "costs": "COST_FILE",
+    "plan_seconds": "PLAN_SECONDS",
+    "seed": "PLAN_SEED",
+    "max_subgraphs": "MAX_SUBGRAPHS",
+    "max_variants": "MAX_VARIANTS",
+}
+
+
+def planning_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options; `take_planning` turns them into properties."""
+    decorators = (
+        click.option(
+            "--policy",
+            type=click.Choice(["PRIORITY", "PIPELINE_PARALLEL", "AUTO"], case_sensitive=False),
+            help="How nodes get their devices: in the list's order, or by cost.",
+        ),
+        click.option(
+            "--hint", type=click.Choice(["THROUGHPUT", "LATENCY"], case_sensitive=False),
+            help="What a plan by cost makes small: the time between answers, or that of one.",
+        ),
+        click.option(
+            "--costs", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+            help="A cost file of `hetero profile`; without one, costs are measured briefly.",
+        ),
+        click.option(
+            "--plan-seconds", type=click.FloatRange(min=0, min_open=True),
+            help="The most time for the search.",
+        ),
+        click.option("--seed", type=int, help="Seed of the search."),
+        click.option(
+            "--max-subgraphs", type=click.IntRange(min=0), help="The most subgraphs; 0: any."
+        ),
+        click.option(
+            "--max-variants", type=click.IntRange(min=0),
+            help="How many plans may share the requests.",
+        ),
+    )  # fmt: skip
+    for decorator in reversed(decorators):
+        function = decorator(function)
+    return function
+
+
+def take_planning(command: str, values: dict[str, Any]) -> None:
+    """Move the planning options out of a command's values and into its configuration.
+
+    Raises
+    ------
+    click.UsageError
+        For an option that would change nothing, or that ``--config`` gives too.
+    """
+    if "config" not in values:
+        return
+    taken = ((name, values.pop(name, None)) for name in PROPERTIES)
+    given = {name: str(v) if isinstance(v, Path) else v for name, v in taken if v is not None}
+    config = values["config"]
+    for name in given:
+        if PROPERTIES[name] in config:
+            raise click.UsageError(
+                f"{_flag(name)} and --config {PROPERTIES[name]} say the same; keep one."
+            )
+    config = {**config, **{PROPERTIES[name]: value for name, value in given.items()}}
+    policy = config.get("MODEL_DISTRIBUTION_POLICY")
+    idle = [_flag(name) for name in given if name != "policy"]
+    # `plan` judges a priority list by its costs, and plans by cost where nothing else is said.
+    if command != "plan" and idle:
+        if policy == "PRIORITY":
+            raise click.UsageError(
+                f"{', '.join(idle)}: a plan in the list's order (--policy PRIORITY) has no use for "
+                "it; leave one out."
+            )
+        if not policy and "PERFORMANCE_HINT" not in config:
+            raise click.UsageError(
+                f"{', '.join(idle)}: for plans by cost; say --hint THROUGHPUT or LATENCY, or "
+                "--policy AUTO."
+            )
+    values["config"] = config
+
+
+def plans_by_cost(command: str, config: Mapping[str, Any]) -> bool:
+    """Whether a command with this configuration plans by cost."""
+    policy = config.get("MODEL_DISTRIBUTION_POLICY")
+    return command == "plan" or policy not in (None, "PRIORITY") or "PERFORMANCE_HINT" in config
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

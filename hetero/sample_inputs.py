@@ -1,0 +1,97 @@
+"""Inputs made to fit a model's ports, to run or measure it where the user has none at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from devices.errors import TensorShapeError, TensorTypeError
+from devices.model import Model
+from devices.program import Value
+from devices.tensor_spec import TensorSpec
+
+#: The size of a dimension that nothing says anything about.
+OPEN_DIMENSION: Final = 1
+
+
+def sample_inputs(
+    model: Model,
+    given: Mapping[str, Value] | None = None,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+) -> dict[str, Any]:
+    """Return a value for each input of a model: the one given, else one that fits.
+
+    Parameters
+    ----------
+    model : Model
+        The model.
+    given : mapping of str to array, optional
+        Input name -> value.
+    shapes : mapping of str to tuple of int, optional
+        Input name -> the shape to make. A symbol has one size in all inputs: what a given value or
+        shape says of it holds for the others.
+
+    Raises
+    ------
+    TensorShapeError
+        A shape that does not fit its port or the other shapes, or that memory does not hold.
+    TensorTypeError
+        An input that is no tensor, and that has no value.
+    """
+    given, shapes = given or {}, shapes or {}
+    fixed = {name: tuple(np.shape(value)) for name, value in given.items()} | dict(shapes)
+    sizes: dict[str, int] = {}
+    for port in model.inputs:
+        for dimension, size in zip(port.shape or (), fixed.get(port.name, ()), strict=False):
+            if isinstance(dimension, str) and sizes.setdefault(dimension, size) != size:
+                raise TensorShapeError(
+                    f"input {port.name!r}: dimension {dimension!r} is {size} here and "
+                    f"{sizes[dimension]} in another input; it has one size.",
+                    port=port.name,
+                )
+    rng = np.random.default_rng(0)
+    return {
+        port.name: given[port.name]
+        if port.name in given
+        else sample_value(port, rng, shapes.get(port.name), sizes)
+        for port in model.inputs
+    }
+
+
+def sample_value(
+    port: TensorSpec,
+    rng: np.random.Generator,
+    shape: tuple[int, ...] | None = None,
+    sizes: Mapping[str, int] | None = None,
+) -> np.ndarray:
+    """Return an array that fits a tensor port; `sizes` are those of the symbols in its shape."""
+    if not port.is_tensor or port.dtype is None:
+        raise TensorTypeError(
+            f"input {port.name!r} is a {port.type or 'value of unknown type'}; only tensors can be "
+            "made up: give it a value.",
+            port=port.name,
+        )
+    if shape is None:
+        known = sizes or {}
+        shape = tuple(
+            d if isinstance(d, int) else known.get(d or "", OPEN_DIMENSION)
+            for d in port.shape or ()
+        )
+    if not port.accepts(shape):
+        raise TensorShapeError(
+            f"input {port.name!r} is {port}; shape {list(shape)} does not fit it.", port=port.name
+        )
+    try:
+        if port.dtype == object:
+            return np.full(shape, "a", dtype=object)
+        if port.dtype.kind == "f":
+            return rng.standard_normal(shape).astype(port.dtype)
+        # 0 and 1 are valid tokens, masks, flags and indices in nearly every model.
+        return rng.integers(0, 2, shape).astype(port.dtype)
+    except (MemoryError, ValueError) as error:
+        raise TensorShapeError(
+            f"input {port.name!r}: shape {list(shape)} of {port.dtype} does not fit in memory.",
+            port=port.name,
+        ) from error
