@@ -7,7 +7,7 @@ from typing import Final
 import click
 
 _CACHE: Final = (
-    "hetero run light:squeezenet -d CPU -c CACHE_DIR=cache",
+    "hetero run light:bvlc_alexnet -d ORT -c CACHE_DIR=cache",
     "hetero cache list --dir cache",
 )
 #: Command -> what a first use looks like, line by line.
@@ -28,8 +28,8 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "run": ("hetero run light:squeezenet -d HETERO:ORT,CPU -a op:Concat=CPU",),
     "bench": ("hetero bench light:squeezenet -d HETERO:ORT,CPU -a op:Concat=CPU -t 2",),
     "compare": (
-        "hetero compare light:squeezenet -d ORT,CPU",
-        "hetero compare light:squeezenet -d CPU,HETERO:ORT,CPU -a op:Concat=CPU",
+        "hetero compare light:bvlc_alexnet -d ORT,CPU",
+        "hetero compare light:bvlc_alexnet -d CPU,HETERO:ORT,CPU -a op:LRN=CPU",
     ),
     "cache": _CACHE,
     "cache list": _CACHE,

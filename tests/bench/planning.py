@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import hetero
-from hetero.cli.measuring import measure
 from hetero.cli.inputs import model_inputs
+from hetero.cli.measuring import measure
 from hetero.cli.prediction import stage_measurements
 from hetero.planning.cost.cost_file import write_costs
 from hetero.planning.cost.feedback import learn

@@ -328,7 +328,7 @@ def test_command_line(tmp_path: Path) -> None:
     for options in (("--remap", "ORT=CPU"), ("-d", "CPU")):
         moved = call("run", file, *options, *rest)
         assert {s["device"] for s in moved["subgraphs"]} == {"CPU"}
-    assert call("blob", file, "--verify", "--json")["name"] == "branches"
+    assert call("inspect", file, "--verify", "--json")["name"] == "branches"
     call("run", file, "--remap", "ORT", *rest, code=2)
     call("run", file, "-a", "op:Neg=CPU", *rest, code=2)
     call("run", model, "--remap", "ORT=CPU", *rest, code=2)
