@@ -74,11 +74,8 @@ class CompiledModel:
         self._plugin = plugin
         self._model = model
         self._program = program
-        self._config = dict(config)
         self._device_id: str = config["DEVICE_ID"]
-        self._configuration = Configuration(
-            plugin.properties, repr(self), config, read=self._read_property
-        )
+        self._configuration = Configuration(plugin.properties, repr(self), config)
         self._ports = RequestTensors(self.inputs, self.outputs)
         self._closed = False
         self._in_flight: set[Future[Answer]] = set()
@@ -147,7 +144,7 @@ class CompiledModel:
                 f"model {self.name!r} on {self.device} was closed; compile or import it again.",
                 device=self.device,
             )
-        context = context or RunContext(self._config["PERF_COUNT"])
+        context = context or RunContext(self._configuration.get("PERF_COUNT"))
         start = time.perf_counter()
         try:
             with self._turn(context):
@@ -182,7 +179,7 @@ class CompiledModel:
     @property
     def profiles(self) -> bool:
         """Whether requests time executed nodes."""
-        return bool(self._config["PERF_COUNT"])
+        return bool(self._configuration.get("PERF_COUNT"))
 
     @property
     def callback_executor(self) -> Executor:
@@ -197,7 +194,7 @@ class CompiledModel:
         if timeout_s is not None:
             context.set_timeout(timeout_s)
         inputs = [self._on_host(values[port.name]) for port in self.inputs]
-        executor = self._executor("device", self._config["NUM_STREAMS"])
+        executor = self._executor("device", self._configuration.get("NUM_STREAMS"))
         future = executor.submit(self._answer, inputs, context)
         with self._lock:
             self._in_flight.add(future)
@@ -232,7 +229,16 @@ class CompiledModel:
         UnknownPropertyError
             The plugin has no such property.
         """
-        return self._configuration.get(name)
+        mine: dict[str, Any] = {
+            "NETWORK_NAME": self.name,
+            "EXECUTION_DEVICES": (self.device,),
+            "OPTIMAL_NUMBER_OF_INFER_REQUESTS": self._configuration.get("NUM_STREAMS"),
+        }
+        if name in mine:
+            return mine[name]
+        if name in self._configuration.values:
+            return self._configuration.get(name)
+        return self._plugin.get_property(name, self._device_id)
 
     def set_property(self, config: Mapping[str, Any]) -> None:
         """Refused: a compiled model's properties are given when it is compiled.
@@ -279,19 +285,10 @@ class CompiledModel:
                 )
             return self._executors[name]
 
-    def _read_property(self, name: str, device_id: str) -> Any:
-        """Return a property that is not given by whoever compiles."""
-        mine: dict[str, Any] = {
-            "NETWORK_NAME": self.name,
-            "EXECUTION_DEVICES": (self.device,),
-            "OPTIMAL_NUMBER_OF_INFER_REQUESTS": self._config["NUM_STREAMS"],
-        }
-        return mine[name] if name in mine else self._plugin.get_property(name, self._device_id)
-
     @contextmanager
     def _turn(self, context: RunContext) -> Iterator[None]:
         """Wait for the device's other runs, where they are to be one at a time."""
-        if not self._config["EXCLUSIVE_ASYNC_REQUESTS"]:
+        if not self._configuration.get("EXCLUSIVE_ASYNC_REQUESTS"):
             yield
             return
         turn = self._plugin.exclusive(self._device_id)

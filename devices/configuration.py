@@ -46,7 +46,7 @@ class Configuration:
         self.table = table
         self.owner = owner
         self._values = dict(values or {})
-        self._read: Read = read or (lambda name, device_id: table[name].default)
+        self._read = read
         self._check = check
         self._lock = threading.Lock()
 
@@ -64,11 +64,7 @@ class Configuration:
         UnknownPropertyError, ReadOnlyPropertyError, PropertyError
             Naming the first entry that cannot be, and what could.
         """
-        if not isinstance(config, Mapping):
-            raise ArgumentTypeError(
-                f"{self.owner}: options {config!r}: wanted a mapping of names to values, as "
-                f"{{'PERF_COUNT': True}}, got {type(config).__name__}."
-            )
+        check_mapping(config, self.owner)
         mutable = [p.name for p in self.table.values() if p.mutable]
         parsed = {}
         for name, value in config.items():
@@ -107,14 +103,32 @@ class Configuration:
         with self._lock:
             if name in self._values:
                 return self._values[name]
-        return self._read(name, device_id)
+        return self._unset(name, device_id)
 
     def effective(self, config: Config | None = None) -> dict[str, Any]:
         """Return every property that can be set: its default, what was set, then `config`'s."""
         parsed = self.parse(config or {})
         chosen = self.values | parsed
         return {
-            p.name: chosen[p.name] if p.name in chosen else self._read(p.name, "")
+            p.name: chosen[p.name] if p.name in chosen else self._unset(p.name)
             for p in self.table.values()
             if p.mutable
         }
+
+    def _unset(self, name: str, device_id: str = "") -> Any:
+        return self.table[name].default if self._read is None else self._read(name, device_id)
+
+
+def check_mapping(config: Any, owner: str) -> None:
+    """Refuse options that are no mapping.
+
+    Raises
+    ------
+    ArgumentTypeError
+        Saying what was given.
+    """
+    if not isinstance(config, Mapping):
+        raise ArgumentTypeError(
+            f"{owner}: options {config!r}: wanted a mapping of names to values, as "
+            f"{{'PERF_COUNT': True}}, got {type(config).__name__}."
+        )

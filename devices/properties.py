@@ -184,7 +184,7 @@ def unknown_property(name: object, owner: str, names: Iterable[str]) -> UnknownP
     if str(name).upper() in near:
         near = [str(name).upper()]
     hint = f"; did you mean {' or '.join(near)}?" if near else f". There are {', '.join(names)}."
-    return UnknownPropertyError(f"{owner} has no property {name!r}{hint}", property=name)
+    return UnknownPropertyError(f"no property {name!r} on {owner}{hint}", property=name)
 
 
 def _read_only(name: str, kind: type, default: Any, doc: str) -> Property:

@@ -25,8 +25,9 @@ from devices.errors import (
 )
 from devices.model import Model
 from devices.program import Payload
+from devices.properties import PropertyTable
 from devices.tensor_spec import TensorSpec
-from hetero.affinity import NO_PINS, Affinity
+from hetero.affinity import Affinity
 from hetero.config import NOT_KEPT
 from hetero.partition import Output, OutputKind, Partition, Subgraph, Wire
 from scheduler.blob_file import BlobFile
@@ -77,12 +78,15 @@ class Compilation:
         Device name -> its options.
     pins : Affinity
         Nodes that the user placed.
+    tables : mapping of str to PropertyTable
+        Device name -> its properties.
     """
 
     devices: Mapping[str, DeviceRecord]
     own: Mapping[str, Any]
     configs: Mapping[str, Mapping[str, Any]]
-    pins: Affinity = NO_PINS
+    pins: Affinity
+    tables: Mapping[str, PropertyTable]
 
 
 @dataclass(frozen=True, slots=True)

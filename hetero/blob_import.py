@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from devices.configuration import Configuration
 from devices.errors import BlobError, PropertyError, UnknownDeviceError
 from devices.program import Payload
+from devices.properties import PropertyTable
 from hetero.affinity import Affinity, find_device
-from hetero.blob import Cut, DeviceRecord, ModelBlob
-from hetero.config import HETERO_PROPERTIES, SplitConfig, parse_own
+from hetero.blob import Compilation, Cut, DeviceRecord, ModelBlob
+from hetero.config import HETERO_PROPERTIES, SplitConfig
 from hetero.partition import Partition
 from scheduler.executor import StageSource
 from scheduler.plan import Plan
@@ -75,7 +77,7 @@ def recompilation(
     blob: ModelBlob,
     placed: Mapping[str, str],
     given: Mapping[str, Any],
-    known: Mapping[str, Collection[str]],
+    tables: Mapping[str, PropertyTable],
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the options and the pins with which a blob's model is compiled again.
 
@@ -87,8 +89,8 @@ def recompilation(
         Device of the blob -> device here, for those that are.
     given : mapping
         What was given for this import: it wins over the blob's options.
-    known : mapping of str to collection of str
-        Device here -> the options that it knows.
+    tables : mapping of str to PropertyTable
+        Device here -> its properties.
 
     Returns
     -------
@@ -102,8 +104,8 @@ def recompilation(
     options = {
         here: {
             name: value
-            for name, value in blob.device_options.get(old, {}).items()
-            if name in known[here] and name not in given
+            for name, value in _kept_of(blob, old, tables[here]).items()
+            if name not in given
         }
         for old, here in placed.items()
     }
@@ -154,15 +156,7 @@ def kept_options(blob: ModelBlob) -> dict[str, Any]:
     BlobError
         An option has a value that it cannot have.
     """
-    known = {
-        name: value
-        for name, value in blob.options.items()
-        if name in HETERO_PROPERTIES and HETERO_PROPERTIES[name].mutable
-    }
-    try:
-        parsed = parse_own(known)
-    except PropertyError as error:
-        raise BlobError(f"blob {blob.blob.path or ''}: options: {error}") from error
+    parsed = _parsed(blob, blob.options, HETERO_PROPERTIES)
     return {n: value for n, value in parsed.items() if value != HETERO_PROPERTIES[n].default}
 
 
@@ -171,7 +165,7 @@ def import_config(
     placed: Mapping[str, str],
     split: SplitConfig,
     given: Mapping[str, Any],
-    known: Mapping[str, Collection[str]],
+    tables: Mapping[str, PropertyTable],
 ) -> SplitConfig:
     """Return a blob's options under those that hold here.
 
@@ -185,26 +179,21 @@ def import_config(
         What holds here: what was set, and what was given.
     given : mapping
         What was given for this import alone: it wins over the blob's.
-    known : mapping of str to collection of str
-        Device here -> the options that it knows.
+    tables : mapping of str to PropertyTable
+        Device here -> its properties.
     """
     own = {name: split.own[name] for name in given if name in split.own}
-    options = {new: blob.device_options.get(old, {}) for old, new in placed.items()}
+    options = {new: _kept_of(blob, old, tables[new]) for old, new in placed.items()}
     return SplitConfig(
         {**split.own, **kept_options(blob), **own},
-        {
-            name: {n: v for n, v in options[name].items() if n in known[name]} | here
-            for name, here in split.devices.items()
-        },
+        {name: options[name] | here for name, here in split.devices.items()},
     )
 
 
 def import_sources(
     blob: ModelBlob,
     cut: Cut,
-    records: Mapping[str, DeviceRecord],
-    configs: Mapping[str, Mapping[str, Any]],
-    shaping: Mapping[str, Sequence[str]],
+    compilation: Compilation,
 ) -> list[StageSource]:
     """Return what each stage's device is given: its own export, where that will do.
 
@@ -214,12 +203,8 @@ def import_sources(
         What is imported.
     cut : Cut
         Its model on the devices here.
-    records : mapping of str to DeviceRecord
-        The devices here.
-    configs : mapping of str to mapping
-        Their options.
-    shaping : mapping of str to sequence of str
-        Device -> names of the options that change what compilation makes.
+    compilation : Compilation
+        The devices here, and options.
     """
     sources = []
     #: (device here, why its export is of no use) -> stages.
@@ -228,11 +213,12 @@ def import_sources(
     path = None if blob.blob.path is None else str(blob.blob.path.resolve())
     for before, after, model in zip(blob.plan.stages, cut.plan.stages, models, strict=True):
         device = after.device
-        config = dict(configs.get(device, {}))
+        config = dict(compilation.configs[device])
         payload = _payload(blob, before.index)
-        was, now = blob.devices[before.device], records[device]
-        old = blob.device_options.get(before.device, {})
-        changed = [n for n in shaping.get(device, ()) if _value(old, n) != _value(config, n)]
+        was, now = blob.devices[before.device], compilation.devices[device]
+        table = compilation.tables[device]
+        old, new = table.key(_kept_of(blob, before.device, table)), table.key(config)
+        changed = [n for n in table.shaping if old.get(n) != new.get(n)]
         if payload is not None and (was != now or changed):
             why = f"with other {', '.join(changed)}" if was == now else f"made by {_text(was)}"
             again.setdefault((f"{device}, {_text(now)}", why), []).append(before.index)
@@ -250,9 +236,17 @@ def _text(record: DeviceRecord) -> str:
     return f"{record.plugin} {record.version} ({record.fingerprint})"
 
 
-def _value(options: Mapping[str, Any], name: str) -> str | None:
-    value = options.get(name)
-    return None if value is None else str(list(value) if isinstance(value, tuple) else value)
+def _kept_of(blob: ModelBlob, device: str, table: PropertyTable) -> dict[str, Any]:
+    """Return the options that a blob's device was compiled with, as far as they are known here."""
+    return _parsed(blob, blob.device_options.get(device, {}), table)
+
+
+def _parsed(blob: ModelBlob, options: Mapping[str, Any], table: PropertyTable) -> dict[str, Any]:
+    known = {n: v for n, v in options.items() if n in table and table[n].mutable}
+    try:
+        return Configuration(table, "options").parse(known)
+    except PropertyError as error:
+        raise BlobError(f"blob {blob.blob.path or ''}: {error}") from error
 
 
 def _payload(blob: ModelBlob, stage: int) -> Payload | None:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from devices.model import Model
 from hetero.affinity import Affinity
-from hetero.blob import Compilation, DeviceRecord, hetero_version
+from hetero.blob import Compilation, hetero_version
 from hetero.config import HETERO_PROPERTIES
 from scheduler.blob_format import FORMAT_VERSION
 
@@ -24,7 +24,6 @@ def plan_key(
     model: Model,
     compilation: Compilation,
     pins: Affinity,
-    shaping: Mapping[str, Sequence[str]],
     *,
     encrypted: bool = False,
 ) -> str:
@@ -38,8 +37,6 @@ def plan_key(
         Devices in order of priority, and options.
     pins : Affinity
         Nodes that have their device already.
-    shaping : mapping of str to sequence of str
-        Device -> names of the options that change what compilation makes.
     encrypted : bool
         Whether entries are encrypted.
 
@@ -58,10 +55,7 @@ def plan_key(
             "model": model.content_hash,
             "types": types.hexdigest(),
             "pins": list(pins.items()),
-            "devices": [
-                [name, *_of_device(record, compilation.configs.get(name, {}), shaping[name])]
-                for name, record in compilation.devices.items()
-            ],
+            "devices": [[name, *_of_device(name, compilation)] for name in compilation.devices],
             "options": HETERO_PROPERTIES.key(compilation.own),
             "encrypted": encrypted,
         }
@@ -70,9 +64,8 @@ def plan_key(
 
 def stage_key(
     model: Model,
-    record: DeviceRecord,
-    config: Mapping[str, Any],
-    shaping: Sequence[str],
+    device: str,
+    compilation: Compilation,
     *,
     encrypted: bool = False,
 ) -> str:
@@ -82,12 +75,10 @@ def stage_key(
     ----------
     model : Model
         The subgraph.
-    record : DeviceRecord
+    device : str
         Its device.
-    config : mapping
-        The device's options.
-    shaping : sequence of str
-        Those that change what compilation makes.
+    compilation : Compilation
+        Devices and options.
     encrypted : bool
         Whether entries are encrypted.
     """
@@ -95,16 +86,15 @@ def stage_key(
         {
             "kind": "stage",
             "model": model.content_hash,
-            "device": _of_device(record, config, shaping),
+            "device": _of_device(device, compilation),
             "encrypted": encrypted,
         }
     )
 
 
-def _of_device(
-    record: DeviceRecord, config: Mapping[str, Any], shaping: Sequence[str]
-) -> list[Any]:
-    options = {name: config[name] for name in shaping if name in config}
+def _of_device(device: str, compilation: Compilation) -> list[Any]:
+    record, table = compilation.devices[device], compilation.tables[device]
+    options = table.key(compilation.configs[device])
     return [record.plugin, record.version, record.fingerprint, options]
 
 

@@ -7,7 +7,7 @@ weights are in the subgraphs' entries only, from which every process of a node m
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Final
@@ -64,8 +64,6 @@ class CachedCompiler:
         Devices and options.
     pins : Affinity
         Nodes that have their device already.
-    shaping : mapping of str to sequence of str
-        Device -> names of the options that change what compilation makes.
     deploy : callable
         Deploys a cut.
     """
@@ -74,7 +72,6 @@ class CachedCompiler:
     model: Model
     compilation: Compilation
     pins: Affinity
-    shaping: Mapping[str, Sequence[str]]
     deploy: Deploy
 
     def run(self, cut: Callable[[], Cut]) -> Cached:
@@ -86,7 +83,6 @@ class CachedCompiler:
             self.model,
             self.compilation,
             self.pins,
-            self.shaping,
             encrypted=self.cache.encrypted,
         )
         if (found := self._load(key)) is not None:
@@ -174,9 +170,8 @@ class CachedCompiler:
         device = subgraph.device
         return stage_key(
             subgraph.model,
-            self.compilation.devices[device],
-            self.compilation.configs.get(device, {}),
-            self.shaping[device],
+            device,
+            self.compilation,
             encrypted=self.cache.encrypted,
         )
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import io
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Final, overload
 
 from devices.configuration import Configuration
-from devices.errors import UnsupportedOperationError
+from devices.errors import PropertyError, UnsupportedOperationError
 from devices.infer_request import InferRequest
 from devices.model import Model
 from devices.program import ExecutedNode, Value
+from devices.properties import unknown_property
 from devices.request_tensors import RequestTensors
 from devices.results import Results
 from devices.runtime_model import runtime_model
@@ -45,8 +46,6 @@ class CompiledModel:
         What is deployed.
     deployment : Deployment
         Where it runs.
-    config : mapping
-        HETERO's own properties.
     compilation : Compilation
         What it was compiled for and with.
     loaded_from_cache : bool
@@ -59,20 +58,28 @@ class CompiledModel:
         affinity: Affinity,
         plan: Plan,
         deployment: Deployment,
-        config: Mapping[str, Any],
-        *,
         compilation: Compilation,
+        *,
         loaded_from_cache: bool = False,
     ) -> None:
         self.partition = partition
         self.affinity = affinity
         self.plan = plan
         self.deployment = deployment
-        self.config: Final = dict(config)
         self.compilation: Final = compilation
+        self._configuration = Configuration(
+            HETERO_PROPERTIES, f"model {plan.name!r}", compilation.own
+        )
+        #: Every device of the list has one, also those that got no node.
+        self._of_devices = {
+            device: Configuration(table, f"model {plan.name!r} on {device}", options)
+            for device, table in compilation.tables.items()
+            for options in (compilation.configs[device],)
+        }
         self._loaded_from_cache = loaded_from_cache
+        profiles = any(held.get("PERF_COUNT") for held in self._of_devices.values())
         #: What requests run on.
-        self.deployed: Final = DeployedModel(deployment, profiles=self.config["PERF_COUNT"])
+        self.deployed: Final = DeployedModel(deployment, profiles=profiles)
         self._ports = RequestTensors(plan.inputs, plan.outputs)
         #: One request for each thread that calls the model, so that calls overlap.
         self._requests = threading.local()
@@ -130,21 +137,17 @@ class CompiledModel:
         """The model's name."""
         return self.plan.name
 
-    def submit(
-        self, values: Mapping[str, Value], *, profile: bool = False, timeout_s: float | None = None
-    ) -> Run:
+    def submit(self, values: Mapping[str, Value], *, timeout_s: float | None = None) -> Run:
         """Start a request on checked values: what `InferRequest` does.
 
         Parameters
         ----------
         values : mapping of str to value
             One for each input port.
-        profile : bool
-            Whether devices time each executed node.
         timeout_s : float, optional
             Seconds until the request fails with DeadlineError.
         """
-        return self.deployed.submit(values, profile=profile, timeout_s=timeout_s)
+        return self.deployed.submit(values, profile=False, timeout_s=timeout_s)
 
     def create_infer_request(self) -> InferRequest:
         """Return a request of this model."""
@@ -167,20 +170,55 @@ class CompiledModel:
         return runtime_model(self.partition.source, self.executed_nodes(), {})
 
     def get_property(self, name: str) -> Any:
-        """Return a property of the compiled model."""
-        devices = tuple(dict.fromkeys(s.device for s in self.subgraphs))
-        computed = {
-            "NETWORK_NAME": self.name,
-            "LOADED_FROM_CACHE": self._loaded_from_cache,
-            "SUPPORTED_PROPERTIES": tuple(HETERO_PROPERTIES),
-            "EXECUTION_DEVICES": devices,
-            "HETERO_NUMBER_OF_SUBMODELS": len(self.subgraphs),
-            "OPTIMAL_NUMBER_OF_INFER_REQUESTS": self._enough_requests(),
+        """Return a property of the compiled model, or of its devices.
+
+        Parameters
+        ----------
+        name : str
+            One of HETERO's properties; or an option of devices, which has to be the same on all
+            that run the model and have it. ``DEVICE_PROPERTIES`` has those of each device.
+
+        Raises
+        ------
+        UnknownPropertyError
+            Neither HETERO nor a device has it.
+        PropertyError
+            Devices differ in it.
+        """
+        computed: dict[str, Callable[[], Any]] = {
+            "NETWORK_NAME": lambda: self.name,
+            "LOADED_FROM_CACHE": lambda: self._loaded_from_cache,
+            "SUPPORTED_PROPERTIES": lambda: tuple(HETERO_PROPERTIES),
+            "EXECUTION_DEVICES": lambda: self._executing,
+            "MULTI_DEVICE_PRIORITIES": lambda: tuple(self._of_devices),
+            "DEVICE_PROPERTIES": self._device_options,
+            "HETERO_NUMBER_OF_SUBMODELS": lambda: len(self.subgraphs),
+            "OPTIMAL_NUMBER_OF_INFER_REQUESTS": self._enough_requests,
         }
         if name in computed:
-            return computed[name]
-        given = {n: v for n, v in self.config.items() if n in HETERO_PROPERTIES}
-        return Configuration(HETERO_PROPERTIES, f"model {self.name!r}", given).get(name)
+            return computed[name]()
+        if name in HETERO_PROPERTIES:
+            return self._configuration.get(name)
+        used = self._executing or tuple(self._of_devices)
+        found = {d: o[name] for d, o in self._device_options().items() if d in used and name in o}
+        values = list(found.values())
+        if not values:
+            known = {n for o in self._device_options().values() for n in o}
+            raise unknown_property(name, f"model {self.name!r}", {*HETERO_PROPERTIES, *known})
+        if any(value != values[0] for value in values):
+            listed = ", ".join(f"{device} has {value!r}" for device, value in found.items())
+            raise PropertyError(
+                f"model {self.name!r}: devices differ in {name}: {listed}. Read DEVICE_PROPERTIES.",
+                property=name,
+            )
+        return values[0]
+
+    @property
+    def _executing(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(s.device for s in self.subgraphs))
+
+    def _device_options(self) -> dict[str, dict[str, Any]]:
+        return {device: held.effective() for device, held in self._of_devices.items()}
 
     def _enough_requests(self) -> int:
         """One request a level keeps a chain of stages busy; one more hides the hand-over.
@@ -188,7 +226,9 @@ class CompiledModel:
         For throughput each stage has one waiting, so that uneven runs do not starve the next.
         """
         levels = max(self.plan.levels, default=0) + 1
-        return 2 * levels if self.config["PERFORMANCE_HINT"] == "THROUGHPUT" else levels + 1
+        throughput = self._configuration.get("PERFORMANCE_HINT") == "THROUGHPUT"
+        enough = 2 * levels if throughput else levels + 1
+        return min(enough, self._configuration.get("PERFORMANCE_HINT_NUM_REQUESTS") or enough)
 
     def set_property(self, config: Mapping[str, Any]) -> None:
         """Refuse: a compiled model's properties are those it was compiled with."""

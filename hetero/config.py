@@ -6,15 +6,16 @@ one device; what nobody knows is an error.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from devices.configuration import Configuration
 from devices.errors import UnknownPropertyError
-from devices.properties import Config, Property, PropertyTable
+from devices.properties import Config, Property, PropertyTable, unknown_property
+from hetero.affinity import find_device
 from scheduler.client_machine import Limits
+from scheduler.device_names import HETERO
 
 
 def _check_callbacks(callbacks: tuple[Any, ...]) -> str | None:
@@ -28,11 +29,6 @@ def _check_colocation(groups: Mapping[str, Any]) -> str | None:
         if not isinstance(patterns, list | tuple) or not all(isinstance(p, str) for p in patterns):
             return f"group {name!r} is no list of patterns"
     return None
-
-
-def _check_memory(sizes: Mapping[str, Any]) -> str | None:
-    wrong = [n for n, v in sizes.items() if not isinstance(v, int | float) or v < 0]
-    return f"{wrong[0]!r} has no number of 0 or more bytes" if wrong else None
 
 
 _LIMITS: Final = Limits()
@@ -53,6 +49,11 @@ HETERO_PROPERTIES: Final = PropertyTable(
         "What plans by cost make small: time between answers (THROUGHPUT, also if empty), or time "
         "of one (LATENCY).",
         choices=("", "LATENCY", "THROUGHPUT"), shapes_result=True,
+    ),
+    Property(
+        "PERFORMANCE_HINT_NUM_REQUESTS", int, 0, True,
+        "The most requests that the application keeps in flight; 0: as many as are optimal.",
+        minimum=0,
     ),
     Property(
         "COST_FILE", str, "", True,
@@ -86,7 +87,7 @@ HETERO_PROPERTIES: Final = PropertyTable(
     Property(
         "DEVICE_MEMORY_NBYTES", dict, {}, True,
         "Bytes for weights by device name, where a plan by cost may use less than there is.",
-        check=_check_memory, shapes_result=True,
+        minimum=0, shapes_result=True,
     ),
     Property(
         "DEVICE_PROPERTIES", dict, {}, True,
@@ -110,6 +111,10 @@ HETERO_PROPERTIES: Final = PropertyTable(
     ),
     Property("PERF_COUNT", bool, False, True, "Whether requests time each executed node."),
     Property("CACHE_DIR", str, "", True, "Folder of compiled models; empty: no cache."),
+    Property(
+        "ENABLE_MMAP", bool, True, True,
+        "Whether weights of imported and cached models are mapped rather than read.",
+    ),
     Property(
         "CACHE_SIZE_LIMIT_BYTES", int, 0, True,
         "Bytes that the cache's folder may hold, the least recently used out first; 0: any.",
@@ -139,7 +144,6 @@ HETERO_PROPERTIES: Final = PropertyTable(
 )  # fmt: skip
 
 
-_DEFAULTS = {p.name: p.default for p in HETERO_PROPERTIES.values()}
 #: Options of one place and one moment, which no blob keeps.
 NOT_KEPT: Final = (
     "COST_FILE",
@@ -147,16 +151,15 @@ NOT_KEPT: Final = (
     "CACHE_SIZE_LIMIT_BYTES",
     "CACHE_LOCK_TIMEOUT_S",
     "CACHE_ENCRYPTION_CALLBACKS",
-    "DEVICE_ID",
+    "COST_DIGEST",
     "DEVICE_PROPERTIES",
-    "LOADED_FROM_CACHE",
     "MULTI_DEVICE_PRIORITIES",
 )
 
 
 @dataclass(frozen=True, slots=True)
 class SplitConfig:
-    """A configuration sorted by who reads it."""
+    """A configuration sorted by who reads it; typed."""
 
     #: HETERO's own properties, defaults filled in.
     own: dict[str, Any]
@@ -176,58 +179,57 @@ class SplitConfig:
 
 def parse_own(config: Config) -> dict[str, Any]:
     """Return HETERO's own options checked and typed."""
-    return Configuration(HETERO_PROPERTIES, "HETERO").parse(config)
+    return Configuration(HETERO_PROPERTIES, HETERO).parse(config)
 
 
-def split_config(
-    config: Config,
-    devices: Sequence[str],
-    known: Mapping[str, Collection[str]],
-    canonical: Callable[[str], str],
-) -> SplitConfig:
-    """Sort a configuration by who reads it.
+def parse_shared(config: Config, tables: Mapping[str, PropertyTable]) -> SplitConfig:
+    """Sort options that several may read by who does; each takes what it knows.
 
     Parameters
     ----------
     config : mapping
         What the user gave.
-    devices : sequence of str
-        The devices that may run the model.
-    known : mapping of str to collection of str
-        Device name -> names of the properties that its plugin has.
-    canonical : callable
-        Any spelling of a device's name -> the name in `devices`.
+    tables : mapping of str to PropertyTable
+        Device name -> its properties.
 
     Raises
     ------
     UnknownPropertyError
         For an option that neither HETERO nor any of the devices knows.
     """
-    own = {name: value for name, value in config.items() if name in HETERO_PROPERTIES}
-    parsed = _DEFAULTS | parse_own(own)
-    shares: dict[str, dict[str, Any]] = {device: {} for device in devices}
-    for name, value in config.items():
-        takers = [device for device in devices if name in known[device]]
-        if not takers and name not in own:
-            everything = sorted(set(HETERO_PROPERTIES).union(*known.values()))
-            near = difflib.get_close_matches(name, everything, 3, 0.5)
-            hint = f"; did you mean {' or '.join(near)}?" if near else "."
-            raise UnknownPropertyError(
-                f"no property {name!r} on HETERO or on {', '.join(devices)}{hint} "
-                f"There are {', '.join(everything)}.",
-                property=name,
+    known = HETERO_PROPERTIES.extended(*(p for table in tables.values() for p in table.values()))
+    for name in config:
+        if name not in known:
+            mutable = (p.name for p in known.values() if p.mutable)
+            raise unknown_property(name, " or ".join((HETERO, *tables)), mutable)
+    return SplitConfig(
+        parse_own({n: v for n, v in config.items() if n in HETERO_PROPERTIES}),
+        {
+            name: Configuration(table, name).parse(
+                # HETERO keeps the whole model's cache; a device must not keep its part as well.
+                {n: v for n, v in config.items() if n in table and n != "CACHE_DIR"}
             )
-        for device in takers:
-            # HETERO keeps the whole model's cache; a device must not keep its part as well.
-            if name not in ("CACHE_DIR", "DEVICE_ID"):
-                shares[device][name] = value
-    for device, options in parsed["DEVICE_PROPERTIES"].items():
-        name = canonical(device)
-        if name not in shares:
+            for name, table in tables.items()
+        },
+    )
+
+
+def parse_given(config: Config, tables: Mapping[str, PropertyTable]) -> SplitConfig:
+    """Sort what `compile_model` is given: options that several may read, and single devices'.
+
+    Raises
+    ------
+    UnknownPropertyError
+        For an option that nobody knows, or one of a device that is not the model's.
+    """
+    split = parse_shared(config, tables)
+    for device, options in split.own.get("DEVICE_PROPERTIES", {}).items():
+        name = find_device(device, tables)
+        if name is None:
             raise UnknownPropertyError(
                 f"DEVICE_PROPERTIES names {device!r}, which is not one of the model's devices: "
-                f"{', '.join(devices)}.",
+                f"{', '.join(tables)}.",
                 property="DEVICE_PROPERTIES",
             )
-        shares[name] |= dict(options)
-    return SplitConfig(parsed, shares)
+        split.devices[name].update(Configuration(tables[name], name).parse(options))
+    return split

@@ -5,20 +5,21 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-from devices.errors import HeteroError, PropertyError
+from devices.configuration import check_mapping
+from devices.errors import PropertyError
 from devices.model import Model
 from devices.model_reader import Source, read_model
-from devices.properties import Config
+from devices.properties import Config, PropertyTable
 from devices.support import Support
 from hetero.affinity import Affinity, assign
 from hetero.affinity_file import parse_pins
-from hetero.blob import Compilation, Cut, DeviceRecord, ModelBlob, open_blob
+from hetero.blob import Compilation, Cut, DeviceRecord, ModelBlob, hetero_version, open_blob
 from hetero.blob_import import (
     absent_devices,
     import_config,
@@ -30,14 +31,16 @@ from hetero.blob_import import (
 from hetero.cache import cache_of
 from hetero.cached_compile import Cached, CachedCompiler
 from hetero.compiled_model import CompiledModel
-from hetero.config import HETERO_PROPERTIES, SplitConfig, parse_own, split_config
-from hetero.device_choice import check_counts, choose_devices, choose_prioritised
+from hetero.config import HETERO_PROPERTIES, SplitConfig
+from hetero.device_choice import check_counts, choose_devices, choose_prioritised, identified
 from hetero.lowering import constant_outputs, lower, stage_sources
 from hetero.partition import partition
 from hetero.planning.cost_planner import PlanningCore, cost_digest
 from hetero.query import gather_pins, query_priority
+from hetero.scopes import EVERYWHERE, Scopes
 from hetero.survey import Survey
 from scheduler import create_executor
+from scheduler.device_names import HETERO, parse_device
 from scheduler.executor import Deployment, DeviceDescriptor, Executor, StageSource
 
 _log = logging.getLogger(__name__)
@@ -96,7 +99,7 @@ class Core(PlanningCore):
         self._plugins = tuple(plugins)
         self._executor: Executor | None = None
         self._lock = threading.RLock()
-        self._config: dict[str, dict[str, Any]] = {}
+        self._scopes = Scopes(self._tables, lambda *names: self.executor.get_property(*names))
         self._closed = False
 
     def __enter__(self) -> Core:
@@ -155,9 +158,16 @@ class Core(PlanningCore):
         return choose_devices(device, self.device_descriptors)
 
     def get_versions(self, device: str) -> dict[str, str]:
-        """Return the version of each plugin that a device string names."""
+        """Return the version of each plugin that a device string names.
+
+        Raises
+        ------
+        UnknownDeviceError
+            For a device that is not there.
+        """
         by_name = {d.name: d for d in self.device_descriptors}
-        return {by_name[n].plugin: by_name[n].version for n in self.resolve_devices(device)}
+        found = {by_name[n].plugin: by_name[n].version for n in self.resolve_devices(device)}
+        return {HETERO: hetero_version(), **found} if parse_device(device).hetero else found
 
     def set_property(self, device: str | Config, config: Config | None = None) -> None:
         """Set options for models compiled later.
@@ -169,34 +179,24 @@ class Core(PlanningCore):
         config : mapping
             The options.
         """
-        scope, options = ("", device) if not isinstance(device, str) else (device, config or {})
-        if ":" in scope:
-            raise PropertyError(
-                f"{scope!r} is a list; set properties of one device at a time, or of HETERO."
-            )
-        if scope == "HETERO":
-            parse_own(options)
+        if not isinstance(device, str):
+            self._scopes.set(EVERYWHERE, device)
         else:
-            names = self.resolve_devices(scope) if scope else tuple(self.available_devices)
-            known = {name: self._known_properties(name) for name in names}
-            self._check(split_config(options, names, known, self._canonical))
-            scope = names[0] if scope else ""
-        self._config.setdefault(scope, {}).update(options)
+            self._scopes.set(self._scope(device), {} if config is None else config)
 
-    def get_property(self, device: str, name: str) -> Any:
-        """Return a property of a device, or of ``HETERO``."""
-        if ":" in device:
-            raise PropertyError(f"{device!r} is a list; ask one device at a time, or HETERO.")
-        if device == "HETERO":
-            declared = HETERO_PROPERTIES[name]
-            if name == "SUPPORTED_PROPERTIES":
-                return tuple(HETERO_PROPERTIES)
-            return self._config.get("HETERO", {}).get(name, declared.default)
-        (device,) = self.resolve_devices(device)
-        for scope in (device, ""):
-            if name in self._config.get(scope, {}):
-                return self._config[scope][name]
-        return self.executor.get_property(device, name)
+    def get_property(self, device: str, name: str | None = None) -> Any:
+        """Return a property of a device or of ``HETERO``; or, alone, what is set for all.
+
+        Parameters
+        ----------
+        device : str
+            A device's name or ``HETERO``; or, alone, a property's name.
+        name : str
+            The property's name.
+        """
+        if name is None:
+            return self._scopes.get(EVERYWHERE, device)
+        return self._scopes.get(self._scope(device), name)
 
     def read_model(self, model: Source | Model) -> Model:
         """Read a model from a path, bytes or a ModelProto; ``light:NAME`` is shipped by onnx."""
@@ -320,8 +320,7 @@ class Core(PlanningCore):
             sources = stage_sources(made.partition, compilation.configs)
             found = Cached(made, deploy(made, sources), hit=False)
         else:
-            shaping = self._shaping(request.devices)
-            through = CachedCompiler(cache, source, compilation, request.pins, shaping, deploy)
+            through = CachedCompiler(cache, source, compilation, request.pins, deploy)
             found = through.run(cut)
         return self._compiled(found, compilation)
 
@@ -370,7 +369,7 @@ class Core(PlanningCore):
         available = self.available_devices if device is None else self.resolve_devices(device)
         config = config or {}
         placed = place_devices(blob, available, remap)
-        known = {name: self._known_properties(name) for name in placed.values()}
+        known = self._tables_of(placed.values())
         if absent := [name for name in blob.plan.devices if name not in placed]:
             if device is None:
                 raise absent_devices(blob, absent, available)
@@ -379,12 +378,10 @@ class Core(PlanningCore):
             return self.compile_model(model, device, options, affinity=pins)
         cut = remapped(blob.cut(model), placed)
         devices = cut.plan.devices
-        split = import_config(blob, placed, self._split_config(config, devices), config, known)
+        split = import_config(blob, placed, self._scopes.split(config, known), config, known)
         pins = {name: placed[old] for name, old in blob.pins.items()}
         compilation = self._compilation(devices, split, Affinity(pins))
-        sources = import_sources(
-            blob, cut, compilation.devices, compilation.configs, self._shaping(devices)
-        )
+        sources = import_sources(blob, cut, compilation)
         deployment = self._deploy(cut, sources, limits=split.limits)
         return self._compiled(Cached(cut, deployment, hit=False), compilation)
 
@@ -399,9 +396,10 @@ class Core(PlanningCore):
     def _request(
         self, model: Model, device: str, config: Config, affinity: AffinitySource | None
     ) -> _Request:
+        device, config = identified(device, config)
         devices = self._devices(device, config)
-        split = self._split_config(config, devices)
-        split.own["COST_DIGEST"] = cost_digest(split.own)
+        split = self._scopes.split(config, self._tables_of(devices))
+        split = replace(split, own={**split.own, "COST_DIGEST": cost_digest(split.own)})
         if isinstance(affinity, str | Path):
             pins = gather_pins(model, devices, file=affinity)
         else:
@@ -434,10 +432,8 @@ class Core(PlanningCore):
                 for name, options in config.devices.items()
             },
             pins,
+            {name: described[name].properties for name in devices},
         )
-
-    def _shaping(self, devices: Sequence[str]) -> dict[str, tuple[str, ...]]:
-        return {n: self.executor.get_property(n, "CACHING_PROPERTIES") for n in devices}
 
     def _deploy(self, cut: Cut, sources: Sequence[StageSource], **options: Any) -> Deployment:
         constants = constant_outputs(cut.partition)
@@ -450,51 +446,32 @@ class Core(PlanningCore):
             cut.affinity,
             cut.plan,
             found.deployment,
-            compilation.own,
-            compilation=compilation,
+            compilation,
             loaded_from_cache=found.hit,
         )
 
     def _devices(self, device: str, config: Config) -> tuple[str, ...]:
-        own = self._config.get("HETERO", {})
-        priorities = config.get("MULTI_DEVICE_PRIORITIES", own.get("MULTI_DEVICE_PRIORITIES"))
-        names = HETERO_PROPERTIES["MULTI_DEVICE_PRIORITIES"].parse(priorities or ())
+        check_mapping(config, "Core")
+        listed = config.get("MULTI_DEVICE_PRIORITIES")
+        if listed is None:
+            listed = self._scopes.get(HETERO, "MULTI_DEVICE_PRIORITIES")
+        names = HETERO_PROPERTIES["MULTI_DEVICE_PRIORITIES"].parse(listed)
         return choose_prioritised(device, names, self.device_descriptors)
 
-    def _split_config(self, config: Config, devices: tuple[str, ...]) -> SplitConfig:
-        known = {name: frozenset(self._known_properties(name)) for name in devices}
-        # What was set for every device, or for HETERO, may concern none of this model's.
-        general = {
-            name: value
-            for scope in ("", "HETERO")
-            for name, value in self._config.get(scope, {}).items()
-            if name in HETERO_PROPERTIES or any(name in names for names in known.values())
-        }
-        own_devices = {name: self._config[name] for name in devices if name in self._config}
-        given = self._check(split_config(config, devices, known, self._canonical))
-        before = split_config(general, devices, known, self._canonical)
-        return SplitConfig(
-            before.own | {n: v for n, v in given.own.items() if n in config},
-            {
-                name: {**before.devices[name], **own_devices.get(name, {}), **given.devices[name]}
-                for name in devices
-            },
-        )
+    def _tables(self) -> dict[str, PropertyTable]:
+        """Return the properties of each device that works."""
+        return {d.name: d.properties for d in self.device_descriptors if d.error is None}
 
-    def _check(self, config: SplitConfig) -> SplitConfig:
-        """Have each device check its share, also one that will get no node."""
-        for name, options in config.devices.items():
-            if options:
-                self.executor.check_config(name, options)
-        return config
+    def _tables_of(self, devices: Iterable[str]) -> dict[str, PropertyTable]:
+        tables = self._tables()
+        return {name: tables[name] for name in devices}
 
-    def _known_properties(self, device: str) -> tuple[str, ...]:
-        return tuple(self.executor.get_property(device, "SUPPORTED_PROPERTIES"))
-
-    def _canonical(self, device: str) -> str:
-        """Return a device's name as `available_devices` has it; unknown ones as they are."""
-        try:
-            (name,) = self.resolve_devices(device)
-        except (HeteroError, ValueError):
-            return device
-        return name
+    def _scope(self, device: str) -> str:
+        """Return the scope that a device string means: HETERO, or one device."""
+        request = parse_device(device)
+        if request.hetero and request.names:
+            raise PropertyError(
+                f"{device!r} is a list; set or read properties of one device at a time, or of "
+                f"{HETERO}."
+            )
+        return HETERO if request.hetero else self.resolve_devices(device)[0]

@@ -37,7 +37,7 @@ class DeployedModel:
     deployment : Deployment
         Closed with this object.
     profiles : bool
-        Whether requests time executed nodes.
+        Whether a device times executed nodes.
     """
 
     def __init__(self, deployment: Deployment, *, profiles: bool) -> None:
@@ -57,8 +57,8 @@ class DeployedModel:
         return self._deployment.callback_executor
 
     def submit(self, values: Mapping[str, Value], *, profile: bool, timeout_s: float | None) -> Run:
-        """Start a request on checked values."""
-        made = self._deployment.submit(values, timeout_s=timeout_s, profile=profile)
+        """Start a request on checked values; devices time nodes by their own PERF_COUNT."""
+        made = self._deployment.submit(values, timeout_s=timeout_s)
         return Run(self._deployment, made.request_id, made.future)
 
     def executed_nodes(self) -> tuple[ExecutedNode, ...]:

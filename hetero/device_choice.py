@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from devices.configuration import check_mapping
 from devices.errors import PluginLoadError, PropertyError, UnknownDeviceError
+from devices.properties import Config
 from scheduler.device_names import (
     HETERO,
     DeviceRequest,
@@ -65,7 +67,7 @@ def choose_prioritised(
     PropertyError
         If both list devices, and not the same ones.
     """
-    if not names or device.partition(":")[0].strip() != HETERO:
+    if not names or not parse_device(device).hetero:
         return choose_devices(device, rows)
     listed = choose_devices(f"{HETERO}:" + ",".join(names), rows)
     if ":" in device and choose_devices(device, rows) != listed:
@@ -75,6 +77,29 @@ def choose_prioritised(
             property="MULTI_DEVICE_PRIORITIES",
         )
     return listed
+
+
+def identified(device: str, config: Config) -> tuple[str, Config]:
+    """Return a device string with the id that the option DEVICE_ID gives, and the other options.
+
+    Raises
+    ------
+    PropertyError
+        The string names another id, or more than one device.
+    """
+    check_mapping(config, device)
+    if "DEVICE_ID" not in config:
+        return device, config
+    asked = str(config["DEVICE_ID"])
+    request = parse_device(device)
+    plugin, _, device_id = device.strip().partition(".")
+    if request.hetero or device_id not in ("", asked):
+        raise PropertyError(
+            f"DEVICE_ID={asked!r} for {device!r}: it chooses one of a plugin's devices. Name the "
+            f"devices with their ids, as in {plugin.partition(':')[0]}.{asked}.",
+            property="DEVICE_ID",
+        )
+    return f"{plugin}.{asked}", {n: v for n, v in config.items() if n != "DEVICE_ID"}
 
 
 def check_counts(counts: Mapping[str, int], rows: Sequence[DeviceDescriptor]) -> None:

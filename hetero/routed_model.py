@@ -37,8 +37,7 @@ class RoutedModel(CompiledModel):
             first.affinity,
             first.plan,
             RoutedDeployment([v.deployment for v in variants], shares),
-            first.config,
-            compilation=first.compilation,
+            first.compilation,
             loaded_from_cache=all(v.get_property("LOADED_FROM_CACHE") for v in variants),
         )
         self.variants = tuple(variants)

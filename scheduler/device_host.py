@@ -71,10 +71,6 @@ class DeviceHost:
         value = self._plugin.get_property(name, descriptor.device_id)
         return (descriptor.name,) if name == "EXECUTION_DEVICES" else value
 
-    def check_config(self, config: Mapping[str, Any]) -> None:
-        """Raise what a compilation with `config` would say about it."""
-        self._plugin.configuration.parse(config)
-
     def load_stage(self, deployment: str, stage: int, source: StageSource, num_threads: int) -> int:
         """Compile or import a stage; return how many requests it runs at once.
 

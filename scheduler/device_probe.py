@@ -125,6 +125,9 @@ def _describe(
         int(plugin.automatic and integrated),
         plugin.automatic,
         plugin.rank,
+        plugin.properties.extended(
+            replace(plugin.properties["DEVICE_ID"], mutable=False, default=device_id)
+        ),
     )
 
 

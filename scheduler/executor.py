@@ -14,6 +14,7 @@ import numpy as np
 
 from devices.model import Model
 from devices.program import ExecutedNode, Payload, Value
+from devices.properties import COMMON_PROPERTIES, PropertyTable
 from devices.support import Support
 from scheduler.client_machine import Limits, StoryLine
 from scheduler.plan import Plan
@@ -51,6 +52,8 @@ class DeviceDescriptor:
         Whether a bare ``HETERO`` means it too.
     rank : int
         Its place in a bare ``HETERO``, lower first.
+    properties : PropertyTable
+        The plugin's, with the device's own id, which its name says already: read-only.
     """
 
     name: str
@@ -66,6 +69,9 @@ class DeviceDescriptor:
     num_threads: int = 1
     automatic: bool = True
     rank: int = 50
+    properties: PropertyTable = field(
+        default_factory=lambda: COMMON_PROPERTIES, repr=False, compare=False
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,15 +238,6 @@ class Executor(Protocol):
 
     def get_property(self, device: str, name: str) -> Any:
         """Return a property's value on a device."""
-
-    def check_config(self, device: str, config: Mapping[str, Any]) -> None:
-        """Check options as a compilation on the device would.
-
-        Raises
-        ------
-        PropertyError
-            Naming the first that is unknown, read-only or ill-typed, and what would do.
-        """
 
     def deploy(
         self,

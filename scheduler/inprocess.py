@@ -335,10 +335,6 @@ class InProcessExecutor:
         """Return a property's value on a device."""
         return self._device(device).host.get_property(name)
 
-    def check_config(self, device: str, config: Mapping[str, Any]) -> None:
-        """Check options as a compilation on the device would."""
-        self._device(device).host.check_config(config)
-
     def deploy(
         self,
         plan: Plan,

@@ -72,11 +72,6 @@ class DeviceActor:
         """Return a property's value."""
         return self._host.get_property(name)
 
-    @ray.method(concurrency_group="control")
-    def check_config(self, config: Mapping[str, Any]) -> None:
-        """Raise what a compilation with `config` would say about it."""
-        self._host.check_config(config)
-
     @ray.method(concurrency_group="load")
     def load_stage(
         self,

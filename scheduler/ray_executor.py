@@ -103,10 +103,6 @@ class RayExecutor:
         """Return a property's value on a device."""
         return self._ask(self._devices.device(device), "get_property", name)
 
-    def check_config(self, device: str, config: Mapping[str, Any]) -> None:
-        """Check options as a compilation on the device would."""
-        self._ask(self._devices.device(device), "check_config", dict(config))
-
     def deploy(
         self,
         plan: Plan,
