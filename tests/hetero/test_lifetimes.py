@@ -13,6 +13,7 @@ import pytest
 import hetero
 from devices import errors
 from hetero.routed_model import RoutedModel
+from tests.bench.memory import run
 from tests.hetero.models import branches, branches_output
 
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
@@ -154,3 +155,13 @@ def test_a_fork_is_told_that_the_devices_stayed_behind(core: hetero.Core) -> Non
     os.waitpid(child, 0)
     assert "fork" in told
     assert "Compile the model here" in told
+
+
+@pytest.mark.parametrize(
+    "executor", ["inprocess", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])]
+)
+def test_rounds_of_compile_run_close_leave_nothing_behind(executor: str) -> None:
+    row = run(executor, 200)
+    assert (row["threads"], row["fds"], row["object_store_nbytes"]) == (0, 0, 0)
+    # A lost model each would be over 400 kB, a lost deployment 20 kB.
+    assert row["rss_growth_nbytes"] < 10_000
