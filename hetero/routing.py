@@ -87,13 +87,16 @@ class RoutedDeployment:
         *,
         timeout_s: float | None = None,
         profile: bool = False,
+        waits: bool = True,
     ) -> Submission:
         """Admit a request to the route whose turn it is; see `Deployment.submit`."""
         first = self._turns.next()
         for turn in range(len(self._routes)):
             route = (first + turn) % len(self._routes)
             try:
-                made = self._routes[route].submit(inputs, timeout_s=timeout_s, profile=profile)
+                made = self._routes[route].submit(
+                    inputs, timeout_s=timeout_s, profile=profile, waits=waits
+                )
             except DeviceLostError:
                 # The other routes may not need the device that is gone.
                 if turn + 1 == len(self._routes):

@@ -4,7 +4,7 @@
 
     NEW ──> WAITING ──> RUNNING ──> ANSWERED | FAILED | CANCELLED | EXPIRED
      │         └──────────────────> FAILED | CANCELLED | EXPIRED
-     └────> RUNNING | FAILED
+     └────> RUNNING | FAILED | EXPIRED
 
 A request is admitted in order of arrival while there is room for its count and its bytes. Each
 attempt has a number; what an attempt says after its request ended, or after a later attempt
@@ -27,6 +27,7 @@ from devices.errors import (
     RequestCancelledError,
 )
 from scheduler import events
+from scheduler.bytes_in_flight import BytesInFlight
 from scheduler.events import ClientEvent, ClientInstruction
 
 
@@ -41,6 +42,9 @@ class RequestState(Enum):
     CANCELLED = "cancelled"
     EXPIRED = "expired"
 
+
+#: What the most that requests of a size have made shrinks to with each later one.
+_FADING: Final = 7 / 8
 
 _ENDED: Final = frozenset(
     {
@@ -79,7 +83,8 @@ class Limits:
     requests : int
         Requests in flight at once, >= 1.
     nbytes : int
-        Bytes of their inputs and of what their stages make; one request alone may exceed it.
+        Bytes in flight, of all deployments of the executor, at which requests wait: of inputs
+        and of what stages are expected to make. One request of the deployment may exceed it.
     waiting : int
         Callers that may wait for admission.
     timeout_s : float
@@ -91,7 +96,7 @@ class Limits:
     requests: int = 32
     nbytes: int = 2**30
     waiting: int = 1024
-    timeout_s: float = 3600.0
+    timeout_s: float = 600.0
     remembered: int = 1024
 
 
@@ -102,8 +107,10 @@ class InvalidTransitionError(RuntimeError):
 @dataclass(slots=True)
 class _Request:
     id: int
-    nbytes: int
+    input_nbytes: int
     deadline_s: float
+    #: What it is counted for once it runs: its inputs, and what its stages may make.
+    nbytes: int = 0
     state: RequestState = RequestState.NEW
     attempt: int = 0
     story: list[StoryLine] = field(default_factory=list)
@@ -121,7 +128,7 @@ def _row(handler: str, *to: RequestState) -> _Transition:
 _S = RequestState
 #: Every legal (state, event), its handler, and the states that it may lead to.
 TRANSITIONS: Final[dict[tuple[RequestState, type], _Transition]] = {
-    (_S.NEW, events.Submitted): _row("_admit", _S.WAITING, _S.RUNNING, _S.FAILED),
+    (_S.NEW, events.Submitted): _row("_admit", _S.WAITING, _S.RUNNING, _S.FAILED, _S.EXPIRED),
     (_S.WAITING, events.CancelAsked): _row("_cancel", _S.CANCELLED),
     (_S.WAITING, events.TimePassed): _row("_expire", _S.EXPIRED),
     (_S.WAITING, events.DeviceLost): _row("_lose", _S.FAILED),
@@ -158,10 +165,20 @@ class ClientMachine:
         Which failures are followed by another attempt.
     name : str
         The deployment, for messages.
+    in_flight : BytesInFlight, optional
+        The executor's count; one of its own by default.
     """
 
-    def __init__(self, limits: Limits, *, retry: RetryPolicy = never_retry, name: str = "") -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        *,
+        retry: RetryPolicy = never_retry,
+        name: str = "",
+        in_flight: BytesInFlight | None = None,
+    ) -> None:
         self.limits = limits
+        self._in_flight = in_flight or BytesInFlight()
         self._retry = retry
         self._name = name
         #: Requests that have not ended, by id.
@@ -172,9 +189,8 @@ class ClientMachine:
         self._waiting: deque[_Request] = deque()
         self._num_waiting = 0
         self._num_running = 0
-        self._running_nbytes = 0
-        #: The most that the stages of one request have made so far.
-        self._made_nbytes = 0
+        #: Number of bits of a request's input bytes -> about the most that the stages of one made.
+        self._made_nbytes: dict[int, int] = {}
         #: (deadline, id) of live requests; may hold ended ones.
         self._deadlines: list[tuple[float, int]] = []
         self._lost: dict[str, events.DeviceLost] = {}
@@ -199,8 +215,8 @@ class ClientMachine:
 
     @property
     def nbytes_in_flight(self) -> int:
-        """Bytes that running requests are counted for."""
-        return self._running_nbytes
+        """Bytes that running requests are counted for, of all machines that share the count."""
+        return self._in_flight.nbytes
 
     def state(self, request_id: int) -> RequestState | None:
         """Return a request's state; None for one unknown or forgotten."""
@@ -270,7 +286,8 @@ class ClientMachine:
         self._num_waiting += (after is _S.WAITING) - (before is _S.WAITING)
         running = (after is _S.RUNNING) - (before is _S.RUNNING)
         self._num_running += running
-        self._running_nbytes += running * request.nbytes
+        if running:
+            self._in_flight.add(running * request.nbytes)
         if after in _ENDED and before not in _ENDED:
             del self._live[request.id]
             self._ended[request.id] = request
@@ -285,10 +302,21 @@ class ClientMachine:
                 due.append(self._live[request_id])
         return due
 
-    def _has_room(self, nbytes: int) -> bool:
+    def _has_room(self, request: _Request) -> bool:
         if self._num_running >= self.limits.requests:
             return False
-        return not self._num_running or self._running_nbytes + nbytes <= self.limits.nbytes
+        request.nbytes = request.input_nbytes + self._expected_nbytes(request.input_nbytes)
+        if not self._num_running:
+            return True
+        return self._in_flight.nbytes + request.nbytes <= self.limits.nbytes
+
+    def _expected_nbytes(self, input_nbytes: int) -> int:
+        """Return what stages may make of so much: as of the nearest size seen, up to this one."""
+        bits = input_nbytes.bit_length()
+        if bits in self._made_nbytes:
+            return self._made_nbytes[bits]
+        smaller = [seen for seen in self._made_nbytes if seen < bits]
+        return self._made_nbytes[max(smaller)] if smaller else 0
 
     def _admit_waiting(self, now_s: float) -> list[ClientInstruction]:
         started: list[ClientInstruction] = []
@@ -297,7 +325,7 @@ class ClientMachine:
             if request.state is not _S.WAITING:
                 self._waiting.popleft()
                 continue
-            if not self._has_room(request.nbytes):
+            if not self._has_room(request):
                 break
             self._waiting.popleft()
             started += self._start(request, now_s)
@@ -314,7 +342,6 @@ class ClientMachine:
     def _admit(
         self, request: _Request, event: events.Submitted
     ) -> tuple[RequestState, list[ClientInstruction]]:
-        request.nbytes += self._made_nbytes
         _note(request, event.now_s, f"submitted with {event.nbytes} bytes")
         if self._closed:
             error: BaseException = RequestCancelledError(
@@ -324,20 +351,22 @@ class ClientMachine:
         if self._lost:
             lost = next(iter(self._lost.values()))
             return self._refuse(request, event.now_s, self._lost_error(request, lost))
-        if not self._num_waiting and self._has_room(request.nbytes):
+        if event.deadline_s <= event.now_s:
+            return self._expire(request, event)
+        if not self._num_waiting and self._has_room(request):
             heapq.heappush(self._deadlines, (request.deadline_s, request.id))
             return _S.RUNNING, self._start(request, event.now_s)
         full = (
             f"{self._name}: {self._num_running} of {self.limits.requests} requests and "
-            f"{self._running_nbytes} of {self.limits.nbytes} bytes are in flight"
+            f"{self.nbytes_in_flight} of {self.limits.nbytes} bytes are in flight"
         )
-        if event.deadline_s <= event.now_s or self._num_waiting >= self.limits.waiting:
+        if not event.waits or self._num_waiting >= self.limits.waiting:
             return self._refuse(
                 request,
                 event.now_s,
                 OverloadedError(
                     f"{full}, and {self._num_waiting} of {self.limits.waiting} callers wait. "
-                    "Wait for answers, give a timeout, or raise MAX_REQUESTS_IN_FLIGHT, "
+                    "Wait for answers, have the request wait, or raise MAX_REQUESTS_IN_FLIGHT, "
                     "MAX_BYTES_IN_FLIGHT or MAX_REQUESTS_WAITING.",
                     request_id=request.id,
                 ),
@@ -359,7 +388,9 @@ class ClientMachine:
         if event.attempt != request.attempt:
             _note(request, event.now_s, f"late answer of attempt {event.attempt} dropped")
             return _S.RUNNING, []
-        self._made_nbytes = max(self._made_nbytes, event.nbytes)
+        bits = request.input_nbytes.bit_length()
+        faded = int(self._made_nbytes.get(bits, 0) * _FADING)
+        self._made_nbytes[bits] = max(event.nbytes, faded)
         _note(request, event.now_s, "answered")
         return _S.ANSWERED, [events.Deliver(request.id, event.answer)]
 
@@ -400,10 +431,10 @@ class ClientMachine:
         return _S.CANCELLED, self._end(request, error)
 
     def _expire(
-        self, request: _Request, event: events.TimePassed
+        self, request: _Request, event: events.TimePassed | events.Submitted
     ) -> tuple[RequestState, list[ClientInstruction]]:
         waited = event.now_s - request.story[0].time_s
-        where = "waiting for admission" if request.state is _S.WAITING else "in flight"
+        where = "in flight" if request.state is _S.RUNNING else "waiting for admission"
         _note(request, event.now_s, f"expired while {where}")
         error = DeadlineError(
             f"request {request.id}, attempt {request.attempt}: no answer after {waited:.3f} s "

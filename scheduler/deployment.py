@@ -15,6 +15,7 @@ import numpy as np
 from devices.errors import PlanError, TensorNameError
 from devices.program import Value
 from scheduler import events
+from scheduler.bytes_in_flight import BytesInFlight
 from scheduler.client_machine import Limits, StoryLine
 from scheduler.codec import decode, encode
 from scheduler.executor import Answer, StageRun, StageSource, Submission
@@ -36,6 +37,7 @@ class Deployments(Generic[D]):
     def __init__(self) -> None:
         #: Ascending through all deployments: they order the devices' queues.
         self.request_ids = itertools.count(1)
+        self.in_flight = BytesInFlight()
         self._open: dict[str, D] = {}
 
     def __iter__(self) -> Iterator[D]:
@@ -87,7 +89,13 @@ class BaseDeployment(ABC):
         self._constants = {name: constants[name] for name in plan.constant_outputs}
         self._inputs = frozenset(spec.name for spec in plan.inputs)
         name = f"{plan.name} ({key})"
-        self._runner = RequestRunner(limits, self, name=name, ids=deployments.request_ids)
+        self._runner = RequestRunner(
+            limits,
+            self,
+            name=name,
+            ids=deployments.request_ids,
+            in_flight=deployments.in_flight,
+        )
         #: Where callbacks of its requests run; threads start with the first callback.
         self.callback_executor = ThreadPoolExecutor(_CALLBACK_THREADS, f"{name}-callback")
         self._close_lock = threading.Lock()
@@ -120,6 +128,7 @@ class BaseDeployment(ABC):
         *,
         timeout_s: float | None = None,
         profile: bool = False,
+        waits: bool = True,
     ) -> Submission:
         """Admit a request; see `scheduler.executor.Deployment.submit`.
 
@@ -135,7 +144,7 @@ class BaseDeployment(ABC):
                 f"model {self.plan.name!r}: inputs missing {missing}, unknown {extra}; it takes "
                 f"{sorted(self._inputs)}."
             )
-        return self._runner.submit(inputs, timeout_s, profile)
+        return self._runner.submit(inputs, timeout_s, profile, waits)
 
     def cancel(self, request_id: int) -> bool:
         """Cancel a request; True if it had not ended."""

@@ -15,12 +15,16 @@ from typing import Any, NamedTuple
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """A caller wants an answer by `deadline_s`; `nbytes` is the size of what it brings."""
+    """A caller wants an answer by `deadline_s`; `nbytes` is the size of what it brings.
+
+    Where `waits` is not set, it is refused rather than made to wait for room.
+    """
 
     now_s: float
     request_id: int
     nbytes: int
     deadline_s: float
+    waits: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -178,6 +178,7 @@ class Deployment(Protocol):
         *,
         timeout_s: float | None = None,
         profile: bool = False,
+        waits: bool = True,
     ) -> Submission:
         """Admit a request; block while as many requests or bytes are in flight as may be.
 
@@ -191,13 +192,15 @@ class Deployment(Protocol):
             the deployment's ``REQUEST_TIMEOUT_S`` holds.
         profile : bool
             Whether stages time their nodes.
+        waits : bool
+            Whether to wait for room; else the request is refused where there is none.
 
         Raises
         ------
         OverloadedError
-            Too many callers already wait for admission, or `timeout_s` is 0 and there is no room.
+            There is no room, and `waits` is not set or too many callers wait for some.
         DeadlineError
-            No room within `timeout_s`.
+            No room within `timeout_s`, or none of it is left.
         DeviceLostError
             A device of the plan is gone.
         """

@@ -18,6 +18,7 @@ from devices.errors import UnsupportedOperationError
 from devices.program import Value
 from devices.request_run import LONGEST_S
 from scheduler import events
+from scheduler.bytes_in_flight import BytesInFlight
 from scheduler.client_machine import (
     ClientMachine,
     Limits,
@@ -68,6 +69,8 @@ class RequestRunner:
         The deployment, for messages.
     ids : iterator of int
         Gives request ids, ascending; shared by all that share devices, whose queues they order.
+    in_flight : BytesInFlight
+        Bytes of all that share devices.
     retry : callable
         Which failures are followed by another attempt.
     clock : callable
@@ -81,10 +84,11 @@ class RequestRunner:
         *,
         name: str,
         ids: Iterator[int],
+        in_flight: BytesInFlight,
         retry: RetryPolicy = never_retry,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._machine = ClientMachine(limits, retry=retry, name=name)
+        self._machine = ClientMachine(limits, retry=retry, name=name, in_flight=in_flight)
         self._attempts = attempts
         self._clock = clock
         self._ids = ids
@@ -102,7 +106,7 @@ class RequestRunner:
         self._thread.start()
 
     def submit(
-        self, inputs: Mapping[str, Value], timeout_s: float | None, profile: bool
+        self, inputs: Mapping[str, Value], timeout_s: float | None, profile: bool, waits: bool
     ) -> Submission:
         """Admit a request, waiting for room; see `Deployment.submit`."""
         if os.getpid() != self._process:
@@ -120,7 +124,7 @@ class RequestRunner:
         with self._lock:
             request_id = next(self._ids)
             self._calls[request_id] = call
-        submitted = events.Submitted(now_s, request_id, nbytes_of(inputs), deadline_s)
+        submitted = events.Submitted(now_s, request_id, nbytes_of(inputs), deadline_s, waits)
         assert gate is not None
         try:
             self.handle(submitted)

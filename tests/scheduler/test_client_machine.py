@@ -17,6 +17,7 @@ from devices.errors import (
 )
 from scheduler import Limits
 from scheduler import events as ev
+from scheduler.bytes_in_flight import BytesInFlight
 from scheduler.client_machine import (
     TRANSITIONS,
     ClientMachine,
@@ -75,6 +76,49 @@ def test_what_stages_made_before_counts_for_later_requests() -> None:
     assert m.handle(submitted(3)) == []
 
 
+def answer(m: ClientMachine, request_id: int, made_nbytes: int, *, nbytes: int = 1) -> None:
+    m.handle(submitted(request_id, nbytes=nbytes))
+    m.handle(ev.AttemptAnswered(1.0, request_id, 1, "y", made_nbytes))
+
+
+def test_a_request_that_made_much_does_not_slow_smaller_ones() -> None:
+    m = machine(nbytes=1000)
+    answer(m, 1, 10)
+    answer(m, 2, 900, nbytes=64)
+    assert [len(m.handle(submitted(3 + i))) for i in range(32)] == [1] * 32
+
+
+def test_a_request_that_made_much_once_is_forgotten() -> None:
+    m = machine(nbytes=1000)
+    answer(m, 1, 900)
+    for request_id in range(2, 40):
+        answer(m, request_id, 10)
+    assert [len(m.handle(submitted(40 + i))) for i in range(32)] == [1] * 32
+
+
+def test_a_size_not_seen_yet_is_expected_to_make_what_the_next_smaller_one_did() -> None:
+    m = machine(nbytes=1000)
+    answer(m, 1, 10)
+    answer(m, 2, 500, nbytes=16)
+    m.handle(submitted(3, nbytes=100))
+    assert m.nbytes_in_flight == 600
+    assert m.handle(submitted(4, nbytes=100)) == []
+
+
+def test_machines_that_share_a_count_share_the_bytes_and_none_starves() -> None:
+    shared = BytesInFlight()
+    one, other = (ClientMachine(Limits(nbytes=100), in_flight=shared) for _ in range(2))
+    one.handle(submitted(1, nbytes=60))
+    one.handle(submitted(2, nbytes=30))
+    assert other.handle(submitted(3, nbytes=50)) == [ev.StartAttempt(3, 1)]  # its only one
+    assert other.handle(submitted(4, nbytes=5)) == []
+    assert one.handle(ev.CancelAsked(1.0, 1))[0] == ev.DropAttempt(1, 1)
+    assert other.handle(ev.TimePassed(1.0)) == [ev.StartAttempt(4, 1)]
+    for m in (one, other):
+        m.handle(ev.Closed(2.0))
+    assert shared.nbytes == 0
+
+
 def test_a_small_request_does_not_overtake_a_big_one() -> None:
     m = machine(nbytes=10)
     m.handle(submitted(1, nbytes=6))
@@ -91,10 +135,20 @@ def test_too_many_waiting_callers_are_refused() -> None:
     assert "1 of 1 requests" in str(error)
 
 
-def test_no_time_to_wait_is_refused_at_once_but_runs_where_there_is_room() -> None:
+def test_a_request_that_does_not_wait_is_refused_where_there_is_no_room() -> None:
     m = machine(requests=1)
-    assert m.handle(submitted(1, deadline_s=0.0)) == [ev.StartAttempt(1, 1)]
-    assert isinstance(failure(m.handle(submitted(2, deadline_s=0.0))[0]), OverloadedError)
+    assert m.handle(ev.Submitted(0.0, 1, 1, 9.0, waits=False)) == [ev.StartAttempt(1, 1)]
+    refused = m.handle(ev.Submitted(0.0, 2, 1, 9.0, waits=False))
+    assert isinstance(failure(refused[0]), OverloadedError)
+
+
+def test_a_request_without_any_time_left_never_starts() -> None:
+    m = machine()
+    for request_id, deadline_s in ((1, 0.0), (2, -1.0)):
+        (fail,) = m.handle(submitted(request_id, deadline_s=deadline_s))
+        assert isinstance(failure(fail), DeadlineError)
+        assert m.state(request_id) is RequestState.EXPIRED
+    assert m.handle(submitted(3)) == [ev.StartAttempt(3, 1)]
 
 
 def test_deadlines_end_waiting_and_running_requests() -> None:
@@ -228,7 +282,7 @@ def test_random_lives_keep_the_invariants(
         match what:
             case "submit":
                 count += 1
-                follow(m.handle(ev.Submitted(now_s, count, 4 * number, now_s + pick)))
+                follow(m.handle(ev.Submitted(now_s, count, 4 * number, now_s + pick + 1)))
             case "answer" if running:
                 follow(m.handle(ev.AttemptAnswered(now_s, target, number, "y", pick)))
             case "fail" if running:
