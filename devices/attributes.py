@@ -6,7 +6,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import onnx
-from onnx import AttributeProto, numpy_helper
+from onnx import AttributeProto
+
+from devices.errors import ModelError
+from devices.tensor_proto import tensor_array
 
 #: Turns the body of a control flow node into what the caller runs.
 BodyReader = Callable[[onnx.GraphProto], Any]
@@ -21,6 +24,11 @@ def attribute_value(attribute: AttributeProto, read_body: BodyReader = lambda gr
         The attribute; a reference to a function's own attribute is the caller's to resolve.
     read_body : callable
         Applied to each graph.
+
+    Raises
+    ------
+    ModelError
+        A type that ONNX does not define, or a damaged tensor.
     """
     kind = attribute.type
     if kind == AttributeProto.FLOAT:
@@ -30,7 +38,7 @@ def attribute_value(attribute: AttributeProto, read_body: BodyReader = lambda gr
     if kind == AttributeProto.STRING:
         return _text(attribute.s)
     if kind == AttributeProto.TENSOR:
-        return numpy_helper.to_array(attribute.t)
+        return tensor_array(attribute.t)
     if kind == AttributeProto.GRAPH:
         return read_body(attribute.g)
     if kind == AttributeProto.FLOATS:
@@ -40,7 +48,7 @@ def attribute_value(attribute: AttributeProto, read_body: BodyReader = lambda gr
     if kind == AttributeProto.STRINGS:
         return tuple(_text(s) for s in attribute.strings)
     if kind == AttributeProto.TENSORS:
-        return tuple(numpy_helper.to_array(t) for t in attribute.tensors)
+        return tuple(tensor_array(t) for t in attribute.tensors)
     if kind == AttributeProto.GRAPHS:
         return tuple(read_body(g) for g in attribute.graphs)
     if kind == AttributeProto.TYPE_PROTO:
@@ -49,7 +57,10 @@ def attribute_value(attribute: AttributeProto, read_body: BodyReader = lambda gr
         return tuple(attribute.type_protos)
     if kind == AttributeProto.SPARSE_TENSOR:
         return attribute.sparse_tensor
-    raise ValueError(f"attribute {attribute.name!r} has no type that ONNX defines ({kind})")
+    raise ModelError(
+        f"attribute {attribute.name!r} has type {kind}, which ONNX does not define. Export the "
+        "model again."
+    )
 
 
 def bodies(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:

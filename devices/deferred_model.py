@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,19 +31,23 @@ class DeferredModel(Model):
         load: Callable[[], Model],
     ) -> None:
         # The rest of what `Model` sets is set by `load`.
-        self.__dict__.update(name=name, inputs=tuple(inputs), outputs=tuple(outputs), _load=load)
+        self.__dict__.update(
+            name=name,
+            inputs=tuple(inputs),
+            outputs=tuple(outputs),
+            _load=load,
+            _lock=threading.RLock(),
+        )
 
     def __getattr__(self, attribute: str) -> Any:
-        load = self.__dict__.pop("_load", None)
-        if load is None:
+        state = self.__dict__
+        with state["_lock"]:
+            if "_load" in state:
+                state.update(state["_load"]().__dict__)
+                del state["_load"]
+        if attribute not in state:
             raise AttributeError(f"a Model has no {attribute!r}")
-        try:
-            whole = load()
-        except BaseException:
-            self.__dict__["_load"] = load
-            raise
-        self.__dict__.update(whole.__dict__)
-        return getattr(self, attribute)
+        return state[attribute]
 
     def __repr__(self) -> str:
         return f"<Model {self.name!r}>" if "_load" in self.__dict__ else super().__repr__()

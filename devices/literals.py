@@ -4,36 +4,58 @@ from __future__ import annotations
 
 import numpy as np
 
+from devices.attributes import attribute_value
+from devices.errors import ModelError
 from devices.model import Constant, Model, Node
+from devices.tensor_proto import dense_array
+
+#: Attribute of `Constant` -> element type of the array that it stands for.
+_TYPES = {
+    "value_float": np.float32,
+    "value_floats": np.float32,
+    "value_int": np.int64,
+    "value_ints": np.int64,
+    "value_string": object,
+    "value_strings": object,
+}
 
 
 def lift_literals(model: Model) -> Model:
-    """Return the model with its `Constant` nodes as constants; sparse ones stay nodes."""
-    lifted = {}
-    for node in model.nodes:
-        if node.is_constant and (array := literal(node)) is not None:
-            lifted[node.outputs[0]] = Constant(node.outputs[0], array)
+    """Return the model with its `Constant` nodes as constants."""
+    lifted = {n.outputs[0]: literal_value(n) for n in model.nodes if n.is_constant and n.writes}
     if not lifted:
         return model
+    found = {name: Constant(name, array) for name, array in lifted.items()}
     return model.replace(
-        nodes=[n for n in model.nodes if not (n.is_constant and n.outputs[0] in lifted)],
-        constants=dict(model.constants) | lifted,
-        specs=dict(model.specs) | {name: c.spec for name, c in lifted.items()},
+        nodes=[n for n in model.nodes if not n.is_constant],
+        constants=dict(model.constants) | found,
+        specs=dict(model.specs) | {name: c.spec for name, c in found.items()},
     )
 
 
-def literal(node: Node) -> np.ndarray | None:
-    """Return the array that a `Constant` node stands for, read-only; None if it is sparse."""
-    name, value = next(iter(node.attributes.items()), ("", None))
-    if name == "value":
-        array = np.asarray(value)
-    elif name in ("value_float", "value_floats"):
-        array = np.array(value, np.float32)
-    elif name in ("value_int", "value_ints"):
-        array = np.array(value, np.int64)
-    elif name in ("value_string", "value_strings"):
-        array = np.array(value, object)
-    else:
-        return None
+def literal_value(node: Node) -> np.ndarray:
+    """Return the value of a `Constant`, read-only.
+
+    Raises
+    ------
+    ModelError
+        If the node has not exactly one value, or a damaged one.
+    """
+    names = [a.name for a in node.proto.attribute]
+    if len(names) != 1 or names[0] not in (*_TYPES, "value", "sparse_value"):
+        raise ModelError(
+            f"node {node.name!r} (Constant) has the attributes {names}; exactly one value is "
+            "wanted. Export the model again."
+        )
+    (attribute,) = node.proto.attribute
+    where = f"node {node.name!r} (Constant)"
+    if attribute.name == "sparse_value":
+        return dense_array(attribute.sparse_tensor, where)
+    try:
+        array = np.asarray(attribute_value(attribute), _TYPES.get(attribute.name))
+    except (ValueError, TypeError) as error:
+        if isinstance(error, ModelError):
+            raise
+        raise ModelError(f"{where}: {attribute.name} is damaged: {error}.") from error
     array.setflags(write=False)
     return array

@@ -18,16 +18,18 @@ from typing import Any, Final
 import numpy as np
 import onnx
 import xxhash
-from onnx import external_data_helper, numpy_helper
+from onnx import numpy_helper
 
 from devices.attributes import attribute_value
 from devices.errors import ModelError
-from devices.tensor_spec import TensorSpec
+from devices.tensor_proto import PROTOBUF_NBYTES
+from devices.tensor_spec import EXTENDED_DTYPES, TensorSpec
+from devices.type_inference import infer_types
 
 #: Weights up to this many bytes are shown to shape inference: enough for shapes, axes and sizes.
 INFERENCE_NBYTES: Final = 4096
-#: protobuf refuses messages of 2 GiB and more.
-PROTOBUF_NBYTES: Final = 2**31 - 1
+#: Where a weight may begin in a file beside a model, in bytes: no runtime wants more.
+_ALIGNMENT: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +197,14 @@ class Model:
     def __repr__(self) -> str:
         return f"<Model {self.name!r}: {len(self.nodes)} nodes, {len(self.constants)} constants>"
 
+    def __deepcopy__(self, memo: object) -> Model:
+        return self  # it never changes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        arrays = {name: np.asarray(c.array) for name, c in self.constants.items()}
+        specs = None if self._given_specs is None else dict(self._given_specs)
+        return _restored, ({**self._arguments(), "constants": arrays, "specs": specs},)
+
     @cached_property
     def node_names(self) -> tuple[str, ...]:
         """Every node of the main graph, in topological order."""
@@ -243,13 +253,7 @@ class Model:
         if self._given_specs is not None:
             return self._given_specs
         proto = self.to_proto(weights="stub", keep_nbytes=INFERENCE_NBYTES)
-        try:
-            graph = onnx.shape_inference.infer_shapes(proto, data_prop=True).graph
-        except Exception as error:  # it raises many kinds, by what is wrong with the model
-            raise ModelError(
-                f"model {self.name!r}: its shapes and types contradict each other: {error}. "
-                "Export it again, or run onnx.checker on it."
-            ) from error
+        graph = infer_types(proto)
         found = {c.name: c.spec for c in self.constants.values()}
         for info in (*graph.input, *graph.value_info, *graph.output):
             spec = TensorSpec.from_proto(info)
@@ -317,7 +321,10 @@ class Model:
 
     def replace(self, **changes: Any) -> Model:
         """Return a model with some constructor arguments replaced; types are inferred anew."""
-        arguments: dict[str, Any] = {
+        return Model(**(self._arguments() | changes))
+
+    def _arguments(self) -> dict[str, Any]:
+        return {
             "header": self.header,
             "name": self.name,
             "nodes": self.nodes,
@@ -326,7 +333,6 @@ class Model:
             "constants": self.constants,
             "value_info": self.value_info,
         }
-        return Model(**(arguments | changes))
 
     def to_proto(self, *, weights: str = "inline", keep_nbytes: int = 0) -> onnx.ModelProto:
         """Return the model as ONNX.
@@ -378,13 +384,28 @@ class Model:
         with beside.open("wb") as file:
             for tensor in proto.graph.initializer:
                 if tensor.data_location == onnx.TensorProto.EXTERNAL:
-                    array = self.constants[tensor.name].array
-                    offset = file.tell()
-                    file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-                    external_data_helper.set_external_data(
-                        tensor, beside.name, offset=offset, length=file.tell() - offset
-                    )
+                    file.write(bytes(-file.tell() % _ALIGNMENT))
+                    place = {"location": beside.name, "offset": file.tell()}
+                    nbytes = file.write(_file_bytes(self.constants[tensor.name].array))
+                    tensor.ClearField("external_data")
+                    for key, value in {**place, "length": nbytes}.items():
+                        tensor.external_data.add(key=key, value=str(value))
         path.write_bytes(proto.SerializeToString())
+
+
+def _file_bytes(array: np.ndarray) -> bytes | memoryview:
+    """Return an array's contents as files hold them: narrow elements packed."""
+    if array.dtype in EXTENDED_DTYPES:
+        return numpy_helper.from_array(array).raw_data
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def _restored(arguments: dict[str, Any]) -> Model:
+    """Return the model that was pickled."""
+    for array in arguments["constants"].values():
+        array.setflags(write=False)
+    constants = {name: Constant(name, array) for name, array in arguments["constants"].items()}
+    return Model(**{**arguments, "constants": constants})
 
 
 def captured_names(proto: onnx.NodeProto) -> Iterator[str]:

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
-import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
-from onnx import numpy_helper
 
 from devices.errors import (
-    ExternalDataError,
     ModelError,
     ModelNotFoundError,
     ModelTypeError,
     UnsupportedOpsetError,
 )
 from devices.light_models import PREFIX, light_model_path
-from devices.model import PROTOBUF_NBYTES, Constant, Model, Node
-from devices.tensor_spec import DTYPES, TensorSpec
+from devices.model import Constant, Model, Node
+from devices.node_contents import complete_attribute, complete_nodes
+from devices.tensor_proto import PROTOBUF_NBYTES, dense_array, tensor_array
+from devices.tensor_spec import TensorSpec, check_text
 
 #: Domains whose newest version the installed onnx knows.
 _KNOWN_OPSETS: Final = {
@@ -29,7 +28,7 @@ _KNOWN_OPSETS: Final = {
     for domain in ("ai.onnx.ml",)
 } | {"": onnx.defs.onnx_opset_version()}
 
-Source = str | Path | bytes | onnx.ModelProto
+Source = str | Path | bytes | BinaryIO | onnx.ModelProto
 
 
 def read_model(source: Source | Model) -> Model:
@@ -37,9 +36,10 @@ def read_model(source: Source | Model) -> Model:
 
     Parameters
     ----------
-    source : str, Path, bytes, onnx.ModelProto or Model
+    source : str, Path, bytes, binary file, onnx.ModelProto or Model
         A file, ``light:NAME`` for a model that ships with onnx, a file's contents, or a model in
-        memory. Weights kept beside a file are memory-mapped.
+        memory. Weights kept beside a file are memory-mapped; what nodes hold there, in their
+        attributes and bodies, is read into them.
 
     Raises
     ------
@@ -48,7 +48,7 @@ def read_model(source: Source | Model) -> Model:
     ModelNotFoundError
         There is no such file.
     ModelError
-        Not ONNX, over 2 GiB without external data, or a graph that is not a graph.
+        Not ONNX, damaged, over 2 GiB without external data, or a graph that is not a graph.
     ExternalDataError
         Weights beside the model are missing, short, or outside the model's folder.
     UnsupportedOpsetError
@@ -58,27 +58,38 @@ def read_model(source: Source | Model) -> Model:
         return source
     if isinstance(source, onnx.ModelProto):
         return _from_proto(source, "the given ModelProto", None)
-    if isinstance(source, bytes | bytearray | memoryview):
-        return _from_proto(_parse(bytes(source), "the given bytes"), "the given bytes", None)
     if isinstance(source, str) and source.startswith(PREFIX):
-        path = light_model_path(source)
-    elif isinstance(source, str | Path):
-        path = Path(source)
-    else:
+        return _from_file(light_model_path(source))
+    if isinstance(source, str | Path):
+        return _from_file(Path(source))
+    data = source.read() if hasattr(source, "read") else source
+    if not isinstance(data, bytes | bytearray | memoryview):
         raise ModelTypeError(
-            f"a model is a path, bytes or an onnx.ModelProto; got {type(source).__name__}"
+            "a model is a path, bytes, a binary file or an onnx.ModelProto; got "
+            f"{type(data).__name__}"
         )
-    if not path.is_file():
-        what = "is a folder" if path.is_dir() else "does not exist"
-        raise ModelNotFoundError(
-            f"{path}: {what}; a model is an ONNX file, or light:NAME for one that onnx ships."
-        )
-    if (nbytes := path.stat().st_size) > PROTOBUF_NBYTES:
+    return _from_proto(_parse(bytes(data), "the given bytes"), "the given bytes", None)
+
+
+def _from_file(path: Path) -> Model:
+    try:
+        if not path.is_file():
+            what = "is a folder" if path.is_dir() else "does not exist"
+            raise ModelNotFoundError(
+                f"{path}: {what}; a model is an ONNX file, or light:NAME for one that onnx ships."
+            )
+        nbytes = path.stat().st_size
+        data = path.read_bytes() if nbytes <= PROTOBUF_NBYTES else b""
+    except ModelNotFoundError:
+        raise
+    except OSError as error:
+        raise ModelNotFoundError(f"{path}: cannot be read: {error}.") from error
+    if nbytes > PROTOBUF_NBYTES:
         raise ModelError(
             f"{path}: {nbytes} bytes; ONNX files hold at most {PROTOBUF_NBYTES}. Save it with "
             "external data: onnx.save_model(model, path, save_as_external_data=True)."
         )
-    return _from_proto(_parse(path.read_bytes(), str(path)), str(path), path.parent)
+    return _from_proto(_parse(data, str(path)), str(path), path.parent)
 
 
 def _parse(data: bytes, where: str) -> onnx.ModelProto:
@@ -99,13 +110,23 @@ def _from_proto(proto: onnx.ModelProto, where: str, folder: Path | None) -> Mode
     if not proto.HasField("graph") or not (proto.opset_import or proto.graph.node):
         raise ModelError(f"{where}: not an ONNX model: it has no graph and imports no operators.")
     header = _header(proto, where)
+    for function in header.functions:
+        complete_nodes(function.node, where, folder)
+        for attribute in function.attribute_proto:
+            complete_attribute(attribute, where, folder)
+        _check_function(function, where)
     graph = proto.graph
-    constants = {t.name: Constant(t.name, _array(t, folder, where)) for t in graph.initializer}
+    check_text((graph.name,), where)
+    for info in graph.value_info:
+        TensorSpec.from_proto(info)
+    arrays = {t.name: tensor_array(t, where, folder) for t in graph.initializer}
     for sparse in graph.sparse_initializer:
-        constants[sparse.values.name] = Constant(sparse.values.name, _dense(sparse))
+        arrays[sparse.values.name] = dense_array(sparse, where, folder)
+    constants = {name: Constant(name, array) for name, array in arrays.items()}
     inputs = [TensorSpec.from_proto(i) for i in graph.input if i.name not in constants]
     outputs = [TensorSpec.from_proto(o) for o in graph.output]
-    nodes = _sort(_named(graph.node), {i.name for i in inputs} | set(constants), outputs, where)
+    protos = [_whole(node, where, folder) for node in graph.node]
+    nodes = _sort(_named(protos), {i.name for i in inputs} | set(constants), outputs, where)
     return Model(
         header,
         name=graph.name or "graph",
@@ -135,6 +156,9 @@ def _header(proto: onnx.ModelProto, where: str) -> onnx.ModelProto:
     header.ir_version = max(header.ir_version, 4)
     if not header.opset_import:  # IR versions below 3 import nothing: operator set 1
         header.opset_import.add(domain="", version=1)
+    for prop in header.metadata_props:
+        check_text((prop.key, prop.value), where)
+    check_text((entry.domain for entry in header.opset_import), where)
     for entry in header.opset_import:
         domain = "" if entry.domain == "ai.onnx" else entry.domain
         known = _KNOWN_OPSETS.get(domain)
@@ -149,16 +173,40 @@ def _header(proto: onnx.ModelProto, where: str) -> onnx.ModelProto:
     return header
 
 
-def _named(protos: Iterable[onnx.NodeProto]) -> list[Node]:
-    copies = []
-    for proto in protos:
-        copy = onnx.NodeProto()
-        copy.CopyFrom(proto)
-        copies.append(copy)
-    counts = Counter(proto.name for proto in copies)
+def _check_function(function: onnx.FunctionProto, where: str) -> None:
+    check_text((function.name, function.domain, function.overload), where)
+    check_text((*function.input, *function.output, *function.attribute), where)
+    check_text((entry.domain for entry in function.opset_import), where)
+    made = set(function.input)
+    for node in map(Node.from_proto, function.node):
+        if missing := [value for value in node.reads if value not in made]:
+            raise ModelError(
+                f"{where}: function {function.name!r}: node {node.name!r} ({node.op_type}) reads "
+                f"{missing}, which no node before it and no input makes."
+            )
+        if twice := made.intersection(node.writes):
+            raise ModelError(
+                f"{where}: function {function.name!r} makes {sorted(twice)} twice; ONNX values are "
+                "made once."
+            )
+        made.update(node.writes)
+    if missing := [value for value in function.output if value not in made]:
+        raise ModelError(f"{where}: function {function.name!r}: no node makes output {missing}.")
+
+
+def _whole(node: onnx.NodeProto, where: str, folder: Path | None) -> onnx.NodeProto:
+    """Return a copy that holds the contents of all its tensors, those of its bodies included."""
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    complete_nodes([copy], where, folder)
+    return copy
+
+
+def _named(protos: Sequence[onnx.NodeProto]) -> list[Node]:
+    counts = Counter(proto.name for proto in protos)
     taken = {name for name, count in counts.items() if name and count == 1}
     nodes = []
-    for i, proto in enumerate(copies):
+    for i, proto in enumerate(protos):
         name = proto.name
         if not name or counts[name] > 1:
             name = next((o for o in proto.output if o), f"{proto.op_type}_{i}")
@@ -214,93 +262,3 @@ def _sort(
         stuck = [nodes[i].name for i in range(len(nodes)) if waiting[i]]
         raise ModelError(f"{where}: nodes {stuck[:10]} form a cycle; an ONNX graph has none.")
     return ordered
-
-
-def _array(tensor: onnx.TensorProto, folder: Path | None, where: str) -> np.ndarray:
-    if tensor.data_location == onnx.TensorProto.EXTERNAL:
-        return _external_array(tensor, folder, where)
-    dtype = DTYPES.get(tensor.data_type)
-    if dtype is None:
-        raise ModelError(
-            f"{where}: initializer {tensor.name!r} has element type {tensor.data_type}, which "
-            "ONNX does not define."
-        )
-    try:
-        array = numpy_helper.to_array(tensor)
-    except (ValueError, TypeError) as error:
-        raise ModelError(f"{where}: initializer {tensor.name!r} is damaged: {error}.") from error
-    array.setflags(write=False)
-    return array
-
-
-def _external_array(tensor: onnx.TensorProto, folder: Path | None, where: str) -> np.ndarray:
-    entries = {entry.key: entry.value for entry in tensor.external_data}
-    location = entries.get("location", "")
-    what = f"{where}: weight {tensor.name!r} lies in external file {location!r}"
-    if folder is None:
-        raise ExternalDataError(
-            f"{what}, but there is no folder to look in. Read the model by its path, or load its "
-            "external data first (onnx.load_external_data_for_model)."
-        )
-    root = folder.resolve()
-    path = root if "\0" in location else (root / location).resolve()
-    if path == root:
-        raise ExternalDataError(f"{what}, which names no file in {root}.")
-    if Path(location).is_absolute() or not path.is_relative_to(root):
-        raise ExternalDataError(
-            f"{what}, outside the model's folder {root}; refused. Keep a model's files together."
-        )
-    if not path.is_file():
-        raise ExternalDataError(f"{what}, which does not exist in {root}.")
-    dtype = DTYPES[tensor.data_type]
-    shape = tuple(tensor.dims)
-    count = int(np.prod(shape, dtype=np.int64))
-    available = path.stat().st_size
-    try:
-        offset = int(entries.get("offset", "0") or 0)
-        nbytes = int(entries["length"]) if entries.get("length") else count * dtype.itemsize
-    except ValueError as error:
-        raise ExternalDataError(f"{what}, with an offset or length that is no number.") from error
-    if offset < 0 or nbytes < 0 or offset + nbytes > available:
-        raise ExternalDataError(
-            f"{what}: bytes {offset} to {offset + nbytes} are wanted, the file has {available}."
-        )
-    if onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize * count != nbytes:
-        if tensor.data_type in _NARROW:
-            copy = onnx.TensorProto()
-            copy.CopyFrom(tensor)
-            copy.ClearField("external_data")
-            copy.data_location = onnx.TensorProto.DEFAULT
-            with path.open("rb") as file:
-                file.seek(offset)
-                copy.raw_data = file.read(nbytes)
-            array: np.ndarray = numpy_helper.to_array(copy)
-            array.setflags(write=False)
-            return array
-        raise ExternalDataError(
-            f"{what}: {nbytes} bytes there, {count * dtype.itemsize} wanted for shape {shape} "
-            f"of {dtype}."
-        )
-    if not count:
-        return np.zeros(shape, dtype)
-    return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=shape or (1,)).reshape(shape)
-
-
-#: Element types that files hold packed, several to a byte.
-_NARROW: Final = frozenset(
-    number
-    for name, number in onnx.TensorProto.DataType.items()
-    if name in ("INT4", "UINT4", "FLOAT4E2M1", "INT2", "UINT2", "FLOAT6E2M3", "FLOAT6E3M2")
-)
-
-
-def _dense(sparse: onnx.SparseTensorProto) -> np.ndarray:
-    values = numpy_helper.to_array(sparse.values)
-    indices = numpy_helper.to_array(sparse.indices)
-    dense = np.zeros(tuple(sparse.dims), values.dtype)
-    if indices.ndim == 1:
-        dense.reshape(-1)[indices] = values
-    else:
-        dense[tuple(indices.T)] = values
-    dense.setflags(write=False)
-    return dense

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 import ml_dtypes
 import numpy as np
 import onnx
+
+from devices.errors import ModelError
 
 #: ONNX element type -> numpy dtype; strings are object arrays.
 DTYPES: Final[dict[int, np.dtype]] = {
@@ -97,6 +100,7 @@ class TensorSpec:
     @classmethod
     def from_proto(cls, info: onnx.ValueInfoProto) -> TensorSpec:
         """Read a spec from ONNX's value info."""
+        check_text((info.name,), "a value")
         return cls(info.name, type_string(info.type), _shape(info.type))
 
     @classmethod
@@ -138,20 +142,50 @@ def element_type_name(dtype: np.dtype | type) -> str:
 
 
 def type_string(proto: onnx.TypeProto) -> str:
-    """Return a TypeProto as ONNX writes it in schemas: ``seq(tensor(float))``."""
+    """Return a TypeProto as ONNX writes it in schemas: ``seq(tensor(float))``.
+
+    Raises
+    ------
+    ModelError
+        If ONNX has no such element type.
+    """
     kind = proto.WhichOneof("value")
     if kind == "tensor_type":
-        return f"tensor({_TYPE_NAMES[proto.tensor_type.elem_type]})"
+        return f"tensor({_type_name(proto.tensor_type.elem_type)})"
     if kind == "sparse_tensor_type":
-        return f"sparse_tensor({_TYPE_NAMES[proto.sparse_tensor_type.elem_type]})"
+        return f"sparse_tensor({_type_name(proto.sparse_tensor_type.elem_type)})"
     if kind == "sequence_type":
         return f"seq({type_string(proto.sequence_type.elem_type)})"
     if kind == "optional_type":
         return f"optional({type_string(proto.optional_type.elem_type)})"
     if kind == "map_type":
-        key = _TYPE_NAMES[proto.map_type.key_type]
+        key = _type_name(proto.map_type.key_type)
         return f"map({key},{type_string(proto.map_type.value_type)})"
     return ""
+
+
+def check_text(texts: Iterable[str], where: str) -> None:
+    """Check that names read from protobuf are text, which gives out as bytes what is no UTF-8.
+
+    Raises
+    ------
+    ModelError
+        Where one is not.
+    """
+    texts = tuple(texts)
+    try:
+        "".join(texts)
+    except TypeError as error:
+        wrong = next(text for text in texts if not isinstance(text, str))
+        raise ModelError(
+            f"{where}: the name {wrong!r} is no UTF-8. Export the model again."
+        ) from error
+
+
+def _type_name(number: int) -> str:
+    if number not in _TYPE_NAMES:
+        raise ModelError(f"a value has element type {number}, which ONNX does not define.")
+    return _TYPE_NAMES[number]
 
 
 def _parse_type(text: str, proto: onnx.TypeProto) -> None:
@@ -180,8 +214,13 @@ def _shape(proto: onnx.TypeProto) -> tuple[Dimension, ...] | None:
     tensor = getattr(proto, kind)
     if not tensor.HasField("shape"):
         return None
+    check_text((d.dim_param for d in tensor.shape.dim), "a shape")
+    # Exporters write -1 for a size that is open.
     return tuple(
-        d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in tensor.shape.dim
+        (d.dim_value if d.dim_value >= 0 else None)
+        if d.HasField("dim_value")
+        else (d.dim_param or None)
+        for d in tensor.shape.dim
     )
 
 

@@ -11,8 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import onnx
 
+from devices.errors import ModelError
 from devices.model import Model, Node
 from devices.tensor_spec import Dimension, TensorSpec
+from devices.type_inference import infer_types
 
 Shape = tuple[Dimension, ...] | None
 
@@ -20,25 +22,33 @@ Shape = tuple[Dimension, ...] | None
 def with_loop_shapes(model: Model) -> Model:
     """Return the model with the shapes of loops' results among its types, where they are found.
 
-    The same model comes back where there is nothing to add.
+    The same model comes back where there is nothing to add. Its ports stay as they are declared.
     """
     loops = [n for n in model.nodes if n.op_type == "Loop" and not n.domain]
-    while found := [info for node in loops for info in _results(model, node)]:
-        model = model.replace(value_info=[*model.value_info, *found])
-    return model
+    known: dict[str, TensorSpec] = {}
+    typed = model
+    while found := {s.name: s for n in loops for s in _results(typed, n) if s.name not in known}:
+        known |= found
+        typed = model.replace(
+            outputs=[known.get(port.name, port) for port in model.outputs],
+            value_info=[*model.value_info, *(spec.to_proto() for spec in known.values())],
+        )
+    if not known:
+        return model
+    return model.replace(value_info=typed.value_info, specs=typed.specs)
 
 
-def _results(model: Model, node: Node) -> Iterator[onnx.ValueInfoProto]:
+def _results(model: Model, node: Node) -> Iterator[TensorSpec]:
     """Yield types with shapes for those of a loop's outputs that have a type and no rank."""
     open_ = [v for v in node.writes if (s := model.spec(v)).is_tensor and s.shape is None]
-    if not open_:
+    body = node.attributes.get("body")
+    if not open_ or not isinstance(body, onnx.GraphProto):
         return
-    body: onnx.GraphProto = node.attributes["body"]
     start = [model.spec(value) if value else TensorSpec("", "") for value in node.inputs[2:]]
     shapes = _invariant(model, node, body, [spec.shape for spec in start])
     for value, shape in zip(node.outputs, shapes, strict=False):
         if value in open_ and shape is not None:
-            yield TensorSpec(value, model.spec(value).type, shape).to_proto()
+            yield TensorSpec(value, model.spec(value).type, shape)
 
 
 def _invariant(
@@ -93,8 +103,8 @@ def _infer(
         elif (outer := model.spec(name)).type:
             proto.graph.input.append(outer.to_proto())
     try:
-        graph = onnx.shape_inference.infer_shapes(proto, data_prop=True).graph
-    except onnx.shape_inference.InferenceError:
+        graph = infer_types(proto)
+    except ModelError:
         return {}
     specs = (
         TensorSpec.from_proto(info) for info in (*graph.input, *graph.value_info, *graph.output)

@@ -11,20 +11,20 @@ from typing import Any, Final
 
 import numpy as np
 import onnx
-from onnx import numpy_helper
 
 from devices.attributes import attribute_value
 from devices.cpu.body_outputs import BodyOutput, body_outputs
 from devices.cpu.delegate import delegate
 from devices.cpu.donation import DONORS, donated
 from devices.cpu.implementations import Implementation, Scope, find_implementation
-from devices.cpu.literals import literal_value
 from devices.errors import HeteroError, KernelError
 from devices.functions import instantiate
 from devices.kernels import Kernel
+from devices.literals import literal_value
 from devices.model import Node
 from devices.program import RunContext, Value
 from devices.support import Refusal
+from devices.tensor_proto import dense_array, tensor_array
 
 #: Runs one node: reads its inputs from the slots, writes its outputs there, clears what has died.
 Step = Callable[[list[Value], RunContext], None]
@@ -250,9 +250,8 @@ def _body(graph: onnx.GraphProto, scope: Scope, slot_of: Callable[[str], int]) -
     holder = onnx.NodeProto()
     holder.attribute.add(name="body", type=onnx.AttributeProto.GRAPH).g.CopyFrom(graph)
     captures = Node.from_proto(holder).captures
-    constants = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
-    for array in constants.values():
-        array.setflags(write=False)
+    constants = {t.name: tensor_array(t) for t in graph.initializer}
+    constants |= {t.values.name: dense_array(t) for t in graph.sparse_initializer}
     block = build_block(
         [Node.from_proto(proto) for proto in graph.node],
         inputs=[*(value.name for value in graph.input), *captures],

@@ -439,3 +439,49 @@ def test_random_networks_give_the_same_transformed(model: onnx.ModelProto) -> No
         scale = float(np.abs(b).max()) + 1e-3
         np.testing.assert_allclose(a / scale, b / scale, rtol=1e-3, atol=1e-4)
     check_covers(read_model(model))
+
+
+def test_values_of_an_inlined_function_take_no_name_of_the_graph() -> None:
+    x = floats(2, 3)
+    body = [node("Exp", "a", "t"), node("Neg", "t", "o")]
+    function = helper.make_function("own", "F", ["a"], ["o"], body, [helper.make_opsetid("", 17)])
+    nodes = [
+        node("Abs", "x", "call/t"),
+        helper.make_node("F", ["x"], ["y"], "call", domain="own"),
+        node("Identity", "call/t", "z"),
+    ]
+    model = make_model(nodes, {"x": x}, ["y", "z"], functions=[function], domains={"own": 1})
+    assert "F" not in operators(model)
+    y, z = run_cpu(model, {"x": x})
+    np.testing.assert_allclose(y, -np.exp(x), rtol=1e-6)
+    np.testing.assert_array_equal(z, x)
+
+
+def test_a_function_of_one_node_is_inlined() -> None:
+    x = floats(2, 3)
+    function = helper.make_function(
+        "own", "F", ["a"], ["o"], [node("Exp", "a", "o")], [helper.make_opsetid("", 17)]
+    )
+    nodes = [helper.make_node("F", ["x"], ["y"], "call", domain="own")]
+    model = make_model(nodes, {"x": x}, ["y"], functions=[function], domains={"own": 1})
+    assert operators(model) == ["Exp"]
+    check(model, {"x": x})
+
+
+def test_a_function_that_gives_out_a_value_twice_runs() -> None:
+    x = floats(2, 3)
+    function = helper.make_function(
+        "own", "F", ["a"], ["o", "o"], [node("Exp", "a", "o")], [helper.make_opsetid("", 17)]
+    )
+    nodes = [helper.make_node("F", ["x"], ["y", "z"], "call", domain="own")]
+    model = make_model(nodes, {"x": x}, ["y", "z"], functions=[function], domains={"own": 1})
+    check(model, {"x": x}, run_reference)
+
+
+def test_a_loop_of_constants_is_left_to_the_run() -> None:
+    body = onnx.parser.parse_graph(
+        "b (int64 i, bool c, float v) => (bool d, float o) { d = Identity(c) o = Neg(v) }"
+    )
+    nodes = [helper.make_node("Loop", ["n", "", "k"], ["t"], body=body), node("Neg", "t", "y")]
+    constants = {"n": np.int64(2**62), "k": np.float32(1)}
+    assert operators(make_model(nodes, {}, ["y"], constants)) == ["Loop", "Neg"]

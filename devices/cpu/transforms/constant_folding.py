@@ -16,10 +16,10 @@ from devices.support import Refusal
 
 #: A result larger than this, and than what it was made from, is not kept.
 MOST_NBYTES: Final = 1 << 29
-#: Operators whose result is not a function of their inputs.
-_RANDOM: Final = frozenset(
+#: Operators whose result is not a function of their inputs, or whose time has no bound.
+_LEFT: Final = frozenset(
     ["Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
-     "RandomUniformLike", "Dropout"]
+     "RandomUniformLike", "Dropout", "Loop"]
 )  # fmt: skip
 
 
@@ -37,7 +37,7 @@ def fold_constants(model: Model) -> Model:
             continue
         folded = _known_shape(node, model) if node.reads else None
         if folded is None and all(name in known for name in node.reads):
-            folded = _computed(node, known, scope)
+            folded = _computed(model, node, known, scope)
         if folded is None:
             continue
         rewrite.remove(i)
@@ -48,9 +48,11 @@ def fold_constants(model: Model) -> Model:
 
 
 def _computed(
-    node: Node, known: dict[str, np.ndarray], scope: Scope
+    model: Model, node: Node, known: dict[str, np.ndarray], scope: Scope
 ) -> dict[str, np.ndarray] | None:
-    if node.captures or _draws(node, scope):
+    if node.captures or _is_left(node, scope):
+        return None
+    if any((model.spec(value).nbytes or 0) > MOST_NBYTES for value in node.writes):
         return None
     if isinstance(find_implementation(node, scope), Refusal):
         return None
@@ -70,16 +72,16 @@ def _computed(
     return dict(zip(node.writes, values, strict=True))
 
 
-def _draws(node: Node, scope: Scope) -> bool:
-    """Tell whether the node, or one in its bodies or in the function that it calls, is random."""
-    if node.op_type in _RANDOM:
+def _is_left(node: Node, scope: Scope) -> bool:
+    """Tell whether the run has to do the node, or one in its bodies or in the function called."""
+    if node.op_type in _LEFT:
         return True
     inner = [proto for a in node.proto.attribute for g in (a.g, *a.graphs) for proto in g.node]
     found = find_implementation(node, scope)
     if isinstance(found, Implementation) and found.kind == "function":
         scope = scope.of_function(found.what)
         inner.extend(found.what.node)
-    return any(_draws(Node.from_proto(proto), scope) for proto in inner)
+    return any(_is_left(Node.from_proto(proto), scope) for proto in inner)
 
 
 def _known_shape(node: Node, model: Model) -> dict[str, np.ndarray] | None:

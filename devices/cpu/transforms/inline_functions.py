@@ -24,7 +24,9 @@ def inline_functions(model: Model) -> Model:
     scope = Scope.of_model(model)
     if not scope.functions:
         return model
-    taken = set(model.node_names)
+    names = set(model.node_names)
+    values = {port.name for port in model.inputs} | set(model.constants) | set(model.producers)
+    inlined = False
     nodes: list[Node] = []
     waiting = list(reversed(model.nodes))
     while waiting and len(nodes) + len(waiting) < _MOST_NODES:
@@ -33,11 +35,9 @@ def inline_functions(model: Model) -> Model:
         if function is None or not _can_inline(node, function, scope):
             nodes.append(node)
         else:
-            waiting += reversed(_expanded(node, function, taken))
-    nodes += reversed(waiting)
-    if len(nodes) == len(model.nodes):
-        return model
-    return model.replace(nodes=nodes)
+            waiting += reversed(_expanded(node, function, names, values))
+            inlined = True
+    return model.replace(nodes=[*nodes, *reversed(waiting)]) if inlined else model
 
 
 def _can_inline(node: Node, function: onnx.FunctionProto, scope: Scope) -> bool:
@@ -46,32 +46,35 @@ def _can_inline(node: Node, function: onnx.FunctionProto, scope: Scope) -> bool:
     if not same or isinstance(find_implementation(node, scope), Refusal):
         return False
     bodies = any(a.HasField("g") or a.graphs for inner in function.node for a in inner.attribute)
-    # An output that is an input of the function would need its caller's readers renamed.
-    return not bodies and not set(function.input) & set(function.output)
+    # Outputs that are inputs, or one another, would need their caller's readers renamed.
+    own = set(function.output) - set(function.input)
+    return not bodies and len(own) == len(function.output)
 
 
-def _expanded(call: Node, function: onnx.FunctionProto, taken: set[str]) -> list[Node]:
-    names = dict.fromkeys(function.input, "")
-    names |= dict(zip(function.input, call.inputs, strict=False))
-    names |= {
+def _expanded(
+    call: Node, function: onnx.FunctionProto, names: set[str], values: set[str]
+) -> list[Node]:
+    """Return the function's nodes; what they are named and make is added to what is taken."""
+    outside = dict.fromkeys(function.input, "") | {"": ""}
+    outside |= dict(zip(function.input, call.inputs, strict=False))
+    outside |= {
         inner: outer for inner, outer in zip(function.output, call.outputs, strict=False) if outer
     }
     expanded = []
-    for i, proto in enumerate(instantiate(function, call.proto)):
-        renamed = onnx.NodeProto()
-        renamed.CopyFrom(proto)
-        for field in ("input", "output"):
-            given = [_renamed(name, names, call) for name in getattr(proto, field)]
-            renamed.ClearField(field)
-            getattr(renamed, field).extend(given)
-        renamed.name = f"{call.name}/{proto.name or proto.op_type}"
-        while renamed.name in taken:
-            renamed.name += f"_{i}"
-        taken.add(renamed.name)
-        expanded.append(Node.from_proto(renamed, covers=call.covers))
+    for proto in instantiate(function, call.proto):
+        proto.name = _free(f"{call.name}/{proto.name or proto.op_type}", names)
+        for value in proto.output:
+            if value not in outside:
+                outside[value] = _free(f"{call.name}/{value}", values)
+        proto.input[:] = [outside[value] for value in proto.input]
+        proto.output[:] = [outside[value] for value in proto.output]
+        expanded.append(Node.from_proto(proto, covers=call.covers))
     return expanded
 
 
-def _renamed(name: str, names: dict[str, str], call: Node) -> str:
-    """Return the value's name outside: the caller's where it has one, else one of its own."""
-    return names.setdefault(name, f"{call.name}/{name}") if name else ""
+def _free(name: str, taken: set[str]) -> str:
+    """Return the name, changed where it is taken; it is taken from then on."""
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    return name

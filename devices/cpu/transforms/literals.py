@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from devices.cpu.literals import literal_value
 from devices.cpu.transforms.rewriting import Rewrite
+from devices.literals import literal_value
 from devices.model import Model
 
 

@@ -1,0 +1,256 @@
+"""Reading a model: weights in files of every kind, ill-formed models, and what a Model is."""
+
+import copy
+import io
+import pickle
+import threading
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from devices import read_model
+from devices.deferred_model import DeferredModel
+from devices.errors import ExternalDataError, ModelError, ModelNotFoundError
+from devices.literals import lift_literals
+from devices.model import Constant
+from devices.tensor_spec import DTYPES
+
+HEADER = '<ir_version: 8, opset_import: ["": 17]>\n'
+
+
+def parse(text):
+    return onnx.parser.parse_model(HEADER + text)
+
+
+def external(element_type, dims, location="w.bin", **entries):
+    """Return the weight `w` as a tensor whose contents are in a file."""
+    tensor = TensorProto(name="w", dims=dims, data_type=element_type)
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in {"location": location, **entries}.items():
+        tensor.external_data.add(key=key, value=str(value))
+    return tensor
+
+
+def weight_file(folder, tensor):
+    """Write a model that gives out its one weight."""
+    model = parse("g () => (float w) { }")
+    model.graph.initializer.append(tensor)
+    path = folder / "m.onnx"
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("tensor", "word"),
+    [
+        (external(TensorProto.STRING, [8]), "strings are never outside"),
+        (external(0, [8]), "element type 0"),
+        (external(99, [8]), "element type 99"),
+        (external(TensorProto.FLOAT, [2**32, 2**32]), "the file has 64"),
+        (external(TensorProto.FLOAT, [2**62, 4], length=64), "wanted for shape"),
+        (external(TensorProto.FLOAT, [-16]), "not negative"),
+        (external(TensorProto.FLOAT, [-1, -16]), "not negative"),
+        (external(TensorProto.FLOAT, [2**62, 2**62, 0]), "damaged"),
+        (external(TensorProto.FLOAT, [16], offset=-64), "the file has 64"),
+        (external(TensorProto.FLOAT, [16], offset=2**70), "the file has 64"),
+        (external(TensorProto.FLOAT, [16], length=-64), "wanted for shape"),
+        (external(TensorProto.FLOAT, [16], length=2**70), "wanted for shape"),
+        (external(TensorProto.FLOAT, [16], offset="1e1"), "no number"),
+        (external(TensorProto.FLOAT, [16], "n" * 5000), "cannot be opened"),
+        (external(TensorProto.FLOAT, [16], "loop.bin"), "cannot be opened|does not exist"),
+    ],
+)
+def test_a_weight_in_a_file_that_cannot_hold_it_is_refused(tmp_path, tensor, word):
+    (tmp_path / "w.bin").write_bytes(bytes(range(1, 65)))
+    (tmp_path / "loop.bin").symlink_to(tmp_path / "loop.bin")
+    with pytest.raises(ModelError, match=word):
+        read_model(weight_file(tmp_path, tensor))
+
+
+@pytest.mark.parametrize("offset", [0, 1, 3, 8])
+@pytest.mark.parametrize("element_type", sorted(set(DTYPES) - {TensorProto.STRING}))
+def test_weights_of_every_type_in_files_are_what_they_are_inside(tmp_path, element_type, offset):
+    array = np.float32([[1, 1, 2], [2, 1, 1]]).astype(DTYPES[element_type])
+    inside = numpy_helper.from_array(array, "w")
+    (tmp_path / "w.bin").write_bytes(bytes(offset) + inside.raw_data + b"more")
+    path = weight_file(tmp_path, external(element_type, [2, 3], offset=offset))
+    got = read_model(path).constants["w"].array
+    assert got.dtype == array.dtype
+    assert got.flags.aligned
+    assert not got.flags.writeable
+    np.testing.assert_array_equal(got, array)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.int4, ml_dtypes.float6_e2m3fn])
+def test_a_model_saved_with_weights_beside_it_is_read_as_it_was(tmp_path, monkeypatch, dtype):
+    array = np.resize(np.arange(4), 5000).astype(np.float32).astype(dtype)
+    model = read_model(parse("g () => (float w) <float w = {0}> { }"))
+    model = model.replace(constants={"w": Constant("w", array)})
+    monkeypatch.setattr("devices.model.PROTOBUF_NBYTES", 5000)
+    model.save(tmp_path / "m.onnx")
+    assert (tmp_path / "m.onnx.data").stat().st_size == len(numpy_helper.from_array(array).raw_data)
+    np.testing.assert_array_equal(read_model(tmp_path / "m.onnx").constants["w"].array, array)
+
+
+TENSOR = numpy_helper.from_array(np.float32([1, 2]), "w")
+
+
+def constant(**attributes):
+    model = parse("g () => (float[N] y) { k = Constant<value_float=1.0>() y = Identity(k) }")
+    del model.graph.node[0].attribute[:]
+    model.graph.node[0].attribute.extend(
+        helper.make_attribute(name, value) for name, value in attributes.items()
+    )
+    return model
+
+
+def with_element_type(number, place):
+    model = parse("""g (bool c, float[2] x) => (float[2] y)
+        <float[2] w = {1, 2}, float[2] t> {
+        t = Add(x, w)
+        y = If(c) <then_branch = b () => (float[2] o)
+                   <float[2] k = {3, 4}> { o = Add(t, k) },
+                   else_branch = b () => (float[2] o) { o = Constant<value = float[2] {1, 2}>() }>
+    }""")
+    graph, (then, other) = model.graph, (a.g for a in model.graph.node[1].attribute)
+    {
+        "input": graph.input[1].type.tensor_type,
+        "output": graph.output[0].type.tensor_type,
+        "value_info": graph.value_info[-1].type.tensor_type,
+        "initializer": graph.initializer[0],
+        "body": then.initializer[0],
+        "attribute": other.node[0].attribute[0].t,
+    }[place].__setattr__(
+        "data_type" if place in ("initializer", "body", "attribute") else "elem_type", number
+    )
+    return model
+
+
+@pytest.mark.parametrize("number", [0, 77])
+@pytest.mark.parametrize("place", ["initializer", "body", "attribute"])
+def test_tensors_of_an_undefined_element_type_are_refused(place, number):
+    with pytest.raises(ModelError, match=f"element type {number}, which ONNX does not define"):
+        read_model(with_element_type(number, place))
+
+
+@pytest.mark.parametrize("place", ["input", "output", "value_info"])
+def test_values_of_an_undefined_element_type_are_refused(place):
+    with pytest.raises(ModelError, match="element type 77, which ONNX does not define"):
+        read_model(with_element_type(77, place))
+
+
+@pytest.mark.parametrize(
+    ("model", "word"),
+    [
+        (constant(), "exactly one value"),
+        (constant(value=TENSOR, value_float=2.0), "exactly one value"),
+        (constant(colour="red"), "exactly one value"),
+        (constant(value=TensorProto(data_type=1, dims=[3], raw_data=b"abc")), "damaged"),
+        (constant(value=TensorProto(data_type=1, dims=[-1], raw_data=bytes(8))), "not negative"),
+        (constant(value=TensorProto(data_type=8, dims=[1], string_data=[b"\xff"])), "damaged"),
+    ],
+    ids=["none", "two", "unknown", "short", "negative", "no text"],
+)
+def test_a_constant_node_without_one_whole_value_is_refused(model, word):
+    with pytest.raises(ModelError, match=word):
+        lift_literals(read_model(model))
+
+
+@pytest.mark.parametrize("name", ["g", "x", "t1", "Relu"])
+def test_text_that_is_no_utf_8_is_a_model_error(name):
+    data = parse("g (float[2] x) => (float[2] t1) { t1 = Relu(x) }").SerializeToString()
+    with pytest.raises(ModelError, match="is no UTF-8"):
+        read_model(data.replace(name.encode(), b"\xff" * len(name)))
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("o = Relu(a) p = Relu(q)", "reads"),
+        ("a = Relu(a) o = Relu(a)", "makes .* twice"),
+        ("p = Relu(a)", "no node makes output"),
+    ],
+)
+def test_functions_that_are_no_graphs_are_refused(text, word):
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17, "own": 1]>\n'
+        "g (float[2] x) => (float[2] y) { y = own.F(x) }\n"
+        f'<domain: "own", opset_import: ["": 17]>\nF (a) => (o) {{ {text} }}'
+    )
+    with pytest.raises(ModelError, match=word):
+        read_model(model)
+
+
+@pytest.mark.parametrize("open_", [io.BytesIO, lambda data: memoryview(data), bytearray])
+def test_open_files_and_buffers_are_models(open_):
+    model = parse("g (float[2] x) => (float[2] y) { y = Relu(x) }")
+    assert read_model(open_(model.SerializeToString())).node_names == ("y",)
+
+
+def test_what_is_no_model_is_told_by_its_type(tmp_path):
+    for source in (3, io.StringIO("text")):
+        with pytest.raises(TypeError, match="a model is a path, bytes, a binary file"):
+            read_model(source)
+    for path in ("n" * 5000, tmp_path):
+        with pytest.raises(ModelNotFoundError):
+            read_model(path)
+
+
+def test_a_size_of_minus_one_is_open():
+    model = parse("g (float[2] x) => (float[2] y) { y = Relu(x) }")
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1
+    assert read_model(model).inputs[0].shape == (None,)
+
+
+@pytest.mark.parametrize("deferred", [False, True])
+def test_models_can_be_pickled_and_copied(tmp_path, deferred):
+    tensor = external(TensorProto.FLOAT, [16])
+    (tmp_path / "w.bin").write_bytes(bytes(64))
+    model = read_model(weight_file(tmp_path, tensor))
+    given = model
+    if deferred:
+        given = DeferredModel(model.name, model.inputs, model.outputs, lambda: model)
+    assert copy.deepcopy(given) is given
+    again = pickle.loads(pickle.dumps(given))
+    assert again.content_hash == model.content_hash
+    assert not again.constants["w"].array.flags.writeable
+
+
+def test_a_deferred_model_is_read_once_by_threads_that_ask_at_the_same_time():
+    model = read_model(parse("g (float[2] x) => (float[2] y) { y = Relu(x) }"))
+    reading, go_on, read = threading.Event(), threading.Event(), []
+
+    def load():
+        read.append(1)
+        reading.set()
+        assert go_on.wait(30)
+        return model
+
+    deferred = DeferredModel(model.name, model.inputs, model.outputs, load)
+    found = []
+    first = threading.Thread(target=lambda: found.append(deferred.constants))
+    second = threading.Thread(target=lambda: found.append(deferred.nodes))
+    first.start()
+    assert reading.wait(30)
+    second.start()
+    second.join(0.05)  # it may get as far as it can
+    go_on.set()
+    for thread in (first, second):
+        thread.join(30)
+    assert read == [1]
+    assert len(found) == 2
+
+
+def test_a_deferred_model_that_fails_to_load_says_so_each_time():
+    model = read_model(parse("g (float[2] x) => (float[2] y) { y = Relu(x) }"))
+
+    def load():
+        raise ExternalDataError("gone")
+
+    deferred = DeferredModel(model.name, model.inputs, model.outputs, load)
+    for _ in range(2):
+        with pytest.raises(ExternalDataError, match="gone"):
+            _ = deferred.constants

@@ -1,0 +1,199 @@
+"""Models that files may hold, legal or not: run through every device, none ends the process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+
+import hetero
+from devices.errors import ModelError
+from devices.type_inference import infer_types
+
+CUT = ("CPU", "ORT", "HETERO:CPU,ORT", "HETERO:ORT,CPU")
+
+
+@pytest.fixture(scope="module")
+def core() -> Iterator[hetero.Core]:
+    with hetero.Core(executor="inprocess") as core:
+        yield core
+
+
+def parse(text: str, opsets: str = '"": 17') -> onnx.ModelProto:
+    return onnx.parser.parse_model(f"<ir_version: 8, opset_import: [{opsets}]>\n{text}")
+
+
+def run_onnxruntime(path: Path, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    outputs: list[np.ndarray] = session.run(None, inputs)
+    return outputs
+
+
+def alternating(model: hetero.Model, device: str) -> dict[str, str] | None:
+    """Return pins that cut the model after each node, where the device is a list of two."""
+    names = device.partition(":")[2].split(",")
+    return {n: names[i % 2] for i, n in enumerate(model.node_names)} if len(names) > 1 else None
+
+
+# Weights in files, wherever they are in the model.
+
+HOLDERS = {
+    "body": """g (bool c, float[64] x) => (float[64] y) {
+        t = Neg(x)
+        u = If(c) <then_branch = b () => (float[64] o) <float[64] w = {W}> { o = Add(t, w) },
+                   else_branch = b () => (float[64] o) {
+                       k = Constant<value = float[64] {W}>() o = Mul(t, k) }>
+        y = Abs(u)
+    }""",
+    "constant": """g (bool c, float[64] x) => (float[64] y) {
+        w = Constant<value = float[64] {W}>()
+        t = Mul(x, w)
+        y = Where(c, t, w)
+    }""",
+    "function": """g (bool c, float[64] x) => (float[64] y) { t = own.F(x) y = Where(c, t, x) }
+        <domain: "own", opset_import: ["": 17]>
+        F (a) => (o) { w = Constant<value = float[64] {W}>() o = Mul(a, w) }""",
+}
+
+
+def write(path: Path, holder: str, seed: int) -> None:
+    """Write the model with its weights, of normal distribution, in files beside it."""
+    weights = np.random.default_rng(seed).standard_normal(64, np.float32).tolist()
+    text = HOLDERS[holder].replace("{W}", "{" + ", ".join(map(str, weights)) + "}")
+    model = parse(text, '"": 17, "own": 1')
+    for i, tensor in enumerate(tensors(model)):
+        array = onnx.numpy_helper.to_array(tensor)
+        (path.parent / f"w{i}").write_bytes(array.tobytes())
+        kept = {"name": tensor.name, "data_type": tensor.data_type, "dims": tensor.dims}
+        tensor.CopyFrom(TensorProto(**kept, data_location=TensorProto.EXTERNAL))
+        tensor.external_data.add(key="location", value=f"w{i}")
+    path.write_bytes(model.SerializeToString())
+
+
+def tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:
+    attributes = [
+        a for nodes in (model.graph.node, *(f.node for f in model.functions))
+        for n in nodes for a in n.attribute
+    ]  # fmt: skip
+    for attribute in attributes:
+        if attribute.type == onnx.AttributeProto.GRAPH:
+            yield from attribute.g.initializer
+            yield from (a.t for n in attribute.g.node for a in n.attribute)
+        else:
+            yield attribute.t
+
+
+@pytest.mark.parametrize("device", CUT)
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_weights_of_bodies_literals_and_functions_may_be_in_files(
+    core: hetero.Core, tmp_path: Path, holder: str, device: str
+) -> None:
+    path = tmp_path / "m.onnx"
+    write(path, holder, 0)
+    model = core.read_model(path)
+    feeds = [
+        {"c": np.asarray(c), "x": np.linspace(-1, 1, 64, dtype=np.float32)} for c in (True, False)
+    ]
+    wanted = [run_onnxruntime(path, given) for given in feeds]
+    for file in tmp_path.iterdir():
+        file.unlink()
+    compiled = core.compile_model(model, device, affinity=alternating(model, device))
+    again = core.import_model(compiled.export_model())
+    for given, want in zip(feeds, wanted, strict=True):
+        for found in (compiled, again):
+            np.testing.assert_allclose(found(given)[0], want[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_a_changed_file_of_a_bodys_weight_is_another_model_to_the_cache(
+    core: hetero.Core, tmp_path: Path, holder: str
+) -> None:
+    path, config = tmp_path / "m.onnx", {"CACHE_DIR": str(tmp_path / "cache")}
+    found = []
+    for seed in (0, 1, 0):
+        write(path, holder, seed)
+        compiled = core.compile_model(path, "CPU", config)
+        x = np.linspace(-1, 1, 64, dtype=np.float32)
+        given = {"c": np.asarray(True), "x": x}
+        want = run_onnxruntime(path, given)
+        np.testing.assert_allclose(compiled(given)[0], want[0], rtol=1e-6)
+        found.append(compiled.get_property("LOADED_FROM_CACHE"))
+    assert found == [False, False, True]
+
+
+# Loops whose results have no rank.
+
+
+@pytest.mark.parametrize("device", CUT)
+def test_a_loop_whose_result_has_no_declared_rank_compiles_and_runs(
+    core: hetero.Core, tmp_path: Path, device: str
+) -> None:
+    proto = parse("""g (float[2] x) => (float y, float z) <int64 n = {3}> {
+        y = Loop(n, "", x) <body = b (int64 i, bool c, float v) => (bool d, float o) {
+            one = Constant<value_float = 1.0>() d = Identity(c) o = Add(v, one) }>
+        z = Neg(y)
+    }""")
+    for port in (*proto.graph.output, proto.graph.node[0].attribute[0].g.input[2]):
+        port.type.tensor_type.ClearField("shape")
+    path = tmp_path / "m.onnx"
+    path.write_bytes(proto.SerializeToString())
+    model = core.read_model(path)
+    compiled = core.compile_model(model, device, affinity=alternating(model, device))
+    given = {"x": np.float32([1, 2])}
+    for got, want in zip(compiled(given).values(), run_onnxruntime(path, given), strict=True):
+        np.testing.assert_array_equal(got, want)
+    assert [port.shape for port in compiled.outputs] == [None, None]
+
+
+# Values that native inference cannot take.
+
+
+@pytest.mark.parametrize("device", CUT)
+@pytest.mark.parametrize(
+    ("start", "end", "step"),
+    [
+        (-1, 2**31 - 1, 2**31 - 1),
+        (0, 2**63 - 1, 2**63 - 1),
+        (2, -(2**63), -(2**63)),
+        (-1, -(2**31), -(2**31)),
+        (1, 3, 2**31),
+    ],
+)
+def test_a_slice_with_a_huge_step_is_right(
+    core: hetero.Core, tmp_path: Path, device: str, start: int, end: int, step: int
+) -> None:
+    names = {"s": start, "e": end, "a": 0, "t": step}
+    weights = [helper.make_tensor(n, TensorProto.INT64, [1], [v]) for n, v in names.items()]
+    nodes = [
+        helper.make_node("Abs", ["x"], ["v"]),
+        helper.make_node("Slice", ["v", *names], ["w"]),
+        helper.make_node("Neg", ["w"], ["y"]),
+    ]
+    port = helper.make_tensor_value_info("x", TensorProto.INT64, [3])
+    out = helper.make_tensor_value_info("y", TensorProto.INT64, ["n"])
+    graph = helper.make_graph(nodes, "g", [port], [out], weights)
+    model = core.read_model(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    )
+    compiled = core.compile_model(model, device, affinity=alternating(model, device))
+    x = np.int64([5, 6, 7])
+    np.testing.assert_array_equal(compiled({"x": x})[0], -x[start:end:step])
+
+
+def test_a_model_that_ends_onnxs_inference_is_refused(core: hetero.Core) -> None:
+    text = """g (float[4,4] x, int64[3] i) => (float y) {
+        y = GatherND<batch_dims = -2147483649>(x, i)
+    }"""
+    with pytest.raises(ModelError, match="breaks off"):
+        core.compile_model(parse(text), "CPU")
+
+
+def test_a_long_vector_does_not_fill_the_memory_of_inference() -> None:
+    graph = infer_types(parse("g (float[2147483647] x) => (float[n] y) { t = Abs(x) y = Neg(t) }"))
+    shape = graph.value_info[0].type.tensor_type.shape
+    assert [d.dim_value for d in shape.dim] == [2**31 - 1]
