@@ -1,7 +1,8 @@
 """What a plugin author imports: the model view, the plugin contract, properties and errors.
 
-A plugin is a subclass of `Plugin` with `name`, `refuse` and `compile`, and a `Program` with `run`.
-`devices.testing` checks that it keeps the contract.
+A plugin is a subclass of `OperatorPlugin`, which is a table of operators; or one of `Plugin` with
+`name`, `refuse` and `compile`, and a `Program` with `run`. `devices.testing` checks that it keeps
+the contract.
 """
 
 from devices.compiled_model import CompiledModel
@@ -9,6 +10,7 @@ from devices.configuration import Configuration
 from devices.infer_request import InferRequest, State
 from devices.model import Constant, Model, Node
 from devices.model_reader import read_model
+from devices.operator_plugin import OperatorPlugin
 from devices.plugin import Plugin
 from devices.program import ExecutedNode, Payload, Program, RunContext, Value
 from devices.properties import (
@@ -38,6 +40,7 @@ __all__ = [
     "InferRequest",
     "Model",
     "Node",
+    "OperatorPlugin",
     "Payload",
     "Plugin",
     "PluginEntry",

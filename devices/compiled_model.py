@@ -22,6 +22,7 @@ from devices.request_target import Answer
 from devices.request_tensors import RequestTensors
 from devices.results import Results
 from devices.runtime_model import runtime_model
+from devices.stage_outputs import StageOutputs
 from devices.tensor_spec import TensorSpec
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class CompiledModel:
         self._device_id: str = config["DEVICE_ID"]
         self._configuration = Configuration(plugin.properties, repr(self), config)
         self._ports = RequestTensors(self.inputs, self.outputs)
+        self._received = StageOutputs(model, self.device)
         self._closed = False
         self._in_flight: set[Future[Answer]] = set()
         self._lock = threading.Lock()
@@ -137,7 +139,8 @@ class CompiledModel:
         Raises
         ------
         HeteroError
-            The program's own, or InferenceError around whatever else it raised.
+            The program's own, or InferenceError around whatever else it raised, and for outputs
+            that are not what the ports say.
         """
         if self._closed:
             raise InferenceError(
@@ -162,17 +165,12 @@ class CompiledModel:
                 f"{type(error).__name__}: {error}",
                 device=self.device,
             ) from error
-        if len(outputs) != len(self.outputs):
-            raise InferenceError(
-                f"{self.device} gave {len(outputs)} outputs for model {self.name!r}, which has "
-                f"{len(self.outputs)}: the plugin's Program.run must return one a port.",
-                device=self.device,
-            )
+        received = self._received.receive(outputs, inputs)
         if context.profile:
             if not context.node_times_s:  # a backend that does not tell: the model is one row
                 context.record(self.name, time.perf_counter() - start)
             self._remember(context.node_times_s)
-        return outputs
+        return received
 
     # What a request runs on: `devices.request_target.RequestTarget`.
 

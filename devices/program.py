@@ -184,7 +184,8 @@ class Program(ABC):
         Returns
         -------
         sequence of values
-            One for each output port; host arrays that the program will not touch again.
+            One for each output port; host arrays that the program will not touch again. Those
+            that share memory with an input, a constant or one another are copied by the caller.
         """
 
     def takes_remote(self, tensor: RemoteTensor) -> bool:

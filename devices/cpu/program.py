@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 import onnx
@@ -55,8 +55,7 @@ class CPUProgram(Program):
         """
         use_threads(self._threads)
         with np.errstate(all="ignore"):
-            outputs = self._block.run(inputs, context, profile=context.profile)
-        return _separate(outputs, inputs)
+            return self._block.run(inputs, context, profile=context.profile)
 
     def executed_nodes(self) -> tuple[ExecutedNode, ...]:
         """Return the runtime model, in execution order."""
@@ -128,37 +127,3 @@ def _model(proto: onnx.ModelProto, covers: dict[str, list[str]], payload: Payloa
         constants=constants,
         value_info=graph.value_info,
     )
-
-
-def _separate(outputs: Sequence[Value], inputs: Sequence[Value]) -> list[Value]:
-    """Return the outputs, copied where they share memory with anything that lives on."""
-    taken = {id(_owner(array)) for array in _arrays(inputs)}
-
-    def own(value: Value) -> Value:
-        if isinstance(value, list):
-            return [own(item) for item in value]
-        if not isinstance(value, np.ndarray):
-            return value
-        owner = _owner(value)
-        if not value.flags.writeable or id(owner) in taken:
-            return value.copy()
-        taken.add(id(owner))
-        return value
-
-    return [own(value) for value in outputs]
-
-
-def _arrays(values: Iterable[Value]) -> Iterator[np.ndarray]:
-    for value in values:
-        if isinstance(value, list):
-            yield from _arrays(value)
-        elif isinstance(value, np.ndarray):
-            yield value
-
-
-def _owner(array: np.ndarray) -> Any:
-    """Return the object whose memory an array shows."""
-    owner: Any = array
-    while isinstance(owner, np.ndarray) and owner.base is not None:
-        owner = owner.base
-    return owner

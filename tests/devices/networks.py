@@ -37,6 +37,9 @@ class GatedProgram(Program):
             raise self.plugin.error
         return self.program.run(inputs, context)
 
+    def executed_nodes(self):
+        return self.program.executed_nodes()
+
 
 def gated(plugin_class):
     """Return an instance of `plugin_class` whose runs wait for `gate`."""
