@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from devices.errors import AffinityError
+from devices.errors import AffinityError, ArgumentTypeError
 
 
 def load_affinity(path: str | Path) -> dict[str, str]:
@@ -58,7 +58,15 @@ def parse_pins(texts: Iterable[str]) -> dict[str, str]:
     ------
     AffinityError
         A text that is neither.
+    ArgumentTypeError
+        What is given is no sequence of texts.
     """
+    texts = list(texts) if isinstance(texts, Iterable) else [texts]
+    if wrong := [text for text in texts if not isinstance(text, str)]:
+        raise ArgumentTypeError(
+            f"affinity: {wrong[0]!r} is no text; give {{pattern: device}}, the path of an affinity "
+            "file, or a list of texts PATTERN=DEVICE."
+        )
     pins: dict[str, str] = {}
     for text in texts:
         pattern, equals, device = (part.strip() for part in text.rpartition("="))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from devices.configuration import check_mapping
-from devices.errors import PropertyError
+from devices.errors import ArgumentError, PropertyError
 from devices.model import Model
 from devices.model_reader import Source, read_model
 from devices.properties import Config, PropertyTable
@@ -32,7 +32,13 @@ from hetero.cache import cache_of
 from hetero.cached_compile import Cached, CachedCompiler
 from hetero.compiled_model import CompiledModel
 from hetero.config import HETERO_PROPERTIES, SplitConfig
-from hetero.device_choice import check_counts, choose_devices, choose_prioritised, identified
+from hetero.device_choice import (
+    check_counts,
+    choose_devices,
+    choose_prioritised,
+    identified,
+    parse_counts,
+)
 from hetero.lowering import constant_outputs, lower, stage_sources
 from hetero.partition import partition
 from hetero.planning.cost_planner import PlanningCore, cost_digest
@@ -90,12 +96,17 @@ class Core(PlanningCore):
         plugins: Sequence[Any] = (),
     ) -> None:
         if executor not in ("ray", "inprocess"):
-            raise ValueError(f"executor={executor!r}: it is 'ray' or 'inprocess'.")
+            raise ArgumentError(
+                f"executor={executor!r}: it is 'ray' or 'inprocess'. There is no configuration "
+                "file; options are given to set_property and compile_model."
+            )
         if address is not None and executor != "ray":
-            raise ValueError(f"address={address!r} is a Ray cluster's; executor is {executor!r}.")
+            raise ArgumentError(
+                f"address={address!r} is a Ray cluster's; executor is {executor!r}."
+            )
         self._kind: ExecutorKind = executor
         self._address = address
-        self._device_counts = dict(devices or {})
+        self._device_counts = parse_counts(devices)
         self._plugins = tuple(plugins)
         self._executor: Executor | None = None
         self._lock = threading.RLock()
@@ -179,10 +190,10 @@ class Core(PlanningCore):
         config : mapping
             The options.
         """
-        if not isinstance(device, str):
+        if config is None:
             self._scopes.set(EVERYWHERE, device)
         else:
-            self._scopes.set(self._scope(device), {} if config is None else config)
+            self._scopes.set(self._scope(device), config)
 
     def get_property(self, device: str, name: str | None = None) -> Any:
         """Return a property of a device or of ``HETERO``; or, alone, what is set for all.
@@ -466,7 +477,7 @@ class Core(PlanningCore):
         tables = self._tables()
         return {name: tables[name] for name in devices}
 
-    def _scope(self, device: str) -> str:
+    def _scope(self, device: Any) -> str:
         """Return the scope that a device string means: HETERO, or one device."""
         request = parse_device(device)
         if request.hetero and request.names:
@@ -474,4 +485,4 @@ class Core(PlanningCore):
                 f"{device!r} is a list; set or read properties of one device at a time, or of "
                 f"{HETERO}."
             )
-        return HETERO if request.hetero else self.resolve_devices(device)[0]
+        return HETERO if request.hetero else self.resolve_devices(request.names[0])[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from devices.configuration import check_mapping
-from devices.errors import PluginLoadError, PropertyError, UnknownDeviceError
+from devices.errors import ArgumentTypeError, PluginLoadError, PropertyError, UnknownDeviceError
 from devices.properties import Config
 from scheduler.device_names import (
     HETERO,
@@ -100,6 +100,25 @@ def identified(device: str, config: Config) -> tuple[str, Config]:
             property="DEVICE_ID",
         )
     return f"{plugin}.{asked}", {n: v for n, v in config.items() if n != "DEVICE_ID"}
+
+
+def parse_counts(devices: Mapping[str, int] | None) -> dict[str, int]:
+    """Return how many devices of a plugin each node offers.
+
+    Raises
+    ------
+    ArgumentTypeError
+        What is given is no mapping of names to whole numbers of 0 or more.
+    """
+    counts = {} if devices is None else devices
+    if not isinstance(counts, Mapping) or not all(
+        isinstance(n, str) and isinstance(c, int) and not isinstance(c, bool) and c >= 0
+        for n, c in counts.items()
+    ):
+        raise ArgumentTypeError(
+            f"devices={devices!r}: wanted numbers of devices by plugin, as {{'ORT': 2}}."
+        )
+    return dict(counts)
 
 
 def check_counts(counts: Mapping[str, int], rows: Sequence[DeviceDescriptor]) -> None:

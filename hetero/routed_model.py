@@ -63,7 +63,8 @@ class RoutedModel(CompiledModel):
     def get_property(self, name: str) -> Any:
         """Return a property; enough requests to keep every variant busy are those of all."""
         if name == "OPTIMAL_NUMBER_OF_INFER_REQUESTS":
-            return sum(v.get_property(name) for v in self.variants)
+            enough = sum(v.get_property(name) for v in self.variants)
+            return min(enough, self.get_property("PERFORMANCE_HINT_NUM_REQUESTS") or enough)
         return super().get_property(name)
 
     def export_model(self, target: str | BinaryIO | Any = None) -> NoReturn:

@@ -38,7 +38,7 @@ class Scopes:
         self._scopes: dict[str, Configuration] = {}
         self._lock = threading.Lock()
 
-    def set(self, scope: str, config: Config) -> None:
+    def set(self, scope: str, config: Any) -> None:
         """Set options, all of them or none.
 
         Parameters

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from devices.errors import UnknownDeviceError
+from devices.errors import ArgumentTypeError, UnknownDeviceError
 
 #: What asks for several devices.
 HETERO: Final = "HETERO"
@@ -42,7 +42,14 @@ def parse_device(text: str) -> DeviceRequest:
     ------
     UnknownDeviceError
         If it is empty, has an empty place, or lists several devices without ``HETERO:``.
+    ArgumentTypeError
+        If it is no text.
     """
+    if not isinstance(text, str):
+        raise ArgumentTypeError(
+            f"device {text!r}: wanted text, as 'CPU' or '{HETERO}:ORT,CPU', got "
+            f"{type(text).__name__}."
+        )
     head, colon, tail = text.strip().partition(":")
     head = head.strip()
     if head == HETERO and not colon:

@@ -50,3 +50,12 @@ def unknown_ops() -> onnx.ModelProto:
     )
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("org.example", 1)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=8)
+
+
+def dense() -> onnx.ModelProto:
+    """Return x + x over two by three, for devices with few operators."""
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 3]) for name in ("x", "y")]
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["x", "x"], ["y"], "add")], "dense", ports[:1], ports[1:]
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
