@@ -16,19 +16,6 @@ DELEGATED: Final[dict[tuple[str, str], frozenset[int]]] = {
     ("", "ImageDecoder"): frozenset({20}),
     ("", "RegexFullMatch"): frozenset({20}),
     ("", "StringConcat"): frozenset({20}),
-    ("ai.onnx.ml", "ArrayFeatureExtractor"): frozenset({1}),
-    ("ai.onnx.ml", "Binarizer"): frozenset({1}),
-    ("ai.onnx.ml", "FeatureVectorizer"): frozenset({1}),
-    ("ai.onnx.ml", "Imputer"): frozenset({1}),
-    ("ai.onnx.ml", "LabelEncoder"): frozenset({2, 4}),
-    ("ai.onnx.ml", "LinearClassifier"): frozenset({1}),
-    ("ai.onnx.ml", "LinearRegressor"): frozenset({1}),
-    ("ai.onnx.ml", "OneHotEncoder"): frozenset({1}),
-    ("ai.onnx.ml", "SVMRegressor"): frozenset({1}),
-    ("ai.onnx.ml", "Scaler"): frozenset({1}),
-    ("ai.onnx.ml", "TreeEnsemble"): frozenset({5}),
-    ("ai.onnx.ml", "TreeEnsembleClassifier"): frozenset({1, 3, 5}),
-    ("ai.onnx.ml", "TreeEnsembleRegressor"): frozenset({1, 3, 5}),
 }
 
 

@@ -125,7 +125,7 @@ def one_node_model(
         [_value_info(name, value) for name, value in zip(names, inputs, strict=True) if name],
         [helper.make_empty_tensor_value_info(name) for name in outputs],
     )
-    imports = [helper.make_opsetid("", opset if domain == "" else NEWEST)]
+    imports = [helper.make_opsetid("", ORT_NEWEST if domain else opset)]
     if domain:
         imports.append(helper.make_opsetid(domain, opset))
     ir_version = max(8, helper.find_min_ir_version_for(imports, ignore_unknown=True))

@@ -1,0 +1,170 @@
+"""Linear and support vector models of `ai.onnx.ml`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+
+from devices.kernels.element_types import Array, Xp
+from devices.kernels.ml_scores import ML, both_classes, labels_of, rows_of, transformed
+from devices.kernels.registry import op
+
+Floats = Sequence[float]
+Ints = Sequence[int]
+Strings = Sequence[str]
+
+
+def _linear(xp: Xp, x: Array, coefficients: Floats, intercepts: Floats | None) -> Array:
+    """Return x (N, C) times each row of coefficients (K * C), plus the intercepts (K)."""
+    x = rows_of(xp, x)
+    weights = xp.asarray(coefficients, dtype=x.dtype)
+    if weights.size % x.shape[1]:
+        raise ValueError(f"{weights.size} coefficients do not fit {x.shape[1]} features")
+    scores = xp.matmul(x, weights.reshape(-1, x.shape[1]).T)
+    return scores + xp.asarray(intercepts, dtype=x.dtype) if intercepts else scores
+
+
+@op("LinearRegressor", since=1, domain=ML)
+def linear_regressor(
+    xp: Xp, x: Array, *, coefficients: Floats = (), intercepts: Floats | None = None,
+    post_transform: str = "NONE", targets: int = 1,
+) -> Array:  # fmt: skip
+    """Return ``x @ coefficients + intercepts``, (N, targets)."""
+    scores = _linear(xp, x, coefficients, intercepts)
+    if scores.shape[1] != targets:
+        raise ValueError(f"{len(coefficients)} coefficients do not give {targets} targets")
+    return transformed(xp, scores, post_transform)
+
+
+@op("LinearClassifier", since=1, domain=ML)
+def linear_classifier(
+    xp: Xp, x: Array, *, coefficients: Floats, classlabels_ints: Ints | None = None,
+    classlabels_strings: Strings | None = None, intercepts: Floats | None = None,
+    multi_class: int = 0, post_transform: str = "NONE",
+) -> tuple[Array, Array]:  # fmt: skip
+    """Return the label with the greatest score, and the scores (N, classes).
+
+    One row of coefficients for two labels scores the second. `multi_class` changes nothing: the
+    coefficients are the same for both of its meanings.
+    """
+    labels = labels_of(xp, classlabels_ints, classlabels_strings)
+    scores = _linear(xp, x, coefficients, intercepts)
+    if scores.shape[1] == 1 and labels.size == 2:
+        best = (scores[:, 0] > 0).astype(xp.int64)
+        negated = post_transform == "LOGISTIC"
+        return labels[best], both_classes(xp, scores, post_transform, negated=negated)
+    if scores.shape[1] != labels.size:
+        raise ValueError(f"{len(coefficients)} coefficients do not score {labels.size} labels")
+    return labels[xp.argmax(scores, axis=1)], transformed(xp, scores, post_transform)
+
+
+def _kernel(xp: Xp, x: Array, vectors: Array, kernel_type: str, params: Floats | None) -> Array:
+    """Return the kernel of each row of x with each support vector."""
+    gamma, coef0, degree = params or (0.0, 0.0, 0.0)
+    if kernel_type == "RBF":
+        differences = x[:, None] - vectors
+        return xp.exp(-gamma * xp.sum(differences * differences, axis=2))
+    dots = xp.matmul(x, vectors.T)
+    if kernel_type == "LINEAR":
+        return dots
+    if kernel_type == "POLY":
+        return (gamma * dots + coef0) ** degree
+    if kernel_type == "SIGMOID":
+        return xp.tanh(gamma * dots + coef0)
+    raise ValueError(f"kernel_type {kernel_type!r} is none of LINEAR, POLY, RBF, SIGMOID")
+
+
+@op("SVMRegressor", since=1, domain=ML)
+def svm_regressor(
+    xp: Xp, x: Array, *, coefficients: Floats = (), kernel_params: Floats | None = None,
+    kernel_type: str = "LINEAR", n_supports: int = 0, one_class: int = 0,
+    post_transform: str = "NONE", rho: Floats = (0.0,), support_vectors: Floats = (),
+) -> Array:  # fmt: skip
+    """Return the regression (N, 1); with `one_class` 1 for what belongs to the class, else -1."""
+    x = rows_of(xp, x)
+    weights = xp.asarray(coefficients, dtype=x.dtype)
+    if n_supports:
+        vectors = xp.asarray(support_vectors, dtype=x.dtype).reshape(n_supports, -1)
+        x = _kernel(xp, x, vectors, kernel_type, kernel_params)
+    scores = (xp.matmul(x, weights) + rho[0]).reshape(-1, 1)
+    if one_class:
+        return xp.where(scores > 0, xp.float32(1), xp.float32(-1))
+    return transformed(xp, scores, post_transform)
+
+
+@op("SVMClassifier", since=1, domain=ML)
+def svm_classifier(
+    xp: Xp, x: Array, *, classlabels_ints: Ints | None = None,
+    classlabels_strings: Strings | None = None, coefficients: Floats = (),
+    kernel_params: Floats | None = None, kernel_type: str = "LINEAR",
+    post_transform: str = "NONE", prob_a: Floats | None = None, prob_b: Floats | None = None,
+    rho: Floats = (0.0,), support_vectors: Floats | None = None,
+    vectors_per_class: Ints | None = None,
+) -> tuple[Array, Array]:  # fmt: skip
+    """Return the label with most votes, and scores.
+
+    Scores are probabilities (N, classes) with `prob_a` and `prob_b`, else one for each pair of
+    classes. Without support vectors there is a row of coefficients for each class.
+    """
+    labels = labels_of(xp, classlabels_ints, classlabels_strings)
+    x = rows_of(xp, x)
+    if not vectors_per_class:
+        weights = xp.asarray(coefficients, dtype=x.dtype).reshape(labels.size, -1)
+        scores = xp.matmul(x, weights.T) + rho[0]
+        return labels[xp.argmax(scores, axis=1)], transformed(xp, scores, post_transform)
+    count = sum(vectors_per_class)
+    vectors = xp.asarray(support_vectors, dtype=x.dtype).reshape(count, -1)
+    weights = xp.asarray(coefficients, dtype=x.dtype).reshape(-1, count)
+    kernels = _kernel(xp, x, vectors, kernel_type, kernel_params)
+    ends = [sum(vectors_per_class[: i + 1]) for i in range(len(vectors_per_class))]
+    of = [slice(end - n, end) for end, n in zip(ends, vectors_per_class, strict=True)]
+    pairs = list(combinations(range(len(vectors_per_class)), 2))
+    scores = xp.stack(
+        [
+            xp.matmul(kernels[:, of[i]], weights[j - 1, of[i]])
+            + xp.matmul(kernels[:, of[j]], weights[i, of[j]])
+            + rho[p]
+            for p, (i, j) in enumerate(pairs)
+        ],
+        axis=1,
+    )
+    votes = xp.zeros((x.shape[0], len(vectors_per_class)), xp.int64)
+    for p, (i, j) in enumerate(pairs):
+        votes[:, i] += scores[:, p] > 0
+        votes[:, j] += scores[:, p] <= 0
+    best = labels[xp.argmax(votes, axis=1)]
+    if prob_a and prob_b:
+        scores = _probabilities(xp, scores, pairs, prob_a, prob_b)
+    elif len(pairs) == 1 and labels.size == 2:
+        negated = post_transform in ("NONE", "LOGISTIC")
+        return best, both_classes(xp, scores, post_transform, negated=negated)
+    return best, transformed(xp, scores, post_transform)
+
+
+def _probabilities(
+    xp: Xp, scores: Array, pairs: Sequence[tuple[int, int]], prob_a: Floats, prob_b: Floats
+) -> Array:
+    """Return the classes' probabilities, coupled from those of each pair (Wu, Lin, Weng 2004)."""
+    n, k = scores.shape[0], pairs[-1][1] + 1
+    values = xp.asarray(prob_a, scores.dtype) * scores + xp.asarray(prob_b, scores.dtype)
+    wins = xp.clip(1 / (1 + xp.exp(values)), 1e-7, 1 - 1e-7)
+    r = xp.zeros((n, k, k), scores.dtype)
+    for p, (i, j) in enumerate(pairs):
+        r[:, i, j], r[:, j, i] = wins[:, p], 1 - wins[:, p]
+    q = -r * r.swapaxes(1, 2)
+    for i in range(k):
+        q[:, i, i] = xp.sum(r[:, :, i] ** 2, axis=1)
+    p = xp.full((n, k), 1 / k, scores.dtype)
+    for _ in range(max(100, k)):
+        qp = xp.matmul(q, p[:, :, None])[:, :, 0]
+        pqp = xp.sum(p * qp, axis=1)
+        going = xp.max(xp.absolute(qp - pqp[:, None]), axis=1) >= 0.005 / k
+        if not bool(going.any()):
+            break
+        for i in range(k):
+            step = xp.where(going, (pqp - qp[:, i]) / q[:, i, i], 0)
+            pqp = (pqp + step * (step * q[:, i, i] + 2 * qp[:, i])) / (1 + step) ** 2
+            qp = (qp + step[:, None] * q[:, i]) / (1 + step[:, None])
+            p[:, i] += step
+            p = p / (1 + step[:, None])
+    return p

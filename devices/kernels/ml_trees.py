@@ -1,0 +1,401 @@
+"""Tree ensembles of `ai.onnx.ml`: all rows go down all trees together, level by level."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from operator import eq, ge, gt, le, lt, ne
+from typing import Any, NamedTuple
+
+from devices.kernels.element_types import Array, Xp, in_float32
+from devices.kernels.ml_scores import ML, both_classes, labels_of, rows_of, transformed
+from devices.kernels.registry import op
+
+Floats = Sequence[float]
+Ints = Sequence[int]
+Strings = Sequence[str]
+
+#: The comparisons of a branch, in the order of TreeEnsemble's numbers for them.
+_MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ",
+          "BRANCH_MEMBER")  # fmt: skip
+_LEAF = len(_MODES)
+_AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
+_TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
+
+#: Elements of one block of leaves' weights.
+_BLOCK = 1 << 20
+
+
+class Trees(NamedTuple):
+    """An ensemble whose nodes are numbered through; a leaf is its own child."""
+
+    #: Per node: comparison (`_LEAF` at a leaf), feature, value compared with, the two children.
+    mode: Array
+    feature: Array
+    value: Array
+    if_true: Array
+    if_false: Array
+    missing_is_true: Array
+    roots: Array
+    #: (nodes, targets): what a leaf adds to each target, and whether it does.
+    weights: Array
+    adds: Array
+    #: Node -> the values that a BRANCH_MEMBER looks for.
+    members: dict[int, Array]
+
+
+class _Same:
+    """An attribute as a key: attributes are the same objects in every run of a node."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.value is other.value
+
+
+def _leaves(xp: Xp, x: Array, trees: Trees) -> Array:
+    """Return the leaf that each row reaches in each tree, (N, trees)."""
+    rows = xp.arange(x.shape[0])[:, None]
+    at = xp.broadcast_to(trees.roots, (x.shape[0], trees.roots.size)).copy()
+    modes = [int(mode) for mode in xp.unique(trees.mode) if mode != _LEAF]
+    while bool((trees.mode[at] != _LEAF).any()):
+        value, split = x[rows, trees.feature[at]], trees.value[at]
+        taken = xp.isnan(value) & trees.missing_is_true[at]
+        for mode in modes:
+            here = taken | _compare(xp, mode, value, split, at, trees)
+            taken = here if len(modes) == 1 else xp.where(trees.mode[at] == mode, here, taken)
+        at = xp.where(taken, trees.if_true[at], trees.if_false[at])
+    return at
+
+
+def _compare(xp: Xp, mode: int, value: Array, split: Array, at: Array, trees: Trees) -> Array:
+    if mode == _MODES.index("BRANCH_MEMBER"):
+        found = xp.zeros(value.shape, bool)
+        for node, members in trees.members.items():
+            found |= (at == node) & xp.isin(value, members)
+        return found
+    return (le, lt, ge, gt, eq, ne)[mode](value, split)
+
+
+def _aggregated(xp: Xp, x: Array, trees: Trees, aggregate: str) -> tuple[Array, Array]:
+    """Return each target's score (N, targets), and whether any leaf added to it."""
+    if aggregate not in _AGGREGATES:
+        raise ValueError(f"aggregate_function {aggregate!r} is none of {_AGGREGATES}")
+    targets = trees.weights.shape[1]
+    scores = xp.empty((x.shape[0], targets), trees.weights.dtype)
+    scored = xp.empty(scores.shape, bool)
+    step = max(1, _BLOCK // max(1, targets * trees.roots.size))
+    for first in range(0, x.shape[0], step):
+        part = slice(first, first + step)
+        leaves = _leaves(xp, x[part], trees)
+        weights, adds = trees.weights[leaves], trees.adds[leaves]
+        scored[part] = adds.any(axis=1)
+        if aggregate in ("MIN", "MAX"):
+            extreme, worst = (xp.min, xp.inf) if aggregate == "MIN" else (xp.max, -xp.inf)
+            best = extreme(xp.where(adds, weights, worst), axis=1)
+            scores[part] = xp.where(scored[part], best, 0)
+        else:
+            scores[part] = xp.sum(weights, axis=1)
+    if aggregate == "AVERAGE":
+        scores /= trees.roots.size
+    return scores, scored
+
+
+@lru_cache(maxsize=32)
+def _numbered(
+    xp: Xp, tree_ids: _Same, node_ids: _Same, features: _Same, modes: _Same, values: _Same,
+    true_ids: _Same, false_ids: _Same, missing: _Same, leaf_trees: _Same, leaf_nodes: _Same,
+    targets: _Same, weights: _Same, n_targets: int,
+) -> Trees:  # fmt: skip
+    """Number the nodes of an ensemble whose attributes name tree and node."""
+    place = {pair: i for i, pair in enumerate(zip(tree_ids.value, node_ids.value, strict=True))}
+    try:
+        mode = xp.asarray([(*_MODES, "LEAF").index(name) for name in modes.value])
+        if_true, if_false = (
+            xp.asarray(
+                [
+                    i if name == "LEAF" else place[tree, child]
+                    for i, (tree, child, name) in enumerate(
+                        zip(tree_ids.value, ids.value, modes.value, strict=True)
+                    )
+                ]
+            )
+            for ids in (true_ids, false_ids)
+        )
+        leaf = [place[pair] for pair in zip(leaf_trees.value, leaf_nodes.value, strict=True)]
+    except KeyError as error:
+        raise ValueError(f"the ensemble has no node (tree, node) {error}") from error
+    roots: dict[int, int] = {}
+    for i, tree in enumerate(tree_ids.value):
+        roots.setdefault(tree, i)
+    added = xp.zeros((mode.size, n_targets), xp.float64)
+    adds = xp.zeros(added.shape, bool)
+    xp.add.at(added, (leaf, list(targets.value)), xp.asarray(weights.value, xp.float64))
+    adds[leaf, list(targets.value)] = True
+    missing_is_true = xp.asarray(missing.value or (0,) * mode.size, dtype=bool)
+    return Trees(
+        mode, xp.asarray(features.value), xp.asarray(_floats(xp, values.value)), if_true, if_false,
+        missing_is_true, xp.asarray(list(roots.values())), added, adds, {},
+    )  # fmt: skip
+
+
+def _floats(xp: Xp, values: Any) -> Array:
+    """Return an attribute's floats, which have 32 bits, or a tensor as it is."""
+    return xp.asarray(values, dtype=xp.float32) if isinstance(values, tuple) else values
+
+
+def _either(name: str, values: Floats | None, tensor: Array | None) -> Any:
+    if values and tensor is not None:
+        raise ValueError(f"{name} is given twice, as numbers and as a tensor")
+    return values if tensor is None else tensor
+
+
+@op("TreeEnsembleRegressor", since=1, domain=ML)
+def tree_ensemble_regressor_1(
+    xp: Xp,
+    x: Array,
+    *,
+    n_targets: int = 1,
+    nodes_featureids: Ints = (),
+    nodes_falsenodeids: Ints = (),
+    nodes_modes: Strings = (),
+    nodes_nodeids: Ints = (),
+    nodes_treeids: Ints = (),
+    nodes_truenodeids: Ints = (),
+    target_ids: Ints = (),
+    target_nodeids: Ints = (),
+    target_treeids: Ints = (),
+    aggregate_function: str = "SUM",
+    base_values: Floats | None = None,
+    nodes_hitrates: Floats | None = None,
+    nodes_missing_value_tracks_true: Ints | None = None,
+    nodes_values: Floats | None = None,
+    post_transform: str = "NONE",
+    target_weights: Floats | None = None,
+) -> Array:
+    """Return the leaves' weights, aggregated over the trees, plus the base values (N, targets)."""
+    trees = _numbered(
+        xp, _Same(nodes_treeids), _Same(nodes_nodeids), _Same(nodes_featureids),
+        _Same(nodes_modes), _Same(nodes_values), _Same(nodes_truenodeids),
+        _Same(nodes_falsenodeids), _Same(nodes_missing_value_tracks_true),
+        _Same(target_treeids), _Same(target_nodeids), _Same(target_ids), _Same(target_weights),
+        n_targets,
+    )  # fmt: skip
+    scores, _ = _aggregated(xp, rows_of(xp, x), trees, aggregate_function)
+    if base_values is not None and len(base_values):
+        scores = scores + xp.asarray(base_values)
+    return transformed(xp, scores, post_transform)
+
+
+@op("TreeEnsembleRegressor", since=3, domain=ML)
+def tree_ensemble_regressor_3(
+    xp: Xp,
+    x: Array,
+    *,
+    base_values: Floats | None = None,
+    base_values_as_tensor: Array | None = None,
+    nodes_hitrates_as_tensor: Array | None = None,
+    nodes_values: Floats | None = None,
+    nodes_values_as_tensor: Array | None = None,
+    target_weights: Floats | None = None,
+    target_weights_as_tensor: Array | None = None,
+    n_targets: int = 1,
+    nodes_featureids: Ints = (),
+    nodes_falsenodeids: Ints = (),
+    nodes_modes: Strings = (),
+    nodes_nodeids: Ints = (),
+    nodes_treeids: Ints = (),
+    nodes_truenodeids: Ints = (),
+    target_ids: Ints = (),
+    target_nodeids: Ints = (),
+    target_treeids: Ints = (),
+    aggregate_function: str = "SUM",
+    nodes_hitrates: Floats | None = None,
+    nodes_missing_value_tracks_true: Ints | None = None,
+    post_transform: str = "NONE",
+) -> Array:
+    """Return what version 1 does; values, weights and base values may be tensors."""
+    return tree_ensemble_regressor_1(
+        xp, x, n_targets=n_targets, nodes_featureids=nodes_featureids,
+        nodes_falsenodeids=nodes_falsenodeids, nodes_modes=nodes_modes,
+        nodes_nodeids=nodes_nodeids, nodes_treeids=nodes_treeids,
+        nodes_truenodeids=nodes_truenodeids, target_ids=target_ids,
+        target_nodeids=target_nodeids, target_treeids=target_treeids,
+        aggregate_function=aggregate_function, post_transform=post_transform,
+        nodes_missing_value_tracks_true=nodes_missing_value_tracks_true,
+        base_values=_either("base_values", base_values, base_values_as_tensor),
+        nodes_values=_either("nodes_values", nodes_values, nodes_values_as_tensor),
+        target_weights=_either("target_weights", target_weights, target_weights_as_tensor),
+    )  # fmt: skip
+
+
+@op("TreeEnsembleClassifier", since=1, domain=ML)
+def tree_ensemble_classifier_1(
+    xp: Xp,
+    x: Array,
+    *,
+    class_ids: Ints = (),
+    class_nodeids: Ints = (),
+    class_treeids: Ints = (),
+    nodes_featureids: Ints = (),
+    nodes_falsenodeids: Ints = (),
+    nodes_modes: Strings = (),
+    nodes_nodeids: Ints = (),
+    nodes_treeids: Ints = (),
+    nodes_truenodeids: Ints = (),
+    base_values: Floats | None = None,
+    class_weights: Floats | None = None,
+    classlabels_int64s: Ints | None = None,
+    classlabels_strings: Strings | None = None,
+    nodes_hitrates: Floats | None = None,
+    nodes_missing_value_tracks_true: Ints | None = None,
+    nodes_values: Floats | None = None,
+    post_transform: str = "NONE",
+) -> tuple[Array, Array]:
+    """Return the label with the greatest sum of the leaves' weights, and the sums (N, classes).
+
+    Where the leaves of two classes all add to one score, that is the second one's: more than one
+    half decides for it where all weights are positive, else more than zero.
+    """
+    labels = labels_of(xp, classlabels_int64s, classlabels_strings)
+    trees = _numbered(
+        xp, _Same(nodes_treeids), _Same(nodes_nodeids), _Same(nodes_featureids),
+        _Same(nodes_modes), _Same(nodes_values), _Same(nodes_truenodeids),
+        _Same(nodes_falsenodeids), _Same(nodes_missing_value_tracks_true),
+        _Same(class_treeids), _Same(class_nodeids), _Same(class_ids), _Same(class_weights),
+        labels.size,
+    )  # fmt: skip
+    scores, scored = _aggregated(xp, rows_of(xp, x), trees, "SUM")
+    base = None if base_values is None or not len(base_values) else xp.asarray(base_values)
+    if base is not None:
+        if labels.size == 2 and (base.size == 1 or not any(class_ids)):
+            # Where leaves score one of two classes, its base value may stand alone, or last.
+            scores[:, 0] += base[-1]
+        else:
+            scores += base
+    if labels.size == 2 and len(set(class_ids)) == 1:
+        signed = bool((trees.weights < 0).any())
+        score = scores[:, class_ids[0]]
+        best = labels[(score > (0.0 if signed else 0.5)).astype(xp.int64)]
+        if class_ids[0] == 0:
+            negated = signed or post_transform == "LOGISTIC"
+            return best, both_classes(xp, score[:, None], post_transform, negated=negated)
+        return best, transformed(xp, scores, post_transform)
+    # A class that no leaf adds to is not chosen, unless it has a base value.
+    eligible = scores if base is not None else xp.where(scored, scores, -xp.inf)
+    return labels[xp.argmax(eligible, axis=1)], transformed(xp, scores, post_transform)
+
+
+@op("TreeEnsembleClassifier", since=3, domain=ML)
+def tree_ensemble_classifier_3(
+    xp: Xp,
+    x: Array,
+    *,
+    base_values: Floats | None = None,
+    base_values_as_tensor: Array | None = None,
+    class_weights: Floats | None = None,
+    class_weights_as_tensor: Array | None = None,
+    nodes_hitrates_as_tensor: Array | None = None,
+    nodes_values: Floats | None = None,
+    nodes_values_as_tensor: Array | None = None,
+    class_ids: Ints = (),
+    class_nodeids: Ints = (),
+    class_treeids: Ints = (),
+    nodes_featureids: Ints = (),
+    nodes_falsenodeids: Ints = (),
+    nodes_modes: Strings = (),
+    nodes_nodeids: Ints = (),
+    nodes_treeids: Ints = (),
+    nodes_truenodeids: Ints = (),
+    classlabels_int64s: Ints | None = None,
+    classlabels_strings: Strings | None = None,
+    nodes_hitrates: Floats | None = None,
+    nodes_missing_value_tracks_true: Ints | None = None,
+    post_transform: str = "NONE",
+) -> tuple[Array, Array]:
+    """Return what version 1 does; values, weights and base values may be tensors."""
+    label_and_scores: tuple[Array, Array] = tree_ensemble_classifier_1(
+        xp, x, class_ids=class_ids, class_nodeids=class_nodeids, class_treeids=class_treeids,
+        nodes_featureids=nodes_featureids, nodes_falsenodeids=nodes_falsenodeids,
+        nodes_modes=nodes_modes, nodes_nodeids=nodes_nodeids, nodes_treeids=nodes_treeids,
+        nodes_truenodeids=nodes_truenodeids, classlabels_int64s=classlabels_int64s,
+        classlabels_strings=classlabels_strings, post_transform=post_transform,
+        nodes_missing_value_tracks_true=nodes_missing_value_tracks_true,
+        base_values=_either("base_values", base_values, base_values_as_tensor),
+        nodes_values=_either("nodes_values", nodes_values, nodes_values_as_tensor),
+        class_weights=_either("class_weights", class_weights, class_weights_as_tensor),
+    )  # fmt: skip
+    return label_and_scores
+
+
+@lru_cache(maxsize=32)
+def _joined(
+    xp: Xp, modes: _Same, features: _Same, splits: _Same, trues: _Same, falses: _Same,
+    true_leafs: _Same, false_leafs: _Same, roots: _Same, targets: _Same, weights: _Same,
+    missing: _Same, members: _Same, n_targets: int,
+) -> Trees:  # fmt: skip
+    """Number the leaves of a TreeEnsemble after its branches."""
+    branches, leaves = len(trues.value), len(targets.value)
+    own = xp.arange(branches, branches + leaves)
+
+    def children(ids: Ints, are_leaves: Ints) -> Array:
+        return xp.concatenate([xp.asarray(ids) + branches * xp.asarray(are_leaves), own])
+
+    mode = xp.concatenate([modes.value.astype(xp.int64), xp.full(leaves, _LEAF)])
+    nothing = xp.zeros(leaves, xp.int64)
+    missing_is_true = xp.concatenate(
+        [xp.asarray(missing.value or (0,) * branches, dtype=bool), nothing.astype(bool)]
+    )
+    added = xp.zeros((mode.size, n_targets), xp.float64)
+    adds = xp.zeros(added.shape, bool)
+    added[own, list(targets.value)] = weights.value.astype(xp.float64)
+    adds[own, list(targets.value)] = True
+    return Trees(
+        mode, xp.concatenate([xp.asarray(features.value), nothing]),
+        xp.concatenate([splits.value, nothing.astype(splits.value.dtype)]),
+        children(trues.value, true_leafs.value), children(falses.value, false_leafs.value),
+        missing_is_true, xp.asarray(roots.value), added, adds,
+        _members(xp, mode, members.value),
+    )  # fmt: skip
+
+
+def _members(xp: Xp, mode: Array, values: Array | None) -> dict[int, Array]:
+    """Return each BRANCH_MEMBER's set; in `values` a NaN ends each."""
+    nodes = [int(i) for i in xp.nonzero(mode == _MODES.index("BRANCH_MEMBER"))[0]]
+    sets: list[list[float]] = [[]]
+    for value in () if values is None else values.tolist():
+        if value != value:
+            sets.append([])
+        else:
+            sets[-1].append(value)
+    if len(sets) < len(nodes):
+        raise ValueError(f"membership_values has {len(sets)} sets for {len(nodes)} branches")
+    return {node: xp.asarray(each) for node, each in zip(nodes, sets, strict=False)}
+
+
+@op("TreeEnsemble", since=5, domain=ML)
+@in_float32
+def tree_ensemble(
+    xp: Xp, x: Array, *, leaf_targetids: Ints, leaf_weights: Array, nodes_falseleafs: Ints,
+    nodes_falsenodeids: Ints, nodes_featureids: Ints, nodes_modes: Array, nodes_splits: Array,
+    nodes_trueleafs: Ints, nodes_truenodeids: Ints, tree_roots: Ints,
+    aggregate_function: int = 1, membership_values: Array | None = None, n_targets: int = 1,
+    nodes_hitrates: Array | None = None, nodes_missing_value_tracks_true: Ints | None = None,
+    post_transform: int = 0,
+) -> Array:  # fmt: skip
+    """Return the leaves' weights, aggregated over the trees (N, targets), in x's type."""
+    if not 0 <= aggregate_function < 4 or not 0 <= post_transform < 5:
+        raise ValueError(f"aggregate_function {aggregate_function} or post_transform "
+                         f"{post_transform} is out of range")  # fmt: skip
+    trees = _joined(
+        xp, _Same(nodes_modes), _Same(nodes_featureids), _Same(nodes_splits),
+        _Same(nodes_truenodeids), _Same(nodes_falsenodeids), _Same(nodes_trueleafs),
+        _Same(nodes_falseleafs), _Same(tree_roots), _Same(leaf_targetids), _Same(leaf_weights),
+        _Same(nodes_missing_value_tracks_true), _Same(membership_values), n_targets,
+    )  # fmt: skip
+    scores, _ = _aggregated(xp, rows_of(xp, x), trees, _AGGREGATES[aggregate_function])
+    return transformed(xp, scores, _TRANSFORMS[post_transform], x.dtype)
