@@ -5,6 +5,7 @@ Both executors run the same host: in process behind a thread, on Ray inside an a
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -22,6 +23,8 @@ from devices.support import Support
 from scheduler.codec import nbytes_of
 from scheduler.executor import DeviceDescriptor, StageRun, StageSource
 from scheduler.thread_shares import THREADS
+
+_log = logging.getLogger(__name__)
 
 #: Cancelled attempts remembered.
 _REMEMBERED: Final = 4096
@@ -127,10 +130,11 @@ class DeviceHost:
         InferenceError
             Naming stage, device and cause, for whatever else it raised.
         """
-        compiled = self._stage(deployment, stage)
-        context = RunContext(profile or bool(compiled.get_property("PERF_COUNT")))
         key = (deployment, request_id, attempt)
         with self._lock:
+            # What is registered as running is not unloaded under the run.
+            compiled = self._stage(deployment, stage)
+            context = RunContext(profile or bool(compiled.get_property("PERF_COUNT")))
             if key in self._cancelled:
                 raise RequestCancelledError(
                     f"request {request_id}, attempt {attempt}: cancelled before stage {stage}.",
@@ -197,7 +201,10 @@ class DeviceHost:
                 lambda: all(key[0] != deployment for key in self._running), timeout_s
             )
         for compiled in stages if stopped else ():
-            compiled.close()
+            try:
+                compiled.close()
+            except Exception:  # one program's trouble must not keep the others
+                _log.exception("device=%s: %r", self.descriptor.name, compiled)
 
     def close(self) -> None:
         """Let go of every stage."""

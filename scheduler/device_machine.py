@@ -7,18 +7,20 @@
        └──────────┴──> gone, with its attempt
 
 Of the tasks that are ready the one with the least request number plus stage level runs first, and
-of those the one that was ready first: old requests go before new ones, and a request that is
-further on does not overtake one that is further back by more than its lead.
+of those the one that was ready first: old requests go before new ones, and a request at level k
+may overtake at most k earlier ones. A stage runs as many tasks at once as it has streams, the
+device as many as its widest stage.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, NamedTuple
 
+from devices.errors import DeviceError
 from scheduler import events
 from scheduler.events import DeviceEvent, DeviceInstruction, Task
 
@@ -63,6 +65,21 @@ class _Task:
     state: TaskState = TaskState.JOINING
 
 
+class _Ready(NamedTuple):
+    #: Request number + level.
+    order: int
+    arrival: int
+    task: _Task
+
+
+@dataclass(slots=True)
+class _Stage:
+    opened: events.StageOpened
+    num_running: int = 0
+    #: Tasks that are ready and wait for one of the stage's streams; may hold gone ones.
+    held: list[_Ready] = field(default_factory=list)
+
+
 class _Attempt(NamedTuple):
     deployment: str
     request_id: int
@@ -70,21 +87,16 @@ class _Attempt(NamedTuple):
 
 
 class DeviceMachine:
-    """Tasks of one device.
+    """Tasks of one device."""
 
-    Parameters
-    ----------
-    num_streams : int
-        How many tasks it runs at once.
-    """
-
-    def __init__(self, num_streams: int = 1) -> None:
-        self.num_streams = num_streams
-        self._stages: dict[tuple[str, int], events.StageOpened] = {}
+    def __init__(self) -> None:
+        #: How many tasks run at once.
+        self.num_streams = 1
+        self._stages: dict[tuple[str, int], _Stage] = {}
         #: Tasks that are not gone, by attempt.
         self._tasks: dict[_Attempt, dict[Task, _Task]] = {}
-        #: (request number + level, arrival, task); may hold tasks that are gone.
-        self._ready: list[tuple[int, int, _Task]] = []
+        #: A heap; may hold tasks that are gone.
+        self._ready: list[_Ready] = []
         self._arrivals = 0
         self._num_running = 0
         self._dropped: OrderedDict[_Attempt, None] = OrderedDict()
@@ -109,7 +121,8 @@ class DeviceMachine:
         """
         match event:
             case events.StageOpened():
-                self._stages[event.deployment, event.stage] = event
+                self._stages[event.deployment, event.stage] = _Stage(event)
+                self._count_streams()
                 return []
             case events.ValuesArrived():
                 done = self._join(event)
@@ -138,31 +151,51 @@ class DeviceMachine:
     def _join(self, event: events.ValuesArrived) -> list[DeviceInstruction]:
         attempt = _Attempt(*event.task[:3])
         stage = self._stages.get((event.task.deployment, event.task.stage))
-        if stage is None or attempt in self._dropped:
+        if attempt in self._dropped:
             return [events.Forget(event.task)]
+        if stage is None or not set(event.tensors) <= set(stage.opened.inputs):
+            error = DeviceError(
+                f"{event.task}: {list(event.tensors)} came for a stage that does not take them or "
+                "is not loaded here: it was closed, or its device has restarted. Compile the "
+                "model again.",
+                stage=event.task.stage,
+                request_id=event.task.request_id,
+                attempt=event.task.attempt,
+            )
+            return [events.ReportFailure(event.task, error), events.Forget(event.task)]
         tasks = self._tasks.setdefault(attempt, {})
         task = tasks.get(event.task)
         if task is None:
-            order = event.sequence + stage.level
-            task = tasks[event.task] = _Task(event.task, set(stage.inputs), order)
-        if unknown := set(event.tensors) - task.missing:
-            raise InvalidTaskError(f"{task.id}: {sorted(unknown)} came unasked or twice")
+            order = event.sequence + stage.opened.level
+            task = tasks[event.task] = _Task(event.task, set(stage.opened.inputs), order)
+        elif not task.missing.intersection(event.tensors):
+            return []
         task.missing.difference_update(event.tensors)
         self._step(task, event, _S.JOINING if task.missing else _S.READY)
         if not task.missing:
             self._arrivals += 1
-            heapq.heappush(self._ready, (task.order, self._arrivals, task))
+            heapq.heappush(self._ready, _Ready(task.order, self._arrivals, task))
         return []
 
     def _run_ready(self) -> list[DeviceInstruction]:
         started: list[DeviceInstruction] = []
         while self._ready and self._num_running < self.num_streams:
-            _, _, task = heapq.heappop(self._ready)
-            if task.state is _S.READY:
-                task.state = _S.RUNNING
-                self._num_running += 1
-                started.append(events.Run(task.id))
+            first = heapq.heappop(self._ready)
+            task = first.task
+            if task.state is not _S.READY:
+                continue
+            stage = self._stages[task.id.deployment, task.id.stage]
+            if stage.num_running == stage.opened.num_streams:
+                stage.held.append(first)
+                continue
+            task.state = _S.RUNNING
+            stage.num_running += 1
+            self._num_running += 1
+            started.append(events.Run(task.id))
         return started
+
+    def _count_streams(self) -> None:
+        self.num_streams = max((s.opened.num_streams for s in self._stages.values()), default=1)
 
     def _end(self, event: events.RunEnded | events.RunFailed) -> list[DeviceInstruction]:
         task = self._tasks.get(_Attempt(*event.task[:3]), {}).get(event.task)
@@ -171,12 +204,17 @@ class DeviceMachine:
         wanted = task.state is _S.RUNNING
         self._step(task, event, _S.GONE)
         self._num_running -= 1
-        if not wanted:
+        stage = self._stages.get((event.task.deployment, event.task.stage))
+        if stage is not None:
+            stage.num_running -= 1
+            for held in stage.held:
+                heapq.heappush(self._ready, held)
+            stage.held.clear()
+        if not wanted or stage is None:
             return [events.Forget(event.task)]
         if isinstance(event, events.RunFailed):
             return [events.ReportFailure(event.task, event.error), events.Forget(event.task)]
-        stage = self._stages[event.task.deployment, event.task.stage]
-        sends = [events.SendOn(event.task, send) for send in stage.sends]
+        sends = [events.SendOn(event.task, send) for send in stage.opened.sends]
         return [*sends, events.Report(event.task), events.Forget(event.task)]
 
     def _drop(self, event: events.AttemptDropped) -> list[DeviceInstruction]:
@@ -201,4 +239,5 @@ class DeviceMachine:
             done += self._drop(events.AttemptDropped(*attempt))
         for key in [k for k in self._stages if k[0] == event.deployment]:
             del self._stages[key]
+        self._count_streams()
         return done

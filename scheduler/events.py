@@ -171,6 +171,8 @@ class StageOpened:
         The most stages on a path before it.
     sends : tuple of Send
         Where its outputs go, one entry for each consumer.
+    num_streams : int
+        How many of its tasks may run at once.
     """
 
     deployment: str
@@ -178,13 +180,14 @@ class StageOpened:
     inputs: tuple[str, ...]
     level: int
     sends: tuple[Send, ...]
+    num_streams: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class ValuesArrived:
-    """Inputs of a task are there; `sequence` counts the deployment's requests.
+    """Inputs of a task are there; `sequence` counts the executor's requests.
 
-    A stage without inputs is told so with no tensors.
+    A stage without inputs is told so with no tensors. Tensors that came before change nothing.
     """
 
     task: Task

@@ -8,8 +8,7 @@ import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -31,6 +30,9 @@ from scheduler.executor import DeviceDescriptor, StageRun, StageSource
 from scheduler.plan import Plan
 from scheduler.thread_shares import plan_shares
 
+#: Seconds that a thread may take to end; one that is stuck in a program ends with the process.
+_JOIN_S: Final = 5.0
+
 
 class _DeviceThreads:
     """A device's machine with threads that run what it says."""
@@ -44,26 +46,33 @@ class _DeviceThreads:
         self._values: dict[Task, dict[str, bytes]] = {}
         self._ready_s: dict[Task, float] = {}
         self._deployments: dict[str, InProcessDeployment] = {}
-        self._threads: list[threading.Thread] = []
+        #: Threads that live, those included that end with what they run now.
+        self._threads: set[threading.Thread] = set()
+        self._num_threads = 0
 
-    def open_stage(
-        self, deployment: InProcessDeployment, stage: events.StageOpened, num_streams: int
-    ) -> None:
+    def open_stage(self, deployment: InProcessDeployment, stage: events.StageOpened) -> None:
         with self._lock:
             self._deployments[deployment.key] = deployment
-            self._machine.num_streams = max(self._machine.num_streams, num_streams)
             self._machine.handle(stage)
-            while len(self._threads) < self._machine.num_streams:
-                name = f"{self.host.descriptor.name}-{len(self._threads)}"
-                thread = threading.Thread(target=self._work, name=name, daemon=True)
-                self._threads.append(thread)
-                thread.start()
+            self._keep_threads(self._machine.num_streams)
 
     def close_deployment(self, key: str) -> None:
         self.post(events.DeploymentClosed(key))
         self.host.unload(key)
         with self._lock:
             self._deployments.pop(key, None)
+            self._keep_threads(self._machine.num_streams)
+
+    def _keep_threads(self, count: int) -> None:
+        while self._num_threads < count:
+            name = f"{self.host.descriptor.name}-{self._num_threads}"
+            thread = threading.Thread(target=self._work, name=name, daemon=True)
+            self._threads.add(thread)
+            self._num_threads += 1
+            thread.start()
+        while self._num_threads > count:
+            self._num_threads -= 1
+            self._runs.put(None)
 
     def post(self, event: DeviceEvent, values: Mapping[str, bytes] | None = None) -> None:
         """Take in an event that carries no outputs."""
@@ -81,42 +90,60 @@ class _DeviceThreads:
 
     def _follow(self, instructions: Sequence[DeviceInstruction], ended: _Ended | None) -> None:
         for instruction in instructions:
+            task = instruction.task
             # None once it is closed; then nobody waits for what its tasks give.
-            deployment = self._deployments.get(instruction.task.deployment)
-            match instruction:
-                case events.Run(task):
-                    self._runs.put(task)
-                case events.SendOn(task, send) if ended and deployment:
-                    deployment.send(task, send, ended.outputs[send.tensor])
-                case events.Report(task) if ended and deployment:
-                    deployment.stage_ended(task, ended)
-                case events.ReportFailure(task, error) if deployment:
-                    deployment.stage_failed(task, error)
-                case events.Stop(task):
-                    self.host.cancel(task.deployment, task.request_id, task.attempt)
-                case events.Forget(task):
-                    with self._lock:
-                        self._values.pop(task, None)
-                        self._ready_s.pop(task, None)
+            deployment = self._deployments.get(task.deployment)
+            try:
+                self._do(instruction, deployment, ended)
+            except Exception as error:  # whatever it is: the request hears of it, threads live on
+                if deployment:
+                    deployment.stage_failed(task, self._failure(task, error))
+
+    def _do(
+        self,
+        instruction: DeviceInstruction,
+        deployment: InProcessDeployment | None,
+        ended: _Ended | None,
+    ) -> None:
+        match instruction:
+            case events.Run(task):
+                self._runs.put(task)
+            case events.SendOn(task, send) if ended and deployment:
+                deployment.send(task, send, ended.outputs[send.tensor])
+            case events.Report(task) if ended and deployment:
+                deployment.stage_ended(task, ended)
+            case events.ReportFailure(task, error) if deployment:
+                deployment.stage_failed(task, error)
+            case events.Stop(task):
+                self.host.cancel(task.deployment, task.request_id, task.attempt)
+            case events.Forget(task):
+                with self._lock:
+                    self._values.pop(task, None)
+                    self._ready_s.pop(task, None)
 
     def _work(self) -> None:
         while (task := self._runs.get()) is not None:
             try:
                 ended = self._run(task)
-            except HeteroError as error:
-                self._end(events.RunFailed(task, error), None)
-            except Exception as error:  # outputs that are no values: a fault of the plugin's
-                name = self.host.descriptor.name
-                failure = InferenceError(
-                    f"stage {task.stage} on device {name}, request {task.request_id}, attempt "
-                    f"{task.attempt}: {type(error).__name__}: {error}",
-                    stage=task.stage,
-                    device=name,
-                    cause=repr(error),
-                )
-                self._end(events.RunFailed(task, failure), None)
+            except Exception as error:
+                self._end(events.RunFailed(task, self._failure(task, error)), None)
             else:
                 self._end(events.RunEnded(task), ended)
+        with self._lock:
+            self._threads.discard(threading.current_thread())
+
+    def _failure(self, task: Task, error: Exception) -> HeteroError:
+        """Return what a request is told; an untyped error is a fault of a plugin's, or ours."""
+        if isinstance(error, HeteroError):
+            return error
+        name = self.host.descriptor.name
+        return InferenceError(
+            f"stage {task.stage} on device {name}, request {task.request_id}, attempt "
+            f"{task.attempt}: {type(error).__name__}: {error}",
+            stage=task.stage,
+            device=name,
+            cause=repr(error),
+        )
 
     def _run(self, task: Task) -> _Ended:
         with self._lock:
@@ -140,10 +167,11 @@ class _DeviceThreads:
         return _Ended({name: encode(v) for name, v in named if name in wanted}, run)
 
     def stop(self) -> None:
-        for _ in self._threads:
-            self._runs.put(None)
-        for thread in self._threads:
-            thread.join(timeout=5.0)
+        with self._lock:
+            self._keep_threads(0)
+            threads = self._threads - {threading.current_thread()}
+        for thread in threads:
+            thread.join(timeout=_JOIN_S)
         self.host.close()
 
 
@@ -200,9 +228,9 @@ class InProcessDeployment(BaseDeployment):
                 if wire.producer == stage.index
             )
             opened = events.StageOpened(
-                self.key, stage.index, stage.inputs, plan.levels[stage.index], sends
+                self.key, stage.index, stage.inputs, plan.levels[stage.index], sends, num_streams
             )
-            device.open_stage(self, opened, num_streams)
+            device.open_stage(self, opened)
 
     def _load_stage(
         self, host: DeviceHost, stage: int, source: StageSource, num_threads: int
@@ -308,20 +336,30 @@ class InProcessExecutor:
     ) -> None:
         self._counts = dict(devices or {})
         self._plugins = tuple(plugins)
+        self._loaded: dict[str, Any] | None = None
+        self._probed: dict[str, DeviceDescriptor] | None = None
         self._threads: dict[str, _DeviceThreads] = {}
         self._deployments: Deployments[InProcessDeployment] = Deployments()
         self._keys = itertools.count(1)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._closed = False
 
-    @cached_property
+    @property
     def _entries(self) -> dict[str, Any]:
-        return load_plugins(self._plugins)
+        """The plugins, loaded on first use."""
+        with self._lock:
+            if self._loaded is None:
+                self._loaded = load_plugins(self._plugins)
+            return self._loaded
 
-    @cached_property
+    @property
     def _descriptors(self) -> dict[str, DeviceDescriptor]:
-        rows = merge_nodes([probe_node("local", (), self._counts, entries=self._entries)])
-        return {row.name: row for row in rows}
+        """The devices, asked for on first use."""
+        with self._lock:
+            if self._probed is None:
+                rows = merge_nodes([probe_node("local", (), self._counts, entries=self._entries)])
+                self._probed = {row.name: row for row in rows}
+            return self._probed
 
     def devices(self) -> tuple[DeviceDescriptor, ...]:
         """Return every device, and every plugin that is broken."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -51,8 +52,9 @@ class DeviceActor:
         #: Stage -> positions of the outputs that somebody takes.
         self._wanted: dict[tuple[str, int], tuple[int, ...]] = {}
         self._streams = threading.Condition()
-        self._num_streams = 1
-        self._num_running = 0
+        #: Stage -> how many requests it may run at once, and how many run.
+        self._num_streams: dict[tuple[str, int], int] = {}
+        self._num_running: Counter[tuple[str, int]] = Counter()
 
     @ray.method(concurrency_group="control")
     def ping(self) -> int:
@@ -96,7 +98,7 @@ class DeviceActor:
         )
         self._wanted[deployment, stage] = wanted
         with self._streams:
-            self._num_streams = min(MAX_STREAMS, max(self._num_streams, num_streams))
+            self._num_streams[deployment, stage] = min(MAX_STREAMS, num_streams)
 
     def run_stage(self, call: list[Any], *inputs: Value) -> Any:
         """Run a stage; return the outputs that somebody takes, then the report.
@@ -111,9 +113,10 @@ class DeviceActor:
             In port order.
         """
         deployment, stage, request_id, attempt, profile = call
+        key = (deployment, stage)
         with self._streams:
-            self._streams.wait_for(lambda: self._num_running < self._num_streams)
-            self._num_running += 1
+            self._streams.wait_for(lambda: self._has_stream(key))
+            self._num_running[key] += 1
         try:
             values = [unpacked(value) for value in inputs]
             outputs, run = self._host.run_stage(
@@ -121,11 +124,20 @@ class DeviceActor:
             )
         finally:
             with self._streams:
-                self._num_running -= 1
-                self._streams.notify()
-        wanted = self._wanted[deployment, stage]
+                self._num_running[key] -= 1
+                if not self._num_running[key]:
+                    del self._num_running[key]
+                self._streams.notify_all()
+        wanted = self._wanted[key]
         report = [getattr(run, name) for name in REPORT]
         return (*(packed(outputs[i]) for i in wanted), report) if wanted else report
+
+    def _has_stream(self, key: tuple[str, int]) -> bool:
+        """Whether a stage may run one more: the device runs as many as its widest stage."""
+        if self._num_running[key] >= self._num_streams.get(key, 1):
+            return False
+        widest = max(self._num_streams.values(), default=1)
+        return self._num_running.total() < widest
 
     @ray.method(concurrency_group="control")
     def cancel(self, deployment: str, request_id: int, attempt: int) -> None:
@@ -148,6 +160,9 @@ class DeviceActor:
         self._host.unload(deployment)
         for key in [key for key in self._wanted if key[0] == deployment]:
             del self._wanted[key]
+        with self._streams:
+            for key in [key for key in self._num_streams if key[0] == deployment]:
+                del self._num_streams[key]
 
 
 def _model(parts: Sequence[Any], weights: Mapping[str, Any]) -> Model:

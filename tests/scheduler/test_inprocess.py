@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Iterator
@@ -243,6 +244,32 @@ def test_many_streams_run_many_requests_at_once() -> None:
     executor.close()
     with pytest.raises(ClusterError, match="closed"):
         executor.deploy(plan, [source])
+
+
+def test_streams_of_one_model_are_not_those_of_another(executor: InProcessExecutor) -> None:
+    plan, (source,) = chain("TOY.0", name="sleep_0.01_")
+    wide = executor.deploy(plan, [StageSource(source.model, None, {"NUM_STREAMS": 4})])
+    narrow = executor.deploy(plan, [source])
+    futures = [narrow.submit({"x": X}).future for _ in range(8)]
+    runs = sorted((f.result(10).stage_runs[0] for f in futures), key=lambda run: run.started_s)
+    assert all(a.ended_s <= b.started_s for a, b in itertools.pairwise(runs))
+    assert executor._threads["TOY.0"]._num_threads == 4
+    wide.close()
+    assert executor._threads["TOY.0"]._num_threads == 1
+    assert narrow.submit({"x": X}).future.result(10)
+
+
+def test_a_fault_after_a_run_fails_the_request_and_the_device_goes_on(
+    executor: InProcessExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployment = executor.deploy(*chain("TOY.0", "TOY.1"))
+    for method in ("send", "stage_ended"):
+        with monkeypatch.context() as patched:
+            patched.setattr(deployment, method, lambda *arguments: {}["nothing"])
+            with pytest.raises(InferenceError, match="KeyError") as caught:
+                deployment.submit({"x": X}, timeout_s=10).future.result()
+        assert (caught.value.stage, caught.value.device) == (0, "TOY.0")
+    assert deployment.submit({"x": X}, timeout_s=10).future.result()
 
 
 def test_values_of_running_and_ended_requests_are_let_go(executor: InProcessExecutor) -> None:

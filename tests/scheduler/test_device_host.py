@@ -1,0 +1,66 @@
+"""The device host: what runs is not unloaded, and one program's trouble stays its own."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+import pytest
+
+from scheduler import DeviceDescriptor, StageSource
+from scheduler.device_host import DeviceHost
+from tests.scheduler.models import chain
+from tests.scheduler.plugins import ToyPlugin
+
+PATIENCE_S = 60
+
+
+def loaded(*stages: str) -> DeviceHost:
+    """Return a host with a deployment for each node name."""
+    host = DeviceHost(DeviceDescriptor("TOY", "TOY", "0", "local"), ToyPlugin())
+    for name in stages:
+        _, (source,) = chain("TOY", name=name)
+        host.load_stage(name, 0, StageSource(source.model), 1)
+    return host
+
+
+def test_a_stage_is_not_closed_between_being_found_and_being_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    host = loaded("add")
+    compiled = host._stages["add", 0]
+    unloading = threading.Thread(target=host.unload, args=("add",))
+    closed = threading.Event()
+    get_property, close = compiled.get_property, compiled.close
+
+    def asked(name: str) -> Any:
+        """Another thread unloads the stage just as a run has found it."""
+        unloading.start()
+        closed.wait(0.1)
+        return get_property(name)
+
+    monkeypatch.setattr(compiled, "get_property", asked)
+    monkeypatch.setattr(compiled, "close", lambda: (closed.set(), close()))
+    ((output,), _) = host.run_stage("add", 0, 1, 1, [1.0])
+    assert output == 2.0
+    unloading.join(PATIENCE_S)
+    assert closed.is_set()
+
+
+def test_a_program_that_cannot_close_does_not_keep_the_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    host = loaded("add", "mul")
+    closed: list[str] = []
+    for (name, _), compiled in host._stages.items():
+
+        def close(name: str = name) -> None:
+            closed.append(name)
+            raise OSError("stuck")
+
+        monkeypatch.setattr(compiled, "close", close)
+    with caplog.at_level(logging.ERROR):
+        host.close()
+    assert sorted(closed) == ["add", "mul"]
+    assert "stuck" in caplog.text
