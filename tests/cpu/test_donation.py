@@ -1,8 +1,6 @@
-"""Kernels that may write over an input give the same result when they do."""
+"""Which input's memory a result may take."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,30 +8,21 @@ import pytest
 from devices.cpu.donation import DONORS, donated
 from devices.kernels import KERNELS
 
-NEWEST = {"": 28, "hetero": 1}
-
 
 @pytest.mark.parametrize("operator", DONORS, ids="::".join)
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
-def test_result_over_an_input(operator: tuple[str, str], dtype: type) -> None:
-    domain, op_type = operator
-    random = np.random.default_rng(0)
-    for opset in {NEWEST[domain], 13} if not domain else {1}:
-        kernel = KERNELS.find(domain, op_type, opset)
-        assert kernel is not None
-        assert "out" in kernel.wants
-        for position in DONORS[operator]:
-            inputs: list[Any] = [random.uniform(1, 2, (6, 5, 4)).astype(dtype) for _ in range(2)]
-            if op_type == "ScaleShift":
-                inputs += [random.uniform(1, 2, 5).astype(dtype) for _ in range(2)]
-                del inputs[1]
-            elif len(DONORS[operator]) == 1:
-                del inputs[1]
-            with np.errstate(all="ignore"):
-                wanted = kernel.function(np, *[x.copy() for x in inputs])
-                got = kernel.function(np, *inputs, out=inputs[position])
-            np.testing.assert_array_equal(got, wanted)
-            assert got.dtype == wanted.dtype
+def test_donors_are_kernels_that_write_into_a_given_array(operator: tuple[str, str]) -> None:
+    kernel = KERNELS.find(*operator, KERNELS.versions(*operator)[-1])
+    assert kernel is not None
+    assert "out" in kernel.wants
+
+
+def test_scale_and_shift_over_the_input() -> None:
+    kernel = KERNELS.find("hetero", "ScaleShift", 1)
+    assert kernel is not None
+    x = np.random.default_rng(0).uniform(1, 2, (6, 5, 4)).astype(np.float32)
+    factors = [np.arange(5, dtype=np.float32), np.ones(5, np.float32)]
+    wanted = kernel.function(np, x.copy(), *factors)
+    np.testing.assert_array_equal(kernel.function(np, x, *factors, out=x), wanted)
 
 
 def test_only_what_nobody_else_holds_is_given() -> None:
