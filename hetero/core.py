@@ -158,7 +158,7 @@ class Core(PlanningCore):
         """Names of the devices that work: ``NAME`` where there is one, else ``NAME.<id>``."""
         return [d.name for d in self.device_descriptors if d.error is None]
 
-    def resolve_devices(self, device: str) -> tuple[str, ...]:
+    def resolve_devices(self, device_name: str) -> tuple[str, ...]:
         """Return the devices that a device string means, in order of priority.
 
         Raises
@@ -166,9 +166,9 @@ class Core(PlanningCore):
         UnknownDeviceError, PluginLoadError
             For a device that is not there, listing those that are, or whose plugin is broken.
         """
-        return choose_devices(device, self.device_descriptors)
+        return choose_devices(device_name, self.device_descriptors)
 
-    def get_versions(self, device: str) -> dict[str, str]:
+    def get_versions(self, device_name: str) -> dict[str, str]:
         """Return the version of each plugin that a device string names.
 
         Raises
@@ -177,37 +177,37 @@ class Core(PlanningCore):
             For a device that is not there.
         """
         by_name = {d.name: d for d in self.device_descriptors}
-        found = {by_name[n].plugin: by_name[n].version for n in self.resolve_devices(device)}
-        return {HETERO: hetero_version(), **found} if parse_device(device).hetero else found
+        found = {by_name[n].plugin: by_name[n].version for n in self.resolve_devices(device_name)}
+        return {HETERO: hetero_version(), **found} if parse_device(device_name).hetero else found
 
-    def set_property(self, device: str | Config, config: Config | None = None) -> None:
+    def set_property(self, device_name: str | Config, config: Config | None = None) -> None:
         """Set options for models compiled later.
 
         Parameters
         ----------
-        device : str or mapping
+        device_name : str or mapping
             A device's name or ``HETERO``; or, alone, options for every device that knows them.
         config : mapping
             The options.
         """
         if config is None:
-            self._scopes.set(EVERYWHERE, device)
+            self._scopes.set(EVERYWHERE, device_name)
         else:
-            self._scopes.set(self._scope(device), config)
+            self._scopes.set(self._scope(device_name), config)
 
-    def get_property(self, device: str, name: str | None = None) -> Any:
+    def get_property(self, device_name: str, name: str | None = None) -> Any:
         """Return a property of a device or of ``HETERO``; or, alone, what is set for all.
 
         Parameters
         ----------
-        device : str
+        device_name : str
             A device's name or ``HETERO``; or, alone, a property's name.
         name : str
             The property's name.
         """
         if name is None:
-            return self._scopes.get(EVERYWHERE, device)
-        return self._scopes.get(self._scope(device), name)
+            return self._scopes.get(EVERYWHERE, device_name)
+        return self._scopes.get(self._scope(device_name), name)
 
     def read_model(self, model: Source | Model) -> Model:
         """Read a model from a path, bytes or a ModelProto; ``light:NAME`` is shipped by onnx."""
@@ -216,7 +216,7 @@ class Core(PlanningCore):
     def query_model(
         self,
         model: Source | Model,
-        device: str = "HETERO",
+        device_name: str = "HETERO",
         config: Config | None = None,
         *,
         affinity: AffinitySource | None = None,
@@ -225,7 +225,7 @@ class Core(PlanningCore):
 
         Parameters
         ----------
-        model, device, config, affinity
+        model, device_name, config, affinity
             As for `compile_model`.
 
         Returns
@@ -234,12 +234,12 @@ class Core(PlanningCore):
             Node name -> device; nodes that nobody takes are in `Support.unsupported`, each with
             every device's reason.
         """
-        return self._query(read_model(model), device, config or {}, affinity)[1]
+        return self._query(read_model(model), device_name, config or {}, affinity)[1]
 
     def survey_model(
         self,
         model: Source | Model,
-        device: str = "HETERO",
+        device_name: str = "HETERO",
         config: Config | None = None,
         *,
         affinity: AffinitySource | None = None,
@@ -248,7 +248,7 @@ class Core(PlanningCore):
 
         Parameters
         ----------
-        model, device, config, affinity
+        model, device_name, config, affinity
             As for `compile_model`.
 
         Raises
@@ -257,7 +257,7 @@ class Core(PlanningCore):
             For pins that cannot be met.
         """
         source = read_model(model)
-        query, support = self._query(source, device, config or {}, affinity)
+        query, support = self._query(source, device_name, config or {}, affinity)
         answers: dict[str, Support] = {}
         seconds: dict[str, float] = {}
         for name in query.devices:
@@ -267,7 +267,7 @@ class Core(PlanningCore):
         described = {d.name: d for d in self.device_descriptors}
         return Survey(
             source,
-            device,
+            device_name,
             tuple(described[name] for name in query.devices),
             answers,
             support,
@@ -280,7 +280,7 @@ class Core(PlanningCore):
     def compile_model(
         self,
         model: Source | Model,
-        device: str = "HETERO",
+        device_name: str = "HETERO",
         config: Config | None = None,
         *,
         affinity: AffinitySource | None = None,
@@ -291,7 +291,7 @@ class Core(PlanningCore):
         ----------
         model : path, bytes, onnx.ModelProto or Model
             The model.
-        device : str
+        device_name : str
             ``CPU``, ``ORT.1``, ``HETERO:ORT,CPU``, or ``HETERO`` for every device.
         config : mapping, optional
             Options; they win over `set_property` and do not change it.
@@ -307,7 +307,7 @@ class Core(PlanningCore):
         AffinityError
             For pins that name no node, no device, or a device that does not support the node.
         """
-        return self._compile(read_model(model), device, config or {}, affinity)
+        return self._compile(read_model(model), device_name, config or {}, affinity)
 
     def _compile(
         self, source: Model, device: str, config: Config, affinity: Any, *company: str
@@ -338,7 +338,7 @@ class Core(PlanningCore):
     def import_model(
         self,
         source: str | Path | bytes | bytearray | memoryview | BinaryIO,
-        device: str | None = None,
+        device_name: str | None = None,
         config: Config | None = None,
         remap: Mapping[str, str] | None = None,
     ) -> CompiledModel:
@@ -348,7 +348,7 @@ class Core(PlanningCore):
         ----------
         source : path, bytes or binary file
             The blob. Weights of a file are mapped: one copy on a node, however many processes.
-        device : str, optional
+        device_name : str, optional
             Devices that may be used. Where the blob was compiled for others, the model in it is
             compiled again for these; the blob's options and pins, and `remap`, hold for those that
             are here.
@@ -364,7 +364,7 @@ class Core(PlanningCore):
         ModelNotFoundError
             There is no such file.
         UnknownDeviceError
-            Devices that are not here, and neither `remap` nor `device` says what to do.
+            Devices that are not here, and neither `remap` nor `device_name` says what to do.
 
         Notes
         -----
@@ -377,16 +377,18 @@ class Core(PlanningCore):
         blob = ModelBlob(open_blob(source))
         blob.blob.verify()
         model = blob.source()
-        available = self.available_devices if device is None else self.resolve_devices(device)
+        available = (
+            self.available_devices if device_name is None else self.resolve_devices(device_name)
+        )
         config = config or {}
         placed = place_devices(blob, available, remap)
         known = self._tables_of(placed.values())
         if absent := [name for name in blob.plan.devices if name not in placed]:
-            if device is None:
+            if device_name is None:
                 raise absent_devices(blob, absent, available)
-            _log.warning("model=%s: compiled again for %s", blob.name, device)
+            _log.warning("model=%s: compiled again for %s", blob.name, device_name)
             options, pins = recompilation(blob, placed, config, known)
-            return self.compile_model(model, device, options, affinity=pins)
+            return self.compile_model(model, device_name, options, affinity=pins)
         cut = remapped(blob.cut(model), placed)
         devices = cut.plan.devices
         split = import_config(blob, placed, self._scopes.split(config, known), config, known)

@@ -87,8 +87,7 @@ class DeviceHost:
             What ``INFERENCE_NUM_THREADS=0`` comes to.
         """
         config = self._config(source.config)
-        declared = self._plugin.properties
-        if THREADS in declared and not declared[THREADS].parse(config.get(THREADS, 0)):
+        if THREADS in self._plugin.properties and not config.get(THREADS):
             config[THREADS] = num_threads
         with self._typed(f"cannot compile stage {stage} ({source.model.name!r})"):
             if source.payload is None:

@@ -81,7 +81,7 @@ class PlanningCore(ABC):
     def profile_model(
         self,
         model: Source | Model,
-        device: str = "HETERO",
+        device_name: str = "HETERO",
         config: Config | None = None,
         *,
         inputs: Mapping[str, Any] | None = None,
@@ -92,7 +92,7 @@ class PlanningCore(ABC):
 
         Parameters
         ----------
-        model, device, config
+        model, device_name, config
             As for `compile_model`; every device named is measured.
         inputs : mapping, optional
             A request to measure with, input name -> value; made up to fit by default, open
@@ -109,13 +109,13 @@ class PlanningCore(ABC):
             Devices that failed or vanished are in ``missing`` with the reason.
         """
         source = read_model(model)
-        request = self._request(source, device, config or {}, None)
+        request = self._request(source, device_name, config or {}, None)
         return self._profile(source, request, inputs, seconds, progress)
 
     def plan_model(
         self,
         model: Source | Model,
-        device: str = "HETERO",
+        device_name: str = "HETERO",
         config: Config | None = None,
         *,
         affinity: Any = None,
@@ -125,7 +125,7 @@ class PlanningCore(ABC):
 
         Parameters
         ----------
-        model, device, config, affinity
+        model, device_name, config, affinity
             As for `compile_model`. Pins hold. With the policy ``PRIORITY`` the plan is the priority
             list's, and only judged.
         costs : Costs, optional
@@ -140,7 +140,7 @@ class PlanningCore(ABC):
             For nodes that no device takes.
         """
         source = read_model(model)
-        request = self._request(source, device, config or {}, affinity)
+        request = self._request(source, device_name, config or {}, affinity)
         own = dict(request.config.own)
         if not own["MODEL_DISTRIBUTION_POLICY"] and not own["PERFORMANCE_HINT"]:
             own["MODEL_DISTRIBUTION_POLICY"] = "AUTO"
@@ -151,7 +151,7 @@ class PlanningCore(ABC):
         self,
         path: str | Path,
         model: Source | Model,
-        device: str = "HETERO",
+        device_name: str = "HETERO",
         config: Config | None = None,
     ) -> Costs:
         """Read a cost file that is to hold for a model on devices.
@@ -160,7 +160,7 @@ class PlanningCore(ABC):
         ----------
         path : path
             What `hetero profile` wrote.
-        model, device, config
+        model, device_name, config
             As for `compile_model`.
 
         Raises
@@ -169,7 +169,7 @@ class PlanningCore(ABC):
             It cannot be read, or is of another model or of other devices: with ``differences``.
         """
         source = read_model(model)
-        request = self._request(source, device, config or {}, None)
+        request = self._request(source, device_name, config or {}, None)
         return self._checked_costs(path, source, request)
 
     def _place(self, model: Model, request: PlanRequest) -> Affinity:

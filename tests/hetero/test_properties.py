@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
+import locale
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -435,6 +438,35 @@ def test_arguments_of_another_type_are_a_typed_error(
         act(core)
     assert isinstance(caught.value, TypeError)
     assert "wanted" in str(caught.value) or "give" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["compile_model", "query_model", "import_model", "set_property", "get_property",
+     "get_versions", "plan_model", "profile_model", "survey_model"],
+)  # fmt: skip
+def test_the_device_string_is_called_as_openvino_calls_it(method: str) -> None:
+    assert "device_name" in inspect.signature(getattr(hetero.Core, method)).parameters
+
+
+def test_a_decimal_comma_of_the_locale_changes_nothing(core: hetero.Core) -> None:
+    before = locale.setlocale(locale.LC_ALL)
+    for name in ("de_DE.UTF-8", "fr_FR.UTF-8", "de_DE", "fr_FR"):
+        with contextlib.suppress(locale.Error):
+            locale.setlocale(locale.LC_ALL, name)
+            break
+    else:
+        pytest.skip("this machine has no locale with a decimal comma")
+    try:
+        config = {"PLAN_SECONDS": "0.5", "REQUEST_TIMEOUT_S": "7.25"}
+        with core.compile_model(branches(), "HETERO:ORT,CPU", config) as compiled:
+            blob = compiled.export_model()
+            np.testing.assert_allclose(compiled(X)["y"], branches_output(X), rtol=1e-5)
+        with core.import_model(blob) as again:
+            assert again.get_property("REQUEST_TIMEOUT_S") == 7.25
+            assert again.get_property("PLAN_SECONDS") == 0.5
+    finally:
+        locale.setlocale(locale.LC_ALL, before)
 
 
 def test_a_configuration_file_is_refused_with_what_to_do_instead() -> None:
