@@ -157,6 +157,10 @@ class NullPlugin(Plugin):
             "Nodes that it refuses all the same: names, globs or op:Type.", shapes_result=True,
         ),
         Property(
+            "NULL_DYNAMIC_SHAPES", bool, True, True,
+            "Whether it takes nodes that read or make values of open sizes.", shapes_result=True,
+        ),
+        Property(
             "NULL_OUTPUT_DIMENSION", int, 1, True,
             "Length of output dimensions that the model leaves open.", minimum=0,
         ),
@@ -183,6 +187,12 @@ class NullPlugin(Plugin):
             return Refusal("policy", f"NULL was told to take only {patterns}")
         if _matches(node, config["NULL_UNSUPPORTED"]):
             return Refusal("policy", f"NULL was told to refuse {node.name}")
+        for value in () if config["NULL_DYNAMIC_SHAPES"] else (*node.reads, *node.writes):
+            spec = model.spec(value)
+            if not spec.is_static:
+                return Refusal(
+                    "dynamic_shape", f"NULL was told to take fixed shapes only; {value!r} is {spec}"
+                )
         return None
 
     def compile(self, model: Model, config: Config) -> Program:

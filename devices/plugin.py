@@ -122,6 +122,12 @@ class Plugin(ABC):
         """Return what a compiled model depends on: architecture, driver, instruction set."""
         return self.name
 
+    def close(self) -> None:  # noqa: B027 - most plugins hold nothing beyond their memory
+        """Give back what the backend holds; whoever loaded the plugin calls it at its end, once.
+
+        Its compiled models are closed before. A Ray actor's process ends with its plugin.
+        """
+
     # What every plugin has.
 
     def query_model(self, model: Model, config: Config | None = None) -> Support:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +17,8 @@ from typing import Final
 
 from devices.errors import PluginLoadError, UnknownDeviceError
 from devices.plugin import Plugin
+
+_log = logging.getLogger(__name__)
 
 #: The entry point group of plugins.
 GROUP: Final = "hetero.plugins"
@@ -102,6 +105,16 @@ def find_plugin(entries: Mapping[str, PluginEntry], device: str) -> Plugin:
             f"device {device!r} (from {entry.origin}) is not usable: {entry.error}", device=device
         )
     return entry.plugin
+
+
+def close_plugins(entries: Mapping[str, PluginEntry]) -> None:
+    """Close every plugin that was loaded; what one raises is logged, and the others still end."""
+    for entry in entries.values():
+        if entry.plugin is not None:
+            try:
+                entry.plugin.close()
+            except Exception:
+                _log.exception("plugin=%s could not be closed", entry.name)
 
 
 def _installed() -> list[metadata.EntryPoint]:

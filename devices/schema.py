@@ -13,10 +13,12 @@ import onnx
 from onnx.defs import OpSchema
 
 from devices.attributes import bodies, with_bodies
+from devices.errors import ModelError
 from devices.functions import FunctionKey, function_key, function_opsets, instantiate
 from devices.model import Model, Node
 from devices.support import Refusal
 from devices.tensor_spec import TensorSpec, type_string
+from devices.type_inference import infer_types
 
 _Option = OpSchema.FormalParameterOption
 _Opsets = Mapping[str, int]
@@ -116,9 +118,9 @@ class _Judge:
             TensorSpec(name, kind).to_proto() for name, kind in types.items() if kind
         )
         try:
-            return onnx.shape_inference.infer_shapes(proto).graph
-        except Exception:  # it raises many kinds, by what is wrong with the model
-            return proto.graph  # types stay open: `Model.specs` or the device says what is wrong
+            return infer_types(proto)
+        except ModelError:  # types stay open: `Model.specs` or the device says what is wrong
+            return proto.graph
 
     def _called(self, nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.FunctionProto]:
         """Yield the functions that `nodes` call, and those that these call."""

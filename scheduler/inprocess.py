@@ -15,7 +15,7 @@ import numpy as np
 from devices.errors import ClusterError, HeteroError, InferenceError, RequestCancelledError
 from devices.model import Model
 from devices.program import ExecutedNode, Payload, Value
-from devices.registry import load_plugins
+from devices.registry import close_plugins, load_plugins
 from devices.support import Support
 from scheduler import events
 from scheduler.client_machine import Limits
@@ -398,14 +398,16 @@ class InProcessExecutor:
         return deployment
 
     def close(self) -> None:
-        """Close every deployment and stop the threads; again is harmless."""
+        """Close every deployment, stop the threads, close the plugins; again is harmless."""
         with self._lock:
-            self._closed = True
+            closed, self._closed = self._closed, True
             threads, self._threads = list(self._threads.values()), {}
         for deployment in self._deployments:
             deployment.close()
         for device in threads:
             device.stop()
+        if "_entries" in vars(self) and not closed:
+            close_plugins(self._entries)
 
     def _device(self, name: str) -> _DeviceThreads:
         descriptor = usable(self._descriptors[resolve_name(name, self._descriptors)])

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Final
+
 import numpy as np
 
 from devices.conformance.expectation import expect, expect_raises, expect_value
-from devices.conformance.samples import Sample, samples, unknown_operator
+from devices.conformance.samples import (
+    Sample,
+    foreign_domain_alone,
+    foreign_operator,
+    ill_formed,
+    samples,
+    typed_samples,
+    unknown_operator,
+)
 from devices.errors import UnsupportedNodesError
 from devices.plugin import Plugin
+
+_ELEMENT_TYPES: Final = (
+    "float", "double", "float16", "bfloat16", "bool", "int4", "uint4", "complex64",
+    "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float8e4m3fn",
+)  # fmt: skip
 
 
 def supported_samples(plugin: Plugin) -> list[Sample]:
@@ -74,6 +90,56 @@ def check_refusals_say_why(plugin: Plugin) -> None:
         )
         expect(odd in str(error), "the error does not name the node")
         expect(set(error.unsupported) == set(support.unsupported), "it has other nodes than query")
+
+
+def check_operators_of_other_domains_are_refused(plugin: Plugin) -> None:
+    """`nobody.knows.Relu` is no Relu, whether the model imports the standard domain or not."""
+    if not plugin.computes:
+        return
+    for op_type in ("Add", "Identity", "MatMul", "NonZero", "Relu"):
+        for model in (foreign_operator(op_type), foreign_domain_alone(op_type)):
+            name = model.node_names[-1]
+            expect(
+                name in plugin.query_model(model).unsupported,
+                f"{plugin.name} takes nobody.knows.{op_type} for an operator that it knows",
+            )
+
+
+def check_element_types_that_are_taken_are_computed(plugin: Plugin) -> None:
+    """Whatever element type a query takes, the answer is right in it; others are refused."""
+    for element_type in _ELEMENT_TYPES:
+        for sample in typed_samples(element_type):
+            refused = plugin.query_model(sample.model).unsupported
+            if refused:
+                continue
+            compiled = plugin.compile_model(sample.model)
+            result = compiled(dict(sample.inputs))
+            expect_value(
+                result["z"], sample.outputs["z"], sample.rtol, plugin.computes, sample.name
+            )
+            compiled.close()
+
+
+def check_what_breaks_a_definition_is_refused(plugin: Plugin) -> None:
+    """Nodes whose types, inputs or attributes ONNX does not define: no device takes them."""
+    for model in ill_formed():
+        support = plugin.query_model(model)
+        name = model.node_names[-1]
+        expect(name in support.unsupported, f"{plugin.name} takes {model.name}")
+        expect_raises(UnsupportedNodesError, partial(plugin.compile_model, model), model.name)
+
+
+def check_open_shapes_are_taken_or_refused_as_such(plugin: Plugin) -> None:
+    """A device that takes a model with fixed shapes only says `dynamic_shape` of the open one."""
+    found = {sample.name: plugin.query_model(sample.model) for sample in samples()}
+    if found["matmul chain"].unsupported or not found["open batch"].unsupported:
+        return
+    for refusals in found["open batch"].unsupported.values():
+        for device, refusal in refusals.items():
+            expect(
+                refusal.code == "dynamic_shape",
+                f"{device} takes fixed shapes only; its refusal has code {refusal.code!r}",
+            )
 
 
 def check_query_and_compile_agree(plugin: Plugin) -> None:

@@ -44,6 +44,21 @@ def check_inputs_are_only_read(plugin: Plugin) -> None:
         compiled.close()
 
 
+def check_outputs_share_no_memory(plugin: Plugin) -> None:
+    """Writing into an output changes no input, weight or other output."""
+    for sample in supported_samples(plugin):
+        compiled = plugin.compile_model(sample.model)
+        inputs = {name: array.copy() for name, array in sample.inputs.items()}
+        values = [inputs[port.name] for port in compiled.inputs]
+        outputs = compiled.run(values)
+        weights = [constant.array for constant in sample.model.constants.values()]
+        for i, output in enumerate(outputs):
+            others = [*values, *weights, *outputs[:i], *outputs[i + 1 :]]
+            shared = any(np.shares_memory(output, other) for other in others)
+            expect(not shared, f"{sample.name}: output {compiled.outputs[i].name} shares memory")
+        compiled.close()
+
+
 def check_answers_outlive_the_next_run(plugin: Plugin) -> None:
     """An answer does not change when the request, or another, runs again."""
     for sample in supported_samples(plugin):

@@ -11,6 +11,7 @@ from onnx import parser
 
 from devices.model import Model
 from devices.model_reader import read_model
+from devices.tensor_spec import element_type_name
 
 _HEADER = '<ir_version: 8, opset_import: ["" : 17, "nobody.knows" : 1]>'
 
@@ -134,19 +135,81 @@ def samples() -> Iterator[Sample]:
     )
     yield _sample("no nodes", "(float[2,3] x) => (float[2,3] x) {}", {"x": x}, {"x": x})
     yield _sample("nothing but a weight", "() => (float[3,4] w) {}", {}, {"w": weight}, w=weight)
+    yield _sample(
+        "one value under several names",
+        "(float[2,3] x) => (float[2,3] a, float[2,3] b, float[3,2] c, float[2,3] x, float[3,4] w) "
+        "{a = Identity(x) b = Identity(a) c = Reshape(b, shape)}",
+        {"x": x},
+        {"a": x, "b": x, "c": x.reshape(3, 2), "x": x, "w": weight},
+        w=weight,
+        shape=np.array([3, 2]),
+    )
     words = np.array(["a", "βγ"], object)
     yield _sample(
         "text", "(string[2] x) => (string[2] z) {z = Identity(x)}", {"x": words}, {"z": words}
     )
 
 
+def typed_samples(element_type: str) -> Iterator[Sample]:
+    """Yield one-node models of an element type, with the answers that numpy computes in it."""
+    number = onnx.TensorProto.DataType.Value(element_type.upper())
+    dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(number))
+    wide = np.complex128 if dtype.kind == "c" else np.float64
+    a, b = np.array([[1, 0], [3, 1]]).astype(dtype), np.array([[1, 1], [0, 1]]).astype(dtype)
+    text = f"{element_type}[2,2]"
+    rtol = 1e-5 if dtype.itemsize > 2 else 1e-2
+    for node, given, want in (
+        ("z = Add(a, b)", {"a": a, "b": b}, a + b),
+        ("z = Identity(a)", {"a": a}, a),
+        ("z = MatMul(a, b)", {"a": a, "b": b}, (a.astype(wide) @ b.astype(wide)).astype(dtype)),
+        ("z = Relu(a)", {"a": a}, a),
+        ("z = Sqrt(a)", {"a": a}, np.sqrt(a.astype(wide)).astype(dtype)),
+    ):
+        inputs = ", ".join(f"{text} {name}" for name in given)
+        yield _sample(
+            f"{node} of {element_type}", f"({inputs}) => ({text} z) {{{node}}}", given, {"z": want},
+            rtol,
+        )  # fmt: skip
+
+
 def unknown_operator() -> Model:
     """Return a model whose second node no device knows."""
+    return foreign_operator("Odd")
+
+
+def foreign_operator(op_type: str) -> Model:
+    """Return a model whose second node is an operator of a domain that no device knows."""
     return read_model(
         parser.parse_model(
-            _HEADER + "odd (float[2,3] x) => (float[2,3] z) {h = Relu(x) z = nobody.knows.Odd(h)}"
+            f"{_HEADER} odd (float[2,3] x) => (float[2,3] z) "
+            f"{{h = Relu(x) z = nobody.knows.{op_type}(h)}}"
         )
     )
+
+
+def foreign_domain_alone(op_type: str) -> Model:
+    """Return a model of one such operator that imports nothing but its domain."""
+    return read_model(
+        parser.parse_model(
+            '<ir_version: 8, opset_import: ["nobody.knows" : 1]> '
+            f"alone (float[2,3] x) => (float[2,3] z) {{z = nobody.knows.{op_type}(x)}}"
+        )
+    )
+
+
+def ill_formed() -> Iterator[Model]:
+    """Yield models whose last node breaks ONNX's definition of its operator."""
+    for text in (
+        "(int64[2] x) => (int64[2] z) {z = Sqrt(x)}",
+        "(float[2] x, double[2] y) => (z) {z = Add(x, y)}",
+        '(float[2] x) => (z) {z = Add("", x)}',
+        "(float[2] x) => (z) {z = Relu(x, x)}",
+        "(float[2] x) => (z) {z = Relu<odd = 1>(x)}",
+        "(float[2] x) => (z) {z = Identity<axis = 1>(x)}",
+    ):
+        proto = parser.parse_model(f"{_HEADER} ill_formed {text}")
+        proto.graph.name = f"the ill-formed {text}"
+        yield read_model(proto)
 
 
 def _sample(
@@ -154,6 +217,7 @@ def _sample(
     body: str,
     inputs: Mapping[str, np.ndarray],
     outputs: Mapping[str, np.ndarray],
+    rtol: float = 1e-5,
     **weights: np.ndarray,
 ) -> Sample:
     proto: onnx.ModelProto = parser.parse_model(f"{_HEADER} sample {_declared(body, weights)}")
@@ -164,11 +228,14 @@ def _sample(
     kept = [port for port in proto.graph.input if port.name not in weights]
     del proto.graph.input[:]
     proto.graph.input.extend(kept)
-    return Sample(name, read_model(proto), inputs, outputs)
+    return Sample(name, read_model(proto), inputs, outputs, rtol)
 
 
 def _declared(body: str, weights: Mapping[str, np.ndarray]) -> str:
     """Return the text with weights among its inputs: the parser wants every value declared."""
-    ports = [f"float[{','.join(map(str, w.shape))}] {k}" for k, w in weights.items()]
+    ports = [
+        f"{element_type_name(w.dtype)}[{','.join(map(str, w.shape))}] {k}"
+        for k, w in weights.items()
+    ]
     head, rest = body.removeprefix("(").split(")", 1)
     return f"({', '.join([head] * bool(head) + ports)}){rest}"

@@ -1,13 +1,13 @@
 """Every device, ours and the example of a third party's, passes the shipped suite."""
 
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 
-from devices import Plugin, load_plugins
+from devices import Plugin, Refusal, load_plugins
 from devices.errors import UnknownPropertyError
+from devices.null import NullPlugin
 from devices.testing import check_device, device_checks
-from tests.examples import third_party_plugin
 
 PLUGINS = {
     name: entry
@@ -52,6 +52,28 @@ def test_the_suite_finds_what_is_wrong():
         with pytest.raises(AssertionError, match="check_answers_are_right"):
             check_device(plugin)
 
+    class AnyDomain(dense):
+        def refuse(self, node, model, config):
+            return super().refuse(replace(node, domain=""), model, config)
+
+    class AnyType(dense):
+        def refuse(self, node, model, config):
+            refusal = super().refuse(node, model, config)
+            return None if refusal and refusal.code == "dtype" else refusal
+
+    class Unexplained(NullPlugin):
+        def refuse(self, node, model, config):
+            open_shapes = [v for v in node.reads if not model.spec(v).is_static]
+            return Refusal("policy", "it does not like this") if open_shapes else None
+
+    for plugin, check in (
+        (AnyDomain, "operators_of_other_domains_are_refused"),
+        (AnyType, "element_types_that_are_taken_are_computed"),
+        (Unexplained, "open_shapes_are_taken_or_refused_as_such"),
+    ):
+        with pytest.raises(AssertionError, match=f"check_{check}"):
+            check_device(plugin())
+
     class Unreasoned(dense):
         def get_property(self, name, device_id=None):
             try:
@@ -63,6 +85,12 @@ def test_the_suite_finds_what_is_wrong():
         check_device(Unreasoned())
 
 
+def test_a_device_of_fixed_shapes_passes_the_suite():
+    fixed = NullPlugin()
+    fixed.set_property({"NULL_DYNAMIC_SHAPES": False})
+    assert {result.error for result in check_device(fixed)} == {None}
+
+
 def test_expected_failures_are_strict():
     plugin: Plugin = PLUGINS["NULL"].plugin
     results = check_device(plugin)
@@ -72,8 +100,3 @@ def test_expected_failures_are_strict():
         check_device(plugin, expected_failures={"check_answers_are_right": "a guess"})
     with pytest.raises(AssertionError, match="there is no such check"):
         check_device(plugin, expected_failures={"check_nothing": "a guess"})
-
-
-def test_the_example_plugin_is_under_60_lines():
-    text = Path(third_party_plugin.__file__).read_text(encoding="utf-8")
-    assert len(text.splitlines()) < 60

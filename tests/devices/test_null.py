@@ -148,3 +148,13 @@ def test_bare_hetero_leaves_it_out():
 def _resident():
     with open(f"/proc/{os.getpid()}/statm", encoding="ascii") as file:  # noqa: PTH123 - a kernel file
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_a_device_of_fixed_shapes_refuses_open_ones():
+    support = NullPlugin().query_model(CHAIN, {"NULL_DYNAMIC_SHAPES": False})
+    codes = {r.code for by in support.unsupported.values() for r in by.values()}
+    assert (set(support), codes) == (set(), {"dynamic_shape"})
+    with pytest.raises(UnsupportedNodesError, match=r"'x' is tensor\(float\)\[N, 3\]"):
+        compiled(NULL_DYNAMIC_SHAPES=False)
+    fixed = model("(float[4,3] x) => (float[4,3] y) {y = Relu(x)}")
+    assert not NullPlugin().query_model(fixed, {"NULL_DYNAMIC_SHAPES": False}).unsupported
