@@ -95,6 +95,10 @@ def with_types(model: Model, providers: Sequence[str]) -> Model:
 def _with_stubs(model: Model) -> onnx.ModelProto:
     """Return the model with large weights declared outside, where ONNX Runtime takes arrays."""
     proto = model.to_proto(weights="stub", keep_nbytes=INLINE_NBYTES)
+    # ONNX Runtime drops what no node reads, and then finds no place for its array.
+    read = [tensor for tensor in proto.graph.initializer if tensor.name in model.consumers]
+    del proto.graph.initializer[:]
+    proto.graph.initializer.extend(read)
     for tensor in proto.graph.initializer:
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             constant = model.constants[tensor.name]

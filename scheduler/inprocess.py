@@ -400,14 +400,14 @@ class InProcessExecutor:
     def close(self) -> None:
         """Close every deployment, stop the threads, close the plugins; again is harmless."""
         with self._lock:
-            closed, self._closed = self._closed, True
+            self._closed = True
+            plugins, self._loaded = self._loaded or {}, {}
             threads, self._threads = list(self._threads.values()), {}
         for deployment in self._deployments:
             deployment.close()
         for device in threads:
             device.stop()
-        if "_entries" in vars(self) and not closed:
-            close_plugins(self._entries)
+        close_plugins(plugins)
 
     def _device(self, name: str) -> _DeviceThreads:
         descriptor = usable(self._descriptors[resolve_name(name, self._descriptors)])

@@ -239,3 +239,43 @@ def test_without_onnxruntime_the_device_says_how_to_get_it(monkeypatch):
     entry = load_plugins()["ORT"]
     assert entry.plugin is None
     assert "pip install 'hetero[ort]'" in entry.error
+
+
+BIG = np.arange(1500, dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        "(float[N] x) => (float[N] y) {y = Abs(x)}",
+        "(float[N] x) => (float[N] y) {dead = Neg(w) y = Abs(x)}",
+        "(float[N] x) => (float[N] y, float[1500] w) {y = Abs(x)}",
+        "(float[N] x) => (float[N] y, float[1500] w) {h = Sub(w, w) z = Abs(x) y = Add(z, h)}",
+        "(float[N] x) => (float[N] y) {one = Constant<value_int = 1>() c = Cast<to = 9>(one) "
+        + "y = If(c) <then_branch = a () => (float[N] p) {h = Sub(w, w) z = Abs(x) p = Add(z, h)},"
+        + "else_branch = b () => (float[N] q) {q = Neg(w)}>}",
+        "(float[N] x) => (float[N] y) {k = Shape(w) h = Abs(x) y = Reshape(h, k)}",
+        "(float[N] x) => (float[N] y) {n = Identity(w) y = Abs(x)}",
+    ],
+    ids=["unread", "dead", "output", "read and output", "in a branch", "shape", "identity"],
+)
+@pytest.mark.parametrize("kind", ["initializer", "node"])
+def test_large_constants_wherever_they_are_read_or_not(graph, kind):
+    weight = onnx.numpy_helper.from_array(BIG, "w")
+    proto = parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> g ' + graph.replace("(", "(float[1500] w, ", 1)
+    )
+    del proto.graph.input[0]
+    if kind == "initializer":
+        proto.graph.initializer.append(weight)
+    else:
+        proto.graph.node.insert(0, helper.make_node("Constant", [], ["w"], value=weight))
+    model = read_model(proto)
+    assert not PLUGIN.query_model(model).unsupported
+    compiled = PLUGIN.compile_model(model)
+    payload = compiled.export()
+    for form in (compiled, PLUGIN.import_model(payload, model)):
+        results = form({"x": -BIG})
+        np.testing.assert_array_equal(results["y"], BIG)
+        if "w" in results:
+            np.testing.assert_array_equal(results["w"], BIG)

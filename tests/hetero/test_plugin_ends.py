@@ -74,9 +74,8 @@ class Unexportable(DensePlugin):
 def test_an_export_that_breaks_names_device_and_cause(tmp_path: Path):
     with hetero.Core("inprocess", plugins=[Unexportable]) as core:
         compiled = core.compile_model(MODEL, "UNEXPORTABLE")
-        with pytest.raises(
-            DeviceError, match="UNEXPORTABLE.*ZeroDivisionError: by design"
-        ) as caught:
+        said = r"UNEXPORTABLE.*ZeroDivisionError: by design"
+        with pytest.raises(DeviceError, match=said) as caught:
             compiled.export_model()
         assert caught.value.device == "UNEXPORTABLE"
         cached = core.compile_model(MODEL, "UNEXPORTABLE", {"CACHE_DIR": str(tmp_path)})
