@@ -57,7 +57,7 @@ def parse_device(text: str) -> DeviceRequest:
     if colon and head != HETERO:
         raise UnknownDeviceError(
             f"device {text!r}: nothing but {HETERO} takes a list after a colon; write "
-            f"{HETERO}:{tail.strip() or 'CPU'}.",
+            f"{HETERO}:{tail.strip().upper() or 'CPU'}.",
             device=text,
         )
     parts = [part.strip() for part in (tail if colon else head).split(",")]
@@ -96,7 +96,8 @@ def resolve_name(name: str, available: Iterable[str]) -> str:
         return found
     plugin, _ = split_name(name)
     ids = [device for (other, _), device in known.items() if other == plugin]
-    near = difflib.get_close_matches(name.upper(), known.values(), 1)
+    # Of three letters two may be alike by chance: GPU is not CPU misspelt.
+    near = difflib.get_close_matches(name.upper(), known.values(), 1, 0.7)
     if ids:
         hint = (
             f" {plugin} has {', '.join(ids)}; ask for more with devices={{{plugin!r}: 2}} or "

@@ -35,8 +35,13 @@ def devices(core: Core, as_json: bool) -> None:
     if as_json:
         print_json("devices", {"devices": rows})
         return
-    heads = ("device", "what it is", "version", "node", "threads", "error")
-    table = Rows(*heads, wraps=("what it is", "version", "node", "error"))
+    heads = {
+        "device": "name", "what it is": "full_name", "version": "version", "node": "node",
+        "threads": "threads",
+    }  # fmt: skip
+    if any(row["error"] for row in rows):
+        heads["error"] = "error"
+    table = Rows(*heads, wraps=("what it is", "version", "error"))
     for row in rows:
-        table.add(*(row[c] for c in ("name", "full_name", "version", "node", "threads", "error")))
+        table.add(*(row[key] for key in heads.values()))
     show(table)
