@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -80,9 +80,12 @@ class CompiledModel:
         self._ports = RequestTensors(self.inputs, self.outputs)
         self._received = StageOutputs(model, self.device)
         self._closed = False
-        self._in_flight: set[Future[Answer]] = set()
         self._lock = threading.Lock()
-        self._executors: dict[str, ThreadPoolExecutor] = {}
+        # Without a request of its own, as in a plan, a model starts none of their threads.
+        streams = self._configuration.get("NUM_STREAMS")
+        self._runs = ThreadPoolExecutor(streams, f"{self.device}-device")
+        #: Where callbacks run.
+        self.callback_executor = ThreadPoolExecutor(_CALLBACK_THREADS, f"{self.device}-callback")
         #: Executed node -> (seconds in all, runs), of profiled runs.
         self._node_times: dict[str, tuple[float, int]] = {}
 
@@ -143,10 +146,7 @@ class CompiledModel:
             that are not what the ports say.
         """
         if self._closed:
-            raise InferenceError(
-                f"model {self.name!r} on {self.device} was closed; compile or import it again.",
-                device=self.device,
-            )
+            raise self._closed_error()
         context = context or RunContext(self._configuration.get("PERF_COUNT"))
         start = time.perf_counter()
         try:
@@ -179,11 +179,6 @@ class CompiledModel:
         """Whether requests time executed nodes."""
         return bool(self._configuration.get("PERF_COUNT"))
 
-    @property
-    def callback_executor(self) -> Executor:
-        """Where callbacks run."""
-        return self._executor("callback", _CALLBACK_THREADS)
-
     def submit(
         self, values: Mapping[str, Value], *, profile: bool, timeout_s: float | None
     ) -> _DeviceRun:
@@ -192,12 +187,10 @@ class CompiledModel:
         if timeout_s is not None:
             context.set_timeout(timeout_s)
         inputs = [self._on_host(values[port.name]) for port in self.inputs]
-        executor = self._executor("device", self._configuration.get("NUM_STREAMS"))
-        future = executor.submit(self._answer, inputs, context)
-        with self._lock:
-            self._in_flight.add(future)
-        future.add_done_callback(self._landed)
-        return _DeviceRun(future, context)
+        try:
+            return _DeviceRun(self._runs.submit(self._answer, inputs, context), context)
+        except RuntimeError:  # its threads have ended
+            raise self._closed_error() from None
 
     def executed_nodes(self) -> tuple[ExecutedNode, ...]:
         """Return the runtime model, in execution order."""
@@ -265,23 +258,17 @@ class CompiledModel:
 
     def close(self) -> None:
         """Finish what runs, then give back what the device holds for this model."""
-        with self._lock:
-            executors, self._executors = self._executors, {}
-            in_flight = set(self._in_flight)
-        wait(in_flight)
-        for executor in executors.values():
-            executor.shutdown(wait=True)
+        self._runs.shutdown(wait=True)
+        self.callback_executor.shutdown(wait=True)
         if not self._closed:
             self._closed = True
             self._program.close()
 
-    def _executor(self, name: str, threads: int) -> ThreadPoolExecutor:
-        with self._lock:
-            if name not in self._executors:
-                self._executors[name] = ThreadPoolExecutor(
-                    threads, thread_name_prefix=f"{self.device}-{name}"
-                )
-            return self._executors[name]
+    def _closed_error(self) -> InferenceError:
+        return InferenceError(
+            f"model {self.name!r} on {self.device} was closed; compile or import it again.",
+            device=self.device,
+        )
 
     @contextmanager
     def _turn(self, context: RunContext) -> Iterator[None]:
@@ -296,10 +283,6 @@ class CompiledModel:
             yield
         finally:
             turn.release()
-
-    def _landed(self, future: Future[Answer]) -> None:
-        with self._lock:
-            self._in_flight.discard(future)
 
     def _answer(self, inputs: Sequence[Value], context: RunContext) -> Answer:
         context.check_cancelled()

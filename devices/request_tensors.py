@@ -32,6 +32,8 @@ class RequestTensors:
     def __init__(self, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> None:
         self._inputs = inputs
         self._outputs = outputs
+        #: Symbol -> (input, axis), for each that several dimensions of inputs share.
+        self._symbols = _shared_symbols(inputs)
         #: Input name -> its tensor, once something was set or asked for.
         self._given: dict[str, Tensor] = {}
         #: Inputs that the user set or took by hand; a call with other inputs keeps those.
@@ -118,6 +120,8 @@ class RequestTensors:
         ------
         TensorNameError
             Listing every input that is missing, or those given that the model does not have.
+        TensorTypeError, TensorShapeError
+            A value does not fit its port, or two not the symbol that they share.
         """
         given = self._by_name(inputs)
         values = {}
@@ -140,6 +144,16 @@ class RequestTensors:
                 "set_tensor those that stay.",
                 missing=[p.name for p in missing],
             )
+        for symbol, places in self._symbols.items():
+            sizes = {(name, axis): values[name].shape[axis] for name, axis in places}
+            if len(set(sizes.values())) > 1:
+                listed = ", ".join(
+                    f"{size} on axis {axis} of {name!r}" for (name, axis), size in sizes.items()
+                )
+                raise TensorShapeError(
+                    f"dimension {symbol!r} has one size in a request, got {listed}.",
+                    port=places[0][0],
+                )
         for name in given:
             self._batches.pop(name, None)
             self._given[name] = Tensor(values[name], shared_memory=True)
@@ -189,7 +203,7 @@ class RequestTensors:
         if isinstance(inputs, Mapping):
             return {find_port(self._inputs, key, "input").name: v for key, v in inputs.items()}
         only = self._inputs[0] if len(self._inputs) == 1 else None
-        if isinstance(inputs, list | tuple) and not (only and not _is_list_of_one(inputs, only)):
+        if isinstance(inputs, list | tuple) and not (only and not _lists_inputs(inputs, only)):
             if len(inputs) > len(self._inputs):
                 raise TensorNameError(
                     f"{len(inputs)} inputs were given; the model has {len(self._inputs)}: "
@@ -200,10 +214,21 @@ class RequestTensors:
         return {_only(self._inputs, "input").name: inputs}
 
 
-def _is_list_of_one(inputs: Sequence[Any], port: TensorSpec) -> bool:
+def _shared_symbols(ports: tuple[TensorSpec, ...]) -> dict[str, list[tuple[str, int]]]:
+    found: dict[str, list[tuple[str, int]]] = {}
+    for port in ports:
+        for axis, size in enumerate(port.shape or () if port.is_tensor else ()):
+            if isinstance(size, str):
+                found.setdefault(size, []).append((port.name, axis))
+    return {symbol: places for symbol, places in found.items() if len(places) > 1}
+
+
+def _lists_inputs(inputs: Sequence[Any], port: TensorSpec) -> bool:
     """Whether a list for a one-input model lists inputs, rather than being the input's contents."""
     if len(inputs) != 1:
-        return False
+        return port.shape is not None and any(
+            isinstance(x, np.ndarray | Tensor) and len(x.shape) == len(port.shape) for x in inputs
+        )
     if isinstance(inputs[0], np.ndarray | Tensor) or not port.is_tensor:
         return True
     return port.shape is not None and np.ndim(inputs[0]) == len(port.shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy as copying
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -14,6 +15,10 @@ from devices.tensor_spec import EXTENDED_DTYPES, TensorSpec, element_type_name
 
 #: Kind of element -> the kinds it may become.
 _CASTABLE: Final = {"b": "bif", "i": "if", "f": "fc", "c": "c"}
+
+
+#: What numpy reads into memory of its own; all else may share its memory with the array.
+_ALWAYS_READ: Final = (list, tuple, int, float, complex, str, bytes)
 
 
 class Tensor:
@@ -110,7 +115,7 @@ def check_tensor(value: Any, spec: TensorSpec, role: str) -> Value:
         )
     if not spec.is_tensor:
         return value
-    array = value if isinstance(value, np.ndarray | RemoteTensor) else np.asarray(value)
+    array = value if isinstance(value, np.ndarray | RemoteTensor) else _read(value, spec, role)
     if array.dtype != spec.dtype and not (spec.dtype == object and array.dtype.kind in "UST"):
         raise TensorTypeError(
             f"{role} {spec.name!r} is {spec}, got dtype {array.dtype}; memory that is shared is "
@@ -125,13 +130,13 @@ def convert(value: Any, spec: TensorSpec, *, copy: bool) -> Value:
     """Return `value` as a run wants it: native, dense, of the port's type and shape.
 
     Numbers and lists take the port's type; arrays are cast where the kind of number stays and
-    nothing is cut off: a wider integer, another float, an integer as a float, a narrower integer
-    that holds every value.
+    no value becomes another, rounding apart: another integer that holds every value, another
+    float or an integer as a float, in which no number becomes infinite.
 
     Parameters
     ----------
     value : array, number, string, list, None, dict or Tensor
-        What was given.
+        What was given; an array is whatever has ``__array__``, a buffer, or ``__dlpack__``.
     spec : TensorSpec
         The port.
     copy : bool
@@ -152,16 +157,17 @@ def convert(value: Any, spec: TensorSpec, *, copy: bool) -> Value:
     if spec.type.startswith("seq("):
         return _sequence(value, spec, copy)
     if not spec.is_tensor or spec.dtype is None:
-        return value
+        return copying.deepcopy(value) if copy else value
     if value is None:
         raise TensorTypeError(
             f"input {spec.name!r} wants {spec}, got None; give an array.", port=spec.name
         )
-    array = _cast(_array(value, spec), spec, from_array=hasattr(value, "dtype"))
+    read = _read(value, spec, "input")
+    array = _cast(read, spec, from_array=hasattr(value, "dtype"))
     _check_shape(array, spec, "input")
     # np.ascontiguousarray would make a scalar one-dimensional.
     dense = np.asarray(array, order="C")
-    if copy and isinstance(value, np.ndarray) and np.may_share_memory(dense, value):
+    if copy and not isinstance(value, _ALWAYS_READ) and np.may_share_memory(dense, read):
         dense = dense.copy()
     return dense
 
@@ -179,20 +185,39 @@ def _sequence(value: Any, spec: TensorSpec, copy: bool) -> Value:
     ]
 
 
-def _array(value: Any, spec: TensorSpec) -> np.ndarray:
+def _read(value: Any, spec: TensorSpec, role: str) -> np.ndarray:
+    """Return a value as an array, sharing its memory where it has some."""
     try:
-        array = np.asarray(value)
+        return _array(value)
     except ValueError as error:
         raise TensorShapeError(
-            f"input {spec.name!r} wants {spec}, got a nested list that is no array: {error}.",
+            f"{role} {spec.name!r} wants {spec}, got a nested list that is no array: {error}.",
             port=spec.name,
         ) from error
-    return array.astype(array.dtype.newbyteorder("=")) if not array.dtype.isnative else array
+    except (TypeError, RuntimeError, BufferError) as error:
+        raise TensorTypeError(
+            f"{role} {spec.name!r} wants {spec}, got a {type(value).__name__} that numpy cannot "
+            f"read: {error}. Give a copy in the host's memory.",
+            port=spec.name,
+        ) from error
+
+
+def _array(value: Any) -> np.ndarray:
+    if isinstance(value, np.ndarray) or not hasattr(value, "__dlpack__"):
+        return np.asarray(value)
+    if hasattr(value, "__array__"):
+        try:
+            return np.asarray(value)
+        except (TypeError, RuntimeError):  # in memory of a device; DLPack may bring it here
+            pass
+    return np.from_dlpack(value, device="cpu")
 
 
 def _cast(array: np.ndarray, spec: TensorSpec, *, from_array: bool) -> np.ndarray:
     dtype = spec.dtype
     assert dtype is not None
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
     if array.dtype == dtype and dtype.kind != "O":
         return array
     if dtype.kind == "O":
@@ -208,20 +233,35 @@ def _cast(array: np.ndarray, spec: TensorSpec, *, from_array: bool) -> np.ndarra
         )
     with np.errstate(all="ignore"):
         cast = array.astype(dtype)
-    if got == want == "i" and not np.array_equal(cast.astype(array.dtype), array):
+    if not np.can_cast(array.dtype, dtype) and not _holds(cast, array, want):
         raise TensorTypeError(
             f"input {spec.name!r} wants {spec}, got dtype {array.dtype} with values that "
-            f"{dtype} cannot hold. If wrapping is meant, give array.astype({_dtype_text(spec)}).",
+            f"{dtype} cannot hold. If that is meant, give array.astype({_dtype_text(spec)}).",
             port=spec.name,
         )
     return cast
+
+
+def _holds(cast: np.ndarray, array: np.ndarray, kind: str) -> bool:
+    """Whether a cast to a kind of number kept each value, but for rounding."""
+    if kind == "i":
+        same_sign = np.array_equal(cast < 0, array < 0)
+        return same_sign and np.array_equal(cast.astype(array.dtype), array)
+    finite = np.isfinite(cast)
+    return bool(finite.all()) or np.array_equal(finite, np.isfinite(array))
 
 
 def _strings(array: np.ndarray, spec: TensorSpec) -> np.ndarray:
     if array.dtype.kind in "UT":
         return array.astype(object)
     if array.dtype.kind == "S" or array.dtype == object:
-        items = [i.decode() if isinstance(i, bytes) else i for i in array.ravel().tolist()]
+        try:
+            items = [i.decode() if isinstance(i, bytes) else i for i in array.ravel().tolist()]
+        except UnicodeDecodeError as error:
+            raise TensorTypeError(
+                f"input {spec.name!r} wants strings, got bytes that are not UTF-8: {error}.",
+                port=spec.name,
+            ) from error
         wrong = next((i for i in items if not isinstance(i, str)), None)
         if wrong is None:
             out = np.empty(len(items), object)
@@ -245,7 +285,7 @@ def _check_shape(array: np.ndarray | RemoteTensor, spec: TensorSpec, role: str) 
         same_rank = len(array.shape) == len(spec.shape or ())
         fix = "reshape it" if same_rank else "give it every dimension"
         raise TensorShapeError(
-            f"{role} {spec.name!r} wants shape {spec}, got {list(array.shape)}; {fix}, as in "
+            f"{role} {spec.name!r} wants {spec}, got shape {list(array.shape)}; {fix}, as in "
             "array.reshape(...) or array[None].",
             port=spec.name,
         )

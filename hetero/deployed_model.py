@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
 
+from devices.errors import TensorTypeError
 from devices.program import ExecutedNode, Value
+from devices.remote import RemoteTensor
 from devices.tensor_spec import TensorSpec
 from scheduler.executor import Answer, Deployment
 
@@ -57,7 +59,20 @@ class DeployedModel:
         return self._deployment.callback_executor
 
     def submit(self, values: Mapping[str, Value], *, profile: bool, timeout_s: float | None) -> Run:
-        """Start a request on checked values; devices time nodes by their own PERF_COUNT."""
+        """Start a request on checked values; devices time nodes by their own PERF_COUNT.
+
+        Raises
+        ------
+        TensorTypeError
+            An input is in a device's own memory.
+        """
+        for name, value in values.items():
+            if isinstance(value, RemoteTensor):
+                raise TensorTypeError(
+                    f"input {name!r} is in memory of a device, which a model that may run on "
+                    "others cannot read; give tensor.to_host().",
+                    port=name,
+                )
         made = self._deployment.submit(values, timeout_s=timeout_s)
         return Run(self._deployment, made.request_id, made.future)
 

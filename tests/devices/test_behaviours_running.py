@@ -5,6 +5,7 @@ As in test_behaviours: numbers are rows of the project's behaviour table.
 
 import gc
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -151,6 +152,41 @@ def test_deadline(plugin, request_):
     plugin.gate.set()
     request_.wait_for(5000)
     np.testing.assert_array_equal(request_.infer({"x": X}, timeout_s=30)["y"], X * 2)
+
+
+def test_a_stuck_run_does_not_outlast_the_deadline_of_whoever_waits(plugin, request_):
+    plugin.gate.clear()
+    request_.start_async({"x": X}, timeout_s=0.05)
+    with pytest.raises(DeadlineError):
+        request_.wait()
+    plugin.gate.set()
+
+
+def test_a_slow_callback_is_not_bound_by_the_deadline(request_):
+    called, go = threading.Event(), threading.Event()
+    request_.set_callback(lambda _: (called.set(), go.wait(60)))
+    request_.start_async({"x": X}, timeout_s=60)
+    assert called.wait(60)
+    request_._run.timeout_s = 0.0  # as if the callback took that long
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(request_.wait)
+        go.set()
+        waiting.result(60)
+    np.testing.assert_array_equal(request_.results["y"], X * 2)
+
+
+def test_no_thread_starts_after_close(double):
+    request = double.create_infer_request()
+    request.set_callback(lambda _: None)
+    request.start_async({"x": X})
+    double.close()
+    request.wait()  # what ran is finished first
+    before = set(threading.enumerate())
+    for start in (request.infer, request.start_async):
+        with pytest.raises(InferenceError, match="closed"):
+            start({"x": X})
+    assert set(threading.enumerate()) <= before
+    double.close()
 
 
 def test_exclusive_requests_of_one_device_run_one_after_another(plugin):

@@ -1,5 +1,7 @@
 """Values that are given become what a port wants, or a typed error says why not."""
 
+import array
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -38,6 +40,10 @@ def port(kind, shape=(2,)):
         ("string", np.array([b"a", "β".encode()], object), np.array(["a", "β"], object)),
         ("string", np.array([b"a", b"b"]), np.array(["a", "b"], object)),
         ("float", np.float32([1, 2]).astype(">f4"), np.float32([1, 2])),
+        ("float16", np.float32([np.inf, 65519]), np.float16([np.inf, 65504])),
+        ("float16", np.float64([np.nan, -np.inf]), np.float16([np.nan, -np.inf])),
+        ("int64", np.uint64([2**63 - 1, 0]), np.int64([2**63 - 1, 0])),
+        ("uint64", np.int64([2**63 - 1, 0]), np.uint64([2**63 - 1, 0])),
     ],
 )
 def test_what_is_converted(kind, value, want):
@@ -63,6 +69,15 @@ def test_what_is_converted(kind, value, want):
         ("int64", np.array([1, 2], ml_dtypes.bfloat16), "lose"),
         ("bfloat16", [1j, 2], r"ml_dtypes\.bfloat16"),
         ("float", None, "None"),
+        ("uint64", np.int64([-1, 2]), "cannot hold"),
+        ("int64", np.uint64([2**63, 2]), "cannot hold"),
+        ("uint4", np.int8([-1, 2]), "cannot hold"),
+        ("float16", np.float32([1e9, 2]), "cannot hold"),
+        ("float16", [70_000, 2], "cannot hold"),
+        ("float", np.float64([1e300, 2]), "cannot hold"),
+        ("complex64", np.complex128([1e300j, 2]), "cannot hold"),
+        ("float8e4m3fn", np.float32([1e9, 2]), "cannot hold"),
+        ("string", np.array([b"\xff", b"a"]), "UTF-8"),
     ],
 )
 def test_what_would_lose_something_is_refused(kind, value, says):
@@ -90,6 +105,74 @@ def test_sharing():
     assert not np.shares_memory(convert(value, FLOAT, copy=True), value)
     strided = np.zeros(4, np.float32)[::2]
     assert convert(strided, FLOAT, copy=False).flags.c_contiguous
+
+
+class OnlyArray:
+    """Something with ``__array__`` that shares its memory, as a tensor of PyTorch."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __array__(self, dtype=None, copy=None):
+        return self.array
+
+
+class OnlyDLPack:
+    """Something with DLPack alone."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **keywords):
+        return self.array.__dlpack__(**keywords)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+class OnDevice(OnlyDLPack):
+    """An array that numpy may not read in place, but that copies itself to the host: CuPy's."""
+
+    def __array__(self, dtype=None, copy=None):
+        raise TypeError("implicit conversion")
+
+
+class OutOfReach(OnDevice):
+    def __dlpack__(self, **keywords):
+        raise BufferError("it is in memory of a device")
+
+
+GIVEN = [
+    np.asarray,
+    lambda a: array.array("f", a.tolist()),
+    memoryview,
+    OnlyArray,
+    OnlyDLPack,
+    OnDevice,
+    Tensor,
+    lambda a: Tensor(a, shared_memory=True),
+]
+
+
+@pytest.mark.parametrize("give", GIVEN)
+def test_whatever_holds_numbers_is_read_and_copied_where_it_is_to_be(give):
+    given = give(np.float32([1, 2]))
+    kept = convert(given, FLOAT, copy=True)
+    read = convert(given, FLOAT, copy=False)
+    for got in (kept, read):
+        np.testing.assert_array_equal(got, np.float32([1, 2]))
+    assert not np.shares_memory(kept, read)
+    assert kept.flags.writeable
+
+
+def test_memory_that_is_out_of_reach_is_a_typed_error():
+    with pytest.raises(TensorTypeError, match="OutOfReach that numpy cannot read"):
+        convert(OutOfReach(np.float32([1, 2])), FLOAT, copy=False)
+
+
+def test_maps_are_copied_where_they_are_to_be():
+    mapping = {"a": 1.0}
+    assert convert(mapping, TensorSpec("m", "map(string,tensor(float))"), copy=True) is not mapping
 
 
 def test_sequences_optionals_and_maps():
