@@ -4,11 +4,14 @@ The header's document has ``kind`` "model", the versions, the model's name and c
 device's plugin, version and fingerprint, the options, the plan, the affinity with its reasons and
 the cut; then for each stage its device's own export, or None; then the model itself, so that any
 stage can be compiled again. A weight that the model and an export share is there once.
+
+Where several plans share the requests, ``layout`` is 2 and ``variants`` has a row for each with its
+``share``, plan, affinity and cut; exports are those of the first plan's stages, then the second's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -28,10 +31,10 @@ from devices.program import Payload
 from devices.properties import PropertyTable
 from devices.tensor_spec import TensorSpec
 from hetero.affinity import Affinity
-from hetero.config import NOT_KEPT
+from hetero.config import NOT_KEPT, SplitConfig
 from hetero.partition import Output, OutputKind, Partition, Subgraph, Wire
 from scheduler.blob_file import BlobFile
-from scheduler.blob_format import FORMAT_VERSION, Inline, tensors_of
+from scheduler.blob_format import Inline
 from scheduler.blob_writer import BlobWriter
 from scheduler.executor import DeviceDescriptor
 from scheduler.model_parts import (
@@ -48,6 +51,8 @@ from scheduler.stored_payload import PAYLOADS, write_payload
 MODEL_KIND: Final = "model"
 PLAN_KIND: Final = "plan"
 STAGE_KIND: Final = "stage"
+#: Layouts of the header: of one plan, and of several that share the requests.
+ONE_PLAN, SEVERAL_PLANS = 1, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +93,24 @@ class Compilation:
     pins: Affinity
     tables: Mapping[str, PropertyTable]
 
+    @classmethod
+    def of(
+        cls, descriptors: Iterable[DeviceDescriptor], config: SplitConfig, pins: Affinity
+    ) -> Compilation:
+        """Return the record of a compilation for devices."""
+        by_name = {d.name: d for d in descriptors}
+        return cls(
+            {name: DeviceRecord.of(d) for name, d in by_name.items()},
+            config.own,
+            # The whole model is cached, not each device's part by the device.
+            {
+                name: {n: v for n, v in options.items() if n != "CACHE_DIR"}
+                for name, options in config.devices.items()
+            },
+            pins,
+            {name: d.properties for name, d in by_name.items()},
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Cut:
@@ -101,11 +124,14 @@ class Cut:
         Which device each node got, and why.
     plan : Plan
         What is deployed.
+    share : float
+        The part of the requests that goes this way.
     """
 
     partition: Partition
     affinity: Affinity
     plan: Plan
+    share: float = 1.0
 
 
 def hetero_version() -> str:
@@ -117,7 +143,10 @@ def hetero_version() -> str:
 
 
 def write_model(
-    file: BinaryIO, cut: Cut, compilation: Compilation, payloads: Sequence[Payload | None]
+    file: BinaryIO,
+    cuts: Sequence[Cut],
+    compilation: Compilation,
+    payloads: Sequence[Payload | None],
 ) -> int:
     """Write a compiled model; return how many bytes it takes.
 
@@ -125,19 +154,18 @@ def write_model(
     ----------
     file : binary file
         Where to.
-    cut : Cut
-        The model, cut and placed.
+    cuts : sequence of Cut
+        The model, cut and placed in one way or several.
     compilation : Compilation
         What it was compiled for.
     payloads : sequence of Payload or None
-        Each stage's export; None for a device that has none.
+        Each stage's export, the first cut's stages first; None for a device that has none.
     """
     writer = BlobWriter()
-    source = cut.partition.source
-    parts = split_model(source)
+    parts = split_model(cuts[0].partition.source)
     head = {
         "kind": MODEL_KIND,
-        **header_of(cut, compilation),
+        **header_of(cuts, compilation),
         PAYLOADS: [None if p is None else write_payload(writer, p) for p in payloads],
         "source": writer.document(
             {
@@ -152,16 +180,18 @@ def write_model(
     return writer.write(file, head)
 
 
-def header_of(cut: Cut, compilation: Compilation) -> dict[str, Any]:
+def header_of(cuts: Sequence[Cut], compilation: Compilation) -> dict[str, Any]:
     """Return what the headers of models and of the cache's plans have in common."""
-    names = list(cut.affinity.devices)
-    reasons = [cut.affinity.reasons.get(name, "") for name in names]
-    reason_of = {reason: i for i, reason in enumerate(dict.fromkeys(reasons))}
-    device_of = {device: i for i, device in enumerate(dict.fromkeys(cut.affinity.values()))}
+    rows = [_row(cut) for cut in cuts]
+    if len(cuts) == 1:
+        placed = rows[0]
+    else:
+        shares = [{"share": cut.share, **row} for cut, row in zip(cuts, rows, strict=True)]
+        placed = {"layout": SEVERAL_PLANS, "variants": shares}
     return {
         "hetero": hetero_version(),
-        "name": cut.plan.name,
-        "content_hash": cut.partition.source.content_hash,
+        "name": cuts[0].plan.name,
+        "content_hash": cuts[0].partition.source.content_hash,
         "devices": {
             name: [record.plugin, record.version, record.fingerprint]
             for name, record in compilation.devices.items()
@@ -169,10 +199,21 @@ def header_of(cut: Cut, compilation: Compilation) -> dict[str, Any]:
         "options": _plain(compilation.own),
         "device_options": {n: _plain(options) for n, options in compilation.configs.items()},
         "pins": dict(compilation.pins.devices),
+        # Of the values that stages take and give: enough to load their exports.
+        "ports": [pack_spec(spec) for spec in _ports(cuts)],
+        **placed,
+    }
+
+
+def _row(cut: Cut) -> dict[str, Any]:
+    """Return one way of cutting and placing a model."""
+    names = list(cut.affinity.devices)
+    reasons = [cut.affinity.reasons.get(name, "") for name in names]
+    reason_of = {reason: i for i, reason in enumerate(dict.fromkeys(reasons))}
+    device_of = {device: i for i, device in enumerate(dict.fromkeys(cut.affinity.values()))}
+    return {
         "plan": Inline(cut.plan.to_bytes()),
         "positions": [s.positions for s in cut.partition.subgraphs],
-        # Of the values that stages take and give: enough to load their exports.
-        "ports": [pack_spec(spec) for spec in _ports(cut)],
         "affinity": [
             names,
             list(device_of),
@@ -183,12 +224,12 @@ def header_of(cut: Cut, compilation: Compilation) -> dict[str, Any]:
     }
 
 
-def export_payloads(plan: Plan, export: Callable[[int], Payload]) -> list[Payload | None]:
+def export_payloads(num_stages: int, export: Callable[[int], Payload]) -> list[Payload | None]:
     """Return each stage's export; None where its device has none."""
     found: list[Payload | None] = []
-    for stage in plan.stages:
+    for stage in range(num_stages):
         try:
-            found.append(export(stage.index))
+            found.append(export(stage))
         except UnsupportedOperationError:
             found.append(None)
     return found
@@ -241,7 +282,17 @@ class ModelBlob:
         if found != kind:
             raise BlobError(f"{self._where}: kind: {found!r}, wanted {kind!r}.")
         self.contents: dict[str, Any] = contents
-        self.plan: Plan = self._read("plan", Plan.from_bytes)
+        layout = contents.get("layout", ONE_PLAN)
+        if layout not in (ONE_PLAN, SEVERAL_PLANS):
+            raise BlobError(
+                f"{self._where}: layout {layout!r}; this program reads {ONE_PLAN} and "
+                f"{SEVERAL_PLANS}. Compile the model again, or read it with a newer hetero."
+            )
+        #: The entries of each plan; those of a single one are the header's own.
+        self._rows: list[dict[str, Any]] = (
+            [contents] if layout == ONE_PLAN else self._read("variants", _read_variants)
+        )
+        self.plans: list[Plan] = [self._read("plan", Plan.from_bytes, row) for row in self._rows]
         self.devices: dict[str, DeviceRecord] = self._read(
             "devices", lambda rows: {str(n): DeviceRecord(*map(str, r)) for n, r in rows.items()}
         )
@@ -251,13 +302,18 @@ class ModelBlob:
         )
         #: Nodes that the user placed; blobs of earlier versions do not tell.
         self.pins: dict[str, str] = self._read("pins", dict) if "pins" in contents else {}
-        if absent := [d for d in self.plan.devices if d not in self.devices]:
+        if absent := [d for d in self.used if d not in self.devices]:
             raise BlobError(f"{self._where}: devices: nothing on {absent}, which the plan uses.")
 
     @property
     def name(self) -> str:
         """The model's name."""
-        return self.plan.name
+        return self.plans[0].name
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """Devices that the plans use, each once."""
+        return tuple(dict.fromkeys(d for plan in self.plans for d in plan.devices))
 
     @property
     def content_hash(self) -> str:
@@ -266,7 +322,7 @@ class ModelBlob:
 
     def source(self) -> Model:
         """Return the model that was compiled, read when more than its ports is asked for."""
-        plan = self.plan
+        plan = self.plans[0]
         return DeferredModel(plan.name, plan.inputs, plan.outputs, self._whole)
 
     def _whole(self) -> Model:
@@ -289,8 +345,11 @@ class ModelBlob:
         BlobError
             The cut has more.
         """
-        most: int = self._read(
-            "positions", lambda rows: max((max(r, default=-1) for r in rows), default=-1)
+        most = max(
+            self._read(
+                "positions", lambda rows: max((max(r, default=-1) for r in rows), default=-1), row
+            )
+            for row in self._rows
         )
         if most >= len(model.nodes):
             raise BlobError(f"{self._where}: positions: node {most} of {len(model.nodes)}.")
@@ -309,21 +368,28 @@ class ModelBlob:
             raise BlobError(f"{self._where}: ports: nothing on value {error}.") from error
 
     def affinity(self) -> Affinity:
-        """Return which device each node was compiled for, and why."""
-        found: Affinity = self._read("affinity", _read_affinity)
+        """Return which device each node was compiled for, and why; of several plans, the first."""
+        found: Affinity = self._read("affinity", _read_affinity, self._rows[0])
         return found
 
-    def cut(self, source: Model) -> Cut:
+    def cuts(self, source: Model) -> tuple[Cut, ...]:
         """Return how `source`, which has to be the model that was compiled, was cut and placed."""
-        positions = self._read("positions", lambda rows: [tuple(row) for row in rows])
-        try:
-            return Cut(_partition(source, self.plan, positions), self.affinity(), self.plan)
-        except (TypeError, ValueError, LookupError) as error:
-            raise BlobError(f"{self._where}: positions: they do not fit: {error}.") from error
+        found = []
+        for plan, row in zip(self.plans, self._rows, strict=True):
+            positions = self._read("positions", lambda rows: [tuple(r) for r in rows], row)
+            affinity = self._read("affinity", _read_affinity, row)
+            share = 1.0 if len(self._rows) == 1 else self._read("share", _read_share, row)
+            try:
+                found.append(Cut(_partition(source, plan, positions), affinity, plan, share))
+            except (TypeError, ValueError, LookupError) as error:
+                raise BlobError(f"{self._where}: positions: they do not fit: {error}.") from error
+        return tuple(found)
 
-    def _read(self, entry: str, read: Callable[[Any], Any]) -> Any:
+    def _read(
+        self, entry: str, read: Callable[[Any], Any], row: Mapping[str, Any] | None = None
+    ) -> Any:
         try:
-            return read(self.contents[entry])
+            return read((self.contents if row is None else row)[entry])
         except BlobError:
             raise
         except (HeteroError, TypeError, ValueError, LookupError, AttributeError) as error:
@@ -332,69 +398,11 @@ class ModelBlob:
             ) from error
 
 
-def describe(blob: BlobFile) -> dict[str, Any]:
-    """Return what is in a blob of any kind as plain values, read from its header alone.
-
-    Raises
-    ------
-    BlobError
-        Its header is not one of ours.
-    """
-    head = blob.outline()
-    if not isinstance(head, dict):
-        raise BlobError(f"blob {blob.path or ''}: it has no header of ours.")
-    try:
-        plan = Plan.from_bytes(head["plan"]) if "plan" in head else None
-        exports = head.get(PAYLOADS) or []
-        return {
-            "kind": str(head["kind"]),
-            "name": str(head["name"]),
-            "format_version": FORMAT_VERSION,
-            "hetero": str(head["hetero"]),
-            "digest": blob.digest,
-            "nbytes": blob.nbytes,
-            "segments": len(blob.segments),
-            "content_hash": head.get("content_hash"),
-            "devices": {
-                name: {"plugin": r[0], "version": r[1], "fingerprint": r[2]}
-                for name, r in head["devices"].items()
-            },
-            "options": head.get("options", {}),
-            "device_options": head.get("device_options", {}),
-            "inputs": [] if plan is None else [_port(spec) for spec in plan.inputs],
-            "outputs": [] if plan is None else [_port(spec) for spec in plan.outputs],
-            "stages": [
-                {
-                    "index": s.index,
-                    "device": s.device,
-                    "nodes": len(s.node_names),
-                    "inputs": s.inputs,
-                    "outputs": s.outputs,
-                    "export_nbytes": _export_nbytes(blob, exports, s.index),
-                }
-                for s in (plan.stages if plan else ())
-            ],
-        }
-    except (TypeError, LookupError, AttributeError) as error:
-        raise BlobError(f"blob {blob.path or ''}: header: damaged: {error}.") from error
-
-
-def _export_nbytes(blob: BlobFile, exports: Sequence[Any], index: int) -> int | None:
-    """Return how many bytes a stage's export takes; None for a stage that has none here."""
-    if index >= len(exports) or exports[index] is None:
-        return None
-    return sum(part.nbytes for part in set(tensors_of(blob.outline(exports[index]))))
-
-
-def _port(spec: TensorSpec) -> dict[str, Any]:
-    shape = None if spec.shape is None else list(spec.shape)
-    return {"name": spec.name, "type": spec.type, "shape": shape}
-
-
-def _ports(cut: Cut) -> list[TensorSpec]:
+def _ports(cuts: Sequence[Cut]) -> list[TensorSpec]:
     """Return the types of the values that stages take and give, each once."""
     found = {
         spec.name: spec
+        for cut in cuts
         for subgraph in cut.partition.subgraphs
         for spec in (*subgraph.model.inputs, *subgraph.model.outputs)
     }
@@ -403,6 +411,22 @@ def _ports(cut: Cut) -> list[TensorSpec]:
 
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name not in NOT_KEPT}
+
+
+def _largest(rows: Sequence[Sequence[int]]) -> int:
+    return max((max(row, default=-1) for row in rows), default=-1)
+
+
+def _read_variants(rows: Any) -> list[dict[str, Any]]:
+    if not isinstance(rows, list) or len(rows) < 2 or not all(isinstance(r, dict) for r in rows):
+        raise ValueError("fewer than two plans, or one that is none")
+    return rows
+
+
+def _read_share(share: Any) -> float:
+    if not isinstance(share, float) or not 0 < share <= 1:
+        raise ValueError(f"a share of {share!r}")
+    return share
 
 
 def _read_affinity(entry: Any) -> Affinity:

@@ -43,7 +43,7 @@ def place_devices(
     UnknownDeviceError
         `remap` leads to devices that are not here.
     """
-    used = blob.plan.devices
+    used = blob.used
     wanted = {device: device for device in used}
     for old, new in (remap or {}).items():
         found = find_device(old, used)
@@ -64,7 +64,7 @@ def absent_devices(
 ) -> UnknownDeviceError:
     """Return the error for devices that are not here: all of them, and how to do without."""
     return UnknownDeviceError(
-        f"model {blob.name!r} was compiled for {', '.join(blob.plan.devices)}; not here: "
+        f"model {blob.name!r} was compiled for {', '.join(blob.used)}; not here: "
         f"{', '.join(absent)}. Here are {', '.join(available)}. Put another in its place with "
         f"remap={{{absent[0]!r}: 'CPU'}} (--remap {absent[0]}=CPU), or name the devices to "
         "compile it for again.",
@@ -145,7 +145,7 @@ def remapped(cut: Cut, placed: Mapping[str, str]) -> Cut:
     plan: Plan = replace(
         cut.plan, stages=tuple(replace(s, device=here[s.device]) for s in cut.plan.stages)
     )
-    return Cut(partition, affinity, plan)
+    return Cut(partition, affinity, plan, cut.share)
 
 
 def kept_options(blob: ModelBlob) -> dict[str, Any]:
@@ -192,41 +192,43 @@ def import_config(
 
 def import_sources(
     blob: ModelBlob,
-    cut: Cut,
+    cuts: Sequence[Cut],
     compilation: Compilation,
 ) -> list[StageSource]:
-    """Return what each stage's device is given: its own export, where that will do.
+    """Return what each stage's device is given, numbered through the cuts: its own export, or not.
 
     Parameters
     ----------
     blob : ModelBlob
         What is imported.
-    cut : Cut
+    cuts : sequence of Cut
         Its model on the devices here.
     compilation : Compilation
         The devices here, and options.
     """
-    sources = []
-    #: (device here, why its export is of no use) -> stages.
+    #: (device here, why its export is of no use) -> stages, numbered through the plans.
     again: dict[tuple[str, str], list[int]] = {}
-    models = blob.stage_models(cut)
     path = None if blob.blob.path is None else str(blob.blob.path.resolve())
-    for before, after, model in zip(blob.plan.stages, cut.plan.stages, models, strict=True):
-        device = after.device
-        config = dict(compilation.configs[device])
-        payload = _payload(blob, before.index)
-        was, now = blob.devices[before.device], compilation.devices[device]
-        table = compilation.tables[device]
-        old, new = table.key(_kept_of(blob, before.device, table)), table.key(config)
-        changed = [n for n in table.shaping if old.get(n) != new.get(n)]
-        if payload is not None and (was != now or changed):
-            why = f"with other {', '.join(changed)}" if was == now else f"made by {_text(was)}"
-            again.setdefault((f"{device}, {_text(now)}", why), []).append(before.index)
-            payload = None
-        stored = None
-        if payload is not None and path is not None:
-            stored = StoredPayload(path, blob.blob.digest, before.index)
-        sources.append(StageSource(model, payload, config, stored))
+    sources: list[StageSource] = []
+    for plan, cut in zip(blob.plans, cuts, strict=True):
+        models = blob.stage_models(cut)
+        for before, after, model in zip(plan.stages, cut.plan.stages, models, strict=True):
+            index = len(sources)
+            device = after.device
+            config = dict(compilation.configs[device])
+            payload = _payload(blob, index)
+            was, now = blob.devices[before.device], compilation.devices[device]
+            table = compilation.tables[device]
+            old, new = table.key(_kept_of(blob, before.device, table)), table.key(config)
+            changed = [n for n in table.shaping if old.get(n) != new.get(n)]
+            if payload is not None and (was != now or changed):
+                why = f"with other {', '.join(changed)}" if was == now else f"made by {_text(was)}"
+                again.setdefault((f"{device}, {_text(now)}", why), []).append(index)
+                payload = None
+            stored = None
+            if payload is not None and path is not None:
+                stored = StoredPayload(path, blob.blob.digest, index)
+            sources.append(StageSource(model, payload, config, stored))
     for (what, why), stages in again.items():
         _log.warning("model=%s stages=%s: compiled again for %s: %s", blob.name, stages, what, why)
     return sources

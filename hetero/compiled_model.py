@@ -128,6 +128,11 @@ class CompiledModel:
         return self.partition.subgraphs
 
     @property
+    def cuts(self) -> tuple[Cut, ...]:
+        """How the model was cut and placed; in several ways where plans share the requests."""
+        return (Cut(self.partition, self.affinity, self.plan),)
+
+    @property
     def plan_report(self) -> PlanReport | None:
         """How the plan was chosen, where this compilation chose it by cost."""
         return self.affinity.report if isinstance(self.affinity, PlannedAffinity) else None
@@ -255,11 +260,10 @@ class CompiledModel:
         bytes or None
             The blob, where no target is given.
         """
-        cut = Cut(self.partition, self.affinity, self.plan)
-        payloads = export_payloads(self.plan, self.deployment.export)
+        payloads = export_payloads(self.deployment.num_stages, self.deployment.export)
 
         def write(file: BinaryIO) -> int:
-            return write_model(file, cut, self.compilation, payloads)
+            return write_model(file, self.cuts, self.compilation, payloads)
 
         if isinstance(target, str | Path):
             publish(Path(target), write)

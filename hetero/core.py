@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -18,8 +16,8 @@ from devices.model_reader import Source, read_model
 from devices.properties import Config, PropertyTable
 from devices.support import Support
 from hetero.affinity import Affinity, assign
-from hetero.affinity_file import parse_pins
-from hetero.blob import Compilation, Cut, DeviceRecord, ModelBlob, hetero_version, open_blob
+from hetero.answers import Answers
+from hetero.blob import Compilation, ModelBlob, hetero_version, open_blob
 from hetero.blob_import import (
     absent_devices,
     import_config,
@@ -29,9 +27,11 @@ from hetero.blob_import import (
     remapped,
 )
 from hetero.cache import cache_of
-from hetero.cached_compile import Cached, CachedCompiler
+from hetero.cached_compile import Cached
+from hetero.compile_request import CompileRequest
 from hetero.compiled_model import CompiledModel
-from hetero.config import HETERO_PROPERTIES, SplitConfig
+from hetero.compiler import Compiler, compiled
+from hetero.config import HETERO_PROPERTIES
 from hetero.device_choice import (
     check_counts,
     choose_devices,
@@ -39,34 +39,23 @@ from hetero.device_choice import (
     identified,
     parse_counts,
 )
-from hetero.lowering import constant_outputs, lower, stage_sources
-from hetero.partition import partition
-from hetero.planning.cost_planner import PlanningCore, cost_digest
-from hetero.query import gather_pins, query_priority
+from hetero.planning import PlanReport
+from hetero.planning.cost import Costs
+from hetero.planning.cost.profile import Progress
+from hetero.planning.cost_planner import CostPlanner, cost_digest
+from hetero.query import AffinitySource, pins_of, query_priority
 from hetero.scopes import EVERYWHERE, Scopes
 from hetero.survey import Survey
 from scheduler import create_executor
 from scheduler.device_names import HETERO, parse_device
-from scheduler.executor import Deployment, DeviceDescriptor, Executor, StageSource
+from scheduler.executor import DeviceDescriptor, Executor
 
 _log = logging.getLogger(__name__)
 
 ExecutorKind = Literal["ray", "inprocess"]
-#: {pattern: device}, an affinity file, or ``PATTERN=DEVICE`` strings.
-AffinitySource = Mapping[str, str] | str | Path | Sequence[str]
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """What is to be compiled for, with what, and where nodes are pinned."""
-
-    devices: tuple[str, ...]
-    config: SplitConfig
-    pins: Affinity
-    compilation: Compilation
-
-
-class Core(PlanningCore):
+class Core:
     """The entry point.
 
     Parameters
@@ -112,6 +101,9 @@ class Core(PlanningCore):
         self._lock = threading.RLock()
         self._scopes = Scopes(self._tables, lambda *names: self.executor.get_property(*names))
         self._closed = False
+        self._answers = Answers(lambda *question: self.executor.query(*question))
+        self._planner = CostPlanner(lambda: self.executor, self._answers)
+        self._compiler = Compiler(lambda: self.executor, self._answers, self._planner)
 
     def __enter__(self) -> Core:
         return self
@@ -258,22 +250,16 @@ class Core(PlanningCore):
         """
         source = read_model(model)
         query, support = self._query(source, device_name, config or {}, affinity)
-        answers: dict[str, Support] = {}
-        seconds: dict[str, float] = {}
-        for name in query.devices:
-            began = time.perf_counter()
-            answers[name] = self.executor.query(name, source, query.config.devices[name])
-            seconds[name] = time.perf_counter() - began
-        described = {d.name: d for d in self.device_descriptors}
+        told = {n: self._answers.timed(n, source, query.config.devices[n]) for n in query.devices}
         return Survey(
             source,
             device_name,
-            tuple(described[name] for name in query.devices),
-            answers,
+            self._described(query.devices),
+            {name: answer for name, (answer, _) in told.items()},
             support,
             assign(source, support, query.pins),
             query.pins,
-            seconds,
+            {name: seconds for name, (_, seconds) in told.items()},
             dict(config or {}),
         )
 
@@ -307,33 +293,88 @@ class Core(PlanningCore):
         AffinityError
             For pins that name no node, no device, or a device that does not support the node.
         """
-        return self._compile(read_model(model), device_name, config or {}, affinity)
-
-    def _compile(
-        self, source: Model, device: str, config: Config, affinity: Any, *company: str
-    ) -> CompiledModel:
-        """Compile a model that runs beside other devices."""
-        request = self._request(source, device, config, affinity)
-        compilation = request.compilation
+        config = config or {}
+        source = read_model(model)
+        request = self._request(source, device_name, config, affinity)
         configs = {} if "CACHE_DIR" in config else request.config.devices
-        cache = cache_of(compilation.own, configs)
-        if (routed := self._compile_routed(source, device, config, request)) is not None:
-            return routed
+        return self._compiler.compile(source, request, cache_of(request.config.own, configs))
 
-        def cut() -> Cut:
-            placed = self._place(source, request)
-            parts = partition(source, placed)
-            return Cut(parts, placed, lower(parts))
+    def profile_model(
+        self,
+        model: Source | Model,
+        device_name: str = "HETERO",
+        config: Config | None = None,
+        *,
+        inputs: Mapping[str, Any] | None = None,
+        seconds: float = 60.0,
+        progress: Progress | None = None,
+    ) -> Costs:
+        """Measure what a model's nodes and subgraphs take on devices, and tensors between them.
 
-        deploy = partial(self._deploy, limits=request.config.limits, company=company)
-        if cache is None:
-            made = cut()
-            sources = stage_sources(made.partition, compilation.configs)
-            found = Cached(made, deploy(made, sources), hit=False)
-        else:
-            through = CachedCompiler(cache, source, compilation, request.pins, deploy)
-            found = through.run(cut)
-        return self._compiled(found, compilation)
+        Parameters
+        ----------
+        model, device_name, config
+            As for `compile_model`; every device named is measured.
+        inputs : mapping, optional
+            A request to measure with, input name -> value; made up to fit by default.
+        seconds : float
+            Time to spend, about.
+        progress : callable (int, int, str), optional
+            Is told steps done, steps in all, and what is measured.
+
+        Ctrl-C ends it: the costs so far are returned, ``interrupted`` being set. Devices that
+        failed or vanished are in ``missing`` with the reason.
+        """
+        source = read_model(model)
+        request = self._request(source, device_name, config or {}, None)
+        return self._planner.profile(source, request, inputs, seconds, progress)
+
+    def plan_model(
+        self,
+        model: Source | Model,
+        device_name: str = "HETERO",
+        config: Config | None = None,
+        *,
+        affinity: AffinitySource | None = None,
+        costs: Costs | None = None,
+        progress: Progress | None = None,
+    ) -> PlanReport:
+        """Choose a device for each node by cost, without compiling.
+
+        Parameters
+        ----------
+        model, device_name, config, affinity
+            As for `compile_model`. Pins hold. With the policy ``PRIORITY`` the plan is the priority
+            list's, and only judged.
+        costs : Costs, optional
+            What `profile_model` measured; else ``COST_FILE``'s, those measured before by this Core
+            or kept in ``CACHE_DIR``, or measured now for ``PROFILE_SECONDS``.
+        progress : callable (int, int, str), optional
+            Is told steps done, steps in all, and what is measured or searched.
+
+        Raises
+        ------
+        PlanError
+            Constraints that no plan meets, with ``nodes`` and ``constraint``; costs of another
+            model or of other devices, with ``differences``.
+        UnsupportedNodesError
+            For nodes that no device takes.
+        """
+        source = read_model(model)
+        request = self._request(source, device_name, config or {}, affinity)
+        return self._planner.verified(source, request, costs=costs, progress=progress)
+
+    def read_costs(
+        self,
+        path: str | Path,
+        model: Source | Model,
+        device_name: str = "HETERO",
+        config: Config | None = None,
+    ) -> Costs:
+        """Read a cost file; PlanError with ``differences`` if it is of another model or devices."""
+        source = read_model(model)
+        request = self._request(source, device_name, config or {}, None)
+        return self._planner.read_costs(path, source, request)
 
     def import_model(
         self,
@@ -383,20 +424,20 @@ class Core(PlanningCore):
         config = config or {}
         placed = place_devices(blob, available, remap)
         known = self._tables_of(placed.values())
-        if absent := [name for name in blob.plan.devices if name not in placed]:
+        if absent := [name for name in blob.used if name not in placed]:
             if device_name is None:
                 raise absent_devices(blob, absent, available)
             _log.warning("model=%s: compiled again for %s", blob.name, device_name)
             options, pins = recompilation(blob, placed, config, known)
             return self.compile_model(model, device_name, options, affinity=pins)
-        cut = remapped(blob.cut(model), placed)
-        devices = cut.plan.devices
+        cuts = tuple(remapped(cut, placed) for cut in blob.cuts(model))
         split = import_config(blob, placed, self._scopes.split(config, known), config, known)
-        pins = {name: placed[old] for name, old in blob.pins.items()}
-        compilation = self._compilation(devices, split, Affinity(pins))
-        sources = import_sources(blob, cut, compilation)
-        deployment = self._deploy(cut, sources, limits=split.limits)
-        return self._compiled(Cached(cut, deployment, hit=False), compilation)
+        pins = {name: placed[old] for name, old in blob.pins.items() if old in placed}
+        used = dict.fromkeys(d for cut in cuts for d in cut.plan.devices)
+        compilation = Compilation.of(self._described(used), split, Affinity(pins))
+        sources = import_sources(blob, cuts, compilation)
+        deployment = self._compiler.deploy(cuts, sources, split.limits)
+        return compiled(Cached(cuts, deployment, hit=False), compilation)
 
     def close(self) -> None:
         """Give back every device; ends the local Ray if this Core started it."""
@@ -408,60 +449,28 @@ class Core(PlanningCore):
 
     def _request(
         self, model: Model, device: str, config: Config, affinity: AffinitySource | None
-    ) -> _Request:
+    ) -> CompileRequest:
         device, config = identified(device, config)
         devices = self._devices(device, config)
         split = self._scopes.split(config, self._tables_of(devices))
         split = replace(split, own={**split.own, "COST_DIGEST": cost_digest(split.own)})
-        if isinstance(affinity, str | Path):
-            pins = gather_pins(model, devices, file=affinity)
-        else:
-            given = affinity if isinstance(affinity, Mapping) else parse_pins(affinity or ())
-            pins = gather_pins(model, devices, affinity=given)
-        return _Request(devices, split, pins, self._compilation(devices, split, pins))
+        pins = pins_of(model, devices, affinity)
+        record = Compilation.of(self._described(devices), split, pins)
+        return CompileRequest(devices, split, pins, record)
 
     def _query(
         self, model: Model, device: str, config: Config, affinity: AffinitySource | None
-    ) -> tuple[_Request, Support]:
+    ) -> tuple[CompileRequest, Support]:
         request = self._request(model, device, config, affinity)
-        return request, self._ask(model, request)
 
-    def _ask(self, model: Model, request: _Request) -> Support:
         def ask(name: str, part: Model) -> Support:
-            return self.executor.query(name, part, request.config.devices[name])
+            return self._answers.support(name, part, request.config.devices[name])
 
-        return query_priority(model, request.devices, ask, request.pins)
+        return request, query_priority(model, request.devices, ask, request.pins)
 
-    def _compilation(
-        self, devices: Sequence[str], config: SplitConfig, pins: Affinity
-    ) -> Compilation:
-        described = {d.name: d for d in self.device_descriptors}
-        return Compilation(
-            {name: DeviceRecord.of(described[name]) for name in devices},
-            config.own,
-            # The whole model is cached, not each device's part by the device.
-            {
-                name: {n: v for n, v in options.items() if n != "CACHE_DIR"}
-                for name, options in config.devices.items()
-            },
-            pins,
-            {name: described[name].properties for name in devices},
-        )
-
-    def _deploy(self, cut: Cut, sources: Sequence[StageSource], **options: Any) -> Deployment:
-        constants = constant_outputs(cut.partition)
-        return self.executor.deploy(cut.plan, sources, constants, **options)
-
-    def _compiled(self, found: Cached, compilation: Compilation) -> CompiledModel:
-        cut = found.cut
-        return CompiledModel(
-            cut.partition,
-            cut.affinity,
-            cut.plan,
-            found.deployment,
-            compilation,
-            loaded_from_cache=found.hit,
-        )
+    def _described(self, devices: Iterable[str]) -> tuple[DeviceDescriptor, ...]:
+        by_name = {d.name: d for d in self.device_descriptors}
+        return tuple(by_name[name] for name in devices)
 
     def _devices(self, device: str, config: Config) -> tuple[str, ...]:
         check_mapping(config, "Core")
@@ -476,8 +485,7 @@ class Core(PlanningCore):
         return {d.name: d.properties for d in self.device_descriptors if d.error is None}
 
     def _tables_of(self, devices: Iterable[str]) -> dict[str, PropertyTable]:
-        tables = self._tables()
-        return {name: tables[name] for name in devices}
+        return {d.name: d.properties for d in self._described(devices)}
 
     def _scope(self, device: Any) -> str:
         """Return the scope that a device string means: HETERO, or one device."""

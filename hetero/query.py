@@ -14,11 +14,13 @@ from devices.errors import AffinityError, UnsupportedNodesError
 from devices.model import Model
 from devices.support import Refusal, Support
 from hetero.affinity import NO_PINS, Affinity, follows, refuse, resolve_pins
-from hetero.affinity_file import load_affinity
+from hetero.affinity_file import load_affinity, parse_pins
 from hetero.affinity_metadata import metadata_pins
 
 #: How a device is asked: device name, model -> what it takes of it.
 Ask = Callable[[str, Model], Support]
+#: {pattern: device}, an affinity file, or ``PATTERN=DEVICE`` strings.
+AffinitySource = Mapping[str, str] | str | Path | Sequence[str]
 #: Nodes that an error message shows; all of them are in its `unsupported`.
 SHOWN_NODES: Final = 20
 
@@ -134,6 +136,14 @@ def gather_pins(
             problems += error.data["problems"]
     refuse(model, problems)
     return pins
+
+
+def pins_of(model: Model, devices: Sequence[str], source: AffinitySource | None) -> Affinity:
+    """Collect pins from what a user gives in any of its forms; see `gather_pins`."""
+    if isinstance(source, str | Path):
+        return gather_pins(model, devices, file=source)
+    given = source if isinstance(source, Mapping) else parse_pins(source or ())
+    return gather_pins(model, devices, affinity=given)
 
 
 def _part(model: Model, positions: Sequence[int], literals: set[int]) -> Model:

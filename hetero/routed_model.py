@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, BinaryIO, NoReturn
+from typing import Any
 
-from devices.errors import UnsupportedOperationError
+from hetero.blob import Cut
 from hetero.compiled_model import CompiledModel
 from hetero.partition import Subgraph
-from hetero.planning import PlanReport
 from hetero.routing import RoutedDeployment
 
 
@@ -22,29 +21,31 @@ class RoutedModel(CompiledModel):
     ----------
     variants : sequence of CompiledModel
         The same model, compiled by different plans; they are closed with this one.
+    deployment : RoutedDeployment
+        Shares requests among the variants' deployments.
     shares : sequence of float
-        How requests are shared among them.
-    report : PlanReport
-        How the plans were chosen.
+        How.
     """
 
     def __init__(
-        self, variants: Sequence[CompiledModel], shares: Sequence[float], report: PlanReport
+        self,
+        variants: Sequence[CompiledModel],
+        deployment: RoutedDeployment,
+        shares: Sequence[float],
     ) -> None:
         first = variants[0]
         super().__init__(
             first.partition,
             first.affinity,
             first.plan,
-            RoutedDeployment([v.deployment for v in variants], shares),
+            deployment,
             first.compilation,
-            loaded_from_cache=all(v.get_property("LOADED_FROM_CACHE") for v in variants),
+            loaded_from_cache=first.get_property("LOADED_FROM_CACHE"),
         )
         self.variants = tuple(variants)
         # A request of this model needs every variant, also after the model itself is dropped.
         self.deployed.parts = tuple(variant.deployed for variant in variants)
         self.shares = tuple(shares)
-        self._report = report
 
     @property
     def subgraphs(self) -> tuple[Subgraph, ...]:
@@ -56,9 +57,12 @@ class RoutedModel(CompiledModel):
         return tuple(found)
 
     @property
-    def plan_report(self) -> PlanReport:
-        """How the plans were chosen."""
-        return self._report
+    def cuts(self) -> tuple[Cut, ...]:
+        """How the model was cut and placed, once for each variant."""
+        return tuple(
+            Cut(v.partition, v.affinity, v.plan, share)
+            for v, share in zip(self.variants, self.shares, strict=True)
+        )
 
     def get_property(self, name: str) -> Any:
         """Return a property; enough requests to keep every variant busy are those of all."""
@@ -66,16 +70,3 @@ class RoutedModel(CompiledModel):
             enough = sum(v.get_property(name) for v in self.variants)
             return min(enough, self.get_property("PERFORMANCE_HINT_NUM_REQUESTS") or enough)
         return super().get_property(name)
-
-    def export_model(self, target: str | BinaryIO | Any = None) -> NoReturn:
-        """Refuse: a blob holds one plan.
-
-        Raises
-        ------
-        UnsupportedOperationError
-            Always.
-        """
-        raise UnsupportedOperationError(
-            f"model {self.name!r}: its requests are shared among {len(self.variants)} plans, and a "
-            "blob holds one. Export one of `variants`, or compile with MAX_VARIANTS=1."
-        )

@@ -62,11 +62,12 @@ class RoutedDeployment:
     """
 
     def __init__(self, deployments: Sequence[Deployment], shares: Sequence[float]) -> None:
-        self._routes = tuple(deployments)
+        #: The deployments, in the order of their shares.
+        self.routes = tuple(deployments)
         self._turns = SmoothRoundRobin(shares)
         self._offsets: list[int] = []
         count = 0
-        for deployment in self._routes:
+        for deployment in self.routes:
             self._offsets.append(count)
             count += deployment.num_stages
         self.num_stages = count
@@ -74,12 +75,12 @@ class RoutedDeployment:
     @property
     def callback_executor(self) -> ThreadPoolExecutor:
         """The first route's: it outlives none of the others."""
-        return self._routes[0].callback_executor
+        return self.routes[0].callback_executor
 
     @property
     def plan(self) -> Plan:
         """The first route's plan: ports are the same in all."""
-        return self._routes[0].plan
+        return self.routes[0].plan
 
     def submit(
         self,
@@ -91,58 +92,58 @@ class RoutedDeployment:
     ) -> Submission:
         """Admit a request to the route whose turn it is; see `Deployment.submit`."""
         first = self._turns.next()
-        for turn in range(len(self._routes)):
-            route = (first + turn) % len(self._routes)
+        for turn in range(len(self.routes)):
+            route = (first + turn) % len(self.routes)
             try:
-                made = self._routes[route].submit(
+                made = self.routes[route].submit(
                     inputs, timeout_s=timeout_s, profile=profile, waits=waits
                 )
             except DeviceLostError:
                 # The other routes may not need the device that is gone.
-                if turn + 1 == len(self._routes):
+                if turn + 1 == len(self.routes):
                     raise
             else:
                 break
         future = _renumbered(made.future, self._offsets[route])
-        return Submission(made.request_id * len(self._routes) + route, future)
+        return Submission(made.request_id * len(self.routes) + route, future)
 
     def cancel(self, request_id: int) -> bool:
         """Cancel a request where it is."""
-        inner, route = divmod(request_id, len(self._routes))
-        return self._routes[route].cancel(inner)
+        inner, route = divmod(request_id, len(self.routes))
+        return self.routes[route].cancel(inner)
 
     def story(self, request_id: int) -> list[StoryLine]:
         """Return what happened to a request so far."""
-        inner, route = divmod(request_id, len(self._routes))
-        return self._routes[route].story(inner)
+        inner, route = divmod(request_id, len(self.routes))
+        return self.routes[route].story(inner)
 
     @property
     def imported(self) -> Collection[int]:
         """Stages that a device imported, numbered through."""
         return {
             offset + stage
-            for route, offset in zip(self._routes, self._offsets, strict=True)
+            for route, offset in zip(self.routes, self._offsets, strict=True)
             for stage in route.imported
         }
 
     def executed_nodes(self, stage: int) -> tuple[ExecutedNode, ...]:
         """Return a stage's runtime model, stages being numbered through."""
         route, inner = self._find(stage)
-        return self._routes[route].executed_nodes(inner)
+        return self.routes[route].executed_nodes(inner)
 
     def export(self, stage: int) -> Payload:
         """Return a stage's device's own form of it, stages being numbered through."""
         route, inner = self._find(stage)
-        return self._routes[route].export(inner)
+        return self.routes[route].export(inner)
 
     def close(self) -> None:
         """Close every route."""
-        for deployment in self._routes:
+        for deployment in self.routes:
             deployment.close()
 
     def close_later(self) -> None:
         """Close every route soon, in another thread."""
-        for deployment in self._routes:
+        for deployment in self.routes:
             deployment.close_later()
 
     def _find(self, stage: int) -> tuple[int, int]:

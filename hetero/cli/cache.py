@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from devices.errors import BlobError
-from hetero.blob import describe
+from hetero.blob_description import describe
 from hetero.cache import Cache, Entry
 from hetero.cli.terminal import print_json, show
 from hetero.report.text import Rows

@@ -9,7 +9,7 @@ import click
 
 from devices.model import Model
 from devices.model_reader import read_model
-from hetero.blob import describe
+from hetero.blob_description import describe
 from hetero.cli.loading import is_blob
 from hetero.cli.terminal import print_json, show
 from hetero.report.contract import describe_model

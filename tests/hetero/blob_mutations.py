@@ -25,7 +25,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import hetero
 from devices.errors import BlobError
-from hetero.blob import ModelBlob, describe
+from hetero.blob import ModelBlob
+from hetero.blob_description import describe
 from scheduler.blob_file import BlobFile
 from scheduler.stored_payload import read_payload
 
@@ -177,10 +178,11 @@ def read_whole(blob: bytes) -> None:
     file.verify()
     read = ModelBlob(file)
     source = read.source()
-    made = read.cut(source)
-    read.stage_models(made)
-    for stage in read.plan.stages:
-        read_payload(file, stage.index, read.contents)
+    made = read.cuts(source)
+    for cut_ in made:
+        read.stage_models(cut_)
+    for stage in range(sum(len(plan.stages) for plan in read.plans)):
+        read_payload(file, stage, read.contents)
     _ = source.nodes
 
 

@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 import hetero
 from devices import errors
 from devices.ort_prepacked import PackedFile
-from hetero.blob import describe
+from hetero.blob_description import describe
 from hetero.cli import cli
 from scheduler.blob_file import BlobFile
 from tests.examples.third_party_plugin import DensePlugin

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hetero.planning.solver import bounds, exact, plan
+from hetero.planning.solver import bounds, exact, make_problem, plan
 from hetero.planning.solver.contract import collapse_groups
 from hetero.planning.solver.greedy import priority
 from hetero.planning.solver.local_search import State, anneal
@@ -120,6 +120,12 @@ def test_annealing_stays_feasible_and_its_loads_exact(cases: list[tuple[Problem,
         assert found.bottleneck == pytest.approx(true, rel=1e-9)
         assert found.bottleneck >= optimum * (1 - 1e-12)
         assert found.bottleneck <= combine(base, *loads(base, start)).max() * (1 + 1e-12)
+
+
+def test_a_device_a_million_times_slower_overflows_nothing() -> None:
+    times = np.array([[1e-3, 1e3]] * 4)
+    problem = make_problem(times, [(v, [v + 1], np.zeros(2), np.zeros(2)) for v in range(3)])
+    assert anneal(problem, (0,) * 4, proposals=500, seed=1, norm=60).assignment == (0,) * 4
 
 
 def test_moves_keep_loads_exact() -> None:

@@ -19,6 +19,8 @@ from hetero.planning.solver.problem import Assignment, Problem, allowed, is_feas
 HOT, COLD = 0.05, 0.0003
 #: Order of the norm of the loads that is the energy: near the maximum, yet it feels every device.
 NORM = 30
+#: Times the start's bottleneck from which on one load is all that counts; its power overflows.
+HUGE = 1e4
 #: Share of proposals that exchange two nodes, and the share where memory is short, so that a node
 #: often only fits where another leaves; the rest are one node or a chunk, equally often.
 SWAP, TIGHT_SWAP = 0.02, 0.15
@@ -277,6 +279,8 @@ def _energy(loads: list[float], scale: float, norm: int) -> float:
     total = 0.0
     for load in loads:
         ratio = load / scale
+        if ratio > HUGE:
+            return ratio
         # Below this share of the start a load adds nothing that a float keeps.
         if ratio > 0.3:
             total += ratio**norm
