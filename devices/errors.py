@@ -36,7 +36,7 @@
     └── UnsupportedOperationError (NotImplementedError)   what a device or plugin does not offer
 
 Each error is also the fitting built-in type, carries its data as attributes and survives pickling.
-A message says where, what was got, what was wanted, and how to mend it.
+A message says where, what was got, what was wanted, and how to fix it.
 """
 
 from __future__ import annotations

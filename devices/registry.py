@@ -93,7 +93,7 @@ def find_plugin(entries: Mapping[str, PluginEntry], device: str) -> Plugin:
     name = device.partition(".")[0]
     entry = entries.get(name)
     if entry is None:
-        near = difflib.get_close_matches(name.upper(), entries, 1)
+        near = difflib.get_close_matches(name.upper(), entries, 1, 0.7)
         hint = f" Did you mean {near[0]}?" if near else ""
         raise UnknownDeviceError(
             f"no device {device!r}; there are {', '.join(entries) or 'none'}.{hint} Other "

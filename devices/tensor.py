@@ -145,7 +145,7 @@ def convert(value: Any, spec: TensorSpec, *, copy: bool) -> Value:
     Raises
     ------
     TensorTypeError, TensorShapeError
-        Naming the port, what it wants, what was given and how to mend it.
+        Naming the port, what it wants, what was given and how to fix it.
     """
     if isinstance(value, Tensor):
         value = value.held()

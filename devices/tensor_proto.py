@@ -174,7 +174,8 @@ def _file(location: str, what: str, folder: Path | None) -> Path:
                 "together."
             )
         if not path.is_file():
-            raise ExternalDataError(f"{what}, which does not exist in {root}.")
+            fault = "is a folder" if path.is_dir() else "does not exist"
+            raise ExternalDataError(f"{what}, which {fault} in {root}.")
     except (OSError, RuntimeError) as error:  # a loop of links is a RuntimeError
         raise ExternalDataError(f"{what}, which cannot be opened: {error}.") from error
     return path

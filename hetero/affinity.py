@@ -232,6 +232,6 @@ def refuse(model: Model, problems: Sequence[str]) -> None:
         lines = "".join(f"\n  {problem}" for problem in problems)
         raise AffinityError(
             f"model {model.name!r}: problems with its affinities ({len(problems)}):{lines}\n"
-            "Pin to a device that is in the list and takes the node, or leave the pin out.",
+            "Name nodes of the model and devices of the list that take them, or leave the pin out.",
             problems=tuple(problems),
         )

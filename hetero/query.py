@@ -17,7 +17,7 @@ from hetero.affinity import NO_PINS, Affinity, follows, refuse, resolve_pins
 from hetero.affinity_file import load_affinity, parse_pins
 from hetero.affinity_metadata import metadata_pins
 
-#: How a device is asked: device name, model -> what it takes of it.
+#: Asks a device: device name, model -> what it takes of it.
 Ask = Callable[[str, Model], Support]
 #: {pattern: device}, an affinity file, or ``PATTERN=DEVICE`` strings.
 AffinitySource = Mapping[str, str] | str | Path | Sequence[str]

@@ -217,7 +217,7 @@ class DeviceHost:
         except KeyError:
             raise DeviceError(
                 f"device {self.descriptor.name}: stage {stage} of deployment {deployment} is not "
-                "loaded; it was closed, or the device started anew.",
+                "loaded; it was closed, or the device was restarted.",
                 device=self.descriptor.name,
             ) from None
 

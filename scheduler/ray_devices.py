@@ -199,8 +199,8 @@ OnLost = Callable[[str, str], None]
 
 def _lost(descriptor: DeviceDescriptor, cause: str) -> DeviceLostError:
     return DeviceLostError(
-        f"device {descriptor.name} on node {descriptor.node} is gone: {cause}. Ask again: it is "
-        "started anew where its node is there.",
+        f"device {descriptor.name} on node {descriptor.node} is gone: {cause}. Ask again to "
+        "restart it, if its node is alive.",
         device=descriptor.name,
         node=descriptor.node,
         attempt=0,

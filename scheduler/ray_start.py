@@ -214,7 +214,7 @@ def check_reachable(address: str, timeout_s: float) -> None:
     if not separator or not port.isdigit() or int(port) > 65535:
         raise ClusterError(
             f"{address!r} is no address of a Ray cluster; wanted host:port, as in 10.0.0.1:6379. "
-            "Mend it, or leave it out (and RAY_ADDRESS unset) to start one here.",
+            "Fix it, or leave it out (and RAY_ADDRESS unset) to start one here.",
             address=address,
         )
     try:

@@ -33,7 +33,7 @@ def console(*, stderr: bool = False) -> Console:
 def show(*parts: RenderableType) -> None:
     """Print tables and lines of text for people."""
     for part in parts:
-        console().print(styled(part) if isinstance(part, str) else part)
+        console().print(styled(part) if isinstance(part, str) else part, crop=False)
 
 
 def remark(text: str) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Final
 
 from rich import box
+from rich.cells import cell_len
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -23,24 +25,39 @@ def styled(text: str, style: str = "") -> Text:
     return Text(visible(text), style)
 
 
+#: Columns of text that may wrap keep at least this many characters.
+NARROWEST: Final = 8
+
+
 class Rows(Table):
-    """A table that folds what is too wide, and cuts nothing.
+    """A table that cuts nothing: long texts wrap, the rest is as wide as it is.
+
+    Print it with ``crop=False``.
 
     Parameters
     ----------
     *heads : str
         The columns' heads.
     wraps : collection of str
-        Heads of the columns that give way first on a narrow terminal.
+        Heads of the columns that wrap on a narrow terminal.
     """
 
     def __init__(self, *heads: str, wraps: Collection[str] = ()) -> None:
         columns = (
-            Column(styled(head), overflow="fold", no_wrap=head not in wraps) for head in heads
+            Column(
+                styled(head),
+                overflow="fold",
+                no_wrap=head not in wraps,
+                min_width=NARROWEST if head in wraps else cell_len(head),
+            )
+            for head in heads
         )
         super().__init__(*columns, box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
 
     def add(self, *cells: object, style: str | None = None) -> None:
         """Add a row; None is an empty cell."""
-        shown = (c if isinstance(c, Text) else styled("" if c is None else str(c)) for c in cells)
+        shown = [c if isinstance(c, Text) else styled("" if c is None else str(c)) for c in cells]
+        for column, cell in zip(self.columns, shown, strict=True):
+            if column.no_wrap:
+                column.min_width = max(column.min_width or 0, cell.cell_len)
         self.add_row(*shown, style=style)

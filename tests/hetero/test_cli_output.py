@@ -93,14 +93,13 @@ def test_a_table_cuts_nothing(width: int) -> None:
     table = Rows("number", "name", "text", wraps=("name", "text"))
     table.add(*cells)
     console = Console(width=width, file=io.StringIO())
-    console.print(table)
+    console.print(table, crop=False)
     assert isinstance(console.file, io.StringIO)
     shown = console.file.getvalue()
     for cell in cells:
         for letter, count in Counter(cell.replace(" ", "")).items():
             assert shown.count(letter) >= count, cell
-    if width > 20:
-        assert cells[0] in shown
+    assert cells[0] in shown
 
 
 def test_one_is_not_many(shell: Shell, model: Path) -> None:
