@@ -72,9 +72,7 @@ class Configuration:
                 raise unknown_property(name, self.owner, mutable)
             if not self.table[name].mutable:
                 raise ReadOnlyPropertyError(
-                    f"{self.owner}: {name} can be read, not set; these can: "
-                    f"{', '.join(sorted(mutable))}.",
-                    property=name,
+                    f"{self.owner}: {name} can be read, not set.", property=name
                 )
             try:
                 parsed[name] = self.table[name].parse(value)

@@ -39,7 +39,7 @@ class Plugin(ABC):
 
     #: The device name's first part: ``CPU`` in ``CPU.0``. No dots, no colons.
     name: ClassVar[str]
-    #: The plugin's properties; extend `COMMON_PROPERTIES` with your own.
+    #: Its properties: `COMMON_PROPERTIES`, those of `OPTIONAL_PROPERTIES` that it obeys, its own.
     properties: ClassVar[PropertyTable] = COMMON_PROPERTIES
     #: Whether bare ``HETERO`` uses it; devices that only measure or simulate are asked for by name.
     automatic: ClassVar[bool] = True

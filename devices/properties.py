@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
@@ -94,11 +95,10 @@ class Property:
             return f"valid values are {', '.join(map(repr, self.choices))}"
         if self.pattern and not re.fullmatch(self.pattern, parsed):
             return f"it does not match {self.pattern}"
-        if self.minimum is not None:
-            for part in parts:
-                number = isinstance(part, int | float) and math.isfinite(part)
-                if not number or part < self.minimum:
-                    return f"it is at least {self.minimum}" if number else f"{part!r} is no number"
+        if self.minimum is not None and not all(
+            isinstance(part, int | float) and self.minimum <= part < math.inf for part in parts
+        ):
+            return f"wanted {'numbers' if self.type is dict else 'a number'} >= {self.minimum}"
         return self.check(parsed) if self.check else None
 
     def _convert(self, value: Any) -> Any:
@@ -126,11 +126,12 @@ class Property:
                 return deepcopy(dict(value))
             try:
                 parsed = json.loads(value)
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, RecursionError):
                 parsed = None
             if isinstance(parsed, dict):
                 return parsed
-        elif isinstance(value, str):
+        elif isinstance(value, str | os.PathLike):
+            value = os.fspath(value)
             same = (c for c in self.choices if c.casefold() == value.casefold())
             return next(same, value)
         raise PropertyError(
@@ -200,7 +201,7 @@ COMMON_PROPERTIES: Final = PropertyTable(
         "EXCLUSIVE_ASYNC_REQUESTS", bool, False, True,
         "Whether requests of all models that say so run one after another on a device.",
     ),
-    Property("CACHE_DIR", str, "", True, "Folder of compiled models; empty: no cache."),
+    Property("CACHE_DIR", str, "", True, "Where Core keeps compiled models; empty: nowhere."),
     Property(
         "ENABLE_MMAP", bool, True, True,
         "Whether weights of imported and cached models are mapped rather than read.",

@@ -96,7 +96,7 @@ def identified(device: str, config: Config) -> tuple[str, Config]:
     if request.hetero or device_id not in ("", asked):
         raise PropertyError(
             f"DEVICE_ID={asked!r} for {device!r}: it chooses one of a plugin's devices. Name the "
-            f"devices with their ids, as in {plugin.partition(':')[0]}.{asked}.",
+            f"devices with their ids, as in {split_name([*request.names, 'CPU'][0])[0]}.{asked}.",
             property="DEVICE_ID",
         )
     return f"{plugin}.{asked}", {n: v for n, v in config.items() if n != "DEVICE_ID"}

@@ -64,10 +64,9 @@ class Scopes:
             parse_shared(config, self._tables())
         held = self._scope(scope)
         for name in config:
-            if name not in held.table and name in HETERO_PROPERTIES:
+            if name not in held.table and (where := self._where(name)):
                 raise UnknownPropertyError(
-                    f"no property {name!r} on {scope}: it is of the whole model. Set it for "
-                    f"{HETERO!r}, or give it to compile_model.",
+                    f"no property {name!r} on {scope}: {where}, or give it to compile_model.",
                     property=name,
                 )
         held.set(config)
@@ -104,6 +103,13 @@ class Scopes:
                 for name in devices
             },
         )
+
+    def _where(self, name: str) -> str | None:
+        """Return where a property can be set, if anywhere."""
+        if name in HETERO_PROPERTIES:
+            return f"it is of the whole model. Set it for {HETERO!r}"
+        takers = [device for device, table in self._tables().items() if name in table]
+        return f"it is of {', '.join(takers)}. Set it there" if takers else None
 
     def _scope(self, scope: str) -> Configuration:
         if scope == EVERYWHERE:

@@ -143,7 +143,7 @@ def test_a_table_travels_without_its_plugins_code() -> None:
     )
     again = pickle.loads(pickle.dumps(table))
     assert Configuration(again, "there").parse({"SIZE": "2"}) == {"SIZE": 2}
-    with pytest.raises(PropertyError, match="there: SIZE=0: it is at least 1"):
+    with pytest.raises(PropertyError, match="there: SIZE=0: wanted a number >= 1"):
         Configuration(again, "there").parse({"SIZE": 0})
 
 

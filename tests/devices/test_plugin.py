@@ -1,6 +1,7 @@
 """What the plugin base does for every plugin: mapping answers back, errors, properties, export."""
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -186,6 +187,8 @@ def test_properties_near_a_name_are_suggested():
         ("NUM_STREAMS", 4.0, 4),
         ("LEVEL", "high", "HIGH"),
         ("SIZES", '{"a": 1}', {"a": 1}),
+        ("SIZES", {"a": 10**400}, {"a": 10**400}),
+        ("CACHE_DIR", Path("/a/b"), "/a/b"),
         ("REFUSED", "Add, Mul", ("Add", "Mul")),
         ("REFUSED", ["Add"], ("Add",)),
     ],
@@ -201,7 +204,8 @@ def test_property_values_are_converted(name, value, parsed):
     [("NUM_STREAMS", "many"), ("NUM_STREAMS", 1.5), ("NUM_STREAMS", True), ("LEVEL", "loud"),
      ("NUM_STREAMS", 0), ("REFUSED", 3), ("CACHE_DIR", 3), ("NUM_STREAMS", float("inf")),
      ("NUM_STREAMS", 10**400), ("RATE", float("nan")), ("RATE", "inf"), ("RATE", 10**400),
-     ("SIZES", {"a": -1}), ("SIZES", {"a": "x"}), ("SIZES", "[1]"), ("KIND", "a12")],
+     ("SIZES", {"a": -1}), ("SIZES", {"a": float("nan")}),
+     pytest.param("SIZES", "[" * 100_000, id="deep JSON"), ("SIZES", {"a": "x"}), ("SIZES", "[1]"), ("KIND", "a12")],
 )  # fmt: skip
 def test_property_values_that_cannot_be(name, value):
     plugin = Fusing()

@@ -348,7 +348,7 @@ PROPERTIES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "unknown": ({"NUM_STREAM": 1}, errors.UnknownPropertyError, "did you mean NUM_STREAMS"),
     "far off": ({"FOO": 1}, errors.UnknownPropertyError, "There are"),
     "ill-typed": ({"NUM_STREAMS": "many"}, errors.PropertyError, "wanted a whole number"),
-    "too small": ({"NUM_STREAMS": 0}, errors.PropertyError, "at least 1"),
+    "too small": ({"NUM_STREAMS": 0}, errors.PropertyError, ">= 1"),
     "no yes or no": ({"PERF_COUNT": "perhaps"}, errors.PropertyError, "wanted YES or NO"),
     "read-only": ({"FULL_DEVICE_NAME": "x"}, errors.ReadOnlyPropertyError, "can be read, not set"),
     "threads": ({"INFERENCE_NUM_THREADS": "all"}, errors.PropertyError, "wanted a whole number"),

@@ -265,6 +265,12 @@ def test_options_of_the_whole_model_are_not_a_devices(core: hetero.Core, name: s
     core.compile_model(branches(), "CPU").close()
 
 
+@pytest.mark.parametrize("scope", ["HETERO", "CPU"])
+def test_options_of_other_devices_say_whose_they_are(core: hetero.Core, scope: str) -> None:
+    with pytest.raises(errors.UnknownPropertyError, match=r"it is of ORT\. Set it there"):
+        core.set_property(scope, {"LOG_LEVEL": "LOG_ERROR"})
+
+
 @pytest.mark.parametrize("scope", [(), ("HETERO",), ("CPU",)], ids=["all", "HETERO", "a device"])
 @pytest.mark.parametrize(
     ("config", "kind"),
