@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 
 from devices.attributes import attribute_value
 from devices.errors import ModelError
@@ -41,14 +42,7 @@ def literal_value(node: Node) -> np.ndarray:
     ModelError
         If the node has not exactly one value, or a damaged one.
     """
-    names = [a.name for a in node.proto.attribute]
-    if len(names) != 1 or names[0] not in (*_TYPES, "value", "sparse_value"):
-        raise ModelError(
-            f"node {node.name!r} (Constant) has the attributes {names}; exactly one value is "
-            "wanted. Export the model again."
-        )
-    (attribute,) = node.proto.attribute
-    where = f"node {node.name!r} (Constant)"
+    attribute, where = literal_attribute(node.proto), f"node {node.name!r} (Constant)"
     if attribute.name == "sparse_value":
         return dense_array(attribute.sparse_tensor, where)
     try:
@@ -59,3 +53,20 @@ def literal_value(node: Node) -> np.ndarray:
         raise ModelError(f"{where}: {attribute.name} is damaged: {error}.") from error
     array.setflags(write=False)
     return array
+
+
+def literal_attribute(node: onnx.NodeProto) -> onnx.AttributeProto:
+    """Return the one attribute of a `Constant`, which is its value.
+
+    Raises
+    ------
+    ModelError
+        If it has none, several, or another.
+    """
+    names = [attribute.name for attribute in node.attribute]
+    if len(names) != 1 or names[0] not in (*_TYPES, "value", "sparse_value"):
+        raise ModelError(
+            f"node {node.name or ', '.join(node.output)!r} (Constant) has the attributes {names}; "
+            "exactly one value is wanted. Export the model again."
+        )
+    return node.attribute[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -158,9 +158,19 @@ def _header(proto: onnx.ModelProto, where: str) -> onnx.ModelProto:
         header.opset_import.add(domain="", version=1)
     for prop in header.metadata_props:
         check_text((prop.key, prop.value), where)
-    check_text((entry.domain for entry in header.opset_import), where)
-    for entry in header.opset_import:
+    _check_opsets(header.opset_import, where)
+    return header
+
+
+def _check_opsets(imports: Iterable[onnx.OperatorSetIdProto], where: str) -> None:
+    check_text((entry.domain for entry in imports), where)
+    for entry in imports:
         domain = "" if entry.domain == "ai.onnx" else entry.domain
+        if not 0 <= entry.version < 2**31:
+            raise ModelError(
+                f"{where}: imports {domain or 'ai.onnx'} opset {entry.version}; versions are "
+                "small numbers. Export the model again."
+            )
         known = _KNOWN_OPSETS.get(domain)
         if known is not None and entry.version > known:
             raise UnsupportedOpsetError(
@@ -170,13 +180,12 @@ def _header(proto: onnx.ModelProto, where: str) -> onnx.ModelProto:
                 domain=domain,
                 version=entry.version,
             )
-    return header
 
 
 def _check_function(function: onnx.FunctionProto, where: str) -> None:
     check_text((function.name, function.domain, function.overload), where)
     check_text((*function.input, *function.output, *function.attribute), where)
-    check_text((entry.domain for entry in function.opset_import), where)
+    _check_opsets(function.opset_import, f"{where}: function {function.name!r}")
     made = set(function.input)
     for node in map(Node.from_proto, function.node):
         if missing := [value for value in node.reads if value not in made]:

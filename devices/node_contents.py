@@ -10,6 +10,7 @@ import onnx
 from onnx import AttributeProto, TensorProto, numpy_helper
 
 from devices.errors import ModelError
+from devices.literals import literal_attribute
 from devices.tensor_proto import PROTOBUF_NBYTES, check_tensor, tensor_array
 from devices.tensor_spec import TensorSpec, check_text
 
@@ -40,6 +41,8 @@ def complete_nodes(nodes: Iterable[onnx.NodeProto], where: str, folder: Path | N
         check_text(
             (text for entry in node.metadata_props for text in (entry.key, entry.value)), where
         )
+        if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
+            literal_attribute(node)
         for attribute in node.attribute:
             check_text((attribute.name, attribute.ref_attr_name), where)
             if attribute.type not in _PLAIN:

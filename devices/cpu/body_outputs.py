@@ -10,6 +10,7 @@ import onnx
 
 from devices.cpu.implementations import Scope
 from devices.tensor_spec import TensorSpec
+from devices.type_inference import infer_types
 
 #: Element type and shape (a size, symbol or None for each axis) of one output; None if unknown.
 BodyOutput = tuple[np.dtype | None, tuple[int | str | None, ...] | None]
@@ -41,5 +42,5 @@ def body_outputs(
     for domain, version in scope.opsets.items():
         model.opset_import.add(domain=domain, version=version)
     model.functions.extend(scope.functions.values())
-    specs = map(TensorSpec.from_proto, onnx.shape_inference.infer_shapes(model).graph.output)
+    specs = map(TensorSpec.from_proto, infer_types(model).output)
     return [(spec.dtype, spec.shape) for spec in specs]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+import numpy as np
+
 from devices.cpu.transforms.constant_folding import fold_constants
 from devices.cpu.transforms.conv_activation import fuse_conv_activation
 from devices.cpu.transforms.conv_batchnorm import fold_batchnorm_into_conv
@@ -54,7 +56,8 @@ def transform(model: Model) -> Model:
     """Return the model as the device runs it."""
     # Shapes that the author noted for inner values may be out of date; inferred ones are not.
     model = model.replace(value_info=())
-    for step in PASSES:
-        if model.opset_imports.get("", 0) >= step.oldest_opset:
-            model = step.run(model)
+    with np.errstate(all="ignore"):  # as in a run
+        for step in PASSES:
+            if model.opset_imports.get("", 0) >= step.oldest_opset:
+                model = step.run(model)
     return model

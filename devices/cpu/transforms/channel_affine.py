@@ -27,7 +27,8 @@ def channel_affine(
     """
     node = rewrite.model.nodes[at]
     if rewrite.is_op(at, "BatchNormalization") and node.inputs[0] == value:
-        return batchnorm_affine(rewrite, node)
+        found = batchnorm_affine(rewrite, node)
+        return found if found and found[0].shape == (channels,) else None
     if not rewrite.is_op(at, "Mul", "Add"):
         return None
     (other,) = (name for name in node.inputs if name != value)
@@ -61,5 +62,7 @@ def batchnorm_affine(rewrite: Rewrite, node: Node) -> tuple[np.ndarray, np.ndarr
     if len(parameters) < 4 or any(p is None or p.dtype.kind != "f" for p in parameters):
         return None
     scale, shift, mean, variance = (np.asarray(p, np.float64) for p in parameters)
+    if scale.ndim != 1 or not scale.shape == shift.shape == mean.shape == variance.shape:
+        return None
     factor = scale / np.sqrt(variance + attributes.get("epsilon", 1e-5))
     return factor, shift - mean * factor

@@ -34,7 +34,7 @@ def _fold(rewrite: Rewrite, i: int, conv: Node) -> None:
     if weights is None or weights.dtype.kind != "f" or (has_bias and bias is None):
         return
     after = rewrite.sole_reader(conv.outputs[0])
-    if after is None:
+    if after is None or (bias is not None and bias.shape != weights.shape[:1]):
         return
     found = channel_affine(rewrite, after, conv.outputs[0], weights.shape[0], weights.ndim)
     if found is None:
