@@ -69,4 +69,5 @@ def literal_attribute(node: onnx.NodeProto) -> onnx.AttributeProto:
             f"node {node.name or ', '.join(node.output)!r} (Constant) has the attributes {names}; "
             "exactly one value is wanted. Export the model again."
         )
-    return node.attribute[0]
+    attribute: onnx.AttributeProto = node.attribute[0]
+    return attribute

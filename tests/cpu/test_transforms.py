@@ -485,3 +485,14 @@ def test_a_loop_of_constants_is_left_to_the_run() -> None:
     nodes = [helper.make_node("Loop", ["n", "", "k"], ["t"], body=body), node("Neg", "t", "y")]
     constants = {"n": np.int64(2**62), "k": np.float32(1)}
     assert operators(make_model(nodes, {}, ["y"], constants)) == ["Loop", "Neg"]
+
+
+@pytest.mark.parametrize(("bias", "scale", "mean"), [(4, 3, 3), (3, 16, 3), (3, 3, 4)])
+def test_parameters_that_fit_no_channel_are_left_to_the_run(
+    bias: int, scale: int, mean: int
+) -> None:
+    sizes = {"b": bias, "s": scale, "m": mean, "v": scale}
+    constants = {"w": floats(3, 2, 1, 1)} | {name: floats(size) for name, size in sizes.items()}
+    nodes = [node("Conv", "x w b", "c"), node("BatchNormalization", "c s s m v", "y")]
+    model = make_model(nodes, {"x": floats(1, 2, 4, 4)}, ["y"], constants)
+    assert transform(read_model(model).replace(specs={})).node_names == ("n_c", "n_y")

@@ -254,3 +254,17 @@ def test_a_deferred_model_that_fails_to_load_says_so_each_time():
     for _ in range(2):
         with pytest.raises(ExternalDataError, match="gone"):
             _ = deferred.constants
+
+
+@pytest.mark.parametrize("version", [-1, 2**31, 2**63 - 1])
+@pytest.mark.parametrize("place", ["model", "function"])
+def test_opset_versions_that_cannot_be_are_refused(place, version):
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17, "own": 1]>\n'
+        "g (float[2] x) => (float[2] y) { y = own.F(x) }\n"
+        '<domain: "own", opset_import: ["": 17, "other": 1]>\nF (a) => (o) { o = Relu(a) }'
+    )
+    imports = model.opset_import if place == "model" else model.functions[0].opset_import
+    imports[1].version = version
+    with pytest.raises(ModelError, match=f"opset {version}"):
+        read_model(model)

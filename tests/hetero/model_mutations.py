@@ -41,6 +41,8 @@ MOST_NODES = 3_000
 #: Most elements that an input or a known result may have.
 MOST_ELEMENTS = 1 << 20
 
+ROOT = Path(__file__).parents[2]
+
 MODELS = {
     "convolutions": """g (float[N, 2, 6, 6] x) => (float[N, 3] y)
       <float[3, 2, 3, 3] w = {W}, float[3] b = {1, -1, 0.5}, float[3] s = {1, 2, 3},
@@ -54,7 +56,7 @@ MODELS = {
         g = Gemm<transB = 0, alpha = 0.5>(f, v, b)
         y = Softmax<axis = -1>(g)
     }""",
-    "bodies": """g (float[4] x, bool c, int64 n) => (float[4] y, float[k, 4] z, float m)
+    "bodies": """g (float[4] x, bool c, int64 n) => (float[4] y, float[k, 4] z, float[4] m)
       <float[4] w = {1, 2, 3, 4}> {
         a = Add(x, w)
         t = If(c) <then_branch = then () => (float[4] o) <float[4] u = {4, 3, 2, 1}> {
@@ -78,7 +80,7 @@ MODELS = {
       Twice (v) => (o) {
         w = Constant<value = float[1, 3] {1, 2, 3}>() t = own.Scale<by = 3.0>(v) o = Add(t, w) }
     """,
-    "shapes": """g (float[N, 4, 3] x, int64[2] i) => (float y, int64 s, float p)
+    "shapes": """g (float[N, 4, 3] x, int64[2] i) => (float[a, b] y, int64[3] s, float[c, d, e] p)
       <int64[1] one = {1}, int64[1] two = {2}, int64[1] end = {9223372036854775807},
        int64[6] pads = {0, 1, 0, 0, 1, 0}, int64[1] minus = {-1}> {
         s0 = Shape(x)
@@ -116,7 +118,7 @@ MODELS = {
         ones = Constant<value_floats = [1.0, 1.0]>()
         l = Mul(v, ones)
     }""",
-    "sequences": """g (float[5, 1, 3] x) => (float y, float h, int64 e)
+    "sequences": """g (float[5, 1, 3] x) => (float[5, 1, 1, 2] y, float[1, 1, 2] h, int64[a, b] e)
       <float[1, 8, 3] w = {L}, float[1, 8, 2] r = {R}> {
         y, h = LSTM<hidden_size = 2>(x, w, r)
         s = Squeeze(x)
@@ -153,7 +155,7 @@ def models() -> list[onnx.ModelProto]:
         opset = 21 if "int4" in text else 17
         imports = f'<ir_version: 10, opset_import: ["": {opset}, "own": 1]>\n'
         found.append(onnx.parser.parse_model(imports + text))
-    (sparse,) = [onnx.ModelProto.FromString(found[0].SerializeToString())]
+    sparse = onnx.ModelProto.FromString(found[0].SerializeToString())
     values = numpy_helper.from_array(np.float32([1, 2]), "b")
     entry = sparse.graph.sparse_initializer.add(dims=[3], values=values)
     entry.indices.CopyFrom(numpy_helper.from_array(np.int64([0, 2]), "i"))
@@ -387,7 +389,14 @@ def supervise(seed: int, first: int, count: int, *, cut_each: int = 50) -> list[
     wrong = []
     end = first + count
     while first < end:
-        command = [sys.executable, "-m", __spec__.name, "--child", "--seed", str(seed)]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.hetero.model_mutations",
+            "--child",
+            "--seed",
+            str(seed),
+        ]
         command += ["--first", str(first), "--count", str(end - first), "--cut", str(cut_each)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
             assert child.stdout is not None
