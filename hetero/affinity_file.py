@@ -76,9 +76,10 @@ def parse_pins(texts: Iterable[str]) -> dict[str, str]:
         elif not equals and Path(text).is_file():
             pins |= load_affinity(text)
         else:
+            missing = "" if "=" in text else f"there is no file {text}; "
             raise AffinityError(
-                f"affinity {text!r}: expected PATTERN=DEVICE, such as op:Concat=CPU or "
-                "'conv*=ORT', or an affinity file."
+                f"affinity {text!r}: {missing}expected PATTERN=DEVICE, such as op:Concat=CPU or "
+                "'conv*=ORT', or an affinity file that is there."
             )
     return pins
 

@@ -41,7 +41,7 @@ def bench(
     core: Core,
     model: str,
     device: str,
-    pins: tuple[str, ...],
+    pins: dict[str, str],
     config: dict[str, Any],
     inputs: tuple[str, ...],
     shapes: dict[str, tuple[int, ...]],

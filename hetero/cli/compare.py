@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from hetero.affinity_file import parse_pins
 from hetero.cli.inputs import input_options, model_inputs
 from hetero.cli.loading import read
 from hetero.cli.options import (
@@ -59,7 +58,7 @@ def compare(
     core: Core,
     model: str,
     device: tuple[str, str],
-    pins: tuple[str, ...],
+    pins: dict[str, str],
     config: dict[str, Any],
     inputs: tuple[str, ...],
     shapes: dict[str, tuple[int, ...]],
@@ -74,7 +73,7 @@ def compare(
     with progress("comparing"):
         found = compare_devices(
             core, source, device, values,
-            rtol=rtol, atol=atol, config=config, affinity=parse_pins(pins),
+            rtol=rtol, atol=atol, config=config, affinity=pins,
         )  # fmt: skip
     if as_json:
         print_json("compare", found.to_dict())

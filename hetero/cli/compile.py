@@ -29,7 +29,7 @@ def compile_command(
     core: Core,
     model: str,
     device: str,
-    pins: tuple[str, ...],
+    pins: dict[str, str],
     config: dict[str, Any],
     subgraphs_dir: Path | None,
     output: Path | None,

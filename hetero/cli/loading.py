@@ -9,7 +9,6 @@ from typing import Any
 import click
 
 from devices.model import Model
-from hetero.cli.options import affinity_argument
 from hetero.cli.terminal import progress, show
 from hetero.compiled_model import CompiledModel
 from hetero.core import Core
@@ -60,7 +59,7 @@ def load(
     source: Model | None,
     device: str,
     config: dict[str, Any],
-    pins: tuple[str, ...],
+    pins: dict[str, str],
     remap: dict[str, str],
 ) -> CompiledModel:
     """Compile a model that was read, or import a blob where `source` is None.
@@ -80,7 +79,7 @@ def load(
     if remap:
         raise click.UsageError("--remap is for blobs; name the devices with --device.")
     with progress(f"compiling {source.name}"):
-        return core.compile_model(source, device, config, affinity=affinity_argument(pins))
+        return core.compile_model(source, device, config, affinity=pins or None)
 
 
 def subgraph_rows(compiled: CompiledModel) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import click
 
+from hetero.affinity_file import parse_pins
 from hetero.cli.files import refuse_overwriting
 from hetero.cli.planning import plans_by_cost, take_planning
 from hetero.cli.terminal import progress
@@ -49,10 +50,9 @@ def core_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def affinity_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--affinity``; `affinity_argument` takes what it gives."""
+    """Add ``--affinity``: pins by pattern."""
     return click.option(
         "--affinity", "-a", "pins", multiple=True, metavar="PATTERN=DEVICE|FILE",
-        callback=_check_pins,
         help="Pin nodes: a name, a glob or op:Type, as op:Concat=CPU; or a JSON or YAML file of "
         "such pairs. Repeatable; later ones win.",
     )(function)  # fmt: skip
@@ -99,6 +99,8 @@ def with_core(function: Callable[..., Any]) -> Callable[..., Any]:
         if address and executor == "inprocess":
             raise click.UsageError("--address is a Ray cluster's; leave out --executor inprocess.")
         take_planning(context.info_name or "", rest)
+        if "pins" in rest:
+            rest["pins"] = parse_pins(rest["pins"])
         named = address or os.environ.get("RAY_ADDRESS")
         if executor is None:
             on_ray = named or _starts_ray(context.info_name or "", rest.get("config", {}))
@@ -138,23 +140,6 @@ def _starts_ray(command: str, config: dict[str, Any]) -> bool:
     return not costs or any(
         device.identity.node != "local" for device in read_costs(costs).devices.values()
     )
-
-
-def affinity_argument(pins: tuple[str, ...]) -> list[str] | None:
-    """Return ``--affinity`` options as `Core.compile_model` takes them."""
-    return list(pins) or None
-
-
-def _check_pins(
-    context: click.Context, parameter: click.Parameter, value: tuple[str, ...]
-) -> tuple[str, ...]:
-    for text in value:
-        if "=" not in text and not Path(text).is_file():
-            raise click.BadParameter(
-                f"there is no file {text}; give PATTERN=DEVICE, as op:Concat=CPU, or an affinity "
-                "file that is there."
-            )
-    return value
 
 
 def _counts(context: click.Context, parameter: click.Parameter, value: str | None) -> Any:

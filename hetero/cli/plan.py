@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from hetero.cli.loading import read
-from hetero.cli.options import affinity_argument, model_options, start, with_core
+from hetero.cli.options import model_options, start, with_core
 from hetero.cli.planning import planning_options
 from hetero.cli.report import command_line, render, report_options
 from hetero.cli.terminal import progress
@@ -24,14 +24,14 @@ def plan(
     core: Core,
     model: str,
     device: str,
-    pins: tuple[str, ...],
+    pins: dict[str, str],
     config: dict[str, Any],
     **forms: Any,
 ) -> None:
     """Plan MODEL by cost over the devices of the list, without compiling it."""
     source = read(core, model)
     start(core)
-    affinity = affinity_argument(pins)
+    affinity = pins or None
     with progress("asking the devices"):
         survey = core.survey_model(source, device, config, affinity=affinity)
     with progress("measuring and planning"):

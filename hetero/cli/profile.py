@@ -35,7 +35,7 @@ def profile_command(
     core: Core,
     model: str,
     device: str,
-    pins: tuple[str, ...],
+    pins: dict[str, str],
     config: dict[str, Any],
     output: Path | None,
     inputs: tuple[str, ...],

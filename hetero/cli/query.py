@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from hetero.cli.loading import read
-from hetero.cli.options import affinity_argument, model_options, start, with_core
+from hetero.cli.options import model_options, start, with_core
 from hetero.cli.report import command_line, render, report_options
 from hetero.cli.terminal import progress
 from hetero.core import Core
@@ -22,7 +22,7 @@ def query(
     core: Core,
     model: str,
     device: str,
-    pins: tuple[str, ...],
+    pins: dict[str, str],
     config: dict[str, Any],
     **forms: Any,
 ) -> None:
@@ -30,6 +30,6 @@ def query(
     source = read(core, model)
     start(core)
     with progress("asking the devices"):
-        survey = core.survey_model(source, device, config, affinity=affinity_argument(pins))
+        survey = core.survey_model(source, device, config, affinity=pins or None)
         document = build_report(survey, command=command_line())
     render(document, source, **forms)

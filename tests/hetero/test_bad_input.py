@@ -321,18 +321,18 @@ def test_input_files_that_cannot_be(shell: Shell, model: Path, tmp_path: Path, n
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--shape", "x:5,4"), "tensor(float)[N, 3]"),
-        (("--shape", "y:5,3"), "no input y; it has x"),
-        (("--shape", "5,3"), "NAME:1,3,224,224"),
-        (("--shape", "x:a"), "NAME:1,3,224,224"),
-        (("--shape", "x:-1,3"), "NAME:1,3,224,224"),
+        (("--shape", "x=5,4"), "tensor(float)[N, 3]"),
+        (("--shape", "y=5,3"), "no input y; it has x"),
+        (("--shape", "5,3"), "NAME=1,3,224,224"),
+        (("--shape", "x=a"), "NAME=1,3,224,224"),
+        (("--shape", "x=-1,3"), "NAME=1,3,224,224"),
         (("--input", "y=absent.npy"), "does not exist"),
         (("--devices", "ORT=x"), "NAME=N"),
         (("--config", "PERF_COUNT"), "KEY=VALUE"),
         (("--config", "=1"), "KEY=VALUE"),
         (("--executor", "threads"), "inprocess"),
-        (("--address", "127.0.0.1:1"), "leave --executor"),
-        (("--output", "/"), "directory"),
+        (("--address", "127.0.0.1:1"), "leave out --executor"),
+        (("--output", "/"), "is a folder"),
         (("--frobnicate",), "No such option"),
     ],
 )
@@ -409,9 +409,8 @@ def test_a_plugin_that_fails_to_load_is_a_row_and_asking_for_it_says_why(
     (row,) = [row for row in listed.document["devices"] if row["error"]]
     assert words in row["error"]
     assert words in shell("devices", "--plugin", spec).out
-    assert shell("run", model, "-d", "CPU", "--plugin", spec).code == 0
-    refused = shell("run", model, "-d", "MINE", "--plugin", spec)
-    check_refusal(refused, errors.UnknownDeviceError, "MINE", spec, words)
+    refused = shell("run", model, "-d", "CPU", "--plugin", spec)
+    check_refusal(refused, None, spec, words)
 
 
 class Broken(DensePlugin):
