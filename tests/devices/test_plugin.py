@@ -205,7 +205,8 @@ def test_property_values_are_converted(name, value, parsed):
      ("NUM_STREAMS", 0), ("REFUSED", 3), ("CACHE_DIR", 3), ("NUM_STREAMS", float("inf")),
      ("NUM_STREAMS", 10**400), ("RATE", float("nan")), ("RATE", "inf"), ("RATE", 10**400),
      ("SIZES", {"a": -1}), ("SIZES", {"a": float("nan")}),
-     pytest.param("SIZES", "[" * 100_000, id="deep JSON"), ("SIZES", {"a": "x"}), ("SIZES", "[1]"), ("KIND", "a12")],
+     pytest.param("SIZES", "[" * 100_000, id="deep JSON"),
+     ("SIZES", {"a": "x"}), ("SIZES", "[1]"), ("KIND", "a12")],
 )  # fmt: skip
 def test_property_values_that_cannot_be(name, value):
     plugin = Fusing()
