@@ -9,11 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-from devices.configuration import check_mapping
-from devices.errors import ArgumentError, PropertyError
+from devices.errors import ArgumentError
 from devices.model import Model
 from devices.model_reader import Source, read_model
-from devices.properties import Config, PropertyTable
+from devices.properties import Config
 from devices.support import Support
 from hetero.affinity import Affinity, assign
 from hetero.answers import Answers
@@ -31,12 +30,9 @@ from hetero.cached_compile import Cached
 from hetero.compile_request import CompileRequest
 from hetero.compiled_model import CompiledModel
 from hetero.compiler import Compiler, compiled
-from hetero.config import HETERO_PROPERTIES
 from hetero.device_choice import (
     check_counts,
     choose_devices,
-    choose_prioritised,
-    identified,
     parse_counts,
 )
 from hetero.planning import PlanReport
@@ -99,7 +95,9 @@ class Core:
         self._plugins = tuple(plugins)
         self._executor: Executor | None = None
         self._lock = threading.RLock()
-        self._scopes = Scopes(self._tables, lambda *names: self.executor.get_property(*names))
+        self._scopes = Scopes(
+            lambda: self.device_descriptors, lambda *names: self.executor.get_property(*names)
+        )
         self._closed = False
         self._answers = Answers(lambda *question: self.executor.query(*question))
         self._planner = CostPlanner(lambda: self.executor, self._answers)
@@ -182,10 +180,8 @@ class Core:
         config : mapping
             The options.
         """
-        if config is None:
-            self._scopes.set(EVERYWHERE, device_name)
-        else:
-            self._scopes.set(self._scope(device_name), config)
+        scope, options = (EVERYWHERE, device_name) if config is None else (device_name, config)
+        self._scopes.set(scope, options)
 
     def get_property(self, device_name: str, name: str | None = None) -> Any:
         """Return a property of a device or of ``HETERO``; or, alone, what is set for all.
@@ -197,9 +193,8 @@ class Core:
         name : str
             The property's name.
         """
-        if name is None:
-            return self._scopes.get(EVERYWHERE, device_name)
-        return self._scopes.get(self._scope(device_name), name)
+        scope, name = (EVERYWHERE, device_name) if name is None else (device_name, name)
+        return self._scopes.get(scope, name)
 
     def read_model(self, model: Source | Model) -> Model:
         """Read a model from a path, bytes or a ModelProto; ``light:NAME`` is shipped by onnx."""
@@ -423,7 +418,7 @@ class Core:
         )
         config = config or {}
         placed = place_devices(blob, available, remap)
-        known = self._tables_of(placed.values())
+        known = self._scopes.tables()
         if absent := [name for name in blob.used if name not in placed]:
             if device_name is None:
                 raise absent_devices(blob, absent, available)
@@ -431,7 +426,9 @@ class Core:
             options, pins = recompilation(blob, placed, config, known)
             return self.compile_model(model, device_name, options, affinity=pins)
         cuts = tuple(remapped(cut, placed) for cut in blob.cuts(model))
-        split = import_config(blob, placed, self._scopes.split(config, known), config, known)
+        split = import_config(
+            blob, placed, self._scopes.split(config, placed.values()), config, known
+        )
         pins = {name: placed[old] for name, old in blob.pins.items() if old in placed}
         used = dict.fromkeys(d for cut in cuts for d in cut.plan.devices)
         compilation = Compilation.of(self._described(used), split, Affinity(pins))
@@ -450,9 +447,8 @@ class Core:
     def _request(
         self, model: Model, device: str, config: Config, affinity: AffinitySource | None
     ) -> CompileRequest:
-        device, config = identified(device, config)
-        devices = self._devices(device, config)
-        split = self._scopes.split(config, self._tables_of(devices))
+        devices, config = self._scopes.devices(device, config)
+        split = self._scopes.split(config, devices)
         split = replace(split, own={**split.own, "COST_DIGEST": cost_digest(split.own)})
         pins = pins_of(model, devices, affinity)
         record = Compilation.of(self._described(devices), split, pins)
@@ -471,28 +467,3 @@ class Core:
     def _described(self, devices: Iterable[str]) -> tuple[DeviceDescriptor, ...]:
         by_name = {d.name: d for d in self.device_descriptors}
         return tuple(by_name[name] for name in devices)
-
-    def _devices(self, device: str, config: Config) -> tuple[str, ...]:
-        check_mapping(config, "Core")
-        listed = config.get("MULTI_DEVICE_PRIORITIES")
-        if listed is None:
-            listed = self._scopes.get(HETERO, "MULTI_DEVICE_PRIORITIES")
-        names = HETERO_PROPERTIES["MULTI_DEVICE_PRIORITIES"].parse(listed)
-        return choose_prioritised(device, names, self.device_descriptors)
-
-    def _tables(self) -> dict[str, PropertyTable]:
-        """Return the properties of each device that works."""
-        return {d.name: d.properties for d in self.device_descriptors if d.error is None}
-
-    def _tables_of(self, devices: Iterable[str]) -> dict[str, PropertyTable]:
-        return {d.name: d.properties for d in self._described(devices)}
-
-    def _scope(self, device: Any) -> str:
-        """Return the scope that a device string means: HETERO, or one device."""
-        request = parse_device(device)
-        if request.hetero and request.names:
-            raise PropertyError(
-                f"{device!r} is a list; set or read properties of one device at a time, or of "
-                f"{HETERO}."
-            )
-        return HETERO if request.hetero else self.resolve_devices(request.names[0])[0]

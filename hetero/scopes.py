@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from devices.configuration import Configuration, check_mapping
 from devices.errors import PropertyError, UnknownPropertyError
 from devices.properties import Config, PropertyTable
 from hetero.config import HETERO_PROPERTIES, SplitConfig, parse_given, parse_shared
-from scheduler.device_names import HETERO
+from hetero.device_choice import choose_devices, choose_prioritised, identified
+from scheduler.device_names import HETERO, parse_device
+from scheduler.executor import DeviceDescriptor
 
 #: The scope of HETERO and of every device that knows a property.
-EVERYWHERE: Final = "Core"
+EVERYWHERE: Final = "HETERO or any device"
 
 
 class Scopes:
@@ -21,29 +23,33 @@ class Scopes:
 
     Parameters
     ----------
-    tables : callable
-        Returns device name -> its properties, for each device that works.
+    rows : callable
+        Returns every device.
     read : callable
         Returns a read-only property of a device, from their names.
     """
 
     def __init__(
         self,
-        tables: Callable[[], Mapping[str, PropertyTable]],
+        rows: Callable[[], Sequence[DeviceDescriptor]],
         read: Callable[[str, str], Any],
     ) -> None:
-        self._tables = tables
+        self._rows = rows
         self._read_device = read
         self._everywhere = Configuration(PropertyTable(), EVERYWHERE)
         self._scopes: dict[str, Configuration] = {}
         self._lock = threading.Lock()
 
-    def set(self, scope: str, config: Any) -> None:
+    def tables(self) -> dict[str, PropertyTable]:
+        """Return the properties of each device that works."""
+        return {row.name: row.properties for row in self._rows() if row.error is None}
+
+    def set(self, device: Any, config: Any) -> None:
         """Set options, all of them or none.
 
         Parameters
         ----------
-        scope : str
+        device : str
             EVERYWHERE, HETERO, or a device's name.
         config : mapping
             The options.
@@ -53,45 +59,64 @@ class Scopes:
         PropertyError
             For what the scope does not take, and where to give it instead.
         """
-        check_mapping(config, scope)
+        held = self._scope(device)
+        check_mapping(config, held.owner)
         if "DEVICE_PROPERTIES" in config:
             raise PropertyError(
                 "DEVICE_PROPERTIES cannot be set. Set options of a device by its name, as in "
                 "set_property('CPU', {'NUM_STREAMS': 2}), or give them to compile_model.",
                 property="DEVICE_PROPERTIES",
             )
-        if scope == EVERYWHERE:
-            parse_shared(config, self._tables())
-        held = self._scope(scope)
+        if held is self._everywhere:
+            parse_shared(config, self.tables())
         for name in config:
             if name not in held.table and (where := self._where(name)):
                 raise UnknownPropertyError(
-                    f"no property {name!r} on {scope}: {where}, or give it to compile_model.",
+                    f"no property {name!r} on {held.owner}: {where}, or give it to compile_model.",
                     property=name,
                 )
         held.set(config)
 
-    def get(self, scope: str, name: str) -> Any:
+    def get(self, device: Any, name: str) -> Any:
         """Return what holds in a scope: what was set in it, or everywhere; else the default."""
-        return self._scope(scope).get(name)
+        return self._scope(device).get(name)
 
-    def split(self, config: Config, devices: Mapping[str, PropertyTable]) -> SplitConfig:
+    def devices(self, device: str, config: Config) -> tuple[tuple[str, ...], Config]:
+        """Return the devices that a device string and options mean, and the other options.
+
+        Raises
+        ------
+        PropertyError
+            For options that the device string contradicts.
+        UnknownDeviceError, PluginLoadError
+            For a device that is not there, or whose plugin is broken.
+        """
+        device, config = identified(device, config)
+        listed = config.get("MULTI_DEVICE_PRIORITIES")
+        if listed is None:
+            listed = self._of(HETERO, HETERO_PROPERTIES).get("MULTI_DEVICE_PRIORITIES")
+        names = HETERO_PROPERTIES["MULTI_DEVICE_PRIORITIES"].parse(listed)
+        return choose_prioritised(device, names, self._rows()), config
+
+    def split(self, config: Config, names: Iterable[str]) -> SplitConfig:
         """Return the options of one model: those given over those set, sorted by who reads them.
 
         Parameters
         ----------
         config : mapping
             What `compile_model` is given.
-        devices : mapping of str to PropertyTable
-            The model's devices, with their properties.
+        names : iterable of str
+            The model's devices.
 
         Raises
         ------
         PropertyError
             For options that nobody takes, or that cannot have such a value.
         """
+        tables = self.tables()
+        devices = {name: tables[name] for name in names}
         given = parse_given(config, devices)
-        own = self._scope(HETERO)
+        own = self._of(HETERO, HETERO_PROPERTIES)
         # What was set everywhere may concern none of this model's devices.
         known = HETERO_PROPERTIES.extended(*(p for t in devices.values() for p in t.values()))
         common = self._everywhere.values | own.values
@@ -99,7 +124,9 @@ class Scopes:
         return SplitConfig(
             own.effective() | given.own,
             {
-                name: shared.devices[name] | self._scope(name).values | given.devices[name]
+                name: shared.devices[name]
+                | self._of(name, devices[name]).values
+                | given.devices[name]
                 for name in devices
             },
         )
@@ -108,18 +135,32 @@ class Scopes:
         """Return where a property can be set, if anywhere."""
         if name in HETERO_PROPERTIES:
             return f"it is of the whole model. Set it for {HETERO!r}"
-        takers = [device for device, table in self._tables().items() if name in table]
+        takers = [device for device, table in self.tables().items() if name in table]
         return f"it is of {', '.join(takers)}. Set it there" if takers else None
 
-    def _scope(self, scope: str) -> Configuration:
-        if scope == EVERYWHERE:
+    def _scope(self, device: Any) -> Configuration:
+        """Return the configuration that a device string means."""
+        if device == EVERYWHERE:
             # Devices come and go: what can be set is what those that are here know.
-            self._everywhere.table = _mutable(self._tables())
+            self._everywhere.table = _mutable(self.tables())
             return self._everywhere
-        table = HETERO_PROPERTIES if scope == HETERO else self._tables()[scope]
-        held = Configuration(table, scope, read=lambda name, _: self._read(scope, table, name))
+        request = parse_device(device)
+        if request.hetero and request.names:
+            raise PropertyError(
+                f"{device!r} is a list; set or read properties of one device at a time, or of "
+                f"{HETERO}."
+            )
+        if request.hetero:
+            name, table = HETERO, HETERO_PROPERTIES
+        else:
+            (name,) = choose_devices(device, self._rows())
+            table = self.tables()[name]
+        return self._of(name, table)
+
+    def _of(self, name: str, table: PropertyTable) -> Configuration:
+        held = Configuration(table, name, read=lambda asked, _: self._read(name, table, asked))
         with self._lock:
-            return self._scopes.setdefault(scope, held)
+            return self._scopes.setdefault(name, held)
 
     def _read(self, scope: str, table: PropertyTable, name: str) -> Any:
         everywhere = self._everywhere.values
