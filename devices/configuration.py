@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from typing import Any
 
 from devices.errors import ArgumentTypeError, PropertyError, ReadOnlyPropertyError
@@ -98,10 +99,9 @@ class Configuration:
         """
         if name not in self.table:
             raise unknown_property(name, self.owner, self.table)
-        with self._lock:
-            if name in self._values:
-                return self._values[name]
-        return self._unset(name, device_id)
+        values = self.values
+        value = values[name] if name in values else self._unset(name, device_id)
+        return deepcopy(value) if isinstance(value, dict) else value
 
     def effective(self, config: Config | None = None) -> dict[str, Any]:
         """Return every property that can be set: its default, what was set, then `config`'s."""

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import ray
 
-from devices.errors import HeteroError, PluginLoadError
+from devices.errors import HeteroError, PluginLoadError, PropertyError
 from devices.model import Model
 from devices.program import ExecutedNode, Payload, Value
 from devices.registry import find_plugin, load_plugins
@@ -89,7 +89,18 @@ class DeviceActor:
         """Compile or import a stage, from this node's file if it has one.
 
         See `DeviceHost.load_stage`.
+
+        Raises
+        ------
+        PropertyError
+            More streams than the actor has threads.
         """
+        if config.get("NUM_STREAMS", 1) > MAX_STREAMS:
+            raise PropertyError(
+                f"NUM_STREAMS={config['NUM_STREAMS']}: a device on Ray runs at most {MAX_STREAMS} "
+                "requests at once; use more devices.",
+                property="NUM_STREAMS",
+            )
         if isinstance(payload, StoredPayload):
             payload = fetch_payload(payload)
         model = _model(parts, weights)
@@ -98,7 +109,7 @@ class DeviceActor:
         )
         self._wanted[deployment, stage] = wanted
         with self._streams:
-            self._num_streams[deployment, stage] = min(MAX_STREAMS, num_streams)
+            self._num_streams[deployment, stage] = num_streams
 
     def run_stage(self, call: list[Any], *inputs: Value) -> Any:
         """Run a stage; return the outputs that somebody takes, then the report.

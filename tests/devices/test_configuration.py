@@ -153,7 +153,10 @@ def test_what_is_set_or_read_is_the_configurations_own() -> None:
     configuration = Configuration(table, "here")
     configuration.set({"SIZES": sizes})
     sizes["a"] = 2
+    configuration.get("SIZES")["b"] = 3
     assert configuration.get("SIZES") == {"a": 1}
+    Configuration(table, "there").get("SIZES")["b"] = 3
+    assert Configuration(table, "there").get("SIZES") == {}
 
 
 def test_values_of_one_call_are_set_together() -> None:

@@ -124,6 +124,20 @@ def test_options_are_checked_by_the_devices(core: hetero.Core) -> None:
         core.set_property("CPU.1", {"NUM_STREAMS": "many"})
     with pytest.raises(errors.PropertyError, match="NUM_STREAMS='many'"):
         core.compile_model(branches(), SPLIT, {"NUM_STREAMS": "many"})
+    with pytest.raises(errors.PropertyError, match=r"NUM_STREAMS=9: .* at most 8"):
+        core.compile_model(branches(), SPLIT, {"NUM_STREAMS": 9})
+
+
+def test_a_device_id_and_a_devices_options_reach_the_device(core: hetero.Core) -> None:
+    config = {"DEVICE_ID": "1", "NUM_STREAMS": "2", "PERF_COUNT": "YES"}
+    with core.compile_model(branches(), "CPU", config) as compiled:
+        assert compiled.get_property("EXECUTION_DEVICES") == ("CPU.1",)
+        assert compiled.get_property("NUM_STREAMS") == 2
+        request = compiled.create_infer_request()
+        request.infer(X)
+        assert any(row.status == "EXECUTED" for row in request.profiling_info)
+    with pytest.raises(errors.UnknownDeviceError, match=r"no device 'CPU\.7'"):
+        core.compile_model(branches(), "CPU", {"DEVICE_ID": "7"})
 
 
 # Commands that start a Ray of their own.
