@@ -47,6 +47,41 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from devices.support import Refusal
 
+__all__ = [
+    "AffinityError",
+    "ArgumentError",
+    "ArgumentTypeError",
+    "BlobError",
+    "ClusterError",
+    "DeadlineError",
+    "DeviceError",
+    "DeviceLostError",
+    "ExternalDataError",
+    "HeteroError",
+    "InferenceError",
+    "KernelError",
+    "ModelError",
+    "ModelNotFoundError",
+    "ModelTypeError",
+    "OverloadedError",
+    "PlanError",
+    "PluginLoadError",
+    "PropertyError",
+    "ReadOnlyPropertyError",
+    "RequestBusyError",
+    "RequestCancelledError",
+    "RequestNotStartedError",
+    "TensorError",
+    "TensorNameError",
+    "TensorShapeError",
+    "TensorTypeError",
+    "UnknownDeviceError",
+    "UnknownPropertyError",
+    "UnsupportedNodesError",
+    "UnsupportedOperationError",
+    "UnsupportedOpsetError",
+]
+
 
 def _rebuild(cls: type[HeteroError], message: str, data: dict[str, Any]) -> HeteroError:
     return cls(message, **data)

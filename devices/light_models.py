@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import onnx
-import onnx.backend.test
 from onnx import numpy_helper
 
 from devices.errors import ModelNotFoundError
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from devices.model import Model
 
 PREFIX: Final = "light:"
-_FOLDER: Final = Path(onnx.backend.test.__file__).parent / "data" / "light"
+_FOLDER: Final = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 
 
 def light_model_names() -> tuple[str, ...]:
