@@ -32,7 +32,71 @@ def core() -> Iterator[hetero.Core]:
         yield made
 
 
-def test_scripted_times_come_back_in_proportion(core: hetero.Core) -> None:
+class Clock:
+    """A clock that counts looks and runs, so that no load of the machine ends a measurement."""
+
+    def __init__(self, look_s: float = 1e-4, run_s: float = 0.0) -> None:
+        self.now_s = 0.0
+        self.look_s, self.run_s = look_s, run_s
+
+    def monotonic(self) -> float:
+        self.now_s += self.look_s
+        return self.now_s
+
+    def install(self, core: hetero.Core, monkeypatch: pytest.MonkeyPatch) -> None:
+        for module in ("profile", "timing", "transfers"):
+            monkeypatch.setattr(f"hetero.planning.cost.{module}.time", self)
+        deploy = core.executor.deploy
+
+        def deployed(*arguments: Any, **options: Any) -> Any:
+            deployment = deploy(*arguments, **options)
+            submit = deployment.submit
+
+            def counted(*values: Any, **more: Any) -> Any:
+                self.now_s += self.run_s
+                return submit(*values, **more)
+
+            monkeypatch.setattr(deployment, "submit", counted)
+            return deployment
+
+        monkeypatch.setattr(core.executor, "deploy", deployed)
+
+
+def test_the_time_granted_is_kept_to(core: hetero.Core, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each run takes a tenth of a second: warming up, counting, load and transfers all count."""
+    clock = Clock(look_s=0.0, run_s=0.1)
+    clock.install(core, monkeypatch)
+    told: list[tuple[int, int]] = []
+    costs = core.profile_model(
+        CHAIN,
+        "HETERO:NULL.0,CPU",
+        SCRIPT,
+        seconds=15.0,
+        progress=lambda done, steps, text: told.append((done, steps)),
+    )
+    assert 10 < clock.now_s < 15 + 3
+    assert told == sorted(told)
+    assert told[-1][0] == told[-1][1]
+    assert set(costs.devices) == {"NULL.0", "CPU"}
+    assert all(t.seconds > 0 for d in costs.devices.values() for t in d.nodes.values())
+
+
+def test_without_any_time_each_device_runs_three_times(
+    core: hetero.Core, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(look_s=1e-3, run_s=1.0)
+    clock.install(core, monkeypatch)
+    costs = core.profile_model(CHAIN, "HETERO:NULL.0,CPU", SCRIPT, seconds=1e-9)
+    # One run to warm up, one for the nodes' times, one that counts.
+    assert int(clock.now_s) == 6
+    assert {t.source for t in costs.devices["NULL.0"].nodes.values()} == {"measured"}
+    assert {t.latency.source for t in costs.transfers.values()} == {"estimated"}
+
+
+def test_scripted_times_come_back_in_proportion(
+    core: hetero.Core, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Clock().install(core, monkeypatch)
     costs = core.profile_model(CHAIN, "HETERO:NULL.0,NULL.1", SCRIPT, seconds=0.5)
     assert not costs.missing
     assert not costs.interrupted

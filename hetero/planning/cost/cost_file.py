@@ -16,8 +16,6 @@ A source is ``measured``, ``calibrated`` or ``estimated``.
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -33,6 +31,7 @@ from hetero.planning.cost.costs import (
     Time,
     Transfer,
 )
+from scheduler.publish import publish
 
 FORMAT: Final = "hetero-costs"
 VERSION: Final = 1
@@ -50,16 +49,8 @@ _LABELS: Final = {
 
 def write_costs(costs: Costs, path: str | Path) -> None:
     """Write a cost file; it is there whole or not at all."""
-    path = Path(path)
-    handle, name = tempfile.mkstemp(prefix=path.name, suffix=".tmp", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w") as file:
-            json.dump(to_document(costs), file, indent=1)
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    text = json.dumps(to_document(costs), indent=1)
+    publish(Path(path), lambda file: file.write(text.encode()))
 
 
 def read_costs(path: str | Path) -> Costs:

@@ -16,8 +16,8 @@ from scheduler.executor import Deployment, Executor
 JOBS: Final = 3
 #: Measurements in a row, each time.
 ROUNDS: Final = 2
-#: Runs of the slowest part that one time has room for, at least.
-RUNS: Final = 8
+#: Runs of the slowest part that a measurement should have room for, and must.
+RUNS, LEAST_RUNS = 8, 4
 
 
 class BusyDevices:
@@ -74,14 +74,24 @@ class BusyDevices:
         self._kinds.append(kind)
         self._slowest_s = max(self._slowest_s, alone_s)
 
-    def measure(self, seconds: float) -> None:
-        """Keep all of them busy for about so long; a device that fails ends measuring."""
-        if not self._running:
+    def measure(self, seconds: float, most_s: float) -> None:
+        """Keep all of them busy for about so long, or longer where their runs need it.
+
+        A device that fails ends measuring. Where the time is too short for a few runs of the
+        slowest, nothing is measured.
+
+        Parameters
+        ----------
+        seconds, most_s : float
+            Time to spend, and to spend at most.
+        """
+        if not self._running or most_s < LEAST_RUNS * self._slowest_s:
             return
-        each = max(seconds, RUNS * self._slowest_s) / ROUNDS
-        for _ in range(ROUNDS):
+        seconds = max(seconds, min(most_s, RUNS * self._slowest_s))
+        rounds = ROUNDS if seconds >= RUNS * self._slowest_s else 1
+        for _ in range(rounds):
             try:
-                found = saturate(self._running, JOBS, each)
+                found = saturate(self._running, JOBS, seconds / rounds)
             except HeteroError:
                 self.close()
                 return

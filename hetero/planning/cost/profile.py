@@ -8,6 +8,7 @@ costs; then all devices work at once, as they will in a pipeline.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -74,7 +75,8 @@ class Subject:
     supports : mapping of str to Support
         Device name -> its answer about the whole model.
     seconds : float
-        Time to spend, about.
+        Time to spend. What is not measured by then is estimated; only the largest part of each
+        kind of device is run in any case.
     """
 
     executor: Executor
@@ -156,8 +158,9 @@ class _Profile:
         pairs = len(self._pairs())
         self._steps = 1 + 2 * len(self._kinds) + 3 + pairs
         self._done = 0
-        #: Every step gets its share of the time.
-        self._share_s = subject.seconds / self._steps
+        self._end_s = time.monotonic() + subject.seconds
+        #: When the step that is done now is to end: every step gets its share of the time left.
+        self._until_s = 0.0
 
     def run(self) -> Costs:
         interrupted = False
@@ -184,9 +187,18 @@ class _Profile:
 
     def _step(self, text: str, work: Callable[[], None]) -> None:
         self._progress(self._done, self._steps, text)
+        self._until_s = time.monotonic() + self._left_s() / (self._steps - self._done)
         work()
         self._done += 1
         self._progress(self._done, self._steps, text)
+
+    def _left_s(self) -> float:
+        """Seconds of all the time granted that are left."""
+        return max(0.0, self._end_s - time.monotonic())
+
+    def _is_late(self) -> bool:
+        """Whether the step's time is over: what is not measured by now is estimated."""
+        return time.monotonic() >= self._until_s
 
     def _on(self, kind: _Kind, work: Callable[[_Kind], None]) -> None:
         """Do a step on a kind of device; what fails leaves the device out, not the others."""
@@ -248,14 +260,17 @@ class _Profile:
             return None
 
     def _effort(self, items: int) -> Effort:
-        return Effort(seconds=min(0.5, 0.5 * self._share_s / max(1, items)))
+        """Return the effort for the next of so many items that the step still has."""
+        now = time.monotonic()
+        return Effort(now + min(0.5, (self._until_s - now) / max(1, items)))
 
     def _measure_parts(self, kind: _Kind) -> None:
-        effort = self._effort(len(kind.parts))
         for place, part in enumerate(kind.parts):
             inputs = feeds(part, self._values)
-            if inputs is None:
+            # The largest part is measured in any case: the rest is estimated by it.
+            if inputs is None or (kind.nodes and self._is_late()):
                 continue
+            effort = self._effort(len(kind.parts) - place)
             timing = self._time(kind, part, inputs, effort, profile=True)
             if timing is None:
                 continue
@@ -265,11 +280,11 @@ class _Profile:
                 times = spread(part, timing)
                 kind.fused += fused_groups(part, timing.executed)
             else:
-                times = self._single_nodes(kind, part, timing.run_s)
+                times = self._single_nodes(kind, part)
             kind.nodes |= {n: Time(s, "measured") for n, s in times.items()}
             self._keep(kind, part, timing.run_s)
 
-    def _single_nodes(self, kind: _Kind, part: Model, whole_s: float) -> dict[str, float]:
+    def _single_nodes(self, kind: _Kind, part: Model) -> dict[str, float]:
         """Time each distinct node by itself, where the device tells no node times."""
         groups: dict[str, list[int]] = {}
         for position in request_positions(part):
@@ -279,13 +294,12 @@ class _Profile:
         )[:MOST_SINGLES]
         self._capture(needed(single_node(part, g[0]) for g in ordered))
         found: dict[str, float] = {}
-        effort = self._effort(len(ordered))
-        for group in ordered:
+        for place, group in enumerate(ordered):
             alone = single_node(part, group[0])
             inputs = feeds(alone, self._values)
-            if inputs is None:
+            if inputs is None or (found and self._is_late()):
                 continue
-            timing = self._time(kind, alone, inputs, effort)
+            timing = self._time(kind, alone, inputs, self._effort(len(ordered) - place))
             if timing is None:
                 continue
             found |= {part.nodes[p].name: timing.run_s for p in group}
@@ -304,19 +318,19 @@ class _Profile:
                 cut = [c for pieces in PIECES for c in chunks(part, pieces)]
             except HeteroError:
                 continue  # a tensor of unknown type: this part cannot be cut everywhere
-            self._capture([n for n in needed(cut) if n not in self._values])
-            effort = self._effort(len(cut))
-            for chunk in cut:
+            if not self._is_late():
+                self._capture([n for n in needed(cut) if n not in self._values])
+            for place, chunk in enumerate(cut):
                 inputs = feeds(chunk, self._values)
-                if inputs is None or not request_positions(chunk):
+                if self._is_late() or inputs is None or not request_positions(chunk):
                     continue
-                timing = self._time(kind, chunk, inputs, effort)
+                timing = self._time(kind, chunk, inputs, self._effort(len(cut) - place))
                 if timing is not None:
                     self._keep(kind, chunk, timing.run_s)
 
     def _open_load(self) -> None:
-        """Put every device's largest part on it."""
-        for kind in self._kinds:
+        """Put every device's largest part on it, where there is time left to look at them."""
+        for kind in self._kinds if self._left_s() else ():
             part = kind.parts[0] if kind.parts and kind.alone_s > 0 else None
             inputs = feeds(part, self._values) if part is not None else None
             if part is None or inputs is None or kind.error is not None:
@@ -328,7 +342,9 @@ class _Profile:
                 kind.error = f"{type(error).__name__}: {error}"
 
     def _measure_load(self) -> None:
-        self._busy.measure(self._share_s)
+        # What devices do to each other matters most: the first look takes what it needs.
+        seconds = max(0.0, self._until_s - time.monotonic())
+        self._busy.measure(seconds, seconds if self._busy.rounds else self._left_s() / 2)
 
     def _pairs(self) -> list[tuple[DeviceDescriptor, DeviceDescriptor]]:
         """Return one pair of devices for each pair of kinds."""
@@ -343,11 +359,15 @@ class _Profile:
     def _measure_transfer(self, sender: DeviceDescriptor, receiver: DeviceDescriptor) -> None:
         subject = self._subject
         failed = {d.name for k in self._kinds if k.error is not None for d in k.devices}
-        if {sender.name, receiver.name} & failed:
+        if {sender.name, receiver.name} & failed or self._is_late():
             return
         try:
             found, call_s = measure_transfer(
-                subject.executor, sender, receiver, subject.configs, self._share_s
+                subject.executor,
+                sender,
+                receiver,
+                subject.configs,
+                self._until_s,
             )
         except HeteroError:
             return

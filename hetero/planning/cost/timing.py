@@ -24,16 +24,27 @@ _LIMITS: Final = Limits(nbytes=2**32, timeout_s=120.0)
 #: Warming up ends when two runs differ by less than this share, within so many runs.
 WARM: Final = 0.05
 WARM_RUNS: Final = (3, 12)
-#: Runs that a median is taken over, at least; more while the time granted lasts.
-LEAST_RUNS: Final = 5
+#: Runs that nodes' times are the median of, at most.
+PROFILED_RUNS: Final = 3
+#: Answers of each deployment before many requests in flight may end.
+LEAST_ANSWERS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How long one model is measured: runs at most, and seconds at most beyond the least runs."""
+    """How long one model is measured.
 
+    Attributes
+    ----------
+    until_s : float
+        ``time.monotonic()`` from which on nothing more is run; one run to warm up and one to
+        count there are in any case.
+    runs : int
+        Runs at most that count.
+    """
+
+    until_s: float
     runs: int = 30
-    seconds: float = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,20 +124,20 @@ def time_model(
         Whether to ask for the nodes' times as well.
     """
     with deployed(executor, model, dict.fromkeys(model.node_names, device), {device: config}) as d:
-        times = list(_warm_up(d, inputs))[-1:]
-        end = time.monotonic() + effort.seconds
-        while len(times) < LEAST_RUNS or (len(times) < effort.runs and time.monotonic() < end):
-            times.append(_busy(run(d, inputs)))
+        _warm_up(d, inputs, effort.until_s)
         rows: tuple[ExecutedNode, ...] = ()
-        nodes: dict[str, float] = {}
-        if profile:
-            found: dict[str, list[float]] = {}
-            for _ in range(3):
-                for stage in run(d, inputs, profile=True).stage_runs:
-                    for name, seconds in stage.node_times_s.items():
-                        found.setdefault(name, []).append(seconds)
-            nodes = {name: float(np.median(seconds)) for name, seconds in found.items()}
+        found: dict[str, list[float]] = {}
+        for turn in range(PROFILED_RUNS if profile else 0):
+            if turn and time.monotonic() >= effort.until_s:
+                break
+            for stage in run(d, inputs, profile=True).stage_runs:
+                for name, seconds in stage.node_times_s.items():
+                    found.setdefault(name, []).append(seconds)
             rows = d.executed_nodes(0) if d.plan.stages else ()
+        times = [_busy(run(d, inputs))]
+        while len(times) < effort.runs and time.monotonic() < effort.until_s:
+            times.append(_busy(run(d, inputs)))
+    nodes = {name: float(np.median(seconds)) for name, seconds in found.items()}
     return Timing(float(np.median(times)), nodes, rows)
 
 
@@ -194,7 +205,7 @@ def _saturate(
         free.release()
 
     begin = time.monotonic()
-    while time.monotonic() < begin + seconds or len(ended) < 2 * jobs:
+    while time.monotonic() < begin + seconds or len(ended) < LEAST_ANSWERS:
         free.acquire()
         if errors:
             break
@@ -215,12 +226,13 @@ def _saturate(
     )
 
 
-def _warm_up(deployment: Deployment, inputs: Mapping[str, Value]) -> Iterator[float]:
+def _warm_up(deployment: Deployment, inputs: Mapping[str, Value], until_s: float) -> None:
     least, most = WARM_RUNS
-    before = float("inf")
-    for turn in range(most):
+    before = _busy(run(deployment, inputs))
+    for turn in range(1, most):
+        if time.monotonic() >= until_s:
+            return
         now = _busy(run(deployment, inputs))
-        yield now
         if turn + 1 >= least and abs(now - before) <= WARM * before:
             return
         before = now

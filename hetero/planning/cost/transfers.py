@@ -36,7 +36,7 @@ def measure_transfer(
     sender: DeviceDescriptor,
     receiver: DeviceDescriptor,
     configs: Mapping[str, Mapping[str, Any]],
-    seconds: float,
+    until_s: float,
 ) -> tuple[Transfer, float | None]:
     """Measure tensors that go from one device to another.
 
@@ -48,8 +48,8 @@ def measure_transfer(
         The two; not the same one.
     configs : mapping of str to mapping
         Device name -> its properties.
-    seconds : float
-        Time to spend, about.
+    until_s : float
+        ``time.monotonic()`` at which to end; what is not complete by then is assumed.
 
     Returns
     -------
@@ -63,11 +63,15 @@ def measure_transfer(
     if chain is None:
         return ASSUMED, None
     gaps, busy, rows = [], [], []
-    for wires, nbytes in SAMPLES:
+    for place, (wires, nbytes) in enumerate(SAMPLES):
+        if time.monotonic() >= until_s:
+            return ASSUMED, None
         model, affinity, inputs = _chain(chain, wires, nbytes, sender.name, receiver.name)
         with deployed(executor, model, affinity, configs) as deployment:
-            found = []
+            found: list[float] = []
             for turn in range(WARM_RUNS[0] + RUNS):
+                if found and time.monotonic() >= until_s:
+                    break
                 answer = deployment.submit(inputs).future
                 first, second = answer.result().stage_runs
                 if turn >= WARM_RUNS[0]:
@@ -76,7 +80,8 @@ def measure_transfer(
                 # Clocks of two machines do not compare: of the three hops of a round trip, the
                 # one between the stages carries the tensors.
                 found = [_round_trip(deployment, inputs) / 3 for _ in range(RUNS)]
-            (full,) = saturate([(deployment, inputs)], JOBS, seconds / len(SAMPLES))
+            left_s = max(0.0, until_s - time.monotonic())
+            (full,) = saturate([(deployment, inputs)], JOBS, left_s / (len(SAMPLES) - place))
         gaps.append(max(1e-7, float(np.median(found))))
         busy.append(max(1e-7, full.period_s - max(full.runs_s)))
         rows.append((1.0, float(wires), float(wires * nbytes)))

@@ -30,7 +30,7 @@ from hetero.planning.solver.problem import (
 )
 
 #: Steps that an idle core takes in a second, about, and as many as any search may need.
-STEPS_PER_SECOND = 200
+STEPS_PER_SECOND = 60
 MOST_STEPS = 2**60
 #: Relative gap at which a search counts as finished.
 GAP = 1e-6
