@@ -10,7 +10,7 @@ from hetero.cli.loading import read
 from hetero.cli.options import model_options, start, with_core
 from hetero.cli.planning import planning_options
 from hetero.cli.report import command_line, render, report_options
-from hetero.cli.terminal import progress
+from hetero.cli.terminal import progress, steps
 from hetero.core import Core
 from hetero.report import build_report
 
@@ -34,7 +34,7 @@ def plan(
     affinity = pins or None
     with progress("asking the devices"):
         survey = core.survey_model(source, device, config, affinity=affinity)
-    with progress("measuring and planning"):
-        report = core.plan_model(source, device, config, affinity=affinity)
+    with steps("planning") as tell:
+        report = core.plan_model(source, device, config, affinity=affinity, progress=tell)
         document = build_report(survey, report, command=command_line())
     render(document, source, **forms)

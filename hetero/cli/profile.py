@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from devices.errors import DeviceError, PlanError
 from devices.light_models import PREFIX
@@ -16,11 +15,11 @@ from hetero.cli.files import check_file, output_file, refuse_weights
 from hetero.cli.inputs import input_options, model_inputs
 from hetero.cli.loading import read
 from hetero.cli.options import model_options, start, with_core
-from hetero.cli.terminal import console, print_json, show
+from hetero.cli.terminal import print_json, show, steps
 from hetero.core import Core
 from hetero.planning.cost import Costs
 from hetero.planning.cost.cost_file import read_costs, to_document, write_costs
-from hetero.report.text import Rows, visible
+from hetero.report.text import Rows
 from hetero.report.units import counted
 
 
@@ -55,18 +54,7 @@ def profile_command(
     refuse_weights(path, source)
     values = model_inputs(model, source, inputs, shapes)
     start(core)
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
-        task = bar.add_task("profiling")
-
-        def tell(done: int, steps: int, text: str) -> None:
-            bar.update(task, completed=done, total=steps, description=visible(text))
-
+    with steps("profiling") as tell:
         costs = core.profile_model(
             source, device, config, inputs=values, seconds=seconds, progress=tell
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -13,8 +13,9 @@ from typing import Any, Final
 
 import click
 from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from hetero.report.text import styled
+from hetero.report.text import styled, visible
 
 #: Version of the JSON documents; it changes when a reader could be misled.
 VERSION: Final = 2
@@ -46,6 +47,24 @@ def progress(text: str) -> Iterator[None]:
     """Show that something long is going on, on a terminal only."""
     with console(stderr=True).status(styled(text)):
         yield
+
+
+@contextmanager
+def steps(text: str) -> Iterator[Callable[[int, int, str], None]]:
+    """Show a bar, on a terminal only; what is yielded takes steps done, steps in all, and what."""
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
+        task = bar.add_task(visible(text), total=None)
+
+        def tell(done: int, total: int, what: str) -> None:
+            bar.update(task, completed=done, total=total, description=visible(what))
+
+        yield tell
 
 
 def print_json(kind: str, document: Mapping[str, Any]) -> None:

@@ -297,5 +297,6 @@ def _plan(plan: PlanReport) -> dict[str, Any]:
         "ratio": plan.ratio if math.isfinite(plan.ratio) else None,
         "sources": dict(plan.sources),
         "planning_s": plan.planning_s,
+        "cut_short": plan.cut_short,
         "sentence": plan.sentence(),
     }
