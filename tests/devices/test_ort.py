@@ -251,9 +251,11 @@ BIG = np.arange(1500, dtype=np.float32)
         "(float[N] x) => (float[N] y) {dead = Neg(w) y = Abs(x)}",
         "(float[N] x) => (float[N] y, float[1500] w) {y = Abs(x)}",
         "(float[N] x) => (float[N] y, float[1500] w) {h = Sub(w, w) z = Abs(x) y = Add(z, h)}",
-        "(float[N] x) => (float[N] y) {one = Constant<value_int = 1>() c = Cast<to = 9>(one) "
-        + "y = If(c) <then_branch = a () => (float[N] p) {h = Sub(w, w) z = Abs(x) p = Add(z, h)},"
-        + "else_branch = b () => (float[N] q) {q = Neg(w)}>}",
+        (
+            "(float[N] x) => (float[N] y) {one = Constant<value_int = 1>() c = Cast<to = 9>(one) "
+            "y = If(c) <then_branch = a () => (float[N] p) {h = Sub(w, w) p = Sub(h, x)},"
+            "else_branch = b () => (float[N] q) {q = Neg(w)}>}"
+        ),
         "(float[N] x) => (float[N] y) {k = Shape(w) h = Abs(x) y = Reshape(h, k)}",
         "(float[N] x) => (float[N] y) {n = Identity(w) y = Abs(x)}",
     ],
