@@ -9,8 +9,15 @@ from weakref import WeakKeyDictionary
 
 import onnx
 
+from devices.attributes import attribute_value, bodies
 from devices.cpu.delegate import is_delegated
-from devices.functions import FunctionKey, function_key, function_opsets, standard_function
+from devices.functions import (
+    FunctionKey,
+    function_key,
+    function_opsets,
+    instantiate,
+    standard_function,
+)
 from devices.kernels import KERNELS, Kernel
 from devices.model import Model, Node
 from devices.support import Refusal
@@ -33,8 +40,8 @@ class Scope:
 
     opsets: Mapping[str, int]
     functions: Mapping[FunctionKey, onnx.FunctionProto] = field(default_factory=dict)
-    #: What was found of the model's own functions, each looked through once.
-    found: dict[FunctionKey, Implementation | Refusal] = field(default_factory=dict)
+    #: What was found of the model's own functions, each call with other attributes once.
+    found: dict[tuple[Any, ...], Implementation | Refusal] = field(default_factory=dict)
 
     @classmethod
     def of_model(cls, model: Model) -> Scope:
@@ -93,9 +100,10 @@ def find_implementation(node: Node, scope: Scope) -> Implementation | Refusal:
     operator = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
     key = function_key(node)
     if key in scope.functions:
-        if key not in scope.found:
-            scope.found[key] = _function(scope.functions[key], scope, operator)
-        return scope.found[key]
+        call = (key, *(a.SerializeToString(deterministic=True) for a in node.proto.attribute))
+        if call not in scope.found:
+            scope.found[call] = _function(scope.functions[key], node, scope, operator)
+        return scope.found[call]
     if node.domain not in scope.opsets and node.domain != FUSED:
         return Refusal("opset", f"{operator}: the model imports no opset of domain {node.domain!r}")
     opset = scope.opset(node.domain)
@@ -109,7 +117,7 @@ def find_implementation(node: Node, scope: Scope) -> Implementation | Refusal:
         return Implementation("delegate")
     body = standard_function(node, opset)
     if body is not None:
-        return _function(body, scope, operator)
+        return _function(body, node, scope, operator)
     versions = KERNELS.versions(node.domain, node.op_type)
     if versions:
         return Refusal(
@@ -129,19 +137,25 @@ def _check_kernel(
                 f"{operator}: attribute {attribute.name!r} is unknown at opset "
                 f"{scope.opset(node.domain)}; known: {known}",
             )
-        graphs = (*((attribute.g,) if attribute.HasField("g") else ()), *attribute.graphs)
-        for graph in graphs:
-            if refusal := _first_refusal(graph.node, scope):
+        if attribute.name in kernel.choices:
+            value, valid = attribute_value(attribute), kernel.choices[attribute.name]
+            if any(v not in valid for v in (value if isinstance(value, tuple) else (value,))):
                 return Refusal(
-                    refusal.code, f"in {attribute.name} of {operator}: {refusal.message}"
+                    "attribute",
+                    f"{operator}: attribute {attribute.name!r} is {value!r}; valid values are "
+                    f"{', '.join(map(repr, valid))}",
                 )
+    for name, graph in bodies(node.proto):
+        if refusal := _first_refusal(graph.node, scope):
+            return Refusal(refusal.code, f"in {name} of {operator}: {refusal.message}")
     return Implementation("kernel", kernel)
 
 
 def _function(
-    function: onnx.FunctionProto, scope: Scope, operator: str
+    function: onnx.FunctionProto, call: Node, scope: Scope, operator: str
 ) -> Implementation | Refusal:
-    if refusal := _first_refusal(function.node, scope.of_function(function)):
+    nodes = instantiate(function, call.proto)
+    if refusal := _first_refusal(nodes, scope.of_function(function)):
         return Refusal(refusal.code, f"in the body of function {operator}: {refusal.message}")
     return Implementation("function", function)
 

@@ -198,21 +198,19 @@ def mish(xp: Xp, x: Array) -> Array:
     return y
 
 
-@op("Gelu", since=20)
-@op("Gelu", since=1, domain="hetero")
+@op("Gelu", since=20, choices={"approximate": ("none", "tanh")})
+@op("Gelu", since=1, domain="hetero", choices={"approximate": ("none", "tanh")})
 @in_float32
 def gelu(xp: Xp, x: Array, *, approximate: str = "none") -> Array:
     """Return x / 2 * (1 + erf(x / sqrt(2))), or the approximation of it by tanh."""
     if approximate == "none":
         y = erf_9(xp, x * math.sqrt(0.5))
-    elif approximate == "tanh":
+    else:
         y = x * x
         y *= 0.044715 * math.sqrt(2 / math.pi)
         y += math.sqrt(2 / math.pi)
         y *= x
         y = xp.tanh(y)
-    else:
-        raise ValueError(f'approximate is "{approximate}", not "none" or "tanh"')
     y += 1
     y *= x
     y *= 0.5

@@ -112,8 +112,6 @@ def _attention(
         raise ValueError("past_key and past_value go together")
     if lengths is not None and past_key is not None:
         raise ValueError("nonpad_kv_seqlen cannot be combined with past_key and past_value")
-    if qk_matmul_output_mode not in (0, 1, 2, 3):
-        raise ValueError(f"qk_matmul_output_mode is {qk_matmul_output_mode}; it must be 0 to 3")
     flat, dtype = q.ndim == 3, q.dtype
     q, k, v = (
         _heads(q, q_num_heads, "Q"), _heads(k, kv_num_heads, "K"), _heads(v, kv_num_heads, "V"),
@@ -157,7 +155,7 @@ def _attention(
     return results[:n_outputs]
 
 
-@op("Attention", since=23)
+@op("Attention", since=23, choices={"qk_matmul_output_mode": (0, 1, 2, 3)})
 def attention_23(
     xp: Xp, q: Array, k: Array, v: Array, attn_mask: Array | None = None,
     past_key: Array | None = None, past_value: Array | None = None, *,
@@ -174,7 +172,7 @@ def attention_23(
     )  # fmt: skip
 
 
-@op("Attention", since=24)
+@op("Attention", since=24, choices={"qk_matmul_output_mode": (0, 1, 2, 3)})
 def attention_24(
     xp: Xp, q: Array, k: Array, v: Array, attn_mask: Array | None = None,
     past_key: Array | None = None, past_value: Array | None = None,
@@ -192,7 +190,7 @@ def attention_24(
     )  # fmt: skip
 
 
-@op("Attention", since=25)
+@op("Attention", since=25, choices={"qk_matmul_output_mode": (0, 1, 2, 3)})
 def attention_25(
     xp: Xp, q: Array, k: Array, v: Array, attn_mask: Array | None = None,
     past_key: Array | None = None, past_value: Array | None = None,

@@ -77,10 +77,8 @@ def _to_power_of_two(xp: Xp, x: Array, to: Any, saturate: bool, round_mode: str)
         power = exponent - (mantissa <= 0.5)
     elif round_mode == "down":
         power = exponent - 1
-    elif round_mode == "nearest":
-        power = exponent - (mantissa < 0.75)
     else:
-        raise ValueError(f'round_mode is "{round_mode}", not "up", "down" or "nearest"')
+        power = exponent - (mantissa < 0.75)
     # Zero lies below every power, infinity above; the code is the power + 127, and 255 is NaN.
     power = xp.where(x == 0, -128, xp.where(xp.isinf(x), 128, power))
     code = xp.clip(power + 127, 0, 254)
@@ -118,7 +116,7 @@ def cast_19(xp: Xp, x: Array, *, to: int, saturate: int = 1) -> Array:
     return convert(xp, x, element_type(to), saturate=bool(saturate))
 
 
-@op("Cast", since=24)
+@op("Cast", since=24, choices={"round_mode": ("up", "down", "nearest")})
 def cast_24(xp: Xp, x: Array, *, to: int, saturate: int = 1, round_mode: str = "up") -> Array:
     """Return x as element type `to`; `round_mode` is for float8_e8m0."""
     return convert(xp, x, element_type(to), saturate=bool(saturate), round_mode=round_mode)
@@ -136,7 +134,7 @@ def cast_like_19(xp: Xp, x: Array, target: Array, *, saturate: int = 1) -> Array
     return convert(xp, x, target.dtype, saturate=bool(saturate))
 
 
-@op("CastLike", since=24)
+@op("CastLike", since=24, choices={"round_mode": ("up", "down", "nearest")})
 def cast_like_24(
     xp: Xp, x: Array, target: Array, *, saturate: int = 1, round_mode: str = "up"
 ) -> Array:

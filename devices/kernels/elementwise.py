@@ -251,12 +251,10 @@ def is_inf(xp: Xp, x: Array, *, detect_negative: int = 1, detect_positive: int =
     return infinite
 
 
-@op("BitShift", since=11)
+@op("BitShift", since=11, choices={"direction": ("LEFT", "RIGHT")})
 def bit_shift(xp: Xp, x: Array, y: Array, *, direction: str) -> Array:
     """Return x shifted by y bits; what leaves is lost, and a right shift keeps the sign."""
     same_type(x, y)
-    if direction not in ("LEFT", "RIGHT"):
-        raise ValueError(f'direction is "{direction}", not "LEFT" or "RIGHT"')
     bits = 8 * x.dtype.itemsize
     within = (y >= 0) & (y < bits)
     count = xp.where(within, y, 0).astype(x.dtype)

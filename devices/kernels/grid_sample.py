@@ -10,8 +10,14 @@ from devices.kernels.element_types import Array, Xp, in_float32, zeros
 from devices.kernels.precision import to_integers
 from devices.kernels.registry import op
 
+_PADDINGS = ("zeros", "border", "reflection")
 
-@op("GridSample", since=16)
+
+@op(
+    "GridSample",
+    since=16,
+    choices={"mode": ("bilinear", "nearest", "bicubic"), "padding_mode": _PADDINGS},
+)
 @in_float32
 def grid_sample_16(
     xp: Xp,
@@ -24,12 +30,16 @@ def grid_sample_16(
 ) -> Array:
     """Read images (N, C, H, W) at the grid's points (N, H', W', 2)."""
     names = {"bilinear": "linear", "nearest": "nearest", "bicubic": "cubic"}
-    if mode not in names or x.ndim != 4:
-        raise ValueError(f"mode {mode!r} is none of {sorted(names)}, or the rank {x.ndim} not 4")
+    if x.ndim != 4:
+        raise ValueError(f"images of shape {x.shape} are not (N, C, H, W)")
     return _grid_sample(xp, x, grid, names[mode], padding_mode, bool(align_corners))
 
 
-@op("GridSample", since=20)
+@op(
+    "GridSample",
+    since=20,
+    choices={"mode": ("linear", "nearest", "cubic"), "padding_mode": _PADDINGS},
+)
 @in_float32
 def grid_sample_20(
     xp: Xp,
@@ -49,8 +59,6 @@ def _grid_sample(
 ) -> Array:
     """Return (N, C, D1', ..., Dr'); a point's coordinates run from -1 to 1, last axis first."""
     taps = {"nearest": _nearest, "linear": _linear, "cubic": _cubic}
-    if mode not in taps or padding_mode not in ("zeros", "border", "reflection"):
-        raise ValueError(f"no sampling in mode {mode!r} with padding_mode {padding_mode!r}")
     rank = x.ndim - 2
     if grid.ndim != x.ndim or grid.shape[0] != x.shape[0] or grid.shape[-1] != rank:
         raise ValueError(f"a grid of shape {grid.shape} does not fit images of shape {x.shape}")

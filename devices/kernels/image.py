@@ -115,7 +115,7 @@ def affine_grid(xp: Xp, theta: Array, size: Array, *, align_corners: int = 0) ->
     return flat.reshape(batch, *dims, rank)
 
 
-@op("RoiAlign", since=10)
+@op("RoiAlign", since=10, choices={"mode": ("avg", "max")})
 @in_float32
 def roi_align_10(
     xp: Xp,
@@ -136,7 +136,14 @@ def roi_align_10(
     )
 
 
-@op("RoiAlign", since=16)
+@op(
+    "RoiAlign",
+    since=16,
+    choices={
+        "mode": ("avg", "max"),
+        "coordinate_transformation_mode": ("half_pixel", "output_half_pixel"),
+    },
+)
 @in_float32
 def roi_align_16(
     xp: Xp,
@@ -152,11 +159,6 @@ def roi_align_16(
     spatial_scale: float = 1.0,
 ) -> Array:
     """Pool regions of interest at sampled points; half_pixel: centres are half a pixel in."""
-    if coordinate_transformation_mode not in ("half_pixel", "output_half_pixel"):
-        raise ValueError(
-            f"coordinate_transformation_mode {coordinate_transformation_mode!r} is neither "
-            f"'half_pixel' nor 'output_half_pixel'"
-        )
     half_pixel = coordinate_transformation_mode == "half_pixel"
     pooled = (output_height, output_width)
     return _roi_align(
@@ -176,8 +178,6 @@ def _roi_align(
     half_pixel: bool,
 ) -> Array:
     """Return (R, C, *pooled) for x (N, C, H, W), rois (R, 4) as x1, y1, x2, y2 in image pixels."""
-    if mode not in ("avg", "max"):
-        raise ValueError(f"mode {mode!r} is neither 'avg' nor 'max'")
     if rois.ndim != 2 or rois.shape[1] != 4 or batch_indices.shape != rois.shape[:1]:
         raise ValueError(
             f"rois of shape {rois.shape} and batch_indices of shape {batch_indices.shape} are not "

@@ -16,7 +16,11 @@ def _by_head(x: Array, heads: int, name: str) -> Array:
     return x.reshape(*x.shape[:2], heads, x.shape[2] // heads).swapaxes(0, 1)
 
 
-@op("LinearAttention", since=27)
+@op(
+    "LinearAttention",
+    since=27,
+    choices={"update_rule": ("linear", "gated", "delta", "gated_delta")},
+)
 def linear_attention_27(
     xp: Xp, query: Array, key: Array, value: Array, past_state: Array | None = None,
     decay: Array | None = None, beta: Array | None = None, *,
@@ -29,8 +33,6 @@ def linear_attention_27(
     out, those without `delta` the correction. The state is kept in float32 at least. `chunk_size`
     is a hint that does not change the result.
     """
-    if update_rule not in ("linear", "gated", "delta", "gated_delta"):
-        raise ValueError(f"update_rule {update_rule!r} is not linear, gated, delta or gated_delta")
     for name, given, wanted in (
         ("decay", decay, "gated" in update_rule), ("beta", beta, "delta" in update_rule),
     ):  # fmt: skip
@@ -71,14 +73,12 @@ def linear_attention_27(
     return y.astype(dtype, copy=False), state.astype(state_dtype, copy=False)
 
 
-@op("CausalConvWithState", since=27)
+@op("CausalConvWithState", since=27, choices={"activation": ("none", "silu", "swish")})
 def causal_conv_with_state_27(
     xp: Xp, x: Array, weight: Array, bias: Array | None = None, past_state: Array | None = None, *,
     activation: str = "none",
 ) -> tuple[Array, Array]:  # fmt: skip
     """Return a depthwise convolution over the past (B, C, L), and the last k - 1 inputs."""
-    if activation not in ("none", "silu", "swish"):
-        raise ValueError(f"activation {activation!r} is not none, silu or swish")
     if x.ndim != 3 or weight.ndim != 3 or weight.shape[:2] != (x.shape[1], 1):
         raise ValueError(f"input has shape {x.shape}, weight {weight.shape}; (C, 1, k) wanted")
     k, length = weight.shape[2], x.shape[2]

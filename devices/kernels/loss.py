@@ -12,8 +12,6 @@ def _negative_log_likelihood(
     reduction: str,
 ) -> Array:  # fmt: skip
     """Return minus the log-probability (N, C, ...) of each target (N, ...), weighted, reduced."""
-    if reduction not in ("none", "sum", "mean"):
-        raise ValueError(f"reduction {reduction!r} is not none, sum or mean")
     shape, classes = log_prob.shape, log_prob.shape[1] if log_prob.ndim > 1 else 0
     if target.shape != (shape[0], *shape[2:]):
         raise ValueError(f"target has shape {target.shape}; {(shape[0], *shape[2:])} wanted")
@@ -48,7 +46,7 @@ def _negative_log_likelihood(
     return xp.asarray(total, dtype=log_prob.dtype)
 
 
-@op("NegativeLogLikelihoodLoss", since=12)
+@op("NegativeLogLikelihoodLoss", since=12, choices={"reduction": ("none", "sum", "mean")})
 def negative_log_likelihood_loss_12(
     xp: Xp, x: Array, target: Array, weight: Array | None = None, *,
     ignore_index: int | None = None, reduction: str = "mean",
@@ -60,7 +58,7 @@ def negative_log_likelihood_loss_12(
     return loss.astype(dtype, copy=False)
 
 
-@op("SoftmaxCrossEntropyLoss", since=12)
+@op("SoftmaxCrossEntropyLoss", since=12, choices={"reduction": ("none", "sum", "mean")})
 def softmax_cross_entropy_loss_12(
     xp: Xp, scores: Array, labels: Array, weights: Array | None = None, *,
     ignore_index: int | None = None, reduction: str = "mean",

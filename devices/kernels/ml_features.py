@@ -22,7 +22,7 @@ def scaler(xp: Xp, x: Array, *, offset: Floats | None = None, scale: Floats | No
     return (y * xp.asarray(scale or (1.0,), dtype=y.dtype)).astype(xp.float32)
 
 
-@op("Normalizer", since=1, domain=ML)
+@op("Normalizer", since=1, domain=ML, choices={"norm": ("MAX", "L1", "L2")})
 def normalizer(xp: Xp, x: Array, *, norm: str = "MAX") -> Array:
     """Return each row divided by its maximum, its L1 or its L2 norm; zero norms divide nothing."""
     rows = rows_of(xp, x)
@@ -30,10 +30,8 @@ def normalizer(xp: Xp, x: Array, *, norm: str = "MAX") -> Array:
         size = xp.max(rows, axis=1, keepdims=True)
     elif norm == "L1":
         size = xp.sum(xp.absolute(rows), axis=1, keepdims=True)
-    elif norm == "L2":
-        size = xp.sqrt(xp.sum(rows * rows, axis=1, keepdims=True))
     else:
-        raise ValueError(f"norm {norm!r} is none of MAX, L1, L2")
+        size = xp.sqrt(xp.sum(rows * rows, axis=1, keepdims=True))
     return (rows / xp.where(size == 0, 1, size)).astype(xp.float32).reshape(x.shape)
 
 
@@ -221,7 +219,13 @@ def dict_vectorizer(
     return xp.asarray([[x.get(word, empty) for word in words]], dtype=dtype)
 
 
-@op("CastMap", since=1, domain=ML, host=(ALL,))
+@op(
+    "CastMap",
+    since=1,
+    domain=ML,
+    host=(ALL,),
+    choices={"cast_to": ("TO_FLOAT", "TO_INT64", "TO_STRING"), "map_form": ("DENSE", "SPARSE")},
+)
 def cast_map(
     xp: Xp, x: dict[int, float | str], *, cast_to: str = "TO_FLOAT", map_form: str = "DENSE",
     max_map: int = 1,
@@ -232,8 +236,6 @@ def cast_map(
         "TO_INT64": (int, xp.int64),
         "TO_STRING": (str, object),
     }
-    if cast_to not in kinds or map_form not in ("DENSE", "SPARSE"):
-        raise ValueError(f"cast_to {cast_to!r} or map_form {map_form!r} is not known")
     to, dtype = kinds[cast_to]
     if map_form == "DENSE":
         values = [to(x[key]) for key in sorted(x)]

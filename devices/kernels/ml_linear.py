@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from itertools import combinations
 
 from devices.kernels.element_types import Array, Xp
-from devices.kernels.ml_scores import ML, both_classes, labels_of, rows_of, transformed
+from devices.kernels.ml_scores import (
+    ML,
+    POST_TRANSFORMS,
+    both_classes,
+    labels_of,
+    rows_of,
+    transformed,
+)
 from devices.kernels.registry import op
 
 Floats = Sequence[float]
@@ -24,7 +31,7 @@ def _linear(xp: Xp, x: Array, coefficients: Floats, intercepts: Floats | None) -
     return scores + xp.asarray(intercepts, dtype=x.dtype) if intercepts else scores
 
 
-@op("LinearRegressor", since=1, domain=ML)
+@op("LinearRegressor", since=1, domain=ML, choices={"post_transform": POST_TRANSFORMS})
 def linear_regressor(
     xp: Xp, x: Array, *, coefficients: Floats = (), intercepts: Floats | None = None,
     post_transform: str = "NONE", targets: int = 1,
@@ -36,7 +43,7 @@ def linear_regressor(
     return transformed(xp, scores, post_transform)
 
 
-@op("LinearClassifier", since=1, domain=ML)
+@op("LinearClassifier", since=1, domain=ML, choices={"post_transform": POST_TRANSFORMS})
 def linear_classifier(
     xp: Xp, x: Array, *, coefficients: Floats, classlabels_ints: Ints | None = None,
     classlabels_strings: Strings | None = None, intercepts: Floats | None = None,
@@ -69,12 +76,16 @@ def _kernel(xp: Xp, x: Array, vectors: Array, kernel_type: str, params: Floats |
         return dots
     if kernel_type == "POLY":
         return (gamma * dots + coef0) ** degree
-    if kernel_type == "SIGMOID":
-        return xp.tanh(gamma * dots + coef0)
-    raise ValueError(f"kernel_type {kernel_type!r} is none of LINEAR, POLY, RBF, SIGMOID")
+    return xp.tanh(gamma * dots + coef0)  # SIGMOID
 
 
-@op("SVMRegressor", since=1, domain=ML)
+_CHOICES = {
+    "kernel_type": ("LINEAR", "POLY", "RBF", "SIGMOID"),
+    "post_transform": POST_TRANSFORMS,
+}
+
+
+@op("SVMRegressor", since=1, domain=ML, choices=_CHOICES)
 def svm_regressor(
     xp: Xp, x: Array, *, coefficients: Floats = (), kernel_params: Floats | None = None,
     kernel_type: str = "LINEAR", n_supports: int = 0, one_class: int = 0,
@@ -92,7 +103,7 @@ def svm_regressor(
     return transformed(xp, scores, post_transform)
 
 
-@op("SVMClassifier", since=1, domain=ML)
+@op("SVMClassifier", since=1, domain=ML, choices=_CHOICES)
 def svm_classifier(
     xp: Xp, x: Array, *, classlabels_ints: Ints | None = None,
     classlabels_strings: Strings | None = None, coefficients: Floats = (),

@@ -67,10 +67,11 @@ _TRANSFORMS = {
 }
 
 
+POST_TRANSFORMS = tuple(_TRANSFORMS)
+
+
 def transformed(xp: Xp, scores: Array, post_transform: str, dtype: Any = None) -> Array:
     """Return scores (N, K) after the post-transform, as float32 or another type."""
-    if post_transform not in _TRANSFORMS:
-        raise ValueError(f"post_transform {post_transform!r} is none of {sorted(_TRANSFORMS)}")
     return _TRANSFORMS[post_transform](xp, scores).astype(dtype or xp.float32)
 
 

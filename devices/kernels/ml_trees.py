@@ -8,7 +8,14 @@ from operator import eq, ge, gt, le, lt, ne
 from typing import Any, NamedTuple
 
 from devices.kernels.element_types import Array, Xp, in_float32
-from devices.kernels.ml_scores import ML, both_classes, labels_of, rows_of, transformed
+from devices.kernels.ml_scores import (
+    ML,
+    POST_TRANSFORMS,
+    both_classes,
+    labels_of,
+    rows_of,
+    transformed,
+)
 from devices.kernels.registry import op
 
 Floats = Sequence[float]
@@ -21,6 +28,8 @@ _MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BR
 _LEAF = len(_MODES)
 _AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
 _TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
+_CLASSES = {"nodes_modes": (*_MODES, "LEAF"), "post_transform": POST_TRANSFORMS}
+_TARGETS = _CLASSES | {"aggregate_function": _AGGREGATES}
 
 #: Elements of one block of leaves' weights.
 _BLOCK = 1 << 20
@@ -83,8 +92,6 @@ def _compare(xp: Xp, mode: int, value: Array, split: Array, at: Array, trees: Tr
 
 def _aggregated(xp: Xp, x: Array, trees: Trees, aggregate: str) -> tuple[Array, Array]:
     """Return each target's score (N, targets), and whether any leaf added to it."""
-    if aggregate not in _AGGREGATES:
-        raise ValueError(f"aggregate_function {aggregate!r} is none of {_AGGREGATES}")
     targets = trees.weights.shape[1]
     scores = xp.empty((x.shape[0], targets), trees.weights.dtype)
     scored = xp.empty(scores.shape, bool)
@@ -154,7 +161,7 @@ def _either(name: str, values: Floats | None, tensor: Array | None) -> Any:
     return values if tensor is None else tensor
 
 
-@op("TreeEnsembleRegressor", since=1, domain=ML)
+@op("TreeEnsembleRegressor", since=1, domain=ML, choices=_TARGETS)
 def tree_ensemble_regressor_1(
     xp: Xp,
     x: Array,
@@ -191,7 +198,7 @@ def tree_ensemble_regressor_1(
     return transformed(xp, scores, post_transform)
 
 
-@op("TreeEnsembleRegressor", since=3, domain=ML)
+@op("TreeEnsembleRegressor", since=3, domain=ML, choices=_TARGETS)
 def tree_ensemble_regressor_3(
     xp: Xp,
     x: Array,
@@ -233,7 +240,7 @@ def tree_ensemble_regressor_3(
     )  # fmt: skip
 
 
-@op("TreeEnsembleClassifier", since=1, domain=ML)
+@op("TreeEnsembleClassifier", since=1, domain=ML, choices=_CLASSES)
 def tree_ensemble_classifier_1(
     xp: Xp,
     x: Array,
@@ -290,7 +297,7 @@ def tree_ensemble_classifier_1(
     return labels[xp.argmax(eligible, axis=1)], transformed(xp, scores, post_transform)
 
 
-@op("TreeEnsembleClassifier", since=3, domain=ML)
+@op("TreeEnsembleClassifier", since=3, domain=ML, choices=_CLASSES)
 def tree_ensemble_classifier_3(
     xp: Xp,
     x: Array,
@@ -377,7 +384,12 @@ def _members(xp: Xp, mode: Array, values: Array | None) -> dict[int, Array]:
     return {node: xp.asarray(each) for node, each in zip(nodes, sets, strict=False)}
 
 
-@op("TreeEnsemble", since=5, domain=ML)
+@op(
+    "TreeEnsemble",
+    since=5,
+    domain=ML,
+    choices={"aggregate_function": (0, 1, 2, 3), "post_transform": (0, 1, 2, 3, 4)},
+)
 @in_float32
 def tree_ensemble(
     xp: Xp, x: Array, *, leaf_targetids: Ints, leaf_weights: Array, nodes_falseleafs: Ints,
@@ -388,9 +400,6 @@ def tree_ensemble(
     post_transform: int = 0,
 ) -> Array:  # fmt: skip
     """Return the leaves' weights, aggregated over the trees (N, targets), in x's type."""
-    if not 0 <= aggregate_function < 4 or not 0 <= post_transform < 5:
-        raise ValueError(f"aggregate_function {aggregate_function} or post_transform "
-                         f"{post_transform} is out of range")  # fmt: skip
     trees = _joined(
         xp, _Same(nodes_modes), _Same(nodes_featureids), _Same(nodes_splits),
         _Same(nodes_truenodeids), _Same(nodes_falsenodeids), _Same(nodes_trueleafs),

@@ -253,14 +253,12 @@ def _power(xp: Xp, base: Array, exponent: float) -> Array:
     return root
 
 
-@op("LpNormalization", since=(1, 22))
+@op("LpNormalization", since=(1, 22), choices={"p": (1, 2)})
 @in_float32
 def lp_normalization_1(xp: Xp, x: Array, *, axis: int = -1, p: int = 2) -> Array:
     """Divide by the 1- or 2-norm along an axis; where the norm is zero the result is zero."""
     if not -x.ndim <= axis < x.ndim:
         raise ValueError(f"axis {axis} is out of range for rank {x.ndim}")
-    if p not in (1, 2):
-        raise ValueError(f"p is {p}; it must be 1 or 2")
     if p == 1:
         norm = xp.sum(abs(x), axis=axis, keepdims=True)
     else:

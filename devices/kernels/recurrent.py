@@ -53,8 +53,6 @@ def _named(xp: Xp, name: str, alpha: float, beta: float) -> Activation:
         "softsign": lambda x: x / (1 + abs(x)),
         "softplus": lambda x: xp.logaddexp(x, x.dtype.type(0)),
     }
-    if name.lower() not in functions:
-        raise ValueError(f"activation {name!r} is not one of {', '.join(sorted(functions))}")
     return functions[name.lower()]
 
 
@@ -103,8 +101,6 @@ def _layer(
     initial_h: Array | None, clip: float | None, hidden_size: int | None, direction: str,
     layout: int,
 ) -> _Layer:  # fmt: skip
-    if direction not in ("forward", "reverse", "bidirectional"):
-        raise ValueError(f"direction {direction!r} is not forward, reverse or bidirectional")
     if x.ndim != 3 or w.ndim != 3 or r.ndim != 3:
         raise ValueError(f"X, W and R have shapes {x.shape}, {w.shape}, {r.shape}: rank 3 wanted")
     directions = 2 if direction == "bidirectional" else 1
@@ -304,7 +300,18 @@ def _lstm(
     return _scan(xp, layer, direction, (layer.initial_h, start), make_step)
 
 
-@op("RNN", since=7)
+_ACTIVATIONS = (
+    "Affine", "Elu", "HardSigmoid", "LeakyRelu", "Relu", "ScaledTanh", "Sigmoid", "Softplus",
+    "Softsign", "Tanh", "ThresholdedRelu",
+)  # fmt: skip
+_CHOICES = {
+    "direction": ("forward", "reverse", "bidirectional"),
+    # ONNX Runtime and the kernels below take them in any case.
+    "activations": tuple(s for name in _ACTIVATIONS for s in (name, name.lower(), name.upper())),
+}
+
+
+@op("RNN", since=7, choices=_CHOICES)
 def rnn_7(
     xp: Xp, x: Array, w: Array, r: Array, b: Array | None = None,
     sequence_lens: Array | None = None, initial_h: Array | None = None, *,
@@ -319,7 +326,7 @@ def rnn_7(
     )  # fmt: skip
 
 
-@op("RNN", since=14)
+@op("RNN", since=14, choices=_CHOICES)
 def rnn_14(
     xp: Xp, x: Array, w: Array, r: Array, b: Array | None = None,
     sequence_lens: Array | None = None, initial_h: Array | None = None, *,
@@ -334,7 +341,7 @@ def rnn_14(
     )  # fmt: skip
 
 
-@op("GRU", since=7)
+@op("GRU", since=7, choices=_CHOICES)
 def gru_7(
     xp: Xp, x: Array, w: Array, r: Array, b: Array | None = None,
     sequence_lens: Array | None = None, initial_h: Array | None = None, *,
@@ -349,7 +356,7 @@ def gru_7(
     )  # fmt: skip
 
 
-@op("GRU", since=14)
+@op("GRU", since=14, choices=_CHOICES)
 def gru_14(
     xp: Xp, x: Array, w: Array, r: Array, b: Array | None = None,
     sequence_lens: Array | None = None, initial_h: Array | None = None, *,
@@ -364,7 +371,7 @@ def gru_14(
     )  # fmt: skip
 
 
-@op("LSTM", since=7)
+@op("LSTM", since=7, choices=_CHOICES)
 def lstm_7(
     xp: Xp, x: Array, w: Array, r: Array, b: Array | None = None,
     sequence_lens: Array | None = None, initial_h: Array | None = None,
@@ -380,7 +387,7 @@ def lstm_7(
     )  # fmt: skip
 
 
-@op("LSTM", since=14)
+@op("LSTM", since=14, choices=_CHOICES)
 def lstm_14(
     xp: Xp, x: Array, w: Array, r: Array, b: Array | None = None,
     sequence_lens: Array | None = None, initial_h: Array | None = None,

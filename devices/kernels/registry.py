@@ -20,14 +20,19 @@ A kernel is one pure function of arrays whose signature is the ONNX operator's::
   ``n_outputs``  how many outputs the node names (trailing absent ones cut off)
   ``out``        an array of the result's shape and dtype that may be written into, or ``None``
   ``opset``      the version of the operator's domain that the model imports
+
+The registration says which values an attribute may have (`choices`); a query refuses others, so
+that a kernel need not.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
+
+from onnx import TensorProto
 
 #: Keyword-only kernel parameters that are not ONNX attributes.
 RESERVED: Final = frozenset({"n_outputs", "out", "opset"})
@@ -36,6 +41,23 @@ RESERVED: Final = frozenset({"n_outputs", "out", "opset"})
 ALL: Final = -1
 
 KernelFunction = Callable[..., Any]
+#: Attribute -> its valid values; of a list, those of each entry.
+Choices = Mapping[str, tuple[Any, ...]]
+
+_TYPES: Final = tuple(n for n in TensorProto.DataType.values() if n != TensorProto.UNDEFINED)
+_FLOATS: Final = (
+    TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16,
+)  # fmt: skip
+#: Attributes that mean the same wherever they are.
+_EVERYWHERE: Final[Choices] = {
+    "auto_pad": ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID", ""),
+    "dtype": _TYPES,
+    "output_datatype": _TYPES,
+    "output_dtype": (TensorProto.UNDEFINED, *_TYPES),
+    "softmax_precision": _FLOATS,
+    "stash_type": _FLOATS,
+    "to": _TYPES,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +75,8 @@ class Kernel:
     attributes: frozenset[str] = field(default=frozenset())
     #: Reserved parameters that the function declares.
     wants: frozenset[str] = field(default=frozenset())
+    #: Valid values of attributes that have few.
+    choices: Choices = field(default_factory=dict, hash=False)
 
 
 class KernelRegistry:
@@ -92,7 +116,12 @@ KERNELS: Final = KernelRegistry()
 
 
 def op(
-    op_type: str, *, since: int | tuple[int, ...], domain: str = "", host: tuple[int, ...] = ()
+    op_type: str,
+    *,
+    since: int | tuple[int, ...],
+    domain: str = "",
+    host: tuple[int, ...] = (),
+    choices: Choices | None = None,
 ) -> Callable[[KernelFunction], KernelFunction]:
     """Register the decorated function as `op_type`'s kernel.
 
@@ -107,6 +136,13 @@ def op(
         ``""`` is ai.onnx; ``"hetero"`` holds fused operators that `transform_model` makes.
     host : tuple of int
         Positions of inputs wanted as host arrays, or ``(ALL,)``.
+    choices : mapping of str to tuple, optional
+        The valid values of attributes, beside those that mean the same in every operator.
+
+    Raises
+    ------
+    ValueError
+        The operator has a kernel of this opset already, or `choices` names no attribute.
     """
 
     def register(function: KernelFunction) -> KernelFunction:
@@ -115,11 +151,15 @@ def op(
             for name, parameter in inspect.signature(function).parameters.items()
             if parameter.kind is inspect.Parameter.KEYWORD_ONLY
         }
+        if unknown := sorted((choices or {}).keys() - keywords):
+            raise ValueError(f"{_where(function)} has no attribute {unknown[0]!r} to choose for")
+        valid = {n: v for n, v in _EVERYWHERE.items() if n in keywords} | dict(choices or {})
         for version in (since,) if isinstance(since, int) else since:
             KERNELS.add(
                 Kernel(
                     domain, op_type, version, function, host,
                     frozenset(keywords - RESERVED), frozenset(keywords & RESERVED),
+                    valid,
                 )
             )  # fmt: skip
         return function

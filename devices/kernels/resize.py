@@ -30,6 +30,12 @@ class _Rules(NamedTuple):
     antialias: int = 0
 
 
+_ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
+_COORDINATES = (
+    "half_pixel", "asymmetric", "pytorch_half_pixel", "align_corners", "tf_crop_and_resize",
+)  # fmt: skip
+
+
 class _Axis(NamedTuple):
     """One resized axis: its sizes, scale, and region of interest in normalised coordinates."""
 
@@ -58,12 +64,11 @@ def _source(xp: Xp, a: _Axis, mode: str) -> Array:
         return a.size / 2 * (1 - a.output / exact) + (x + 0.5) / scale - 0.5
     if mode == "tf_half_pixel_for_nn":
         return (x + 0.5) / scale
-    if mode == "tf_crop_and_resize":
-        if a.output == 1:
-            return xp.full_like(x, 0.5 * (a.start + a.end) * (a.size - 1))
-        step = (a.end - a.start) * (a.size - 1) / (a.output - 1)
-        return a.start * (a.size - 1) + x * xp.float32(step)
-    raise ValueError(f"coordinate_transformation_mode {mode!r} is not known")
+    # What is left is tf_crop_and_resize.
+    if a.output == 1:
+        return xp.full_like(x, 0.5 * (a.start + a.end) * (a.size - 1))
+    step = (a.end - a.start) * (a.size - 1) / (a.output - 1)
+    return a.start * (a.size - 1) + x * xp.float32(step)
 
 
 def _nearest(xp: Xp, x: Array, mode: str, scale: float) -> Array:
@@ -74,9 +79,7 @@ def _nearest(xp: Xp, x: Array, mode: str, scale: float) -> Array:
         return xp.floor(x + 0.5)
     if mode == "ceil" or (mode == "by_direction" and scale < 1):
         return xp.ceil(x)
-    if mode in ("floor", "by_direction"):
-        return xp.floor(x)
-    raise ValueError(f"nearest_mode {mode!r} is not known")
+    return xp.floor(x)
 
 
 def _linear_filter(xp: Xp, x: Array) -> Array:
@@ -140,8 +143,6 @@ def _resample(xp: Xp, x: Array, a: _Axis, rules: _Rules) -> Array:
 
 def _resize(xp: Xp, x: Array, axes: list[_Axis], rules: _Rules) -> Array:
     """Resample the axes, the last one first: it is the dearest to gather along."""
-    if rules.mode not in ("nearest", "linear", "cubic"):
-        raise ValueError(f"mode {rules.mode!r} is not nearest, linear or cubic")
     for a in axes:
         if a.size == 0 and a.output > 0:
             raise ValueError(f"axis {a.axis} has size 0 and cannot be resized to {a.output}")
@@ -189,8 +190,6 @@ def _by_sizes(
         scale = min(scales) if policy == "not_larger" else max(scales)
         scales = [scale] * len(axes)
         wanted = [floor(scale * x.shape[axis] + 0.5) for axis in axes]
-    elif policy != "stretch":
-        raise ValueError(f"keep_aspect_ratio_policy {policy!r} is not known")
     return [
         _Axis(axis, x.shape[axis], n, scale, *(
             (0.0, 1.0) if roi is None else (float(roi[i]), float(roi[len(axes) + i]))
@@ -228,13 +227,13 @@ def _resize_by(
     return _resize(xp, x, resized, rules)
 
 
-@op("Upsample", since=7)
+@op("Upsample", since=7, choices={"mode": ("nearest", "linear")})
 def upsample_7(xp: Xp, x: Array, *, mode: str = "nearest", scales: Sequence[float]) -> Array:
     """Scale every axis up: `nearest` repeats elements, `linear` interpolates."""
     return _upsample(xp, x, scales, mode)
 
 
-@op("Upsample", since=9, host=(1,))
+@op("Upsample", since=9, host=(1,), choices={"mode": ("nearest", "linear")})
 def upsample_9(xp: Xp, x: Array, scales: Array, *, mode: str = "nearest") -> Array:
     """Scale every axis up: `nearest` repeats elements, `linear` interpolates."""
     return _upsample(xp, x, scales, mode)
@@ -247,14 +246,23 @@ def _upsample(xp: Xp, x: Array, scales: Sequence[float], mode: str) -> Array:
     return _resize(xp, x, _by_scales(xp, x, scales, range(x.ndim)), rules)
 
 
-@op("Resize", since=10, host=(1,))
+@op("Resize", since=10, host=(1,), choices={"mode": ("nearest", "linear")})
 def resize_10(xp: Xp, x: Array, scales: Array, *, mode: str = "nearest") -> Array:
     """Scale every axis; `nearest` takes the lower neighbour, or the upper one where it shrinks."""
     rules = _Rules(mode, nearest="by_direction")
     return _resize(xp, x, _by_scales(xp, x, scales, range(x.ndim)), rules)
 
 
-@op("Resize", since=11, host=(1, 2, 3))
+@op(
+    "Resize",
+    since=11,
+    host=(1, 2, 3),
+    choices={
+        "mode": ("nearest", "linear", "cubic"),
+        "nearest_mode": _ROUNDINGS,
+        "coordinate_transformation_mode": (*_COORDINATES, "tf_half_pixel_for_nn"),
+    },
+)
 def resize_11(
     xp: Xp, x: Array, roi: Array | None = None, scales: Array | None = None,
     sizes: Array | None = None, *,
@@ -270,7 +278,17 @@ def resize_11(
     return _resize_by(xp, x, roi, scales, sizes, range(x.ndim), rules)
 
 
-@op("Resize", since=18, host=(1, 2, 3))
+@op(
+    "Resize",
+    since=18,
+    host=(1, 2, 3),
+    choices={
+        "mode": ("nearest", "linear", "cubic"),
+        "nearest_mode": _ROUNDINGS,
+        "coordinate_transformation_mode": (*_COORDINATES, "half_pixel_symmetric"),
+        "keep_aspect_ratio_policy": ("stretch", "not_larger", "not_smaller"),
+    },
+)
 def resize_18(
     xp: Xp, x: Array, roi: Array | None = None, scales: Array | None = None,
     sizes: Array | None = None, *,

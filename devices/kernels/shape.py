@@ -164,7 +164,7 @@ def depth_to_space_1(xp: Xp, x: Array, *, blocksize: int) -> Array:
     return _depth_to_space(x, blocksize, "DCR")
 
 
-@op("DepthToSpace", since=11)
+@op("DepthToSpace", since=11, choices={"mode": ("DCR", "CRD")})
 def depth_to_space_11(xp: Xp, x: Array, *, blocksize: int, mode: str = "DCR") -> Array:
     """Move depth into blocks of space; `mode` orders depth, column, row."""
     return _depth_to_space(x, blocksize, mode)
@@ -175,7 +175,7 @@ def _depth_to_space(x: Array, blocksize: int, mode: str) -> Array:
     depth, rest = divmod(c, blocksize**2)
     if rest:
         raise ValueError(f"{c} channels are no multiple of blocksize {blocksize} squared")
-    if _depth_first(mode):
+    if mode == "DCR":
         y = x.reshape(n, blocksize, blocksize, depth, h, w).transpose(0, 3, 4, 1, 5, 2)
     else:
         y = x.reshape(n, depth, blocksize, blocksize, h, w).transpose(0, 1, 4, 2, 5, 3)
@@ -188,7 +188,7 @@ def space_to_depth_1(xp: Xp, x: Array, *, blocksize: int) -> Array:
     return _space_to_depth(x, blocksize, "DCR")
 
 
-@op("SpaceToDepth", since=28)
+@op("SpaceToDepth", since=28, choices={"mode": ("DCR", "CRD")})
 def space_to_depth_28(xp: Xp, x: Array, *, blocksize: int, mode: str = "DCR") -> Array:
     """Move blocks of space into depth; `mode` orders depth, column, row."""
     return _space_to_depth(x, blocksize, mode)
@@ -200,7 +200,7 @@ def _space_to_depth(x: Array, blocksize: int, mode: str) -> Array:
         raise ValueError(f"height {h} and width {w} must be multiples of blocksize {blocksize}")
     h, w = h // blocksize, w // blocksize
     blocks = x.reshape(n, c, h, blocksize, w, blocksize)
-    order = (0, 3, 5, 1, 2, 4) if _depth_first(mode) else (0, 1, 3, 5, 2, 4)
+    order = (0, 3, 5, 1, 2, 4) if mode == "DCR" else (0, 1, 3, 5, 2, 4)
     return blocks.transpose(order).reshape(n, c * blocksize**2, h, w)
 
 
@@ -212,9 +212,3 @@ def _image_shape(x: Array, blocksize: int) -> tuple[int, int, int, int]:
         )
     n, c, h, w = x.shape
     return n, c, h, w
-
-
-def _depth_first(mode: str) -> bool:
-    if mode not in ("DCR", "CRD"):
-        raise ValueError(f"mode {mode!r} is neither 'DCR' nor 'CRD'")
-    return mode == "DCR"

@@ -9,8 +9,6 @@ from devices.kernels.axes import axes_of, axis_of
 from devices.kernels.element_types import Array, Xp, same_type
 from devices.kernels.registry import op
 
-PAD_MODES = ("constant", "reflect", "edge", "wrap")
-
 
 @op("Concat", since=4)
 def concat(xp: Xp, *inputs: Array, axis: int, out: Array | None = None) -> Array:
@@ -131,7 +129,7 @@ def _slice(
     return data[tuple(index)]
 
 
-@op("Pad", since=2)
+@op("Pad", since=2, choices={"mode": ("constant", "reflect", "edge")})
 def pad_2(
     xp: Xp, data: Array, *, pads: Sequence[int], mode: str = "constant", value: float = 0.0
 ) -> Array:
@@ -139,7 +137,7 @@ def pad_2(
     return _pad(xp, data, pads, xp.asarray(value, dtype=data.dtype), None, mode)
 
 
-@op("Pad", since=11, host=(1,))
+@op("Pad", since=11, host=(1,), choices={"mode": ("constant", "reflect", "edge")})
 def pad_11(
     xp: Xp, data: Array, pads: Array, constant_value: Array | None = None, *, mode: str = "constant"
 ) -> Array:
@@ -147,7 +145,7 @@ def pad_11(
     return _pad(xp, data, pads.tolist(), constant_value, None, mode)
 
 
-@op("Pad", since=18, host=(1, 3))
+@op("Pad", since=18, host=(1, 3), choices={"mode": ("constant", "reflect", "edge", "wrap")})
 def pad_18(
     xp: Xp,
     data: Array,
@@ -164,8 +162,6 @@ def pad_18(
 def _pad(
     xp: Xp, data: Array, pads: Sequence[int], value: Array, axes: Sequence[int] | None, mode: str
 ) -> Array:
-    if mode not in PAD_MODES:
-        raise ValueError(f"mode {mode!r} is none of {PAD_MODES}")
     axes = axes_of(range(data.ndim) if axes is None else axes, data.ndim)
     if len(pads) != 2 * len(axes):
         raise ValueError(f"{len(pads)} pads were given; {len(axes)} axes want {2 * len(axes)}")

@@ -38,7 +38,7 @@ def string_split(
     )
 
 
-@op("StringNormalizer", since=10, host=(ALL,))
+@op("StringNormalizer", since=10, host=(ALL,), choices={"case_change_action": tuple(CASES)})
 def string_normalizer(
     xp: Xp,
     x: Array,
@@ -61,8 +61,6 @@ def string_normalizer(
     array, (K,) or (1, K), strings
         One empty string if nothing is left.
     """
-    if case_change_action not in CASES:
-        raise ValueError(f"case_change_action {case_change_action!r} is none of {sorted(CASES)}")
     if x.ndim not in (1, 2) or (x.ndim == 2 and x.shape[0] != 1):
         raise ValueError(f"strings of shape {x.shape} are neither (C,) nor (1, C)")
     same: Callable[[str], str] = str if is_case_sensitive else str.lower
@@ -73,7 +71,7 @@ def string_normalizer(
     return y if x.ndim == 1 else y.reshape(1, -1)
 
 
-@op("TfIdfVectorizer", since=9, host=(ALL,))
+@op("TfIdfVectorizer", since=9, host=(ALL,), choices={"mode": ("TF", "IDF", "TFIDF")})
 def tf_idf_vectorizer(
     xp: Xp,
     x: Array,
@@ -108,8 +106,6 @@ def tf_idf_vectorizer(
     -------
     array, (M,) or (N, M), float32, with M one more than the largest place
     """
-    if mode not in ("TF", "IDF", "TFIDF"):
-        raise ValueError(f"mode {mode!r} is none of 'TF', 'IDF', 'TFIDF'")
     if (pool_int64s is None) == (pool_strings is None):
         raise ValueError("exactly one of pool_int64s and pool_strings is wanted")
     if x.ndim not in (1, 2):

@@ -59,14 +59,12 @@ def adam_1(
     return _flattened(updated)
 
 
-@op("Momentum", since=1, domain=_DOMAIN)
+@op("Momentum", since=1, domain=_DOMAIN, choices={"mode": ("standard", "nesterov")})
 def momentum_1(
     xp: Xp, rate: Array, count: Array, *tensors: Array,
     alpha: float, beta: float, mode: str, norm_coefficient: float,
 ) -> tuple[Array, ...]:  # fmt: skip
     """Move against the accumulated gradient; `nesterov` looks one step ahead."""
-    if mode not in ("standard", "nesterov"):
-        raise ValueError(f"mode {mode!r} is not standard or nesterov")
     gain = xp.where(count > 0, beta, 1.0)
     updated = []
     for x, gradient, velocity in _grouped(tensors, 3):

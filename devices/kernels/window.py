@@ -125,16 +125,12 @@ def sliding_window(
         )
         begin = tuple((t + (auto_pad == "SAME_LOWER")) // 2 for t in total)
         end = tuple(t - b for t, b in zip(total, begin, strict=True))
-    elif auto_pad in ("NOTSET", "VALID", ""):
+    else:
         both = per_axis(None if auto_pad == "VALID" else pads, 2 * rank, "pads", default=0)
         begin, end = both[:rank], both[rank:]
         output = tuple(
             _output_size(n, b + e, w, s, b, ceil_mode)
             for n, b, e, w, s in zip(spatial, begin, end, extent, step, strict=True)
-        )
-    else:
-        raise ValueError(
-            f"auto_pad is {auto_pad!r}; it must be NOTSET, VALID, SAME_UPPER or SAME_LOWER"
         )
     if output and min(output) < 1:
         raise ValueError(

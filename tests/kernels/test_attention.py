@@ -88,7 +88,6 @@ def test_attention_windows(left, right, is_causal):
         ({3: floats(3, 9)}, {}, "attn_mask"),
         ({4: floats(1, 2, 2, 4)}, {}, "go together"),
         ({0: floats(1, 3, 8)}, {}, "ranks"),
-        ({}, {"qk_matmul_output_mode": 4}, "qk_matmul_output_mode"),
     ],
 )
 def test_attention_refuses(change, attributes, message):

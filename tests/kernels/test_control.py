@@ -104,7 +104,7 @@ def test_loop_without_a_trip_must_know_its_outputs():
     )
     nodes = [
         helper.make_node("SequenceEmpty", [], ["outer"]),
-        helper.make_node("Loop", ["m"], ["y"], body=body, name="loop"),
+        helper.make_node("Loop", ["m", ""], ["y"], body=body, name="loop"),
     ]
     m = np.array(0)
     model = make_model(nodes, {"m": m}, ["y"])

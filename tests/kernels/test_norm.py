@@ -128,7 +128,6 @@ def _expected_mvn(op_type, inputs, attributes, *rest):
     [
         ("BatchNormalization", [floats(2, 3, 4), *statistics(4)], {}, "shape"),
         ("LayerNormalization", [floats(2, 3), floats(3)], {"axis": 2}, "axis 2"),
-        ("LayerNormalization", [floats(2, 3), floats(3)], {"stash_type": 7}, "stash_type"),
         (
             "GroupNormalization",
             [floats(2, 6, 4), floats(6), floats(6)],
@@ -136,7 +135,6 @@ def _expected_mvn(op_type, inputs, attributes, *rest):
             "num_groups",
         ),
         ("LRN", [floats(1, 3, 2, 2)], {"size": 0}, "size"),
-        ("LpNormalization", [floats(2, 3)], {"p": 3}, "p is 3"),
         ("LpNormalization", [floats(2, 3)], {"axis": 5}, "axis 5"),
     ],
 )

@@ -153,8 +153,6 @@ def test_half_width_floats_round_once():
         ({3: floats(1, 7)}, {}, "B has shape"),
         ({5: floats(1, BATCH, 2)}, {}, "initial_h"),
         ({4: np.array([9, 1, 1], np.int32)}, {}, "sequence_lens"),
-        ({}, {"direction": "sideways"}, "sideways"),
-        ({}, {"activations": ["Sinus"]}, "Sinus"),
         ({}, {"hidden_size": 99}, "99"),
     ],
 )

@@ -128,9 +128,6 @@ def test_nearest_of_other_types_copies(dtype):
         ([NONE, scales(1, 1, 2, 2), np.array([1, 1, 4, 4])], {}, "exactly one"),
         ([NONE, scales(1, 2, 2)], {}, "entries"),
         ([NONE, scales(1, 1, 0, 2)], {}, "positive"),
-        ([NONE, scales(1, 1, 2, 2)], {"mode": "sinc"}, "sinc"),
-        ([NONE, scales(1, 1, 2, 2)], {"nearest_mode": "up"}, "up"),
-        ([NONE, scales(1, 1, 2, 2)], {"coordinate_transformation_mode": "odd"}, "odd"),
         ([NONE, scales(2)], {"axes": [7]}, "axis 7"),
         (
             [NONE, scales(1, 1, 2, 2)],

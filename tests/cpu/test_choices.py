@@ -1,0 +1,152 @@
+"""Values of attributes that no kernel has are refused by the query, not by the run."""
+
+from __future__ import annotations
+
+import inspect
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, parser
+
+import hetero
+from devices import Model, read_model
+from devices.cpu.plugin import CPUPlugin
+from devices.errors import ModelError
+from devices.kernels import KERNELS, Kernel, KernelRegistry
+from devices.kernels.registry import op
+from devices.schema import violations
+from hetero.errors import UnsupportedNodesError
+from tests.devices.single_nodes import single_node_models
+
+#: Attributes whose value is the user's own text.
+TEXT = {
+    "classes_strings", "classlabels_strings", "cats_strings", "default_string", "delimiter",
+    "equation", "keys_strings", "locale", "pool_strings", "replaced_value_string", "stopwords",
+    "string_vocabulary", "value_string", "value_strings", "values_strings", "pattern",
+    "classlabels", "keys_as_string", "cast_map",
+}  # fmt: skip
+CHOOSING = [kernel for kernel in KERNELS if kernel.choices and kernel.domain != "hetero"]
+
+
+def schema_of(kernel: Kernel) -> onnx.defs.OpSchema:
+    return onnx.defs.get_schema(kernel.op_type, kernel.since, kernel.domain)
+
+
+def sound_model(kernel: Kernel) -> onnx.ModelProto | None:
+    """Return a model of one node that the kernel runs, where one is easily made."""
+    types = ["float", "int64", "uint8", "string", "float16", "int32"]
+    if kernel.domain:
+        return None
+    for proto in single_node_models(schema_of(kernel), max(kernel.since, 7), types):
+        (node,) = proto.graph.node
+        for attribute in node.attribute:
+            if attribute.name in kernel.choices:
+                name = attribute.name
+                attribute.CopyFrom(helper.make_attribute(name, kernel.choices[name][0]))
+        if not violations(read_model(proto)):
+            return proto
+    return None
+
+
+@pytest.mark.parametrize("kernel", CHOOSING, ids=lambda k: f"{k.op_type}-{k.since}")
+def test_other_values_are_refused_by_the_query(kernel: Kernel) -> None:
+    proto = sound_model(kernel)
+    if proto is None:
+        hard = ("TfIdfVectorizer", "RMSNormalization")
+        assert kernel.domain or not schema_of(kernel).inputs or kernel.op_type in hard
+        return
+    assert not CPUPlugin().query_model(read_model(proto)).unsupported
+    for name in kernel.choices:
+        kind = schema_of(kernel).attributes[name].type.name
+        wrong = {"STRING": "nonsense", "STRINGS": ["nonsense"], "INT": 99}[kind]
+        node = onnx.NodeProto()
+        node.CopyFrom(proto.graph.node[0])
+        kept = [a for a in node.attribute if a.name != name]
+        del node.attribute[:]
+        node.attribute.extend([*kept, helper.make_attribute(name, wrong)])
+        broken = onnx.ModelProto()
+        broken.CopyFrom(proto)
+        broken.graph.node[0].CopyFrom(node)
+        try:
+            (by,) = CPUPlugin().query_model(read_model(broken)).unsupported.values()
+        except ModelError as error:  # ONNX's inference knows better which types there are
+            assert "element type 99" in str(error)
+            continue
+        (refusal,) = by.values()
+        assert refusal.code == "attribute"
+        assert f"attribute {name!r} is" in refusal.message
+
+
+@pytest.mark.parametrize("kernel", list(KERNELS), ids=lambda k: f"{k.domain}.{k.op_type}-{k.since}")
+def test_every_kernel_says_which_texts_it_takes(kernel: Kernel) -> None:
+    """Its own defaults are among them."""
+    for name, parameter in inspect.signature(kernel.function).parameters.items():
+        if name in kernel.choices and parameter.default not in (inspect.Parameter.empty, None):
+            default = parameter.default
+            values = default if isinstance(default, tuple | list) else (default,)
+            assert all(value in kernel.choices[name] for value in values)
+    if onnx.defs.has(kernel.op_type, kernel.since, kernel.domain):
+        for name, attribute in schema_of(kernel).attributes.items():
+            if attribute.type.name in ("STRING", "STRINGS"):
+                assert name in kernel.choices or name in TEXT
+
+
+def model_of(text: str) -> Model:
+    return read_model(
+        parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17, "own" : 1]> g {text}')
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        (
+            "(float[N,1,4,4] x, float[1,1,3,3] w, bool c) => (y) {y = If(c) <then_branch = a () => "
+            '(o) {o = Conv<auto_pad = "SAME">(x, w)}, else_branch = b () => (p) {p = Conv(x, w)}>}'
+        ),
+        (
+            "(float[N,1,4,4] x, float[1,1,3,3] w) => (y) {y = own.F(x, w)} "
+            '<domain: "own", opset_import: ["" : 17]> '
+            'F (a, b) => (c) {c = Conv<auto_pad = "SAME">(a, b)}'
+        ),
+        (
+            '(float[N,1,4,4] x, float[1,1,3,3] w) => (y) {y = own.F<pad = "SAME">(x, w)} '
+            '<domain: "own", opset_import: ["" : 17]> '
+            "F <pad>(a, b) => (c) {c = Conv<auto_pad = @pad>(a, b)}"
+        ),
+    ],
+    ids=["branch", "function", "attribute of a function"],
+)
+@pytest.mark.parametrize("plain", [False, True])
+def test_values_in_bodies_and_functions_are_refused_too(text: str, plain: bool) -> None:
+    config = {"DISABLE_TRANSFORMATIONS": plain}
+    (by,) = CPUPlugin().query_model(model_of(text), config).unsupported.values()
+    (refusal,) = by.values()
+    assert refusal.code == "attribute"
+    assert "attribute 'auto_pad' is 'SAME'; valid values are 'NOTSET'" in refusal.message
+
+
+def test_a_function_is_judged_for_each_value_that_calls_give_it() -> None:
+    text = (
+        '(float[1,1,4,4] x, float[1,1,3,3] w) => (y, z) {y = own.F<pad = "VALID">(x, w) '
+        'z = own.F<pad = "SAME">(x, w)} <domain: "own", opset_import: ["" : 17]> '
+        "F <pad>(a, b) => (c) {c = Conv<auto_pad = @pad>(a, b)}"
+    )
+    support = CPUPlugin().query_model(model_of(text), {"DISABLE_TRANSFORMATIONS": True})
+    assert (set(support), set(support.unsupported)) == ({"y"}, {"z"})
+
+
+def test_a_user_reads_the_valid_values() -> None:
+    text = '(float[1,1,4,4] x, float[4] s) => (y) {y = Resize<mode = "lanczos">(x, "", s)}'
+    with (
+        hetero.Core("inprocess") as core,
+        pytest.raises(UnsupportedNodesError, match=r"'lanczos'; valid values are 'nearest'"),
+    ):
+        core.compile_model(model_of(text), "CPU")
+
+
+def test_choices_are_of_attributes_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("devices.kernels.registry.KERNELS", KernelRegistry())
+    with pytest.raises(ValueError, match="no attribute 'mode' to choose for"):
+        op("Odd", since=1, choices={"mode": ("a",)})(lambda xp, x: np.abs(x))
