@@ -68,11 +68,11 @@ def test_other_values_are_refused_by_the_query(kernel: Kernel) -> None:
         broken = onnx.ModelProto()
         broken.CopyFrom(proto)
         broken.graph.node[0].CopyFrom(node)
-        try:
-            (by,) = CPUPlugin().query_model(read_model(broken)).unsupported.values()
-        except ModelError as error:  # ONNX's inference knows better which types there are
-            assert "element type 99" in str(error)
+        if kind == "INT" and kernel.op_type.endswith(("Window", "WeightMatrix")):
+            with pytest.raises(ModelError, match="element type 99"):  # inference says it first
+                CPUPlugin().query_model(read_model(broken))
             continue
+        (by,) = CPUPlugin().query_model(read_model(broken)).unsupported.values()
         (refusal,) = by.values()
         assert refusal.code == "attribute"
         assert f"attribute {name!r} is" in refusal.message

@@ -237,7 +237,6 @@ def test_features(case: tuple[str, int, list[Any], dict[str, Any]]) -> None:
         ("Imputer", [X], {"imputed_value_int64s": [1]}, "imputed values"),
         ("LinearClassifier", [X], {"coefficients": [1.0] * 3}, "labels"),
         ("LinearRegressor", [X], {"coefficients": [1.0], "targets": 1}, "3 features"),
-        ("Normalizer", [X], {"norm": "L3"}, "L3"),
     ],
 )
 def test_refuses(op_type: str, inputs: list[Any], attributes: dict[str, Any], message: str) -> None:
