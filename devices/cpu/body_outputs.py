@@ -34,11 +34,13 @@ def body_outputs(
     """
     model = onnx.ModelProto(ir_version=onnx.IR_VERSION)
     model.graph.CopyFrom(graph)
-    for name in captures:
-        model.graph.input.add(name=name)
-    for info, value in zip(model.graph.input, values, strict=True):
-        if isinstance(value, np.ndarray) and not info.type.WhichOneof("value"):
-            info.CopyFrom(TensorSpec.from_array(info.name, value).to_proto())
+    inputs = {info.name: info for info in model.graph.input}
+    for name, value in zip((*inputs, *captures), values, strict=True):
+        if isinstance(value, np.ndarray) and not (
+            name in inputs and inputs[name].type.WhichOneof("value")
+        ):
+            info = inputs.get(name) or model.graph.input.add()
+            info.CopyFrom(TensorSpec.from_array(name, value).to_proto())
     for domain, version in scope.opsets.items():
         model.opset_import.add(domain=domain, version=version)
     model.functions.extend(scope.functions.values())

@@ -78,15 +78,15 @@ def _grid_sample(
     image = xp.arange(n)[:, None] * math.prod(dims)
     y = 0
     for corner in product(*axes):
-        row, weight = 0, xp.ones((), dtype=points.dtype)
+        row, weight, outside = 0, xp.ones((), dtype=points.dtype), xp.asarray(False)
         for (index, factor), size in zip(corner, dims, strict=True):
             row = row * size + index
             weight = weight * factor
-        read = xp.take(pixels, image + row, axis=0)
-        if mode == "nearest":  # one pixel, or nothing
-            y = xp.where(weight[..., None] != 0, read, zeros(xp, 1, x.dtype))
-        else:
-            y = y + read * weight[..., None]
+            outside = outside | (index < 0)
+        read = xp.take(pixels, image + xp.where(outside, 0, row), axis=0)
+        if padding_mode == "zeros":
+            read = xp.where(outside[..., None], zeros(xp, 1, x.dtype), read)
+        y = read if mode == "nearest" else y + read * weight[..., None]
     if whole:
         y = to_integers(xp, y, x.dtype)
     return xp.moveaxis(y, -1, 1).reshape(n, c, *grid.shape[1:-1])
@@ -103,7 +103,7 @@ def _axis_taps(
     padding_mode: str,
     align_corners: bool,
 ) -> Taps:
-    """Return the pixel indices on one axis that each point reads, with their weights."""
+    """Return the pixels on one axis that each point reads (-1: none), with their weights."""
     place = (point + 1) / 2 * (size - 1) if align_corners else ((point + 1) * size - 1) / 2
     low, high = (0.0, size - 1.0) if align_corners else (-0.5, size - 0.5)
     if taps is _nearest:
@@ -118,11 +118,12 @@ def _axis_taps(
     result = []
     for position, weight in taps(xp, place):
         within = (position >= 0) & (position <= size - 1)
-        if padding_mode == "zeros":
-            weight = xp.where(within, weight, 0).astype(place.dtype)
-        elif padding_mode == "reflection":
+        if padding_mode == "reflection":
             position = _reflect(xp, position, low, high)
         index = xp.clip(xp.nan_to_num(position), 0, size - 1).astype(xp.int64)
+        if padding_mode == "zeros":
+            index = xp.where(within, index, -1)
+            weight = xp.where(within, weight, 0).astype(place.dtype)
         result.append((index, weight))
     return result
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from devices.kernels.element_types import Array, Xp
+from devices.kernels.element_types import Array, Xp, is_string
 from devices.kernels.registry import ALL, op
 
 CASES: dict[str, Callable[[str], str]] = {"NONE": str, "LOWER": str.lower, "UPPER": str.upper}
@@ -112,6 +112,8 @@ def tf_idf_vectorizer(
         raise ValueError(f"tokens of shape {x.shape} are neither (C,) nor (N, C)")
     pool = xp.asarray(pool_int64s if pool_strings is None else pool_strings)
     rows = x.reshape(-1, x.shape[-1])
+    if is_string(x) == (pool_strings is None):
+        rows = rows[:, :0]  # no number is a word
     kind = pool.dtype if pool_strings is None else str
     tokens = xp.concatenate([pool, rows.reshape(-1).astype(kind)])
     # From here on a token is a number, equal for equal tokens of pool and text.

@@ -1,0 +1,337 @@
+"""Cases of single operators, drawn from ONNX's definitions around the cases of its own suite.
+
+A legal case is one of the suite's, with other element types that the definition allows, other
+numbers, other attributes seen in the suite or drawn from the definition's enumerations, optional
+inputs and outputs left out, and any operator set of the same definition. A broken case is such a
+case with one rule broken.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+from onnx.defs import OpSchema
+
+from devices.model import Node
+from devices.tensor_spec import EXTENDED_DTYPES
+from tests.backend_suite.cases import backend_cases
+
+#: The newest operator set that both oracles know.
+NEWEST = 26
+OLDEST = 7
+#: Operators whose results are not a function of their inputs, and what needs files or bodies.
+LEFT_OUT = frozenset((
+    "Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
+    "RandomUniformLike", "Dropout", "ImageDecoder", "If", "Loop", "Scan", "SequenceMap",
+))  # fmt: skip
+_FLOATS = ("tensor(float)", "tensor(float16)", "tensor(double)", "tensor(bfloat16)")
+#: Inputs of numbers that must lie in a range, or fit to each other.
+_NO_DATA = frozenset((
+    "scales", "roi", "start", "limit", "delta", "sizes", "k", "split", "iou_threshold",
+    "score_threshold", "lower_edge_hertz", "upper_edge_hertz",
+))  # fmt: skip
+_Option = OpSchema.FormalParameterOption
+
+
+@dataclass(frozen=True)
+class OperatorCase:
+    """One operator: what it is given, and what of its outputs is asked for."""
+
+    op_type: str
+    domain: str
+    opset: int
+    attributes: dict[str, Any]
+    inputs: tuple[Any, ...]
+    outputs: tuple[str, ...]
+    #: What was changed, for the report.
+    changes: tuple[str, ...] = ()
+    ill: bool = field(default=False)
+
+    def __str__(self) -> str:
+        given = ", ".join(_described(x) for x in self.inputs)
+        plain = {k: v for k, v in sorted(self.attributes.items()) if np.size(v) < 20}
+        changes = "; ".join(self.changes)
+        return f"{self.op_type}-{self.opset}({given}) {plain} [{changes}]"
+
+    def model(self) -> onnx.ModelProto:
+        """Return the case as a model of one node."""
+        names = [f"x{i}" if x is not None else "" for i, x in enumerate(self.inputs)]
+        node = helper.make_node(
+            self.op_type, names, self.outputs, name="node", domain=self.domain,
+            **{k: v for k, v in self.attributes.items() if v != ()},
+        )  # fmt: skip
+        graph = helper.make_graph(
+            [node], "case",
+            [_info(n, x) for n, x in zip(names, self.inputs, strict=True) if n],
+            [helper.make_empty_tensor_value_info(name) for name in self.outputs if name],
+        )  # fmt: skip
+        imports = [helper.make_opsetid("", NEWEST if self.domain else self.opset)]
+        if self.domain:
+            imports.append(helper.make_opsetid(self.domain, self.opset))
+        return helper.make_model(graph, opset_imports=imports, ir_version=11)
+
+    def feeds(self) -> dict[str, Any]:
+        """Return the inputs by name."""
+        return {f"x{i}": x for i, x in enumerate(self.inputs) if x is not None}
+
+
+@dataclass(frozen=True)
+class _Seed:
+    """A case of the suite that has one node."""
+
+    node: Node
+    opset: int
+    inputs: tuple[Any, ...]
+
+
+@cache
+def seeds() -> dict[str, tuple[_Seed, ...]]:
+    """Return the suite's cases of single operators, by operator."""
+    found: dict[str, list[_Seed]] = defaultdict(list)
+    for case in backend_cases():
+        if case.kind != "node" or len(case.model().graph.node) != 1:
+            continue
+        model = case.model()
+        proto = model.graph.node[0]
+        domain = "" if proto.domain == "ai.onnx" else proto.domain
+        opset = next(e.version for e in model.opset_import if e.domain in (domain, proto.domain))
+        if proto.op_type in LEFT_OUT or (not domain and opset > NEWEST):
+            continue
+        if "preview" in domain or any(a.HasField("g") for a in proto.attribute):
+            continue
+        given = iter(case.data_sets(model)[0][0])
+        inputs = tuple(next(given) if name else None for name in proto.input)
+        if sum(x.size for x in inputs if isinstance(x, np.ndarray)) < 20_000:
+            found[proto.op_type].append(_Seed(Node.from_proto(proto), opset, inputs))
+    return {op_type: tuple(cases) for op_type, cases in sorted(found.items())}
+
+
+@cache
+def _seen(op_type: str) -> dict[str, tuple[Any, ...]]:
+    """Return the values that the suite gives each attribute of an operator."""
+    values: dict[str, list[Any]] = defaultdict(list)
+    for seed in seeds()[op_type]:
+        for name, value in seed.node.attributes.items():
+            if not isinstance(value, np.ndarray) and value not in values[name]:
+                values[name].append(value)
+    return {name: tuple(found) for name, found in values.items()}
+
+
+def draw(random: np.random.Generator) -> OperatorCase:
+    """Draw a case that the operator's definition allows, or nearly: an oracle decides."""
+    op_type = str(random.choice(list(seeds())))
+    cases = seeds()[op_type]
+    seed = cases[random.integers(len(cases))]
+    schema = onnx.defs.get_schema(op_type, seed.opset, seed.node.domain)
+    opset = seed.opset
+    if not seed.node.domain and random.random() < 0.5:
+        since = max(schema.since_version, OLDEST)
+        opset = int(random.integers(since, max(seed.opset, since) + 1))
+    case = OperatorCase(
+        op_type, seed.node.domain, opset, dict(seed.node.attributes), seed.inputs,
+        seed.node.outputs,
+    )  # fmt: skip
+    tensors = {k: v for k, v in case.attributes.items() if isinstance(v, np.ndarray)}
+    case.attributes.update((k, numpy_helper.from_array(v)) for k, v in tensors.items())
+    for change, chance in ((_types, 0.6), (_numbers, 0.8), (_attribute, 0.4), (_options, 0.15)):
+        if random.random() < chance:
+            case = change(case, schema, random)
+    return case
+
+
+def _formals(case: OperatorCase, schema: OpSchema) -> list[OpSchema.FormalParameter]:
+    return [schema.inputs[min(i, len(schema.inputs) - 1)] for i in range(len(case.inputs))]
+
+
+def _allowed(schema: OpSchema, type_str: str) -> list[str]:
+    found = [c.allowed_type_strs for c in schema.type_constraints if c.type_param_str == type_str]
+    return [name for name in found[0] if _dtype(name) is not None] if found else []
+
+
+def _dtype(name: str) -> Any:
+    """Return the dtype of ``tensor(...)``; None for other kinds and for complex numbers."""
+    if not name.startswith("tensor(") or "complex" in name:
+        return None
+    number = TensorProto.DataType.Value(name[7:-1].upper())
+    return np.dtype(object) if "string" in name else helper.tensor_dtype_to_np_dtype(number)
+
+
+def _types(case: OperatorCase, schema: OpSchema, random: np.random.Generator) -> OperatorCase:
+    """Give one type parameter another element type."""
+    formals = _formals(case, schema)
+    choices = sorted({f.type_str for f in formals if len(_allowed(schema, f.type_str)) > 1})
+    if not choices:
+        return case
+    parameter = str(random.choice(choices))
+    names = _allowed(schema, parameter)
+    common = [name for name in names if name in _FLOATS]
+    name = str(random.choice(common if common and random.random() < 0.5 else names))
+    to = _dtype(name)
+    inputs = [
+        _converted(x, to) if f.type_str == parameter else x
+        for f, x in zip(formals, case.inputs, strict=True)
+    ]
+    return replace(case, inputs=tuple(inputs), changes=(*case.changes, f"{parameter}={name}"))
+
+
+def _converted(x: Any, to: np.dtype) -> Any:
+    if isinstance(x, list):
+        return [_converted(item, to) for item in x]
+    if not isinstance(x, np.ndarray) or x.dtype == to:
+        return x
+    if to.kind == "O":
+        plain = x.astype(np.float32) if x.dtype in EXTENDED_DTYPES else x
+        return plain.astype(str).astype(object)
+    if x.dtype.kind in "OU":
+        return np.arange(x.size).reshape(x.shape).astype(to)
+    with np.errstate(all="ignore"):
+        wide = x.astype(np.float64) if x.dtype.kind not in "iub" else x
+        if to.kind in "u" and wide.dtype.kind in "fi":
+            wide = abs(wide)
+        return wide.astype(np.float32).astype(to) if to.kind == "V" else wide.astype(to)
+
+
+def _numbers(case: OperatorCase, schema: OpSchema, random: np.random.Generator) -> OperatorCase:
+    """Draw other numbers for the inputs that are data, not sizes, axes or places."""
+    inputs = list(case.inputs)
+    for i, (formal, x) in enumerate(zip(_formals(case, schema), case.inputs, strict=True)):
+        if not isinstance(x, np.ndarray) or not x.size or x.dtype.kind in "OU":
+            continue
+        if x.dtype.kind in "iu" and not any(
+            n in _FLOATS for n in _allowed(schema, formal.type_str)
+        ):
+            continue
+        if formal.name in _NO_DATA:
+            continue
+        inputs[i] = _drawn(x, random)
+    return replace(case, inputs=tuple(inputs), changes=(*case.changes, "numbers"))
+
+
+def _drawn(x: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    if x.dtype == bool:
+        return random.random(x.shape) < 0.5
+    if x.dtype.kind in "iu":
+        least = -10 if x.dtype.kind == "i" else 0
+        return random.integers(least, 11, x.shape).astype(x.dtype)
+    drawn = random.standard_normal(x.shape) * float(random.choice([0.1, 1, 1, 3, 20]))
+    if random.random() < 0.15:
+        special = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e15, -1.0])
+        drawn = np.where(random.random(x.shape) < 0.2, random.choice(special, x.shape), drawn)
+    with np.errstate(all="ignore"):
+        result: np.ndarray = drawn.astype(np.float32).astype(x.dtype)
+    return result
+
+
+def _attribute(case: OperatorCase, schema: OpSchema, random: np.random.Generator) -> OperatorCase:
+    """Give an attribute another of the values that the suite gives it, or none."""
+    seen = {k: v for k, v in _seen(case.op_type).items() if k in schema.attributes}
+    if not seen:
+        return case
+    name = str(random.choice(sorted(seen)))
+    attributes = dict(case.attributes)
+    value: Any = seen[name][random.integers(len(seen[name]))]
+    if random.random() < 0.25 and not schema.attributes[name].required:
+        value = attributes.pop(name, None)
+        return replace(case, attributes=attributes, changes=(*case.changes, f"no {name}"))
+    if isinstance(value, float):
+        value = float(np.float32(value + random.normal()))
+    attributes[name] = value
+    return replace(case, attributes=attributes, changes=(*case.changes, f"{name}={value}"))
+
+
+def _options(case: OperatorCase, schema: OpSchema, random: np.random.Generator) -> OperatorCase:
+    """Leave out the last optional input, or the last optional output."""
+    formals = _formals(case, schema)
+    if len(case.inputs) > 1 and formals[-1].option == _Option.Optional and random.random() < 0.5:
+        inputs = case.inputs[:-1]
+        return replace(case, inputs=inputs, changes=(*case.changes, f"no {formals[-1].name}"))
+    if len(case.outputs) > 1:
+        made = [o.option for o in schema.outputs]
+        if len(made) >= len(case.outputs) and made[len(case.outputs) - 1] == _Option.Optional:
+            return replace(
+                case, outputs=case.outputs[:-1], changes=(*case.changes, "fewer outputs")
+            )
+    return case
+
+
+def broken(random: np.random.Generator) -> OperatorCase:
+    """Draw a case that breaks its operator's definition in one way."""
+    while True:
+        case = draw(random)
+        schema = onnx.defs.get_schema(case.op_type, case.opset, case.domain)
+        way = (_ill_type, _missing_input, _unknown_attribute, _ill_attribute)[random.integers(4)]
+        if (ill := way(case, schema, random)) is not None:
+            return replace(ill, ill=True)
+
+
+def _ill_type(
+    case: OperatorCase, schema: OpSchema, random: np.random.Generator
+) -> OperatorCase | None:
+    """Give an input a type that the definition forbids."""
+    i = int(random.integers(len(case.inputs))) if case.inputs else 0
+    if not case.inputs or not isinstance(case.inputs[i], np.ndarray):
+        return None
+    type_str = _formals(case, schema)[i].type_str
+    allowed = set(_allowed(schema, type_str)) or {type_str}
+    ill = [n for n in ("tensor(float)", "tensor(int64)", "tensor(bool)", "tensor(string)",
+                       "tensor(uint8)", "tensor(double)") if n not in allowed]  # fmt: skip
+    if not ill:
+        return None
+    name = str(random.choice(ill))
+    inputs = list(case.inputs)
+    inputs[i] = _converted(inputs[i], _dtype(name))
+    return replace(case, inputs=tuple(inputs), changes=(*case.changes, f"ill x{i}={name}"))
+
+
+def _missing_input(
+    case: OperatorCase, schema: OpSchema, random: np.random.Generator
+) -> OperatorCase | None:
+    if schema.min_input < 1 or len(case.inputs) < schema.min_input:
+        return None
+    inputs = case.inputs[: schema.min_input - 1]
+    return replace(case, inputs=inputs, changes=(*case.changes, "too few inputs"))
+
+
+def _unknown_attribute(
+    case: OperatorCase, schema: OpSchema, random: np.random.Generator
+) -> OperatorCase | None:
+    attributes = case.attributes | {"frobnicate": 3}
+    return replace(case, attributes=attributes, changes=(*case.changes, "unknown attribute"))
+
+
+def _ill_attribute(
+    case: OperatorCase, schema: OpSchema, random: np.random.Generator
+) -> OperatorCase | None:
+    """Give an attribute a value of another type."""
+    names = [n for n, a in sorted(schema.attributes.items())
+             if a.type in (OpSchema.AttrType.INT, OpSchema.AttrType.INTS)]  # fmt: skip
+    if not names:
+        return None
+    name = str(random.choice(names))
+    attributes = case.attributes | {name: "nonsense"}
+    return replace(case, attributes=attributes, changes=(*case.changes, f"ill {name}"))
+
+
+def _info(name: str, value: Any) -> onnx.ValueInfoProto:
+    if isinstance(value, list):
+        element = value[0] if value else np.zeros(0, np.float32)
+        kind = _info("", element).type
+        kind.tensor_type.ClearField("shape")
+        return helper.make_value_info(name, helper.make_sequence_type_proto(kind))
+    if value.dtype.kind in "OU":
+        return helper.make_tensor_value_info(name, TensorProto.STRING, value.shape)
+    return helper.make_tensor_value_info(
+        name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape
+    )
+
+
+def _described(x: Any) -> str:
+    if x is None:
+        return "-"
+    return f"{x.dtype}{list(x.shape)}" if isinstance(x, np.ndarray) else type(x).__name__
