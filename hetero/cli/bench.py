@@ -104,8 +104,10 @@ def bench(
         show_prediction(document["prediction"])
         if known is not None and busy is not None:
             show(f"updated {update_costs}")
+        if interrupted:
+            show("interrupted: these are the figures so far")
     if interrupted:
-        remark("hetero: interrupted; these are the figures so far")
+        remark("hetero: interrupted")
         raise click.exceptions.Exit(1)
 
 

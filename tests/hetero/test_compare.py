@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import hetero
 from devices import Config, Model, Node, Plugin, Program, Refusal, RunContext, Value
-from devices.errors import DeviceError, UnsupportedNodesError
+from devices.errors import AffinityError, DeviceError, UnsupportedNodesError
 from hetero.cli import cli
 from hetero.compare import compare
 from hetero.difference import differences_of
@@ -181,6 +181,17 @@ def test_a_node_that_is_right_alone_is_said_to_be(core: hetero.Core) -> None:
     assert "alone it agrees" in found.sentence()
 
 
+@pytest.mark.parametrize("devices", [("CPU", "HETERO:WRONG,CPU"), ("HETERO:WRONG,CPU", "CPU")])
+def test_a_split_is_compared_with_its_pins(core: hetero.Core, devices: tuple[str, str]) -> None:
+    model = graph("a: p = Tanh(x)", "off: q = Neg(p)", "b: r = Neg(q)", "off2: y = Add(r, x)")
+    found = compare(core, model, devices, X, affinity={"off2": "CPU"})
+    assert (found.agrees, found.node) == (False, "off")
+    pinned = {"off*": "CPU"}
+    assert compare(core, model, devices, X, affinity=pinned).agrees
+    with pytest.raises(AffinityError, match="pins are for a split"):
+        compare(core, model, ("CPU", "WRONG"), X, affinity=pinned)
+
+
 def test_tolerances_decide(core: hetero.Core) -> None:
     model = graph("off: y = Tanh(x)")
     assert not compare(core, model, ("CPU", "WRONG"), X, atol=0.49).agrees
@@ -280,6 +291,20 @@ def test_the_command_wants_two_devices(tmp_path: Path) -> None:
     result = command(path, "-d", "CPU")
     assert result.exit_code == 2
     assert "wanted two devices" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "devices", [["-d", "CPU,HETERO:WRONG,CPU"], ["-d", "CPU", "-d", "HETERO:WRONG,CPU"]]
+)
+def test_the_command_compares_splits(tmp_path: Path, devices: list[str]) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(graph("a: p = Tanh(x)", "off: q = Neg(p)", "b: y = Add(q, q)"), str(path))
+    result = command(path, *devices, "--json")
+    assert result.exit_code == 1, result.output
+    document = json.loads(result.stdout)
+    assert document["devices"] == ["CPU", "HETERO:WRONG,CPU"]
+    assert document["node"] == "off"
+    assert command(path, *devices, "-a", "off=CPU").exit_code == 0
 
 
 def test_it_is_part_of_the_public_surface() -> None:
