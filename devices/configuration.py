@@ -105,7 +105,7 @@ class Configuration:
 
     def effective(self, config: Config | None = None) -> dict[str, Any]:
         """Return every property that can be set: its default, what was set, then `config`'s."""
-        parsed = self.parse(config or {})
+        parsed = self.parse({} if config is None else config)
         chosen = self.values | parsed
         return {
             p.name: chosen[p.name] if p.name in chosen else self._unset(p.name)

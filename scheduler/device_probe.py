@@ -109,7 +109,12 @@ def _describe(
     node: str, plugin: Plugin, device_id: str, name: str, sharing: int
 ) -> DeviceDescriptor:
     """Return the row of one of `sharing` logical devices that have an id, and its memory."""
-    memory_nbytes = _memory_nbytes(plugin, device_id)
+    owns_memory = "DEVICE_TOTAL_MEM_SIZE" in plugin.properties
+    memory_nbytes = (
+        int(plugin.get_property("DEVICE_TOTAL_MEM_SIZE", device_id)) // sharing
+        if owns_memory
+        else _node_memory_nbytes()
+    )
     integrated = plugin.get_property("DEVICE_TYPE", device_id) != "DISCRETE"
     return DeviceDescriptor(
         name,
@@ -121,20 +126,18 @@ def _describe(
         plugin.fingerprint(device_id),
         tuple(plugin.get_property("OPTIMIZATION_CAPABILITIES", device_id)),
         None,
-        None if memory_nbytes is None else memory_nbytes // sharing,
+        memory_nbytes,
         int(plugin.automatic and integrated),
         plugin.automatic,
         plugin.rank,
+        not owns_memory,
         plugin.properties.extended(
             replace(plugin.properties["DEVICE_ID"], mutable=False, default=device_id)
         ),
     )
 
 
-def _memory_nbytes(plugin: Plugin, device_id: str) -> int | None:
-    """Memory that the plugin declares, else the node's."""
-    if "DEVICE_TOTAL_MEM_SIZE" in plugin.properties:
-        return int(plugin.get_property("DEVICE_TOTAL_MEM_SIZE", device_id))
+def _node_memory_nbytes() -> int | None:
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError):

@@ -52,6 +52,8 @@ class DeviceDescriptor:
         Whether a bare ``HETERO`` means it too.
     rank : int
         Its place in a bare ``HETERO``, lower first.
+    shares_memory : bool
+        Whether `memory_nbytes` is the node's, which the node's other devices use too.
     properties : PropertyTable
         The plugin's, with the device's own id, which its name says already: read-only.
     """
@@ -69,6 +71,7 @@ class DeviceDescriptor:
     num_threads: int = 1
     automatic: bool = True
     rank: int = 50
+    shares_memory: bool = False
     properties: PropertyTable = field(
         default_factory=lambda: COMMON_PROPERTIES, repr=False, compare=False
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -206,10 +207,13 @@ class CostPlanner:
     def _constraints(self, model: Model, request: CompileRequest) -> Constraints:
         own = request.config.own
         described = {d.name: d for d in self._executor().devices()}
+        rows = [described[name] for name in request.devices]
+        # Devices that use their node's memory get equal parts of it.
+        sharing = Counter(row.node for row in rows if row.shares_memory)
         memory = {
-            n: int(nbytes)
-            for n in request.devices
-            if (nbytes := described[n].memory_nbytes) is not None
+            row.name: row.memory_nbytes // (sharing[row.node] if row.shares_memory else 1)
+            for row in rows
+            if row.memory_nbytes is not None
         }
         for name, nbytes in own["DEVICE_MEMORY_NBYTES"].items():
             listed = find_device(name, request.devices)

@@ -215,3 +215,19 @@ def test_a_hit_asks_no_device_and_starts_those_it_needs(tmp_path: Path, policy: 
             np.testing.assert_allclose(compiled({"x": X})[0], branches_output(X), rtol=1e-6)
         assert asked == []
         assert set(started) == {"CPU"}
+
+
+def test_devices_of_a_node_are_not_planned_more_memory_than_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = read_model(branches()).constants["w"].array.nbytes
+    monkeypatch.setattr("scheduler.device_probe._node_memory_nbytes", lambda: 2 * weight - 1)
+    with hetero.Core(executor="inprocess") as core:
+        config = planned(core, tmp_path, {"CPU": 1e-3, "ORT": 1e-3}, PERFORMANCE_HINT="THROUGHPUT")
+        with pytest.raises(hetero.errors.PlanError) as caught:
+            core.plan_model(branches(), DEVICES, config)
+        assert caught.value.constraint == "memory"
+        # Two whole replicas need twice the weights: there is room for one, on the device named.
+        room = {"DEVICE_MEMORY_NBYTES": {"CPU": weight}}
+        report = core.plan_model(branches(), DEVICES, config | room)
+    assert {v.affinity["matmul"] for v in report.variants} == {"CPU"}
