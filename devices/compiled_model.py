@@ -179,6 +179,11 @@ class CompiledModel:
         """Whether requests time executed nodes."""
         return bool(self._configuration.get("PERF_COUNT"))
 
+    @property
+    def optional_inputs(self) -> tuple[TensorSpec, ...]:
+        """Inputs that have a default: none, they are constants to a device."""
+        return ()
+
     def submit(
         self, values: Mapping[str, Value], *, profile: bool, timeout_s: float | None
     ) -> _DeviceRun:

@@ -17,7 +17,7 @@ class DeferredModel(Model):
     ----------
     name : str
         The graph's name.
-    inputs, outputs : sequence of TensorSpec
+    inputs, outputs, optional_inputs : sequence of TensorSpec
         The ports.
     load : callable
         Returns the whole model; called once at most.
@@ -29,12 +29,14 @@ class DeferredModel(Model):
         inputs: Sequence[TensorSpec],
         outputs: Sequence[TensorSpec],
         load: Callable[[], Model],
+        optional_inputs: Sequence[TensorSpec] = (),
     ) -> None:
         # The rest of what `Model` sets is set by `load`.
         self.__dict__.update(
             name=name,
             inputs=tuple(inputs),
             outputs=tuple(outputs),
+            optional_inputs=tuple(optional_inputs),
             _load=load,
             _lock=threading.RLock(),
         )
@@ -43,7 +45,7 @@ class DeferredModel(Model):
         state = self.__dict__
         with state["_lock"]:
             if "_load" in state:
-                state.update(state["_load"]().__dict__)
+                state.update(state["_load"]().__dict__ | state)
                 del state["_load"]
         if attribute not in state:
             raise AttributeError(f"a Model has no {attribute!r}")

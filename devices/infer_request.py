@@ -54,7 +54,7 @@ class InferRequest:
 
     def __init__(self, target: RequestTarget) -> None:
         self._target = target
-        self._tensors = RequestTensors(target.inputs, target.outputs)
+        self._tensors = RequestTensors(target.inputs, target.outputs, target.optional_inputs)
         self._lock = threading.RLock()
         self._state = State.IDLE
         self._run: Run | None = None

@@ -8,7 +8,7 @@ and go through protobuf only where ONNX bytes are asked for.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -164,11 +164,13 @@ class Model:
     nodes : sequence of Node
         In topological order, names unique.
     inputs, outputs : sequence of TensorSpec
-        The ports; initializers that ONNX also lists as inputs are constants, not ports.
+        The ports; initializers that ONNX also lists as inputs are constants.
     constants : mapping of str to Constant
         The initializers.
     value_info : sequence of onnx.ValueInfoProto
         Types that the model's author gave for inner values.
+    optional_inputs : sequence of TensorSpec
+        Inputs that need not be given: the constants of their names are the defaults.
     specs : mapping of str to TensorSpec, optional
         Types known already; inferred on first use otherwise.
     """
@@ -183,6 +185,7 @@ class Model:
         outputs: Sequence[TensorSpec],
         constants: Mapping[str, Constant],
         value_info: Sequence[onnx.ValueInfoProto] = (),
+        optional_inputs: Sequence[TensorSpec] = (),
         specs: Mapping[str, TensorSpec] | None = None,
     ) -> None:
         self.header: Final = header
@@ -192,6 +195,7 @@ class Model:
         self.outputs: Final = tuple(outputs)
         self.constants: Final[Mapping[str, Constant]] = MappingProxyType(dict(constants))
         self.value_info: Final = tuple(value_info)
+        self.optional_inputs: Final = tuple(optional_inputs)
         self._given_specs = specs
 
     def __repr__(self) -> str:
@@ -275,6 +279,7 @@ class Model:
             header.ClearField(field)
         parts: list[bytes] = [header.SerializeToString(deterministic=True), self.name.encode()]
         parts += [repr((s.name, s.type, s.shape)).encode() for s in (*self.inputs, *self.outputs)]
+        parts += [repr((s.name, s.type, s.shape)).encode() for s in self.optional_inputs]
         parts += [node.proto.SerializeToString(deterministic=True) for node in self.nodes]
         parts += [name.encode() + self.constants[name].digest for name in sorted(self.constants)]
         for part in parts:
@@ -319,6 +324,14 @@ class Model:
             specs=specs,
         )
 
+    def with_inputs(self, names: Collection[str]) -> Model:
+        """Return the model with some of its optional inputs as inputs that have no default."""
+        return self.replace(
+            inputs=[*self.inputs, *(s for s in self.optional_inputs if s.name in names)],
+            constants={n: c for n, c in self.constants.items() if n not in names},
+            optional_inputs=[s for s in self.optional_inputs if s.name not in names],
+        )
+
     def replace(self, **changes: Any) -> Model:
         """Return a model with some constructor arguments replaced; types are inferred anew."""
         return Model(**(self._arguments() | changes))
@@ -332,6 +345,7 @@ class Model:
             "outputs": self.outputs,
             "constants": self.constants,
             "value_info": self.value_info,
+            "optional_inputs": self.optional_inputs,
         }
 
     def to_proto(self, *, weights: str = "inline", keep_nbytes: int = 0) -> onnx.ModelProto:

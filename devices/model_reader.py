@@ -124,6 +124,8 @@ def _from_proto(proto: onnx.ModelProto, where: str, folder: Path | None) -> Mode
         arrays[sparse.values.name] = dense_array(sparse, where, folder)
     constants = {name: Constant(name, array) for name, array in arrays.items()}
     inputs = [TensorSpec.from_proto(i) for i in graph.input if i.name not in constants]
+    # Before IR version 4 initializers had to be inputs as well, and were not to be given.
+    optional = [i for i in graph.input if i.name in constants and proto.ir_version >= 4]
     outputs = [TensorSpec.from_proto(o) for o in graph.output]
     protos = [_whole(node, where, folder) for node in graph.node]
     nodes = _sort(_named(protos), {i.name for i in inputs} | set(constants), outputs, where)
@@ -135,6 +137,7 @@ def _from_proto(proto: onnx.ModelProto, where: str, folder: Path | None) -> Mode
         outputs=outputs,
         constants=constants,
         value_info=graph.value_info,
+        optional_inputs=[TensorSpec.from_proto(i) for i in optional],
     )
 
 

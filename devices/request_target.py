@@ -57,6 +57,10 @@ class RequestTarget(Protocol):
         """The input ports."""
 
     @property
+    def optional_inputs(self) -> tuple[TensorSpec, ...]:
+        """Inputs that have a default."""
+
+    @property
     def outputs(self) -> tuple[TensorSpec, ...]:
         """The output ports."""
 

@@ -27,10 +27,18 @@ class RequestTensors:
     ----------
     inputs, outputs : tuple of TensorSpec
         The ports.
+    optional_inputs : tuple of TensorSpec
+        Inputs that have a default: known by name, and among the values only where given.
     """
 
-    def __init__(self, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> None:
+    def __init__(
+        self,
+        inputs: tuple[TensorSpec, ...],
+        outputs: tuple[TensorSpec, ...],
+        optional_inputs: tuple[TensorSpec, ...] = (),
+    ) -> None:
         self._inputs = inputs
+        self._optional = {port.name: port for port in optional_inputs}
         self._outputs = outputs
         #: Symbol -> (input, axis), for each that several dimensions of inputs share.
         self._symbols = _shared_symbols(inputs)
@@ -126,7 +134,9 @@ class RequestTensors:
         given = self._by_name(inputs)
         values = {}
         missing = []
-        for port in self._inputs:
+        set_ = dict.fromkeys((*given, *self._batches, *self._given))
+        chosen = [self._optional[name] for name in set_ if name in self._optional]
+        for port in (*self._inputs, *chosen):
             if port.name in given:
                 values[port.name] = convert(given[port.name], port, copy=copy)
             elif port.name in self._batches:
@@ -135,7 +145,7 @@ class RequestTensors:
             elif port.name in self._given and (inputs is None or port.name in self._kept):
                 held = self._given[port.name]
                 values[port.name] = convert(held.held(), port, copy=copy)
-            else:
+            elif port.name not in self._optional:
                 missing.append(port)
         if missing:
             raise TensorNameError(
@@ -193,15 +203,22 @@ class RequestTensors:
         # A value that passes through is both; a port object says which one is meant.
         if isinstance(key, TensorSpec) and key in self._outputs and key not in self._inputs:
             return key, False
-        if name in (port.name for port in self._inputs):
-            return find_port(self._inputs, name, "input"), True
+        if name in self._optional or name in (port.name for port in self._inputs):
+            return self._input(name), True
         return find_port((*self._outputs, *self._inputs), name, "input or output"), False
+
+    def _input(self, key: Any) -> TensorSpec:
+        """Return the input that a key means; one with a default is known by its name alone."""
+        name = key.name if isinstance(key, TensorSpec) else key
+        if isinstance(name, str) and name in self._optional:
+            return self._optional[name]
+        return find_port(self._inputs, key, "input")
 
     def _by_name(self, inputs: Any) -> dict[str, Any]:
         if inputs is None:
             return {}
         if isinstance(inputs, Mapping):
-            return {find_port(self._inputs, key, "input").name: v for key, v in inputs.items()}
+            return {self._input(key).name: v for key, v in inputs.items()}
         only = self._inputs[0] if len(self._inputs) == 1 else None
         if isinstance(inputs, list | tuple) and not (only and not _lists_inputs(inputs, only)):
             if len(inputs) > len(self._inputs):

@@ -201,6 +201,7 @@ def header_of(cuts: Sequence[Cut], compilation: Compilation) -> dict[str, Any]:
         "pins": dict(compilation.pins.devices),
         # Of the values that stages take and give: enough to load their exports.
         "ports": [pack_spec(spec) for spec in _ports(cuts)],
+        "optional_inputs": [pack_spec(s) for s in cuts[0].partition.source.optional_inputs],
         **placed,
     }
 
@@ -323,7 +324,15 @@ class ModelBlob:
     def source(self) -> Model:
         """Return the model that was compiled, read when more than its ports is asked for."""
         plan = self.plans[0]
-        return DeferredModel(plan.name, plan.inputs, plan.outputs, self._whole)
+        optional = self.optional_inputs
+        return DeferredModel(plan.name, plan.inputs, plan.outputs, self._whole, optional)
+
+    @property
+    def optional_inputs(self) -> tuple[TensorSpec, ...]:
+        """The model's inputs that have a default."""
+        if "optional_inputs" not in self.contents:  # blobs of earlier versions have none
+            return ()
+        return tuple(self._read("optional_inputs", lambda rows: [*map(unpack_spec, rows)]))
 
     def _whole(self) -> Model:
         """Return the model that was compiled; its weights are views of the blob."""

@@ -79,7 +79,9 @@ class CompiledModel:
         self._loaded_from_cache = loaded_from_cache
         profiles = any(held.get("PERF_COUNT") for held in self._of_devices.values())
         #: What requests run on.
-        self.deployed: Final = DeployedModel(deployment, profiles=profiles)
+        self.deployed: Final = DeployedModel(
+            deployment, profiles=profiles, optional_inputs=partition.source.optional_inputs
+        )
         self._ports = RequestTensors(plan.inputs, plan.outputs)
         #: One request for each thread that calls the model, so that calls overlap.
         self._requests = threading.local()
@@ -108,6 +110,14 @@ class CompiledModel:
     def inputs(self) -> tuple[TensorSpec, ...]:
         """The input ports."""
         return self.plan.inputs
+
+    @property
+    def optional_inputs(self) -> tuple[TensorSpec, ...]:
+        """Inputs that have a default; given by name, they are used instead of it.
+
+        The first request that gives one has the model compiled once more, with that input.
+        """
+        return self.deployed.optional_inputs
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:

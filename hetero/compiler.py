@@ -15,6 +15,7 @@ from hetero.cache import Cache
 from hetero.cached_compile import Cached, CachedCompiler
 from hetero.compile_request import CompileRequest
 from hetero.compiled_model import CompiledModel
+from hetero.deployed_model import DeployedModel
 from hetero.lowering import constant_outputs, lower, stage_sources
 from hetero.partition import partition
 from hetero.placement import Refused, place_by_priority, refusals
@@ -89,7 +90,19 @@ class Compiler:
         else:
             through = CachedCompiler(cache, model, compilation, request.pins, deploy)
             found = through.run(make)
-        return compiled(found, compilation)
+        return self.compiled(model, request, found, cache)
+
+    def compiled(
+        self, model: Model, request: CompileRequest, found: Cached, cache: Cache | None = None
+    ) -> CompiledModel:
+        """Return what was deployed for a request, which can be made again with more inputs."""
+
+        def compile_variant(given: frozenset[str]) -> DeployedModel:
+            return self.compile(model.with_inputs(given), request, cache).deployed
+
+        made = compiled(found, request.compilation)
+        made.deployed.compile_variant = compile_variant
+        return made
 
     def place(self, model: Model, request: CompileRequest, refused: Refused) -> list[Cut]:
         """Cut a model as the policy says, without what devices are known to refuse in a part."""

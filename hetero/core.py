@@ -29,7 +29,7 @@ from hetero.cache import cache_of
 from hetero.cached_compile import Cached
 from hetero.compile_request import CompileRequest
 from hetero.compiled_model import CompiledModel
-from hetero.compiler import Compiler, compiled
+from hetero.compiler import Compiler
 from hetero.device_choice import (
     check_counts,
     choose_devices,
@@ -434,7 +434,8 @@ class Core:
         compilation = Compilation.of(self._described(used), split, Affinity(pins))
         sources = import_sources(blob, cuts, compilation)
         deployment = self._compiler.deploy(cuts, sources, split.limits)
-        return compiled(Cached(cuts, deployment, hit=False), compilation)
+        request = CompileRequest(tuple(used), split, compilation.pins, compilation)
+        return self._compiler.compiled(model, request, Cached(cuts, deployment, hit=False))
 
     def close(self) -> None:
         """Give back every device; ends the local Ray if this Core started it."""

@@ -6,8 +6,9 @@ is gone, the devices give back what they hold.
 
 from __future__ import annotations
 
+import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
 
@@ -40,9 +41,17 @@ class DeployedModel:
         Closed with this object.
     profiles : bool
         Whether a device times executed nodes.
+    optional_inputs : tuple of TensorSpec
+        Inputs of the model that are constants to this deployment.
     """
 
-    def __init__(self, deployment: Deployment, *, profiles: bool) -> None:
+    def __init__(
+        self,
+        deployment: Deployment,
+        *,
+        profiles: bool,
+        optional_inputs: tuple[TensorSpec, ...] = (),
+    ) -> None:
         self._deployment = deployment
         self.profiles = profiles
         self.name: str = deployment.plan.name
@@ -50,6 +59,11 @@ class DeployedModel:
         self.outputs: tuple[TensorSpec, ...] = deployment.plan.outputs
         #: Others that live as long as this one.
         self.parts: tuple[DeployedModel, ...] = ()
+        self.optional_inputs = optional_inputs
+        #: Compiles the model again with some of its optional inputs as inputs.
+        self.compile_variant: Callable[[frozenset[str]], DeployedModel] | None = None
+        self._variants: dict[frozenset[str], DeployedModel] = {}
+        self._lock = threading.Lock()
         self._finalizer = weakref.finalize(self, deployment.close_later)
         self._finalizer.atexit = False  # threads and devices end with the process
 
@@ -60,6 +74,8 @@ class DeployedModel:
 
     def submit(self, values: Mapping[str, Value], *, profile: bool, timeout_s: float | None) -> Run:
         """Start a request on checked values; devices time nodes by their own PERF_COUNT.
+
+        The first request that gives a set of optional inputs has the model compiled for those.
 
         Raises
         ------
@@ -73,8 +89,19 @@ class DeployedModel:
                     "others cannot read; give tensor.to_host().",
                     port=name,
                 )
+        names = {port.name for port in self.inputs}
+        given = frozenset(name for name in values if name not in names)
+        if given and (variant := self._variant(given)) is not None:
+            return variant.submit(values, profile=profile, timeout_s=timeout_s)
         made = self._deployment.submit(values, timeout_s=timeout_s)
         return Run(self._deployment, made.request_id, made.future)
+
+    def _variant(self, given: frozenset[str]) -> DeployedModel | None:
+        """Return what runs such requests, made by the first; None once this one is closed."""
+        with self._lock:
+            if given not in self._variants and self.compile_variant is not None:
+                self._variants[given] = self.compile_variant(given)
+            return self._variants.get(given)
 
     def executed_nodes(self) -> tuple[ExecutedNode, ...]:
         """Return the runtime model's rows in running order, names behind ``subgraph<i>: ``."""
@@ -87,5 +114,10 @@ class DeployedModel:
 
     def close(self) -> None:
         """Give back what the devices hold; requests fail from then on."""
+        with self._lock:
+            variants, self._variants = self._variants, {}
+            self.compile_variant = None
         self._finalizer.detach()
         self._deployment.close()
+        for variant in variants.values():
+            variant.close()
