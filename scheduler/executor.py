@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from devices.support import Support
 from scheduler.client_machine import Limits, StoryLine
 from scheduler.plan import Plan
 from scheduler.stored_payload import StoredPayload
+
+#: The node of devices in this process.
+THIS_PROCESS: Final = "local"
 
 
 @dataclass(frozen=True, slots=True)

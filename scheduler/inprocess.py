@@ -26,7 +26,7 @@ from scheduler.device_machine import DeviceMachine
 from scheduler.device_names import resolve_name
 from scheduler.device_probe import PluginSpec, merge_nodes, probe_node, usable
 from scheduler.events import DeviceEvent, DeviceInstruction, Task
-from scheduler.executor import DeviceDescriptor, StageRun, StageSource
+from scheduler.executor import THIS_PROCESS, DeviceDescriptor, StageRun, StageSource
 from scheduler.plan import Plan
 from scheduler.thread_shares import plan_shares
 
@@ -357,7 +357,9 @@ class InProcessExecutor:
         """The devices, asked for on first use."""
         with self._lock:
             if self._probed is None:
-                rows = merge_nodes([probe_node("local", (), self._counts, entries=self._entries)])
+                rows = merge_nodes(
+                    [probe_node(THIS_PROCESS, (), self._counts, entries=self._entries)]
+                )
                 self._probed = {row.name: row for row in rows}
             return self._probed
 

@@ -136,10 +136,8 @@ def _starts_ray(command: str, config: dict[str, Any]) -> bool:
     if not plans_by_cost(command, config):
         return False
     costs = config.get("COST_FILE")
-    # Costs that were measured in this process hold here; others hold where Ray has its nodes.
-    return not costs or any(
-        device.identity.node != "local" for device in read_costs(costs).devices.values()
-    )
+    # Costs of one node are enough to plan for it.
+    return not costs or len({d.identity.node for d in read_costs(costs).devices.values()}) > 1
 
 
 def _counts(context: click.Context, parameter: click.Parameter, value: str | None) -> Any:

@@ -13,6 +13,7 @@ from devices.errors import PlanError
 from hetero.planning.cost import Costs, Line
 from hetero.planning.cost.cost_file import check_costs, read_costs, to_document, write_costs
 from hetero.planning.cost.feedback import StageMeasurement, learn
+from scheduler.executor import THIS_PROCESS
 from tests.hetero.costs import costs, identity
 from tests.hetero.graphs import build
 
@@ -80,6 +81,23 @@ def test_a_missing_file(tmp_path: Path) -> None:
 
 def test_costs_that_fit() -> None:
     check_costs(sample(), MODEL.content_hash, {"ORT": identity("ORT")}, "cost file x")
+
+
+def test_costs_of_one_node_hold_in_this_process_and_not_the_other_way() -> None:
+    def measured_on(**nodes: str) -> Costs:
+        of = {n: replace(identity(n), node=node) for n, node in nodes.items()}
+        devices = {n: replace(d, identity=of[n]) for n, d in sample().devices.items()}
+        return replace(sample(), devices=devices)
+
+    def check(costs: Costs, node: str) -> None:
+        wanted = {"ORT": replace(identity("ORT"), node=node)}
+        check_costs(costs, MODEL.content_hash, wanted, "cost file x")
+
+    check(measured_on(ORT="10.0.0.1", CPU="10.0.0.1"), THIS_PROCESS)
+    with pytest.raises(PlanError, match="its node is 'local', wanted '10"):
+        check(measured_on(ORT=THIS_PROCESS, CPU=THIS_PROCESS), "10.0.0.1")
+    with pytest.raises(PlanError, match="wanted 'local'"):
+        check(measured_on(ORT="10.0.0.1", CPU="10.0.0.2"), THIS_PROCESS)
 
 
 def test_every_difference_is_told() -> None:

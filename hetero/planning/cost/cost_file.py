@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final, get_args
 
@@ -31,6 +31,7 @@ from hetero.planning.cost.costs import (
     Time,
     Transfer,
 )
+from scheduler.executor import THIS_PROCESS
 from scheduler.publish import publish
 
 FORMAT: Final = "hetero-costs"
@@ -164,6 +165,10 @@ def check_costs(
 ) -> None:
     """Refuse costs of another model, or of devices that are other ones or absent.
 
+    What was measured on one node holds for the same devices in this process: a plan for that node
+    can be made without its cluster. What was measured in process, with its short ways, holds
+    nowhere else.
+
     Parameters
     ----------
     costs : Costs
@@ -186,7 +191,10 @@ def check_costs(
             f"it is of model {costs.model!r} with hash {costs.model_hash[:16]}, wanted "
             f"{model_hash[:16]}"
         )
+    one_node = len({device.identity.node for device in costs.devices.values()}) == 1
     for name, wanted in identities.items():
+        if one_node and name in costs.devices and wanted.node == THIS_PROCESS:
+            wanted = replace(wanted, node=costs.devices[name].identity.node)
         if name in costs.missing:
             differences.append(f"device {name} was not measured: {costs.missing[name]}")
         elif name not in costs.devices:
