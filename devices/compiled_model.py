@@ -77,13 +77,15 @@ class CompiledModel:
         self._program = program
         self._device_id: str = config["DEVICE_ID"]
         self._configuration = Configuration(plugin.properties, repr(self), config)
+        #: Whether requests time executed nodes.
+        self.profiles: bool = config["PERF_COUNT"]
+        self._exclusive: bool = config["EXCLUSIVE_ASYNC_REQUESTS"]
         self._ports = RequestTensors(self.inputs, self.outputs)
         self._received = StageOutputs(model, self.device)
         self._closed = False
         self._lock = threading.Lock()
         # Without a request of its own, as in a plan, a model starts none of their threads.
-        streams = self._configuration.get("NUM_STREAMS")
-        self._runs = ThreadPoolExecutor(streams, f"{self.device}-device")
+        self._runs = ThreadPoolExecutor(config["NUM_STREAMS"], f"{self.device}-device")
         #: Where callbacks run.
         self.callback_executor = ThreadPoolExecutor(_CALLBACK_THREADS, f"{self.device}-callback")
         #: Executed node -> (seconds in all, runs), of profiled runs.
@@ -147,7 +149,7 @@ class CompiledModel:
         """
         if self._closed:
             raise self._closed_error()
-        context = context or RunContext(self._configuration.get("PERF_COUNT"))
+        context = context or RunContext(self.profiles)
         start = time.perf_counter()
         try:
             with self._turn(context):
@@ -173,11 +175,6 @@ class CompiledModel:
         return received
 
     # What a request runs on: `devices.request_target.RequestTarget`.
-
-    @property
-    def profiles(self) -> bool:
-        """Whether requests time executed nodes."""
-        return bool(self._configuration.get("PERF_COUNT"))
 
     @property
     def optional_inputs(self) -> tuple[TensorSpec, ...]:
@@ -278,7 +275,7 @@ class CompiledModel:
     @contextmanager
     def _turn(self, context: RunContext) -> Iterator[None]:
         """Wait for the device's other runs, where they are to be one at a time."""
-        if not self._configuration.get("EXCLUSIVE_ASYNC_REQUESTS"):
+        if not self._exclusive:
             yield
             return
         turn = self._plugin.exclusive(self._device_id)

@@ -99,8 +99,11 @@ class Configuration:
         """
         if name not in self.table:
             raise unknown_property(name, self.owner, self.table)
-        values = self.values
-        value = values[name] if name in values else self._unset(name, device_id)
+        with self._lock:
+            found = name in self._values
+            value = self._values.get(name)
+        if not found:
+            value = self._unset(name, device_id)
         return deepcopy(value) if isinstance(value, dict) else value
 
     def effective(self, config: Config | None = None) -> dict[str, Any]:

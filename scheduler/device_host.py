@@ -133,7 +133,7 @@ class DeviceHost:
         with self._lock:
             # What is registered as running is not unloaded under the run.
             compiled = self._stage(deployment, stage)
-            context = RunContext(profile or bool(compiled.get_property("PERF_COUNT")))
+            context = RunContext(profile or compiled.profiles)
             if key in self._cancelled:
                 raise RequestCancelledError(
                     f"request {request_id}, attempt {attempt}: cancelled before stage {stage}.",
