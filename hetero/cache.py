@@ -336,9 +336,13 @@ def cache_of(own: Mapping[str, Any], configs: Mapping[str, Mapping[str, Any]]) -
     folder = next((folder for folder in folders if folder), None)
     if folder is None:
         return None
-    return Cache(
-        folder,
-        size_limit_nbytes=own["CACHE_SIZE_LIMIT_BYTES"],
-        lock_timeout_s=own["CACHE_LOCK_TIMEOUT_S"],
-        callbacks=own["CACHE_ENCRYPTION_CALLBACKS"] or None,
-    )
+    try:
+        return Cache(
+            folder,
+            size_limit_nbytes=own["CACHE_SIZE_LIMIT_BYTES"],
+            lock_timeout_s=own["CACHE_LOCK_TIMEOUT_S"],
+            callbacks=own["CACHE_ENCRYPTION_CALLBACKS"] or None,
+        )
+    except OSError as error:  # a relative path, and the working directory is gone
+        _log.warning("cache folder %s: %s; the model is compiled, and not kept.", folder, error)
+        return None

@@ -65,7 +65,9 @@ HETERO_PROPERTIES: Final = PropertyTable(
         "Seconds, about, for measuring costs where no cost file is given.", minimum=0.1,
     ),
     Property(
-        "PLAN_SECONDS", float, 5.0, True, "Seconds for the search of a plan by cost.",
+        "PLAN_SECONDS", float, 5.0, True,
+        "Effort of the search of a plan by cost: the steps that an idle core takes in about so "
+        "many seconds. Ten times as long ends it anyway, and the plan says so.",
         minimum=0.1, shapes_result=True,
     ),
     Property("PLAN_SEED", int, 0, True, "Seed of that search.", minimum=0, shapes_result=True),

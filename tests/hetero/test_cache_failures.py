@@ -82,6 +82,21 @@ def test_an_export_that_fails_leaves_a_compiled_model_and_a_reason(
     assert len(list(tmp_path.glob("*.stage"))) == 1
 
 
+def test_a_relative_folder_in_a_working_directory_that_is_gone(
+    core: hetero.Core,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with core.compile_model(branches(), "CPU", {"CACHE_DIR": "cache"}) as compiled:
+        np.testing.assert_allclose(compiled({"x": X})[0], branches_output(X), rtol=1e-6)
+    assert "not kept" in caplog.text
+
+
 def test_what_ends_keeping_gives_the_devices_back(
     core: hetero.Core, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

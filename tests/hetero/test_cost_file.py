@@ -124,7 +124,6 @@ def test_learning_makes_the_subgraph_its_measured_time() -> None:
     assert learnt.nodes["a"].source == "calibrated"
     assert learnt.nodes["c"] == sample().devices["ORT"].nodes["c"]
     assert learnt.load.seconds == pytest.approx(1.5)
-    assert len(learnt.subgraphs) == 1
     assert learn(sample(), [StageMeasurement("GPU", ("a",), 1.0, 1.0)]) == sample()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -68,7 +67,7 @@ def test_pipeedge_chains_reach_the_published_optimum(model: str, optimum: float)
 def test_a_free_plan_is_proven_optimal_by_the_exact_solver() -> None:
     name = "operator/bert_l-3_inference"
     problem = load(DATA / f"{name}.json")
-    found = plan(problem, seconds=6, max_parts=1, tolerance=0.0, cap_s=math.inf)
+    found = plan(problem, seconds=4, max_parts=1, tolerance=0.0)
     assert not found.cut_short
     assert found.bottleneck == pytest.approx(FREE[name], rel=1e-5)
     assert found.bound.seconds == pytest.approx(FREE[name], rel=1e-4)
@@ -125,14 +124,14 @@ def test_a_mix_fits_the_memory_with_all_its_plans() -> None:
 
 def test_same_seed_same_plan_alone_or_with_a_pool() -> None:
     problem = load(DATA / "layer/resnet50_inference.json")
-    first = plan(problem, seconds=1, seed=5, exact=False)
-    again = plan(problem, seconds=1, seed=5, exact=False)
+    first = plan(problem, seconds=0.3, seed=5, exact=False)
+    again = plan(problem, seconds=0.3, seed=5, exact=False)
     with ThreadPoolExecutor(2) as pool:
-        pooled = plan(problem, seconds=1, seed=5, exact=False, pool=pool)
+        pooled = plan(problem, seconds=0.3, seed=5, exact=False, pool=pool)
     assert not first.cut_short
     assert first.chosen == again.chosen
     assert first.runners_up == again.runners_up
-    assert pooled.chosen == first.chosen or pooled.cut_short
+    assert pooled.chosen == first.chosen
 
 
 def test_within_tolerance_the_plan_with_fewer_subgraphs_is_chosen() -> None:
@@ -208,7 +207,7 @@ def test_the_benchmark_prints_its_rows_as_json(capsys: pytest.CaptureFixture[str
 
 def test_a_large_graph_is_planned_on_supernodes() -> None:
     problem = residual_network(1200, seed=2)
-    found = plan(problem, seconds=2, exact=False)
+    found = plan(problem, seconds=0.5, exact=False)
     greedy = named(found, "priority")
     assert found.bottleneck < 0.8 * greedy.bottleneck
     assert found.bound.seconds <= found.bottleneck

@@ -2,11 +2,11 @@
 
 ::
 
-    {"format": "hetero-costs", "version": 1,
+    {"format": "hetero-costs", "version": 2,
      "model": {"name", "hash", "shapes": {input: [sizes]}},
      "devices": {device: {"identity": {...}, "nodes": {node: [seconds, source]},
                           "dispatch": [...], "fusion": [...], "load": [...], "overhead": [...],
-                          "subgraphs": {digest: [seconds, source]}, "fused": [[node, ...]]}},
+                          "fused": [[node, ...]]}},
      "transfers": [{"from", "to", "latency": [a, b, source], "busy": [a, b, source]}],
      "missing": {device: reason}, "interrupted": false}
 
@@ -35,7 +35,9 @@ from scheduler.executor import THIS_PROCESS
 from scheduler.publish import publish
 
 FORMAT: Final = "hetero-costs"
-VERSION: Final = 1
+VERSION: Final = 2
+#: Version 1 also had measured subgraphs, which nothing needs.
+_READ: Final = (1, VERSION)
 _SOURCES: Final = frozenset(get_args(Source))
 #: What an identity's fields are called in messages.
 _LABELS: Final = {
@@ -77,7 +79,7 @@ def read_costs(path: str | Path) -> Costs:
             "`hetero profile`.",
             path=str(path),
         )
-    if document.get("version") != VERSION:
+    if document.get("version") not in _READ:
         raise PlanError(
             f"cost file {path}: version {document.get('version')!r}, wanted {VERSION}. Profile the "
             "model again.",
@@ -113,7 +115,6 @@ def to_document(costs: Costs) -> dict[str, Any]:
                 "fusion": _pair(device.fusion),
                 "load": _pair(device.load),
                 "overhead": _pair(device.overhead),
-                "subgraphs": {n: _pair(t) for n, t in device.subgraphs.items()},
                 "fused": [list(group) for group in device.fused],
             }
             for name, device in costs.devices.items()
@@ -233,7 +234,6 @@ def _device(where: str, entry: Mapping[str, Any]) -> DeviceCosts:
         fusion=_time(f"{where}.fusion", entry["fusion"]),
         load=_time(f"{where}.load", entry["load"]),
         overhead=_time(f"{where}.overhead", entry["overhead"]),
-        subgraphs={n: _time(f"{where}.subgraphs.{n}", t) for n, t in entry["subgraphs"].items()},
         fused=tuple(tuple(str(n) for n in group) for group in entry["fused"]),
     )
 

@@ -104,8 +104,6 @@ class DeviceCosts:
         node's cores. A number, not seconds.
     overhead : Time
         Seconds that the executor keeps the device busy for each call of a subgraph.
-    subgraphs : mapping of str to Time
-        Measured subgraphs: digest of their node names -> seconds.
     fused : tuple of tuple of str
         Nodes that the device runs as one.
     """
@@ -116,7 +114,6 @@ class DeviceCosts:
     fusion: Time = Time(1.0, "estimated")
     load: Time = Time(1.0, "estimated")
     overhead: Time = Time(0.0, "estimated")
-    subgraphs: Mapping[str, Time] = field(default_factory=dict)
     fused: tuple[tuple[str, ...], ...] = ()
 
 

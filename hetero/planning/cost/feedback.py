@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hetero.planning.cost.costs import Costs, Time
-from hetero.planning.cost.samples import names_digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +48,14 @@ def learn(costs: Costs, measurements: Iterable[StageMeasurement]) -> Costs:
     for name, stages in by_device.items():
         device = devices[name]
         nodes = dict(device.nodes)
-        subgraphs = dict(device.subgraphs)
         for stage in stages:
             known = [n for n in stage.nodes if n in nodes]
-            subgraphs[names_digest(known)] = Time(stage.alone_s, "measured")
             model = device.fusion.seconds * sum(nodes[n].seconds for n in known)
             target = max(stage.alone_s - device.dispatch.seconds, 0.0)
             if model > 0:
                 nodes |= {n: Time(nodes[n].seconds * target / model, "calibrated") for n in known}
         load = Time(_median([max(1.0, s.busy_s / s.alone_s) for s in stages]), "calibrated")
-        devices[name] = replace(device, nodes=nodes, subgraphs=subgraphs, load=load)
+        devices[name] = replace(device, nodes=nodes, load=load)
     return replace(costs, devices=devices)
 
 

@@ -26,7 +26,6 @@ from hetero.planning.cost.samples import (
     capture,
     chunks,
     feeds,
-    names_digest,
     needed,
     node_key,
     regions,
@@ -97,7 +96,6 @@ class _Kind:
     parts: list[Model] = field(default_factory=list)
     nodes: dict[str, Time] = field(default_factory=dict)
     fused: list[tuple[str, ...]] = field(default_factory=list)
-    subgraphs: dict[str, Time] = field(default_factory=dict)
     #: (sum of nodes' seconds, seconds) of each measured subgraph.
     fits: list[tuple[float, float]] = field(default_factory=list)
     #: Seconds of the largest part alone.
@@ -307,7 +305,6 @@ class _Profile:
 
     def _keep(self, kind: _Kind, part: Model, seconds: float) -> None:
         alive = [part.nodes[p].name for p in request_positions(part)]
-        kind.subgraphs[names_digest(alive)] = Time(seconds, "measured")
         if all(name in kind.nodes for name in alive):
             kind.fits.append((sum(kind.nodes[n].seconds for n in alive), seconds))
 
@@ -399,7 +396,6 @@ class _Profile:
                     fusion=fusion,
                     load=load,
                     overhead=overhead,
-                    subgraphs=dict(kind.subgraphs),
                     fused=tuple(kind.fused),
                 )
         return Costs(

@@ -98,12 +98,6 @@ def node_key(model: Model, position: int) -> str:
     return state.hexdigest()
 
 
-def names_digest(names: Iterable[str]) -> str:
-    """Return a short hash of a set of node names: what a measured subgraph is known by."""
-    joined = "\n".join(sorted(names)).encode()
-    return hashlib.sha256(joined).hexdigest()[:24]
-
-
 def capture(
     executor: Executor,
     model: Model,
