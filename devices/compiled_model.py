@@ -6,9 +6,9 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 #: Callbacks that may run at once: enough that one that waits does not stop the others.
 _CALLBACK_THREADS = 4
+_AT_ONCE: Final = nullcontext()
 #: Seconds between two looks at whether a run that waits for its turn was cancelled.
 _CHECK_S = 0.05
 
@@ -152,7 +153,7 @@ class CompiledModel:
         context = context or RunContext(self.profiles)
         start = time.perf_counter()
         try:
-            with self._turn(context):
+            with self._turn(context) if self._exclusive else _AT_ONCE:
                 outputs = self._program.run(inputs, context)
         except HeteroError:
             raise
@@ -274,10 +275,7 @@ class CompiledModel:
 
     @contextmanager
     def _turn(self, context: RunContext) -> Iterator[None]:
-        """Wait for the device's other runs, where they are to be one at a time."""
-        if not self._exclusive:
-            yield
-            return
+        """Wait for the device's other runs: EXCLUSIVE_ASYNC_REQUESTS has them one at a time."""
         turn = self._plugin.exclusive(self._device_id)
         while not turn.acquire(timeout=_CHECK_S):
             context.check_cancelled()

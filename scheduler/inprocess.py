@@ -94,32 +94,24 @@ class _DeviceThreads:
             # None once it is closed; then nobody waits for what its tasks give.
             deployment = self._deployments.get(task.deployment)
             try:
-                self._do(instruction, deployment, ended)
+                match instruction:
+                    case events.Run():
+                        self._runs.put(task)
+                    case events.SendOn(_, send) if ended and deployment:
+                        deployment.send(task, send, ended.outputs[send.tensor])
+                    case events.Report() if ended and deployment:
+                        deployment.stage_ended(task, ended)
+                    case events.ReportFailure(_, failure) if deployment:
+                        deployment.stage_failed(task, failure)
+                    case events.Stop():
+                        self.host.cancel(task.deployment, task.request_id, task.attempt)
+                    case events.Forget():
+                        with self._lock:
+                            self._values.pop(task, None)
+                            self._ready_s.pop(task, None)
             except Exception as error:  # whatever it is: the request hears of it, threads live on
                 if deployment:
                     deployment.stage_failed(task, self._failure(task, error))
-
-    def _do(
-        self,
-        instruction: DeviceInstruction,
-        deployment: InProcessDeployment | None,
-        ended: _Ended | None,
-    ) -> None:
-        match instruction:
-            case events.Run(task):
-                self._runs.put(task)
-            case events.SendOn(task, send) if ended and deployment:
-                deployment.send(task, send, ended.outputs[send.tensor])
-            case events.Report(task) if ended and deployment:
-                deployment.stage_ended(task, ended)
-            case events.ReportFailure(task, error) if deployment:
-                deployment.stage_failed(task, error)
-            case events.Stop(task):
-                self.host.cancel(task.deployment, task.request_id, task.attempt)
-            case events.Forget(task):
-                with self._lock:
-                    self._values.pop(task, None)
-                    self._ready_s.pop(task, None)
 
     def _work(self) -> None:
         while (task := self._runs.get()) is not None:

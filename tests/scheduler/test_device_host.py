@@ -32,15 +32,16 @@ def test_a_stage_is_not_closed_between_being_found_and_being_run(
     compiled = host._stages["add", 0]
     unloading = threading.Thread(target=host.unload, args=("add",))
     closed = threading.Event()
-    get_property, close = compiled.get_property, compiled.close
+    find, close = host._stage, compiled.close
 
-    def asked(name: str) -> Any:
+    def found(deployment: str, stage: int) -> Any:
         """Another thread unloads the stage just as a run has found it."""
+        stage_found = find(deployment, stage)
         unloading.start()
         closed.wait(0.1)
-        return get_property(name)
+        return stage_found
 
-    monkeypatch.setattr(compiled, "get_property", asked)
+    monkeypatch.setattr(host, "_stage", found)
     monkeypatch.setattr(compiled, "close", lambda: (closed.set(), close()))
     ((output,), _) = host.run_stage("add", 0, 1, 1, [1.0])
     assert output == 2.0
