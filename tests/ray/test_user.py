@@ -35,6 +35,22 @@ def core() -> Iterator[hetero.Core]:
         yield core
 
 
+def test_a_dropped_model_is_closed_once_its_last_request_is_gone(core: hetero.Core) -> None:
+    deployments: Any = core.executor._deployments  # type: ignore[attr-defined]
+    before = len(deployments)
+    compiled = core.compile_model(branches(), SPLIT, affinity={"tanh": "CPU.1"})
+    request = compiled.create_infer_request()
+    compiled({"x": X})
+    del compiled
+    np.testing.assert_allclose(request.infer({"x": X})[0], branches_output(X), rtol=1e-6)
+    assert len(deployments) == before + 1
+    del request
+    end_s = time.monotonic() + 60
+    while len(deployments) > before:
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+
+
 def test_inputs_in_every_form_and_memory_order(core: hetero.Core) -> None:
     wide = np.arange(24, dtype=np.float32).reshape(4, 6) / 9
     with core.compile_model(branches(), SPLIT, affinity={"tanh": "CPU.1"}) as compiled:
