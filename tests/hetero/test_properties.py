@@ -207,6 +207,20 @@ def test_a_device_id_beside_another_id_or_a_list_is_refused(core: hetero.Core, d
         core.compile_model(dense(), device, {"DEVICE_ID": "1"})
 
 
+@pytest.mark.parametrize("scope", [(), ("HETERO",)], ids=str)
+def test_priorities_that_are_set_hold_for_a_bare_hetero(
+    core: hetero.Core, scope: tuple[str, ...]
+) -> None:
+    core.set_property(*scope, {"MULTI_DEVICE_PRIORITIES": "CPU, ORT"})
+    with core.compile_model(branches()) as compiled:
+        assert compiled.get_property("MULTI_DEVICE_PRIORITIES") == ("CPU", "ORT")
+        assert compiled.get_property("EXECUTION_DEVICES") == ("CPU",)
+    with core.compile_model(branches(), "ORT") as compiled:
+        assert compiled.get_property("MULTI_DEVICE_PRIORITIES") == ("ORT",)
+    with pytest.raises(errors.PropertyError, match="disagree"):
+        core.compile_model(branches(), "HETERO:ORT,CPU")
+
+
 @pytest.mark.parametrize("scope", [(), ("TWIN.1",)], ids=str)
 def test_a_device_id_cannot_be_set(core: hetero.Core, scope: tuple[str, ...]) -> None:
     with pytest.raises(errors.ReadOnlyPropertyError, match="DEVICE_ID can be read, not set"):
