@@ -42,6 +42,7 @@ def fused_conv_1(
     w: Array,
     b: Array | None = None,
     z: Array | None = None,
+    alike: Array | None = None,
     *,
     auto_pad: str = "NOTSET",
     dilations: Ints | None = None,
@@ -70,7 +71,7 @@ def fused_conv_1(
         wider = [None if a is None else a.astype(w.dtype, copy=False) for a in (x, b, z)]
         y = convolve(xp, wider[0], w, wider[1], wider[2], window, group, activate)
         return y.astype(x.dtype)
-    return convolve(xp, x, w, b, z, window, group, activate, out)
+    return convolve(xp, x, w, b, z, window, group, activate, out, alike)
 
 
 def _conv_window(

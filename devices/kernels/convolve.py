@@ -50,6 +50,7 @@ def convolve(
     group: int,
     activate: Activate,
     out: Array | None = None,
+    alike: Array | None = None,
 ) -> Array:
     """Return ``activate(x convolved with w, + b, + z)`` of shape (N, M, *window.output).
 
@@ -65,6 +66,9 @@ def convolve(
         Called as ``activate(xp, y)`` to change a block of the output in place.
     out : array or None
         Where to write the result.
+    alike : array or None
+        For each of the M filters the first one that equals it; they then get the same result to
+        the last bit, whatever the BLAS does. Only for one group.
     """
     n, m = x.shape[0], w.shape[0]
     shape = (n, m, *window.output)
@@ -81,6 +85,8 @@ def convolve(
 
     def finish(product: Array | None, image: int, channels: slice, rows: slice) -> None:
         block = y[image, channels, rows]
+        if alike is not None:
+            product = (block if product is None else product)[alike]
         if bias is not None:
             xp.add(block if product is None else product, bias[channels], out=block)
         elif product is not None:

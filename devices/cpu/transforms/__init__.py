@@ -11,6 +11,7 @@ from devices.cpu.transforms.constant_folding import fold_constants
 from devices.cpu.transforms.conv_activation import fuse_conv_activation
 from devices.cpu.transforms.conv_batchnorm import fold_batchnorm_into_conv
 from devices.cpu.transforms.dead_nodes import remove_dead_nodes
+from devices.cpu.transforms.even_filters import even_filters
 from devices.cpu.transforms.gelu import fuse_gelu
 from devices.cpu.transforms.identities import eliminate_identities
 from devices.cpu.transforms.inline_functions import inline_functions
@@ -48,6 +49,7 @@ PASSES: Final = (
     Pass(fuse_gelu),
     Pass(fuse_matmul_add),
     Pass(fuse_conv_activation),
+    Pass(even_filters, oldest_opset=0),
     Pass(remove_dead_nodes, oldest_opset=0),
 )
 

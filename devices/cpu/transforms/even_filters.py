@@ -1,0 +1,61 @@
+"""Pass: equal filters of a convolution give equal channels, to the last bit.
+
+A product of matrices need not round equal rows alike: some BLAS libraries sum the rows of a block
+in different orders. A network whose last filters are equal (as those with generated weights, which
+ONNX's suite has) then prefers one of its classes over the others by rounding alone. Where the BLAS
+is of that kind, convolutions are told which of their filters are equal.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Final
+
+import numpy as np
+
+from devices.cpu.transforms.rewriting import Rewrite, fused_node
+from devices.model import Model, Node
+
+#: FusedConv's inputs before `alike`: x, w, b, z.
+_INPUTS: Final = 4
+
+
+def even_filters(model: Model) -> Model:
+    """Return the model with convolutions that treat equal filters equally."""
+    if rows_sum_alike():
+        return model
+    rewrite = Rewrite(model)
+    for i, node in enumerate(model.nodes):
+        if node.op_type == "FusedConv" or rewrite.is_op(i, "Conv"):
+            _mark(rewrite, i, node)
+    return rewrite.apply()
+
+
+@cache
+def rows_sum_alike() -> bool:
+    """Tell whether a matrix product gives equal rows equal sums here, by trying one."""
+    weights = np.full((100, 512), 0.0123, np.float32)
+    columns = np.tile(np.linspace(1e6, 1.1e6, 49, dtype=np.float32), (512, 1))
+    product = weights @ columns
+    return bool((product == product[0]).all())
+
+
+def _mark(rewrite: Rewrite, i: int, conv: Node) -> None:
+    attributes = {attribute.name: attribute for attribute in conv.proto.attribute}
+    weights = rewrite.constant(conv.inputs[1])
+    if weights is None or ("group" in attributes and attributes["group"].i != 1):
+        return
+    alike = first_alike(weights)
+    if alike is not None:
+        inputs = [*conv.inputs, *("",) * (_INPUTS - len(conv.inputs))]
+        inputs.append(rewrite.add_constant(f"{conv.name}/alike", alike))
+        rewrite.replace((i,), fused_node("FusedConv", inputs, conv.outputs, [conv], attributes))
+
+
+def first_alike(w: np.ndarray) -> np.ndarray | None:
+    """Return for each filter of w (M, ...) the first one that equals it; None if none does."""
+    rows = w.reshape(w.shape[0], -1)
+    if not w.size or np.unique(rows[:, 0]).size == w.shape[0]:
+        return None  # the first weights alone tell them apart
+    _, first, group = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+    return None if first.size == w.shape[0] else first[group.reshape(-1)]
