@@ -21,8 +21,10 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from devices.errors import (
+    ClusterError,
     DeadlineError,
     DeviceLostError,
+    HeteroError,
     OverloadedError,
     RequestCancelledError,
 )
@@ -132,12 +134,14 @@ TRANSITIONS: Final[dict[tuple[RequestState, type], _Transition]] = {
     (_S.WAITING, events.CancelAsked): _row("_cancel", _S.CANCELLED),
     (_S.WAITING, events.TimePassed): _row("_expire", _S.EXPIRED),
     (_S.WAITING, events.DeviceLost): _row("_lose", _S.FAILED),
+    (_S.WAITING, events.ClusterLost): _row("_lose", _S.FAILED),
     (_S.WAITING, events.Closed): _row("_cancel", _S.CANCELLED),
     (_S.RUNNING, events.AttemptAnswered): _row("_answer", _S.ANSWERED, _S.RUNNING),
     (_S.RUNNING, events.AttemptFailed): _row("_fail", _S.FAILED, _S.RUNNING),
     (_S.RUNNING, events.CancelAsked): _row("_cancel", _S.CANCELLED),
     (_S.RUNNING, events.TimePassed): _row("_expire", _S.EXPIRED),
     (_S.RUNNING, events.DeviceLost): _row("_lose", _S.FAILED, _S.RUNNING),
+    (_S.RUNNING, events.ClusterLost): _row("_lose", _S.FAILED, _S.RUNNING),
     (_S.RUNNING, events.Closed): _row("_cancel", _S.CANCELLED),
 } | {
     (ended, late): _row("_drop_late", ended)
@@ -193,7 +197,8 @@ class ClientMachine:
         self._made_nbytes: dict[int, int] = {}
         #: (deadline, id) of live requests; may hold ended ones.
         self._deadlines: list[tuple[float, int]] = []
-        self._lost: dict[str, events.DeviceLost] = {}
+        #: What was lost, by device; the whole cluster has no name.
+        self._lost: dict[str, events.DeviceLost | events.ClusterLost] = {}
         self._closed = False
 
     @property
@@ -246,8 +251,8 @@ class ClientMachine:
             case events.TimePassed():
                 for request in self._due(event.now_s):
                     instructions += self._step(request, event)
-            case events.DeviceLost():
-                self._lost[event.device] = event
+            case events.DeviceLost() | events.ClusterLost():
+                self._lost[event.device if isinstance(event, events.DeviceLost) else ""] = event
                 for request in list(self._live.values()):
                     instructions += self._step(request, event)
             case events.Closed():
@@ -349,7 +354,7 @@ class ClientMachine:
             )
             return self._refuse(request, event.now_s, error)
         if self._lost:
-            lost = next(iter(self._lost.values()))
+            lost = self._lost.get("") or next(iter(self._lost.values()))
             return self._refuse(request, event.now_s, self._lost_error(request, lost))
         if event.deadline_s <= event.now_s:
             return self._expire(request, event)
@@ -403,7 +408,7 @@ class ClientMachine:
         return self._end_attempt(request, event.now_s, event.error)
 
     def _lose(
-        self, request: _Request, event: events.DeviceLost
+        self, request: _Request, event: events.DeviceLost | events.ClusterLost
     ) -> tuple[RequestState, list[ClientInstruction]]:
         error = self._lost_error(request, event)
         if request.state is _S.WAITING:
@@ -458,11 +463,17 @@ class ClientMachine:
         _note(request, event.now_s, f"{type(event).__name__} came late and was dropped")
         return request.state, []
 
-    def _lost_error(self, request: _Request, event: events.DeviceLost) -> DeviceLostError:
+    def _lost_error(
+        self, request: _Request, event: events.DeviceLost | events.ClusterLost
+    ) -> HeteroError:
+        attempt = f", attempt {request.attempt}" if request.attempt else ""
+        if isinstance(event, events.ClusterLost):
+            error = event.error
+            return ClusterError(f"request {request.id}{attempt}: {error.message}", **error.data)
         return DeviceLostError(
-            f"request {request.id}, attempt {request.attempt}: device {event.device} on node "
-            f"{event.node} is gone: {event.cause}. Compile the model again for the devices that "
-            "are left.",
+            f"request {request.id}{attempt}: device {event.device} on node {event.node} is gone: "
+            f"{event.cause}. Compile the model again; a device whose node is alive is "
+            "restarted.",
             device=event.device,
             node=event.node,
             attempt=request.attempt,

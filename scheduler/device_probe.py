@@ -51,20 +51,10 @@ def probe_node(
     return tuple(replace(row, num_threads=cores if row.num_threads else 1) for row in rows)
 
 
-def merge_nodes(nodes: Sequence[Sequence[DeviceDescriptor]]) -> tuple[DeviceDescriptor, ...]:
-    """Name the devices of all nodes; the first node's are counted first.
-
-    A plugin that is broken on every node is one row; one that works somewhere is not listed as
-    broken.
-    """
-    order = {row.plugin: None for rows in nodes for row in rows}
-    merged: list[DeviceDescriptor] = []
-    for plugin in order:
-        mine = [row for rows in nodes for row in rows if row.plugin == plugin]
-        working = [row for row in mine if row.error is None]
-        merged += working or mine[:1]
-    names = assign_names([row.plugin for row in merged])
-    return tuple(replace(row, name=name) for row, name in zip(merged, names, strict=True))
+def named(rows: Sequence[DeviceDescriptor]) -> tuple[DeviceDescriptor, ...]:
+    """Return the devices of the only node, named as those of a cluster."""
+    names = assign_names([row.plugin for row in rows])
+    return tuple(replace(row, name=name) for row, name in zip(rows, names, strict=True))
 
 
 def usable(descriptor: DeviceDescriptor) -> DeviceDescriptor:

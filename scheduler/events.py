@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from devices.errors import ClusterError
+
 # What the client's machine is told.
 
 
@@ -74,6 +76,14 @@ class DeviceLost:
 
 
 @dataclass(frozen=True, slots=True)
+class ClusterLost:
+    """Every device is gone, and whatever else the cluster had."""
+
+    now_s: float
+    error: ClusterError
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceReturned:
     """A lost device is back, its stages loaded."""
 
@@ -95,6 +105,7 @@ ClientEvent = (
     | CancelAsked
     | TimePassed
     | DeviceLost
+    | ClusterLost
     | DeviceReturned
     | Closed
 )

@@ -46,7 +46,7 @@ class DeviceDescriptor:
     error : str or None
         Why the plugin cannot be used; such a row takes no work.
     memory_nbytes : int or None
-        Memory of its own or of its node, where known.
+        Memory of its own, or its share of its node's with those that compute there too.
     num_threads : int
         What ``INFERENCE_NUM_THREADS=0`` comes to for a model that uses no other device of the
         node: its cores. Devices of one node that a model uses share them. 1 for a device that

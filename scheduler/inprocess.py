@@ -24,7 +24,7 @@ from scheduler.deployment import BaseDeployment, Deployments, check_sources, imp
 from scheduler.device_host import DeviceHost
 from scheduler.device_machine import DeviceMachine
 from scheduler.device_names import resolve_name
-from scheduler.device_probe import PluginSpec, merge_nodes, probe_node, usable
+from scheduler.device_probe import PluginSpec, named, probe_node, usable
 from scheduler.events import DeviceEvent, DeviceInstruction, Task
 from scheduler.executor import THIS_PROCESS, DeviceDescriptor, StageRun, StageSource
 from scheduler.plan import Plan
@@ -349,9 +349,7 @@ class InProcessExecutor:
         """The devices, asked for on first use."""
         with self._lock:
             if self._probed is None:
-                rows = merge_nodes(
-                    [probe_node(THIS_PROCESS, (), self._counts, entries=self._entries)]
-                )
+                rows = named(probe_node(THIS_PROCESS, (), self._counts, entries=self._entries))
                 self._probed = {row.name: row for row in rows}
             return self._probed
 

@@ -6,10 +6,12 @@ each stage's small report, nothing else.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -31,12 +33,15 @@ from scheduler.deployment import BaseDeployment, Deployments
 from scheduler.executor import StageRun
 from scheduler.memory_order import packed, unpacked
 from scheduler.plan import Plan
-from scheduler.ray_devices import ActorDevice, OnLost, first_line
+from scheduler.ray_devices import ActorDevice, OnLost, first_line, why_lost
+from scheduler.ray_start import RaySession
 
 #: Arguments over this size go to the object store; Ray puts them there once for each call.
 _INLINE_NBYTES: Final = 100_000
 #: Seconds that a report may come later than the last output.
 _REPORT_S: Final = 30.0
+#: Seconds that devices may take to let go of stages.
+_UNLOAD_S: Final = 15.0
 #: Which stage's report a key of `_Attempt.parts` is: reports have stage numbers, outputs names.
 _Part = int | str
 
@@ -78,8 +83,12 @@ class RayDeployment(BaseDeployment):
         The plan's devices by the names that the plan uses.
     arrived : callable
         Takes each Arrival, from a thread of Ray's that must not be kept.
+    session : RaySession
+        The connection to the cluster.
     lost : callable
         Takes the id of an actor that is gone, and the cause.
+    suspect : callable
+        Takes a device that could not be reached.
     ask : callable
         Returns what an actor's method answers: device, method's name, arguments.
     """
@@ -93,14 +102,18 @@ class RayDeployment(BaseDeployment):
         deployments: Deployments[RayDeployment],
         *,
         devices: Mapping[str, ActorDevice],
+        session: RaySession,
         arrived: Callable[[Arrival], None],
         lost: OnLost,
+        suspect: Callable[[ActorDevice], None],
         ask: Callable[..., Any],
     ) -> None:
         super().__init__(key, plan, constants, limits, deployments)
         self._devices = devices
+        self._session = session
         self._arrived = arrived
         self._lost = lost
+        self._suspect = suspect
         self._ask = ask
         self._attempts: dict[tuple[int, int], _Attempt] = {}
         self._lock = threading.Lock()
@@ -180,28 +193,49 @@ class RayDeployment(BaseDeployment):
                 error = failure
         if error is None:
             self._answered(*key, attempt.inputs, attempt.outputs, attempt.runs)
-        elif isinstance(error, exceptions.RayActorError) and error.actor_id in self.actors:
-            self._lost(error.actor_id, first_line(error))
         else:
-            self._failed(*key, self._translate(error, attempt, arrival))
+            self._end(arrival, attempt, _root(error))
+
+    def _end(self, arrival: Arrival, attempt: _Attempt, cause: BaseException) -> None:
+        """End an attempt that has failed."""
+        error = self._translate(cause, attempt, arrival)
+        failed = partial(self._failed, arrival.request_id, arrival.attempt, error)
+        if not isinstance(cause, exceptions.RayActorError) or cause.actor_id not in self.actors:
+            failed()
+        elif isinstance(cause, exceptions.ActorUnavailableError):
+            device = next(d for d in self._devices.values() if d.actor_id == cause.actor_id)
+            # In this order: if more is lost than a connection, the request is told that.
+            self._runner.later(partial(self._suspect, device))
+            self._runner.later(failed)
+        else:
+            self._lost(cause.actor_id, why_lost(cause))
 
     def _translate(
-        self, error: BaseException, attempt: _Attempt, arrival: Arrival
+        self, cause: BaseException, attempt: _Attempt, arrival: Arrival
     ) -> BaseException:
-        cause = error.cause if isinstance(error, exceptions.RayTaskError) else error
         if isinstance(cause, HeteroError):
             return cause
         where = f"request {arrival.request_id}, attempt {arrival.attempt}"
         ids = {"request_id": arrival.request_id, "attempt": arrival.attempt}
         if isinstance(cause, exceptions.TaskCancelledError):
             return RequestCancelledError(f"{where}: cancelled.", **ids)
+        if isinstance(cause, exceptions.ActorUnavailableError):
+            descriptor = self.actors[cause.actor_id]
+            return DeviceLostError(
+                f"{where}: device {descriptor.name} on node {descriptor.node} could not be "
+                f"reached: {why_lost(cause)}. Whether it ran the request is unknown; send it "
+                "again.",
+                device=descriptor.name,
+                node=descriptor.node,
+                **ids,
+            )
         if isinstance(cause, exceptions.ObjectLostError):
             lost = attempt.tensors.get(cause.object_ref_hex, "an input")
             maker = self.plan.producers.get(lost)
             device = None if maker is None else self.device_of(maker).descriptor
             return DeviceLostError(
                 f"{where}: tensor {lost!r} is lost with node {device.node if device else '?'} that "
-                f"held it: {first_line(cause)}. Compile the model again for the nodes left.",
+                f"held it: {first_line(str(cause))}. Compile the model again for the nodes left.",
                 device=device.name if device else "",
                 node=device.node if device else "",
                 **ids,
@@ -209,7 +243,7 @@ class RayDeployment(BaseDeployment):
         part = arrival.part
         stage = part if isinstance(part, int) else self.plan.producers[part]
         name = self.device_of(stage).descriptor.name
-        kind = InferenceError if isinstance(error, exceptions.RayTaskError) else ClusterError
+        kind = ClusterError if isinstance(cause, exceptions.RayError) else InferenceError
         return kind(
             f"stage {stage} on device {name} or one before it, {where}: "
             f"{type(cause).__name__}: {cause}",
@@ -223,7 +257,7 @@ class RayDeployment(BaseDeployment):
         """Stop an attempt where it runs, keep it from running where it waits."""
         with self._lock:
             self._attempts.pop((request_id, attempt), None)
-        if not ray.is_initialized():  # the actors went with it; a call would start another Ray
+        if not self._session.is_ours:  # the actors went with it; a call would start another Ray
             return
         for device in self._devices.values():
             device.actor.cancel.remote(self.key, request_id, attempt)
@@ -234,6 +268,10 @@ class RayDeployment(BaseDeployment):
         self._runner.handle(
             events.DeviceLost(self._runner.now_s(), descriptor.name, descriptor.node, cause)
         )
+
+    def cluster_lost(self, error: ClusterError) -> None:
+        """Fail every request, those to come included: nothing is left."""
+        self._runner.handle(events.ClusterLost(self._runner.now_s(), error))
 
     def executed_nodes(self, stage: int) -> tuple[ExecutedNode, ...]:
         """Return a stage's runtime model."""
@@ -251,7 +289,14 @@ class RayDeployment(BaseDeployment):
         return self._devices[self.plan.stages[stage].device]
 
     def _unload(self) -> None:
-        if not ray.is_initialized():
-            return
-        refs = [device.actor.unload.remote(self.key) for device in self._devices.values()]
-        ray.wait(refs, num_returns=len(refs), timeout=15.0)
+        if self._session.is_ours:
+            refs = [device.actor.unload.remote(self.key) for device in self._devices.values()]
+            with contextlib.suppress(ClusterError):  # what is gone has let go
+                self._session.wait(refs, _UNLOAD_S)
+
+
+def _root(error: BaseException) -> BaseException:
+    """Return what a stage, or one before it, raised."""
+    while isinstance(error, exceptions.RayTaskError) and isinstance(error.cause, BaseException):
+        error = error.cause
+    return error

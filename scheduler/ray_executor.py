@@ -8,11 +8,13 @@ import queue
 import threading
 import weakref
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 import ray
+from ray import exceptions
 
 from devices.errors import ClusterError, DeviceLostError, HeteroError
 from devices.model import Constant, Model
@@ -25,7 +27,7 @@ from scheduler.executor import DeviceDescriptor, StageSource
 from scheduler.model_parts import outline, split_model
 from scheduler.plan import Plan, Stage
 from scheduler.ray_deployment import Arrival, RayDeployment
-from scheduler.ray_devices import ActorDevice, RayDevices
+from scheduler.ray_devices import ActorDevice, RayDevices, why_lost
 from scheduler.ray_nodes import alive_nodes
 from scheduler.ray_start import connect
 from scheduler.stored_payload import StoredPayload
@@ -73,7 +75,7 @@ class RayExecutor:
         load_timeout_s: float = 3600.0,
     ) -> None:
         self._session = connect(address, options=ray_options)
-        self._devices = RayDevices(plugins, devices or {}, probe_timeout_s)
+        self._devices = RayDevices(self._session, plugins, devices or {}, probe_timeout_s)
         self._load_timeout_s = load_timeout_s
         self._deployments: Deployments[RayDeployment] = Deployments()
         #: References to weights in the object store, as long as somebody here has the weight.
@@ -88,6 +90,7 @@ class RayExecutor:
         self._arrivals: queue.SimpleQueue[Arrival | None] = queue.SimpleQueue()
         self._collector = threading.Thread(target=self._collect, name="collector", daemon=True)
         self._collector.start()
+        self._session.when_gone.append(self._cluster_gone)
 
     def devices(self) -> tuple[DeviceDescriptor, ...]:
         """Return every device of the cluster, and every plugin that is broken."""
@@ -115,6 +118,7 @@ class RayExecutor:
         """Compile every stage on its device, all at once; see `Executor.deploy`."""
         check_sources(plan, sources)
         limits = limits or Limits()
+        rows = self.devices()
         deployment = RayDeployment(
             f"deployment-{ray.get_runtime_context().get_job_id()}-{next(self._keys)}",
             plan,
@@ -122,12 +126,14 @@ class RayExecutor:
             replace(limits, nbytes=min(limits.nbytes, self._store_nbytes() // 2)),
             self._deployments,
             devices={name: self._devices.device(name) for name in plan.devices},
+            session=self._session,
             arrived=self._arrivals.put,
             lost=self._lose,
+            suspect=self._suspect,
             ask=self._ask,
         )
         try:
-            self._load(deployment, sources, plan_shares(plan, sources, self.devices(), company))
+            self._load(deployment, sources, plan_shares(plan, sources, rows, company))
         except BaseException:
             deployment.close()
             raise
@@ -189,13 +195,14 @@ class RayExecutor:
             self._closed = True
         for deployment in self._deployments:
             deployment.close()
-        if ray.is_initialized():
+        if self._session.is_ours:
             self._devices.close()
         self._arrivals.put(None)
         if threading.current_thread() is not self._collector:
             self._collector.join(timeout=5.0)
         self._packed.clear()
         self._weights.clear()
+        self._session.when_gone.remove(self._cluster_gone)
         self._session.close()
 
     def _ask(self, device: ActorDevice, method: str, *arguments: Any) -> Any:
@@ -232,6 +239,29 @@ class RayExecutor:
         _log.warning("actor=%s lost, with %s deployments: %s", actor_id, len(deployments), cause)
         for deployment in deployments:
             deployment.device_lost(actor_id, cause)
+
+    def _suspect(self, device: ActorDevice) -> None:
+        """Find out whether an actor that could not be reached is gone, or only was cut off."""
+        if not self._devices.answers(device):
+            try:
+                self._session.check_head()
+            except ClusterError as error:
+                self._cluster_gone(error)
+            else:
+                self._lose(device.actor_id, "its node does not answer")
+            return
+
+        def judge(answer: Future[Any]) -> None:
+            error = answer.exception()
+            if isinstance(error, exceptions.ActorDiedError):
+                self._lose(device.actor_id, why_lost(error))
+
+        device.actor.ping.remote().future().add_done_callback(judge)
+
+    def _cluster_gone(self, error: ClusterError) -> None:
+        """Fail whatever is in flight, and what is to come."""
+        for deployment in self._deployments:
+            deployment.cluster_lost(error)
 
     def _collect(self) -> None:
         while (arrival := self._arrivals.get()) is not None:

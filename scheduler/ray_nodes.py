@@ -1,19 +1,25 @@
-"""The nodes of a Ray cluster: which there are, in a stable order, and how work is pinned to one."""
+"""The nodes of a Ray cluster: which there are, how work is pinned to one, what devices are called.
+
+Devices' numbers are kept in the cluster, so that every client calls a device the same.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import ray
+from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
 
 from scheduler.ray_start import RESOURCE, RESOURCE_SHARE
 
 #: Node labels ``hetero/PLUGIN=COUNT`` say how many logical devices a node offers.
 _LABEL_PREFIX: Final = "hetero/"
 _HEAD: Final = "node:__internal_head__"
+#: The cluster's table of device numbers: kind/number -> place, node's id and name.
+_TABLE: Final = b"hetero-devices"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +32,10 @@ class ClusterNode:
         Ray's id of it.
     name : str
         For people, unique in the cluster.
+    host : str
+        Its name for Ray, which it has again when it comes back: its address by default.
+    address : str
+        ``host:port`` that it answers at.
     counts : mapping of str to int
         Plugin -> logical devices, as far as its start options say.
     num_cpus : int
@@ -38,6 +48,8 @@ class ClusterNode:
 
     id: str
     name: str
+    host: str
+    address: str
     counts: Mapping[str, int]
     num_cpus: int
     store_nbytes: int
@@ -75,7 +87,43 @@ def _node(row: Mapping[str, Any], unique: bool) -> ClusterNode:
         options["resources"] = {RESOURCE: RESOURCE_SHARE}
     resources = row["Resources"]
     cores, store = resources.get("CPU", 0), resources.get("object_store_memory", 0)
-    return ClusterNode(row["NodeID"], name, counts, int(cores), int(store), options)
+    address = f"{row['NodeManagerAddress']}:{row['NodeManagerPort']}"
+    return ClusterNode(
+        row["NodeID"], name, row["NodeName"], address, counts, int(cores), int(store), options
+    )
+
+
+def device_number(kind: str, node: ClusterNode, place: int, alive: Collection[str]) -> int:
+    """Return the number that a device has in the whole cluster.
+
+    The first free one is written into the cluster's own table, where every client finds it; a node
+    that comes back gets the numbers that it had.
+
+    Parameters
+    ----------
+    kind : str
+        What is counted: the devices of a plugin, for clients that want the same of them.
+    node : ClusterNode
+        The device's node.
+    place : int
+        Which of those on that node.
+    alive : collection of str
+        Ids of the nodes that are alive.
+    """
+    mine = f"{place} {node.id} {node.host}"
+    number = 0
+    while True:
+        key = f"{kind}/{number}".encode()
+        if not _internal_kv_put(key, mine.encode(), overwrite=False, namespace=_TABLE):
+            return number
+        held = _internal_kv_get(key, namespace=_TABLE)
+        whose, holder, host = held.decode().split(" ", 2)
+        if int(whose) == place and holder == node.id:
+            return number
+        if int(whose) == place and host == node.host and holder not in alive:
+            _internal_kv_put(key, mine.encode(), overwrite=True, namespace=_TABLE)
+            return number
+        number += 1
 
 
 def _rows() -> list[dict[str, Any]]:

@@ -12,19 +12,21 @@ import logging
 import os
 import secrets
 import shutil
-import signal
-import socket
-import tempfile
 import threading
+import time
 import warnings
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from types import FrameType
 from typing import Any, Final
 
+import ray
+
 from devices.errors import ClusterError
+from scheduler.ray_address import check_reachable, find_address
+from scheduler.ray_folder import make_folder
+from scheduler.ray_signals import default_signals, own_signals
+from scheduler.ray_watch import ClusterWatch
 
 #: The Ray namespace of our actors.
 NAMESPACE: Final = "hetero"
@@ -32,35 +34,87 @@ NAMESPACE: Final = "hetero"
 #: of it: a mark of where actors may go, not a measure of anything.
 RESOURCE: Final = "hetero"
 RESOURCE_SHARE: Final = 0.001
-#: Unix socket paths hold 107 bytes; Ray's own part of them takes up to 75.
-_LONGEST_FOLDER: Final = 30
-#: What an HTTP/2 client begins with, settings included, and the type of the frame that a server
-#: begins its answer with (RFC 9113, sections 3.4 and 6.5).
-_HTTP2_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
-_HTTP2_SETTINGS: Final = b"\4"
+#: The longest that a call into Ray may take before it looks whether the cluster is still there.
+LOOK_S: Final = 2.0
 _CREDENTIALS: Final = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
 
-@dataclass(slots=True)
 class RaySession:
-    """A connection to Ray.
+    """A connection of this process to Ray.
 
-    Attributes
+    Parameters
     ----------
     started : bool
         Whether we started or joined it, and so end it.
-    folder : Path or None
+    folder : Path, optional
         Its temporary folder, where we started it.
-    variables : list of str
+    variables : sequence of str
         Environment variables that were set for it, and go with it.
-    users : int
-        How many got it from `connect` and have not closed it.
     """
 
-    started: bool
-    folder: Path | None = None
-    variables: list[str] = field(default_factory=list)
-    users: int = 1
+    def __init__(
+        self, started: bool, folder: Path | None = None, variables: Sequence[str] = ()
+    ) -> None:
+        #: How many got it from `connect` and have not closed it.
+        self.users = 1
+        self._started = started
+        self.folder = folder
+        self._variables = list(variables)
+        #: Called with what to raise if the cluster goes.
+        self.when_gone: list[Callable[[ClusterError], None]] = []
+        self._connection = ""
+        self._watch: ClusterWatch | None = None
+
+    def watch(self) -> RaySession:
+        """Begin to look after the cluster, once Ray is connected to it."""
+        if self._started:
+            _mute()
+        self._connection = _connection()
+        self._watch = ClusterWatch(ray.get_runtime_context().gcs_address, self._lose)
+        return self
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process is still connected as it was when the session began."""
+        return bool(self._connection) and _connection() == self._connection
+
+    def check(self) -> None:
+        """Raise ClusterError if the cluster is gone, or was left: a call would start another."""
+        assert self._watch is not None
+        if self._watch.gone is not None:
+            raise self._watch.gone
+        if not self.is_ours:
+            raise ClusterError(
+                "this process has left the Ray cluster (ray.shutdown); make a new Core.",
+                address=self._watch.address,
+            )
+
+    def check_head(self) -> None:
+        """Raise ClusterError if the cluster's head does not answer: Ray would wait for it."""
+        self.check()
+        assert self._watch is not None
+        self._watch.look()
+
+    def wait(self, refs: Sequence[Any], timeout_s: float) -> bool:
+        """Wait until all of `refs` are there; False if they are not in time.
+
+        Raises
+        ------
+        ClusterError
+            The cluster is gone.
+        """
+        until_s = time.monotonic() + timeout_s
+        while True:
+            self.check()
+            left_s = max(0.0, until_s - time.monotonic())
+            ready, _ = ray.wait(list(refs), num_returns=len(refs), timeout=min(LOOK_S, left_s))
+            if len(ready) == len(refs) or left_s <= LOOK_S:
+                return len(ready) == len(refs)
+
+    def wait_until_left(self) -> None:
+        """Wait, if the cluster is gone, until this process has left it."""
+        if self._watch is not None and self._watch.gone is not None:
+            self._watch.join()
 
     def close(self) -> None:
         """Leave Ray, and stop it if it was started here, once nobody else uses it."""
@@ -71,23 +125,39 @@ class RaySession:
 
     def end(self) -> None:
         """Leave Ray, and stop it if it was started here; again is harmless."""
-        import ray
-
-        if self.started:
-            self.started = False
-            ray.shutdown()
-        for name in self.variables:
+        if self._watch is not None:
+            self._watch.close()
+        if self._started:
+            self._started = False
+            if self.is_ours or not self._connection:
+                ray.shutdown()
+            default_signals()
+        for name in self._variables:
             os.environ.pop(name, None)
-        self.variables.clear()
+        self._variables.clear()
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
-            atexit.unregister(self.end)
             self.folder = None
+        atexit.unregister(self.end)
+
+    def _lose(self, error: ClusterError) -> None:
+        """Tell who uses the cluster that it is gone, and leave it."""
+        for tell in list(self.when_gone):
+            tell(error)
+        # Who waits in Ray must be out of it, and see that it is gone, before it is left.
+        time.sleep(2 * LOOK_S)
+        with _lock:
+            self.end()
 
 
 #: Ray is one for a process, so its session is shared: the last user's `close` ends it.
 _lock = threading.RLock()
 _current: RaySession | None = None
+
+
+def _connection() -> str:
+    """Return what tells this connection to Ray from others of this process; empty for none."""
+    return str(ray.get_runtime_context().get_worker_id()) if ray.is_initialized() else ""
 
 
 def connect(
@@ -111,28 +181,30 @@ def connect(
     ClusterError
         Ray could not start, or nothing answers at `address`.
     """
-    import ray
-
     global _current
+    if _current is not None:
+        _current.wait_until_left()
     with _lock:
+        if _current is not None and not _current.is_ours:
+            _current.end()  # Ray was left without it, or is being left
+            _current = None
         if ray.is_initialized():
-            if _current is None or not _current.started:
-                return RaySession(started=False)
+            if _current is None:
+                return RaySession(started=False).watch()
             _current.users += 1
             return _current
         address = address or os.environ.get("RAY_ADDRESS") or "local"
         if address == "local":
             _current = _start(dict(options or {}))
         else:
+            address = find_address(address)
             check_reachable(address, timeout_s)
             _current = _join(address)
         return _current
 
 
 def _start(options: dict[str, Any]) -> RaySession:
-    import ray
-
-    folder = Path(_make_folder())
+    folder = make_folder()
     environment = {
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_DEDUP_LOGS": "0",
@@ -151,7 +223,7 @@ def _start(options: dict[str, Any]) -> RaySession:
         variables.append("RAY_AUTH_MODE")  # Ray sets it to "token" as it starts
     session = RaySession(True, folder, variables)
     try:
-        with _quiet(), _interrupted_after():
+        with _quiet(), own_signals():
             ray.init(
                 address="local",
                 resources=resources,
@@ -176,15 +248,13 @@ def _start(options: dict[str, Any]) -> RaySession:
         raise
     # Ray's own exit handler stops its processes first: handlers run last in, first out.
     atexit.register(session.end)
-    return session
+    return session.watch()
 
 
 def _join(address: str) -> RaySession:
-    import ray
-
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     try:
-        with _quiet():
+        with _quiet(), own_signals():
             ray.init(
                 address=address,
                 namespace=NAMESPACE,
@@ -202,35 +272,9 @@ def _join(address: str) -> RaySession:
             address=address,
             cause=str(error),
         ) from error
-    return RaySession(started=True)
-
-
-def check_reachable(address: str, timeout_s: float) -> None:
-    """Find out soon that nothing answers as gRPC does: Ray itself tries for a minute."""
-    if address in ("auto", "local") or "://" in address:
-        return
-    host, separator, port = address.rpartition(":")
-    # The system's resolver takes larger numbers for ports, and drops what is too much.
-    if not separator or not port.isdigit() or int(port) > 65535:
-        raise ClusterError(
-            f"{address!r} is no address of a Ray cluster; wanted host:port, as in 10.0.0.1:6379. "
-            "Fix it, or leave it out (and RAY_ADDRESS unset) to start one here.",
-            address=address,
-        )
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout_s) as connection:
-            if os.environ.get("RAY_USE_TLS", "0") == "0":
-                connection.sendall(_HTTP2_PREFACE)
-                if connection.recv(9)[3:4] != _HTTP2_SETTINGS:
-                    raise ConnectionError("what listens there is no Ray")
-    except OSError as error:
-        raise ClusterError(
-            f"nothing answers at {address}: {error}. Start Ray there (`ray start --head`, or `ray "
-            "up cluster.yaml`), or leave the address out (and RAY_ADDRESS unset) to start one "
-            "here.",
-            address=address,
-            cause=str(error),
-        ) from error
+    session = RaySession(True)
+    atexit.register(session.end)
+    return session.watch()
 
 
 @cache
@@ -239,48 +283,16 @@ def _token() -> str:
     return secrets.token_hex(32)
 
 
-def _make_folder() -> str:
-    try:
-        parent = tempfile.gettempdir()
-        parent = parent if len(parent) <= _LONGEST_FOLDER else "/tmp"
-        return tempfile.mkdtemp(prefix="het-", dir=parent)
-    except OSError as error:
-        raise ClusterError(
-            f"Ray cannot start on this machine: it needs a temporary folder, and {error}. Set "
-            "TMPDIR to one that can be written, or run in process: --executor inprocess.",
-            cause=str(error),
-        ) from error
-
-
 def _give_up(session: RaySession) -> None:
     with contextlib.suppress(Exception):  # it may have started in part, or not at all
         session.end()
 
 
-@contextlib.contextmanager
-def _interrupted_after() -> Iterator[None]:
-    """Let Ctrl-C wait for the block's end; a second one does not wait.
-
-    Ray that is stopped while it starts forgets some of the processes that it has started.
-    """
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
-        yield
-        return
-    asked: list[tuple[int, FrameType | None]] = []
-
-    def remember(number: int, frame: FrameType | None) -> None:
-        if asked:
-            before(number, frame)
-        asked.append((number, frame))
-
-    signal.signal(signal.SIGINT, remember)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if asked:
-        before(*asked[0])
+def _mute() -> None:
+    """Keep Ray from printing what happens to processes: errors tell it to those concerned."""
+    worker: Any = ray._private.worker.global_worker
+    worker.threads_stopped.set()
+    worker.gcs_error_subscriber.close()
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from scheduler.device_names import split_name
 from scheduler.executor import DeviceDescriptor, StageSource
 from scheduler.plan import Plan
 
@@ -42,7 +43,7 @@ def thread_shares(devices: Iterable[DeviceDescriptor], given: Mapping[str, int])
 def plan_shares(
     plan: Plan,
     sources: Sequence[StageSource],
-    rows: Iterable[DeviceDescriptor],
+    rows: Sequence[DeviceDescriptor],
     company: Collection[str],
 ) -> dict[str, int]:
     """Return how many threads each device of a plan gets, beside devices that work with it.
@@ -51,12 +52,18 @@ def plan_shares(
     ----------
     plan, sources, company
         As for `Executor.deploy`.
-    rows : iterable of DeviceDescriptor
+    rows : sequence of DeviceDescriptor
         The executor's devices.
     """
-    working = {*plan.devices, *company}
+    working = {split_name(name) for name in (*plan.devices, *company)}
+    devices = {row.name: split_name(row.name) for row in rows if split_name(row.name) in working}
     given = {
-        stage.device: int(source.config.get(THREADS, 0))
+        split_name(stage.device): int(source.config.get(THREADS, 0))
         for stage, source in zip(plan.stages, sources, strict=True)
     }
-    return thread_shares([row for row in rows if row.name in working], given)
+    shares = thread_shares(
+        [row for row in rows if row.name in devices],
+        {name: given.get(device, 0) for name, device in devices.items()},
+    )
+    found = {devices[name]: share for name, share in shares.items()}
+    return {name: found[split_name(name)] for name in plan.devices}

@@ -14,7 +14,7 @@ import hetero
 from devices.model import Model
 from devices.null import NullPlugin
 from devices.program import Payload, Program
-from devices.properties import Config
+from devices.properties import OPTIONAL_PROPERTIES, Config
 from hetero.planning.cost.load import BusyDevices
 from tests.hetero.models import branches
 
@@ -26,6 +26,7 @@ class SeenPlugin(NullPlugin):
 
     name = "SEEN"
     automatic = True
+    properties = NullPlugin.properties.extended(OPTIONAL_PROPERTIES["INFERENCE_NUM_THREADS"])
     seen: ClassVar[list[int]] = []
 
     def compile(self, model: Model, config: Config) -> Program:

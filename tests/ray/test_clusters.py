@@ -8,14 +8,18 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
 
 import pytest
+from ray._private import services
 
 from devices.errors import ClusterError
-from scheduler.ray_start import check_reachable
+from scheduler import ray_folder
+from scheduler.ray_address import check_reachable, find_address
+from scheduler.ray_folder import make_folder
 
 pytestmark = pytest.mark.ray
 ROOT = Path(__file__).parents[2]
@@ -32,12 +36,12 @@ print("running", flush=True)
 """
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
     return subprocess.run(
         [sys.executable, *arguments],
         cwd=ROOT,
-        env=environment | {"PYTHONPATH": str(ROOT)},
+        env=environment | {"PYTHONPATH": str(ROOT)} | variables,
         capture_output=True,
         text=True,
         timeout=300,
@@ -79,11 +83,63 @@ def test_two_nodes_one_that_dies_and_one_that_joins() -> None:
     assert found["unknown"] == "TOY.1"
     assert set(found["joined"]) == {"TOY.0", "TOY.1"}
     assert found["joined"]["TOY.1"] not in nodes.values()
+    # A client that comes now calls every device as the one that saw nodes go and come.
+    assert found["seen by another"] == found["joined"]
 
 
-@pytest.mark.parametrize("end", ["close", "interrupt"])
-def test_a_ray_of_our_own_leaves_nothing_behind(end: str) -> None:
-    program = OWN + ("executor.close(); executor.close()" if end == "close" else "time.sleep(99)")
+HEAD = """
+import sys
+from ray.cluster_utils import Cluster
+options = {"num_cpus": 2, "include_dashboard": False}
+cluster = Cluster(initialize_head=True, head_node_args=options)
+processes = cluster.head_node.all_processes.values()
+print(cluster.address, *(p.process.pid for group in processes for p in group), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("wait_s", ["0", pytest.param("65", marks=pytest.mark.slow)])
+def test_a_cluster_whose_head_is_gone_is_told_and_left_and_the_process_lives_on(
+    wait_s: str,
+) -> None:
+    """Ray itself would end the process after 60 seconds."""
+    own = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    head = subprocess.Popen(
+        [sys.executable, "-c", HEAD],
+        env=own | {"RAY_AUTH_MODE": "disabled"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert head.stdout
+    address, *processes = head.stdout.readline().split()
+    try:
+        done = run(
+            "-m", "tests.ray.lost_head", address, wait_s, *processes, RAY_AUTH_MODE="disabled"
+        )
+    finally:
+        head.kill()
+        head.communicate()
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert len(found["told"]) == 4
+    for told in found["told"]:
+        assert told.startswith("ClusterError"), told
+        assert f"{address} is gone" in told
+    assert found["left Ray"]
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        (None, 0),
+        pytest.param(signal.SIGINT, 1, marks=pytest.mark.slow),
+        (signal.SIGTERM, 128 + signal.SIGTERM),
+        pytest.param(signal.SIGHUP, 128 + signal.SIGHUP, marks=pytest.mark.slow),
+    ],
+)
+def test_a_ray_of_our_own_leaves_nothing_behind(number: int | None, code: int) -> None:
+    program = OWN + ("time.sleep(99)" if number else "executor.close(); executor.close()")
     environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
     process = subprocess.Popen(
         [sys.executable, "-c", program],
@@ -96,11 +152,12 @@ def test_a_ray_of_our_own_leaves_nothing_behind(end: str) -> None:
     assert process.stdout
     folder = process.stdout.readline().strip()
     assert process.stdout.readline().strip() == "running"
-    if end == "interrupt":
+    if number is not None:
         assert processes_of(folder)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
     _, errors = process.communicate(timeout=300)
-    assert (process.returncode == 0) == (end == "close"), errors
+    assert process.returncode == code, errors
+    assert errors == "" or number == signal.SIGINT
     assert wait_until_gone(folder) == []
     assert not Path(folder).exists()
 
@@ -140,7 +197,72 @@ def test_an_address_where_no_ray_answers_is_told(says: bytes) -> None:
         thread.join()
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:1", "nowhere", "localhost:99999"])
-def test_an_address_that_is_none_is_told_at_once(address: str) -> None:
-    with pytest.raises(ClusterError, match=address):
-        check_reachable(address, 2.0)
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("127.0.0.1:1", "nothing answers at 127.0.0.1:1"),
+        ("nowhere", "wanted host:port"),
+        ("localhost:99999", "wanted host:port"),
+        ("ray://10.0.0.1:10001", "Ray Client"),
+    ],
+)
+def test_an_address_that_is_none_is_told_at_once(address: str, words: str) -> None:
+    with pytest.raises(ClusterError, match=words):
+        check_reachable(find_address(address), 2.0)
+
+
+def test_auto_where_no_ray_answers_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"auto": "127.0.0.1:1"}
+    monkeypatch.setattr(services, "canonicalize_bootstrap_address", found.__getitem__)
+    with pytest.raises(ClusterError, match=r"nothing answers at 127\.0\.0\.1:1"):
+        check_reachable(find_address("auto"), 2.0)
+
+
+def test_folders_of_processes_that_are_gone_are_swept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_folder, "_LONGEST_FOLDER", 1000)
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    mine = make_folder()
+    owner = (mine / "owner").read_text()
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    for name, whose in (
+        ("het-gone", f"{gone.pid} 1"),
+        ("het-reused", f"{os.getpid()} 1"),
+        ("het-other", "of another program"),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "owner").write_text(whose)
+    second = make_folder()
+    assert {path.name for path in tmp_path.iterdir()} == {mine.name, second.name, "het-other"}
+    assert (second / "owner").read_text() == owner
+
+
+SECOND = """
+import ray
+from scheduler import create_executor
+options = {"num_cpus": 1}
+first = create_executor("ray", ray_options=options)
+folder = first._session.folder
+ray.shutdown()
+try:
+    first.devices()
+except Exception as error:
+    print(type(error).__name__, error)
+second = create_executor("ray", ray_options=options)
+assert not folder.exists()
+first.close()
+print(ray.is_initialized(), len(second.devices()) > 0)
+second.close()
+print(ray.is_initialized())
+"""
+
+
+@pytest.mark.slow
+def test_a_core_whose_ray_the_user_has_left_ends_no_other_cores_ray() -> None:
+    done = run("-c", SECOND)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("ClusterError this process has left the Ray cluster")
+    assert lines[1:] == ["True True", "False"]

@@ -226,11 +226,11 @@ def test_a_ray_that_is_not_there_is_told_at_once(
 
 
 def test_no_folder_for_ray_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    from scheduler import ray_start
+    from scheduler import ray_folder
 
-    monkeypatch.setattr(ray_start.tempfile, "gettempdir", lambda: "/nowhere")
+    monkeypatch.setattr(ray_folder.tempfile, "gettempdir", lambda: "/nowhere")
     with pytest.raises(errors.ClusterError, match="TMPDIR"):
-        ray_start._make_folder()
+        ray_folder.make_folder()
 
 
 @pytest.mark.parametrize("more_s", [0.3, 5.0], ids=["while Ray starts", "while it runs"])

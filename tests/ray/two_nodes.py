@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 from typing import Any
@@ -21,17 +22,22 @@ from devices.errors import DeviceLostError, UnknownDeviceError
 from scheduler import Executor, create_executor
 from tests.scheduler.models import chain, diamond
 
-HEALTH_CHECKS = {
-    "health_check_initial_delay_ms": 0,
-    "health_check_period_ms": 500,
-    "health_check_timeout_ms": 2000,
-    "health_check_failure_threshold": 4,
-}
+TOY = ("tests.scheduler.plugins:ToyPlugin",)
 
 
 def toys(executor: Executor) -> dict[str, str]:
     """Return the toy devices and their nodes."""
     return {row.name: row.node for row in executor.devices() if row.plugin == "TOY"}
+
+
+SECOND_CLIENT = """
+import json, sys
+from scheduler import create_executor
+from tests.ray.two_nodes import TOY, toys
+executor = create_executor("ray", address=sys.argv[1], plugins=TOY)
+print(json.dumps(toys(executor)))
+executor.close()
+"""
 
 
 def main() -> None:
@@ -41,13 +47,10 @@ def main() -> None:
             "num_cpus": 2,
             "resources": {"hetero": 4},
             "include_dashboard": False,
-            "_system_config": HEALTH_CHECKS,
         },
     )
     second = cluster.add_node(num_cpus=1, labels={"hetero/TOY": "2"})
-    executor = create_executor(
-        "ray", address=cluster.address, plugins=("tests.scheduler.plugins:ToyPlugin",)
-    )
+    executor = create_executor("ray", address=cluster.address, plugins=TOY)
     found: dict[str, Any] = {"devices": toys(executor)}
     plan = diamond(("TOY.0", "TOY.1", "TOY.2", "TOY.0"))
     deployment = executor.deploy(*plan)
@@ -62,7 +65,7 @@ def main() -> None:
         submission.future.result(300)
     except DeviceLostError as error:
         found["lost"] = [error.device, error.node]
-    # Its actors are known to be dead before it is itself.
+    # Its processes end one after another.
     until = time.monotonic() + 120
     while len(toys(executor)) > 1 and time.monotonic() < until:
         time.sleep(0.1)
@@ -73,7 +76,14 @@ def main() -> None:
         found["unknown"] = error.data["device"]
     cluster.add_node(num_cpus=1)
     found["joined"] = toys(executor)
-    executor.deploy(*chain("TOY.0", "TOY.1")).submit({"x": x}).future.result(300)
+    executor.deploy(*chain("TOY.0", "TOY.1")).submit({"x": x}).future.result(60)
+    seen = subprocess.run(
+        [sys.executable, "-c", SECOND_CLIENT, cluster.address],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    found["seen by another"] = json.loads(seen.stdout)
     executor.close()
     cluster.shutdown()
     sys.stdout.write(json.dumps(found) + "\n")

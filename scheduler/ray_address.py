@@ -1,0 +1,83 @@
+"""A cluster's address: which one is meant, and whether a Ray answers there."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Final
+
+from devices.errors import ClusterError
+
+#: What an HTTP/2 client begins with, settings included, and the type of the frame that a server
+#: begins its answer with (RFC 9113, sections 3.4 and 6.5).
+_HTTP2_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+_HTTP2_SETTINGS: Final = b"\4"
+
+
+def find_address(address: str) -> str:
+    """Return ``host:port`` of the cluster that is meant; ``auto`` is the one on this machine.
+
+    Raises
+    ------
+    ClusterError
+        It is no such address, or no Ray runs on this machine.
+    """
+    if address == "auto":
+        address = _address_here()
+    if address.startswith("ray://"):
+        raise ClusterError(
+            f"{address!r} is an address for Ray Client, which hetero cannot work through: it "
+            "has to be in the cluster itself. Give the head node's own address, which `ray start "
+            "--head` prints, as in 10.0.0.1:6379, from a machine that reaches every node.",
+            address=address,
+        )
+    _, separator, port = address.rpartition(":")
+    # The system's resolver takes larger numbers for ports, and drops what is too much.
+    if not separator or not port.isdigit() or int(port) > 65535:
+        raise ClusterError(
+            f"{address!r} is no address of a Ray cluster; wanted host:port, as in 10.0.0.1:6379. "
+            "Fix it, or leave it out (and RAY_ADDRESS unset) to start one here.",
+            address=address,
+        )
+    return address
+
+
+def _address_here() -> str:
+    # Ray itself asks for a minute where the process that it finds does not answer.
+    from ray._private.services import canonicalize_bootstrap_address
+
+    try:
+        found = canonicalize_bootstrap_address("auto")
+    except (ConnectionError, ValueError) as error:
+        raise ClusterError(
+            "no Ray cluster runs on this machine, and address 'auto' means that one. Start it "
+            "(`ray start --head`), give its host:port, or leave the address out to start one for "
+            "this process.",
+            address="auto",
+        ) from error
+    return str(found)
+
+
+def check_reachable(address: str, timeout_s: float) -> None:
+    """Find out soon that nothing answers as gRPC does: Ray itself tries for a minute.
+
+    Raises
+    ------
+    ClusterError
+        Its cause is the OSError.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout_s) as connection:
+            if os.environ.get("RAY_USE_TLS", "0") == "0":
+                connection.sendall(_HTTP2_PREFACE)
+                if connection.recv(9)[3:4] != _HTTP2_SETTINGS:
+                    raise ConnectionError("what listens there is no Ray")
+    except OSError as error:
+        raise ClusterError(
+            f"nothing answers at {address}: {error}. Start Ray there (`ray start --head`, or `ray "
+            "up cluster.yaml`), or leave the address out (and RAY_ADDRESS unset) to start one "
+            "here.",
+            address=address,
+            cause=str(error),
+        ) from error

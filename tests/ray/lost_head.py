@@ -1,0 +1,53 @@
+"""A program for `test_clusters`: a cluster whose head is killed while a request runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import ray
+
+from devices.errors import HeteroError
+from scheduler import create_executor
+from tests.scheduler.models import chain
+
+X = {"x": np.ones(1, np.float32)}
+
+
+def main(address: str, wait_s: str, *processes: str) -> None:
+    executor = create_executor(
+        "ray", address=address, plugins=("tests.scheduler.plugins:ToyPlugin",)
+    )
+    sleeping = executor.deploy(*chain("TOY", name="sleep_60_"))
+    running = sleeping.submit(X)
+    for process in processes:
+        os.kill(int(process), signal.SIGKILL)
+    calls: list[Callable[[], Any]] = [
+        lambda: running.future.result(60),
+        lambda: sleeping.submit(X).future.result(60),
+        executor.devices,
+        lambda: executor.deploy(*chain("TOY")),
+    ]
+    told = []
+    for call in calls:
+        try:
+            call()
+        except HeteroError as error:
+            told.append(f"{type(error).__name__} {error}")
+    until = time.monotonic() + 120
+    while ray.is_initialized() and time.monotonic() < until:
+        time.sleep(0.1)
+    left = not ray.is_initialized()
+    time.sleep(float(wait_s))
+    executor.close()
+    sys.stdout.write(json.dumps({"told": told, "left Ray": left}) + "\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
