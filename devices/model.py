@@ -384,8 +384,14 @@ class Model:
 
     def to_bytes(self) -> bytes:
         """Return the model as ONNX bytes, weights inside."""
-        data: bytes = self.to_proto().SerializeToString()
+        data: bytes = self._file(self.to_proto()).SerializeToString()
         return data
+
+    def _file(self, proto: onnx.ModelProto) -> onnx.ModelProto:
+        """Return the model with its optional inputs listed, which only slow runtimes down."""
+        optional = (spec for spec in self.optional_inputs if spec.name in self.constants)
+        proto.graph.input.extend(_declared(spec) for spec in optional)
+        return proto
 
     def save(self, path: str | Path) -> None:
         """Write an ONNX file; weights over protobuf's limit go to ``<name>.data`` beside it."""
@@ -393,7 +399,7 @@ class Model:
         if self.weight_nbytes <= PROTOBUF_NBYTES // 2:
             path.write_bytes(self.to_bytes())
             return
-        proto = self.to_proto(weights="stub", keep_nbytes=INFERENCE_NBYTES)
+        proto = self._file(self.to_proto(weights="stub", keep_nbytes=INFERENCE_NBYTES))
         beside = path.with_name(path.name + ".data")
         with beside.open("wb") as file:
             for tensor in proto.graph.initializer:

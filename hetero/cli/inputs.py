@@ -44,6 +44,8 @@ def model_inputs(
 ) -> dict[str, Any]:
     """Return a value for each input: from `files` where they have it, generated otherwise.
 
+    Inputs that have a default are among them where a file has them.
+
     Raises
     ------
     click.UsageError
@@ -55,17 +57,19 @@ def model_inputs(
         if twice := given.keys() & found.keys():
             raise click.UsageError(f"--input {text}: {_names(twice)} is given twice; keep one.")
         given |= found
+    optional = {port.name for port in model.optional_inputs}
+    overridden = {port: given.pop(port) for port in given.keys() & optional}
     ports = {port.name for port in model.inputs}
     if extra := (given.keys() | shapes.keys()) - ports:
         raise click.UsageError(
-            f"the model has no input {_names(extra)}; it has {_names(ports) or 'none'}."
+            f"the model has no input {_names(extra)}; it has {_names(ports | optional) or 'none'}."
         )
     if both := given.keys() & shapes.keys():
         raise click.UsageError(f"--shape: {_names(both)} comes from a file; leave one out.")
     if name.startswith(PREFIX) and not given and not shapes:
-        return dict(light_model_inputs(model))
+        return dict(light_model_inputs(model)) | overridden
     try:
-        return sample_inputs(model, given, shapes)
+        return sample_inputs(model, given, shapes) | overridden
     except (ValueError, MemoryError) as error:
         raise click.UsageError(str(error)) from error
 

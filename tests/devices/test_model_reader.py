@@ -95,6 +95,18 @@ def test_a_model_saved_with_weights_beside_it_is_read_as_it_was(tmp_path, monkey
     np.testing.assert_array_equal(read_model(tmp_path / "m.onnx").constants["w"].array, array)
 
 
+def test_a_saved_model_keeps_its_inputs_with_a_default(tmp_path):
+    model = read_model(
+        parse("g (float[2] x, float[2] w) => (float[2] y) <float[2] w = {1, 2}> {\ny = Add(x, w) }")
+    )
+    model.save(tmp_path / "m.onnx")
+    again = read_model(tmp_path / "m.onnx")
+    assert again.optional_inputs == model.optional_inputs
+    assert [port.name for port in again.optional_inputs] == ["w"]
+    assert again.content_hash == model.content_hash
+    assert pickle.loads(pickle.dumps(model)).optional_inputs == model.optional_inputs
+
+
 TENSOR = numpy_helper.from_array(np.float32([1, 2]), "w")
 
 

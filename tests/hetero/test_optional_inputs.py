@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 import hetero
 import hetero.backend
 from devices.errors import TensorNameError, TensorShapeError
+from tests.command_line import Shell
 
 DEVICES = ("CPU", "ORT", "HETERO:CPU,ORT")
 X = np.float32([[1, -2, 3]])
@@ -109,6 +111,18 @@ def test_the_queue_and_the_backend_take_them(core: hetero.Core) -> None:
     for got in found:
         np.testing.assert_allclose(got, want)
     assert len(found) == 4
+
+
+def test_the_command_line_takes_them(shell: Shell, tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(layer().SerializeToString())
+    for name, value in {"x": X, "b": B}.items():
+        np.save(tmp_path / name, value)
+    given = [f"{name}={tmp_path / name}.npy" for name in ("x", "b")]
+    out = tmp_path / "out.npz"
+    ended = shell("run", path, "-d", "CPU", "-i", given[0], "-i", given[1], "-o", out)
+    assert ended.code == 0, ended.err
+    np.testing.assert_allclose(np.load(out)["y"], run_onnxruntime({"x": X, "b": B})[0])
 
 
 def test_what_does_not_fit_is_refused(core: hetero.Core) -> None:

@@ -1,0 +1,107 @@
+"""Type inference in a process of its own: started when needed, ended with whoever started it."""
+
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import onnx
+import pytest
+
+from devices.errors import ModelError
+from devices.type_inference import infer_types
+
+ROOT = Path(__file__).parents[2]
+ENDS_IT = (
+    "g (float[4,4] x, int64[3] i) => (float y) { y = GatherND<batch_dims = -2147483649>(x, i) }"
+)
+
+
+def parse(text):
+    return onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]>\n{text}')
+
+
+def sizes(count):
+    """Infer the shape of a model's value in which `count` is to be found."""
+    graph = infer_types(
+        parse(f"g (float[{count}, 3] x) => (float[a, b] y) {{ t = Neg(x) y = Abs(t) }}")
+    )
+    return [d.dim_value for d in graph.value_info[0].type.tensor_type.shape.dim]
+
+
+def test_after_a_model_that_ended_it_others_are_inferred():
+    for count in (5, 7):
+        with pytest.raises(ModelError, match="breaks off"):
+            infer_types(parse(ENDS_IT))
+        assert sizes(count) == [count, 3]
+
+
+def test_threads_get_the_types_of_their_own_models():
+    found = {}
+
+    def ask(count):
+        found[count] = [sizes(count) for _ in range(20)]
+
+    threads = [threading.Thread(target=ask, args=(count,)) for count in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert found == {count: [[count, 3]] * 20 for count in range(1, 5)}
+
+
+def test_what_inference_says_of_a_contradiction_is_told():
+    body = "b (int64 n, bool t) => (bool u, float v) { u = Not(t) v = Neg(x) }"
+    model = parse(f"g (float[2] x, int64 i) => (float y) {{ y = Loop(i) <body = {body}> }}")
+    with pytest.raises(ModelError, match="contradict"):
+        infer_types(model)
+
+
+SCRIPT = """
+import os, signal, onnx
+from devices import type_inference
+model = onnx.parser.parse_model(
+    '<ir_version: 8, opset_import: ["": 17]> g (float[2] x) => (float[n] y) { y = Abs(x) }')
+
+def infer():
+    return type_inference.infer_types(model).output[0].type.tensor_type.shape.dim[0].dim_value
+
+assert infer() == 2
+first = type_inference._WORKER._process.pid
+child = os.fork()
+if child == 0:
+    os._exit(0 if infer() == 2 and type_inference._WORKER._process.pid != first else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert infer() == 2 and type_inference._WORKER._process.pid == first
+print(first, flush=True)
+os.kill(os.getpid(), END)
+"""
+
+
+@pytest.mark.parametrize("end", [0, 9], ids=["exit", "kill"])
+def test_it_is_each_processs_own_and_ends_with_it(end):
+    script = SCRIPT.replace("END", str(end))
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert ran.returncode == -end, ran.stderr
+    status = Path(f"/proc/{int(ran.stdout)}/stat")
+    deadline = time.monotonic() + 60
+    while status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < deadline, "it outlives the process that started it"
+        time.sleep(0.01)
+
+
+def test_nothing_else_calls_onnxs_inference():
+    calling = {
+        path.relative_to(ROOT).as_posix()
+        for package in ("devices", "scheduler", "hetero")
+        for path in (ROOT / package).rglob("*.py")
+        if "infer_shapes" in path.read_text()
+    }
+    assert calling == {"devices/inference_worker.py"}
