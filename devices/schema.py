@@ -70,6 +70,8 @@ class _Judge:
         )
         if refusal or not any(True for _ in bodies(proto)):
             return refusal
+        if said := _body_counts(node, opset):
+            return Refusal("attribute", said)
         given = {name: types.get(name, "") for name in node.reads}
         (typed,) = self._inferred([proto], opsets, given).node
         for name, graph in bodies(typed):
@@ -203,6 +205,26 @@ def _counts(
     for parameter, kind in zip(schema.inputs, inputs, strict=False):
         if kind is None and parameter.option == _Option.Single:
             return f"with an input {parameter.name!r} that must be given; the node leaves it out"
+    return None
+
+
+def _body_counts(node: Node, opset: int) -> str | None:
+    """Return which body has not the inputs and outputs that its node wants of it."""
+    read, made = len(node.inputs), len(node.outputs)
+    counts = {
+        "If": (0, made),
+        "Loop": (read, made + 1),  # the count and condition go in, the condition comes out
+        "Scan": (read - (opset < 9), made),  # before opset 9 the lengths of sequences come first
+    }
+    inputs, outputs = counts.get(node.op_type, (0, 0))
+    for name, graph in bodies(node.proto) if node.op_type in counts else ():
+        defaults = {tensor.name for tensor in graph.initializer}
+        required = sum(port.name not in defaults for port in graph.input)
+        if not required <= inputs <= len(graph.input) or len(graph.output) < outputs:
+            return (
+                f"{node.op_type} wants a {name} of {inputs} inputs and {outputs} outputs; it has "
+                f"{len(graph.input)} and {len(graph.output)}"
+            )
     return None
 
 

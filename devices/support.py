@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Final, Literal, get_args
 
 RefusalCode = Literal[
@@ -60,6 +59,3 @@ class Support(Mapping[str, str]):
 
     def __hash__(self) -> int:
         return hash(tuple(self.devices.items()))
-
-
-EMPTY: Final[Mapping[str, str]] = MappingProxyType({})

@@ -6,11 +6,12 @@ import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from types import MappingProxyType
 from typing import Final
 
 from devices.errors import AffinityError
 from devices.model import Model, Node
-from devices.support import EMPTY, Support
+from devices.support import Support
 from scheduler.device_names import split_name
 
 #: Characters that make a pattern a glob.
@@ -52,7 +53,7 @@ class Affinity(Mapping[str, str]):
 
 
 #: No pins at all.
-NO_PINS: Final = Affinity(EMPTY, EMPTY)
+NO_PINS: Final = Affinity(MappingProxyType({}), MappingProxyType({}))
 
 
 def resolve_pins(

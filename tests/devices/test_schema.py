@@ -45,6 +45,28 @@ BROKEN = {
     "kind of attribute": (typed("y = Softmax<axis = 1.5>(x)"), "attribute"),
     "name of attribute": (typed("y = Relu<odd = 1>(x)"), "attribute"),
     "no required attribute": (typed("y = Cast(x)"), "attribute"),
+    "branch without an output": (
+        typed("y = If(c) <then_branch = a () => () {}, else_branch = b () => (q) {q = Neg(x)}>"),
+        "attribute",
+    ),
+    "branch with an input": (
+        typed(
+            "y = If(c) <then_branch = a (float[2] z) => (o) {o = Abs(z)}, "
+            "else_branch = b () => (q) {q = Neg(x)}>"
+        ),
+        "attribute",
+    ),
+    "loop that carries too little": (
+        typed(
+            'y = Loop("", c, x) <body = b (int64 n, bool t) => (bool u, float[2] v) '
+            "{u = Identity(t) v = Identity(x)}>"
+        ),
+        "attribute",
+    ),
+    "scan that makes too little": (
+        typed("y, z = Scan<num_scan_inputs = 1, body = b (float a) => (float d) {d = Abs(a)}>(x)"),
+        "attribute",
+    ),
     "operator that is gone": ("g (float[2] x, float[1] s) => (y) {y = Upsample(x, s)}", "opset"),
     "in a branch": (
         typed(
@@ -91,7 +113,7 @@ def test_every_device_refuses_what_breaks_a_definition_in_the_same_words(what, p
     device = PLUGINS[plugin].plugin
     (refusal,) = device.query_model(model).unsupported[name].values()
     assert refusal == said
-    with pytest.raises(UnsupportedNodesError, match=r"ONNX defines|is gone from"):
+    with pytest.raises(UnsupportedNodesError, match=r"ONNX defines|is gone from|wants a"):
         device.compile_model(model)
 
 
