@@ -89,10 +89,10 @@ class DeployedModel:
                     "others cannot read; give tensor.to_host().",
                     port=name,
                 )
-        names = {port.name for port in self.inputs}
-        given = frozenset(name for name in values if name not in names)
-        if given and (variant := self._variant(given)) is not None:
-            return variant.submit(values, profile=profile, timeout_s=timeout_s)
+        if self.optional_inputs:
+            given = frozenset(values).difference(port.name for port in self.inputs)
+            if given and (variant := self._variant(given)) is not None:
+                return variant.submit(values, profile=profile, timeout_s=timeout_s)
         made = self._deployment.submit(values, timeout_s=timeout_s)
         return Run(self._deployment, made.request_id, made.future)
 

@@ -11,8 +11,11 @@ import numpy as np
 import pytest
 
 import hetero
+import hetero.backend
 from devices import errors
+from hetero.compare import compare
 from hetero.routed_model import RoutedModel
+from hetero.routing import RoutedDeployment
 from tests.bench.memory import run
 from tests.hetero.models import branches, branches_output
 
@@ -50,6 +53,14 @@ def test_a_model_that_fails_to_compile_leaves_the_executor(core: hetero.Core) ->
     with pytest.raises(errors.HeteroError):
         core.compile_model(branches(), "CPU", {"INFERENCE_NUM_THREADS": -5})
     assert num_open(core) == 0
+
+
+def test_what_compiles_by_itself_leaves_nothing_behind(core: hetero.Core) -> None:
+    compare(core, branches(), ["CPU", "ORT"], {"x": X}, rtol=0.0, atol=0.0)
+    core.profile_model(branches(), "CPU", seconds=0.1)
+    assert num_open(core) == 0
+    hetero.backend.run_model(branches(), {"x": X}, "CPU")
+    assert num_open(hetero.backend.shared_core()) == 0
 
 
 def use_by_call(compiled: hetero.CompiledModel) -> None:
@@ -118,7 +129,9 @@ def test_a_dropped_request_runs_to_its_end_and_calls_back(core: hetero.Core) -> 
 
 def test_a_request_of_a_routed_model_keeps_every_variant_alive(core: hetero.Core) -> None:
     variants = [core.compile_model(branches(), "CPU") for _ in range(2)]
-    routed = RoutedModel(variants, [1, 1], None)  # type: ignore[arg-type]
+    deployment = RoutedDeployment([variant.deployment for variant in variants], [1, 1])
+    routed = RoutedModel(variants, deployment, [1, 1])
+    del deployment
     request = routed.create_infer_request()
     del variants, routed
     for _ in range(4):  # both by turns
