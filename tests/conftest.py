@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import pytest
 
@@ -13,6 +14,15 @@ from tests.command_line import Shell
 def _unhurried_searches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let searches for plans end by their steps alone, however slow the machine is."""
     monkeypatch.setattr("hetero.planning.solver.search.PATIENCE", math.inf)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_terminal() -> Iterator[None]:
+    """Leave out what says how wide a terminal is, and that there is one."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("COLUMNS", "FORCE_COLOR", "TTY_COMPATIBLE"):
+            patch.delenv(name, raising=False)
+        yield
 
 
 @pytest.fixture

@@ -148,6 +148,8 @@ def _counts(context: click.Context, parameter: click.Parameter, value: str | Non
         name, equals, number = part.partition("=")
         if not equals or not number.strip().isdigit() or int(number) < 1:
             raise click.BadParameter(f"{part!r}: wanted NAME=N with N at least 1, as ORT=2")
+        if name.strip() in counts:
+            raise click.BadParameter(f"{name.strip()} is given twice; keep one.")
         counts[name.strip()] = int(number)
     return counts
 
@@ -162,8 +164,10 @@ def _parse_config(
         if not equals or not key.strip():
             raise click.BadParameter(f"{part!r}: wanted KEY=VALUE, as PERF_COUNT=YES")
         device, dot, name = key.rpartition(".")
+        known = config
         if dot:
-            config.setdefault("DEVICE_PROPERTIES", {}).setdefault(device, {})[name] = text
-        else:
-            config[key] = text
+            known = config.setdefault("DEVICE_PROPERTIES", {}).setdefault(device, {})
+        if name in known:
+            raise click.BadParameter(f"{key} is given twice; keep one.")
+        known[name] = text
     return config
