@@ -17,6 +17,7 @@ from devices.cpu.body_outputs import BodyOutput, body_outputs
 from devices.cpu.delegate import delegate
 from devices.cpu.donation import DONORS, donated
 from devices.cpu.implementations import Implementation, Scope, find_implementation
+from devices.cpu.threads import one_thread
 from devices.errors import HeteroError, KernelError
 from devices.functions import instantiate
 from devices.kernels import Kernel
@@ -235,6 +236,8 @@ def _step(
     call = partial(what.function, np, **keywords)
     if bodies:
         return _body_step(call, bodies, task.reads, writes, dying)
+    if node.op_type in ("Gemm", "MatMul", "FusedMatMul"):
+        return _call_step(partial(_product, call), task.reads, writes, dying)
     donors = tuple(
         i
         for i in DONORS.get((node.domain, node.op_type), ())
@@ -297,6 +300,14 @@ def _call_step(
             values[slot] = None
 
     return many_to_many
+
+
+def _product(call: Callable[..., Any], a: np.ndarray, *others: Value) -> Any:
+    """Run a matrix product, that of a single row on one thread."""
+    if a.ndim and a.size == a.shape[-1]:
+        with one_thread():
+            return call(a, *others)
+    return call(a, *others)
 
 
 def _donating_step(
