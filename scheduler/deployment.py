@@ -98,7 +98,7 @@ class BaseDeployment(ABC):
         )
         #: Where callbacks of its requests run; threads start with the first callback.
         self.callback_executor = ThreadPoolExecutor(_CALLBACK_THREADS, f"{name}-callback")
-        self._close_lock = threading.Lock()
+        self._close_lock = threading.RLock()
         self._closed = False
         self._deployments = deployments
         deployments.add(self)
@@ -156,20 +156,20 @@ class BaseDeployment(ABC):
 
     def close(self) -> None:
         """Cancel what is in flight and unload the stages; again is harmless."""
-        with self._close_lock:
+        with self._close_lock:  # who comes second waits for the first
             if self._closed:
                 return
             self._closed = True
-        try:
-            self._runner.close()
-            self._unload()
-        finally:
-            self.callback_executor.shutdown(wait=False)
-            self._deployments.discard(self)
+            try:
+                self._runner.close()
+                self._unload()
+            finally:
+                self.callback_executor.shutdown(wait=False)
+                self._deployments.discard(self)
 
     def close_later(self) -> None:
         """Close soon, in a thread of the deployment's own; see `Deployment.close_later`."""
-        self._runner.later(self.close)
+        self._runner.later(lambda: None if self._closed else self.close())
 
     def _answered(
         self,

@@ -59,8 +59,10 @@ def test_what_compiles_by_itself_leaves_nothing_behind(core: hetero.Core) -> Non
     compare(core, branches(), ["CPU", "ORT"], {"x": X}, rtol=0.0, atol=0.0)
     core.profile_model(branches(), "CPU", seconds=0.1)
     assert num_open(core) == 0
+    deployments = hetero.backend.shared_core().executor._deployments
+    before = set(deployments)
     hetero.backend.run_model(branches(), {"x": X}, "CPU")
-    assert num_open(hetero.backend.shared_core()) == 0
+    assert set(deployments) <= before
 
 
 def use_by_call(compiled: hetero.CompiledModel) -> None:
@@ -149,6 +151,33 @@ def test_closing_a_model_or_a_core_twice_in_any_order_is_harmless() -> None:
     core.close()
     with pytest.raises(errors.RequestCancelledError, match="compile the model again"):
         compiled({"x": X})
+
+
+def test_a_core_that_is_closed_waits_for_a_model_that_is_being_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = set(threading.enumerate())
+    core = hetero.Core(executor="inprocess")
+    compiled = core.compile_model(branches(), "CPU")
+    closing, go = threading.Event(), threading.Event()
+    unload = compiled.deployment._unload
+
+    def slow() -> None:
+        closing.set()
+        assert go.wait(PATIENCE_S)
+        unload()
+
+    monkeypatch.setattr(compiled.deployment, "_unload", slow)
+    closers = [threading.Thread(target=target.close) for target in (compiled, core)]
+    closers[0].start()
+    assert closing.wait(PATIENCE_S)
+    closers[1].start()
+    closers[1].join(0.1)
+    assert closers[1].is_alive()
+    go.set()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
 
 
 def test_a_fork_is_told_that_the_devices_stayed_behind(core: hetero.Core) -> None:
