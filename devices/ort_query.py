@@ -118,6 +118,8 @@ def _differs(node: Node, model: Model) -> str | None:
 
     Each line is a case of ONNX's backend suite whose expected output it misses.
     """
+    if node.domain == "ai.onnx.ml":
+        return _differs_in_ml(node)
     if node.domain:
         return None
     given = [bool(value) for value in node.inputs] + [False] * 8
@@ -133,6 +135,22 @@ def _differs(node: Node, model: Model) -> str | None:
         return "a zero point for each channel fails as it runs" if per_channel else None
     if node.op_type == "MaxUnpool" and given[2]:
         return "indices are read as positions in output_shape"
+    return None
+
+
+def _differs_in_ml(node: Node) -> str | None:
+    """Return how its classical models depart from the specification."""
+    attributes = node.attributes
+    transform = attributes.get("post_transform", "NONE")
+    if node.op_type in ("LinearRegressor", "SVMRegressor", "TreeEnsembleRegressor"):
+        obeyed = ("NONE",) if node.op_type == "SVMRegressor" else ("NONE", "PROBIT")
+        single = attributes.get("targets", attributes.get("n_targets", 1)) == 1
+        ignored = single and transform not in obeyed
+        return f"{transform} of one target is left out" if ignored else None
+    labels = attributes.get("classlabels_int64s") or attributes.get("classlabels_strings", ())
+    scored = set(attributes.get("class_ids", ()))
+    if node.op_type == "TreeEnsembleClassifier" and len(labels) == len(scored) == 2:
+        return "where two classes have a score each, its labels are 0 and 1"
     return None
 
 

@@ -49,7 +49,7 @@ class CPUPlugin(Plugin):
     def refuse(self, node: Node, model: Model, config: Config) -> Refusal | None:
         """Return why no kernel, function body or delegate runs the node, or None."""
         found = find_implementation(node, Scope.of_model(model))
-        return found if isinstance(found, Refusal) else None
+        return found if isinstance(found, Refusal) else _meaningless(node, model)
 
     def note(self, node: Node, model: Model, config: Config) -> str | None:
         """Say which nodes are delegated, and which run as the body of a function."""
@@ -82,3 +82,16 @@ class CPUPlugin(Plugin):
     def fingerprint(self, device_id: str) -> str:
         """Return the instruction set, numpy's version and its BLAS."""
         return f"{platform.machine()} numpy {np.__version__} {blas_name()}"
+
+
+def _meaningless(node: Node, model: Model) -> Refusal | None:
+    """Refuse element types that ONNX allows an operator, though they cannot be computed with."""
+    if node.domain or node.op_type not in ("Col2Im", "GridSample"):
+        return None
+    kind = model.spec(node.inputs[0]).element_type
+    if node.op_type == "Col2Im" and kind == "string":
+        return Refusal("dtype", "Col2Im adds up elements, and strings have no sum")
+    nearest = node.attributes.get("mode", "linear") == "nearest"
+    if node.op_type == "GridSample" and kind in ("string", "bool") and not nearest:
+        return Refusal("dtype", f"GridSample: {kind} has no values between two pixels")
+    return None

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.kernels.oracle import check, run_kernel, run_reference
+from devices.cpu.plugin import CPUPlugin
+from devices.model_reader import read_model
+from tests.kernels.oracle import check, one_node_model, run_kernel, run_reference
 
 RNG = np.random.default_rng(15)
 X = RNG.standard_normal((2, 3, 7, 9), dtype=np.float32)
@@ -13,6 +15,15 @@ X = RNG.standard_normal((2, 3, 7, 9), dtype=np.float32)
 
 def ints(*values):
     return np.array(values, dtype=np.int64)
+
+
+def refused(op_type, inputs, **attributes):
+    """Return the code of the CPU device's refusal, or None."""
+    model = read_model(one_node_model(op_type, inputs, attributes, 22))
+    (*codes,) = (
+        r.code for by in CPUPlugin().query_model(model).unsupported.values() for r in by.values()
+    )
+    return codes[0] if codes else None
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 7, 9), (1, 2, 3, 4), (3, 5, 10, 12), (2, 4, 4, 14)])
@@ -186,6 +197,8 @@ def test_grid_sample_reads_pixels_that_have_no_values_between(dtype):
     attributes = {"mode": "nearest", "align_corners": 1}
     wanted = np.array(["a", "e", "d", ""]).reshape(1, 1, 1, 4).astype(dtype)
     check("GridSample", [x, grid], attributes, 22, expected=[wanted])
+    assert not refused("GridSample", [x, grid], **attributes)
+    assert refused("GridSample", [x, grid], mode="linear") == "dtype"
     with pytest.raises(TypeError, match="between two pixels"):
         run_kernel("GridSample", [x, grid], {"mode": "linear"}, 22)
 
@@ -193,5 +206,6 @@ def test_grid_sample_reads_pixels_that_have_no_values_between(dtype):
 def test_strings_are_padded_with_empty_ones():
     x = np.array([["a", "b"]], object)
     check("CenterCropPad", [x, ints(2, 2)], {}, 18, expected=[np.array([["a", "b"], ["", ""]])])
+    assert refused("Col2Im", [x[None], ints(1, 2), ints(1, 1)]) == "dtype"
     with pytest.raises(TypeError, match="no sum"):
         run_kernel("Col2Im", [x[None], ints(1, 2), ints(1, 1)])

@@ -280,3 +280,22 @@ def test_maps_become_rows() -> None:
     for attributes, wanted in forms:
         (row,) = run_kernel("CastMap", [{4: 2.0, 1: 1.5}], attributes, 1, "ai.onnx.ml")
         compare(row, wanted, 0, 0, "CastMap")
+
+
+def test_onnxruntime_is_not_asked_for_what_it_leaves_out() -> None:
+    """Each answers otherwise than the specification says, so that the CPU device has to run it."""
+    linear = {"coefficients": [1.0, 2.0, 3.0], "post_transform": "LOGISTIC"}
+    leaf: dict[str, Any] = {"nodes_modes": ["LEAF"], "nodes_values": [0.0]} | {
+        f"nodes_{name}": [0]
+        for name in ("treeids", "nodeids", "featureids", "truenodeids", "falsenodeids")
+    }
+    scores = {"class_treeids": [0, 0], "class_nodeids": [0, 0], "class_ids": [0, 1],
+              "class_weights": [0.7, 0.2], "classlabels_int64s": [3, 7]}  # fmt: skip
+    with hetero.Core(executor="inprocess") as core:
+        for op_type, attributes, outputs in (
+            ("LinearRegressor", linear, ["y"]),
+            ("TreeEnsembleClassifier", leaf | scores, ["y", "z"]),
+        ):
+            node = helper.make_node(op_type, ["x"], outputs, domain="ai.onnx.ml", **attributes)
+            model = make_model([node], {"x": X}, outputs, domains={"ai.onnx.ml": 1})
+            assert list(core.query_model(model, "HETERO:ORT,CPU").values()) == ["CPU"]
