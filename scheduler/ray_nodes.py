@@ -13,8 +13,6 @@ from typing import Any, Final
 import ray
 from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
 
-from scheduler.ray_start import RESOURCE, RESOURCE_SHARE
-
 #: Node labels ``hetero/PLUGIN=COUNT`` say how many logical devices a node offers.
 _LABEL_PREFIX: Final = "hetero/"
 _HEAD: Final = "node:__internal_head__"
@@ -83,8 +81,6 @@ def _node(row: Mapping[str, Any], unique: bool) -> ClusterNode:
         "num_cpus": 0,
         "label_selector": {"ray.io/node-id": row["NodeID"]},
     }
-    if row["Resources"].get(RESOURCE):
-        options["resources"] = {RESOURCE: RESOURCE_SHARE}
     resources = row["Resources"]
     cores, store = resources.get("CPU", 0), resources.get("object_store_memory", 0)
     address = f"{row['NodeManagerAddress']}:{row['NodeManagerPort']}"

@@ -30,10 +30,6 @@ from scheduler.ray_watch import ClusterWatch
 
 #: The Ray namespace of our actors.
 NAMESPACE: Final = "hetero"
-#: The custom resource that a node declares when it takes device actors, and what an actor asks
-#: of it: a mark of where actors may go, not a measure of anything.
-RESOURCE: Final = "hetero"
-RESOURCE_SHARE: Final = 0.001
 #: The longest that a call into Ray may take before it looks whether the cluster is still there.
 LOOK_S: Final = 2.0
 _CREDENTIALS: Final = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
@@ -216,7 +212,6 @@ def _start(options: dict[str, Any]) -> RaySession:
     if not any(name in os.environ for name in _CREDENTIALS):
         # A token for this process only; Ray would write one to the home folder, for all to read.
         environment["RAY_AUTH_TOKEN"] = _token()
-    resources = {RESOURCE: 10_000, **options.pop("resources", {})}
     variables = [name for name in environment if name not in os.environ]
     os.environ.update({name: environment[name] for name in variables})
     if "RAY_AUTH_MODE" not in os.environ:
@@ -226,7 +221,6 @@ def _start(options: dict[str, Any]) -> RaySession:
         with _quiet(), own_signals():
             ray.init(
                 address="local",
-                resources=resources,
                 include_dashboard=False,
                 log_to_driver=False,
                 logging_level=logging.ERROR,

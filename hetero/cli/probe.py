@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import json
+from collections import Counter
 
 import click
 
-from devices.registry import load_plugins
+from scheduler.device_probe import probe_node
+from scheduler.executor import THIS_PROCESS
 
 
 @click.command()
 def probe() -> None:
-    """Print this node's devices as Ray resources: for ``ray start --resources="$(hetero probe)"``.
+    """Print this node's devices as Ray labels: for ``ray start --labels="$(hetero probe)"``.
 
-    Always prints valid JSON and exits with 0, so that a node with a broken plugin still starts.
+    What it prints is how many devices of each plugin the node offers; edit it to offer other
+    numbers. It succeeds with broken plugins too, which it tells of on the error stream: such a
+    node still starts.
     """
-    offered = {"hetero": 1000}
-    for entry in load_plugins().values():
-        if entry.plugin is not None:
-            offered[f"hetero/{entry.name}"] = len(entry.plugin.device_ids())
-    click.echo(json.dumps(offered))
+    rows = probe_node(THIS_PROCESS)
+    for row in rows:
+        if row.error is not None:
+            click.echo(f"hetero: {row.plugin} is not offered: {row.error}", err=True)
+    offered = Counter(row.plugin for row in rows if row.error is None)
+    click.echo(",".join(f"hetero/{plugin}={count}" for plugin, count in offered.items()))

@@ -28,7 +28,6 @@ def local_ray() -> Iterator[None]:
         address="local",
         num_cpus=2,
         num_gpus=0,
-        resources={"hetero": 10},
         include_dashboard=False,
         object_store_memory=400 * 2**20,
         log_to_driver=False,

@@ -15,6 +15,7 @@ import ray
 
 from devices.errors import HeteroError
 from scheduler import create_executor
+from scheduler.ray_nodes import alive_nodes
 from tests.scheduler.models import chain
 
 X = {"x": np.ones(1, np.float32)}
@@ -24,6 +25,8 @@ def main(address: str, wait_s: str, *processes: str) -> None:
     executor = create_executor(
         "ray", address=address, plugins=("tests.scheduler.plugins:ToyPlugin",)
     )
+    devices = [row.name for row in executor.devices() if row.error is None]
+    counts = dict(alive_nodes()[0].counts)
     sleeping = executor.deploy(*chain("TOY", name="sleep_60_"))
     running = sleeping.submit(X)
     for process in processes:
@@ -46,7 +49,9 @@ def main(address: str, wait_s: str, *processes: str) -> None:
     left = not ray.is_initialized()
     time.sleep(float(wait_s))
     executor.close()
-    sys.stdout.write(json.dumps({"told": told, "left Ray": left}) + "\n")
+    sys.stdout.write(
+        json.dumps({"devices": devices, "counts": counts, "told": told, "left Ray": left}) + "\n"
+    )
 
 
 if __name__ == "__main__":

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -11,9 +14,11 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from ray._private import services
 
 from devices.errors import ClusterError
@@ -23,6 +28,8 @@ from scheduler.ray_folder import make_folder
 
 pytestmark = pytest.mark.ray
 ROOT = Path(__file__).parents[2]
+#: A cluster's servers among Ray's processes.
+_SERVER = re.compile(r"^\S*(gcs_server|raylet) ")
 
 OWN = """
 import sys, time, numpy as np
@@ -49,20 +56,19 @@ def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def processes_of(folder: str) -> list[str]:
+def processes_of(folder: str) -> list[tuple[int, str]]:
+    """Return ids and commands of the processes that work in a folder."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
-            try:
-                command = (entry / "cmdline").read_text()
-            except OSError:
-                continue
-            if folder in command:
-                found.append(command.replace("\0", " ")[:200])
+            with contextlib.suppress(OSError):
+                command = (entry / "cmdline").read_text().replace("\0", " ")
+                if folder in command:
+                    found.append((int(entry.name), command[:200]))
     return found
 
 
-def wait_until_gone(folder: str) -> list[str]:
+def wait_until_gone(folder: str) -> list[tuple[int, str]]:
     deadline = time.monotonic() + 120
     while (left := processes_of(folder)) and time.monotonic() < deadline:
         time.sleep(0.2)
@@ -87,41 +93,53 @@ def test_two_nodes_one_that_dies_and_one_that_joins() -> None:
     assert found["seen by another"] == found["joined"]
 
 
-HEAD = """
-import sys
-from ray.cluster_utils import Cluster
-options = {"num_cpus": 2, "include_dashboard": False}
-cluster = Cluster(initialize_head=True, head_node_args=options)
-processes = cluster.head_node.all_processes.values()
-print(cluster.address, *(p.process.pid for group in processes for p in group), flush=True)
-sys.stdin.read()
-"""
+@pytest.fixture
+def head() -> Iterator[tuple[str, list[int]]]:
+    """Start a head as `cluster.yaml` says; return its address, and its servers' process ids."""
+    command = yaml.safe_load((ROOT / "cluster.yaml").read_text())["head_start_ray_commands"][1]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    # What belongs to the machines of the file: the port, and what `ray up` leaves there.
+    command = re.sub(r"--autoscaling-config=\S+", "", command.replace("6379", str(port)))
+    folder = tempfile.mkdtemp(prefix="ht-", dir="/tmp")
+    own = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    process = subprocess.Popen(
+        ["bash", "-c", f"{command} --block --num-cpus=2 --temp-dir={folder}"],
+        cwd=ROOT,
+        env=own | {"RAY_AUTH_MODE": "disabled", "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        servers: list[int] = []
+        while len(servers) < 2:
+            assert process.poll() is None, "Ray did not start"
+            time.sleep(0.1)
+            with contextlib.suppress(ClusterError):
+                check_reachable(f"127.0.0.1:{port}", 5.0)
+                servers = [i for i, command in processes_of(folder) if _SERVER.search(command)]
+        yield f"127.0.0.1:{port}", servers
+    finally:
+        for i, _ in processes_of(folder):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(i, signal.SIGKILL)
+        process.wait()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.mark.parametrize("wait_s", ["0", pytest.param("65", marks=pytest.mark.slow)])
-def test_a_cluster_whose_head_is_gone_is_told_and_left_and_the_process_lives_on(
-    wait_s: str,
+def test_a_head_as_the_file_starts_it_has_its_devices_and_its_loss_is_told(
+    head: tuple[str, list[int]], wait_s: str
 ) -> None:
-    """Ray itself would end the process after 60 seconds."""
-    own = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
-    head = subprocess.Popen(
-        [sys.executable, "-c", HEAD],
-        env=own | {"RAY_AUTH_MODE": "disabled"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert head.stdout
-    address, *processes = head.stdout.readline().split()
-    try:
-        done = run(
-            "-m", "tests.ray.lost_head", address, wait_s, *processes, RAY_AUTH_MODE="disabled"
-        )
-    finally:
-        head.kill()
-        head.communicate()
+    """Ray itself would end a process whose cluster's head is gone, after 60 seconds."""
+    address, servers = head
+    arguments = (address, wait_s, *map(str, servers))
+    done = run("-m", "tests.ray.lost_head", *arguments, RAY_AUTH_MODE="disabled")
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout)
+    assert "CPU" in found["counts"]
+    assert found["counts"].keys() == set(found["devices"]) - {"TOY"}
     assert len(found["told"]) == 4
     for told in found["told"]:
         assert told.startswith("ClusterError"), told

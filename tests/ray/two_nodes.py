@@ -45,7 +45,6 @@ def main() -> None:
         initialize_head=True,
         head_node_args={
             "num_cpus": 2,
-            "resources": {"hetero": 4},
             "include_dashboard": False,
         },
     )
