@@ -23,6 +23,7 @@ RESERVED = {
     "onnxruntime": ["devices/ort*.py"],
     "openvino": ["devices/ov*.py", "devices/openvino*.py"],
     "cupy": ["devices/gpu*.py", "devices/gpu/*.py"],
+    "scipy": ["hetero/planning/*/*.py"],
     "highspy": ["hetero/planning/solver/*.py"],
     "click": ["hetero/cli/*.py"],
 }

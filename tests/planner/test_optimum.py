@@ -176,14 +176,16 @@ def best_rate(table: np.ndarray) -> float:
     return -value
 
 
-def test_simplex_equals_the_solver() -> None:
+def test_the_best_rate_equals_the_exact_solvers() -> None:
     rng = np.random.default_rng(1)
     for k, count in itertools.product((1, 2, 4), (1, 3, 12)):
         table = rng.uniform(0.0, 5.0, (k, count)) + np.eye(k, count)
-        shares, prices = most_requests(table)
-        assert shares.sum() == pytest.approx(best_rate(table), rel=1e-9)
-        assert (table @ shares).max() <= 1 + 1e-9
-        assert prices.sum() == pytest.approx(shares.sum(), rel=1e-9)
+        rate = best_rate(table)
+        for unit in (1.0, 1e-9):
+            shares, prices = most_requests(table * unit)
+            assert shares.sum() * unit == pytest.approx(rate, rel=1e-9)
+            assert (table * unit @ shares).max() <= 1 + 1e-9
+            assert prices.sum() == pytest.approx(shares.sum(), rel=1e-9)
 
 
 def test_mix_for_two_devices_is_the_best_of_all_mixes() -> None:

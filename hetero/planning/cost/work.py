@@ -123,32 +123,24 @@ def fit_speed(samples: Iterable[tuple[Work, float]]) -> Speed:
 
 
 def nonnegative(table: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Least squares with coefficients of at least 0, by trying every set of positive ones.
+    """Least squares with coefficients of at least 0.
 
     Parameters
     ----------
     table : ndarray, shape (rows, columns), float64
-        A few columns only: the sets number two to their count.
+        Columns of any scale: seconds beside operations and bytes.
     target : ndarray, shape (rows,), float64
 
     Returns
     -------
     ndarray, shape (columns,)
     """
-    columns = table.shape[1]
-    best, least = np.zeros(columns), math.inf
+    # Here, because most users never plan, and scipy takes half a second to import.
+    from scipy.optimize import nnls
+
     scale = np.maximum(np.abs(table).max(axis=0, initial=0.0), 1e-300)
-    for mask in range(1, 2**columns):
-        chosen = [c for c in range(columns) if mask >> c & 1]
-        part, *_ = np.linalg.lstsq(table[:, chosen] / scale[chosen], target, rcond=None)
-        if (part < 0).any():
-            continue
-        error = float(((table[:, chosen] / scale[chosen]) @ part - target).__pow__(2).sum())
-        if error < least * (1 - 1e-12):
-            least = error
-            best = np.zeros(columns)
-            best[chosen] = part / scale[chosen]
-    return best
+    found: np.ndarray = nnls(table / scale, target)[0] / scale
+    return found
 
 
 def _size(spec: TensorSpec) -> int:

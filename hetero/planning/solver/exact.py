@@ -5,6 +5,8 @@ smaller programme over one device's share, whose optimum bounds the whole proble
 Archer et al., "Practical Performance Guarantees for Pipelined DNN Inference", 2024): some device
 must hold a set of nodes with at least its share of the work, so that the cheapest such set, its
 transfers included, is a bound. It wins where identical devices make the whole problem symmetric.
+
+HiGHS itself, not scipy's way to it: that one can neither start from a known plan nor stop by steps.
 """
 
 from __future__ import annotations

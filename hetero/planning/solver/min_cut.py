@@ -2,7 +2,8 @@
 
 A node on the source's side is on the first device. Each tensor has two auxiliary nodes, so that a
 send and a receive are paid once per tensor, whichever side the tail is on, however many heads
-cross. Capacities are whole numbers, so that the flow is exact and ends.
+cross. Capacities are whole numbers, so that the flow is exact and ends: of 64 bits, as bounds are
+proven with them, where scipy's maximum flow has 32.
 """
 
 from __future__ import annotations

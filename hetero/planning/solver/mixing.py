@@ -48,7 +48,7 @@ class Mix:
 
 
 def most_requests(table: Floats) -> tuple[Floats, Floats]:
-    """Maximise ``sum(x)`` with ``table @ x <= 1`` and ``x >= 0`` by the simplex method.
+    """Maximise ``sum(x)`` with ``table @ x <= 1`` and ``x >= 0``.
 
     Parameters
     ----------
@@ -60,27 +60,16 @@ def most_requests(table: Floats) -> tuple[Floats, Floats]:
     (ndarray of shape (plans,), ndarray of shape (devices,))
         The optimum and its dual prices.
     """
-    k, count = table.shape
-    tableau = np.hstack([table, np.eye(k), np.ones((k, 1))])
-    cost = np.concatenate([-np.ones(count), np.zeros(k + 1)])
-    basis = list(range(count, count + k))
-    # Bland's rule (the first column that helps, the first row that binds) cannot cycle.
-    while True:
-        entering = next((j for j in range(count + k) if cost[j] < -1e-11), None)
-        if entering is None:
-            break
-        column = tableau[:, entering]
-        rows = [i for i in range(k) if column[i] > 1e-13]
-        leaving = min(rows, key=lambda i: (tableau[i, -1] / column[i], basis[i]))
-        tableau[leaving] /= tableau[leaving, entering]
-        for i in range(k):
-            if i != leaving and tableau[i, entering]:
-                tableau[i] -= tableau[i, entering] * tableau[leaving]
-        cost -= cost[entering] * tableau[leaving]
-        basis[leaving] = entering
-    shares = np.zeros(count + k)
-    shares[basis] = np.maximum(tableau[:, -1], 0.0)
-    return shares[:count], np.maximum(cost[count : count + k], 0.0)
+    # Here, because most users never plan, and scipy takes half a second to import.
+    from scipy.optimize import linprog
+
+    # Seconds may be tiny numbers, which the solver would take for zeros.
+    scale = float(table.max())
+    devices, plans = table.shape
+    found = linprog(-np.ones(plans), table / scale, np.ones(devices), method="highs-ds")
+    shares: Floats = np.maximum(found.x, 0.0) / scale
+    prices: Floats = np.maximum(-found.ineqlin.marginals, 0.0) / scale
+    return shares, prices
 
 
 def mix(problem: Problem, plans: Iterable[Assignment], *, price: bool = True) -> Mix | None:

@@ -6,6 +6,8 @@ import heapq
 from collections import deque
 from collections.abc import Sequence
 
+import numpy as np
+
 from devices.errors import PlanError
 
 
@@ -22,47 +24,16 @@ def neighbours(
 
 
 def components(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
-    """Strongly connected component of each node, numbered in topological order of components.
+    """Strongly connected component of each node, in no order."""
+    # Here, because most users never plan, and scipy takes half a second to import.
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import connected_components
 
-    Tarjan's algorithm ("Depth-first search and linear graph algorithms", 1972) without recursion.
-    """
-    after, _ = neighbours(count, edges)
-    index = [-1] * count
-    low = [0] * count
-    component = [-1] * count
-    stack: list[int] = []
-    counter = found = 0
-    for root in range(count):
-        if index[root] >= 0:
-            continue
-        work = [(root, 0)]
-        while work:
-            u, at = work.pop()
-            if at == 0:
-                index[u] = low[u] = counter
-                counter += 1
-                stack.append(u)
-            for at_next in range(at, len(after[u])):
-                v = after[u][at_next]
-                if index[v] < 0:
-                    work.append((u, at_next + 1))
-                    work.append((v, 0))
-                    break
-                if component[v] < 0:
-                    low[u] = min(low[u], index[v])
-            else:
-                if low[u] == index[u]:
-                    while True:
-                        v = stack.pop()
-                        component[v] = found
-                        if v == u:
-                            break
-                    found += 1
-                if work:
-                    parent = work[-1][0]
-                    low[parent] = min(low[parent], low[u])
-    # Tarjan finishes a component after all that it reaches: the reverse is topological.
-    return [found - 1 - c for c in component]
+    pairs = np.array(edges, dtype=np.int32).reshape(len(edges), 2)
+    graph = csr_array((np.ones(len(edges), bool), (pairs[:, 0], pairs[:, 1])), (count, count))
+    _, label = connected_components(graph, directed=True, connection="strong")
+    found: list[int] = label.tolist()
+    return found
 
 
 def depth_first(count: int, edges: Sequence[tuple[int, int]], keys: Sequence[float]) -> list[int]:
