@@ -9,9 +9,17 @@ import pytest
 from onnx import helper, parser
 
 from devices import load_plugins, read_model
-from devices.errors import BlobError, InferenceError, PropertyError, RequestCancelledError
+from devices.errors import (
+    BlobError,
+    HeteroError,
+    InferenceError,
+    ModelError,
+    PropertyError,
+    RequestCancelledError,
+)
 from devices.light_models import light_model_inputs, light_model_outputs
 from devices.program import Payload
+from tests.devices.single_nodes import schemas, single_node_models
 
 pytest.importorskip("onnxruntime")
 from devices.ort import ORTPlugin
@@ -281,3 +289,24 @@ def test_large_constants_wherever_they_are_read_or_not(graph, kind):
         np.testing.assert_array_equal(results["y"], BIG)
         if "w" in results:
             np.testing.assert_array_equal(results["w"], BIG)
+
+
+@pytest.mark.parametrize("opset", [13, onnx.defs.onnx_opset_version()])
+def test_whatever_the_query_takes_compiles(opset):
+    """Every operator in element types that ONNX Runtime has kernels for, or not."""
+    taken, failed = 0, {}
+    for schema in schemas(opset):
+        for proto in single_node_models(schema, opset, ["float16", "int32", "bool"]):
+            try:
+                model = read_model(proto)
+                if PLUGIN.query_model(model).unsupported:
+                    continue
+            except ModelError:
+                continue
+            taken += 1
+            try:
+                PLUGIN.compile_model(model).close()
+            except HeteroError as error:
+                failed[schema.name, model.inputs[0].type] = str(error)
+    assert failed == {}
+    assert taken > 90
