@@ -70,8 +70,11 @@ class _Judge:
         )
         if refusal or not any(True for _ in bodies(proto)):
             return refusal
-        if said := _body_counts(node, opset):
+        shift = int(node.op_type == "Scan" and opset < 9)  # lengths of sequences come first
+        if said := _body_counts(node, shift):
             return Refusal("attribute", said)
+        if said := _body_types(node, shift, types):
+            return Refusal("dtype", said)
         given = {name: types.get(name, "") for name in node.reads}
         (typed,) = self._inferred([proto], opsets, given).node
         for name, graph in bodies(typed):
@@ -208,13 +211,13 @@ def _counts(
     return None
 
 
-def _body_counts(node: Node, opset: int) -> str | None:
+def _body_counts(node: Node, shift: int) -> str | None:
     """Return which body has not the inputs and outputs that its node wants of it."""
     read, made = len(node.inputs), len(node.outputs)
     counts = {
         "If": (0, made),
         "Loop": (read, made + 1),  # the count and condition go in, the condition comes out
-        "Scan": (read - (opset < 9), made),  # before opset 9 the lengths of sequences come first
+        "Scan": (read - shift, made),
     }
     inputs, outputs = counts.get(node.op_type, (0, 0))
     for name, graph in bodies(node.proto) if node.op_type in counts else ():
@@ -225,6 +228,19 @@ def _body_counts(node: Node, opset: int) -> str | None:
                 f"{node.op_type} wants a {name} of {inputs} inputs and {outputs} outputs; it has "
                 f"{len(graph.input)} and {len(graph.output)}"
             )
+    return None
+
+
+def _body_types(node: Node, shift: int, types: _Types) -> str | None:
+    """Return which input of a body is not declared as what its node hands to it."""
+    for name, graph in bodies(node.proto) if node.op_type in ("Loop", "Scan") else ():
+        for port, value in zip(graph.input, node.inputs[shift:], strict=False):
+            declared, given = type_string(port.type), types.get(value, "")
+            if declared and given and declared != given:
+                return (
+                    f"{node.op_type} hands {given} to input {port.name!r} of its {name}, which "
+                    f"declares it as {declared}"
+                )
     return None
 
 
@@ -247,4 +263,7 @@ def _types(
                 first, other = bound.setdefault(parameter.type_str, (kind, where))
                 if first != kind:
                     return f"with {other} and {where} of one type; they are {first} and {kind}"
+    # That the tensor is of the sequence's type is said in words alone.
+    if schema.name == "SequenceInsert" and all(inputs[:2]) and inputs[0] != f"seq({inputs[1]})":
+        return f"with a tensor of the sequence's type; they are {inputs[1]} and {inputs[0]}"
     return None

@@ -67,6 +67,21 @@ BROKEN = {
         typed("y, z = Scan<num_scan_inputs = 1, body = b (float a) => (float d) {d = Abs(a)}>(x)"),
         "attribute",
     ),
+    "loop that carries another type": (
+        typed(
+            'y = Loop("", c, i) <body = b (int64 n, bool t, float[2] v) => (bool u, float[2] w) '
+            "{u = Identity(t) w = Identity(v)}>"
+        ),
+        "dtype",
+    ),
+    "scan of another type": (
+        typed("y = Scan<num_scan_inputs = 1, body = b (float a) => (float d) {d = Abs(a)}>(i)"),
+        "dtype",
+    ),
+    "sequence of another type": (
+        typed("s = SequenceConstruct(x) y = SequenceInsert(s, i)"),
+        "dtype",
+    ),
     "operator that is gone": ("g (float[2] x, float[1] s) => (y) {y = Upsample(x, s)}", "opset"),
     "in a branch": (
         typed(
@@ -113,7 +128,9 @@ def test_every_device_refuses_what_breaks_a_definition_in_the_same_words(what, p
     device = PLUGINS[plugin].plugin
     (refusal,) = device.query_model(model).unsupported[name].values()
     assert refusal == said
-    with pytest.raises(UnsupportedNodesError, match=r"ONNX defines|is gone from|wants a"):
+    with pytest.raises(
+        UnsupportedNodesError, match=r"ONNX defines|is gone from|wants a|hands tensor"
+    ):
         device.compile_model(model)
 
 
@@ -172,6 +189,27 @@ def test_the_rest_of_a_broken_model_is_asked_about():
 def test_a_node_that_only_broken_nodes_need_is_taken_alone():
     model = model_of("g (float[2] x) => (z) {one = Constant<value_int = 1>() z = Sqrt(one)}")
     assert set(PLUGINS["CPU"].plugin.query_model(model).unsupported) == {"one", "z"}
+
+
+@pytest.mark.parametrize(
+    ("node", "element_type", "taken"),
+    [
+        ("Col2Im(x, i, i)", "string", False),
+        ("GridSample(x, g)", "bool", False),
+        ("GridSample(x, g)", "string", False),
+        ('GridSample<mode = "nearest">(x, g)', "string", True),
+        ("GridSample(x, g)", "uint8", True),
+    ],
+)
+def test_what_a_definition_allows_and_no_arithmetic_gives_a_meaning(node, element_type, taken):
+    text = (
+        f"g ({element_type}[N, C, H, W] x, float[N, A, B, 2] g, int64[2] i) => (y) {{y = {node}}}"
+    )
+    model = read_model(parser.parse_model('<ir_version: 8, opset_import: ["" : 20]> ' + text))
+    refused = PLUGINS["CPU"].plugin.query_model(model).unsupported
+    assert {r.code for by in refused.values() for r in by.values()} == (
+        set() if taken else {"dtype"}
+    )
 
 
 def test_unknown_types_and_operators_of_others_fit_everywhere():
