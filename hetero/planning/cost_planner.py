@@ -156,9 +156,10 @@ class CostPlanner:
                 found |= {n: answer.unsupported.get(n, {}) for n in s.node_names if n not in answer}
         if not found:
             return None
+        said = "; ".join(f"{n}: {', '.join(map(str, why.values()))}" for n, why in found.items())
         return UnsupportedNodesError(
-            f"model {model.name!r}: devices refuse in their subgraphs {', '.join(found)}; give "
-            "these nodes to others by an affinity.",
+            f"model {model.name!r}: devices refuse in their subgraphs what they take in the whole: "
+            f"{said}. Give these nodes to others by an affinity.",
             unsupported=found,
         )
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 
 import hetero
 from devices.errors import BlobError
+from hetero.blob import export_payloads, write_model
 from tests.hetero import blob_mutations as mutations
 from tests.hetero.models import branches, branches_output
 
@@ -26,6 +29,17 @@ def test_damaged_blobs_are_refused_at_once_by_a_typed_error(blob: bytes, count: 
     tally = mutations.try_all([blob], count, seed=1, memory=False)
     assert tally.slowest_s < mutations.MOST_SECONDS
     assert sum(n for outcome, n in tally.outcomes.items() if "refused" in outcome) > count / 2
+
+
+def test_damaged_blobs_of_several_plans_are_refused_by_a_typed_error(blob: bytes) -> None:
+    with hetero.Core(executor="inprocess") as core, core.import_model(blob) as compiled:
+        (cut,) = compiled.cuts
+        payloads = export_payloads(compiled.deployment.num_stages, compiled.deployment.export)
+        file = io.BytesIO()
+        halves = [replace(cut, share=0.5)] * 2
+        write_model(file, halves, compiled.compilation, [*payloads, *payloads])
+    tally = mutations.try_all([file.getvalue()], 2_000, seed=3, memory=False)
+    assert sum(n for outcome, n in tally.outcomes.items() if "refused" in outcome) > 1_000
 
 
 def test_damaged_blobs_take_no_more_memory_than_twice_their_length(blob: bytes) -> None:
