@@ -6,14 +6,13 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
-from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
 from hetero.cli.prediction import wire_links
 from hetero.compiled_model import CompiledModel
+from hetero.in_flight import keep_in_flight
 from scheduler.executor import Answer, StageRun
 
 PERCENTILES: Final = (50, 90, 95, 99)
@@ -40,33 +39,20 @@ def measure(
     KeyboardInterrupt
         Ctrl-C came before any request was done.
     """
-    free = threading.Semaphore(jobs)
     found = _Found(wire_links(compiled))
-
-    def finished(began_s: float, future: Future[Answer]) -> None:
-        found.add(began_s, time.monotonic(), future)
-        free.release()
-
     start_s = time.monotonic()
-    sent, interrupted = 0, False
+
+    def more(sent: int) -> bool:
+        return sent < (requests or 2**63) and time.monotonic() - start_s < seconds
+
+    interrupted = False
     try:
-        while (
-            sent < (requests or 2**63) and time.monotonic() - start_s < seconds and not found.errors
-        ):
-            free.acquire()
-            submission = compiled.submit(values)
-            submission.future.add_done_callback(partial(finished, time.monotonic()))
-            sent += 1
-        for _ in range(jobs):
-            free.acquire()
+        keep_in_flight(lambda: compiled.submit(values).future, jobs, more, found.add)
     except KeyboardInterrupt:
         if not found.latencies:
             raise
         interrupted = True
-    elapsed_s = time.monotonic() - start_s
-    if found.errors:
-        raise found.errors[0]
-    return {**found.summary(elapsed_s), "interrupted": interrupted}
+    return {**found.summary(time.monotonic() - start_s), "interrupted": interrupted}
 
 
 class _Found:
@@ -74,20 +60,16 @@ class _Found:
 
     def __init__(self, links: Sequence[tuple[int, int]]) -> None:
         self.latencies: list[float] = []
-        self.errors: list[BaseException] = []
         self._links = links
         self._lock = threading.Lock()
         self._runs: dict[tuple[int, str], list[float]] = defaultdict(list)
         self._waits: dict[tuple[int, str], list[float]] = defaultdict(list)
         self._gaps: dict[tuple[int, int], list[float]] = defaultdict(list)
 
-    def add(self, began_s: float, ended_s: float, future: Future[Answer]) -> None:
+    def add(self, began_s: float, ended_s: float, answer: Answer) -> None:
         with self._lock:
-            if error := future.exception():
-                self.errors.append(error)
-                return
             self.latencies.append(ended_s - began_s)
-            runs = {run.stage: run for run in future.result().stage_runs}
+            runs = {run.stage: run for run in answer.stage_runs}
             for run in runs.values():
                 self._runs[run.stage, run.device].append(run.run_s)
             # Another machine's clock has another zero: its times do not lie within the request.

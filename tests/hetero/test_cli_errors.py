@@ -19,6 +19,7 @@ from tests.command_line import Shell
 from tests.hetero.models import branches, unknown_ops
 
 ROOT = Path(__file__).parents[2]
+HERE = {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
 
 
 @pytest.fixture
@@ -199,7 +200,7 @@ def test_too_little_memory_is_one_line(
 
 
 def test_an_ascii_locale_shows_escapes(model: Path) -> None:
-    environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0"} | HERE
     done = subprocess.run(
         [sys.executable, "-m", "hetero", "run", str(model), "--executor", "inprocess"],
         capture_output=True, env=environment, timeout=60, check=False,
@@ -211,7 +212,7 @@ def test_an_ascii_locale_shows_escapes(model: Path) -> None:
 
 def test_a_reader_that_has_gone_is_no_traceback(model: Path) -> None:
     command = f"{sys.executable} -m hetero query {model} --json | true"
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | HERE
     done = subprocess.run(
         command, shell=True, capture_output=True, env=environment, timeout=60, check=False
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -14,6 +13,7 @@ import numpy as np
 
 from devices.model import Model
 from devices.program import ExecutedNode, Value
+from hetero.in_flight import keep_in_flight
 from hetero.lowering import constant_outputs, lower, stage_sources
 from hetero.partition import partition
 from scheduler.client_machine import Limits
@@ -190,31 +190,14 @@ def saturate(
 def _saturate(
     deployment: Deployment, inputs: Mapping[str, Value], jobs: int, seconds: float
 ) -> Saturation:
-    free = threading.Semaphore(jobs)
-    lock = threading.Lock()
     ended: list[tuple[float, Sequence[StageRun]]] = []
-    errors: list[BaseException] = []
-
-    def finished(future: Future[Answer]) -> None:
-        now = time.monotonic()
-        with lock:
-            if error := future.exception():
-                errors.append(error)
-            else:
-                ended.append((now, future.result().stage_runs))
-        free.release()
-
     begin = time.monotonic()
-    while time.monotonic() < begin + seconds or len(ended) < LEAST_ANSWERS:
-        free.acquire()
-        if errors:
-            break
-        deployment.submit(inputs).future.add_done_callback(finished)
-    last = time.monotonic()
-    for _ in range(jobs - bool(errors)):
-        free.acquire()
-    if errors:
-        raise errors[0]
+    last = keep_in_flight(
+        lambda: deployment.submit(inputs).future,
+        jobs,
+        lambda sent: time.monotonic() < begin + seconds or len(ended) < LEAST_ANSWERS,
+        lambda began_s, ended_s, answer: ended.append((ended_s, answer.stage_runs)),
+    )
     # Counting ends with the feeding: what drains afterwards has the devices to itself.
     counted = [(t, runs) for t, runs in ended if begin + (last - begin) / 3 <= t <= last]
     if len(counted) < 2:

@@ -1,0 +1,70 @@
+"""Requests kept in flight: what fills a pipeline in order to measure it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+
+from scheduler.executor import Answer
+
+
+def keep_in_flight(
+    submit: Callable[[], Future[Answer]],
+    jobs: int,
+    more: Callable[[int], bool],
+    answered: Callable[[float, float, Answer], None],
+) -> float:
+    """Send requests, `jobs` at a time, as long as more are wanted; wait for all of them.
+
+    Parameters
+    ----------
+    submit : callable () -> Future
+        Sends a request.
+    jobs : int
+        Requests in flight.
+    more : callable (int) -> bool
+        Whether another one follows those sent so far.
+    answered : callable (float, float, Answer)
+        Is told of each answer, from any thread: when its request was sent and when it came, in
+        seconds of the monotonic clock.
+
+    Returns
+    -------
+    float
+        When the last request had been sent, in seconds of the monotonic clock.
+
+    Raises
+    ------
+    BaseException
+        What the first request that failed ended with; no other was sent after it.
+    """
+    free = threading.Semaphore(jobs)
+    errors: list[BaseException] = []
+
+    def finished(began_s: float, future: Future[Answer]) -> None:
+        ended_s = time.monotonic()
+        try:
+            answered(began_s, ended_s, future.result())
+        except BaseException as error:  # raised again in the caller's thread
+            errors.append(error)
+        finally:
+            free.release()
+
+    sent = 0
+    while more(sent):
+        free.acquire()
+        if errors:
+            free.release()
+            break
+        began_s = time.monotonic()
+        submit().add_done_callback(partial(finished, began_s))
+        sent += 1
+    last_s = time.monotonic()
+    for _ in range(jobs):
+        free.acquire()
+    if errors:
+        raise errors[0]
+    return last_s

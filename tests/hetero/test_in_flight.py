@@ -1,0 +1,71 @@
+"""Requests kept in flight: how many at once, until when, and what becomes of a failure."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from hetero.in_flight import keep_in_flight
+from scheduler.executor import Answer
+
+ANSWER = Answer({}, ())
+
+
+def test_so_many_at_a_time_and_all_are_answered() -> None:
+    waiting: list[Future[Answer]] = []
+    most, told = [0], []
+
+    def submit() -> Future[Answer]:
+        future: Future[Answer] = Future()
+        waiting.append(future)
+        most[0] = max(most[0], len(waiting))
+        if len(waiting) == 3:  # the pipeline is full: the oldest is done
+            pool.submit(waiting.pop(0).set_result, ANSWER)
+        return future
+
+    def more(sent: int) -> bool:
+        if sent == 10:
+            for future in waiting:
+                pool.submit(future.set_result, ANSWER)
+        return sent < 10
+
+    def answered(began_s: float, ended_s: float, answer: Answer) -> None:
+        told.append((began_s <= ended_s, answer))
+
+    with ThreadPoolExecutor(1) as pool:
+        keep_in_flight(submit, 3, more, answered)
+    assert most == [3]
+    assert told == [(True, ANSWER)] * 10
+
+
+@pytest.mark.parametrize("jobs", [1, 4])
+def test_the_first_failure_ends_it(jobs: int) -> None:
+    sent: list[int] = []
+
+    def submit() -> Future[Answer]:
+        future: Future[Answer] = Future()
+        sent.append(len(sent))
+        if len(sent) == 5:
+            future.set_exception(ZeroDivisionError("the fifth"))
+        else:
+            future.set_result(ANSWER)
+        return future
+
+    with pytest.raises(ZeroDivisionError, match="the fifth"):
+        keep_in_flight(submit, jobs, lambda sent: True, lambda *told: None)
+    assert len(sent) == 5
+
+
+def test_a_fault_of_the_listener_is_raised_and_no_wait_for_ever() -> None:
+    def answered(*told: Any) -> None:
+        raise LookupError("by hand")
+
+    def submit() -> Future[Answer]:
+        future: Future[Answer] = Future()
+        future.set_result(ANSWER)
+        return future
+
+    with pytest.raises(LookupError, match="by hand"):
+        keep_in_flight(submit, 2, lambda sent: True, answered)
