@@ -177,6 +177,11 @@ class DeviceHost:
         for context in contexts:
             context.cancel()
 
+    def is_cancelled(self, deployment: str, request_id: int, attempt: int) -> bool:
+        """Whether an attempt was cancelled, lately."""
+        with self._lock:
+            return (deployment, request_id, attempt) in self._cancelled
+
     def executed_nodes(self, deployment: str, stage: int) -> tuple[ExecutedNode, ...]:
         """Return a stage's runtime model."""
         return self._stage(deployment, stage).executed_nodes()

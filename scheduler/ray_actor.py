@@ -107,8 +107,8 @@ class DeviceActor:
         num_streams = self._host.load_stage(
             deployment, stage, StageSource(model, payload, config), num_threads
         )
-        self._wanted[deployment, stage] = wanted
         with self._streams:
+            self._wanted[deployment, stage] = wanted
             self._num_streams[deployment, stage] = num_streams
 
     def run_stage(self, call: list[Any], *inputs: Value) -> Any:
@@ -126,8 +126,16 @@ class DeviceActor:
         deployment, stage, request_id, attempt, profile = call
         key = (deployment, stage)
         with self._streams:
-            self._streams.wait_for(lambda: self._has_stream(key))
+            # One that nobody waits for any more ends at the host, and frees its thread.
+            self._streams.wait_for(
+                lambda: (
+                    self._has_stream(key)
+                    or key not in self._wanted
+                    or self._host.is_cancelled(deployment, request_id, attempt)
+                )
+            )
             self._num_running[key] += 1
+            wanted = self._wanted.get(key, ())
         try:
             values = [unpacked(value) for value in inputs]
             outputs, run = self._host.run_stage(
@@ -139,7 +147,6 @@ class DeviceActor:
                 if not self._num_running[key]:
                     del self._num_running[key]
                 self._streams.notify_all()
-        wanted = self._wanted[key]
         report = [getattr(run, name) for name in REPORT]
         return (*(packed(outputs[i]) for i in wanted), report) if wanted else report
 
@@ -154,6 +161,8 @@ class DeviceActor:
     def cancel(self, deployment: str, request_id: int, attempt: int) -> None:
         """Stop an attempt where it runs, and keep it from running where it waits."""
         self._host.cancel(deployment, request_id, attempt)
+        with self._streams:
+            self._streams.notify_all()
 
     @ray.method(concurrency_group="control")
     def executed_nodes(self, deployment: str, stage: int) -> tuple[ExecutedNode, ...]:
@@ -168,12 +177,11 @@ class DeviceActor:
     @ray.method(concurrency_group="load")
     def unload(self, deployment: str) -> None:
         """Let go of a deployment's stages."""
-        self._host.unload(deployment)
-        for key in [key for key in self._wanted if key[0] == deployment]:
-            del self._wanted[key]
         with self._streams:
-            for key in [key for key in self._num_streams if key[0] == deployment]:
-                del self._num_streams[key]
+            for key in [key for key in self._wanted if key[0] == deployment]:
+                del self._wanted[key], self._num_streams[key]
+            self._streams.notify_all()
+        self._host.unload(deployment)
 
 
 def _model(parts: Sequence[Any], weights: Mapping[str, Any]) -> Model:

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 import ray
+from ray import exceptions
 
 from devices.deferred_model import DeferredModel
 from devices.errors import (
+    ClusterError,
     DeadlineError,
     DeviceError,
     DeviceLostError,
@@ -25,8 +31,12 @@ from devices.errors import (
 )
 from devices.model import Model
 from scheduler import Limits, StageSource, create_executor
+from scheduler.executor import DeviceDescriptor
 from scheduler.model_parts import ModelParts, split_model
+from scheduler.ray_deployment import Arrival
+from scheduler.ray_devices import RayDevices
 from scheduler.ray_executor import RayExecutor
+from scheduler.ray_nodes import ClusterNode, alive_nodes
 from tests.scheduler.models import build, chain, cut, diamond
 from tests.scheduler.plugins import BrokenPlugin, TwinPlugin
 
@@ -262,6 +272,84 @@ def test_a_killed_actor_fails_what_is_in_flight_and_to_come_and_is_replaced(
     assert bystander.submit({"x": X}).future.result(30)
     again = executor.deploy(*chain("TOY.1", "TOY.2"))
     np.testing.assert_array_equal(again.submit({"x": X}).future.result(30).outputs["t1"], X + 2)
+
+
+def test_a_connection_that_breaks_is_no_death(executor: RayExecutor) -> None:
+    deployment = executor.deploy(*chain("TOY.0", name="sleep_60_"))
+    (actor,) = deployment.actors
+    submission = deployment.submit({"x": X})
+    broken: Future[Any] = Future()
+    broken.set_exception(exceptions.ActorUnavailableError("Socket closed", bytes.fromhex(actor)))
+    deployment.collect(Arrival(deployment, submission.request_id, 1, "t0", broken))
+    with pytest.raises(DeviceLostError, match="could not be reached") as caught:
+        submission.future.result(60)
+    assert (caught.value.device, caught.value.attempt) == ("TOY.0", 1)
+    assert executor._devices.device("TOY.0").actor_id == actor
+    again = deployment.submit({"x": X})
+    assert deployment.cancel(again.request_id)
+    deployment.close()
+
+
+def test_an_error_of_a_lost_device_names_it_and_what_helps(executor: RayExecutor) -> None:
+    """Not the device that waited for it, nor Ray's words and colours."""
+    deployment = executor.deploy(*chain("TWIN.0", "TOY.0", name="sleep_60_"))
+    submission = deployment.submit({"x": X})
+    pid = ray.get(executor._devices.device("TWIN.0").actor.ping.remote())
+    kill(executor, "TWIN.0")
+    for call in (submission.future.result, lambda: deployment.submit({"x": X})):
+        with pytest.raises(DeviceLostError) as caught:
+            call()
+        assert str(caught.value).endswith(
+            f"device TWIN.0 on node {caught.value.node} is gone: its worker process has died "
+            f"(pid {pid}). Compile the model again; a device whose node is alive is restarted."
+        )
+    assert "attempt" not in str(caught.value)  # that one was never tried
+
+
+def test_a_node_that_is_slow_holds_nobody_up_and_comes_in_when_it_answers(
+    executor: RayExecutor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (fast,) = alive_nodes()
+    slow = replace(fast, id="slow", name="slow", host="slow")
+    monkeypatch.setattr("scheduler.ray_devices.alive_nodes", lambda: (fast, slow))
+    gate = tmp_path / "open"
+
+    def late(rows: Any) -> Any:
+        while not gate.exists():
+            time.sleep(0.05)
+        return rows
+
+    def ask(self: RayDevices, node: ClusterNode, until_s: float) -> Any:
+        asked = real(self, node, until_s)
+        if node.id == "slow":
+            asked.ref = ray.remote(num_cpus=0)(late).remote(asked.ref)
+        return asked
+
+    real = RayDevices._ask
+    monkeypatch.setattr(RayDevices, "_ask", ask)
+    patient = RayDevices(executor._session, (TOY,), {}, probe_timeout_s=600)
+    with ThreadPoolExecutor(2) as threads:
+        waiting = threads.submit(patient.descriptors)
+        while not patient._probes:
+            assert not waiting.done()
+        threads.submit(patient.forget, "an actor").result(60)
+        assert not waiting.done()
+        hasty = RayDevices(executor._session, (TOY,), {}, probe_timeout_s=0)
+        while not (rows := hasty_rows(hasty)):
+            pass
+        assert {row.node for row in rows} == {fast.name}
+        gate.touch()
+        assert {row.node for row in waiting.result(60)} == {fast.name, "slow"}
+    while "slow" not in {row.node for row in hasty_rows(hasty)}:
+        pass
+
+
+def hasty_rows(devices: RayDevices) -> tuple[DeviceDescriptor, ...]:
+    """Return what has come, where no node is waited for."""
+    try:
+        return devices.descriptors()
+    except ClusterError:
+        return ()
 
 
 def test_an_actor_that_dies_while_idle_or_in_its_work(executor: RayExecutor) -> None:

@@ -1,0 +1,47 @@
+"""The device actor's threads, without the actor around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from devices.errors import DeviceError, RequestCancelledError
+from scheduler.executor import DeviceDescriptor
+from scheduler.model_parts import split_model
+from scheduler.ray_actor import DeviceActor
+from tests.scheduler.models import build
+from tests.scheduler.plugins import ToyPlugin
+
+pytestmark = pytest.mark.ray
+X = np.ones(1, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("end", "error"),
+    [
+        (lambda actor: actor.cancel("d", 2, 1), RequestCancelledError),
+        (lambda actor: actor.unload("d"), DeviceError),
+    ],
+    ids=["cancelled", "unloaded"],
+)
+def test_a_run_that_waits_for_a_stream_ends_though_the_stream_stays_taken(
+    end: Callable[[DeviceActor], None], error: type[Exception]
+) -> None:
+    actor = DeviceActor(DeviceDescriptor("TOY", "TOY", "0", "n"), [ToyPlugin])
+    for deployment, node in (("busy", "sleep_60_"), ("d", "n")):
+        parts = split_model(build([("Neg", node, ("x",), "y")], ["y"]))
+        actor.load_stage(deployment, 0, list(parts), {}, None, {}, 1, (0,))
+    with ThreadPoolExecutor(2) as threads:
+        busy = threads.submit(actor.run_stage, ["busy", 0, 1, 1, False], X)
+        while not actor._num_running:
+            assert not busy.done()
+        waiting = threads.submit(actor.run_stage, ["d", 0, 2, 1, False], X)
+        end(actor)
+        with pytest.raises(error):
+            waiting.result(60)
+        assert not busy.done()
+        while not busy.done():
+            actor.cancel("busy", 1, 1)
