@@ -40,7 +40,8 @@ def _suppress(
         shared = side[0] * side[1]
         union = area[rest] + area[best]
         union -= shared
-        alive[rest] &= (shared <= iou * union) | (shared <= 0)
+        # What is no number overlaps nothing.
+        alive[rest] &= ~((shared > iou * union) & (shared > 0))
     return chosen
 
 

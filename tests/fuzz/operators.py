@@ -199,7 +199,7 @@ def _converted(x: Any, to: np.dtype) -> Any:
 
 def _numbers(case: OperatorCase, schema: OpSchema, random: np.random.Generator) -> OperatorCase:
     """Draw other numbers for the inputs that are data, not sizes, axes or places."""
-    inputs = list(case.inputs)
+    inputs, special = list(case.inputs), bool(random.random() < 0.12)
     for i, (formal, x) in enumerate(zip(_formals(case, schema), case.inputs, strict=True)):
         if not isinstance(x, np.ndarray) or not x.size or x.dtype.kind in "OU":
             continue
@@ -209,20 +209,22 @@ def _numbers(case: OperatorCase, schema: OpSchema, random: np.random.Generator) 
             continue
         if formal.name in _NO_DATA:
             continue
-        inputs[i] = _drawn(x, random)
-    return replace(case, inputs=tuple(inputs), changes=(*case.changes, "numbers"))
+        inputs[i] = _drawn(x, random, special)
+    return replace(
+        case, inputs=tuple(inputs), changes=(*case.changes, "special" if special else "numbers")
+    )
 
 
-def _drawn(x: np.ndarray, random: np.random.Generator) -> np.ndarray:
+def _drawn(x: np.ndarray, random: np.random.Generator, special: bool) -> np.ndarray:
     if x.dtype == bool:
         return random.random(x.shape) < 0.5
     if x.dtype.kind in "iu":
         least = -10 if x.dtype.kind == "i" else 0
         return random.integers(least, 11, x.shape).astype(x.dtype)
     drawn = random.standard_normal(x.shape) * float(random.choice([0.1, 1, 1, 3, 20]))
-    if random.random() < 0.15:
-        special = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e15, -1.0])
-        drawn = np.where(random.random(x.shape) < 0.2, random.choice(special, x.shape), drawn)
+    if special:
+        odd = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e15, -1.0])
+        drawn = np.where(random.random(x.shape) < 0.2, random.choice(odd, x.shape), drawn)
     with np.errstate(all="ignore"):
         result: np.ndarray = drawn.astype(np.float32).astype(x.dtype)
     return result

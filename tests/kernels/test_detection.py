@@ -64,3 +64,14 @@ def test_refuses():
     inputs = [boxes(1, 5), np.zeros((1, 1, 5), np.float32), *arguments(iou=1.5)]
     with pytest.raises(ValueError, match="iou_threshold"):
         run_kernel("NonMaxSuppression", inputs, {}, 11)
+
+
+def test_boxes_that_are_no_numbers_overlap_nothing():
+    boxes = np.array([[0, 0, 1, 1], [0, np.nan, 1, 1], [0, 0, 1, 0.9]], np.float32)[None]
+    inputs = [
+        boxes,
+        np.array([[[3, 2, 1]]], np.float32),
+        np.array([3]),
+        np.array([0.5], np.float32),
+    ]
+    check("NonMaxSuppression", inputs, {}, 11)
