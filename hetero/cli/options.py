@@ -6,11 +6,13 @@ import os
 import sys
 from collections.abc import Callable
 from functools import wraps
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
+from devices.registry import GROUP
 from hetero.affinity_file import parse_pins
 from hetero.cli.files import refuse_overwriting
 from hetero.cli.planning import plans_by_cost, take_planning
@@ -124,8 +126,9 @@ def start(core: Core) -> None:
     with progress("starting devices"):
         rows = core.device_descriptors
     asked = click.get_current_context().params.get("plugins") or ()
+    installed = entry_points(group=GROUP).names if asked else ()
     for row in rows:
-        if row.error is not None and row.plugin in asked:
+        if asked and row.error is not None and row.plugin not in installed:
             raise click.UsageError(f"--plugin {row.plugin}: {row.error}")
 
 

@@ -52,6 +52,21 @@ def test_a_plugin_that_cannot_be_loaded_is_wrong_usage(
     assert f"--plugin {plugin}: " in done.err
 
 
+def test_a_plugin_whose_backend_is_not_there_is_wrong_usage(
+    shell: Shell, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "broken_plugin_here.py").write_text(
+        "from devices.null import NullPlugin\n\n\nclass Broken(NullPlugin):\n    name = 'BROKEN'\n"
+        "    def __init__(self):\n        raise ImportError('no libbroken here')\n"
+    )
+    plugin = ("--plugin", "broken_plugin_here:Broken")
+    done = shell("run -d CPU", model, *plugin)
+    assert (done.code, "no libbroken here" in done.err) == (2, True)
+    assert "no libbroken here" in shell("devices", *plugin).out
+
+
 def test_devices_lists_a_plugin_that_cannot_be_loaded(shell: Shell) -> None:
     done = shell("devices --json --plugin nope:X")
     assert done.code == 0
