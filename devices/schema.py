@@ -38,7 +38,9 @@ def violations(model: Model) -> dict[str, Refusal]:
     found = {}
     for node in model.nodes:
         if refusal := judge.node(node, model.opset_imports, types):
-            found[node.name] = refusal
+            found[node.name] = Refusal(
+                refusal.code, f"{refusal.message}. No device runs that: correct the model"
+            )
     return found
 
 
@@ -169,7 +171,7 @@ def check_operator(
         return Refusal(
             "opset",
             f"{operator} is gone from operator set {schema.since_version} on; the model imports "
-            f"{opset}. Export the model again.",
+            f"{opset}",
         )
     said = _attributes(schema, attributes) or _counts(schema, inputs, outputs)
     if said:

@@ -93,7 +93,10 @@ def require_supported(support: Support, model: Model, devices: Sequence[str]) ->
     for name, reasons in list(support.unsupported.items())[:SHOWN_NODES]:
         node = model.nodes[model.index_of[name]]
         op = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
-        said = "; ".join(f"{device}: {refusal}" for device, refusal in reasons.items())
+        by_reason: dict[Refusal, list[str]] = {}
+        for device, refusal in reasons.items():
+            by_reason.setdefault(refusal, []).append(device)
+        said = "; ".join(f"{', '.join(who)}: {refusal}" for refusal, who in by_reason.items())
         lines.append(f"\n  {name!r} ({op}): {said}")
     if (more := len(support.unsupported) - SHOWN_NODES) > 0:
         lines.append(f"\n  and {more} more; `.unsupported` has all of them")
