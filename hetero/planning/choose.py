@@ -27,6 +27,7 @@ from hetero.planning.report import (
     milliseconds,
 )
 from hetero.planning.solver import Candidate, Objective, Part, Solution, is_landmark, plan
+from hetero.planning.solver.candidates import TIDIED
 from hetero.planning.solver.problem import Assignment
 
 Policy = Literal["PRIORITY", "PIPELINE_PARALLEL", "AUTO"]
@@ -286,8 +287,6 @@ def _advice(choice: Choice, solution: Solution, loads: dict[str, float]) -> tupl
                 f"a second device like {busiest}, taking every other request of its subgraphs: "
                 f"bottleneck {milliseconds(halved)} instead of {milliseconds(figure)}"
             )
-    if idle := [d for d, load in loads.items() if load == 0]:
-        lines.append(f"{', '.join(idle)}: no work")
     return tuple(lines)
 
 
@@ -303,7 +302,7 @@ def _alternatives(choice: Choice, planned: Planned, solution: Solution) -> tuple
             if is_landmark(name):
                 rows.setdefault(name, c)
     if all(c is not chosen for c in rows.values()):
-        name = chosen.name if chosen.name not in rows else f"{chosen.name}, tidied"
+        name = chosen.name if chosen.name not in rows else chosen.name + TIDIED
         rows[name] = chosen
     told = {(c.bottleneck, c.latency, c.subgraphs) for c in rows.values()}
     for c in candidates:

@@ -28,6 +28,8 @@ from hetero.planning.solver.problem import Assignment, Problem, combine, is_feas
 from hetero.planning.solver.slicing import MAX_NODES, slice_order
 from hetero.planning.solver.tidy import tidy
 
+#: Ends the name of a plan that was freed of fragments.
+TIDIED = ", tidied"
 #: Graphs of at most so many nodes are searched as they are ...
 SMALL = 900
 #: ... larger ones are coarsened to about so many supernodes first.
@@ -277,7 +279,7 @@ def improve(found: Gathered, *, exact: bool, pool: Executor | None, workers: int
             block_bound(found)
         exact_search(found)
     for assignment in found.best()[:4]:
-        found.add(f"{found.plans[assignment][0]}, tidied", tidy(wary(found.problem), assignment))
+        found.add(found.plans[assignment][0] + TIDIED, tidy(wary(found.problem), assignment))
 
 
 def wary(problem: Problem) -> Problem:

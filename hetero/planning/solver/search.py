@@ -11,6 +11,7 @@ from devices.errors import PlanError
 from hetero.planning.solver import candidates as gather
 from hetero.planning.solver import exact as exact_solver
 from hetero.planning.solver.bounds import Bound
+from hetero.planning.solver.candidates import TIDIED
 from hetero.planning.solver.check import check
 from hetero.planning.solver.contract import Contraction, collapse_groups
 from hetero.planning.solver.evaluate import evaluate
@@ -149,7 +150,9 @@ def plan(
 
 def is_landmark(name: str) -> bool:
     """Whether a plan of that name is told of however good it is."""
-    return name.startswith("single ") or name in ("priority", "mix", "replicas")
+    if name.startswith("single "):
+        return not name.endswith(TIDIED)
+    return name in ("priority", "mix", "replicas")
 
 
 def _judged(
