@@ -5,28 +5,28 @@ A plugin is a subclass of `OperatorPlugin`, which is a table of operators; or on
 the contract.
 """
 
-from devices.compiled_model import CompiledModel
-from devices.configuration import Configuration
-from devices.infer_request import InferRequest, State
-from devices.model import Constant, Model, Node
-from devices.model_reader import read_model
-from devices.operator_plugin import OperatorPlugin
-from devices.plugin import Plugin
-from devices.program import ExecutedNode, Payload, Program, RunContext, Value
-from devices.properties import (
+from devices.model.model import Constant, Model, Node
+from devices.model.reader import read_model
+from devices.model.tensor_spec import TensorSpec
+from devices.plugin.configuration import Configuration
+from devices.plugin.operator_plugin import OperatorPlugin
+from devices.plugin.plugin import Plugin
+from devices.plugin.program import ExecutedNode, Payload, Program, RunContext, Value
+from devices.plugin.properties import (
     COMMON_PROPERTIES,
     OPTIONAL_PROPERTIES,
     Config,
     Property,
     PropertyTable,
 )
-from devices.registry import PluginEntry, find_plugin, load_plugins
-from devices.remote import RemoteContext, RemoteTensor
-from devices.request_target import Answer, RequestTarget, Submission
-from devices.results import ProfilingInfo, Results
-from devices.support import Refusal, Support
-from devices.tensor import Tensor
-from devices.tensor_spec import TensorSpec
+from devices.plugin.registry import PluginEntry, find_plugin, load_plugins
+from devices.plugin.remote import RemoteContext, RemoteTensor
+from devices.plugin.support import Refusal, Support
+from devices.request.compiled_model import CompiledModel
+from devices.request.infer_request import InferRequest, State
+from devices.request.results import ProfilingInfo, Results
+from devices.request.target import Answer, RequestTarget, Submission
+from devices.request.tensor import Tensor
 
 __all__ = [
     "COMMON_PROPERTIES",

@@ -45,7 +45,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from devices.support import Refusal
+    from devices.plugin.support import Refusal
 
 __all__ = [
     "AffinityError",

@@ -24,7 +24,7 @@ from types import ModuleType
 from typing import Final
 
 from devices.conformance import export_checks, property_checks, query_checks, request_checks
-from devices.plugin import Plugin
+from devices.plugin.plugin import Plugin
 
 __all__ = ["Check", "CheckResult", "check_device", "device_checks"]
 

@@ -1,22 +1,22 @@
 """hetero: one ONNX model, cut across unlike devices, pipelined over a Ray cluster."""
 
-from devices.infer_request import InferRequest
-from devices.model import Model
-from devices.results import Results
-from devices.support import Refusal, Support
-from devices.tensor import Tensor
-from devices.tensor_spec import TensorSpec
+from devices.model.model import Model
+from devices.model.tensor_spec import TensorSpec
+from devices.plugin.support import Refusal, Support
+from devices.request.infer_request import InferRequest
+from devices.request.results import Results
+from devices.request.tensor import Tensor
 from hetero import errors
-from hetero.affinity import Affinity
+from hetero.affinity.affinity import Affinity
 from hetero.async_infer_queue import AsyncInferQueue
-from hetero.blob import hetero_version
-from hetero.compare import Comparison, compare
+from hetero.cache.blob import hetero_version
+from hetero.compare.compare import Comparison, compare
 from hetero.compiled_model import CompiledModel
 from hetero.core import Core
 from hetero.errors import *  # noqa: F403 - each error is also hetero's own name
 from hetero.planning.cost import Costs
 from hetero.planning.report import PlanReport
-from hetero.survey import Survey
+from hetero.query.survey import Survey
 
 #: This package's version.
 __version__ = hetero_version()

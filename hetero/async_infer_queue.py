@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from devices.errors import DeadlineError, RequestBusyError
-from devices.infer_request import InferRequest, check_callback
-from devices.request_run import LONGEST_S, Run
+from devices.request.infer_request import InferRequest, check_callback
+from devices.request.run import LONGEST_S, Run
 from hetero.compiled_model import CompiledModel
 from hetero.deployed_model import DeployedModel
 

@@ -8,25 +8,25 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Final, overload
 
-from devices.configuration import Configuration
 from devices.errors import PropertyError, UnsupportedOperationError
-from devices.infer_request import InferRequest
-from devices.model import Model
-from devices.program import ExecutedNode, Value
-from devices.properties import unknown_property
-from devices.request_tensors import RequestTensors
-from devices.results import Results
-from devices.runtime_model import runtime_model
-from devices.tensor_spec import TensorSpec
-from hetero.affinity import Affinity
-from hetero.blob import Compilation, Cut, export_payloads, write_model
+from devices.model.model import Model
+from devices.model.tensor_spec import TensorSpec
+from devices.plugin.configuration import Configuration
+from devices.plugin.program import ExecutedNode, Value
+from devices.plugin.properties import unknown_property
+from devices.request.infer_request import InferRequest
+from devices.request.results import Results
+from devices.request.runtime_model import runtime_model
+from devices.request.tensors import RequestTensors
+from hetero.affinity.affinity import Affinity
+from hetero.cache.blob import Compilation, Cut, export_payloads, write_model
 from hetero.config import HETERO_PROPERTIES
 from hetero.deployed_model import DeployedModel, Run
-from hetero.partition import Partition, Subgraph
+from hetero.partition.partition import Partition, Subgraph
 from hetero.planning import PlannedAffinity, PlanReport
 from scheduler.executor import Deployment
+from scheduler.formats.publish import publish
 from scheduler.plan import Plan
-from scheduler.publish import publish
 
 
 class CompiledModel:

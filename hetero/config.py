@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from devices.configuration import Configuration
 from devices.errors import UnknownPropertyError
-from devices.properties import Config, Property, PropertyTable, unknown_property
-from hetero.affinity import find_device
-from scheduler.client_machine import Limits
+from devices.plugin.configuration import Configuration
+from devices.plugin.properties import Config, Property, PropertyTable, unknown_property
+from hetero.affinity.affinity import find_device
+from scheduler.client.machine import Limits
 from scheduler.device_names import HETERO
 
 

@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from devices.errors import ArgumentError
-from devices.model import Model
-from devices.model_reader import Source, read_model
-from devices.properties import Config
-from devices.support import Support
-from hetero.affinity import Affinity, assign
-from hetero.answers import Answers
-from hetero.blob import Compilation, ModelBlob, hetero_version, open_blob
-from hetero.blob_import import (
+from devices.model.model import Model
+from devices.model.reader import Source, read_model
+from devices.plugin.properties import Config
+from devices.plugin.support import Support
+from hetero.affinity.affinity import Affinity, assign
+from hetero.cache.blob import Compilation, ModelBlob, hetero_version, open_blob
+from hetero.cache.cached_compile import Cached
+from hetero.cache.folder import cache_of
+from hetero.cache.importing import (
     absent_devices,
     import_config,
     import_sources,
@@ -25,23 +26,22 @@ from hetero.blob_import import (
     recompilation,
     remapped,
 )
-from hetero.cache import cache_of
-from hetero.cached_compile import Cached
-from hetero.compile_request import CompileRequest
+from hetero.compile.compiler import Compiler
+from hetero.compile.request import CompileRequest
 from hetero.compiled_model import CompiledModel
-from hetero.compiler import Compiler
-from hetero.device_choice import (
-    check_counts,
-    choose_devices,
-    parse_counts,
-)
 from hetero.planning import PlanReport
 from hetero.planning.cost import Costs
 from hetero.planning.cost.profile import Progress
 from hetero.planning.cost_planner import CostPlanner, cost_digest
-from hetero.query import AffinitySource, pins_of, query_priority
+from hetero.query.answers import Answers
+from hetero.query.device_choice import (
+    check_counts,
+    choose_devices,
+    parse_counts,
+)
+from hetero.query.query import AffinitySource, pins_of, query_priority
+from hetero.query.survey import Survey
 from hetero.scopes import EVERYWHERE, Scopes
-from hetero.survey import Survey
 from scheduler import create_executor
 from scheduler.device_names import HETERO, parse_device
 from scheduler.executor import DeviceDescriptor, Executor

@@ -13,9 +13,9 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
 
 from devices.errors import TensorTypeError
-from devices.program import ExecutedNode, Value
-from devices.remote import RemoteTensor
-from devices.tensor_spec import TensorSpec
+from devices.model.tensor_spec import TensorSpec
+from devices.plugin.program import ExecutedNode, Value
+from devices.plugin.remote import RemoteTensor
 from scheduler.executor import Answer, Deployment
 
 
@@ -33,7 +33,7 @@ class Run:
 
 
 class DeployedModel:
-    """A deployment as a `devices.request_target.RequestTarget`.
+    """A deployment as a `devices.request.target.RequestTarget`.
 
     Parameters
     ----------

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from hetero.blob import Cut
+from hetero.cache.blob import Cut
 from hetero.compiled_model import CompiledModel
-from hetero.partition import Subgraph
+from hetero.partition.partition import Subgraph
 from hetero.routing import RoutedDeployment
 
 

@@ -13,8 +13,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 from devices.errors import DeviceLostError
-from devices.program import ExecutedNode, Payload, Value
-from scheduler.client_machine import StoryLine
+from devices.plugin.program import ExecutedNode, Payload, Value
+from scheduler.client.machine import StoryLine
 from scheduler.executor import Answer, Deployment, Submission
 from scheduler.plan import Plan
 

@@ -8,9 +8,9 @@ from typing import Any, Final
 import numpy as np
 
 from devices.errors import TensorShapeError, TensorTypeError
-from devices.model import Model
-from devices.program import Value
-from devices.tensor_spec import TensorSpec
+from devices.model.model import Model
+from devices.model.tensor_spec import TensorSpec
+from devices.plugin.program import Value
 
 #: The size of a dimension that nothing says anything about.
 OPEN_DIMENSION: Final = 1

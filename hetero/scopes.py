@@ -6,11 +6,11 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from devices.configuration import Configuration, check_mapping
 from devices.errors import PropertyError, UnknownPropertyError
-from devices.properties import Config, PropertyTable
+from devices.plugin.configuration import Configuration, check_mapping
+from devices.plugin.properties import Config, PropertyTable
 from hetero.config import HETERO_PROPERTIES, SplitConfig, parse_given, parse_shared
-from hetero.device_choice import choose_devices, choose_prioritised, identified
+from hetero.query.device_choice import choose_devices, choose_prioritised, identified
 from scheduler.device_names import HETERO, parse_device
 from scheduler.executor import DeviceDescriptor
 

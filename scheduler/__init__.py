@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from scheduler.client_machine import Limits, StoryLine
-from scheduler.codec import CodecLimits, decode, encode
+from scheduler.client.machine import Limits, StoryLine
+from scheduler.device.probe import PluginSpec
 from scheduler.device_names import (
     DeviceRequest,
     parse_device,
@@ -14,7 +14,6 @@ from scheduler.device_names import (
     resolve_name,
     split_name,
 )
-from scheduler.device_probe import PluginSpec
 from scheduler.executor import (
     Answer,
     Deployment,
@@ -24,6 +23,7 @@ from scheduler.executor import (
     StageSource,
     Submission,
 )
+from scheduler.formats.codec import CodecLimits, decode, encode
 from scheduler.inprocess import InProcessExecutor
 from scheduler.plan import Plan, Stage, Wire
 
@@ -92,6 +92,6 @@ def create_executor(
     if kind != "ray":
         raise ValueError(f"executor {kind!r}: wanted 'ray' or 'inprocess'.")
     # Ray takes half a second to import, which nobody who stays in process should pay.
-    from scheduler.ray_executor import RayExecutor
+    from scheduler.ray.executor import RayExecutor
 
     return RayExecutor(address=address, devices=devices, plugins=plugins, **options)

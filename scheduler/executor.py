@@ -12,13 +12,13 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from devices.model import Model
-from devices.program import ExecutedNode, Payload, Value
-from devices.properties import COMMON_PROPERTIES, PropertyTable
-from devices.support import Support
-from scheduler.client_machine import Limits, StoryLine
+from devices.model.model import Model
+from devices.plugin.program import ExecutedNode, Payload, Value
+from devices.plugin.properties import COMMON_PROPERTIES, PropertyTable
+from devices.plugin.support import Support
+from scheduler.client.machine import Limits, StoryLine
+from scheduler.formats.stored_payload import StoredPayload
 from scheduler.plan import Plan
-from scheduler.stored_payload import StoredPayload
 
 #: The node of devices in this process.
 THIS_PROCESS: Final = "local"

@@ -13,20 +13,20 @@ from typing import Any, Final
 import numpy as np
 
 from devices.errors import ClusterError, HeteroError, InferenceError, RequestCancelledError
-from devices.model import Model
-from devices.program import ExecutedNode, Payload, Value
-from devices.registry import close_plugins, load_plugins
-from devices.support import Support
+from devices.model.model import Model
+from devices.plugin.program import ExecutedNode, Payload, Value
+from devices.plugin.registry import close_plugins, load_plugins
+from devices.plugin.support import Support
 from scheduler import events
-from scheduler.client_machine import Limits
-from scheduler.codec import decode, encode
-from scheduler.deployment import BaseDeployment, Deployments, check_sources, import_failed
-from scheduler.device_host import DeviceHost
-from scheduler.device_machine import DeviceMachine
+from scheduler.client.deployment import BaseDeployment, Deployments, check_sources, import_failed
+from scheduler.client.machine import Limits
+from scheduler.device.host import DeviceHost
+from scheduler.device.machine import DeviceMachine
+from scheduler.device.probe import PluginSpec, named, probe_node, usable
 from scheduler.device_names import resolve_name
-from scheduler.device_probe import PluginSpec, named, probe_node, usable
 from scheduler.events import DeviceEvent, DeviceInstruction, Task
 from scheduler.executor import THIS_PROCESS, DeviceDescriptor, StageRun, StageSource
+from scheduler.formats.codec import decode, encode
 from scheduler.plan import Plan
 from scheduler.thread_shares import plan_shares
 

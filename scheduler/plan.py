@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgpack
 
 from devices.errors import BlobError, PlanError
-from devices.tensor_spec import TensorSpec
+from devices.model.tensor_spec import TensorSpec
 
 #: First entry of the serialized form.
 _FORMAT: Final = "hetero-plan"

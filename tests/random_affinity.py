@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 
 import hetero
-from devices.model import Model
+from devices.model.model import Model
 
 
 def random_affinity(

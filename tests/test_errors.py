@@ -8,7 +8,7 @@ import pickle
 import pytest
 
 from devices import errors
-from devices.support import Refusal
+from devices.plugin.support import Refusal
 
 LEAVES = [
     cls

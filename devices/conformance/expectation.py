@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from devices.program import Value
+from devices.plugin.program import Value
 
 E = TypeVar("E", bound=BaseException)
 

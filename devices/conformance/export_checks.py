@@ -10,9 +10,9 @@ import numpy as np
 from devices.conformance.expectation import expect, expect_raises, expect_value
 from devices.conformance.query_checks import supported_samples
 from devices.errors import HeteroError, UnsupportedOperationError
-from devices.model import Node
-from devices.plugin import Plugin
-from devices.program import Payload
+from devices.model.model import Node
+from devices.plugin.plugin import Plugin
+from devices.plugin.program import Payload
 
 _NOTES = ("layerType", "execOrder", "implType", "originalLayersNames", "execTimeMcs")
 

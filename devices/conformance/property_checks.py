@@ -12,10 +12,10 @@ from devices.errors import (
     UnknownPropertyError,
     UnsupportedOperationError,
 )
-from devices.plugin import Plugin
-from devices.properties import COMMON_PROPERTIES, Property
-from devices.registry import RESERVED_NAMES
-from devices.remote import RemoteContext
+from devices.plugin.plugin import Plugin
+from devices.plugin.properties import COMMON_PROPERTIES, Property
+from devices.plugin.registry import RESERVED_NAMES
+from devices.plugin.remote import RemoteContext
 
 
 def check_name_can_be_part_of_a_device_name(plugin: Plugin) -> None:

@@ -18,7 +18,7 @@ from devices.conformance.samples import (
     unknown_operator,
 )
 from devices.errors import UnsupportedNodesError
-from devices.plugin import Plugin
+from devices.plugin.plugin import Plugin
 
 _ELEMENT_TYPES: Final = (
     "float", "double", "float16", "bfloat16", "bool", "int4", "uint4", "complex64",

@@ -17,8 +17,8 @@ from devices.errors import (
     TensorShapeError,
     TensorTypeError,
 )
-from devices.plugin import Plugin
-from devices.results import Results
+from devices.plugin.plugin import Plugin
+from devices.request.results import Results
 
 
 def check_answers_are_right(plugin: Plugin) -> None:

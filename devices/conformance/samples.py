@@ -9,9 +9,9 @@ import numpy as np
 import onnx
 from onnx import parser
 
-from devices.model import Model
-from devices.model_reader import read_model
-from devices.tensor_spec import element_type_name
+from devices.model.model import Model
+from devices.model.reader import read_model
+from devices.model.tensor_spec import element_type_name
 
 _HEADER = '<ir_version: 8, opset_import: ["" : 17, "nobody.knows" : 1]>'
 

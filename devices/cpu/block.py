@@ -12,20 +12,20 @@ from typing import Any, Final
 import numpy as np
 import onnx
 
-from devices.attributes import attribute_value
 from devices.cpu.body_outputs import BodyOutput, body_outputs
 from devices.cpu.delegate import delegate
 from devices.cpu.donation import DONORS, donated
 from devices.cpu.implementations import Implementation, Scope, find_implementation
 from devices.cpu.threads import one_thread
 from devices.errors import HeteroError, KernelError
-from devices.functions import instantiate
 from devices.kernels import Kernel
-from devices.literals import literal_value
-from devices.model import Node
-from devices.program import RunContext, Value
-from devices.support import Refusal
-from devices.tensor_proto import dense_array, tensor_array
+from devices.model.attributes import attribute_value
+from devices.model.functions import instantiate
+from devices.model.literals import literal_value
+from devices.model.model import Node
+from devices.model.tensor_proto import dense_array, tensor_array
+from devices.plugin.program import RunContext, Value
+from devices.plugin.support import Refusal
 
 #: Runs one node: reads its inputs from the slots, writes its outputs there, clears what has died.
 Step = Callable[[list[Value], RunContext], None]

@@ -8,7 +8,7 @@ from typing import Any, Final
 import onnx
 from onnx.reference import ReferenceEvaluator
 
-from devices.model import Node
+from devices.model.model import Node
 
 #: (domain, operator) -> the versions of its schema at which onnx.reference computes what the
 #: specification says. An operator whose meaning changed is right only from the listed one on.

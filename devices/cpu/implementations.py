@@ -9,18 +9,18 @@ from weakref import WeakKeyDictionary
 
 import onnx
 
-from devices.attributes import attribute_value, bodies
 from devices.cpu.delegate import is_delegated
-from devices.functions import (
+from devices.kernels import KERNELS, Kernel
+from devices.model.attributes import attribute_value, bodies
+from devices.model.functions import (
     FunctionKey,
     function_key,
     function_opsets,
     instantiate,
     standard_function,
 )
-from devices.kernels import KERNELS, Kernel
-from devices.model import Model, Node
-from devices.support import Refusal
+from devices.model.model import Model, Node
+from devices.plugin.support import Refusal
 
 #: The domain of operators that `transform_model` makes.
 FUSED: Final = "hetero"

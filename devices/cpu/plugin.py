@@ -13,17 +13,17 @@ from devices.cpu.implementations import Scope, find_implementation
 from devices.cpu.program import CPUProgram
 from devices.cpu.threads import blas_name
 from devices.cpu.transforms import transform
-from devices.model import Model, Node
-from devices.plugin import Plugin
-from devices.program import Payload, Program
-from devices.properties import (
+from devices.model.model import Model, Node
+from devices.plugin.plugin import Plugin
+from devices.plugin.program import Payload, Program
+from devices.plugin.properties import (
     COMMON_PROPERTIES,
     OPTIONAL_PROPERTIES,
     Config,
     Property,
     PropertyTable,
 )
-from devices.support import Refusal
+from devices.plugin.support import Refusal
 
 
 class CPUPlugin(Plugin):

@@ -13,9 +13,9 @@ from devices.cpu.block import Block, build_block
 from devices.cpu.implementations import Scope
 from devices.cpu.threads import use_threads
 from devices.errors import BlobError
-from devices.model import Constant, Model, Node
-from devices.program import ExecutedNode, Payload, Program, RunContext, Value
-from devices.tensor_spec import TensorSpec
+from devices.model.model import Constant, Model, Node
+from devices.model.tensor_spec import TensorSpec
+from devices.plugin.program import ExecutedNode, Payload, Program, RunContext, Value
 
 #: Version of what `export` writes.
 _FORMAT: Final = 1

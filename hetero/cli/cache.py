@@ -10,12 +10,12 @@ from typing import Any
 import click
 
 from devices.errors import BlobError
-from hetero.blob_description import describe
-from hetero.cache import Cache, Entry
+from hetero.cache.description import describe
+from hetero.cache.folder import Cache, Entry
 from hetero.cli.terminal import print_json, show
 from hetero.report.text import Rows
 from hetero.report.units import nbytes_text
-from scheduler.blob_file import BlobFile
+from scheduler.formats.blob_file import BlobFile
 
 #: Multiples in sizes such as 500MB.
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}

@@ -17,9 +17,9 @@ from hetero.cli.options import (
     with_core,
 )
 from hetero.cli.terminal import print_json, progress, show
-from hetero.compare import compare as compare_devices
+from hetero.compare.compare import compare as compare_devices
+from hetero.compare.difference import ATOL, RTOL, Difference
 from hetero.core import Core
-from hetero.difference import ATOL, RTOL, Difference
 from hetero.report.text import Rows
 
 

@@ -13,8 +13,8 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import numpy_helper
 
-from devices.light_models import PREFIX, light_model_inputs
-from devices.model import Model
+from devices.model.light import PREFIX, light_model_inputs
+from devices.model.model import Model
 from hetero.sample_inputs import sample_inputs
 
 #: Suffixes of the files that `--input` reads; a file with another one is read as .npy.

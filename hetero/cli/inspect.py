@@ -7,16 +7,16 @@ from typing import Any
 
 import click
 
-from devices.model import Model
-from devices.model_reader import read_model
-from hetero.blob_description import describe
+from devices.model.model import Model
+from devices.model.reader import read_model
+from hetero.cache.description import describe
 from hetero.cli.loading import is_blob
 from hetero.cli.terminal import print_json, show
 from hetero.report.contract import describe_model
 from hetero.report.table import model_line, port_lines
 from hetero.report.text import Rows
 from hetero.report.units import counted, nbytes_text
-from scheduler.blob_file import BlobFile
+from scheduler.formats.blob_file import BlobFile
 
 
 @click.command("inspect")

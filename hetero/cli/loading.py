@@ -8,13 +8,13 @@ from typing import Any
 
 import click
 
-from devices.model import Model
+from devices.model.model import Model
 from hetero.cli.terminal import progress, show
 from hetero.compiled_model import CompiledModel
 from hetero.core import Core
 from hetero.report.text import Rows
 from hetero.report.units import counted, nbytes_text
-from scheduler.blob_format import MAGIC
+from scheduler.formats.blob_format import MAGIC
 
 #: Rows of a table before the rest is counted.
 SHOWN = 20

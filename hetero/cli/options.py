@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import click
 
-from devices.registry import GROUP
-from hetero.affinity_file import parse_pins
+from devices.plugin.registry import GROUP
+from hetero.affinity.file import parse_pins
 from hetero.cli.files import refuse_overwriting
 from hetero.cli.planning import plans_by_cost, take_planning
 from hetero.cli.terminal import progress

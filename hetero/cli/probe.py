@@ -6,7 +6,7 @@ from collections import Counter
 
 import click
 
-from scheduler.device_probe import probe_node
+from scheduler.device.probe import probe_node
 from scheduler.executor import THIS_PROCESS
 
 

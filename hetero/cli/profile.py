@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from devices.errors import DeviceError, PlanError
-from devices.light_models import PREFIX
-from devices.model import Model
+from devices.model.light import PREFIX
+from devices.model.model import Model
 from hetero.cli.files import check_file, output_file, refuse_weights
 from hetero.cli.inputs import input_options, model_inputs
 from hetero.cli.loading import read

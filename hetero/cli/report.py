@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 import click
 
-from devices.model import Model
+from devices.model.model import Model
 from hetero.cli.files import output_file, refuse_weights, write_models
 from hetero.cli.terminal import plain, remark, show
 from hetero.report import (
@@ -23,7 +23,7 @@ from hetero.report import (
     report_table,
     strict_problems,
 )
-from scheduler.publish import publish
+from scheduler.formats.publish import publish
 
 
 def report_options(function: Callable[..., Any]) -> Callable[..., Any]:

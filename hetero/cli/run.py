@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import click
 import numpy as np
 
-from devices.light_models import PREFIX, light_model_outputs
+from devices.model.light import PREFIX, light_model_outputs
 from hetero.cli.files import output_file, refuse_weights
 from hetero.cli.inputs import input_options, model_inputs
 from hetero.cli.loading import is_blob, load, remap_option, show_subgraphs, subgraph_rows
@@ -22,7 +22,7 @@ from hetero.cli.planning import planning_options
 from hetero.cli.terminal import print_json, progress, remark, show
 from hetero.core import Core
 from hetero.report.text import Rows
-from scheduler.publish import publish
+from scheduler.formats.publish import publish
 
 #: ONNX's own tolerances for the light models (`onnx.backend.test.loader`).
 RTOL, ATOL = 1e-3, 1e-5

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from devices.errors import PlanError
-from hetero.affinity import Affinity
-from hetero.partition import Partition, partition
+from hetero.affinity.affinity import Affinity
+from hetero.partition.partition import Partition, partition
 from hetero.planning.predict import predict
 from hetero.planning.problem import Hint, Planned, Task, build, node_seconds
 from hetero.planning.report import (

@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from devices.errors import DeviceError, PlanError, UnsupportedNodesError
-from devices.model import Model
-from devices.support import Refusal, Support
-from hetero.affinity import find_device, resolve_pins
-from hetero.answers import Answers
-from hetero.compile_request import CompileRequest
-from hetero.placement import Refused, place_by_priority, refusals, without
+from devices.model.model import Model
+from devices.plugin.support import Refusal, Support
+from hetero.affinity.affinity import find_device, resolve_pins
+from hetero.compile.placement import Refused, place_by_priority, refusals, without
+from hetero.compile.request import CompileRequest
 from hetero.planning.choose import Choice, Policy, choose
 from hetero.planning.cost import Costs, DeviceIdentity
 from hetero.planning.cost.cost_file import check_costs, read_costs, write_costs
 from hetero.planning.cost.profile import Progress, Subject, identify, profile
 from hetero.planning.problem import Constraints, Task
 from hetero.planning.report import PlanReport
+from hetero.query.answers import Answers
 from hetero.sample_inputs import sample_inputs
 from scheduler.executor import Executor
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from devices.model import Model
-from hetero.partition import Partition
+from devices.model.model import Model
+from hetero.partition.partition import Partition
 from hetero.planning.cost.work import value_nbytes
 from hetero.planning.problem import Task, end_line, node_seconds, wire_latency
 from hetero.planning.report import StagePrediction, WirePrediction

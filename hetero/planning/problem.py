@@ -14,9 +14,9 @@ from typing import Literal
 
 import numpy as np
 
-from devices.model import Model
-from devices.support import Support
-from hetero.affinity import NO_PINS, Affinity, follows
+from devices.model.model import Model
+from devices.plugin.support import Support
+from hetero.affinity.affinity import NO_PINS, Affinity, follows
 from hetero.planning.cost.costs import Costs, DeviceCosts, Line, Time
 from hetero.planning.cost.work import request_positions, value_nbytes, with_shapes
 from hetero.planning.solver import Problem, make_problem

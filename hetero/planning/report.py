@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from hetero.affinity import Affinity
-from hetero.partition import Partition
+from hetero.affinity.affinity import Affinity
+from hetero.partition.partition import Partition
 from hetero.planning.cost.costs import Time
 
 

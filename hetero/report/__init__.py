@@ -4,13 +4,13 @@
 draw from the document alone.
 """
 
+from hetero.query.survey import Survey
 from hetero.report.annotated import annotated_model, model_explorer_overlay
 from hetero.report.contract import VERSION, build_report
 from hetero.report.dot import report_dot
 from hetero.report.html import report_html
 from hetero.report.lints import strict_problems
 from hetero.report.table import report_table
-from hetero.survey import Survey
 
 __all__ = [
     "VERSION",

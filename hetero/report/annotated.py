@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import onnx
 
-from devices.model import Model, Node
-from hetero.affinity import Affinity
-from hetero.affinity_metadata import annotate
+from devices.model.model import Model, Node
+from hetero.affinity.affinity import Affinity
+from hetero.affinity.metadata import annotate
 
 SUBGRAPH_KEY: Final = "hetero.subgraph"
 #: Model metadata: the verdict's sentence, and the placement's digest.

@@ -14,17 +14,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from devices.errors import AffinityError
-from devices.model import Model, Node
-from devices.tensor_spec import TensorSpec
-from hetero.affinity import Affinity
-from hetero.partition import Partition, partition
+from devices.model.model import Model, Node
+from devices.model.tensor_spec import TensorSpec
+from hetero.affinity.affinity import Affinity
+from hetero.partition.partition import Partition, partition
 from hetero.planning import PlanReport
+from hetero.query.survey import Survey
 from hetero.report.counterfactuals import counterfactuals
 from hetero.report.lints import lints
 from hetero.report.matrix import support_matrix, supporters
 from hetero.report.units import size
 from hetero.report.verdict import fallback, verdict
-from hetero.survey import Survey
 
 NAME: Final = "hetero.report"
 VERSION: Final = 2

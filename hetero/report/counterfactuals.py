@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from devices.errors import AffinityError
-from hetero.affinity import follows
-from hetero.partition import partition
+from hetero.affinity.affinity import follows
+from hetero.partition.partition import partition
 from hetero.planning import Alternative, PlanReport
+from hetero.query.survey import Survey
 from hetero.report.units import size
-from hetero.survey import Survey
 
 
 def counterfactuals(

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from devices.model import Model
-from devices.support import Support
+from devices.model.model import Model
+from devices.plugin.support import Support
 
 
 def support_matrix(model: Model, answers: Mapping[str, Support]) -> list[dict[str, Any]]:

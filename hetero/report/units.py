@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from devices.tensor_spec import TensorSpec
+from devices.model.tensor_spec import TensorSpec
 
 #: Units of sizes and of times, the largest first.
 _SIZES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))

@@ -16,8 +16,8 @@ from onnx.backend.test.case.test_case import TestCase
 from onnx.backend.test.loader import load_model_tests
 from onnx.backend.test.runner import Runner
 
-from devices.light_models import light_model_inputs, light_model_outputs, light_model_path
-from devices.model_reader import read_model
+from devices.model.light import light_model_inputs, light_model_outputs, light_model_path
+from devices.model.reader import read_model
 
 KINDS: Final = ("node", "simple", "pytorch-converted", "pytorch-operator", "real")
 

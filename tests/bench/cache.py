@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 
 import hetero
-from devices.light_models import light_model_path
-from devices.model_reader import read_model
-from scheduler.blob_file import BlobFile
+from devices.model.light import light_model_path
+from devices.model.reader import read_model
+from scheduler.formats.blob_file import BlobFile
 from tests.bench.networks import bert
 
 DEVICES = "HETERO:ORT,CPU"

@@ -34,11 +34,11 @@ import onnxruntime
 import threadpoolctl
 from onnx.reference import ReferenceEvaluator
 
-from devices.compiled_model import CompiledModel
 from devices.cpu.plugin import CPUPlugin
-from devices.light_models import light_model_inputs, light_model_names, light_model_path
-from devices.model import Model
-from devices.model_reader import read_model
+from devices.model.light import light_model_inputs, light_model_names, light_model_path
+from devices.model.model import Model
+from devices.model.reader import read_model
+from devices.request.compiled_model import CompiledModel
 from tests.bench.networks import NETWORKS
 
 _VIEWS = ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "Slice", "Split")

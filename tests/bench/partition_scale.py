@@ -17,10 +17,10 @@ from collections.abc import Sequence
 import onnx
 from onnx import helper
 
-from devices.model import Model, Node
-from devices.tensor_spec import TensorSpec
-from hetero.clustering import path_lower_bound
-from hetero.partition import assign_clusters, partition
+from devices.model.model import Model, Node
+from devices.model.tensor_spec import TensorSpec
+from hetero.partition.clustering import path_lower_bound
+from hetero.partition.partition import assign_clusters, partition
 
 DEVICES = ("ORT", "CPU", "NULL")
 

@@ -20,7 +20,7 @@ import numpy as np
 import ray
 from onnx import TensorProto, helper
 
-from devices.model_reader import read_model
+from devices.model.reader import read_model
 from scheduler import Deployment, Executor, Plan, Stage, StageSource, create_executor
 
 STAGES = 3

@@ -11,9 +11,9 @@ import onnxruntime
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from devices.compiled_model import CompiledModel
 from devices.cpu.plugin import CPUPlugin
-from devices.model_reader import read_model
+from devices.model.reader import read_model
+from devices.request.compiled_model import CompiledModel
 
 
 def make_model(

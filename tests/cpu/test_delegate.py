@@ -7,7 +7,7 @@ from onnx import helper
 
 from devices.cpu.delegate import DELEGATED
 from devices.cpu.plugin import CPUPlugin
-from devices.model_reader import read_model
+from devices.model.reader import read_model
 from tests.backend_suite.cases import backend_cases
 from tests.cpu.models import compile_cpu, make_model
 

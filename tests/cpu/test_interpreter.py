@@ -14,8 +14,8 @@ from onnx import TensorProto, helper, numpy_helper
 from devices.cpu.plugin import CPUPlugin
 from devices.cpu.program import CPUProgram
 from devices.errors import BlobError, KernelError, ModelError, RequestCancelledError
-from devices.model_reader import read_model
-from devices.program import Payload, RunContext
+from devices.model.reader import read_model
+from devices.plugin.program import Payload, RunContext
 from tests.cpu.models import compile_cpu, make_model, run_cpu, run_reference
 
 RAW = {"DISABLE_TRANSFORMATIONS": True}

@@ -13,7 +13,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from devices.model_reader import read_model
+from devices.model.reader import read_model
 from tests.bench.kernels import inputs_of, largest_live_nbytes
 from tests.bench.networks import bert, lstm, vit
 from tests.cpu.models import compile_cpu, make_model, run_cpu, run_onnxruntime

@@ -14,9 +14,9 @@ from onnx import helper
 
 from devices.cpu.plugin import CPUPlugin
 from devices.cpu.transforms import transform
-from devices.light_models import light_model_names
-from devices.model import Model
-from devices.model_reader import read_model
+from devices.model.light import light_model_names
+from devices.model.model import Model
+from devices.model.reader import read_model
 from tests.bench.networks import bert
 from tests.cpu.models import make_model, run_cpu, run_onnxruntime, run_reference
 

@@ -18,7 +18,7 @@ from devices.errors import (
     UnknownPropertyError,
     UnsupportedOperationError,
 )
-from devices.null import NullPlugin
+from devices.null.plugin import NullPlugin
 from tests.devices.networks import DOUBLE, PAIR, X, model
 from tests.examples.third_party_plugin import DensePlugin
 

@@ -17,9 +17,9 @@ from devices.errors import (
     UnknownDeviceError,
     UnknownPropertyError,
 )
-from devices.ort import ORTPlugin
-from scheduler.device_host import DeviceHost
-from scheduler.device_probe import probe_node
+from devices.ort.plugin import ORTPlugin
+from scheduler.device.host import DeviceHost
+from scheduler.device.probe import probe_node
 from tests.devices.networks import DOUBLE
 from tests.examples.third_party_plugin import DensePlugin
 

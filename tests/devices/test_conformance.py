@@ -6,7 +6,7 @@ import pytest
 
 from devices import Plugin, Refusal, load_plugins
 from devices.errors import UnknownPropertyError
-from devices.null import NullPlugin
+from devices.null.plugin import NullPlugin
 from devices.testing import check_device, device_checks
 
 PLUGINS = {

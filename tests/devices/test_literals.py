@@ -6,7 +6,7 @@ import pytest
 from onnx import helper
 
 from devices import read_model
-from devices.literals import lift_literals
+from devices.model.literals import lift_literals
 
 
 def literal_model(**attribute):

@@ -12,11 +12,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from devices import read_model
-from devices.deferred_model import DeferredModel
 from devices.errors import ExternalDataError, ModelError, ModelNotFoundError
-from devices.literals import lift_literals
-from devices.model import Constant
-from devices.tensor_spec import DTYPES
+from devices.model.deferred import DeferredModel
+from devices.model.literals import lift_literals
+from devices.model.model import Constant
+from devices.model.tensor_spec import DTYPES
 
 HEADER = '<ir_version: 8, opset_import: ["": 17]>\n'
 
@@ -89,7 +89,7 @@ def test_a_model_saved_with_weights_beside_it_is_read_as_it_was(tmp_path, monkey
     array = np.resize(np.arange(4), 5000).astype(np.float32).astype(dtype)
     model = read_model(parse("g () => (float w) <float w = {0}> { }"))
     model = model.replace(constants={"w": Constant("w", array)})
-    monkeypatch.setattr("devices.model.PROTOBUF_NBYTES", 5000)
+    monkeypatch.setattr("devices.model.model.PROTOBUF_NBYTES", 5000)
     model.save(tmp_path / "m.onnx")
     assert (tmp_path / "m.onnx.data").stat().st_size == len(numpy_helper.from_array(array).raw_data)
     np.testing.assert_array_equal(read_model(tmp_path / "m.onnx").constants["w"].array, array)

@@ -15,8 +15,8 @@ from devices.errors import (
     RequestCancelledError,
     UnsupportedNodesError,
 )
-from devices.null import NullPlugin
-from devices.program import RunContext
+from devices.null.plugin import NullPlugin
+from devices.plugin.program import RunContext
 from tests.devices.networks import model
 
 CHAIN = model(

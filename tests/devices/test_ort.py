@@ -17,12 +17,12 @@ from devices.errors import (
     PropertyError,
     RequestCancelledError,
 )
-from devices.light_models import light_model_inputs, light_model_outputs
-from devices.program import Payload
+from devices.model.light import light_model_inputs, light_model_outputs
+from devices.plugin.program import Payload
 from tests.devices.single_nodes import schemas, single_node_models
 
 pytest.importorskip("onnxruntime")
-from devices.ort import ORTPlugin
+from devices.ort.plugin import ORTPlugin
 
 PLUGIN = ORTPlugin()
 

@@ -12,7 +12,7 @@ from tests.backend_suite.cases import backend_cases
 from tests.backend_suite.misses import read_misses
 
 pytest.importorskip("onnxruntime")
-from devices.ort import ORTPlugin
+from devices.ort.plugin import ORTPlugin
 
 MISSES = read_misses(Path(__file__).with_name("misses_ort.txt"))
 PLUGIN = ORTPlugin()

@@ -18,8 +18,8 @@ from devices.errors import (
     UnsupportedNodesError,
     UnsupportedOperationError,
 )
-from devices.program import Payload
-from devices.properties import COMMON_PROPERTIES
+from devices.plugin.program import Payload
+from devices.plugin.properties import COMMON_PROPERTIES
 from tests.devices.networks import DOUBLE, X, model
 from tests.examples.third_party_plugin import DensePlugin
 

@@ -104,7 +104,9 @@ def test_entry_points_of_two_distributions_that_clash(monkeypatch):
 
     points = [
         Point("DENSE", EXAMPLE, "hetero.plugins").for_distribution("first-dist"),
-        Point("DENSE", "devices.null:NullPlugin", "hetero.plugins").for_distribution("second-dist"),
+        Point("DENSE", "devices.null.plugin:NullPlugin", "hetero.plugins").for_distribution(
+            "second-dist"
+        ),
     ]
     monkeypatch.setattr(metadata, "entry_points", lambda group: points)
     entry = load_plugins()["DENSE"]

@@ -8,7 +8,7 @@ import pytest
 
 from devices import Tensor, TensorSpec
 from devices.errors import TensorShapeError, TensorTypeError
-from devices.tensor import convert, empty_tensor
+from devices.request.tensor import convert, empty_tensor
 
 FLOAT = TensorSpec("p", "tensor(float)", (2,))
 

@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 from devices.errors import ModelError
-from devices.type_inference import infer_types
+from devices.model.type_inference import infer_types
 
 ROOT = Path(__file__).parents[2]
 ENDS_IT = (

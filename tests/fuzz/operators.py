@@ -18,8 +18,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from onnx.defs import OpSchema
 
-from devices.model import Node
-from devices.tensor_spec import EXTENDED_DTYPES
+from devices.model.model import Node
+from devices.model.tensor_spec import EXTENDED_DTYPES
 from tests.backend_suite.cases import backend_cases
 
 #: The newest operator set that both oracles know.

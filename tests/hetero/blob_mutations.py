@@ -25,10 +25,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 import hetero
 from devices.errors import BlobError
-from hetero.blob import ModelBlob
-from hetero.blob_description import describe
-from scheduler.blob_file import BlobFile
-from scheduler.stored_payload import read_payload
+from hetero.cache.blob import ModelBlob
+from hetero.cache.description import describe
+from scheduler.formats.blob_file import BlobFile
+from scheduler.formats.stored_payload import read_payload
 
 #: Most that reading a blob may take, as multiples of its length, beside what Python itself needs.
 MOST_MEMORY = 2.0

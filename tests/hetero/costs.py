@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from devices.model import Model
-from devices.support import Support
+from devices.model.model import Model
+from devices.plugin.support import Support
 from hetero.planning.cost import Costs, DeviceCosts, DeviceIdentity, Line, Time, Transfer
 from hetero.planning.problem import Constraints, Task
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from devices.cpu.plugin import CPUPlugin
-from devices.model import Model
-from devices.program import Payload, Program
-from devices.properties import Config, Property, PropertyTable
-from devices.support import Refusal
+from devices.model.model import Model
+from devices.plugin.program import Payload, Program
+from devices.plugin.properties import Config, Property, PropertyTable
+from devices.plugin.support import Refusal
 
 
 class CountingPlugin(CPUPlugin):

@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 from devices import Model, Program, RunContext, Value
-from devices.null import NullPlugin
+from devices.null.plugin import NullPlugin
 
 
 class EndlessProgram(Program):

@@ -28,10 +28,10 @@ from onnx import TensorProto, numpy_helper
 import hetero
 from devices.cpu.plugin import CPUPlugin
 from devices.errors import HeteroError, RequestCancelledError
-from devices.model import Model
-from devices.model_reader import read_model
-from devices.program import RunContext
-from devices.tensor_spec import TensorSpec
+from devices.model.model import Model
+from devices.model.reader import read_model
+from devices.model.tensor_spec import TensorSpec
+from devices.plugin.program import RunContext
 
 #: Processor time for one case, in seconds, and memory for all that a child does, in bytes.
 CASE_S = 100

@@ -10,15 +10,15 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper
 
-from devices.model import Model
-from devices.model_reader import read_model
-from devices.support import Refusal, Support
-from hetero.affinity import Affinity, assign
+from devices.model.model import Model
+from devices.model.reader import read_model
+from devices.plugin.support import Refusal, Support
+from hetero.affinity.affinity import Affinity, assign
 from hetero.planning import Alternative, PlanReport, StagePrediction, Variant, WirePrediction
 from hetero.planning.cost.costs import Time
-from hetero.query import gather_pins, query_priority
+from hetero.query.query import gather_pins, query_priority
+from hetero.query.survey import Survey
 from hetero.report import build_report
-from hetero.survey import Survey
 from scheduler.executor import DeviceDescriptor
 from tests.hetero.models import branches, unknown_ops
 

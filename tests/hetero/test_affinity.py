@@ -12,13 +12,13 @@ import pytest
 from onnx import helper
 
 from devices.errors import AffinityError
-from devices.model import Model
-from devices.model_reader import read_model
-from devices.support import Refusal, Support
-from hetero.affinity import Affinity, assign, resolve_pins
-from hetero.affinity_file import load_affinity, parse_pins
-from hetero.affinity_metadata import annotate, metadata_pins
-from hetero.query import gather_pins
+from devices.model.model import Model
+from devices.model.reader import read_model
+from devices.plugin.support import Refusal, Support
+from hetero.affinity.affinity import Affinity, assign, resolve_pins
+from hetero.affinity.file import load_affinity, parse_pins
+from hetero.affinity.metadata import annotate, metadata_pins
+from hetero.query.query import gather_pins
 from tests.hetero.graphs import build, proto, value
 
 DEVICES = ("ORT", "CPU")

@@ -17,10 +17,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 import hetero
 from devices import errors
-from devices.ort_prepacked import PackedFile
-from hetero.blob_description import describe
+from devices.ort.prepacked import PackedFile
+from hetero.cache.description import describe
 from hetero.cli import cli
-from scheduler.blob_file import BlobFile
+from scheduler.formats.blob_file import BlobFile
 from tests.examples.third_party_plugin import DensePlugin
 from tests.hetero import cache_workers
 from tests.hetero.counting_plugin import CountingPlugin

@@ -15,10 +15,10 @@ import pytest
 import xxhash
 
 from devices.errors import BlobError
-from scheduler.blob_file import BlobFile
-from scheduler.blob_format import FORMAT_VERSION, Stowed
-from scheduler.blob_writer import BlobWriter
-from scheduler.msgpack_check import check_msgpack
+from scheduler.formats.blob_file import BlobFile
+from scheduler.formats.blob_format import FORMAT_VERSION, Stowed
+from scheduler.formats.blob_writer import BlobWriter
+from scheduler.formats.msgpack_check import check_msgpack
 
 
 def written(value: Any) -> bytes:

@@ -12,7 +12,7 @@ import pytest
 
 import hetero
 from devices.errors import BlobError
-from hetero.blob import export_payloads, write_model
+from hetero.cache.blob import export_payloads, write_model
 from tests.hetero import blob_mutations as mutations
 from tests.hetero.models import branches, branches_output
 

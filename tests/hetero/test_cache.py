@@ -22,9 +22,9 @@ from onnx import numpy_helper
 
 import hetero
 from devices.errors import PropertyError
-from hetero.cache import Cache
+from hetero.cache.folder import Cache
 from hetero.cli import cli
-from scheduler.blob_file import BlobFile
+from scheduler.formats.blob_file import BlobFile
 from tests.examples.third_party_plugin import DensePlugin
 from tests.hetero.counting_plugin import CountingPlugin, lines
 from tests.hetero.models import branches, branches_output
@@ -198,7 +198,7 @@ def test_another_hetero_is_a_miss(
     core: hetero.Core, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert not hit(core, tmp_path)
-    monkeypatch.setattr("hetero.cache_key.hetero_version", lambda: "99")
+    monkeypatch.setattr("hetero.cache.key.hetero_version", lambda: "99")
     assert not hit(core, tmp_path)
 
 

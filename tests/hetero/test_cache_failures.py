@@ -12,10 +12,10 @@ import pytest
 
 import hetero
 from devices.cpu.plugin import CPUPlugin
-from devices.model import Model
-from devices.program import Payload, Program
-from devices.properties import Config
-from hetero.cached_compile import CachedCompiler
+from devices.model.model import Model
+from devices.plugin.program import Payload, Program
+from devices.plugin.properties import Config
+from hetero.cache.cached_compile import CachedCompiler
 from tests.hetero.models import branches, branches_output
 
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hetero.cache import Cache
+from hetero.cache.folder import Cache
 from tests.hetero.cache_workers import cache_log, compile_once, processes
 from tests.hetero.counting_plugin import lines
 

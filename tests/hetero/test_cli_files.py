@@ -14,7 +14,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from devices.model import Model
+from devices.model.model import Model
 from hetero.core import Core
 from tests.command_line import Shell
 from tests.hetero.models import branches, branches_output

@@ -17,7 +17,7 @@ from rich.console import Console
 
 import hetero.core
 from devices import Model, Program, RunContext, Value
-from devices.null import NullPlugin
+from devices.null.plugin import NullPlugin
 from hetero.report.text import Rows
 from scheduler import create_executor
 from tests.command_line import Shell

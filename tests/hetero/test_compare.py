@@ -18,8 +18,8 @@ import hetero
 from devices import Config, Model, Node, Plugin, Program, Refusal, RunContext, Value
 from devices.errors import AffinityError, DeviceError, UnsupportedNodesError
 from hetero.cli import cli
-from hetero.compare import compare
-from hetero.difference import differences_of
+from hetero.compare.compare import compare
+from hetero.compare.difference import differences_of
 
 OPERATORS: dict[str, Callable[..., Any]] = {
     "Add": np.add,

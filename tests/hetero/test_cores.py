@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import hetero
-from devices.model import Model
-from devices.null import NullPlugin
-from devices.program import Payload, Program
-from devices.properties import OPTIONAL_PROPERTIES, Config
+from devices.model.model import Model
+from devices.null.plugin import NullPlugin
+from devices.plugin.program import Payload, Program
+from devices.plugin.properties import OPTIONAL_PROPERTIES, Config
 from hetero.planning.cost.load import BusyDevices
 from tests.hetero.models import branches
 

@@ -9,9 +9,9 @@ import pytest
 
 import hetero
 from devices.errors import DeviceLostError, TensorTypeError
-from devices.model import Model
-from devices.model_reader import read_model
-from devices.program import ExecutedNode
+from devices.model.model import Model
+from devices.model.reader import read_model
+from devices.plugin.program import ExecutedNode
 from hetero.planning.cost.nodes import fused_groups, spread
 from hetero.planning.cost.profile import Subject, profile
 from hetero.planning.cost.samples import chunks, node_key, regions

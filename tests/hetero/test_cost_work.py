@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from devices.light_models import light_model_inputs
-from devices.model_reader import read_model
+from devices.model.light import light_model_inputs
+from devices.model.reader import read_model
 from hetero.planning.cost.calibration import fit_load, fit_subgraphs
 from hetero.planning.cost.work import (
     Speed,

@@ -13,7 +13,7 @@ import pytest
 import hetero
 import hetero.backend
 from devices import errors
-from hetero.compare import compare
+from hetero.compare.compare import compare
 from hetero.routed_model import RoutedModel
 from hetero.routing import RoutedDeployment
 from tests.bench.memory import run

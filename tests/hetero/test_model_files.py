@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 
 import hetero
 from devices.errors import ModelError
-from devices.type_inference import infer_types
+from devices.model.type_inference import infer_types
 
 CUT = ("CPU", "ORT", "HETERO:CPU,ORT", "HETERO:ORT,CPU")
 

@@ -10,10 +10,10 @@ import pytest
 from onnx import TensorProto, helper
 
 from devices.errors import AffinityError, ModelError
-from devices.model import Model
-from devices.model_reader import read_model
-from hetero.merge import merge
-from hetero.partition import Output, Partition, Subgraph, Wire, partition
+from devices.model.model import Model
+from devices.model.reader import read_model
+from hetero.partition.merge import merge
+from hetero.partition.partition import Output, Partition, Subgraph, Wire, partition
 from tests.hetero.graphs import build, evaluate, feeds, initializer, proto, value
 from tests.hetero.test_partition_properties import bits, check_merge, check_rules, run_split
 

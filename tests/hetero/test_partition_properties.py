@@ -11,11 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from devices.model import Model
-from devices.model_reader import read_model
-from hetero.clustering import cluster, path_lower_bound
-from hetero.merge import merge
-from hetero.partition import Partition, partition
+from devices.model.model import Model
+from devices.model.reader import read_model
+from hetero.partition.clustering import cluster, path_lower_bound
+from hetero.partition.merge import merge
+from hetero.partition.partition import Partition, partition
 from tests.hetero.graphs import evaluate, feeds, random_affinity, random_model
 
 DEVICES = ("CPU", "ORT", "OV", "NULL")

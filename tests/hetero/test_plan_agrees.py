@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from devices.errors import PlanError
-from hetero.affinity import Affinity
-from hetero.partition import partition
+from hetero.affinity.affinity import Affinity
+from hetero.partition.partition import partition
 from hetero.planning import PlanReport
 from hetero.planning.choose import Choice, choose
 from hetero.planning.cost import Costs, Line, Time, Transfer

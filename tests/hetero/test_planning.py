@@ -15,12 +15,12 @@ import pytest
 
 import hetero
 from devices.errors import AffinityError, PlanError, PropertyError, UnsupportedNodesError
-from devices.model import Model, Node
-from devices.model_reader import read_model
-from devices.null import NullPlugin
-from devices.support import Refusal
-from hetero.affinity import Affinity
-from hetero.partition import partition
+from devices.model.model import Model, Node
+from devices.model.reader import read_model
+from devices.null.plugin import NullPlugin
+from devices.plugin.support import Refusal
+from hetero.affinity.affinity import Affinity
+from hetero.partition.partition import partition
 from hetero.planning import PlanReport
 from hetero.planning.choose import Choice, choose
 from hetero.planning.cost import Line, Time

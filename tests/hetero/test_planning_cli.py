@@ -11,9 +11,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from devices.errors import PlanError
-from devices.model import Model
-from devices.null import NullPlugin
-from devices.program import Program
+from devices.model.model import Model
+from devices.null.plugin import NullPlugin
+from devices.plugin.program import Program
 from hetero.cli import cli
 from hetero.planning.cost.cost_file import read_costs
 from tests.hetero.graphs import build

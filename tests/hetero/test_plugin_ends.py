@@ -8,7 +8,7 @@ from onnx import parser
 
 import hetero
 from devices.errors import DeviceError
-from devices.operator_plugin import OperatorProgram
+from devices.plugin.operator_plugin import OperatorProgram
 from hetero.errors import UnsupportedNodesError
 from tests.examples.third_party_plugin import DensePlugin
 

@@ -8,10 +8,10 @@ import onnx
 import pytest
 
 from devices.errors import AffinityError, UnsupportedNodesError
-from devices.model import Model
-from devices.support import Refusal, Support
-from hetero.affinity import assign
-from hetero.query import SHOWN_NODES, gather_pins, query_priority, require_supported
+from devices.model.model import Model
+from devices.plugin.support import Refusal, Support
+from hetero.affinity.affinity import assign
+from hetero.query.query import SHOWN_NODES, gather_pins, query_priority, require_supported
 from tests.hetero.graphs import build
 
 

@@ -17,9 +17,9 @@ from click.testing import CliRunner
 from onnx import TensorProto, helper
 from rich.console import Console
 
-from devices.model_reader import read_model
-from hetero.affinity import Affinity
-from hetero.affinity_metadata import metadata_pins
+from devices.model.reader import read_model
+from hetero.affinity.affinity import Affinity
+from hetero.affinity.metadata import metadata_pins
 from hetero.cli import cli
 from hetero.planning import Variant
 from hetero.report import (

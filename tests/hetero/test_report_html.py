@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from devices.model_reader import read_model
+from devices.model.reader import read_model
 from hetero.report import build_report, report_html
 from hetero.report.blocks import block_items, visible_nodes
 from hetero.report.layered import draw

@@ -11,7 +11,7 @@ import pytest
 
 import hetero
 from devices import errors
-from devices.null import NullPlugin
+from devices.null.plugin import NullPlugin
 from tests.devices.test_tensor import OnlyArray, OnlyDLPack
 from tests.hetero.models import branches
 

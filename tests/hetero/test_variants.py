@@ -13,17 +13,17 @@ import pytest
 
 import hetero
 from devices.errors import BlobError
-from devices.model import Model
-from devices.model_reader import read_model
+from devices.model.model import Model
+from devices.model.reader import read_model
 from hetero import compiler
-from hetero.blob_description import describe
+from hetero.cache.description import describe
 from hetero.planning import choose as choosing
 from hetero.planning.cost import Line, Transfer
 from hetero.planning.cost.cost_file import write_costs
 from hetero.planning.cost.profile import identify
 from hetero.planning.cost_planner import CostPlanner
 from hetero.routed_model import RoutedModel
-from scheduler.blob_file import BlobFile
+from scheduler.formats.blob_file import BlobFile
 from tests.hetero.costs import costs
 from tests.hetero.models import branches, branches_output
 
@@ -99,7 +99,7 @@ def test_a_later_layout_is_refused_by_name(
     core: hetero.Core, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = planned(core, tmp_path, {"CPU": 1e-3, "ORT": 1e-3})
-    monkeypatch.setattr("hetero.blob.SEVERAL_PLANS", 3)
+    monkeypatch.setattr("hetero.cache.blob.SEVERAL_PLANS", 3)
     with core.compile_model(branches(), DEVICES, config) as compiled:
         blob = compiled.export_model()
     monkeypatch.undo()
@@ -221,7 +221,7 @@ def test_devices_of_a_node_are_not_planned_more_memory_than_it_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weight = read_model(branches()).constants["w"].array.nbytes
-    monkeypatch.setattr("scheduler.device_probe._node_memory_nbytes", lambda: 2 * weight - 1)
+    monkeypatch.setattr("scheduler.device.probe._node_memory_nbytes", lambda: 2 * weight - 1)
     with hetero.Core(executor="inprocess") as core:
         config = planned(core, tmp_path, {"CPU": 1e-3, "ORT": 1e-3}, PERFORMANCE_HINT="THROUGHPUT")
         with pytest.raises(hetero.errors.PlanError) as caught:

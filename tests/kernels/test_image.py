@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from devices.cpu.plugin import CPUPlugin
-from devices.model_reader import read_model
+from devices.model.reader import read_model
 from tests.kernels.oracle import check, one_node_model, run_kernel, run_reference
 
 RNG = np.random.default_rng(15)

@@ -15,7 +15,7 @@ import ray
 
 from devices.errors import HeteroError
 from scheduler import create_executor
-from scheduler.ray_nodes import alive_nodes
+from scheduler.ray.nodes import alive_nodes
 from tests.scheduler.models import chain
 
 X = {"x": np.ones(1, np.float32)}

@@ -11,8 +11,8 @@ import pytest
 
 import hetero
 from devices.errors import BlobError
-from scheduler.blob_file import BlobFile
-from scheduler.stored_payload import StoredPayload, fetch_payload
+from scheduler.formats.blob_file import BlobFile
+from scheduler.formats.stored_payload import StoredPayload, fetch_payload
 from tests.hetero.models import branches, branches_output
 
 pytestmark = pytest.mark.ray
@@ -53,7 +53,7 @@ def test_a_file_that_is_not_on_the_node_is_sent(
     path = tmp_path / "m.hetero"
     path.write_bytes(blob)
     elsewhere = StoredPayload(str(tmp_path / "none"), "0" * 32, 0)
-    monkeypatch.setattr("hetero.blob_import.StoredPayload", lambda *_: elsewhere)
+    monkeypatch.setattr("hetero.cache.importing.StoredPayload", lambda *_: elsewhere)
     with core.import_model(path) as compiled:
         check(compiled, 3)
 

@@ -22,9 +22,9 @@ import yaml
 from ray._private import services
 
 from devices.errors import ClusterError
-from scheduler import ray_folder
-from scheduler.ray_address import check_reachable, find_address
-from scheduler.ray_folder import make_folder
+from scheduler.ray import folder as ray_folder
+from scheduler.ray.address import check_reachable, find_address
+from scheduler.ray.folder import make_folder
 
 pytestmark = pytest.mark.ray
 ROOT = Path(__file__).parents[2]

@@ -10,8 +10,8 @@ import pytest
 
 from devices.errors import DeviceError, RequestCancelledError
 from scheduler.executor import DeviceDescriptor
-from scheduler.model_parts import split_model
-from scheduler.ray_actor import DeviceActor
+from scheduler.formats.model_parts import split_model
+from scheduler.ray.actor import DeviceActor
 from tests.scheduler.models import build
 from tests.scheduler.plugins import ToyPlugin
 

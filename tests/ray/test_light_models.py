@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import hetero
-from devices.light_models import light_model_inputs, light_model_names, light_model_outputs
+from devices.model.light import light_model_inputs, light_model_names, light_model_outputs
 from tests.random_affinity import random_affinity
 
 pytestmark = pytest.mark.ray

@@ -17,7 +17,6 @@ import pytest
 import ray
 from ray import exceptions
 
-from devices.deferred_model import DeferredModel
 from devices.errors import (
     ClusterError,
     DeadlineError,
@@ -29,14 +28,15 @@ from devices.errors import (
     RequestCancelledError,
     UnsupportedNodesError,
 )
-from devices.model import Model
+from devices.model.deferred import DeferredModel
+from devices.model.model import Model
 from scheduler import Limits, StageSource, create_executor
 from scheduler.executor import DeviceDescriptor
-from scheduler.model_parts import ModelParts, split_model
-from scheduler.ray_deployment import Arrival
-from scheduler.ray_devices import RayDevices
-from scheduler.ray_executor import RayExecutor
-from scheduler.ray_nodes import ClusterNode, alive_nodes
+from scheduler.formats.model_parts import ModelParts, split_model
+from scheduler.ray.deployment import Arrival
+from scheduler.ray.devices import RayDevices
+from scheduler.ray.executor import RayExecutor
+from scheduler.ray.nodes import ClusterNode, alive_nodes
 from tests.scheduler.models import build, chain, cut, diamond
 from tests.scheduler.plugins import BrokenPlugin, TwinPlugin
 
@@ -185,7 +185,7 @@ def test_a_model_is_taken_apart_once_however_often_devices_are_asked(
         taken.append(model)
         return split_model(model)
 
-    monkeypatch.setattr("scheduler.ray_executor.split_model", counted)
+    monkeypatch.setattr("scheduler.ray.executor.split_model", counted)
     model = build([("Neg", "n", ("x",), "y")], ["y"])
     for device in ("TOY.0", "TOY.1", "TOY.0"):
         assert executor.query(device, model).devices == {"n": device}
@@ -311,7 +311,7 @@ def test_a_node_that_is_slow_holds_nobody_up_and_comes_in_when_it_answers(
 ) -> None:
     (fast,) = alive_nodes()
     slow = replace(fast, id="slow", name="slow", host="slow")
-    monkeypatch.setattr("scheduler.ray_devices.alive_nodes", lambda: (fast, slow))
+    monkeypatch.setattr("scheduler.ray.devices.alive_nodes", lambda: (fast, slow))
     gate = tmp_path / "open"
 
     def late(rows: Any) -> Any:

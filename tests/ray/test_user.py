@@ -226,7 +226,7 @@ def test_a_ray_that_is_not_there_is_told_at_once(
 
 
 def test_no_folder_for_ray_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    from scheduler import ray_folder
+    from scheduler.ray import folder as ray_folder
 
     monkeypatch.setattr(ray_folder.tempfile, "gettempdir", lambda: "/nowhere")
     with pytest.raises(errors.ClusterError, match="TMPDIR"):

@@ -8,8 +8,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from devices.model import Model
-from devices.model_reader import read_model
+from devices.model.model import Model
+from devices.model.reader import read_model
 from scheduler import Plan, Stage, StageSource
 
 Line = tuple[str, str, Sequence[str], str]

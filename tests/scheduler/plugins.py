@@ -16,11 +16,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from devices.errors import KernelError
-from devices.model import Model, Node
-from devices.plugin import Plugin
-from devices.program import ExecutedNode, Payload, Program, RunContext, Value
-from devices.properties import COMMON_PROPERTIES, OPTIONAL_PROPERTIES, Config
-from devices.support import Refusal
+from devices.model.model import Model, Node
+from devices.plugin.plugin import Plugin
+from devices.plugin.program import ExecutedNode, Payload, Program, RunContext, Value
+from devices.plugin.properties import COMMON_PROPERTIES, OPTIONAL_PROPERTIES, Config
+from devices.plugin.support import Refusal
 
 OPERATORS = {
     "Add": np.add,

@@ -17,8 +17,8 @@ from devices.errors import (
 )
 from scheduler import Limits
 from scheduler import events as ev
-from scheduler.bytes_in_flight import BytesInFlight
-from scheduler.client_machine import (
+from scheduler.client.bytes_in_flight import BytesInFlight
+from scheduler.client.machine import (
     TRANSITIONS,
     ClientMachine,
     InvalidTransitionError,

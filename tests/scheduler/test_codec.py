@@ -16,13 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from devices.errors import BlobError
-from devices.light_models import light_model_inputs, light_model_names
-from devices.model_reader import read_model
-from devices.program import Payload
-from devices.tensor_spec import DTYPES
+from devices.model.light import light_model_inputs, light_model_names
+from devices.model.reader import read_model
+from devices.model.tensor_spec import DTYPES
+from devices.plugin.program import Payload
 from scheduler import CodecLimits, decode, encode
-from scheduler.codec import VERSION
-from scheduler.memory_order import packed, unpacked
+from scheduler.formats.codec import VERSION
+from scheduler.formats.memory_order import packed, unpacked
 from tests.scheduler.models import build
 
 GOLDEN = Path(__file__).parent / "golden" / "message_v2.bin"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from scheduler import DeviceDescriptor, StageSource
-from scheduler.device_host import DeviceHost
+from scheduler.device.host import DeviceHost
 from tests.scheduler.models import chain
 from tests.scheduler.plugins import ToyPlugin
 

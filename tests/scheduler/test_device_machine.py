@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from devices.errors import DeviceError
 from scheduler import events as ev
-from scheduler.device_machine import TRANSITIONS, DeviceMachine, InvalidTaskError, TaskState
+from scheduler.device.machine import TRANSITIONS, DeviceMachine, InvalidTaskError, TaskState
 from scheduler.events import Send, Task
 
 JOIN = Send("t", "B", 2)

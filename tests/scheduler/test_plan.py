@@ -9,7 +9,7 @@ import msgpack
 import pytest
 
 from devices.errors import BlobError, PlanError
-from devices.tensor_spec import TensorSpec
+from devices.model.tensor_spec import TensorSpec
 from scheduler import Plan, Stage, Wire
 
 GOLDEN = Path(__file__).parent / "golden" / "plan_v1.bin"

@@ -21,7 +21,7 @@ from devices.cpu.transforms.matmul_add import fuse_matmul_add
 from devices.cpu.transforms.movement import merge_movements
 from devices.cpu.transforms.scale_into_conv import move_scale_into_conv
 from devices.cpu.transforms.scale_shift import fuse_scale_shift
-from devices.model import Model
+from devices.model.model import Model
 
 
 class Pass(NamedTuple):

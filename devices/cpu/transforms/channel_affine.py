@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from devices.cpu.transforms.rewriting import Rewrite
-from devices.model import Node
+from devices.model.model import Node
 
 
 def channel_affine(

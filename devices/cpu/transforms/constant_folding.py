@@ -10,9 +10,9 @@ from devices.cpu.block import build_block
 from devices.cpu.implementations import Implementation, Scope, find_implementation
 from devices.cpu.transforms.rewriting import Rewrite
 from devices.errors import HeteroError
-from devices.model import Model, Node
-from devices.program import RunContext
-from devices.support import Refusal
+from devices.model.model import Model, Node
+from devices.plugin.program import RunContext
+from devices.plugin.support import Refusal
 
 #: A result larger than this, and than what it was made from, is not kept.
 MOST_NBYTES: Final = 1 << 29

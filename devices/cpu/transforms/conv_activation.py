@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from devices.cpu.transforms.rewriting import Rewrite, fused_node
-from devices.model import Model, Node
+from devices.model.model import Model, Node
 
 
 def fuse_conv_activation(model: Model) -> Model:

@@ -11,7 +11,7 @@ import numpy as np
 
 from devices.cpu.transforms.channel_affine import channel_affine
 from devices.cpu.transforms.rewriting import Rewrite, with_inputs
-from devices.model import Model, Node
+from devices.model.model import Model, Node
 
 
 def fold_batchnorm_into_conv(model: Model) -> Model:

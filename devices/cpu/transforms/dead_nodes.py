@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from devices.model import Model
+from devices.model.model import Model
 
 
 def remove_dead_nodes(model: Model) -> Model:

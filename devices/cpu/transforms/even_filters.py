@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from devices.cpu.transforms.rewriting import Rewrite, fused_node
-from devices.model import Model, Node
+from devices.model.model import Model, Node
 
 #: FusedConv's inputs before `alike`: x, w, b, z.
 _INPUTS: Final = 4

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 
 from devices.cpu.transforms.rewriting import Rewrite, fused_node
-from devices.model import Model
+from devices.model.model import Model
 
 #: How far a model's rounded constants may be from the exact ones, relatively.
 _CLOSE = 1e-6

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from devices.cpu.transforms.rewriting import Rewrite
-from devices.model import Model, Node
+from devices.model.model import Model, Node
 
 
 def eliminate_identities(model: Model) -> Model:

@@ -11,9 +11,9 @@ from typing import Final
 import onnx
 
 from devices.cpu.implementations import Scope, find_implementation
-from devices.functions import function_key, function_opsets, instantiate
-from devices.model import Model, Node
-from devices.support import Refusal
+from devices.model.functions import function_key, function_opsets, instantiate
+from devices.model.model import Model, Node
+from devices.plugin.support import Refusal
 
 #: More nodes than this, all calls replaced, are not worth it.
 _MOST_NODES: Final = 200_000

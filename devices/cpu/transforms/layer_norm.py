@@ -7,7 +7,7 @@ the square as ``Pow(d, 2)`` or ``Mul(d, d)``, the subtraction once or (some expo
 from __future__ import annotations
 
 from devices.cpu.transforms.rewriting import Rewrite, fused_node
-from devices.model import Model
+from devices.model.model import Model
 
 
 def fuse_layer_norm(model: Model) -> Model:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from devices.cpu.transforms.rewriting import Rewrite
-from devices.literals import literal_value
-from devices.model import Model
+from devices.model.literals import literal_value
+from devices.model.model import Model
 
 
 def literals_to_constants(model: Model) -> Model:

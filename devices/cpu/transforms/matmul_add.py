@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from devices.cpu.transforms.rewriting import Rewrite, fused_node
-from devices.model import Model
+from devices.model.model import Model
 
 
 def fuse_matmul_add(model: Model) -> Model:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import onnx
 
 from devices.cpu.transforms.rewriting import Rewrite, with_inputs
-from devices.model import Model, Node
+from devices.model.model import Model, Node
 
 _RESHAPES = ("Reshape", "Squeeze", "Unsqueeze", "Flatten")
 

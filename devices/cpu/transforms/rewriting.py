@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 
 from devices.cpu.implementations import FUSED
-from devices.model import Constant, Model, Node
+from devices.model.model import Constant, Model, Node
 
 
 class Rewrite:

@@ -11,7 +11,7 @@ import numpy as np
 
 from devices.cpu.implementations import FUSED
 from devices.cpu.transforms.rewriting import Rewrite, fused_node, with_inputs
-from devices.model import Model, Node
+from devices.model.model import Model, Node
 
 #: Least factor: smaller ones make of -t / s numbers that cancel badly.
 _LEAST = 1e-4

@@ -11,7 +11,7 @@ import numpy as np
 from devices.cpu.transforms.channel_affine import batchnorm_affine, channel_affine
 from devices.cpu.transforms.conv_activation import activation_after
 from devices.cpu.transforms.rewriting import Rewrite, fused_node
-from devices.model import Model
+from devices.model.model import Model
 
 
 def fuse_scale_shift(model: Model) -> Model:

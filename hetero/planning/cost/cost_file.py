@@ -32,7 +32,7 @@ from hetero.planning.cost.costs import (
     Transfer,
 )
 from scheduler.executor import THIS_PROCESS
-from scheduler.publish import publish
+from scheduler.formats.publish import publish
 
 FORMAT: Final = "hetero-costs"
 VERSION: Final = 2

@@ -7,8 +7,8 @@ from contextlib import ExitStack
 from typing import Any, Final
 
 from devices.errors import HeteroError
-from devices.model import Model
-from devices.program import Value
+from devices.model.model import Model
+from devices.plugin.program import Value
 from hetero.planning.cost.timing import deployed, saturate
 from scheduler.executor import Deployment, Executor
 

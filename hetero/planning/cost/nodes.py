@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from devices.model import Model
-from devices.program import ExecutedNode
+from devices.model.model import Model
+from devices.plugin.program import ExecutedNode
 from hetero.planning.cost.timing import Timing
 from hetero.planning.cost.work import ASSUMED_SPEED, node_work, request_positions
 

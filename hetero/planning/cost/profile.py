@@ -15,9 +15,9 @@ from functools import partial
 from typing import Any, Final
 
 from devices.errors import ClusterError, DeviceError, HeteroError
-from devices.model import Model
-from devices.program import Value
-from devices.support import Support
+from devices.model.model import Model
+from devices.plugin.program import Value
+from devices.plugin.support import Support
 from hetero.planning.cost.calibration import fit_load, fit_subgraphs
 from hetero.planning.cost.costs import Costs, DeviceCosts, DeviceIdentity, Time, Transfer
 from hetero.planning.cost.load import BusyDevices

@@ -13,10 +13,10 @@ from typing import Any, Final
 import numpy as np
 
 from devices.errors import HeteroError
-from devices.model import Model
-from devices.program import Value
-from devices.tensor_spec import TensorSpec
-from hetero.partition import partition
+from devices.model.model import Model
+from devices.model.tensor_spec import TensorSpec
+from devices.plugin.program import Value
+from hetero.partition.partition import partition
 from hetero.planning.cost.timing import deployed, run
 from hetero.planning.cost.work import node_work, request_positions
 from hetero.sample_inputs import sample_value

@@ -11,12 +11,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from devices.model import Model
-from devices.program import ExecutedNode, Value
+from devices.model.model import Model
+from devices.plugin.program import ExecutedNode, Value
 from hetero.in_flight import keep_in_flight
-from hetero.lowering import constant_outputs, lower, stage_sources
-from hetero.partition import partition
-from scheduler.client_machine import Limits
+from hetero.partition.lowering import constant_outputs, lower, stage_sources
+from hetero.partition.partition import partition
+from scheduler.client.machine import Limits
 from scheduler.executor import Answer, Deployment, Executor, StageRun
 
 #: Bounds of a measuring deployment.

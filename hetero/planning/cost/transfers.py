@@ -12,9 +12,9 @@ import onnx
 from onnx import TensorProto, helper
 
 from devices.errors import HeteroError
-from devices.model import Model
-from devices.model_reader import read_model
-from devices.program import Value
+from devices.model.model import Model
+from devices.model.reader import read_model
+from devices.plugin.program import Value
 from hetero.planning.cost.costs import Line, Transfer
 from hetero.planning.cost.timing import WARM_RUNS, deployed, run, saturate
 from hetero.planning.cost.work import nonnegative

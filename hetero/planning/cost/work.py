@@ -13,8 +13,8 @@ from typing import Final
 
 import numpy as np
 
-from devices.model import Model, Node
-from devices.tensor_spec import TensorSpec
+from devices.model.model import Model, Node
+from devices.model.tensor_spec import TensorSpec
 from hetero.sample_inputs import OPEN_DIMENSION
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetero.clustering import cluster
+from hetero.partition.clustering import cluster
 from hetero.planning.solver.order import neighbours
 from hetero.planning.solver.problem import (
     Assignment,

@@ -1,0 +1,55 @@
+"""A model that is read when more than its ports is asked for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from devices.model.model import Model
+from devices.model.tensor_spec import TensorSpec
+
+
+class DeferredModel(Model):
+    """A model whose ports are known, and whose rest is read when it is first asked for.
+
+    Parameters
+    ----------
+    name : str
+        The graph's name.
+    inputs, outputs, optional_inputs : sequence of TensorSpec
+        The ports.
+    load : callable
+        Returns the whole model; called once at most.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        inputs: Sequence[TensorSpec],
+        outputs: Sequence[TensorSpec],
+        load: Callable[[], Model],
+        optional_inputs: Sequence[TensorSpec] = (),
+    ) -> None:
+        # The rest of what `Model` sets is set by `load`.
+        self.__dict__.update(
+            name=name,
+            inputs=tuple(inputs),
+            outputs=tuple(outputs),
+            optional_inputs=tuple(optional_inputs),
+            _load=load,
+            _lock=threading.RLock(),
+        )
+
+    def __getattr__(self, attribute: str) -> Any:
+        state = self.__dict__
+        with state["_lock"]:
+            if "_load" in state:
+                state.update(state["_load"]().__dict__ | state)
+                del state["_load"]
+        if attribute not in state:
+            raise AttributeError(f"a Model has no {attribute!r}")
+        return state[attribute]
+
+    def __repr__(self) -> str:
+        return f"<Model {self.name!r}>" if "_load" in self.__dict__ else super().__repr__()

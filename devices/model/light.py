@@ -1,0 +1,60 @@
+"""The nine models that the onnx package ships: ``light:resnet50`` and its like.
+
+They are real networks with generated weights (`onnx/backend/test/data/light`); beside each lies the
+output for the input ``arange(n) / n`` reshaped, so that a run can be checked without a download.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from devices.errors import ModelNotFoundError
+
+if TYPE_CHECKING:
+    from devices.model.model import Model
+
+PREFIX: Final = "light:"
+_FOLDER: Final = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
+
+
+def light_model_names() -> tuple[str, ...]:
+    """Return the names that may follow ``light:``."""
+    return tuple(sorted(p.stem.removeprefix("light_") for p in _FOLDER.glob("light_*.onnx")))
+
+
+def light_model_path(name: str) -> Path:
+    """Return the file of ``light:NAME``.
+
+    Raises
+    ------
+    ModelNotFoundError
+        If onnx ships no model of that name.
+    """
+    path = _FOLDER / f"light_{name.removeprefix(PREFIX)}.onnx"
+    if not path.is_file():
+        raise ModelNotFoundError(
+            f"{name}: onnx ships no such model; it has {', '.join(light_model_names())}."
+        )
+    return path
+
+
+def light_model_inputs(model: Model) -> dict[str, np.ndarray]:
+    """Return the inputs that the shipped outputs belong to: ``arange(n) / n``, reshaped."""
+    inputs = {}
+    for port in model.inputs:
+        shape = tuple(d if isinstance(d, int) else 1 for d in port.shape or ())
+        count = int(np.prod(shape))
+        inputs[port.name] = (np.arange(count) / count).reshape(shape).astype(port.dtype)
+    return inputs
+
+
+def light_model_outputs(name: str) -> list[np.ndarray]:
+    """Return the outputs that onnx ships beside ``light:NAME``."""
+    path = light_model_path(name)
+    tensors = sorted(path.parent.glob(f"{path.stem}_output_*.pb"))
+    return [numpy_helper.to_array(onnx.load_tensor(str(file))) for file in tensors]

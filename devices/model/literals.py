@@ -1,0 +1,73 @@
+"""Literals: `Constant` nodes as constants, so that a device need not run them."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+
+from devices.errors import ModelError
+from devices.model.attributes import attribute_value
+from devices.model.model import Constant, Model, Node
+from devices.model.tensor_proto import dense_array
+
+#: Attribute of `Constant` -> element type of the array that it stands for.
+_TYPES = {
+    "value_float": np.float32,
+    "value_floats": np.float32,
+    "value_int": np.int64,
+    "value_ints": np.int64,
+    "value_string": object,
+    "value_strings": object,
+}
+
+
+def lift_literals(model: Model) -> Model:
+    """Return the model with its `Constant` nodes as constants."""
+    lifted = {n.outputs[0]: literal_value(n) for n in model.nodes if n.is_constant and n.writes}
+    if not lifted:
+        return model
+    found = {name: Constant(name, array) for name, array in lifted.items()}
+    return model.replace(
+        nodes=[n for n in model.nodes if not n.is_constant],
+        constants=dict(model.constants) | found,
+        specs=dict(model.specs) | {name: c.spec for name, c in found.items()},
+    )
+
+
+def literal_value(node: Node) -> np.ndarray:
+    """Return the value of a `Constant`, read-only.
+
+    Raises
+    ------
+    ModelError
+        If the node has not exactly one value, or a damaged one.
+    """
+    attribute, where = literal_attribute(node.proto), f"node {node.name!r} (Constant)"
+    if attribute.name == "sparse_value":
+        return dense_array(attribute.sparse_tensor, where)
+    try:
+        array = np.asarray(attribute_value(attribute), _TYPES.get(attribute.name))
+    except (ValueError, TypeError) as error:
+        if isinstance(error, ModelError):
+            raise
+        raise ModelError(f"{where}: {attribute.name} is damaged: {error}.") from error
+    array.setflags(write=False)
+    return array
+
+
+def literal_attribute(node: onnx.NodeProto) -> onnx.AttributeProto:
+    """Return the one attribute of a `Constant`, which is its value.
+
+    Raises
+    ------
+    ModelError
+        If it has none, several, or another.
+    """
+    names = [attribute.name for attribute in node.attribute]
+    if len(names) != 1 or names[0] not in (*_TYPES, "value", "sparse_value"):
+        raise ModelError(
+            f"node {node.name or ', '.join(node.output)!r} (Constant) has the attributes {names}; "
+            "exactly one value is wanted. Export the model again."
+        )
+    attribute: onnx.AttributeProto = node.attribute[0]
+    return attribute

@@ -1,0 +1,461 @@
+"""The model view: one frozen ONNX graph with stable node names, weights kept beside it as arrays.
+
+A `Model` never changes. Its nodes are in topological order, each with a unique name; its weights
+are read-only arrays (memory-mapped where they were in a file), shared by every model cut from it,
+and go through protobuf only where ONNX bytes are asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+import numpy as np
+import onnx
+import xxhash
+from onnx import numpy_helper
+
+from devices.errors import ModelError
+from devices.model.attributes import attribute_value
+from devices.model.tensor_proto import PROTOBUF_NBYTES
+from devices.model.tensor_spec import EXTENDED_DTYPES, TensorSpec
+from devices.model.type_inference import infer_types
+
+#: Weights up to this many bytes are shown to shape inference: enough for shapes, axes and sizes.
+INFERENCE_NBYTES: Final = 4096
+#: Where a weight may begin in a file beside a model, in bytes: no runtime wants more.
+_ALIGNMENT: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One operator of the main graph.
+
+    Attributes
+    ----------
+    name : str
+        Unique in the model and stable: the ONNX name, or the first output's where that is
+        missing or not unique.
+    op_type, domain : str
+        The operator; the standard domain is the empty string.
+    inputs, outputs : tuple of str
+        Value names; an absent optional one is the empty string.
+    proto : onnx.NodeProto
+        The node as ONNX has it, `name` already the stable one. Not to be written to.
+    captures : tuple of str
+        Values of the main graph that the node's bodies (`If`, `Loop`, `Scan`) read.
+    covers : tuple of str
+        Names of the nodes that this one stands for after a transformation; itself by default.
+    """
+
+    name: str
+    op_type: str
+    domain: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    proto: onnx.NodeProto
+    captures: tuple[str, ...] = ()
+    covers: tuple[str, ...] = ()
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Every value that the node needs, each once, captures included."""
+        return tuple(dict.fromkeys(name for name in (*self.inputs, *self.captures) if name))
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """Every value that the node makes."""
+        return tuple(name for name in self.outputs if name)
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """Attributes as Python values; bodies as onnx.GraphProto."""
+        return {a.name: attribute_value(a) for a in self.proto.attribute}
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """The node's own `metadata_props`."""
+        return {entry.key: entry.value for entry in self.proto.metadata_props}
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether the node is a literal: ONNX's `Constant`."""
+        return self.op_type == "Constant" and not self.domain
+
+    @classmethod
+    def from_proto(
+        cls, proto: onnx.NodeProto, *, name: str | None = None, covers: tuple[str, ...] = ()
+    ) -> Node:
+        """Wrap a NodeProto; `name` replaces the proto's own in place."""
+        if name is not None and proto.name != name:
+            proto.name = name
+        captures = tuple(captured_names(proto)) if _has_body(proto) else ()
+        return cls(
+            proto.name,
+            proto.op_type,
+            "" if proto.domain == "ai.onnx" else proto.domain,
+            tuple(proto.input),
+            tuple(proto.output),
+            proto,
+            captures,
+            covers or (proto.name,),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Constant:
+    """A weight: a name and a read-only array.
+
+    Attributes
+    ----------
+    name : str
+        The value's name.
+    array : numpy.ndarray
+        Read-only; memory-mapped where the weight lies in a file. Strings are object arrays.
+    """
+
+    name: str
+    array: np.ndarray
+
+    @property
+    def spec(self) -> TensorSpec:
+        """The value's type."""
+        return TensorSpec.from_array(self.name, self.array)
+
+    @cached_property
+    def digest(self) -> bytes:
+        """A 128-bit hash of element type, shape and contents."""
+        state = xxhash.xxh3_128(repr(self.spec.shape).encode() + self.spec.type.encode())
+        if self.array.dtype == object:
+            for item in self.array.ravel():
+                text = item if isinstance(item, bytes) else str(item).encode()
+                state.update(len(text).to_bytes(8, "little") + text)
+        elif self.array.size:
+            state.update(np.ascontiguousarray(self.array).reshape(-1).view(np.uint8).data)
+        return state.digest()
+
+    def to_proto(self) -> onnx.TensorProto:
+        """Return the weight as ONNX's tensor, contents included."""
+        return numpy_helper.from_array(np.asarray(self.array), self.name)
+
+    def to_stub(self) -> onnx.TensorProto:
+        """Return an ONNX tensor with type and shape whose contents are declared to be elsewhere."""
+        stub = onnx.TensorProto(name=self.name, dims=self.array.shape)
+        stub.data_type = onnx.helper.np_dtype_to_tensor_dtype(self.array.dtype)
+        stub.data_location = onnx.TensorProto.EXTERNAL
+        stub.external_data.add(key="location", value=self.name)
+        return stub
+
+
+class Model:
+    """A frozen ONNX model.
+
+    Parameters
+    ----------
+    header : onnx.ModelProto
+        Everything but the main graph: opset imports, functions, metadata, IR version.
+    name : str
+        The main graph's name.
+    nodes : sequence of Node
+        In topological order, names unique.
+    inputs, outputs : sequence of TensorSpec
+        The ports; initializers that ONNX also lists as inputs are constants.
+    constants : mapping of str to Constant
+        The initializers.
+    value_info : sequence of onnx.ValueInfoProto
+        Types that the model's author gave for inner values.
+    optional_inputs : sequence of TensorSpec
+        Inputs that need not be given: the constants of their names are the defaults.
+    specs : mapping of str to TensorSpec, optional
+        Types known already; inferred on first use otherwise.
+    """
+
+    def __init__(
+        self,
+        header: onnx.ModelProto,
+        *,
+        name: str,
+        nodes: Sequence[Node],
+        inputs: Sequence[TensorSpec],
+        outputs: Sequence[TensorSpec],
+        constants: Mapping[str, Constant],
+        value_info: Sequence[onnx.ValueInfoProto] = (),
+        optional_inputs: Sequence[TensorSpec] = (),
+        specs: Mapping[str, TensorSpec] | None = None,
+    ) -> None:
+        self.header: Final = header
+        self.name: Final = name
+        self.nodes: Final = tuple(nodes)
+        self.inputs: Final = tuple(inputs)
+        self.outputs: Final = tuple(outputs)
+        self.constants: Final[Mapping[str, Constant]] = MappingProxyType(dict(constants))
+        self.value_info: Final = tuple(value_info)
+        self.optional_inputs: Final = tuple(optional_inputs)
+        self._given_specs = specs
+
+    def __repr__(self) -> str:
+        return f"<Model {self.name!r}: {len(self.nodes)} nodes, {len(self.constants)} constants>"
+
+    def __deepcopy__(self, memo: object) -> Model:
+        return self  # it never changes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        arrays = {name: np.asarray(c.array) for name, c in self.constants.items()}
+        specs = None if self._given_specs is None else dict(self._given_specs)
+        return _restored, ({**self._arguments(), "constants": arrays, "specs": specs},)
+
+    @cached_property
+    def node_names(self) -> tuple[str, ...]:
+        """Every node of the main graph, in topological order."""
+        return tuple(node.name for node in self.nodes)
+
+    @cached_property
+    def index_of(self) -> Mapping[str, int]:
+        """Node name -> position in `nodes`."""
+        return {name: i for i, name in enumerate(self.node_names)}
+
+    @cached_property
+    def producers(self) -> Mapping[str, int]:
+        """Value name -> position of the node that makes it."""
+        return {value: i for i, node in enumerate(self.nodes) for value in node.writes}
+
+    @cached_property
+    def consumers(self) -> Mapping[str, tuple[int, ...]]:
+        """Value name -> positions of the nodes that read it, captures included."""
+        found: dict[str, list[int]] = {}
+        for i, node in enumerate(self.nodes):
+            for value in node.reads:
+                found.setdefault(value, []).append(i)
+        return {value: tuple(readers) for value, readers in found.items()}
+
+    @cached_property
+    def opset_imports(self) -> Mapping[str, int]:
+        """Domain -> opset version; the standard domain is the empty string."""
+        return {
+            "" if entry.domain == "ai.onnx" else entry.domain: entry.version
+            for entry in self.header.opset_import
+        }
+
+    @cached_property
+    def metadata(self) -> Mapping[str, str]:
+        """The model's `metadata_props`."""
+        return {entry.key: entry.value for entry in self.header.metadata_props}
+
+    @cached_property
+    def weight_nbytes(self) -> int:
+        """Bytes of all constants."""
+        return sum(constant.array.nbytes for constant in self.constants.values())
+
+    @cached_property
+    def specs(self) -> Mapping[str, TensorSpec]:
+        """Value name -> type and shape, by ONNX's shape inference; values left open are absent."""
+        if self._given_specs is not None:
+            return self._given_specs
+        proto = self.to_proto(weights="stub", keep_nbytes=INFERENCE_NBYTES)
+        graph = infer_types(proto)
+        found = {c.name: c.spec for c in self.constants.values()}
+        for info in (*graph.input, *graph.value_info, *graph.output):
+            spec = TensorSpec.from_proto(info)
+            if spec.type:
+                found[spec.name] = spec
+        return found
+
+    def spec(self, value: str) -> TensorSpec:
+        """Return a value's type, with an empty type where it is not known."""
+        return self.specs.get(value) or TensorSpec(value, "")
+
+    @cached_property
+    def content_hash(self) -> str:
+        """SHA-256 over structure, names, metadata and weights; not over paths or descriptions."""
+        state = hashlib.sha256()
+        header = onnx.ModelProto()
+        header.CopyFrom(self.header)
+        for field in ("doc_string", "producer_name", "producer_version"):
+            header.ClearField(field)
+        parts: list[bytes] = [header.SerializeToString(deterministic=True), self.name.encode()]
+        parts += [repr((s.name, s.type, s.shape)).encode() for s in (*self.inputs, *self.outputs)]
+        parts += [repr((s.name, s.type, s.shape)).encode() for s in self.optional_inputs]
+        parts += [node.proto.SerializeToString(deterministic=True) for node in self.nodes]
+        parts += [name.encode() + self.constants[name].digest for name in sorted(self.constants)]
+        for part in parts:
+            state.update(len(part).to_bytes(8, "little") + part)
+        return state.hexdigest()
+
+    def extract(
+        self, positions: Iterable[int], outputs: Sequence[str], *, name: str | None = None
+    ) -> Model:
+        """Return the nodes at `positions` as a model of their own.
+
+        Its inputs are what they read and neither make nor find among the constants, in order of
+        first use; constants are shared, not copied.
+
+        Parameters
+        ----------
+        positions : iterable of int
+            Positions in `nodes`.
+        outputs : sequence of str
+            Values that the new model gives out: made by its nodes, or constants or inputs of
+            this model that pass through.
+        name : str, optional
+            The new graph's name.
+        """
+        nodes = [self.nodes[i] for i in sorted(set(positions))]
+        made = {value for node in nodes for value in node.writes}
+        wanted = dict.fromkeys(value for node in nodes for value in node.reads)
+        wanted |= dict.fromkeys(outputs)
+        specs = self.specs
+        ports = {port.name: port for port in (*self.inputs, *self.outputs)}
+
+        def port(value: str) -> TensorSpec:
+            return specs.get(value) or ports.get(value) or TensorSpec(value, "")
+
+        return Model(
+            self.header,
+            name=name or self.name,
+            nodes=nodes,
+            inputs=[port(v) for v in wanted if v not in made and v not in self.constants],
+            outputs=[port(v) for v in outputs],
+            constants={v: self.constants[v] for v in wanted if v in self.constants},
+            specs=specs,
+        )
+
+    def with_inputs(self, names: Collection[str]) -> Model:
+        """Return the model with some of its optional inputs as inputs that have no default."""
+        return self.replace(
+            inputs=[*self.inputs, *(s for s in self.optional_inputs if s.name in names)],
+            constants={n: c for n, c in self.constants.items() if n not in names},
+            optional_inputs=[s for s in self.optional_inputs if s.name not in names],
+        )
+
+    def replace(self, **changes: Any) -> Model:
+        """Return a model with some constructor arguments replaced; types are inferred anew."""
+        return Model(**(self._arguments() | changes))
+
+    def _arguments(self) -> dict[str, Any]:
+        return {
+            "header": self.header,
+            "name": self.name,
+            "nodes": self.nodes,
+            "inputs": self.inputs,
+            "outputs": self.outputs,
+            "constants": self.constants,
+            "value_info": self.value_info,
+            "optional_inputs": self.optional_inputs,
+        }
+
+    def to_proto(self, *, weights: str = "inline", keep_nbytes: int = 0) -> onnx.ModelProto:
+        """Return the model as ONNX.
+
+        Parameters
+        ----------
+        weights : {"inline", "stub"}
+            Contents inside, or declared to be elsewhere (for runtimes that take arrays).
+        keep_nbytes : int
+            With stubs: weights up to this size stay inside.
+
+        Raises
+        ------
+        ModelError
+            If inline weights exceed what protobuf can hold.
+        """
+        if weights == "inline" and self.weight_nbytes > PROTOBUF_NBYTES:
+            raise ModelError(
+                f"model {self.name!r} has {self.weight_nbytes} bytes of weights; protobuf holds "
+                f"{PROTOBUF_NBYTES}. Write it with `save`, which keeps weights beside the model."
+            )
+        proto = onnx.ModelProto()
+        proto.CopyFrom(self.header)
+        graph = proto.graph
+        graph.name = self.name
+        graph.node.extend(node.proto for node in self.nodes)
+        graph.input.extend(_declared(spec) for spec in self.inputs)
+        graph.output.extend(_declared(spec) for spec in self.outputs)
+        graph.value_info.extend(self.value_info)
+        for constant in self.constants.values():
+            small = constant.array.nbytes <= keep_nbytes or constant.array.dtype == object
+            inline = weights == "inline" or small
+            graph.initializer.append(constant.to_proto() if inline else constant.to_stub())
+        return proto
+
+    def to_bytes(self) -> bytes:
+        """Return the model as ONNX bytes, weights inside."""
+        data: bytes = self._file(self.to_proto()).SerializeToString()
+        return data
+
+    def _file(self, proto: onnx.ModelProto) -> onnx.ModelProto:
+        """Return the model with its optional inputs listed, which only slow runtimes down."""
+        optional = (spec for spec in self.optional_inputs if spec.name in self.constants)
+        proto.graph.input.extend(_declared(spec) for spec in optional)
+        return proto
+
+    def save(self, path: str | Path) -> None:
+        """Write an ONNX file; weights over protobuf's limit go to ``<name>.data`` beside it."""
+        path = Path(path)
+        if self.weight_nbytes <= PROTOBUF_NBYTES // 2:
+            path.write_bytes(self.to_bytes())
+            return
+        proto = self._file(self.to_proto(weights="stub", keep_nbytes=INFERENCE_NBYTES))
+        beside = path.with_name(path.name + ".data")
+        with beside.open("wb") as file:
+            for tensor in proto.graph.initializer:
+                if tensor.data_location == onnx.TensorProto.EXTERNAL:
+                    file.write(bytes(-file.tell() % _ALIGNMENT))
+                    place = {"location": beside.name, "offset": file.tell()}
+                    nbytes = file.write(_file_bytes(self.constants[tensor.name].array))
+                    tensor.ClearField("external_data")
+                    for key, value in {**place, "length": nbytes}.items():
+                        tensor.external_data.add(key=key, value=str(value))
+        path.write_bytes(proto.SerializeToString())
+
+
+def _file_bytes(array: np.ndarray) -> bytes | memoryview:
+    """Return an array's contents as files hold them: narrow elements packed."""
+    if array.dtype in EXTENDED_DTYPES:
+        return numpy_helper.from_array(array).raw_data
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def _restored(arguments: dict[str, Any]) -> Model:
+    """Return the model that was pickled."""
+    for array in arguments["constants"].values():
+        array.setflags(write=False)
+    constants = {name: Constant(name, array) for name, array in arguments["constants"].items()}
+    return Model(**{**arguments, "constants": constants})
+
+
+def captured_names(proto: onnx.NodeProto) -> Iterator[str]:
+    """Yield the outer values that a node's bodies read, each once, in order of first use."""
+    seen: set[str] = set()
+    for attribute in proto.attribute:
+        graphs = (*((attribute.g,) if attribute.HasField("g") else ()), *attribute.graphs)
+        for graph in graphs:
+            for name in _free_names(graph):
+                if name not in seen:
+                    seen.add(name)
+                    yield name
+
+
+def _free_names(graph: onnx.GraphProto) -> Iterator[str]:
+    bound = {v.name for v in graph.input} | {t.name for t in graph.initializer}
+    bound |= {t.values.name for t in graph.sparse_initializer}
+    for node in graph.node:
+        for name in (*node.input, *(captured_names(node) if _has_body(node) else ())):
+            if name and name not in bound:
+                yield name
+        bound.update(node.output)
+    yield from (v.name for v in graph.output if v.name not in bound)
+
+
+def _has_body(proto: onnx.NodeProto) -> bool:
+    return any(a.HasField("g") or a.graphs for a in proto.attribute)
+
+
+def _declared(spec: TensorSpec) -> onnx.ValueInfoProto:
+    if not spec.type:
+        return onnx.ValueInfoProto(name=spec.name)
+    return spec.to_proto()

@@ -1,0 +1,78 @@
+"""What nodes and their bodies hold: names that are text, tensors with their contents inside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import onnx
+from onnx import AttributeProto, TensorProto, numpy_helper
+
+from devices.errors import ModelError
+from devices.model.literals import literal_attribute
+from devices.model.tensor_proto import PROTOBUF_NBYTES, check_tensor, tensor_array
+from devices.model.tensor_spec import TensorSpec, check_text
+
+#: Kinds of attributes that hold neither tensors nor graphs.
+_PLAIN: Final = frozenset(
+    (AttributeProto.INT, AttributeProto.INTS, AttributeProto.FLOAT, AttributeProto.FLOATS)
+) | {AttributeProto.STRING, AttributeProto.STRINGS}
+
+
+def complete_nodes(nodes: Iterable[onnx.NodeProto], where: str, folder: Path | None) -> None:
+    """Check the names and tensors of nodes, and put into the tensors what lies in files.
+
+    Parameters
+    ----------
+    nodes : iterable of onnx.NodeProto
+        Changed in place.
+    where, folder
+        As for `tensor_array`.
+
+    Raises
+    ------
+    ModelError
+        As for `tensor_array`; names that are no text.
+    """
+    for node in nodes:
+        check_text((node.name, node.op_type, node.domain, node.overload), where)
+        check_text((*node.input, *node.output), where)
+        check_text(
+            (text for entry in node.metadata_props for text in (entry.key, entry.value)), where
+        )
+        if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
+            literal_attribute(node)
+        for attribute in node.attribute:
+            check_text((attribute.name, attribute.ref_attr_name), where)
+            if attribute.type not in _PLAIN:
+                complete_attribute(attribute, f"{where}: node {node.name!r}", folder)
+
+
+def complete_attribute(attribute: AttributeProto, where: str, folder: Path | None) -> None:
+    """Do for an attribute what `complete_nodes` does for nodes."""
+    tensors = [*((attribute.t,) if attribute.HasField("t") else ()), *attribute.tensors]
+    sparse = list(attribute.sparse_tensors)
+    if attribute.HasField("sparse_tensor"):
+        sparse.append(attribute.sparse_tensor)
+    for graph in (*((attribute.g,) if attribute.HasField("g") else ()), *attribute.graphs):
+        complete_nodes(graph.node, where, folder)
+        tensors += graph.initializer
+        sparse += graph.sparse_initializer
+        for port in (*graph.input, *graph.output, *graph.value_info):
+            TensorSpec.from_proto(port)
+    for tensor in (*tensors, *(part for s in sparse for part in (s.values, s.indices))):
+        check_tensor(tensor, where)
+        if tensor.data_location == TensorProto.EXTERNAL:
+            _fetch(tensor, where, folder)
+
+
+def _fetch(tensor: TensorProto, where: str, folder: Path | None) -> None:
+    """Put the contents of a tensor inside, in its place."""
+    array = tensor_array(tensor, where, folder)
+    if array.nbytes > PROTOBUF_NBYTES:
+        raise ModelError(
+            f"{where}: tensor {tensor.name!r} has {array.nbytes} bytes; a node holds at most "
+            f"{PROTOBUF_NBYTES}. Make it an initializer of the main graph."
+        )
+    tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))

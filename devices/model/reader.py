@@ -1,0 +1,276 @@
+"""Reading a model: from a file, bytes or a ModelProto, with weights inside or beside it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import onnx
+from google.protobuf.message import DecodeError
+
+from devices.errors import (
+    ModelError,
+    ModelNotFoundError,
+    ModelTypeError,
+    UnsupportedOpsetError,
+)
+from devices.model.light import PREFIX, light_model_path
+from devices.model.model import Constant, Model, Node
+from devices.model.node_contents import complete_attribute, complete_nodes
+from devices.model.tensor_proto import PROTOBUF_NBYTES, dense_array, tensor_array
+from devices.model.tensor_spec import TensorSpec, check_text
+
+#: Domains whose newest version the installed onnx knows.
+_KNOWN_OPSETS: Final = {
+    domain: max(s.since_version for s in onnx.defs.get_all_schemas() if s.domain == domain)
+    for domain in ("ai.onnx.ml",)
+} | {"": onnx.defs.onnx_opset_version()}
+
+Source = str | Path | bytes | BinaryIO | onnx.ModelProto
+
+
+def read_model(source: Source | Model) -> Model:
+    """Read an ONNX model.
+
+    Parameters
+    ----------
+    source : str, Path, bytes, binary file, onnx.ModelProto or Model
+        A file, ``light:NAME`` for a model that ships with onnx, a file's contents, or a model in
+        memory. Weights kept beside a file are memory-mapped; what nodes hold there, in their
+        attributes and bodies, is read into them.
+
+    Raises
+    ------
+    ModelTypeError
+        `source` is none of these.
+    ModelNotFoundError
+        There is no such file.
+    ModelError
+        Not ONNX, damaged, over 2 GiB without external data, or a graph that is not a graph.
+    ExternalDataError
+        Weights beside the model are missing, short, or outside the model's folder.
+    UnsupportedOpsetError
+        An operator set newer than the installed onnx.
+    """
+    if isinstance(source, Model):
+        return source
+    if isinstance(source, onnx.ModelProto):
+        return _from_proto(source, "the given ModelProto", None)
+    if isinstance(source, str) and source.startswith(PREFIX):
+        return _from_file(light_model_path(source))
+    if isinstance(source, str | Path):
+        return _from_file(Path(source))
+    data = source.read() if hasattr(source, "read") else source
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise ModelTypeError(
+            "a model is a path, bytes, a binary file or an onnx.ModelProto; got "
+            f"{type(data).__name__}"
+        )
+    return _from_proto(_parse(bytes(data), "the given bytes"), "the given bytes", None)
+
+
+def _from_file(path: Path) -> Model:
+    try:
+        if not path.is_file():
+            what = "is a folder" if path.is_dir() else "does not exist"
+            raise ModelNotFoundError(
+                f"{path}: {what}; a model is an ONNX file, or light:NAME for one that onnx ships."
+            )
+        nbytes = path.stat().st_size
+        data = path.read_bytes() if nbytes <= PROTOBUF_NBYTES else b""
+    except ModelNotFoundError:
+        raise
+    except OSError as error:
+        raise ModelNotFoundError(f"{path}: cannot be read: {error}.") from error
+    if nbytes > PROTOBUF_NBYTES:
+        raise ModelError(
+            f"{path}: {nbytes} bytes; ONNX files hold at most {PROTOBUF_NBYTES}. Save it with "
+            "external data: onnx.save_model(model, path, save_as_external_data=True)."
+        )
+    return _from_proto(_parse(data, str(path)), str(path), path.parent)
+
+
+def _parse(data: bytes, where: str) -> onnx.ModelProto:
+    if len(data) > PROTOBUF_NBYTES:
+        raise ModelError(
+            f"{where}: {len(data)} bytes; ONNX holds at most {PROTOBUF_NBYTES} without "
+            "external data."
+        )
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(data)
+    except DecodeError as error:
+        raise ModelError(f"{where}: not an ONNX model ({len(data)} bytes: {error}).") from error
+    return proto
+
+
+def _from_proto(proto: onnx.ModelProto, where: str, folder: Path | None) -> Model:
+    if not proto.HasField("graph") or not (proto.opset_import or proto.graph.node):
+        raise ModelError(f"{where}: not an ONNX model: it has no graph and imports no operators.")
+    header = _header(proto, where)
+    for function in header.functions:
+        complete_nodes(function.node, where, folder)
+        for attribute in function.attribute_proto:
+            complete_attribute(attribute, where, folder)
+        _check_function(function, where)
+    graph = proto.graph
+    check_text((graph.name,), where)
+    for info in graph.value_info:
+        TensorSpec.from_proto(info)
+    arrays = {t.name: tensor_array(t, where, folder) for t in graph.initializer}
+    for sparse in graph.sparse_initializer:
+        arrays[sparse.values.name] = dense_array(sparse, where, folder)
+    constants = {name: Constant(name, array) for name, array in arrays.items()}
+    inputs = [TensorSpec.from_proto(i) for i in graph.input if i.name not in constants]
+    # Before IR version 4 initializers had to be inputs as well, and were not to be given.
+    optional = [i for i in graph.input if i.name in constants and proto.ir_version >= 4]
+    outputs = [TensorSpec.from_proto(o) for o in graph.output]
+    protos = [_whole(node, where, folder) for node in graph.node]
+    nodes = _sort(_named(protos), {i.name for i in inputs} | set(constants), outputs, where)
+    return Model(
+        header,
+        name=graph.name or "graph",
+        nodes=nodes,
+        inputs=inputs,
+        outputs=outputs,
+        constants=constants,
+        value_info=graph.value_info,
+        optional_inputs=[TensorSpec.from_proto(i) for i in optional],
+    )
+
+
+def _header(proto: onnx.ModelProto, where: str) -> onnx.ModelProto:
+    if proto.ir_version > onnx.IR_VERSION:
+        raise UnsupportedOpsetError(
+            f"{where}: IR version {proto.ir_version}; the installed onnx {onnx.__version__} knows "
+            f"up to {onnx.IR_VERSION}. Install a newer onnx, or export for an older version."
+        )
+    header = onnx.ModelProto()
+    for field, value in proto.ListFields():
+        if field.name in ("graph", "training_info"):
+            continue
+        if field.is_repeated:
+            getattr(header, field.name).extend(value)
+        else:
+            setattr(header, field.name, value)
+    # From version 4 on, initializers need not be inputs as well; extraction relies on it.
+    header.ir_version = max(header.ir_version, 4)
+    if not header.opset_import:  # IR versions below 3 import nothing: operator set 1
+        header.opset_import.add(domain="", version=1)
+    for prop in header.metadata_props:
+        check_text((prop.key, prop.value), where)
+    _check_opsets(header.opset_import, where)
+    return header
+
+
+def _check_opsets(imports: Iterable[onnx.OperatorSetIdProto], where: str) -> None:
+    check_text((entry.domain for entry in imports), where)
+    for entry in imports:
+        domain = "" if entry.domain == "ai.onnx" else entry.domain
+        if not 0 <= entry.version < 2**31:
+            raise ModelError(
+                f"{where}: imports {domain or 'ai.onnx'} opset {entry.version}; versions are "
+                "small numbers. Export the model again."
+            )
+        known = _KNOWN_OPSETS.get(domain)
+        if known is not None and entry.version > known:
+            raise UnsupportedOpsetError(
+                f"{where}: imports {domain or 'ai.onnx'} opset {entry.version}; the installed "
+                f"onnx {onnx.__version__} knows up to {known}. Install a newer onnx, or export "
+                "for an older opset.",
+                domain=domain,
+                version=entry.version,
+            )
+
+
+def _check_function(function: onnx.FunctionProto, where: str) -> None:
+    check_text((function.name, function.domain, function.overload), where)
+    check_text((*function.input, *function.output, *function.attribute), where)
+    _check_opsets(function.opset_import, f"{where}: function {function.name!r}")
+    made = set(function.input)
+    for node in map(Node.from_proto, function.node):
+        if missing := [value for value in node.reads if value not in made]:
+            raise ModelError(
+                f"{where}: function {function.name!r}: node {node.name!r} ({node.op_type}) reads "
+                f"{missing}, which no node before it and no input makes."
+            )
+        if twice := made.intersection(node.writes):
+            raise ModelError(
+                f"{where}: function {function.name!r} makes {sorted(twice)} twice; ONNX values are "
+                "made once."
+            )
+        made.update(node.writes)
+    if missing := [value for value in function.output if value not in made]:
+        raise ModelError(f"{where}: function {function.name!r}: no node makes output {missing}.")
+
+
+def _whole(node: onnx.NodeProto, where: str, folder: Path | None) -> onnx.NodeProto:
+    """Return a copy that holds the contents of all its tensors, those of its bodies included."""
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    complete_nodes([copy], where, folder)
+    return copy
+
+
+def _named(protos: Sequence[onnx.NodeProto]) -> list[Node]:
+    counts = Counter(proto.name for proto in protos)
+    taken = {name for name, count in counts.items() if name and count == 1}
+    nodes = []
+    for i, proto in enumerate(protos):
+        name = proto.name
+        if not name or counts[name] > 1:
+            name = next((o for o in proto.output if o), f"{proto.op_type}_{i}")
+            while name in taken:
+                name += f":{proto.op_type}"
+            taken.add(name)
+        nodes.append(Node.from_proto(proto, name=name))
+    return nodes
+
+
+def _sort(
+    nodes: Sequence[Node], given: set[str], outputs: Sequence[TensorSpec], where: str
+) -> list[Node]:
+    """Order nodes so that each follows what it reads, keeping the given order where it does."""
+    maker: dict[str, int] = {}
+    for i, node in enumerate(nodes):
+        for value in node.writes:
+            if value in maker or value in given:
+                other = nodes[maker[value]].name if value in maker else "the graph's inputs"
+                raise ModelError(
+                    f"{where}: value {value!r} is made twice, by {other!r} and by {node.name!r}; "
+                    "ONNX values are made once."
+                )
+            maker[value] = i
+    for node in nodes:
+        for value in node.reads:
+            if value not in maker and value not in given:
+                raise ModelError(
+                    f"{where}: node {node.name!r} ({node.op_type}) reads {value!r}, which no "
+                    "node, input or initializer makes."
+                )
+    for output in outputs:
+        if output.name not in maker and output.name not in given:
+            raise ModelError(f"{where}: output {output.name!r} is made by no node.")
+    waiting = [sum(v in maker for v in node.reads) for node in nodes]
+    readers: list[list[int]] = [[] for _ in nodes]
+    for i, node in enumerate(nodes):
+        for value in node.reads:
+            if value in maker:
+                readers[maker[value]].append(i)
+    if all(maker.get(v, -1) < i for i, node in enumerate(nodes) for v in node.reads):
+        return list(nodes)
+    ready = [i for i in range(len(nodes) - 1, -1, -1) if not waiting[i]]
+    ordered: list[Node] = []
+    while ready:
+        i = ready.pop()
+        ordered.append(nodes[i])
+        for reader in reversed(readers[i]):
+            waiting[reader] -= 1
+            if not waiting[reader]:
+                ready.append(reader)
+    if len(ordered) < len(nodes):
+        stuck = [nodes[i].name for i in range(len(nodes)) if waiting[i]]
+        raise ModelError(f"{where}: nodes {stuck[:10]} form a cycle; an ONNX graph has none.")
+    return ordered

@@ -1,0 +1,181 @@
+"""ONNX's tensors as arrays: contents inside, or in a file beside the model."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import onnx
+from onnx import TensorProto, numpy_helper
+
+from devices.errors import ExternalDataError, ModelError
+from devices.model.tensor_spec import DTYPES, check_text
+
+#: Element types that files hold packed, with their widths in bits.
+_PACKED: Final[dict[int, int]] = {
+    TensorProto.INT4: 4,
+    TensorProto.UINT4: 4,
+    TensorProto.FLOAT4E2M1: 4,
+    TensorProto.INT2: 2,
+    TensorProto.UINT2: 2,
+    TensorProto.FLOAT6E2M3: 6,
+    TensorProto.FLOAT6E3M2: 6,
+}
+#: protobuf refuses messages of 2 GiB and more.
+PROTOBUF_NBYTES: Final = 2**31 - 1
+
+
+def tensor_array(
+    tensor: onnx.TensorProto, where: str = "the model", folder: Path | None = None
+) -> np.ndarray:
+    """Return a tensor's contents, read-only; those in a file are memory-mapped.
+
+    Parameters
+    ----------
+    tensor : onnx.TensorProto
+        The tensor.
+    where : str
+        What it is part of, for errors.
+    folder : Path, optional
+        Where files with contents are; without it, contents must be inside.
+
+    Raises
+    ------
+    ModelError
+        An element type that ONNX does not define, or contents that do not fit type and shape.
+    ExternalDataError
+        A file that is missing, short, outside `folder`, or cannot hold such elements.
+    """
+    what = f"{where}: tensor {tensor.name!r}"
+    shape = tuple(tensor.dims)
+    check_tensor(tensor, where)
+    try:
+        if tensor.data_location == TensorProto.EXTERNAL:
+            array = _external(tensor, what, folder)
+        else:
+            array = numpy_helper.to_array(tensor)
+    except (ValueError, TypeError, OverflowError) as error:
+        if isinstance(error, ModelError):
+            raise
+        raise ModelError(
+            f"{what}, shape {shape} of {DTYPES[tensor.data_type]}, is damaged: {error}. Export "
+            "the model again."
+        ) from error
+    array.setflags(write=False)
+    return array
+
+
+def check_tensor(tensor: onnx.TensorProto, where: str) -> None:
+    """Check a tensor's name, element type and shape, not its contents.
+
+    Raises
+    ------
+    ModelError
+        For those that ONNX does not have.
+    """
+    check_text((tensor.name,), where)
+    if tensor.data_type not in DTYPES:
+        raise ModelError(
+            f"{where}: tensor {tensor.name!r} has element type {tensor.data_type}, which ONNX does "
+            "not define. Export the model again."
+        )
+    if min(tensor.dims, default=0) < 0:
+        raise ModelError(
+            f"{where}: tensor {tensor.name!r} has shape {tuple(tensor.dims)}; sizes are not "
+            "negative."
+        )
+
+
+def dense_array(
+    sparse: onnx.SparseTensorProto, where: str = "the model", folder: Path | None = None
+) -> np.ndarray:
+    """Return a sparse tensor as a dense array; its indices are flat, or one row for each value.
+
+    Parameters
+    ----------
+    sparse : onnx.SparseTensorProto
+        The tensor.
+    where, folder
+        As for `tensor_array`.
+
+    Raises
+    ------
+    ModelError
+        As for `tensor_array`, or for indices outside the shape.
+    """
+    values = tensor_array(sparse.values, where, folder)
+    indices = tensor_array(sparse.indices, where, folder)
+    shape = tuple(sparse.dims)
+    try:
+        dense = np.zeros(shape, values.dtype)
+        places = indices if indices.ndim == 1 else np.ravel_multi_index(tuple(indices.T), shape)
+        dense.reshape(-1)[places] = values
+    except (ValueError, TypeError, IndexError, MemoryError) as error:
+        raise ModelError(
+            f"{where}: sparse tensor {sparse.values.name!r} of shape {shape} is damaged: {error}. "
+            "Export the model again."
+        ) from error
+    dense.setflags(write=False)
+    return dense
+
+
+def _external(tensor: onnx.TensorProto, what: str, folder: Path | None) -> np.ndarray:
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    location = entries.get("location", "")
+    what = f"{what} lies in external file {location!r}"
+    if tensor.data_type == TensorProto.STRING:
+        raise ExternalDataError(f"{what}, but strings are never outside. Export the model again.")
+    path = _file(location, what, folder)
+    dtype, shape = DTYPES[tensor.data_type], tuple(tensor.dims)
+    count = math.prod(shape)
+    wanted = (count * _PACKED.get(tensor.data_type, dtype.itemsize * 8) + 7) // 8
+    available = path.stat().st_size
+    try:
+        offset = int(entries.get("offset") or 0)
+        nbytes = int(entries.get("length") or wanted)
+    except ValueError as error:
+        raise ExternalDataError(f"{what}, with an offset or length that is no number.") from error
+    if nbytes != wanted:
+        raise ExternalDataError(
+            f"{what}: {nbytes} bytes there, {wanted} wanted for shape {shape} of {dtype}."
+        )
+    if offset < 0 or offset + nbytes > available:
+        raise ExternalDataError(
+            f"{what}: bytes {offset} to {offset + nbytes} are wanted, the file has {available}."
+        )
+    if not count:
+        return np.zeros(shape, dtype)
+    if tensor.data_type in _PACKED:
+        packed = np.memmap(path, np.uint8, "r", offset, (nbytes,))
+        inside = TensorProto(data_type=tensor.data_type, dims=shape, raw_data=packed.tobytes())
+        return numpy_helper.to_array(inside)
+    array = np.memmap(path, dtype, "r", offset, shape or (1,)).reshape(shape)
+    # Runtimes take an array's address as it is, and their vector instructions want it aligned.
+    return array if array.flags.aligned else array.copy()
+
+
+def _file(location: str, what: str, folder: Path | None) -> Path:
+    """Return the file at `location` in the folder; refuse any other."""
+    if folder is None:
+        raise ExternalDataError(
+            f"{what}, but there is no folder to look in. Read the model by its path, or load its "
+            "external data first (onnx.load_external_data_for_model)."
+        )
+    try:
+        root = folder.resolve()
+        path = root if "\0" in location else (root / location).resolve()
+        if path == root:
+            raise ExternalDataError(f"{what}, which names no file in {root}.")
+        if Path(location).is_absolute() or not path.is_relative_to(root):
+            raise ExternalDataError(
+                f"{what}, outside the model's folder {root}; refused. Keep a model's files "
+                "together."
+            )
+        if not path.is_file():
+            fault = "is a folder" if path.is_dir() else "does not exist"
+            raise ExternalDataError(f"{what}, which {fault} in {root}.")
+    except (OSError, RuntimeError) as error:  # a loop of links is a RuntimeError
+        raise ExternalDataError(f"{what}, which cannot be opened: {error}.") from error
+    return path

@@ -1,0 +1,1 @@
+"""The NULL device: scripted time, memory, support and faults."""

@@ -1,0 +1,1 @@
+"""The ORT device: ONNX Runtime."""

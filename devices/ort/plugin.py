@@ -1,0 +1,134 @@
+"""The ORT device: ONNX Runtime, on the CPU unless its providers property says otherwise."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from devices.errors import BlobError, PluginLoadError
+from devices.model.literals import lift_literals
+from devices.model.model import Model, Node
+from devices.plugin.plugin import Plugin
+from devices.plugin.program import Payload, Program
+from devices.plugin.properties import (
+    COMMON_PROPERTIES,
+    OPTIONAL_PROPERTIES,
+    Config,
+    Property,
+    PropertyTable,
+)
+from devices.plugin.support import Refusal
+
+try:
+    import onnxruntime
+except ImportError as error:
+    raise PluginLoadError(
+        "the ORT device needs ONNX Runtime, which is not installed; pip install 'hetero[ort]'.",
+        device="ORT",
+    ) from error
+
+from devices.ort.program import PAYLOAD_FORMAT, OrtProgram
+from devices.ort.query import OrtQuery
+from devices.ort.session import with_types
+
+
+class ORTPlugin(Plugin):
+    """ONNX Runtime.
+
+    Which nodes it takes is asked of ONNX Runtime itself, one small session for each distinct
+    operator, attributes and element types; answers are kept for the plugin's life.
+    """
+
+    name: ClassVar[str] = "ORT"
+    rank: ClassVar[int] = 40
+    properties: ClassVar[PropertyTable] = COMMON_PROPERTIES.extended(
+        *OPTIONAL_PROPERTIES.values(),
+        Property(
+            "ORT_PROVIDERS", tuple, ("CPUExecutionProvider",), True,
+            "Execution providers, the preferred one first.",
+            choices=tuple(onnxruntime.get_available_providers()), shapes_result=True,
+        ),
+        Property(
+            "OPTIMIZATION_CAPABILITIES", tuple, ("FP32", "FP16", "INT8", "BIN"), False,
+            "Element types and abilities.",
+        ),
+        Property(
+            # Its warnings are about its own optimisations: nothing that a user can act on.
+            "LOG_LEVEL", str, "LOG_ERROR", True, "What ONNX Runtime says on its own.",
+            choices=(
+                "LOG_NONE", "LOG_ERROR", "LOG_WARNING", "LOG_INFO", "LOG_DEBUG", "LOG_TRACE",
+            ),
+        ),
+        Property("RANGE_FOR_ASYNC_INFER_REQUESTS", tuple, (1, 64, 1), False, "Fewest, most, step."),
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._query = OrtQuery()
+
+    def transform_model(self, model: Model, config: Config) -> Model:
+        """Lift literals; find the types that ONNX's own inference does not."""
+        return with_types(lift_literals(model), config["ORT_PROVIDERS"])
+
+    def prepare_query(self, model: Model, config: Config) -> Mapping[str, Refusal | str]:
+        """Ask ONNX Runtime about every node."""
+        return self._query.judge(model, config["ORT_PROVIDERS"])
+
+    def refuse(self, node: Node, model: Model, config: Config) -> Refusal | None:
+        """Take what ONNX Runtime took: `prepare_query` holds the refusals."""
+        return None
+
+    def compile(self, model: Model, config: Config) -> Program:
+        """Make a session of the whole model."""
+        return OrtProgram(model, config)
+
+    def load(self, payload: Payload, model: Model, config: Config) -> Program:
+        """Make a session of an optimised model.
+
+        Raises
+        ------
+        BlobError
+            The payload is another device's, or of another ONNX Runtime version.
+        """
+        header = payload.header
+        if header.get("format") != PAYLOAD_FORMAT:
+            raise BlobError(
+                f"model {model.name!r}: a payload of format {header.get('format')!r}, wanted "
+                f"{PAYLOAD_FORMAT!r}; it is another device's. Compile the model again."
+            )
+        if header["version"] != self.version():
+            raise BlobError(
+                f"model {model.name!r} was compiled by ONNX Runtime {header['version']}; this is "
+                f"{self.version()}. Compile the model again."
+            )
+        return OrtProgram(model, config, payload=payload)
+
+    def version(self) -> str:
+        """Return ONNX Runtime's version."""
+        return str(onnxruntime.__version__)
+
+    def full_name(self, device_id: str) -> str:
+        """Return the runtime and the processor."""
+        return f"ONNX Runtime {self.version()} on {platform.processor() or platform.machine()}"
+
+    def fingerprint(self, device_id: str) -> str:
+        """Return what optimised models depend on."""
+        return f"onnxruntime-{self.version()}-{platform.machine()}-{_instruction_set()}"
+
+    def device_properties(self, device_id: str) -> Mapping[str, Any]:
+        """Return the architecture."""
+        return {"DEVICE_ARCHITECTURE": platform.machine()}
+
+
+def _instruction_set() -> str:
+    """Return which vector instructions there are: layouts in optimised models follow them."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:  # noqa: PTH123 - one line is read
+            line = next((text for text in file if text.startswith(("flags", "Features"))), "")
+    except OSError:
+        return os.name
+    flags = set(line.split())
+    known = ("avx", "avx2", "avx512f", "avx512_vnni", "amx_int8", "asimd", "sve")
+    return "+".join(flag for flag in known if flag in flags) or "base"

@@ -1,0 +1,293 @@
+"""A model that ONNX Runtime runs: one session, weights handed over without a copy."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import onnx
+import onnxruntime
+
+from devices.errors import BlobError, DeviceError, InferenceError
+from devices.model.deferred import DeferredModel
+from devices.model.model import Constant, Model
+from devices.model.reader import read_model
+from devices.model.tensor_spec import TensorSpec
+from devices.ort.prepacked import SAVE_OPTION, PackedFile, is_packed, read_packed
+from devices.ort.session import open_session, session_model
+from devices.plugin.program import ExecutedNode, Payload, Program, RunContext, Value
+from devices.plugin.properties import Config
+
+#: What `export` writes.
+PAYLOAD_FORMAT: Final = "onnxruntime-optimized-2"
+#: What a change of layout adds to a node's name.
+_NCHWC: Final = re.compile(r"_nchwc(_token_\d+)?$")
+_SEVERITY: Final = {
+    "LOG_NONE": 4, "LOG_ERROR": 3, "LOG_WARNING": 2, "LOG_INFO": 1, "LOG_DEBUG": 0, "LOG_TRACE": 0,
+}  # fmt: skip
+
+
+class OrtProgram(Program):
+    """One ONNX Runtime session.
+
+    Parameters
+    ----------
+    model : Model
+        What to run.
+    config : mapping
+        The effective configuration.
+    payload : Payload, optional
+        What `export` gave, to be run as it is; `model` need only have ports.
+    """
+
+    def __init__(self, model: Model, config: Config, *, payload: Payload | None = None) -> None:
+        self._model = model
+        self._config = dict(config)
+        self._payload = payload
+        self._optimise = payload is None and not config["DISABLE_TRANSFORMATIONS"]
+        if payload is None:
+            self._source = model
+            made = {value for node in model.nodes for value in node.writes}
+            wanted = [o for o in dict.fromkeys(p.name for p in model.outputs) if o in made]
+        else:
+            # Only the runtime model and another export want it.
+            self._source = DeferredModel(
+                model.name, model.inputs, model.outputs, lambda: _read_payload(payload)
+            )
+            wanted = list(payload.header["wanted"])
+        #: Names that the session gives out; inputs and constants that pass through are ours.
+        self._wanted = wanted
+        self._names = [port.name for port in model.inputs]
+        self._lock = threading.Lock()
+        self._executed: tuple[ExecutedNode, ...] | None = None
+        self._node_times_s: dict[str, float] | None = None
+        self._session: onnxruntime.InferenceSession | None = None
+        if self._wanted:
+            self._session, self._weights = self._open(self._options())
+        self._fed = {i.name for i in self._session.get_inputs()} if self._session else set()
+
+    def run(self, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:
+        """Run the session; cancelling terminates it between nodes."""
+        given = dict(zip(self._names, inputs, strict=True))
+        if context.profile and self._session:
+            for name, seconds in self._profile(given).items():
+                context.record(name, seconds)
+        made: dict[str, Value] = {}
+        if self._session:
+            options = onnxruntime.RunOptions()
+            with context.on_cancel(lambda: setattr(options, "terminate", True)):
+                try:
+                    values = self._session.run(self._wanted, self._feeds(given), options)
+                except Exception as error:
+                    context.check_cancelled()
+                    raise InferenceError(
+                        f"ONNX Runtime failed on model {self._model.name!r}: "
+                        f"{' '.join(str(error).split())}"
+                    ) from error
+            made = dict(zip(self._wanted, values, strict=True))
+        return [
+            made[p.name]
+            if p.name in made
+            else given[p.name]
+            if p.name in given
+            else self._source.constants[p.name].array
+            for p in self._model.outputs
+        ]
+
+    def executed_nodes(self) -> tuple[ExecutedNode, ...]:
+        """Return the optimised graph's nodes, mapped to the model's by the values they make."""
+        with self._lock:
+            if self._executed is None:
+                self._executed = self._read_executed() if self._session else ()
+            return self._executed
+
+    def export(self) -> Payload:
+        """Return the optimised model: a skeleton, and the weights as arrays."""
+        if self._payload is not None:
+            return replace(self._payload, places={})
+        keys: dict[str, str] = {}
+        tensors: dict[str, np.ndarray] = {}
+        optimised = self._source
+        if self._session:
+            optimised = self._optimised(packed=(keys, tensors))
+        data, stubs = session_model(optimised, self._wanted)
+        tensors |= {name: optimised.constants[name].array for name in stubs}
+        constants = self._source.constants
+        tensors |= {
+            p.name: constants[p.name].array for p in self._model.outputs if p.name in constants
+        }
+        header = {
+            "format": PAYLOAD_FORMAT,
+            "version": str(onnxruntime.__version__),
+            "model": data,
+            "stubs": stubs,
+            "wanted": self._wanted,
+            "packed": {name: key for name, key in keys.items() if name in tensors},
+        }
+        return Payload(header, tensors)
+
+    def close(self) -> None:
+        """Drop the session."""
+        self._session = None
+
+    def _options(self, level: str = "") -> onnxruntime.SessionOptions:
+        options = onnxruntime.SessionOptions()
+        level = level or ("ORT_ENABLE_ALL" if self._optimise else "ORT_DISABLE_ALL")
+        options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
+        threads = self._config["INFERENCE_NUM_THREADS"] or len(os.sched_getaffinity(0))
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = _SEVERITY[self._config["LOG_LEVEL"]]
+        # Devices share cores: threads that spin would take them from each other.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+        return options
+
+    def _open(
+        self, options: onnxruntime.SessionOptions
+    ) -> tuple[onnxruntime.InferenceSession, list[np.ndarray]]:
+        """Return a session, and the arrays whose memory it reads as long as it lives."""
+        packed: PackedFile | None = None
+        if self._payload is None:
+            data, stubs = session_model(self._source, self._wanted)
+            weights = {name: self._source.constants[name].array for name in stubs}
+        else:
+            data, stubs = self._payload.header["model"], self._payload.header["stubs"]
+            packed = PackedFile(self._payload)
+            weights = {n: self._payload.tensors[n] for n in stubs if n not in packed.names}
+            data = packed.point(data, options)
+        try:
+            opened = open_session(data, weights, options, self._config["ORT_PROVIDERS"])
+        except Exception as error:
+            raise DeviceError(
+                f"ONNX Runtime cannot compile model {self._model.name!r}: "
+                f"{' '.join(str(error).split())[:500]}",
+                device="ORT",
+            ) from error
+        if packed is not None and not packed.unchanged():
+            raise BlobError(
+                f"model {self._model.name!r}: its blob's file was changed while it was loaded."
+            )
+        return opened
+
+    def _feeds(self, given: Mapping[str, Value]) -> dict[str, Value]:
+        return {name: value for name, value in given.items() if name in self._fed}
+
+    def _optimised(
+        self, level: str = "", *, packed: tuple[dict[str, str], dict[str, np.ndarray]] | None = None
+    ) -> Model:
+        """Return the graph that the session runs, as ONNX Runtime writes it.
+
+        `packed` takes the weights that ONNX Runtime packs: see `read_packed`.
+        """
+        if not self._optimise:
+            return self._source
+        with tempfile.TemporaryDirectory(prefix="hetero-ort-") as folder:
+            path = Path(folder) / "model.onnx"
+            options = self._options(level)
+            options.optimized_model_filepath = str(path)
+            options.log_severity_level = 4
+            for key, value in (
+                ("session.optimized_model_external_initializers_file_name", "weights"),
+                ("session.optimized_model_external_initializers_min_size_in_bytes", "1024"),
+                (SAVE_OPTION, "0" if packed is None else "1"),
+            ):
+                options.add_session_config_entry(key, value)
+            self._open(options)
+            if packed is not None:
+                keys, arrays = read_packed(path)
+                packed[0].update(keys)
+                packed[1].update(arrays)
+            # Arrays mapped from the folder outlive its name: the mapping keeps the file.
+            return read_model(path)
+
+    def _read_executed(self) -> tuple[ExecutedNode, ...]:
+        optimised = self._optimised()
+        # A change of layout renames values, and names its node after the value that it made;
+        # before it, values have the model's own names.
+        plain = self._optimised("ORT_ENABLE_EXTENDED")
+        stops = {value for node in plain.nodes for value in node.writes}
+        covers: dict[str, tuple[str, ...]] = {}
+        for node in plain.nodes:
+            names = _covered(self._model, node.writes, stops)
+            covers |= dict.fromkeys((node.name, *node.writes), names)
+        provider = self._config["ORT_PROVIDERS"][0]
+        return tuple(
+            ExecutedNode(
+                node.name,
+                node.op_type,
+                i,
+                provider,
+                covers.get(node.name) or covers.get(_NCHWC.sub("", node.name), ()),
+            )
+            for i, node in enumerate(optimised.nodes)
+        )
+
+    def _profile(self, given: Mapping[str, Value]) -> dict[str, float]:
+        """Return seconds by executed node, measured once: ONNX Runtime profiles a whole session."""
+        with self._lock:
+            if self._node_times_s is None:
+                with tempfile.TemporaryDirectory(prefix="hetero-ort-") as folder:
+                    self._node_times_s = self._measure(given, Path(folder))
+            return self._node_times_s
+
+    def _measure(self, given: Mapping[str, Value], folder: Path) -> dict[str, float]:
+        options = self._options()
+        options.enable_profiling = True
+        options.profile_file_prefix = str(folder / "profile")
+        session, _ = self._open(options)
+        for _ in range(2):  # the first run warms up
+            session.run(self._wanted, self._feeds(given))
+        events: list[dict[str, Any]] = json.loads(Path(session.end_profiling()).read_text())
+        times: dict[str, float] = {}
+        for event in events:  # later runs replace earlier ones
+            if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
+                times[event["name"].removesuffix("_kernel_time")] = event["dur"] / 1e6
+        return times
+
+
+def _read_payload(payload: Payload) -> Model:
+    """Return the optimised model that a payload holds."""
+    proto = onnx.ModelProto()
+    proto.ParseFromString(payload.header["model"])
+    tensors = {name: array for name, array in payload.tensors.items() if not is_packed(name)}
+    inside = [t for t in proto.graph.initializer if t.name not in tensors]
+    del proto.graph.initializer[:]
+    proto.graph.initializer.extend(inside)
+    # The reader wants a source for every value: weights that lie beside are inputs for it.
+    known = {port.name for port in proto.graph.input}
+    proto.graph.input.extend(
+        TensorSpec.from_array(name, array).to_proto()
+        for name, array in tensors.items()
+        if name not in known
+    )
+    read = read_model(proto)
+    weights = {name: Constant(name, array) for name, array in tensors.items()}
+    return read.replace(
+        inputs=[port for port in read.inputs if port.name not in weights],
+        constants=dict(read.constants) | weights,
+    )
+
+
+def _covered(model: Model, values: Sequence[str], stops: set[str]) -> tuple[str, ...]:
+    """Return the nodes that make `values`, back to what other executed nodes make."""
+    found: set[int] = set()
+    pending = [model.producers[v] for v in values if v in model.producers]
+    while pending:
+        i = pending.pop()
+        if i not in found:
+            found.add(i)
+            pending += [
+                model.producers[v]
+                for v in model.nodes[i].reads
+                if v in model.producers and v not in stops
+            ]
+    return tuple(model.nodes[i].name for i in sorted(found))

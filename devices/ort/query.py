@@ -1,0 +1,260 @@
+"""What ONNX Runtime says of each node: asked with a session of that node alone."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Sequence
+from functools import cache
+from typing import Final
+
+import numpy as np
+import onnx
+import onnxruntime
+import xxhash
+
+from devices.model.attributes import with_bodies
+from devices.model.model import Constant, Model, Node
+from devices.model.tensor_spec import TensorSpec
+from devices.ort.versions import changed_since, lowered
+from devices.plugin.support import Refusal, RefusalCode
+
+#: The lowest operator set that ONNX Runtime promises to run right.
+LOWEST_OPSET: Final = 7
+#: Element types that cross between Python and ONNX Runtime as arrays.
+FEEDABLE: Final = frozenset(
+    {"float", "double", "float16", "bool", "string"}
+    | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
+)
+#: Integer constants up to this many elements are shown to the session: shapes, axes, sizes.
+_SHOWN_ELEMENTS: Final = 64
+#: Operators whose floating-point constants matter to whether they are supported.
+_FLOATS_MATTER: Final = frozenset({"Resize", "Upsample", "Range", "Dropout", "NonMaxSuppression"})
+#: Answers kept.
+_KEPT: Final = 20_000
+
+_Verdict = Refusal | str | None
+
+
+class OrtQuery:
+    """Verdicts of ONNX Runtime on nodes, each distinct kind of node asked about once."""
+
+    def __init__(self) -> None:
+        self._verdicts: dict[tuple[bytes, tuple[str, ...]], _Verdict] = {}
+        self._lock = threading.Lock()
+
+    def judge(self, model: Model, providers: Sequence[str]) -> dict[str, Refusal | str]:
+        """Return refusals, and notes on nodes that are not run as they stand, by node name."""
+        found: dict[str, Refusal | str] = {}
+        for node in model.nodes:
+            verdict = _known(node, model) or self._ask(node, model, tuple(providers))
+            if verdict is not None:
+                found[node.name] = verdict
+        return found
+
+    def _ask(self, node: Node, model: Model, providers: tuple[str, ...]) -> _Verdict:
+        data = _alone(node, model).SerializeToString(deterministic=True)
+        key = (xxhash.xxh3_128_digest(data), providers)
+        with self._lock:
+            if key in self._verdicts:
+                return self._verdicts[key]
+        verdict = _try(node, model, data, providers)
+        with self._lock:
+            if len(self._verdicts) >= _KEPT:
+                self._verdicts.clear()
+            self._verdicts[key] = verdict
+        return verdict
+
+
+def quiet_options() -> onnxruntime.SessionOptions:
+    """Return session options that keep the graph as it is, and print nothing."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = 1
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 4
+    return options
+
+
+def is_feedable(type_text: str) -> bool:
+    """Whether values of an ONNX type can be handed to and from ONNX Runtime."""
+    for wrapper in ("optional(", "seq("):
+        if type_text.startswith(wrapper):
+            return is_feedable(type_text[len(wrapper) : -1])
+    if type_text.startswith("map("):
+        return is_feedable(type_text[4:-1].partition(",")[2])
+    return type_text.startswith("tensor(") and type_text[7:-1] in FEEDABLE
+
+
+def _known(node: Node, model: Model) -> Refusal | None:
+    """Return a refusal that needs no session."""
+    opset = model.opset_imports.get(node.domain)
+    if not node.domain and opset is not None and opset < LOWEST_OPSET:
+        return Refusal(
+            "opset",
+            f"ONNX Runtime runs operator sets from {LOWEST_OPSET} on; the model imports {opset}",
+        )
+    if newer := changed_since(node.proto, dict(model.opset_imports)):
+        return Refusal("opset", f"ONNX Runtime does not know it: {newer}")
+    if wrong := _differs(node, model):
+        return Refusal("policy", f"ONNX Runtime's {node.op_type} differs from ONNX's: {wrong}")
+    wanted = {port.name for port in model.outputs}
+    for value in (*node.reads, *node.writes):
+        kind = model.spec(value).type
+        if not kind:
+            if value not in model.consumers and value not in wanted:
+                continue  # an optional output that nobody reads
+            return Refusal(
+                "dtype",
+                f"the type of {value!r} is not known, so it cannot be handed to ONNX Runtime",
+            )
+        if not is_feedable(kind) and value not in model.constants:
+            return Refusal("dtype", f"{value!r} is {kind}, which ONNX Runtime takes no arrays of")
+    return None
+
+
+def _differs(node: Node, model: Model) -> str | None:
+    """Return how ONNX Runtime 1.31 departs from the specification, where it loads a node at all.
+
+    Each line is a case of ONNX's backend suite whose expected output it misses.
+    """
+    if node.domain == "ai.onnx.ml":
+        return _differs_in_ml(node)
+    if node.domain:
+        return None
+    given = [bool(value) for value in node.inputs] + [False] * 8
+    if node.op_type == "Attention":
+        attributes = node.attributes
+        scores = len(node.outputs) > 3 and node.outputs[3]
+        if scores and attributes.get("is_causal") and attributes.get("qk_matmul_output_mode"):
+            return "the scores that it gives out are masked with the lowest float, not -infinity"
+        if given[3] and given[6]:
+            return "nonpad_kv_seqlen with a mask fails as it runs"
+    if node.op_type == "ConvInteger" and given[3]:
+        per_channel = model.spec(node.inputs[3]).shape not in ((), (1,))
+        return "a zero point for each channel fails as it runs" if per_channel else None
+    if node.op_type == "MaxUnpool" and given[2]:
+        return "indices are read as positions in output_shape"
+    return None
+
+
+def _differs_in_ml(node: Node) -> str | None:
+    """Return how its classical models depart from the specification."""
+    attributes = node.attributes
+    transform = attributes.get("post_transform", "NONE")
+    if node.op_type in ("LinearRegressor", "SVMRegressor", "TreeEnsembleRegressor"):
+        obeyed = ("NONE",) if node.op_type == "SVMRegressor" else ("NONE", "PROBIT")
+        single = attributes.get("targets", attributes.get("n_targets", 1)) == 1
+        ignored = single and transform not in obeyed
+        return f"{transform} of one target is left out" if ignored else None
+    labels = attributes.get("classlabels_int64s") or attributes.get("classlabels_strings", ())
+    scored = set(attributes.get("class_ids", ()))
+    if node.op_type == "TreeEnsembleClassifier" and len(labels) == len(scored) == 2:
+        return "where two classes have a score each, its labels are 0 and 1"
+    return None
+
+
+def _alone(node: Node, model: Model) -> onnx.ModelProto:
+    """Return a model of one node, its values renamed so that equal nodes give equal bytes."""
+    proto = onnx.ModelProto(ir_version=model.header.ir_version)
+    proto.opset_import.extend(model.header.opset_import)
+    functions = {(f.domain, f.name) for f in model.header.functions}
+    if functions and any((n.domain, n.op_type) in functions for n in with_bodies(node.proto)):
+        proto.functions.extend(model.header.functions)
+    graph = proto.graph
+    graph.name = "node"
+    only = graph.node.add()
+    only.CopyFrom(node.proto)
+    only.name = "node"
+    only.doc_string = ""
+    del only.metadata_props[:]
+    # Bodies read captured values by name, so a node with captures keeps its names.
+    names = {value: value for value in (*node.reads, *node.writes)}
+    if not node.captures:
+        names = {value: f"v{i}" for i, value in enumerate(names)}
+        del only.input[:], only.output[:]
+        only.input.extend(names.get(value, "") for value in node.inputs)
+        only.output.extend(names.get(value, "") for value in node.outputs)
+    for value in node.reads:
+        constant = model.constants.get(value)
+        if constant is not None and _shown(constant, node):
+            tensor = constant.to_proto()
+            tensor.name = names[value]
+            graph.initializer.append(tensor)
+        else:
+            graph.input.append(_port(model.spec(value), names[value]))
+    graph.output.extend(
+        TensorSpec(names[value], model.spec(value).type).to_proto()
+        for value in node.writes
+        if model.spec(value).type
+    )
+    return lowered(proto)
+
+
+def _port(spec: TensorSpec, name: str) -> onnx.ValueInfoProto:
+    shape = spec.shape
+    # How many sizes or axes there are says a rank; other sizes would only make nodes distinct.
+    if shape is not None and (len(shape) != 1 or spec.element_type != "int64"):
+        shape = (None,) * len(shape)
+    return TensorSpec(name, spec.type, shape).to_proto()
+
+
+def _shown(constant: Constant, node: Node) -> bool:
+    array = constant.array
+    if array.dtype.kind in "fc":
+        return node.op_type in _FLOATS_MATTER and array.size <= _SHOWN_ELEMENTS
+    return array.size <= _SHOWN_ELEMENTS or array.dtype == np.dtype(object)
+
+
+def _try(node: Node, model: Model, data: bytes, providers: tuple[str, ...]) -> _Verdict:
+    options = quiet_options()
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    try:
+        session = onnxruntime.InferenceSession(data, options, providers=list(providers))
+    except Exception as error:  # whatever it raises is its reason
+        return _refusal(node, model, error)
+    assigned = [
+        part for group in session.get_provider_graph_assignment_info() for part in group.get_nodes()
+    ]
+    if any(part.name == "node" for part in assigned):
+        types = {model.spec(value).type for value in (*node.reads, *node.writes)}
+        known = _kernel_types().get((node.domain, node.op_type), frozenset())
+        cast = "tensor(float16)" in types - known
+        return "computed in float32, with casts" if cast else None
+    if not assigned:
+        return "eliminated"
+    parts = ", ".join(dict.fromkeys(part.op_type for part in assigned))
+    return f"decomposed into {parts}"
+
+
+#: What a failed session says -> the code of the refusal; the first that matches.
+_CODES: Final[tuple[tuple[str, RefusalCode], ...]] = (
+    (r"ValidateOpsetForDomain|opset|Opset|IR version", "opset"),
+    (r"is not a registered function/op|No Op registered|No opset import", "no_kernel"),
+    (r"Type Error|is invalid|[Dd]ata type|type inference", "dtype"),
+)
+
+
+def _refusal(node: Node, model: Model, error: Exception) -> Refusal:
+    text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ", "", " ".join(str(error).split()))
+    if "Could not find an implementation" in text:
+        types = ", ".join(model.spec(value).type for value in node.reads) or "no inputs"
+        if (node.domain, node.op_type) in _kernel_types():
+            return Refusal("dtype", f"ONNX Runtime has no {node.op_type} kernel for {types}")
+        return Refusal("no_kernel", f"ONNX Runtime has no {node.op_type} kernel")
+    codes = (c for pattern, c in _CODES if re.search(pattern, text))
+    code: RefusalCode = next(codes, "attribute")
+    return Refusal(code, f"ONNX Runtime refuses {node.op_type}: {text[:300]}")
+
+
+@cache
+def _kernel_types() -> dict[tuple[str, str], frozenset[str]]:
+    """Return the types that any kernel of an operator is registered for."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for kernel in onnxruntime.capi.onnxruntime_pybind11_state.get_all_opkernel_def():
+        domain = "" if kernel.domain == "ai.onnx" else kernel.domain
+        types = found.setdefault((domain, kernel.op_name), set())
+        for allowed in kernel.type_constraints.values():
+            types.update(allowed)
+    return {key: frozenset(types) for key, types in found.items()}

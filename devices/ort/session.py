@@ -1,0 +1,107 @@
+"""What ONNX Runtime sessions are made of: models with weights as arrays, and missing types."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+import onnx
+import onnxruntime
+
+from devices.model.model import Model
+from devices.model.tensor_spec import TensorSpec
+from devices.ort.query import FEEDABLE, quiet_options
+from devices.ort.versions import lowered
+
+#: Weights up to this many bytes stay in the model: optimisations look at them.
+INLINE_NBYTES: Final = 1024
+
+
+def session_model(model: Model, wanted: Sequence[str]) -> tuple[bytes, list[str]]:
+    """Return ONNX bytes, and the names of the weights that are given beside them as arrays.
+
+    Parameters
+    ----------
+    model : Model
+        What to run.
+    wanted : sequence of str
+        Values to give out, each once, whether they are the model's outputs or not.
+    """
+    proto = _with_stubs(model)
+    declared = {o.name: o for o in proto.graph.output}
+    del proto.graph.output[:]
+    proto.graph.output.extend(declared.get(v) or onnx.ValueInfoProto(name=v) for v in wanted)
+    stubs = [
+        t.name for t in proto.graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL
+    ]
+    return proto.SerializeToString(), stubs
+
+
+def open_session(
+    data: bytes,
+    weights: Mapping[str, np.ndarray],
+    options: onnxruntime.SessionOptions,
+    providers: Sequence[str],
+) -> tuple[onnxruntime.InferenceSession, list[np.ndarray]]:
+    """Return a session, and the arrays whose memory it reads as long as it lives.
+
+    Parameters
+    ----------
+    data : bytes
+        What `session_model` gave.
+    weights : mapping of str to array
+        The weights that it named.
+    options : onnxruntime.SessionOptions
+        Changed: it gets the weights.
+    providers : sequence of str
+        Execution providers, the preferred one first.
+    """
+    arrays = [np.require(array, None, ["C", "A"]) for array in weights.values()]
+    if arrays:
+        values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in arrays]
+        options.add_external_initializers(list(weights), values)
+    return onnxruntime.InferenceSession(data, options, providers=list(providers)), arrays
+
+
+def with_types(model: Model, providers: Sequence[str]) -> Model:
+    """Return the model with the types of values behind ONNX Runtime's own operators.
+
+    ONNX's inference stops at operators of other domains; where it does, ONNX Runtime is asked.
+    The model is returned as it is if every type is known, or ONNX Runtime cannot read it.
+    """
+    outputs = {port.name for port in model.outputs}
+    unknown = [
+        value
+        for node in model.nodes
+        for value in node.writes
+        if not model.spec(value).type and (value in outputs or value in model.consumers)
+    ]
+    if not unknown:
+        return model
+    data, stubs = session_model(model, unknown)
+    weights = {name: model.constants[name].array for name in stubs}
+    try:
+        session, _ = open_session(data, weights, quiet_options(), providers)
+    except Exception:  # the query finds each node's own reason
+        return model
+    found = {}
+    for port in session.get_outputs():
+        shape = tuple(port.shape) if port.type.startswith("tensor(") else None
+        found[port.name] = TensorSpec(port.name, port.type, shape)
+    return model.replace(specs=dict(model.specs) | found)
+
+
+def _with_stubs(model: Model) -> onnx.ModelProto:
+    """Return the model with large weights declared outside, where ONNX Runtime takes arrays."""
+    proto = model.to_proto(weights="stub", keep_nbytes=INLINE_NBYTES)
+    # ONNX Runtime drops what no node reads, and then finds no place for its array.
+    read = [tensor for tensor in proto.graph.initializer if tensor.name in model.consumers]
+    del proto.graph.initializer[:]
+    proto.graph.initializer.extend(read)
+    for tensor in proto.graph.initializer:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            constant = model.constants[tensor.name]
+            if constant.spec.element_type not in FEEDABLE:
+                tensor.CopyFrom(constant.to_proto())
+    return lowered(proto)

@@ -1,0 +1,105 @@
+"""Which ONNX versions the installed ONNX Runtime reads, and how newer models reach it all the same.
+
+An operator's definition changes rarely: a model of a newer operator set still means the same under
+an older one if none of its operators changed in between.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import onnx
+import onnxruntime
+
+from devices.model.attributes import with_bodies
+
+#: The domains whose versions ONNX Runtime checks.
+_DOMAINS = ("", "ai.onnx.ml")
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """The newest versions that ONNX Runtime reads.
+
+    Attributes
+    ----------
+    ir : int
+        The file format's.
+    opsets : tuple of (str, int)
+        Operator sets by domain.
+    """
+
+    ir: int
+    opsets: tuple[tuple[str, int], ...]
+
+    def of(self, domain: str) -> int | None:
+        """Return the newest operator set of a domain; None where any is read."""
+        return dict(self.opsets).get(domain)
+
+
+@cache
+def newest_versions() -> Versions:
+    """Return the newest versions that ONNX Runtime reads, found by trying."""
+    newest = {"": onnx.defs.onnx_opset_version(), "ai.onnx.ml": 1}
+    schemas = onnx.defs.get_all_schemas_with_history()
+    newest["ai.onnx.ml"] = max(s.since_version for s in schemas if s.domain == "ai.onnx.ml")
+    ir = next(v for v in range(onnx.IR_VERSION, 2, -1) if _loads(v, {"": 7}))
+    opsets = []
+    for domain in _DOMAINS:
+        others = {} if domain == "" else {"": 7}
+        tried = range(newest[domain], 0, -1)
+        opsets.append((domain, next(v for v in tried if _loads(7, others | {domain: v}))))
+    return Versions(ir, tuple(opsets))
+
+
+def lowered(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Declare in place, and return, no newer versions than ONNX Runtime reads."""
+    newest = newest_versions()
+    proto.ir_version = min(proto.ir_version, newest.ir)
+    for imports in (proto.opset_import, *(f.opset_import for f in proto.functions)):
+        for entry in imports:
+            limit = newest.of("" if entry.domain == "ai.onnx" else entry.domain)
+            entry.version = entry.version if limit is None else min(entry.version, limit)
+    return proto
+
+
+def changed_since(node: onnx.NodeProto, opsets: dict[str, int]) -> str | None:
+    """Return the first operator, in `node` or its bodies, that is newer than ONNX Runtime knows.
+
+    Parameters
+    ----------
+    node : onnx.NodeProto
+        The node.
+    opsets : dict of str to int
+        What its model imports.
+    """
+    newest = newest_versions()
+    for inner in with_bodies(node):
+        domain = "" if inner.domain == "ai.onnx" else inner.domain
+        limit, imported = newest.of(domain), opsets.get(domain)
+        if limit is None or imported is None or imported <= limit:
+            continue
+        if not onnx.defs.has(inner.op_type, imported, domain):
+            continue  # a function of the model's own
+        since = onnx.defs.get_schema(inner.op_type, imported, domain).since_version
+        if since > limit:
+            return f"{inner.op_type} of operator set {since} is newer than {limit}, its newest"
+    return None
+
+
+def _loads(ir: int, opsets: dict[str, int]) -> bool:
+    value = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])
+    graph = onnx.helper.make_graph([], "probe", [value], [value])
+    imports = [onnx.helper.make_opsetid(domain, version) for domain, version in opsets.items()]
+    proto = onnx.helper.make_model(graph, opset_imports=imports, ir_version=ir)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    try:
+        onnxruntime.InferenceSession(
+            proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+    except Exception:  # each version of ONNX Runtime says it in its own way
+        return False
+    return True

@@ -1,0 +1,316 @@
+"""The plugin contract: what an author writes for a new device, and all that comes with it.
+
+An author says what the device supports (`refuse`), how it compiles (`compile`) and how it runs
+(`Program.run`); queries, properties, ports, requests, states, checks, profiling and export are
+done here and in `compiled_model`. See the plugin developer guide's Plugin page.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, ClassVar
+
+from devices.errors import (
+    BlobError,
+    UnknownDeviceError,
+    UnsupportedNodesError,
+    UnsupportedOperationError,
+)
+from devices.model.literals import lift_literals
+from devices.model.model import Model, Node
+from devices.model.reader import read_model
+from devices.model.schema import violations
+from devices.plugin.configuration import Configuration
+from devices.plugin.program import Payload, Program
+from devices.plugin.properties import COMMON_PROPERTIES, Config, PropertyTable
+from devices.plugin.remote import RemoteContext
+from devices.plugin.support import Refusal, Support
+from devices.request.compiled_model import CompiledModel
+
+
+class Plugin(ABC):
+    """Base of all plugins.
+
+    A subclass's constructor initialises the backend, or raises PluginLoadError naming what is
+    missing and how to install it.
+    """
+
+    #: The device name's first part: ``CPU`` in ``CPU.0``. No dots, no colons.
+    name: ClassVar[str]
+    #: Its properties: `COMMON_PROPERTIES`, those of `OPTIONAL_PROPERTIES` that it obeys, its own.
+    properties: ClassVar[PropertyTable] = COMMON_PROPERTIES
+    #: Whether bare ``HETERO`` uses it; devices that only measure or simulate are asked for by name.
+    automatic: ClassVar[bool] = True
+    #: Whether outputs are what the model says; a device that simulates gives others.
+    computes: ClassVar[bool] = True
+    #: Place in a bare ``HETERO``, lower first: accelerators 10, fast runtimes 40, fallbacks 90.
+    rank: ClassVar[int] = 50
+
+    def __init__(self) -> None:
+        self.configuration = Configuration(
+            self.properties, self.name, read=self._read, check=self._check_device_id
+        )
+        self._lock = threading.Lock()
+        self._exclusive: dict[str, threading.Lock] = {}
+
+    # What an author writes.
+
+    @abstractmethod
+    def refuse(self, node: Node, model: Model, config: Config) -> Refusal | None:
+        """Return why the device does not run `node`, or None if it does.
+
+        Parameters
+        ----------
+        node : Node
+            A node of `model`, which is what `transform_model` returned.
+        model : Model
+            For types (`model.spec(value)`), opsets and constants.
+        config : mapping
+            The effective configuration.
+        """
+
+    @abstractmethod
+    def compile(self, model: Model, config: Config) -> Program:
+        """Compile what `transform_model` returned; every node of it was accepted."""
+
+    def transform_model(self, model: Model, config: Config) -> Model:
+        """Return the model that the device really runs; nodes say what they stand for in `covers`.
+
+        `query_model` and `compile_model` both call it, so that they cannot disagree. Unless a
+        plugin does otherwise, literals become constants and all else stays.
+        """
+        return lift_literals(model)
+
+    def load(self, payload: Payload, model: Model, config: Config) -> Program:
+        """Make a program from what `Program.export` gave; `model` has ports and no weights."""
+        raise UnsupportedOperationError(f"{self.name} does not import compiled models")
+
+    def note(self, node: Node, model: Model, config: Config) -> str | None:
+        """Return how a supported node is run, where a reader of the query should know."""
+        return None
+
+    def prepare_query(self, model: Model, config: Config) -> Mapping[str, Refusal | str]:
+        """Return what needs the whole model at once, such as a dry run of the backend.
+
+        Returns
+        -------
+        mapping of str to (Refusal or str)
+            By node of the transformed `model`: why it is refused, or a note on one that is taken;
+            `refuse` is still asked about nodes that are not refused here.
+        """
+        return {}
+
+    def device_ids(self) -> tuple[str, ...]:
+        """Return the ids of the devices here; ``CPU.0`` has id ``0``."""
+        return ("0",)
+
+    def version(self) -> str:
+        """Return the plugin's version and its backend's."""
+        return "0"
+
+    def device_properties(self, device_id: str) -> Mapping[str, Any]:
+        """Return read-only properties whose values depend on the device, by name."""
+        return {}
+
+    def full_name(self, device_id: str) -> str:
+        """Return a device's name for people."""
+        return self.name
+
+    def fingerprint(self, device_id: str) -> str:
+        """Return what a compiled model depends on: architecture, driver, instruction set."""
+        return self.name
+
+    def close(self) -> None:  # noqa: B027 - most plugins hold nothing beyond their memory
+        """Give back what the backend holds; whoever loaded the plugin calls it at its end, once.
+
+        Its compiled models are closed before. A Ray actor's process ends with its plugin.
+        """
+
+    # What every plugin has.
+
+    def query_model(self, model: Model, config: Config | None = None) -> Support:
+        """Return which nodes of `model` the device runs, and why not the others.
+
+        Nodes that break ONNX's definitions of their operators are refused first. The rest is
+        transformed exactly as for compilation, and what is found is mapped back to the original
+        names: a node merged into a supported and an unsupported one is unsupported, one that the
+        transformation removed is supported, literals follow their consumers.
+        """
+        support, _ = self._judge(read_model(model), self.effective_config(config))
+        return support
+
+    def compile_model(self, model: Model, config: Config | None = None) -> CompiledModel:
+        """Compile a model that the device supports whole.
+
+        Raises
+        ------
+        UnsupportedNodesError
+            Naming every node that it does not support, each with its reason.
+        """
+        model, effective = read_model(model), self.effective_config(config)
+        support, transformed = self._judge(model, effective)
+        if support.unsupported:
+            lines = [
+                f"  {name} ({model.nodes[model.index_of[name]].op_type}): {reason}"
+                for name, reasons in support.unsupported.items()
+                for reason in reasons.values()
+            ]
+            more = [f"  and {len(lines) - 20} more"] if len(lines) > 20 else []
+            shown = "\n".join([*lines[:20], *more])
+            raise UnsupportedNodesError(
+                f"{self.name} does not support {len(lines)} of {len(model.nodes)} nodes of model "
+                f"{model.name!r}:\n{shown}\nAdd a device that does, as in HETERO:{self.name},CPU.",
+                unsupported=support.unsupported,
+            )
+        program = self.compile(transformed, effective)
+        return CompiledModel(self, model, program, effective)
+
+    def import_model(
+        self, payload: Payload, model: Model, config: Config | None = None
+    ) -> CompiledModel:
+        """Make a compiled model from a payload; `model` gives its ports.
+
+        Raises
+        ------
+        UnsupportedOperationError
+            The plugin imports nothing.
+        BlobError
+            The payload is not one of this plugin's, or is damaged.
+        """
+        effective = self.effective_config(config)
+        if not effective["ENABLE_MMAP"]:
+            payload = payload.in_memory()
+        try:
+            program = self.load(payload, model, effective)
+        except (BlobError, UnsupportedOperationError):
+            raise
+        except Exception as error:
+            raise BlobError(
+                f"{self.name} cannot import model {model.name!r}: {type(error).__name__}: {error}. "
+                "It is damaged, or of another version; compile the model again."
+            ) from error
+        return CompiledModel(self, model, program, effective)
+
+    def effective_config(self, config: Config | None = None) -> dict[str, Any]:
+        """Return defaults, then what `set_property` set, then `config`, checked and typed."""
+        return self.configuration.effective(config)
+
+    def set_property(self, config: Config) -> None:
+        """Set defaults for models compiled later."""
+        self.configuration.set(config)
+
+    def get_property(self, name: str, device_id: str | None = None) -> Any:
+        """Return a property's value, of the device that DEVICE_ID says where no other is named."""
+        if device_id is None:
+            device_id = str(self.configuration.get("DEVICE_ID"))
+        else:
+            self._check_device_id({"DEVICE_ID": device_id})
+        return device_id if name == "DEVICE_ID" else self.configuration.get(name, device_id)
+
+    def exclusive(self, device_id: str) -> threading.Lock:
+        """Return the lock that runs with EXCLUSIVE_ASYNC_REQUESTS hold on a device."""
+        with self._lock:
+            return self._exclusive.setdefault(device_id, threading.Lock())
+
+    def create_context(self, config: Config | None = None) -> RemoteContext:
+        """Return a RemoteContext, for devices with memory of their own.
+
+        Raises
+        ------
+        UnsupportedOperationError
+            The device has none.
+        """
+        raise UnsupportedOperationError(f"{self.name} has no memory of its own to share")
+
+    def add_extension(self, extension: Any) -> None:
+        """Accept custom operators.
+
+        Raises
+        ------
+        UnsupportedOperationError
+            The plugin takes none.
+        """
+        raise UnsupportedOperationError(
+            f"{self.name} takes no extensions; give such nodes to a device that does."
+        )
+
+    def _read(self, name: str, device_id: str) -> Any:
+        """Return what a property that nobody set is on a device."""
+        default = self.properties[name].default
+        computed: dict[str, Callable[[], Any]] = {
+            "DEVICE_ID": lambda: next(iter(self.device_ids()), default),
+            "SUPPORTED_PROPERTIES": lambda: tuple(self.properties),
+            "CACHING_PROPERTIES": lambda: self.properties.shaping,
+            "AVAILABLE_DEVICES": self.device_ids,
+            "FULL_DEVICE_NAME": lambda: self.full_name(device_id),
+            "DEVICE_ARCHITECTURE": lambda: self.fingerprint(device_id),
+            "EXECUTION_DEVICES": lambda: tuple(f"{self.name}.{i}" for i in self.device_ids()),
+            "OPTIMIZATION_CAPABILITIES": lambda: self._capabilities(default),
+        }
+        if not self.properties[name].mutable:
+            of_device = self.device_properties(device_id)
+            if name in of_device:
+                return of_device[name]
+        return computed[name]() if name in computed else default
+
+    def _check_device_id(self, config: Config) -> None:
+        """Refuse an id that is none of the plugin's."""
+        asked, ids = config.get("DEVICE_ID"), self.device_ids()
+        if asked is not None and asked not in ids:
+            raise UnknownDeviceError(
+                f"{self.name} has no device {asked!r}; it has {', '.join(ids) or 'none'}.",
+                device=f"{self.name}.{asked}",
+            )
+
+    def _capabilities(self, declared: tuple[str, ...]) -> tuple[str, ...]:
+        imports = type(self).load is not Plugin.load
+        return (*declared, "EXPORT_IMPORT") if imports else declared
+
+    def _judge(self, model: Model, config: Config) -> tuple[Support, Model]:
+        """Ask about each transformed node; return the answers by original names, and the model."""
+        device = f"{self.name}.{config['DEVICE_ID']}"
+        refusals = violations(model)
+        transformed = self.transform_model(_without(model, refusals), config)
+        prepared = self.prepare_query(transformed, config)
+        notes: dict[str, str] = {}
+        for node in transformed.nodes:
+            known = prepared.get(node.name)
+            refusal = (
+                known if isinstance(known, Refusal) else self.refuse(node, transformed, config)
+            )
+            if refusal:
+                refusals |= dict.fromkeys(node.covers, refusal)
+                continue
+            note = known if isinstance(known, str) else self.note(node, transformed, config)
+            if note:
+                notes |= dict.fromkeys(node.covers, note)
+        for node in reversed(model.nodes):
+            if node.is_constant:
+                readers = [
+                    model.nodes[i].name for v in node.writes for i in model.consumers.get(v, ())
+                ]
+                if readers and all(reader in refusals for reader in readers):
+                    refusals[node.name] = refusals[readers[0]]
+                elif readers:
+                    refusals.pop(node.name, None)
+        refused = {n: {device: refusals[n]} for n in model.node_names if n in refusals}
+        support = Support(
+            {n: device for n in model.node_names if n not in refusals},
+            refused,
+            refused,
+            {n: notes[n] for n in model.node_names if n in notes and n not in refusals},
+        )
+        return support, transformed
+
+
+def _without(model: Model, names: Collection[str]) -> Model:
+    """Return the model without some nodes, giving out what those and its outputs take of it."""
+    if not names:
+        return model
+    kept = [i for i, node in enumerate(model.nodes) if node.name not in names]
+    made = {value for i in kept for value in model.nodes[i].writes}
+    taken = [value for name in names for value in model.nodes[model.index_of[name]].reads]
+    taken += [port.name for port in model.outputs]
+    return model.extract(kept, [value for value in dict.fromkeys(taken) if value in made])

@@ -1,0 +1,210 @@
+"""What a plugin compiles a model to: a program that turns input values into output values."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from devices.errors import DeadlineError, RequestCancelledError, UnsupportedOperationError
+from devices.plugin.remote import RemoteTensor
+
+#: A tensor (numpy array), a sequence (list of values), an optional (a value or None), or a map.
+Value = Any
+
+
+@dataclass(slots=True)
+class RunContext:
+    """What one run of a program may ask and tell.
+
+    Attributes
+    ----------
+    profile : bool
+        Whether to time executed nodes with `record`.
+    node_times_s : dict of str to float
+        Seconds by executed node, as recorded.
+    stage_times_s : dict of str to float
+        Seconds spent bringing inputs to the device (`upload`) and outputs back (`download`),
+        where the program can tell them from `infer`.
+    """
+
+    profile: bool = False
+    node_times_s: dict[str, float] = field(default_factory=dict)
+    stage_times_s: dict[str, float] = field(default_factory=dict)
+    _cancelled: threading.Event = field(default_factory=threading.Event)
+    _deadline: float | None = None
+    _hook: Callable[[], object] | None = None
+
+    def cancel(self) -> None:
+        """Ask the run to stop at the next node."""
+        self._cancelled.set()
+        hook = self._hook
+        if hook is not None:
+            hook()
+
+    @contextmanager
+    def on_cancel(self, stop: Callable[[], object]) -> Iterator[None]:
+        """While inside, have `cancel` call `stop`: for backends that stop themselves."""
+        self._hook = stop
+        if self._cancelled.is_set():
+            stop()
+        try:
+            yield
+        finally:
+            self._hook = None
+
+    def set_timeout(self, timeout_s: float) -> None:
+        """Let the run take `timeout_s` seconds from now, waiting in queues included."""
+        self._deadline = time.monotonic() + timeout_s
+
+    def check_cancelled(self) -> None:
+        """Raise if the run was asked to stop, or its time is up; programs call it between nodes.
+
+        Raises
+        ------
+        RequestCancelledError, DeadlineError
+            What stopped it.
+        """
+        if self._cancelled.is_set():
+            raise RequestCancelledError("the request was cancelled while it ran")
+        if self._deadline is not None and time.monotonic() > self._deadline:
+            raise DeadlineError("the request's time was up before it had run to its end")
+
+    def sleep(self, seconds: float) -> None:
+        """Wait `seconds`, or until the run is asked to stop or its time is up; then check."""
+        left = seconds
+        if self._deadline is not None:
+            left = min(seconds, max(0.0, self._deadline - time.monotonic()) + 1e-3)
+        self._cancelled.wait(left)
+        self.check_cancelled()
+
+    def record(self, node: str, seconds: float) -> None:
+        """Add `seconds` to an executed node's time."""
+        self.node_times_s[node] = self.node_times_s.get(node, 0.0) + seconds
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutedNode:
+    """A row of the runtime model: one node as the device really runs it.
+
+    Attributes
+    ----------
+    name : str
+        Unique in the program.
+    layer_type : str
+        The operator that is run, fused ones included.
+    execution_order : int
+        Position in the run.
+    implementation : str
+        What runs it: a kernel's name, a backend's provider.
+    original_names : tuple of str
+        The model's nodes that it covers.
+    """
+
+    name: str
+    layer_type: str
+    execution_order: int
+    implementation: str
+    original_names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FilePlace:
+    """Where a tensor of a payload lies in a file.
+
+    Attributes
+    ----------
+    path : str
+        The file, absolute.
+    offset : int
+        Where the tensor begins.
+    identity : tuple of int
+        Tells whether the file of that path is still the same: see `identify`.
+    """
+
+    path: str
+    offset: int
+    identity: tuple[int, ...]
+
+    @staticmethod
+    def identify(status: os.stat_result) -> tuple[int, ...]:
+        """Return what tells a file from another, and from itself once it is written to."""
+        return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """A device's own form of a compiled model, for blobs.
+
+    Attributes
+    ----------
+    header : mapping
+        msgpack-able values: whatever the plugin's `load` needs besides tensors.
+    tensors : mapping of str to numpy.ndarray
+        Weights, stored raw and aligned, memory-mapped on load.
+    places : mapping of str to FilePlace
+        Where tensors lie in a file, for backends that map files themselves. Only of payloads that
+        were read from a file, on the node that has it; no part of what is exported.
+    """
+
+    header: Mapping[str, Any]
+    tensors: Mapping[str, np.ndarray]
+    places: Mapping[str, FilePlace] = field(default_factory=dict, compare=False)
+
+    def in_memory(self) -> Payload:
+        """Return it with tensors of its own, that depend on no file."""
+        return Payload(self.header, {name: array.copy() for name, array in self.tensors.items()})
+
+
+class Program(ABC):
+    """A compiled model on one device, without names, states or checks: those are the base's.
+
+    With NUM_STREAMS over 1, `run` is called from that many threads at once.
+    """
+
+    @abstractmethod
+    def run(self, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:
+        """Compute the outputs.
+
+        Parameters
+        ----------
+        inputs : sequence of values
+            One for each port in order, already checked and converted; arrays may be read-only
+            and must not be written to.
+        context : RunContext
+            Cancellation and timing.
+
+        Returns
+        -------
+        sequence of values
+            One for each output port; host arrays that the program will not touch again. Those
+            that share memory with an input, a constant or one another are copied by the caller.
+        """
+
+    def takes_remote(self, tensor: RemoteTensor) -> bool:
+        """Whether `run` takes `tensor` where it is; else it gets a copy on the host."""
+        return False
+
+    def executed_nodes(self) -> tuple[ExecutedNode, ...]:
+        """Return the runtime model, in execution order; empty where the backend does not tell."""
+        return ()
+
+    def export(self) -> Payload:
+        """Return the device's own form of the program.
+
+        Raises
+        ------
+        UnsupportedOperationError
+            If it has none; the subgraph's ONNX is kept instead and compiled again on import.
+        """
+        raise UnsupportedOperationError(f"{type(self).__name__} has no form of its own to export")
+
+    def close(self) -> None:  # noqa: B027 - most programs hold nothing beyond their memory
+        """Give back what the program holds on the device."""

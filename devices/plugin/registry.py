@@ -1,0 +1,200 @@
+"""Finding plugins: by entry point group ``hetero.plugins``, ``module:attr`` or class.
+
+A plugin that cannot be had is an entry with its error, never an exception: one broken backend
+must not take the others away.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib import metadata
+from typing import Final
+
+from devices.errors import PluginLoadError, UnknownDeviceError
+from devices.plugin.plugin import Plugin
+
+_log = logging.getLogger(__name__)
+
+#: The entry point group of plugins.
+GROUP: Final = "hetero.plugins"
+#: Device names that mean a way of choosing devices, not a device.
+RESERVED_NAMES: Final = frozenset({"HETERO", "AUTO", "MULTI"})
+
+
+@dataclass(frozen=True, slots=True)
+class PluginEntry:
+    """A plugin that was found.
+
+    Attributes
+    ----------
+    name : str
+        The device name's first part.
+    origin : str
+        Where it came from: a distribution and its object reference, or what the caller gave.
+    plugin : Plugin or None
+        None where it could not be had.
+    error : str or None
+        Why not, for people; None where `plugin` is there.
+    """
+
+    name: str
+    origin: str
+    plugin: Plugin | None
+    error: str | None = None
+
+
+def load_plugins(
+    specs: Sequence[str | type[Plugin]] = (), entry_points: bool = True
+) -> dict[str, PluginEntry]:
+    """Return every plugin that can be found, by name, in a stable order.
+
+    Parameters
+    ----------
+    specs : sequence of str or type
+        More plugins than the installed ones: ``module:attr`` or Plugin subclasses. They come
+        after the installed ones.
+    entry_points : bool
+        Whether installed plugins are wanted.
+
+    Returns
+    -------
+    dict of str to PluginEntry
+        Installed plugins in order of distribution (this project first) and name, then `specs`. A
+        name that two different objects claim is one entry whose error names both.
+    """
+    entries: dict[str, PluginEntry] = {}
+    for point in _installed() if entry_points else ():
+        origin = f"{point.dist.name if point.dist else 'unknown distribution'} ({point.value})"
+        _add(entries, _entry(point.name, origin, point.load))
+    for spec in specs:
+        if isinstance(spec, str):
+            _add(entries, _entry(None, spec, partial(_resolve, spec)))
+        else:
+            origin = f"{spec.__module__}:{spec.__qualname__}"
+            _add(entries, _entry(None, origin, partial(_itself, spec)))
+    return entries
+
+
+def find_plugin(entries: Mapping[str, PluginEntry], device: str) -> Plugin:
+    """Return the plugin of a device name such as ``CPU`` or ``ORT.1``.
+
+    Raises
+    ------
+    UnknownDeviceError
+        No plugin has that name.
+    PluginLoadError
+        One has, but could not be loaded.
+    """
+    name = device.partition(".")[0]
+    entry = entries.get(name)
+    if entry is None:
+        near = difflib.get_close_matches(name.upper(), entries, 1, 0.7)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise UnknownDeviceError(
+            f"no device {device!r}; there are {', '.join(entries) or 'none'}.{hint} Other "
+            "plugins are given as module:attr.",
+            device=device,
+        )
+    if entry.plugin is None:
+        raise PluginLoadError(
+            f"device {device!r} (from {entry.origin}) is not usable: {entry.error}", device=device
+        )
+    return entry.plugin
+
+
+def close_plugins(entries: Mapping[str, PluginEntry]) -> None:
+    """Close every plugin that was loaded; what one raises is logged, and the others still end."""
+    for entry in entries.values():
+        if entry.plugin is not None:
+            try:
+                entry.plugin.close()
+            except Exception:
+                _log.exception("plugin=%s could not be closed", entry.name)
+
+
+def _installed() -> list[metadata.EntryPoint]:
+    points = {
+        (p.name, p.value, p.dist.name if p.dist else ""): p
+        for p in metadata.entry_points(group=GROUP)
+    }
+    order = {name: i for i, name in enumerate(("CPU", "ORT", "OV", "GPU", "NULL"))}
+    return [
+        points[key]
+        for key in sorted(points, key=lambda k: (k[2] != "hetero", order.get(k[0], 9), *k))
+    ]
+
+
+def _resolve(text: str) -> object:
+    module, separator, attribute = text.partition(":")
+    if not separator or not module or not attribute:
+        raise PluginLoadError(
+            f"{text!r} is no plugin; give module:attr, as in my_package.my_device:MyPlugin.",
+            device=text,
+        )
+    found: object = importlib.import_module(module)
+    for part in attribute.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _itself(cls: type[Plugin]) -> object:
+    return cls
+
+
+def _entry(name: str | None, origin: str, load: Callable[[], object]) -> PluginEntry:
+    shown = name or origin
+    try:
+        found = load()
+        if not (isinstance(found, type) and issubclass(found, Plugin)):
+            return PluginEntry(
+                shown, origin, None, f"{found!r} is no subclass of devices.Plugin; make it one."
+            )
+        shown = name or getattr(found, "name", "") or origin
+        if wrong := _name_error(found, name):
+            return PluginEntry(shown, origin, None, wrong)
+        return PluginEntry(found.name, origin, found())
+    except Exception as error:  # whatever a plugin's import or start raises belongs to its row
+        return PluginEntry(shown, origin, None, _sentence(error))
+
+
+def _name_error(cls: type[Plugin], entry_name: str | None) -> str | None:
+    name = getattr(cls, "name", None)
+    if not isinstance(name, str) or not name.strip():
+        return f"{cls.__qualname__} has no name; set the class attribute `name`."
+    if any(c in name for c in ".:,") or any(c.isspace() for c in name):
+        return (
+            f"plugin name {name!r} must not contain dot, colon, comma or space: those part names."
+        )
+    if name in RESERVED_NAMES:
+        return f"plugin name {name!r} is taken by a way of choosing devices; use another."
+    if entry_name is not None and entry_name != name:
+        return f"entry point {entry_name!r} gives a plugin called {name!r}; make the names equal."
+    return None
+
+
+def _add(entries: dict[str, PluginEntry], entry: PluginEntry) -> None:
+    other = entries.get(entry.name)
+    if other is None:
+        entries[entry.name] = entry
+    elif _class(other) is None or _class(other) is not _class(entry):
+        entries[entry.name] = PluginEntry(
+            entry.name,
+            f"{other.origin} and {entry.origin}",
+            None,
+            f"two plugins are called {entry.name!r}: one from {other.origin}, one from "
+            f"{entry.origin}. Uninstall or rename one.",
+        )
+
+
+def _class(entry: PluginEntry) -> type[Plugin] | None:
+    return type(entry.plugin) if entry.plugin else None
+
+
+def _sentence(error: BaseException) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text if isinstance(error, PluginLoadError) else f"{type(error).__name__}: {text}"

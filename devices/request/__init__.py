@@ -1,0 +1,1 @@
+"""Requests: a device's compiled model, its infer requests, tensors and results."""

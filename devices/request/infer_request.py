@@ -1,0 +1,455 @@
+"""The infer request: one state machine over whatever runs a model, a device or a whole plan.
+
+A request is idle, busy or cancelled (asked to stop, not stopped yet). The caller's thread converts
+and checks the inputs; the target runs; whoever asks for the answer first takes it over. Python
+names are OpenVINO's.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
+from enum import Enum
+from typing import Any, Final
+
+import numpy as np
+
+from devices.errors import (
+    DeadlineError,
+    RequestBusyError,
+    RequestCancelledError,
+    RequestNotStartedError,
+    TensorTypeError,
+)
+from devices.model.tensor_spec import TensorSpec
+from devices.request.results import ProfilingInfo, Results
+from devices.request.run import Run, node_times_s, profile_rows
+from devices.request.target import RequestTarget
+from devices.request.tensor import Tensor
+from devices.request.tensors import RequestTensors
+
+#: Seconds that a run may take to stop once its time is up, before nobody waits for it.
+_STOP_S: Final = 1.0
+
+
+class State(Enum):
+    """Where a request is."""
+
+    IDLE = "idle"
+    BUSY = "busy"
+    #: Asked to stop while busy; idle once the run has stopped or finished after all.
+    CANCELLED = "cancelled"
+
+
+class InferRequest:
+    """Runs a model, once at a time, synchronously or not.
+
+    Parameters
+    ----------
+    target : RequestTarget
+        What runs it.
+    """
+
+    def __init__(self, target: RequestTarget) -> None:
+        self._target = target
+        self._tensors = RequestTensors(target.inputs, target.outputs, target.optional_inputs)
+        self._lock = threading.RLock()
+        self._state = State.IDLE
+        self._run: Run | None = None
+        self._callback: Callable[[Any], object] | None = None
+        self._callback_userdata: Any = None
+        self._latency_s = 0.0
+
+    # Running.
+
+    def infer(
+        self,
+        inputs: Any = None,
+        share_inputs: bool = False,
+        share_outputs: bool = False,
+        *,
+        timeout_s: float | None = None,
+    ) -> Results:
+        """Run and return the outputs; the callback is not called.
+
+        Parameters
+        ----------
+        inputs : dict, sequence, array or None
+            By name, position or port; by position; the one input's; or the current tensors.
+        share_inputs : bool
+            Whether the request may keep the arrays themselves.
+        share_outputs : bool
+            Whether results may share memory with tensors of the request; else they are copies
+            wherever they would.
+        timeout_s : float, optional
+            Seconds until the answer must be there; none are left at 0.
+
+        Raises
+        ------
+        TensorNameError, TensorTypeError, TensorShapeError
+            What was given does not fit the ports.
+        RequestBusyError, RequestCancelledError, DeadlineError, InferenceError
+            The run was not started, or not finished.
+        """
+        run = self._start(inputs, None, share_inputs, timeout_s, call_back=False)
+        self._wait_for_end(run)
+        return self._settle(run, share_outputs)
+
+    def start_async(
+        self,
+        inputs: Any = None,
+        userdata: Any = None,
+        share_inputs: bool = False,
+        *,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Start a run; `wait` for it, or be called back.
+
+        Parameters
+        ----------
+        inputs : dict, sequence, array or None
+            As for `infer`; whatever does not fit raises here. Copied, unless `share_inputs`.
+        userdata : object, optional
+            What the callback is given in this run.
+        share_inputs : bool
+            Whether the run may read the arrays themselves: do not write to them until it ends.
+        timeout_s : float, optional
+            As for `infer`.
+        """
+        self._start(inputs, userdata, share_inputs, timeout_s, call_back=True)
+
+    def wait(self) -> None:
+        """Wait until the run, its callback and what the callback started have ended.
+
+        Raises
+        ------
+        RequestCancelledError
+            The run was cancelled.
+        DeadlineError
+            There was no answer within the run's `timeout_s`.
+        HeteroError, or what the callback raised
+            The run, or its callback, failed.
+        """
+        while (run := self._run) is not None:
+            if run.callback_thread != threading.get_ident():
+                self._wait_for_end(run)
+            if run.callback_error is not None:
+                raise run.callback_error
+            if run is self._run:
+                self._settle(run, True)
+                return
+
+    def wait_for(self, timeout: float) -> bool:
+        """Wait at most `timeout` milliseconds; return whether the request is not running.
+
+        Raises
+        ------
+        ValueError
+            If `timeout` is negative.
+        """
+        if timeout < 0:
+            raise ValueError(f"wait_for({timeout!r}): milliseconds to wait are 0 or more.")
+        run = self._run
+        if run is None or run.callback_thread == threading.get_ident():
+            return True
+        if not run.ended.wait(timeout / 1000):
+            return False
+        if run.error is None:
+            self._settle(run, True)
+        return True
+
+    def cancel(self) -> None:
+        """Ask a running request to stop; nothing happens where none runs."""
+        with self._lock:
+            if self._state is not State.BUSY:
+                return
+            self._state = State.CANCELLED
+            submission = self._run.submission if self._run else None
+        if submission is not None:
+            submission.cancel()
+
+    @property
+    def state(self) -> State:
+        """Idle, busy, or cancelled but not stopped yet."""
+        return self._state
+
+    def set_callback(self, callback: Callable[[Any], object] | None, userdata: Any = None) -> None:
+        """Set what is called with `userdata` after each `start_async`, in another thread.
+
+        It is called once a run, failed ones included (`results` then raises the failure), before
+        `wait` returns; it may start the request again. What it raises, ``SystemExit`` and
+        ``KeyboardInterrupt`` included, `wait` raises.
+        """
+        check_callback(callback)
+        with self._lock:
+            self._require_idle("set_callback")
+            self._callback, self._callback_userdata = callback, userdata
+
+    @property
+    def userdata(self) -> Any:
+        """What the callback is given."""
+        run = self._run
+        return self._callback_userdata if run is None or run.userdata is None else run.userdata
+
+    # What came of it.
+
+    @property
+    def results(self) -> Results:
+        """The last run's outputs; raises what the run raised.
+
+        Raises
+        ------
+        RequestBusyError
+            It still runs.
+        RequestNotStartedError
+            It never ran.
+        """
+        with self._lock:
+            self._require_idle("results")
+            run = self._run
+        if run is None:
+            raise RequestNotStartedError(
+                f"a request of model {self._target.name!r} has no results before it has run; "
+                "call infer, or start_async and wait."
+            )
+        return self._settle(run, True)
+
+    @property
+    def model_outputs(self) -> tuple[TensorSpec, ...]:
+        """The output ports."""
+        return self._target.outputs
+
+    @property
+    def model_inputs(self) -> tuple[TensorSpec, ...]:
+        """The input ports."""
+        return self._target.inputs
+
+    @property
+    def latency(self) -> float:
+        """Milliseconds that the last finished run took; 0 before one did."""
+        return self._latency_s * 1000
+
+    @property
+    def profiling_info(self) -> list[ProfilingInfo]:
+        """The last run's stages and executed nodes; not run, and 0, without PERF_COUNT."""
+        with self._lock:
+            self._require_idle("profiling_info")
+            run = self._run
+        timed = self._target.profiles and run is not None and run.error is None
+        return profile_rows(run if timed else None, self._target.executed_nodes())
+
+    def query_state(self) -> tuple[()]:
+        """Return the variables that outlive a run: none, ONNX has no such thing."""
+        with self._lock:
+            self._require_idle("query_state")
+        return ()
+
+    def reset_state(self) -> None:
+        """Reset variables: there are none."""
+        with self._lock:
+            self._require_idle("reset_state")
+
+    # Tensors.
+
+    def get_tensor(self, name: str | TensorSpec) -> Tensor:
+        """Return the tensor of an input or output; it stays the same object over runs."""
+        with self._lock:
+            self._require_idle("get_tensor")
+            return self._tensors.get(name)
+
+    def set_tensor(self, name: str | TensorSpec, tensor: Any) -> None:
+        """Read an input from, or write an output to, the given memory from now on.
+
+        Raises
+        ------
+        TensorNameError, TensorTypeError, TensorShapeError
+            It does not fit; shared memory is never converted.
+        """
+        with self._lock:
+            self._require_idle("set_tensor")
+            self._tensors.set(name, tensor)
+
+    def set_tensors(self, name: str | TensorSpec, tensors: Sequence[Any]) -> None:
+        """Read an input from many tensors of batch size 1, joined along axis 0 at each run."""
+        with self._lock:
+            self._require_idle("set_tensors")
+            self._tensors.set_batch(self._tensors.input_port(name), tensors)
+
+    def get_input_tensor(self, index: int | None = None) -> Tensor:
+        """Return an input's tensor; without a position, the only input's."""
+        with self._lock:
+            self._require_idle("get_input_tensor")
+            return self._tensors.get_input(self._tensors.input_port(index))
+
+    def get_output_tensor(self, index: int | None = None) -> Tensor:
+        """Return an output's tensor; without a position, the only output's."""
+        with self._lock:
+            self._require_idle("get_output_tensor")
+            return self._tensors.output(self._tensors.output_port(index))
+
+    def set_input_tensor(self, *arguments: Any) -> None:
+        """Set an input's memory: ``(tensor)`` of the only one, or ``(index, tensor)``."""
+        index, tensor = arguments if len(arguments) == 2 else (None, *arguments)
+        with self._lock:
+            self._require_idle("set_input_tensor")
+            self._tensors.set_input(self._tensors.input_port(index), tensor)
+
+    def set_output_tensor(self, *arguments: Any) -> None:
+        """Set an output's memory: ``(tensor)`` of the only one, or ``(index, tensor)``."""
+        index, tensor = arguments if len(arguments) == 2 else (None, *arguments)
+        with self._lock:
+            self._require_idle("set_output_tensor")
+            self._tensors.set_output(self._tensors.output_port(index), tensor)
+
+    def set_input_tensors(self, *arguments: Any) -> None:
+        """Set inputs by a dict or list, or one input's batch: ``(index, tensors)``."""
+        if len(arguments) == 2:
+            with self._lock:
+                self._require_idle("set_input_tensors")
+                self._tensors.set_batch(self._tensors.input_port(arguments[0]), arguments[1])
+        else:
+            for key, tensor in _pairs(arguments[0]):
+                self.set_input_tensor(key, tensor)
+
+    def set_output_tensors(self, tensors: Mapping[Any, Any] | Sequence[Any]) -> None:
+        """Set outputs' memory by a dict or list."""
+        for key, tensor in _pairs(tensors):
+            self.set_output_tensor(key, tensor)
+
+    # The machine.
+
+    def _require_idle(self, what: str) -> None:
+        if self._state is not State.IDLE:
+            raise RequestBusyError(
+                f"{what}: a request of model {self._target.name!r} is {self._state.value}; "
+                "wait() for it first, or use another request.",
+                state=self._state.value,
+            )
+
+    def _start(
+        self, inputs: Any, userdata: Any, share: bool, timeout_s: float | None, *, call_back: bool
+    ) -> Run:
+        if not isinstance(share, int | np.bool_):
+            raise TensorTypeError(
+                f"share_inputs is True or False, got {type(share).__name__}. Give several inputs "
+                "as one list or dict: [a, b] or {'name': a}."
+            )
+        if timeout_s is not None and timeout_s <= 0:
+            raise DeadlineError(
+                f"a request of model {self._target.name!r} was given {timeout_s} s: no time is "
+                "left. Allow more.",
+                timeout_s=timeout_s,
+            )
+        with self._lock:
+            self._require_idle("start_async" if call_back else "infer")
+            run = Run(userdata, timeout_s)
+            values = self._tensors.collect(inputs, copy=not share)
+            run.stage_s["preprocess"] = time.perf_counter() - run.started
+            before, self._run, self._state = self._run, run, State.BUSY
+            callback = self._callback if call_back else None
+        try:
+            submission = self._target.submit(
+                values, profile=self._target.profiles, timeout_s=run.timeout_s
+            )
+        except BaseException:
+            with self._lock:
+                self._run, self._state = before, State.IDLE
+            self._end(run)
+            raise
+        with self._lock:
+            run.submission = submission
+            stop = self._state is State.CANCELLED
+        if stop:
+            submission.cancel()
+        submission.future.add_done_callback(lambda future: self._answered(run, future, callback))
+        return run
+
+    def _answered(
+        self, run: Run, future: Future[Any], callback: Callable[[Any], object] | None
+    ) -> None:
+        """Take what the target gave; runs in the target's thread, so it only hands on."""
+        told: Mapping[str, float] = {}
+        try:
+            answer = future.result()
+            run.outputs = answer.outputs
+            run.node_times_s = node_times_s(answer)
+            told = getattr(answer, "stage_times_s", {})
+        except CancelledError:
+            run.error = RequestCancelledError(
+                f"a request of model {self._target.name!r} was cancelled before it ran."
+            )
+        except BaseException as error:  # the caller's, whatever it is: `wait` raises it
+            run.error = error
+        run.submission = None  # it holds the answer, and with it memory of the device's
+        run.stage_s["infer"] = time.perf_counter() - run.started - run.stage_s["preprocess"]
+        run.stage_s |= told
+        run.answered = True
+        self._latency_s = time.perf_counter() - run.started
+        if callback is None:
+            with self._lock:
+                self._state = State.IDLE
+            self._end(run)
+            return
+        try:
+            self._target.callback_executor.submit(self._call_back, run, callback)
+        except RuntimeError as error:  # the executor was shut down with the run in flight
+            run.callback_error = error
+            with self._lock:
+                self._state = State.IDLE
+            self._end(run)
+
+    def _call_back(self, run: Run, callback: Callable[[Any], object]) -> None:
+        run.callback_thread = threading.get_ident()
+        with self._lock:
+            self._state = State.IDLE
+        try:
+            callback(self._callback_userdata if run.userdata is None else run.userdata)
+        except BaseException as error:  # `wait` raises it
+            run.callback_error = error
+        finally:
+            run.callback_thread = 0
+            self._end(run)
+
+    def _end(self, run: Run) -> None:
+        """Note that a run and its callback have ended, or that it could not be started."""
+        run.ended.set()
+
+    def _wait_for_end(self, run: Run) -> None:
+        if run.timeout_s is None:
+            run.ended.wait()
+            return
+        left_s = run.started + run.timeout_s - time.perf_counter()
+        if not run.ended.wait(max(0.0, left_s)) and not run.answered:
+            self.cancel()
+            run.ended.wait(_STOP_S)
+            raise DeadlineError(
+                f"no answer of model {self._target.name!r} within {run.timeout_s} s; the request "
+                "was cancelled. Allow more, or see what is slow with PERF_COUNT.",
+                timeout_s=run.timeout_s,
+            )
+        run.ended.wait()  # for the callback
+
+    def _settle(self, run: Run, share: bool) -> Results:
+        """Take the answer over into the request's tensors, once, and return it."""
+        if run.error is not None:
+            raise run.error
+        with run.taken:
+            if run.results is None:
+                start = time.perf_counter()
+                values = self._tensors.take(run.outputs or {}, copy=not share)
+                run.results = Results(self._target.outputs, values)
+                run.outputs = None
+                run.stage_s["postprocess"] = time.perf_counter() - start
+            return run.results
+
+
+def check_callback(callback: object) -> None:
+    """Raise TypeError if `callback` is neither None nor can be called."""
+    if callback is not None and not callable(callback):
+        raise TypeError(f"a callback is a function, got {callback!r}.")
+
+
+def _pairs(tensors: Mapping[Any, Any] | Sequence[Any]) -> list[tuple[Any, Any]]:
+    return list(tensors.items() if isinstance(tensors, Mapping) else enumerate(tensors))

@@ -1,0 +1,114 @@
+"""What a request answers: output values by port, name or position; and how long each part took."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal
+
+import numpy as np
+
+from devices.errors import TensorNameError
+from devices.model.tensor_spec import TensorSpec
+from devices.plugin.program import Value
+
+
+class Results(Mapping[str, Value]):
+    """Output values, read-only: ``results[0]``, ``results[-1]``, ``results["name"]``.
+
+    Parameters
+    ----------
+    ports : sequence of TensorSpec
+        The outputs, in the model's order; a model may give one value out twice.
+    values : mapping of str to value
+        The values by name.
+    """
+
+    def __init__(self, ports: Sequence[TensorSpec], values: Mapping[str, Value]) -> None:
+        self._ports = tuple(ports)
+        self._values = {port.name: values[port.name] for port in ports}
+
+    def __getitem__(self, key: str | int | TensorSpec) -> Value:
+        return self._values[find_port(self._ports, key, "output").name]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._values or (isinstance(key, TensorSpec) and key in self._ports)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return f"Results({self._values!r})"
+
+    def names(self) -> tuple[str, ...]:
+        """Return each output's name, in order."""
+        return tuple(port.name for port in self._ports)
+
+    def to_dict(self) -> dict[str, Value]:
+        """Return the values by name."""
+        return dict(self._values)
+
+    def to_tuple(self) -> tuple[Value, ...]:
+        """Return the values, one an output, in order."""
+        return tuple(self._values[port.name] for port in self._ports)
+
+
+@dataclass(frozen=True, slots=True)
+class ProfilingInfo:
+    """One row of a request's profile: a stage of the request, or an executed node.
+
+    Attributes
+    ----------
+    node_name : str
+        The stage's or executed node's name.
+    node_type : str
+        The operator; empty for stages.
+    exec_type : str
+        What ran it.
+    status : {"EXECUTED", "NOT_RUN", "OPTIMIZED_OUT"}
+        Whether it ran and was timed.
+    real_time, cpu_time : datetime.timedelta
+        Wall time; processor time where the device tells it apart.
+    """
+
+    node_name: str
+    node_type: str
+    exec_type: str
+    status: Literal["EXECUTED", "NOT_RUN", "OPTIMIZED_OUT"]
+    real_time: timedelta
+    cpu_time: timedelta
+
+
+def find_port(ports: Sequence[TensorSpec], key: Any, role: str) -> TensorSpec:
+    """Return the port that a position, name or port means.
+
+    Raises
+    ------
+    TensorNameError
+        Naming what there is, and what is nearest.
+    """
+    names = ", ".join(repr(port.name) for port in ports) or "none"
+    if isinstance(key, TensorSpec):
+        key = key.name
+    if isinstance(key, str):
+        for port in ports:
+            if port.name == key:
+                return port
+        folded = {port.name.casefold(): port.name for port in ports}
+        near = difflib.get_close_matches(key.casefold(), folded, 1)
+        hint = f" Did you mean {folded[near[0]]!r}?" if near else ""
+        raise TensorNameError(f"no {role} is named {key!r}; there are {names}.{hint}", name=key)
+    if isinstance(key, int | np.integer) and not isinstance(key, bool):
+        if -len(ports) <= key < len(ports):
+            return ports[int(key)]
+        raise TensorNameError(
+            f"{role} {key} is out of range: there are {len(ports)}: {names}.", name=key
+        )
+    raise TensorNameError(
+        f"a port is meant by its name, position or port object; got {type(key).__name__}.", name=key
+    )

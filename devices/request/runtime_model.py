@@ -1,0 +1,109 @@
+"""The runtime model: what a device really executes, as a graph with notes on its nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import onnx
+
+from devices.model.model import Model, Node
+from devices.plugin.program import ExecutedNode
+
+#: The domain of executed nodes: they are notes, not operators that something else could run.
+RUNTIME_DOMAIN: Final = "hetero.runtime"
+
+
+def runtime_model(
+    model: Model, executed: Sequence[ExecutedNode], times_s: Mapping[str, float]
+) -> Model:
+    """Return what is executed of `model` as a graph.
+
+    Parameters
+    ----------
+    model : Model
+        The model as it was compiled.
+    executed : sequence of ExecutedNode
+        In execution order.
+    times_s : mapping of str to float
+        Average seconds by executed node; others get ``not_executed``.
+
+    Returns
+    -------
+    Model
+        One node for each executed one, its name, operator and metadata; nodes of `model` that
+        were folded away are named with the executed node that uses what they made.
+    """
+    covers = _covers(model, executed)
+    owner = {name: i for i, names in enumerate(covers) for name in names}
+    given = {port.name for port in model.inputs}
+    literals = {value for node in model.nodes if node.is_constant for value in node.writes}
+    nodes = []
+    for i, (node, names) in enumerate(zip(executed, covers, strict=True)):
+        mine = [model.nodes[model.index_of[name]] for name in names]
+        mine = [n for n in mine if not n.is_constant or len(names) == 1]
+        made = dict.fromkeys(value for n in mine for value in n.writes)
+        read = dict.fromkeys(
+            value
+            for n in mine
+            for value in n.reads
+            if value in given or (owner.get(_maker(model, value), i) != i and value not in literals)
+        )
+        wanted = {port.name for port in model.outputs}
+        written = [
+            value
+            for value in made
+            if value in wanted
+            or any(owner.get(model.nodes[c].name, i) != i for c in model.consumers.get(value, ()))
+        ]
+        proto = onnx.NodeProto(name=node.name, op_type=node.layer_type, domain=RUNTIME_DOMAIN)
+        proto.input.extend(read)
+        proto.output.extend(written or list(made)[:1])
+        seconds = times_s.get(node.name)
+        notes = {
+            "layerType": node.layer_type,
+            "execOrder": str(node.execution_order),
+            "implType": node.implementation,
+            "originalLayersNames": ",".join(names),
+            "execTimeMcs": "not_executed" if seconds is None else f"{seconds * 1e6:.3f}",
+        }
+        for key, value in notes.items():
+            proto.metadata_props.add(key=key, value=value)
+        nodes.append(Node.from_proto(proto, covers=names))
+    header = onnx.ModelProto(ir_version=onnx.IR_VERSION, producer_name="hetero")
+    header.opset_import.add(domain=RUNTIME_DOMAIN, version=1)
+    return Model(
+        header,
+        name=model.name,
+        nodes=nodes,
+        inputs=model.inputs,
+        outputs=model.outputs,
+        constants={},
+        specs=model.specs,
+    )
+
+
+def _covers(model: Model, executed: Sequence[ExecutedNode]) -> list[tuple[str, ...]]:
+    """Return the original names of each executed node, folded-away ones with their user."""
+    owner: dict[str, int] = {}
+    for i, row in enumerate(executed):
+        for name in row.original_names:
+            if name in model.index_of:
+                owner.setdefault(name, i)
+    for node in reversed(model.nodes):
+        if node.name not in owner:
+            readers = (c for value in node.writes for c in model.consumers.get(value, ()))
+            found = (owner.get(model.nodes[c].name) for c in readers)
+            user = next((i for i in found if i is not None), None)
+            if user is not None:
+                owner[node.name] = user
+    names: list[list[str]] = [[] for _ in executed]
+    for node in model.nodes:
+        if node.name in owner:
+            names[owner[node.name]].append(node.name)
+    return [tuple(n) for n in names]
+
+
+def _maker(model: Model, value: str) -> str:
+    position = model.producers.get(value)
+    return "" if position is None else model.nodes[position].name

@@ -1,0 +1,131 @@
+"""What a program gave out, checked against the model's ports and made its receiver's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from devices.errors import InferenceError
+from devices.model.model import Model
+from devices.model.tensor_spec import TensorSpec
+from devices.plugin.program import Value
+
+
+class _Expected(NamedTuple):
+    """What a tensor port says of its arrays; `rank` is None where it leaves the shape open."""
+
+    dtype: np.dtype
+    rank: int | None
+    sizes: tuple[tuple[int, int], ...]
+
+
+class StageOutputs:
+    """The outputs of one compiled model.
+
+    Parameters
+    ----------
+    model : Model
+        What was compiled.
+    device : str
+        What runs it, for messages.
+    """
+
+    def __init__(self, model: Model, device: str) -> None:
+        self._model = model
+        self._device = device
+        self._expected = tuple(_expected(port) for port in model.outputs)
+
+    def receive(self, outputs: Sequence[Value], inputs: Sequence[Value]) -> list[Value]:
+        """Return the outputs, copied where they share memory with anything that lives on.
+
+        Parameters
+        ----------
+        outputs : sequence of values
+            What `Program.run` returned.
+        inputs : sequence of values
+            What it was given.
+
+        Raises
+        ------
+        InferenceError
+            There are more or fewer than ports, or one is of another element type, rank or size
+            than its port.
+        """
+        if len(outputs) != len(self._expected):
+            raise InferenceError(
+                f"{self._device} gave {len(outputs)} outputs for model {self._model.name!r}, which "
+                f"has {len(self._expected)}: the plugin's Program.run must return one per port.",
+                device=self._device,
+            )
+        taken = {id(_owner(array)) for array in _arrays(inputs)}
+        received = []
+        for i, (value, expected) in enumerate(zip(outputs, self._expected, strict=True)):
+            tensor = np.asarray(value) if isinstance(value, np.generic) else value
+            if expected is not None and not _fits(tensor, expected):
+                raise self._unexpected(i, tensor)
+            received.append(_own(tensor, taken))
+        return received
+
+    def _unexpected(self, position: int, value: Value) -> InferenceError:
+        model, port = self._model, self._model.outputs[position]
+        made = model.producers.get(port.name)
+        node = None if made is None else model.nodes[made]
+        what = f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else repr(value)
+        by = f", which node {node.name!r} ({node.op_type}) makes," if node else ""
+        return InferenceError(
+            f"{self._device} gave {what} as output {port.name!r}{by} of model {model.name!r}; the "
+            f"model says {port}. Correct the type or shape that the model declares for it, or "
+            "report the device's plugin.",
+            device=self._device,
+            port=port.name,
+            operator=node.name if node else "",
+        )
+
+
+def _expected(port: TensorSpec) -> _Expected | None:
+    if port.dtype is None:
+        return None
+    shape = port.shape
+    sizes = tuple((axis, n) for axis, n in enumerate(shape or ()) if isinstance(n, int))
+    return _Expected(port.dtype, None if shape is None else len(shape), sizes)
+
+
+def _fits(value: Value, expected: _Expected) -> bool:
+    if not isinstance(value, np.ndarray):
+        return False
+    dtype, rank, sizes = expected
+    if value.dtype != dtype and not (dtype.kind == "O" and value.dtype.kind in "UST"):
+        return False
+    shape = value.shape
+    return rank is None or (len(shape) == rank and all(shape[axis] == n for axis, n in sizes))
+
+
+def _own(value: Value, taken: set[int]) -> Value:
+    """Return a value that shares no memory with what is `taken`, and take its own."""
+    if isinstance(value, list):
+        return [_own(item, taken) for item in value]
+    if not isinstance(value, np.ndarray):
+        return value
+    owner = id(_owner(value))
+    if not value.flags.writeable or owner in taken:
+        return value.copy()
+    taken.add(owner)
+    return value
+
+
+def _arrays(values: Iterable[Value]) -> Iterator[np.ndarray]:
+    for value in values:
+        if isinstance(value, list):
+            yield from _arrays(value)
+        elif isinstance(value, np.ndarray):
+            yield value
+
+
+def _owner(array: np.ndarray) -> Any:
+    """Return the object whose memory an array shows."""
+    owner: Any = array
+    while isinstance(owner, np.ndarray) and owner.base is not None:
+        owner = owner.base
+    return owner

@@ -1,0 +1,301 @@
+"""The tensors of one request: what was set, what is missing, and where answers go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from devices.errors import (
+    TensorError,
+    TensorNameError,
+    TensorShapeError,
+    TensorTypeError,
+)
+from devices.model.tensor_spec import TensorSpec
+from devices.plugin.program import Value
+from devices.plugin.remote import RemoteTensor
+from devices.request.results import find_port
+from devices.request.tensor import Tensor, check_tensor, convert, empty_tensor
+
+
+class RequestTensors:
+    """Inputs and outputs of a request, by port.
+
+    Parameters
+    ----------
+    inputs, outputs : tuple of TensorSpec
+        The ports.
+    optional_inputs : tuple of TensorSpec
+        Inputs that have a default: known by name, and among the values only where given.
+    """
+
+    def __init__(
+        self,
+        inputs: tuple[TensorSpec, ...],
+        outputs: tuple[TensorSpec, ...],
+        optional_inputs: tuple[TensorSpec, ...] = (),
+    ) -> None:
+        self._inputs = inputs
+        self._optional = {port.name: port for port in optional_inputs}
+        self._outputs = outputs
+        #: Symbol -> (input, axis), for each that several dimensions of inputs share.
+        self._symbols = _shared_symbols(inputs)
+        #: Input name -> its tensor, once something was set or asked for.
+        self._given: dict[str, Tensor] = {}
+        #: Inputs that the user set or took by hand; a call with other inputs keeps those.
+        self._kept: set[str] = set()
+        #: Input name -> the items of its batch.
+        self._batches: dict[str, list[Any]] = {}
+        self._results: dict[str, Tensor] = {}
+        #: Outputs that are written into memory of the user's.
+        self._owned_by_user: set[str] = set()
+
+    def input_port(self, key: Any) -> TensorSpec:
+        """Return the input that a position, name or port means; None means the only one."""
+        return (
+            _only(self._inputs, "input") if key is None else find_port(self._inputs, key, "input")
+        )
+
+    def output_port(self, key: Any) -> TensorSpec:
+        """Return the output that a position, name or port means; None means the only one."""
+        if key is None:
+            return _only(self._outputs, "output")
+        return find_port(self._outputs, key, "output")
+
+    def get(self, key: str | TensorSpec) -> Tensor:
+        """Return the tensor of an input or output by name or port."""
+        port, is_input = self._port(key)
+        return self.get_input(port) if is_input else self.output(port)
+
+    def set(self, key: str | TensorSpec, tensor: Any) -> None:
+        """Set the memory of an input or output by name or port."""
+        port, is_input = self._port(key)
+        (self.set_input if is_input else self.set_output)(port, tensor)
+
+    def get_input(self, port: TensorSpec) -> Tensor:
+        """Return an input's tensor; whoever has it may fill it, so it counts as given."""
+        if port.name in self._batches:
+            raise TensorError(
+                f"input {port.name!r} was set as a batch of {len(self._batches[port.name])} "
+                "tensors, so it has no tensor of its own; set_tensor gives it one.",
+                port=port.name,
+            )
+        self._kept.add(port.name)
+        return self._given.setdefault(port.name, empty_tensor(port))
+
+    def set_input(self, port: TensorSpec, tensor: Any) -> None:
+        """Read an input from `tensor`'s memory."""
+        held = tensor if isinstance(tensor, Tensor) else Tensor(tensor, shared_memory=True)
+        held.replace(check_tensor(held.held(), port, "input"))
+        self._batches.pop(port.name, None)
+        self._given[port.name] = held
+        self._kept.add(port.name)
+
+    def set_batch(self, port: TensorSpec, tensors: Sequence[Any]) -> None:
+        """Read an input from items that make a batch along axis 0."""
+        items = [t.held() if isinstance(t, Tensor) else t for t in tensors]
+        if len(items) == 1:
+            self.set_input(port, tensors[0])
+            return
+        _check_batch(port, items)
+        self._given.pop(port.name, None)
+        self._batches[port.name] = items
+        self._kept.add(port.name)
+
+    def output(self, port: TensorSpec) -> Tensor:
+        """Return an output's tensor."""
+        return self._results.setdefault(port.name, empty_tensor(port))
+
+    def set_output(self, port: TensorSpec, tensor: Any) -> None:
+        """Write an output into `tensor`'s memory from now on."""
+        held = tensor if isinstance(tensor, Tensor) else Tensor(tensor, shared_memory=True)
+        value = check_tensor(held.held(), port, "output")
+        if isinstance(value, np.ndarray) and not value.flags.writeable:
+            raise TensorTypeError(
+                f"output {port.name!r} was given read-only memory; give a writable array.",
+                port=port.name,
+            )
+        held.replace(value)
+        self._results[port.name] = held
+        self._owned_by_user.add(port.name)
+
+    def collect(self, inputs: Any, *, copy: bool) -> dict[str, Value]:
+        """Return one checked value an input, from what is given now and was set before.
+
+        Raises
+        ------
+        TensorNameError
+            Listing every input that is missing, or those given that the model does not have.
+        TensorTypeError, TensorShapeError
+            A value does not fit its port, or two not the symbol that they share.
+        """
+        given = self._by_name(inputs)
+        values = {}
+        missing = []
+        set_ = dict.fromkeys((*given, *self._batches, *self._given))
+        chosen = [self._optional[name] for name in set_ if name in self._optional]
+        for port in (*self._inputs, *chosen):
+            if port.name in given:
+                values[port.name] = convert(given[port.name], port, copy=copy)
+            elif port.name in self._batches:
+                items = [np.asarray(item) for item in self._batches[port.name]]
+                values[port.name] = convert(np.concatenate(items), port, copy=False)
+            elif port.name in self._given and (inputs is None or port.name in self._kept):
+                held = self._given[port.name]
+                values[port.name] = convert(held.held(), port, copy=copy)
+            elif port.name not in self._optional:
+                missing.append(port)
+        if missing:
+            raise TensorNameError(
+                f"inputs are missing: {', '.join(f'{p.name!r} ({p})' for p in missing)}; got "
+                f"{', '.join(map(repr, values)) or 'none'}. Give every input at once, or "
+                "set_tensor those that stay.",
+                missing=[p.name for p in missing],
+            )
+        for symbol, places in self._symbols.items():
+            sizes = {(name, axis): values[name].shape[axis] for name, axis in places}
+            if len(set(sizes.values())) > 1:
+                listed = ", ".join(
+                    f"{size} on axis {axis} of {name!r}" for (name, axis), size in sizes.items()
+                )
+                raise TensorShapeError(
+                    f"dimension {symbol!r} has one size in a request, got {listed}.",
+                    port=places[0][0],
+                )
+        for name in given:
+            self._batches.pop(name, None)
+            self._given[name] = Tensor(values[name], shared_memory=True)
+            self._kept.discard(name)
+        return values
+
+    def take(self, outputs: Mapping[str, Value], *, copy: bool) -> dict[str, Value]:
+        """Take a run's outputs over and return them as the caller may keep them."""
+        taken = {}
+        for port in self._outputs:
+            value = outputs[port.name]
+            held = self.output(port)
+            if port.name in self._owned_by_user:
+                memory = _write(port, held.held(), value)
+                taken[port.name] = memory.copy() if copy and memory is not value else memory
+                continue
+            if isinstance(value, np.ndarray) and (
+                not value.flags.writeable or self._is_input_memory(value)
+            ):
+                value = value.copy()
+            held.replace(value)
+            taken[port.name] = value
+        return taken
+
+    def _is_input_memory(self, value: np.ndarray) -> bool:
+        held = (tensor.held() for tensor in self._given.values())
+        return any(isinstance(a, np.ndarray) and np.may_share_memory(a, value) for a in held)
+
+    def _port(self, key: Any) -> tuple[TensorSpec, bool]:
+        if isinstance(key, int):
+            raise TensorNameError(
+                f"get_tensor and set_tensor take names and ports, got position {key}; use "
+                "get_input_tensor or get_output_tensor.",
+                name=key,
+            )
+        name = key.name if isinstance(key, TensorSpec) else key
+        # A value that passes through is both; a port object says which one is meant.
+        if isinstance(key, TensorSpec) and key in self._outputs and key not in self._inputs:
+            return key, False
+        if name in self._optional or name in (port.name for port in self._inputs):
+            return self._input(name), True
+        return find_port((*self._outputs, *self._inputs), name, "input or output"), False
+
+    def _input(self, key: Any) -> TensorSpec:
+        """Return the input that a key means; one with a default is known by its name alone."""
+        name = key.name if isinstance(key, TensorSpec) else key
+        if isinstance(name, str) and name in self._optional:
+            return self._optional[name]
+        return find_port(self._inputs, key, "input")
+
+    def _by_name(self, inputs: Any) -> dict[str, Any]:
+        if inputs is None:
+            return {}
+        if isinstance(inputs, Mapping):
+            return {self._input(key).name: v for key, v in inputs.items()}
+        only = self._inputs[0] if len(self._inputs) == 1 else None
+        if isinstance(inputs, list | tuple) and not (only and not _lists_inputs(inputs, only)):
+            if len(inputs) > len(self._inputs):
+                raise TensorNameError(
+                    f"{len(inputs)} inputs were given; the model has {len(self._inputs)}: "
+                    f"{', '.join(repr(p.name) for p in self._inputs)}.",
+                    missing=[],
+                )
+            return {port.name: v for port, v in zip(self._inputs, inputs, strict=False)}
+        return {_only(self._inputs, "input").name: inputs}
+
+
+def _shared_symbols(ports: tuple[TensorSpec, ...]) -> dict[str, list[tuple[str, int]]]:
+    found: dict[str, list[tuple[str, int]]] = {}
+    for port in ports:
+        for axis, size in enumerate(port.shape or () if port.is_tensor else ()):
+            if isinstance(size, str):
+                found.setdefault(size, []).append((port.name, axis))
+    return {symbol: places for symbol, places in found.items() if len(places) > 1}
+
+
+def _lists_inputs(inputs: Sequence[Any], port: TensorSpec) -> bool:
+    """Whether a list for a one-input model lists inputs, rather than being the input's contents."""
+    if len(inputs) != 1:
+        return port.shape is not None and any(
+            isinstance(x, np.ndarray | Tensor) and len(x.shape) == len(port.shape) for x in inputs
+        )
+    if isinstance(inputs[0], np.ndarray | Tensor) or not port.is_tensor:
+        return True
+    return port.shape is not None and np.ndim(inputs[0]) == len(port.shape)
+
+
+def _only(ports: tuple[TensorSpec, ...], role: str) -> TensorSpec:
+    if len(ports) != 1:
+        raise TensorNameError(
+            f"the model has {len(ports)} {role}s, not exactly one; say which: "
+            f"{', '.join(repr(p.name) for p in ports) or 'none'}.",
+            name=None,
+        )
+    return ports[0]
+
+
+def _check_batch(port: TensorSpec, items: Sequence[Any]) -> None:
+    if not port.is_tensor or not port.shape:
+        raise TensorShapeError(f"input {port.name!r} ({port}) has no batch axis.", port=port.name)
+    want = port.shape[0]
+    if not items or (isinstance(want, int) and want != len(items)):
+        raise TensorShapeError(
+            f"input {port.name!r} ({port}) takes {want or 'some'} tensors as a batch, got "
+            f"{len(items)}.",
+            port=port.name,
+        )
+    first = np.asarray(items[0]).shape
+    for i, item in enumerate(items):
+        array = np.asarray(item)
+        if array.shape != first or array.shape[:1] != (1,):
+            raise TensorShapeError(
+                f"input {port.name!r}: batch item {i} has shape {list(array.shape)}; each has the "
+                f"first one's, {list(first)}, and 1 on axis 0.",
+                port=port.name,
+            )
+        item_port = TensorSpec(port.name, port.type, (1, *port.shape[1:]))
+        check_tensor(array, item_port, f"batch item {i} of input")
+
+
+def _write(port: TensorSpec, memory: Value, value: Value) -> Value:
+    """Put an output into the user's memory; return where the host can read it."""
+    if not isinstance(memory, np.ndarray | RemoteTensor):
+        return value
+    if memory.shape != np.shape(value):
+        raise TensorShapeError(
+            f"output {port.name!r} came with shape {list(np.shape(value))}, but its memory was set "
+            f"to shape {list(memory.shape)}; set one that fits, or none.",
+            port=port.name,
+        )
+    if isinstance(memory, RemoteTensor):
+        memory.copy_from(value)
+        return value
+    np.copyto(memory, value)
+    return memory

@@ -1,0 +1,1 @@
+"""From support to a device for each node."""

@@ -1,0 +1,1 @@
+"""Compiled models that are kept: blobs and the cache."""

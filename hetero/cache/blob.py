@@ -1,0 +1,478 @@
+"""Blobs of compiled models: what a `CompiledModel` is written as, and read back from.
+
+The header's document has ``kind`` "model", the versions, the model's name and content hash, each
+device's plugin, version and fingerprint, the options, the plan, the affinity with its reasons and
+the cut; then for each stage its device's own export, or None; then the model itself, so that any
+stage can be compiled again. A weight that the model and an export share is there once.
+
+Where several plans share the requests, ``layout`` is 2 and ``variants`` has a row for each with its
+``share``, plan, affinity and cut; exports are those of the first plan's stages, then the second's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import numpy as np
+
+from devices.errors import (
+    BlobError,
+    HeteroError,
+    ModelNotFoundError,
+    UnsupportedOperationError,
+)
+from devices.model.deferred import DeferredModel
+from devices.model.model import Model
+from devices.model.tensor_spec import TensorSpec
+from devices.plugin.program import Payload
+from devices.plugin.properties import PropertyTable
+from hetero.affinity.affinity import Affinity
+from hetero.config import NOT_KEPT, SplitConfig
+from hetero.partition.partition import Output, OutputKind, Partition, Subgraph, Wire
+from scheduler.executor import DeviceDescriptor
+from scheduler.formats.blob_file import BlobFile
+from scheduler.formats.blob_format import Inline
+from scheduler.formats.blob_writer import BlobWriter
+from scheduler.formats.model_parts import (
+    ModelParts,
+    join_model,
+    pack_spec,
+    split_model,
+    unpack_spec,
+)
+from scheduler.formats.stored_payload import PAYLOADS, write_payload
+from scheduler.plan import Plan
+
+#: What a blob may be: a compiled model, or one of the cache's two kinds of entries.
+MODEL_KIND: Final = "model"
+PLAN_KIND: Final = "plan"
+STAGE_KIND: Final = "stage"
+#: Layouts of the header: of one plan, and of several that share the requests.
+ONE_PLAN, SEVERAL_PLANS = 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRecord:
+    """What a payload depends on: the plugin, its version, the device's fingerprint."""
+
+    plugin: str
+    version: str
+    fingerprint: str
+
+    @classmethod
+    def of(cls, descriptor: DeviceDescriptor) -> DeviceRecord:
+        """Return a device's record."""
+        return cls(descriptor.plugin, descriptor.version, descriptor.fingerprint)
+
+
+@dataclass(frozen=True, slots=True)
+class Compilation:
+    """What a model was compiled for and with.
+
+    Attributes
+    ----------
+    devices : mapping of str to DeviceRecord
+        Device name -> what it was, for every device of the list.
+    own : mapping
+        HETERO's own properties.
+    configs : mapping of str to mapping
+        Device name -> its options.
+    pins : Affinity
+        Nodes that the user placed.
+    tables : mapping of str to PropertyTable
+        Device name -> its properties.
+    """
+
+    devices: Mapping[str, DeviceRecord]
+    own: Mapping[str, Any]
+    configs: Mapping[str, Mapping[str, Any]]
+    pins: Affinity
+    tables: Mapping[str, PropertyTable]
+
+    @classmethod
+    def of(
+        cls, descriptors: Iterable[DeviceDescriptor], config: SplitConfig, pins: Affinity
+    ) -> Compilation:
+        """Return the record of a compilation for devices."""
+        by_name = {d.name: d for d in descriptors}
+        return cls(
+            {name: DeviceRecord.of(d) for name, d in by_name.items()},
+            config.own,
+            # The whole model is cached, not each device's part by the device.
+            {
+                name: {n: v for n, v in options.items() if n != "CACHE_DIR"}
+                for name, options in config.devices.items()
+            },
+            pins,
+            {name: d.properties for name, d in by_name.items()},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A model that was cut and placed.
+
+    Attributes
+    ----------
+    partition : Partition
+        How it was cut.
+    affinity : Affinity
+        Which device each node got, and why.
+    plan : Plan
+        What is deployed.
+    share : float
+        The part of the requests that goes this way.
+    """
+
+    partition: Partition
+    affinity: Affinity
+    plan: Plan
+    share: float = 1.0
+
+
+def hetero_version() -> str:
+    """Return this package's version."""
+    try:
+        return version("hetero")
+    except PackageNotFoundError:
+        return "0"
+
+
+def write_model(
+    file: BinaryIO,
+    cuts: Sequence[Cut],
+    compilation: Compilation,
+    payloads: Sequence[Payload | None],
+) -> int:
+    """Write a compiled model; return how many bytes it takes.
+
+    Parameters
+    ----------
+    file : binary file
+        Where to.
+    cuts : sequence of Cut
+        The model, cut and placed in one way or several.
+    compilation : Compilation
+        What it was compiled for.
+    payloads : sequence of Payload or None
+        Each stage's export, the first cut's stages first; None for a device that has none.
+    """
+    writer = BlobWriter()
+    parts = split_model(cuts[0].partition.source)
+    head = {
+        "kind": MODEL_KIND,
+        **header_of(cuts, compilation),
+        PAYLOADS: [None if p is None else write_payload(writer, p) for p in payloads],
+        "source": writer.document(
+            {
+                "skeleton": parts.skeleton,
+                "weights": parts.weights,
+                "covers": parts.covers,
+                "specs": parts.specs,
+                "ports": parts.ports,
+            }
+        ),
+    }
+    return writer.write(file, head)
+
+
+def header_of(cuts: Sequence[Cut], compilation: Compilation) -> dict[str, Any]:
+    """Return what the headers of models and of the cache's plans have in common."""
+    rows = [_row(cut) for cut in cuts]
+    if len(cuts) == 1:
+        placed = rows[0]
+    else:
+        shares = [{"share": cut.share, **row} for cut, row in zip(cuts, rows, strict=True)]
+        placed = {"layout": SEVERAL_PLANS, "variants": shares}
+    return {
+        "hetero": hetero_version(),
+        "name": cuts[0].plan.name,
+        "content_hash": cuts[0].partition.source.content_hash,
+        "devices": {
+            name: [record.plugin, record.version, record.fingerprint]
+            for name, record in compilation.devices.items()
+        },
+        "options": _plain(compilation.own),
+        "device_options": {n: _plain(options) for n, options in compilation.configs.items()},
+        "pins": dict(compilation.pins.devices),
+        # Of the values that stages take and give: enough to load their exports.
+        "ports": [pack_spec(spec) for spec in _ports(cuts)],
+        "optional_inputs": [pack_spec(s) for s in cuts[0].partition.source.optional_inputs],
+        **placed,
+    }
+
+
+def _row(cut: Cut) -> dict[str, Any]:
+    """Return one way of cutting and placing a model."""
+    names = list(cut.affinity.devices)
+    reasons = [cut.affinity.reasons.get(name, "") for name in names]
+    reason_of = {reason: i for i, reason in enumerate(dict.fromkeys(reasons))}
+    device_of = {device: i for i, device in enumerate(dict.fromkeys(cut.affinity.values()))}
+    return {
+        "plan": Inline(cut.plan.to_bytes()),
+        "positions": [s.positions for s in cut.partition.subgraphs],
+        "affinity": [
+            names,
+            list(device_of),
+            [device_of[cut.affinity[name]] for name in names],
+            list(reason_of),
+            [reason_of[reason] for reason in reasons],
+        ],
+    }
+
+
+def export_payloads(num_stages: int, export: Callable[[int], Payload]) -> list[Payload | None]:
+    """Return each stage's export; None where its device has none."""
+    found: list[Payload | None] = []
+    for stage in range(num_stages):
+        try:
+            found.append(export(stage))
+        except UnsupportedOperationError:
+            found.append(None)
+    return found
+
+
+def open_blob(source: str | Path | bytes | bytearray | memoryview) -> BlobFile:
+    """Open a blob that the user names.
+
+    Raises
+    ------
+    ModelNotFoundError
+        There is no such file.
+    BlobError
+        It cannot be read, or is no blob.
+    """
+    try:
+        return BlobFile(source)
+    except FileNotFoundError as error:
+        raise ModelNotFoundError(
+            f"no file {str(source)!r}; give the path or the bytes of what `export_model` wrote.",
+            path=str(source),
+        ) from error
+    except OSError as error:
+        raise BlobError(
+            f"blob {source!s}: cannot be read: {error.strerror or error}.", path=str(source)
+        ) from error
+
+
+class ModelBlob:
+    """A compiled model's blob, or a plan of the cache, read and checked.
+
+    Parameters
+    ----------
+    blob : BlobFile
+        What to read.
+    kind : str
+        What it has to be.
+
+    Raises
+    ------
+    BlobError
+        It is something else, or damaged.
+    """
+
+    def __init__(self, blob: BlobFile, kind: str = MODEL_KIND) -> None:
+        self.blob = blob
+        self._where = f"blob {blob.path or ''}".rstrip()
+        contents = blob.contents()
+        found = contents.get("kind") if isinstance(contents, dict) else None
+        if found != kind:
+            raise BlobError(f"{self._where}: kind: {found!r}, wanted {kind!r}.")
+        self.contents: dict[str, Any] = contents
+        layout = contents.get("layout", ONE_PLAN)
+        if layout not in (ONE_PLAN, SEVERAL_PLANS):
+            raise BlobError(
+                f"{self._where}: layout {layout!r}; this program reads {ONE_PLAN} and "
+                f"{SEVERAL_PLANS}. Compile the model again, or read it with a newer hetero."
+            )
+        #: The entries of each plan; those of a single one are the header's own.
+        self._rows: list[dict[str, Any]] = (
+            [contents] if layout == ONE_PLAN else self._read("variants", _read_variants)
+        )
+        self.plans: list[Plan] = [self._read("plan", Plan.from_bytes, row) for row in self._rows]
+        self.devices: dict[str, DeviceRecord] = self._read(
+            "devices", lambda rows: {str(n): DeviceRecord(*map(str, r)) for n, r in rows.items()}
+        )
+        self.options: dict[str, Any] = self._read("options", dict)
+        self.device_options: dict[str, dict[str, Any]] = self._read(
+            "device_options", lambda options: {str(n): dict(o) for n, o in options.items()}
+        )
+        #: Nodes that the user placed; blobs of earlier versions do not tell.
+        self.pins: dict[str, str] = self._read("pins", dict) if "pins" in contents else {}
+        if absent := [d for d in self.used if d not in self.devices]:
+            raise BlobError(f"{self._where}: devices: nothing on {absent}, which the plan uses.")
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self.plans[0].name
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """Devices that the plans use, each once."""
+        return tuple(dict.fromkeys(d for plan in self.plans for d in plan.devices))
+
+    @property
+    def content_hash(self) -> str:
+        """The model's content hash."""
+        return str(self.contents.get("content_hash"))
+
+    def source(self) -> Model:
+        """Return the model that was compiled, read when more than its ports is asked for."""
+        plan = self.plans[0]
+        optional = self.optional_inputs
+        return DeferredModel(plan.name, plan.inputs, plan.outputs, self._whole, optional)
+
+    @property
+    def optional_inputs(self) -> tuple[TensorSpec, ...]:
+        """The model's inputs that have a default."""
+        if "optional_inputs" not in self.contents:  # blobs of earlier versions have none
+            return ()
+        return tuple(self._read("optional_inputs", lambda rows: [*map(unpack_spec, rows)]))
+
+    def _whole(self) -> Model:
+        """Return the model that was compiled; its weights are views of the blob."""
+        parts = self._read("source", self.blob.contents)
+        try:
+            model = join_model(ModelParts(**parts))
+        except (TypeError, AttributeError) as error:
+            raise BlobError(f"{self._where}: source: damaged: {error}.") from error
+        if any(not isinstance(c.array, np.ndarray) for c in model.constants.values()):
+            raise BlobError(f"{self._where}: source: a weight that is no tensor.")
+        self.check_positions(model)
+        return model
+
+    def check_positions(self, model: Model) -> None:
+        """Check that the cut's nodes are nodes of `model`.
+
+        Raises
+        ------
+        BlobError
+            The cut has more.
+        """
+        most = max(
+            self._read(
+                "positions", lambda rows: max((max(r, default=-1) for r in rows), default=-1), row
+            )
+            for row in self._rows
+        )
+        if most >= len(model.nodes):
+            raise BlobError(f"{self._where}: positions: node {most} of {len(model.nodes)}.")
+
+    def stage_models(self, cut: Cut) -> list[Model]:
+        """Return each stage's model, read when more than its ports is asked for."""
+        ports = {s.name: s for s in self._read("ports", lambda rows: [*map(unpack_spec, rows)])}
+
+        def deferred(subgraph: Subgraph) -> Model:
+            inputs, outputs = ([ports[v] for v in vs] for vs in (subgraph.inputs, subgraph.outputs))
+            return DeferredModel(self.name, inputs, outputs, lambda: subgraph.model)
+
+        try:
+            return [deferred(subgraph) for subgraph in cut.partition.subgraphs]
+        except KeyError as error:
+            raise BlobError(f"{self._where}: ports: nothing on value {error}.") from error
+
+    def affinity(self) -> Affinity:
+        """Return which device each node was compiled for, and why; of several plans, the first."""
+        found: Affinity = self._read("affinity", _read_affinity, self._rows[0])
+        return found
+
+    def cuts(self, source: Model) -> tuple[Cut, ...]:
+        """Return how `source`, which has to be the model that was compiled, was cut and placed."""
+        found = []
+        for plan, row in zip(self.plans, self._rows, strict=True):
+            positions = self._read("positions", lambda rows: [tuple(r) for r in rows], row)
+            affinity = self._read("affinity", _read_affinity, row)
+            share = 1.0 if len(self._rows) == 1 else self._read("share", _read_share, row)
+            try:
+                found.append(Cut(_partition(source, plan, positions), affinity, plan, share))
+            except (TypeError, ValueError, LookupError) as error:
+                raise BlobError(f"{self._where}: positions: they do not fit: {error}.") from error
+        return tuple(found)
+
+    def _read(
+        self, entry: str, read: Callable[[Any], Any], row: Mapping[str, Any] | None = None
+    ) -> Any:
+        try:
+            return read((self.contents if row is None else row)[entry])
+        except BlobError:
+            raise
+        except (HeteroError, TypeError, ValueError, LookupError, AttributeError) as error:
+            raise BlobError(
+                f"{self._where}: {entry}: {type(error).__name__}: {str(error)[:200]}."
+            ) from error
+
+
+def _ports(cuts: Sequence[Cut]) -> list[TensorSpec]:
+    """Return the types of the values that stages take and give, each once."""
+    found = {
+        spec.name: spec
+        for cut in cuts
+        for subgraph in cut.partition.subgraphs
+        for spec in (*subgraph.model.inputs, *subgraph.model.outputs)
+    }
+    return list(found.values())
+
+
+def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name not in NOT_KEPT}
+
+
+def _largest(rows: Sequence[Sequence[int]]) -> int:
+    return max((max(row, default=-1) for row in rows), default=-1)
+
+
+def _read_variants(rows: Any) -> list[dict[str, Any]]:
+    if not isinstance(rows, list) or len(rows) < 2 or not all(isinstance(r, dict) for r in rows):
+        raise ValueError("fewer than two plans, or one that is none")
+    return rows
+
+
+def _read_share(share: Any) -> float:
+    if not isinstance(share, float) or not 0 < share <= 1:
+        raise ValueError(f"a share of {share!r}")
+    return share
+
+
+def _read_affinity(entry: Any) -> Affinity:
+    names, devices, device_of, reasons, reason_of = entry
+    return Affinity(
+        {n: str(devices[d]) for n, d in zip(names, device_of, strict=True)},
+        {n: str(reasons[r]) for n, r in zip(names, reason_of, strict=True) if reasons[r]},
+    )
+
+
+def _partition(source: Model, plan: Plan, positions: Sequence[tuple[int, ...]]) -> Partition:
+    """Return the cut that a plan and the positions of each stage's nodes describe."""
+    for rows in positions:
+        if any(type(p) is not int or p < 0 for p in rows):
+            raise ValueError("a position that is no number")
+    subgraphs = tuple(
+        Subgraph(s.index, s.device, s.node_names, s.inputs, s.outputs, source, rows)
+        for s, rows in zip(plan.stages, positions, strict=True)
+    )
+    wires = tuple(
+        Wire(value, plan.producers[value], s.index)
+        for s in plan.stages
+        for value in s.inputs
+        if value in plan.producers
+    )
+    constant = set(plan.constant_outputs)
+
+    def output(name: str) -> Output:
+        if name in plan.producers:
+            return Output(name, "subgraph", plan.producers[name])
+        kind: OutputKind = "constant" if name in constant else "input"
+        return Output(name, kind)
+
+    return Partition(
+        source,
+        subgraphs,
+        wires,
+        tuple((port.name, plan.consumers.get(port.name, ())) for port in plan.inputs),
+        tuple(output(port.name) for port in plan.outputs),
+    )

@@ -1,0 +1,348 @@
+"""The cache's folder: entries published by rename, locks, a size cap; never trusted, never fatal.
+
+An entry is a blob, ``KEY.hetero`` for a model's plan and ``KEY.stage`` for one subgraph. Whatever
+is wrong with the folder or an entry is a miss with a reason in the log; compilation goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import io
+import logging
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import filelock
+
+from devices.errors import BlobError
+from scheduler.formats.blob_file import BlobFile
+from scheduler.formats.publish import TEMPORARY_SUFFIX, publish
+
+_log = logging.getLogger(__name__)
+
+PLAN_SUFFIX: Final = ".hetero"
+STAGE_SUFFIX: Final = ".stage"
+_LOCKS: Final = ".locks"
+#: Starts an encrypted entry.
+_ENCRYPTED: Final = b"HETEROE\n"
+#: A temporary file younger than this may just not be locked yet.
+_ORPHAN_S: Final = 60.0
+
+Callbacks = tuple[Callable[[bytes], bytes], Callable[[bytes], bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A file of the cache.
+
+    Attributes
+    ----------
+    path : Path
+        Where it is.
+    nbytes : int
+        Its size.
+    created_s, used_s : float
+        When it was written and last used, in seconds since the epoch.
+    """
+
+    path: Path
+    nbytes: int
+    created_s: float
+    used_s: float
+
+
+class _OverLimitError(Exception):
+    """An entry is larger than the whole cache may be."""
+
+
+class Cache:
+    """A folder of compiled models, shared by threads, processes and nodes.
+
+    Parameters
+    ----------
+    folder : path
+        Made when the first entry is written.
+    size_limit_nbytes : int
+        Bytes that all entries may take together; 0: any number.
+    lock_timeout_s : float
+        Seconds to wait for another's compilation.
+    callbacks : tuple of two callables, optional
+        (encrypt, decrypt), from bytes to bytes.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        size_limit_nbytes: int = 0,
+        lock_timeout_s: float = 600.0,
+        callbacks: Callbacks | None = None,
+    ) -> None:
+        # Absolute: the working directory may change while the cache is in use.
+        self.folder = Path(folder).absolute()
+        self._size_limit_nbytes = size_limit_nbytes
+        self._lock_timeout_s = lock_timeout_s
+        self._callbacks = callbacks
+        self._failed = False
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether entries are encrypted."""
+        return self._callbacks is not None
+
+    def find(self, name: str) -> BlobFile | None:
+        """Return an entry, or None: it is not there, or was of no use and is gone now."""
+        path = self.folder / name
+        try:
+            blob = self._open(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except BlobError as error:
+            self.drop(name, str(error))
+            return None
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                self.drop(name, "it is a symbolic link")
+            else:
+                _log.warning("cache entry %s: a miss: %s", path, error.strerror)
+            return None
+        with contextlib.suppress(OSError):  # a folder that may only be read has no order of use
+            os.utime(path, ns=(time.time_ns(), os.lstat(path).st_mtime_ns), follow_symlinks=False)
+        return blob
+
+    def has(self, name: str) -> bool:
+        """Whether there is an entry, of use or not."""
+        return os.path.lexists(self.folder / name)
+
+    def put(self, name: str, write: Callable[[BinaryIO], int]) -> bool:
+        """Publish an entry: it appears whole under its name, or not at all.
+
+        Parameters
+        ----------
+        name : str
+            The entry's file name.
+        write : callable
+            Writes the entry to a binary file and returns its length.
+
+        Returns
+        -------
+        bool
+            Whether it is there now. What fails is logged as a warning; once the folder itself
+            has failed, nothing more is tried.
+        """
+        if self._failed:
+            return False
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            published = self._publish(name, write)
+            self._evict()
+        except (OSError, BlobError) as error:
+            self._failed = True
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+            _log.warning(
+                "cache folder %s: %s; the model is compiled, and not kept.", self.folder, reason
+            )
+            return False
+        except Exception as error:  # what a plugin exports may be of any type
+            _log.warning("cache entry %s: not kept: %s: %s", name, type(error).__name__, error)
+            return False
+        return published
+
+    def drop(self, name: str, reason: str) -> None:
+        """Remove an entry that is of no use, and say why."""
+        _log.warning("cache entry %s: a miss: %s", self.folder / name, reason)
+        with contextlib.suppress(OSError):  # it stays, and is a miss the next time too
+            (self.folder / name).unlink()
+
+    @contextmanager
+    def lock(self, key: str) -> Iterator[bool]:
+        """Keep others from compiling the same meanwhile.
+
+        The operating system gives the lock to the next when its holder ends in whatever way.
+
+        Yields
+        ------
+        bool
+            Whether the lock is held; without it, after the timeout or where the folder has no
+            locks, the work is done all the same.
+        """
+        lock = filelock.FileLock(self._lock_path(key), timeout=self._lock_timeout_s)
+        held = self._acquire(lock, key)
+        try:
+            yield held
+        finally:
+            if held:
+                lock.release()
+
+    def _acquire(self, lock: filelock.BaseFileLock, key: str) -> bool:
+        try:
+            (self.folder / _LOCKS).mkdir(parents=True, exist_ok=True)
+            lock.acquire()
+        except filelock.Timeout:
+            _log.warning(
+                "cache key %s: another compiles it for more than %g s; compiling here as well.",
+                key, self._lock_timeout_s,
+            )  # fmt: skip
+            return False
+        except (OSError, NotImplementedError) as error:
+            _log.debug("cache key %s: no lock: %s", key, error)
+            return False
+        return True
+
+    def entries(self) -> list[Entry]:
+        """Return every entry, the least recently used first."""
+        found = []
+        with (
+            contextlib.suppress(FileNotFoundError, NotADirectoryError),
+            os.scandir(self.folder) as it,
+        ):
+            for file in it:
+                if file.name.endswith((PLAN_SUFFIX, STAGE_SUFFIX)):
+                    with contextlib.suppress(FileNotFoundError):
+                        status = file.stat(follow_symlinks=False)
+                        if stat.S_ISREG(status.st_mode):
+                            path = self.folder / file.name
+                            times = (status.st_mtime, max(status.st_atime, status.st_mtime))
+                            found.append(Entry(path, status.st_size, *times))
+        return sorted(found, key=lambda entry: (entry.used_s, entry.path.name))
+
+    def prune(
+        self, size_limit_nbytes: int | None, *, older_than_s: float | None = None
+    ) -> list[Entry]:
+        """Remove the least recently used entries until the rest fit; return what is gone.
+
+        Parameters
+        ----------
+        size_limit_nbytes : int or None
+            Bytes that may stay; None: any number.
+        older_than_s : float, optional
+            Entries not used for so many seconds go in any case.
+        """
+        entries = self.entries()
+        total = sum(entry.nbytes for entry in entries)
+        now = time.time()
+        gone = []
+        for entry in entries:
+            old = older_than_s is not None and now - entry.used_s > older_than_s
+            if old or (size_limit_nbytes is not None and total > size_limit_nbytes):
+                entry.path.unlink(missing_ok=True)
+                total -= entry.nbytes
+                gone.append(entry)
+        self._sweep(_ORPHAN_S)
+        return gone
+
+    def clear(self) -> list[Entry]:
+        """Remove every entry, and what compilers that were killed have left."""
+        gone = self.entries()
+        for entry in gone:
+            entry.path.unlink(missing_ok=True)
+        self._sweep(0.0)
+        with contextlib.suppress(FileNotFoundError):
+            for path in (self.folder / _LOCKS).iterdir():
+                lock = filelock.FileLock(path, timeout=0)
+                with contextlib.suppress(filelock.Timeout, OSError), lock:
+                    path.unlink(missing_ok=True)
+        return gone
+
+    def check(self, entry: Entry) -> str | None:
+        """Return what is wrong with an entry, or None."""
+        try:
+            self._open(entry.path).verify()
+        except (BlobError, OSError) as error:
+            return str(error)
+        return None
+
+    def _lock_path(self, key: str) -> Path:
+        return self.folder / _LOCKS / f"{key}.lock"
+
+    def _open(self, path: Path) -> BlobFile:
+        if self._callbacks is None:
+            return BlobFile(path, follow_links=False)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+        with open(descriptor, "rb") as file:  # noqa: PTH123 - a descriptor, not a path
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise BlobError(f"{path}: not a regular file.")
+            data = file.read()
+        if not data.startswith(_ENCRYPTED):
+            raise BlobError(f"{path}: not encrypted, as CACHE_ENCRYPTION_CALLBACKS wants it.")
+        return BlobFile(self._call(1, data[len(_ENCRYPTED) :]))
+
+    def _call(self, which: int, data: bytes) -> bytes:
+        """Encrypt (0) or decrypt (1)."""
+        assert self._callbacks is not None
+        try:
+            return bytes(self._callbacks[which](data))
+        except Exception as error:  # the user's function may raise anything
+            what = ("encrypt", "decrypt")[which]
+            raise BlobError(
+                f"CACHE_ENCRYPTION_CALLBACKS: {what}: {type(error).__name__}: {error}."
+            ) from error
+
+    def _publish(self, name: str, write: Callable[[BinaryIO], int]) -> bool:
+        limit = self._size_limit_nbytes
+
+        def checked(file: BinaryIO) -> None:
+            nbytes = self._write(file, write)
+            if limit and nbytes > limit:
+                raise _OverLimitError(f"{nbytes} bytes")
+
+        try:
+            publish(self.folder / name, checked)
+        except _OverLimitError as error:
+            _log.info("cache entry %s: %s, over the limit %d; not kept.", name, error, limit)
+            return False
+        return True
+
+    def _write(self, file: BinaryIO, write: Callable[[BinaryIO], int]) -> int:
+        if self._callbacks is None:
+            return write(file)
+        plain = io.BytesIO()
+        write(plain)
+        return file.write(_ENCRYPTED + self._call(0, plain.getvalue()))
+
+    def _evict(self) -> None:
+        if self._size_limit_nbytes:
+            for entry in self.prune(self._size_limit_nbytes):
+                _log.info("cache entry %s: evicted, %d bytes.", entry.path, entry.nbytes)
+        else:
+            self._sweep(_ORPHAN_S)
+
+    def _sweep(self, age_s: float) -> None:
+        """Remove temporary files whose writers are gone."""
+        now = time.time()
+        for path in self.folder.glob(f".*{TEMPORARY_SUFFIX}"):
+            with contextlib.suppress(OSError):
+                if now - path.lstat().st_mtime < age_s:
+                    continue
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    path.unlink()
+                finally:
+                    os.close(descriptor)
+
+
+def cache_of(own: Mapping[str, Any], configs: Mapping[str, Mapping[str, Any]]) -> Cache | None:
+    """Return the cache that options ask for: HETERO's, else that of the first device with one."""
+    folders = [own.get("CACHE_DIR"), *(config.get("CACHE_DIR") for config in configs.values())]
+    folder = next((folder for folder in folders if folder), None)
+    if folder is None:
+        return None
+    try:
+        return Cache(
+            folder,
+            size_limit_nbytes=own["CACHE_SIZE_LIMIT_BYTES"],
+            lock_timeout_s=own["CACHE_LOCK_TIMEOUT_S"],
+            callbacks=own["CACHE_ENCRYPTION_CALLBACKS"] or None,
+        )
+    except OSError as error:  # a relative path, and the working directory is gone
+        _log.warning("cache folder %s: %s; the model is compiled, and not kept.", folder, error)
+        return None

@@ -1,0 +1,258 @@
+"""Importing: which stages of a blob can be taken as they are, and what becomes of the others."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from devices.errors import BlobError, PropertyError, UnknownDeviceError
+from devices.plugin.configuration import Configuration
+from devices.plugin.program import Payload
+from devices.plugin.properties import PropertyTable
+from hetero.affinity.affinity import Affinity, find_device
+from hetero.cache.blob import Compilation, Cut, DeviceRecord, ModelBlob
+from hetero.config import HETERO_PROPERTIES, SplitConfig
+from hetero.partition.partition import Partition
+from scheduler.executor import StageSource
+from scheduler.formats.stored_payload import PAYLOADS, StoredPayload, read_payload
+from scheduler.plan import Plan
+
+_log = logging.getLogger(__name__)
+
+
+def place_devices(
+    blob: ModelBlob, available: Sequence[str], remap: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Return which device here stands for each device of a blob's plan, where there is one.
+
+    Parameters
+    ----------
+    blob : ModelBlob
+        What is imported.
+    available : sequence of str
+        The devices that there are.
+    remap : mapping of str to str, optional
+        Devices of the blob -> devices here, both by any spelling.
+
+    Raises
+    ------
+    BlobError
+        `remap` names a device that the blob does not use.
+    UnknownDeviceError
+        `remap` leads to devices that are not here.
+    """
+    used = blob.used
+    wanted = {device: device for device in used}
+    for old, new in (remap or {}).items():
+        found = find_device(old, used)
+        if found is None:
+            raise BlobError(
+                f"remap {old!r} to {new!r}: model {blob.name!r} was compiled for "
+                f"{', '.join(used) or 'no device'}, not for {old!r}."
+            )
+        wanted[found] = new
+    placed = {old: find_device(new, available) for old, new in wanted.items()}
+    if absent := [new for old, new in wanted.items() if placed[old] is None and new != old]:
+        raise absent_devices(blob, absent, available)
+    return {old: here for old, here in placed.items() if here is not None}
+
+
+def absent_devices(
+    blob: ModelBlob, absent: Sequence[str], available: Sequence[str]
+) -> UnknownDeviceError:
+    """Return the error for devices that are not here: all of them, and how to do without."""
+    return UnknownDeviceError(
+        f"model {blob.name!r} was compiled for {', '.join(blob.used)}; not here: "
+        f"{', '.join(absent)}. Here are {', '.join(available)}. Put another in its place with "
+        f"remap={{{absent[0]!r}: 'CPU'}} (--remap {absent[0]}=CPU), or name the devices to "
+        "compile it for again.",
+        device=absent[0],
+        devices=tuple(absent),
+    )
+
+
+def recompilation(
+    blob: ModelBlob,
+    placed: Mapping[str, str],
+    given: Mapping[str, Any],
+    tables: Mapping[str, PropertyTable],
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the options and the pins with which a blob's model is compiled again.
+
+    Parameters
+    ----------
+    blob : ModelBlob
+        What is imported.
+    placed : mapping of str to str
+        Device of the blob -> device here, for those that are.
+    given : mapping
+        What was given for this import: it wins over the blob's options.
+    tables : mapping of str to PropertyTable
+        Device here -> its properties.
+
+    Returns
+    -------
+    (dict, dict)
+        Options, and node name -> device: what the user pinned, and all of a device that was
+        remapped, where the device that they went to is here.
+    """
+    kept = kept_options(blob)
+    if memory := kept.get("DEVICE_MEMORY_NBYTES"):
+        kept["DEVICE_MEMORY_NBYTES"] = {placed[d]: n for d, n in memory.items() if d in placed}
+    options = {
+        here: {
+            name: value
+            for name, value in _kept_of(blob, old, tables[here]).items()
+            if name not in given
+        }
+        for old, here in placed.items()
+    }
+    asked = dict(given.get("DEVICE_PROPERTIES", {}))
+    listed = {here: {**mine, **asked.pop(here, {})} for here, mine in options.items()}
+    config = {**kept, **given, "DEVICE_PROPERTIES": {**listed, **asked}}
+    moved = {old for old, here in placed.items() if find_device(old, [here]) is None}
+    affinity = blob.affinity()
+    pins = {
+        name: placed[device]
+        for name, device in affinity.items()
+        if device in placed and (name in blob.pins or device in moved)
+    }
+    if lost := [n for n, device in blob.pins.items() if device not in placed]:
+        _log.warning("model=%s: pins on devices that are not here are gone: %s", blob.name, lost)
+    return config, pins
+
+
+def remapped(cut: Cut, placed: Mapping[str, str]) -> Cut:
+    """Return a cut on other devices."""
+    if all(old == new for old, new in placed.items()):
+        return cut
+    here = {**{d: d for d in cut.affinity.values()}, **placed}
+    reasons = {
+        name: f"{cut.affinity.reasons.get(name, '')} (compiled for {old})".lstrip()
+        for name, old in cut.affinity.items()
+        if here[old] != old
+    }
+    affinity = Affinity(
+        {name: here[old] for name, old in cut.affinity.items()},
+        {**cut.affinity.reasons, **reasons},
+    )
+    partition: Partition = replace(
+        cut.partition,
+        subgraphs=tuple(replace(s, device=here[s.device]) for s in cut.partition.subgraphs),
+    )
+    plan: Plan = replace(
+        cut.plan, stages=tuple(replace(s, device=here[s.device]) for s in cut.plan.stages)
+    )
+    return Cut(partition, affinity, plan, cut.share)
+
+
+def kept_options(blob: ModelBlob) -> dict[str, Any]:
+    """Return HETERO's options that a blob was compiled with, where they are not the default.
+
+    Raises
+    ------
+    BlobError
+        An option has a value that it cannot have.
+    """
+    parsed = _parsed(blob, blob.options, HETERO_PROPERTIES)
+    return {n: value for n, value in parsed.items() if value != HETERO_PROPERTIES[n].default}
+
+
+def import_config(
+    blob: ModelBlob,
+    placed: Mapping[str, str],
+    split: SplitConfig,
+    given: Mapping[str, Any],
+    tables: Mapping[str, PropertyTable],
+) -> SplitConfig:
+    """Return a blob's options under those that hold here.
+
+    Parameters
+    ----------
+    blob : ModelBlob
+        What is imported.
+    placed : mapping of str to str
+        Device of the blob -> device here.
+    split : SplitConfig
+        What holds here: what was set, and what was given.
+    given : mapping
+        What was given for this import alone: it wins over the blob's.
+    tables : mapping of str to PropertyTable
+        Device here -> its properties.
+    """
+    own = {name: split.own[name] for name in given if name in split.own}
+    options = {new: _kept_of(blob, old, tables[new]) for old, new in placed.items()}
+    return SplitConfig(
+        {**split.own, **kept_options(blob), **own},
+        {name: options[name] | here for name, here in split.devices.items()},
+    )
+
+
+def import_sources(
+    blob: ModelBlob,
+    cuts: Sequence[Cut],
+    compilation: Compilation,
+) -> list[StageSource]:
+    """Return what each stage's device is given, numbered through the cuts: its own export, or not.
+
+    Parameters
+    ----------
+    blob : ModelBlob
+        What is imported.
+    cuts : sequence of Cut
+        Its model on the devices here.
+    compilation : Compilation
+        The devices here, and options.
+    """
+    #: (device here, why its export is of no use) -> stages, numbered through the plans.
+    again: dict[tuple[str, str], list[int]] = {}
+    path = None if blob.blob.path is None else str(blob.blob.path.resolve())
+    sources: list[StageSource] = []
+    for plan, cut in zip(blob.plans, cuts, strict=True):
+        models = blob.stage_models(cut)
+        for before, after, model in zip(plan.stages, cut.plan.stages, models, strict=True):
+            index = len(sources)
+            device = after.device
+            config = dict(compilation.configs[device])
+            payload = _payload(blob, index)
+            was, now = blob.devices[before.device], compilation.devices[device]
+            table = compilation.tables[device]
+            old, new = table.key(_kept_of(blob, before.device, table)), table.key(config)
+            changed = [n for n in table.shaping if old.get(n) != new.get(n)]
+            if payload is not None and (was != now or changed):
+                why = f"with other {', '.join(changed)}" if was == now else f"made by {_text(was)}"
+                again.setdefault((f"{device}, {_text(now)}", why), []).append(index)
+                payload = None
+            stored = None
+            if payload is not None and path is not None:
+                stored = StoredPayload(path, blob.blob.digest, index)
+            sources.append(StageSource(model, payload, config, stored))
+    for (what, why), stages in again.items():
+        _log.warning("model=%s stages=%s: compiled again for %s: %s", blob.name, stages, what, why)
+    return sources
+
+
+def _text(record: DeviceRecord) -> str:
+    return f"{record.plugin} {record.version} ({record.fingerprint})"
+
+
+def _kept_of(blob: ModelBlob, device: str, table: PropertyTable) -> dict[str, Any]:
+    """Return the options that a blob's device was compiled with, as far as they are known here."""
+    return _parsed(blob, blob.device_options.get(device, {}), table)
+
+
+def _parsed(blob: ModelBlob, options: Mapping[str, Any], table: PropertyTable) -> dict[str, Any]:
+    known = {n: v for n, v in options.items() if n in table and table[n].mutable}
+    try:
+        return Configuration(table, "options").parse(known)
+    except PropertyError as error:
+        raise BlobError(f"blob {blob.blob.path or ''}: {error}") from error
+
+
+def _payload(blob: ModelBlob, stage: int) -> Payload | None:
+    documents = blob.contents.get(PAYLOADS)
+    if isinstance(documents, list) and stage < len(documents) and documents[stage] is None:
+        return None
+    return read_payload(blob.blob, stage, blob.contents)

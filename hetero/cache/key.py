@@ -1,0 +1,105 @@
+"""Keys of the cache: everything that a compiled model depends on, and nothing else.
+
+In: the model's structure, names, weights (external ones by content) and declared types; where its
+nodes are pinned; the devices' names in order, plugins, versions and fingerprints; the
+policy and every option that changes what compilation makes; the versions of the format and of
+hetero. Out: paths, times, processes, threads, logging, and the order of options.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from devices.model.model import Model
+from hetero.affinity.affinity import Affinity
+from hetero.cache.blob import Compilation, hetero_version
+from hetero.config import HETERO_PROPERTIES
+from scheduler.formats.blob_format import FORMAT_VERSION
+
+
+def plan_key(
+    model: Model,
+    compilation: Compilation,
+    pins: Affinity,
+    *,
+    encrypted: bool = False,
+) -> str:
+    """Return the key of a whole model's entry; known before any device is asked about it.
+
+    Parameters
+    ----------
+    model : Model
+        The whole model.
+    compilation : Compilation
+        Devices in order of priority, and options.
+    pins : Affinity
+        Nodes that have their device already.
+    encrypted : bool
+        Whether entries are encrypted.
+
+    Returns
+    -------
+    str
+        SHA-256, as 64 hexadecimal digits.
+    """
+    types = hashlib.sha256()
+    for info in model.value_info:
+        data = info.SerializeToString(deterministic=True)
+        types.update(len(data).to_bytes(8, "little") + data)
+    return _digest(
+        {
+            "kind": "plan",
+            "model": model.content_hash,
+            "types": types.hexdigest(),
+            "pins": list(pins.items()),
+            "devices": [[name, *_of_device(name, compilation)] for name in compilation.devices],
+            "options": HETERO_PROPERTIES.key(compilation.own),
+            "encrypted": encrypted,
+        }
+    )
+
+
+def stage_key(
+    model: Model,
+    device: str,
+    compilation: Compilation,
+    *,
+    encrypted: bool = False,
+) -> str:
+    """Return the key of one subgraph's entry; the device's name is not part of it.
+
+    Parameters
+    ----------
+    model : Model
+        The subgraph.
+    device : str
+        Its device.
+    compilation : Compilation
+        Devices and options.
+    encrypted : bool
+        Whether entries are encrypted.
+    """
+    return _digest(
+        {
+            "kind": "stage",
+            "model": model.content_hash,
+            "device": _of_device(device, compilation),
+            "encrypted": encrypted,
+        }
+    )
+
+
+def _of_device(device: str, compilation: Compilation) -> list[Any]:
+    record, table = compilation.devices[device], compilation.tables[device]
+    options = table.key(compilation.configs[device])
+    return [record.plugin, record.version, record.fingerprint, options]
+
+
+def _digest(document: Mapping[str, Any]) -> str:
+    versions = {"format": FORMAT_VERSION, "hetero": hetero_version()}
+    # Options of third-party plugins may be anything; what has no JSON form counts by its text.
+    text = json.dumps({**versions, **document}, sort_keys=True, default=repr)
+    return hashlib.sha256(text.encode()).hexdigest()

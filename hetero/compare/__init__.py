@@ -1,0 +1,1 @@
+"""One model on two devices: the first values that differ."""

@@ -1,0 +1,325 @@
+"""Compare: run a model on two devices and find the first node from which on they differ.
+
+The outputs are compared first. Where they differ, the graph is bisected: a prefix of the nodes is
+compiled on both devices, giving out every value that the rest of the graph still needs. A prefix
+whose values agree and the next longer one whose values do not name the node: what it reads agrees,
+what it makes does not. Exposing only what crosses the cut leaves each device free to fuse what
+lies before it, as it does in the whole model.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from devices.errors import AffinityError, DeviceError, HeteroError
+from devices.model.model import Model
+from devices.model.reader import Source, read_model
+from hetero.affinity.affinity import NO_PINS, Affinity, resolve_pins
+from hetero.compare.difference import ATOL, RTOL, Difference, differences_of
+
+if TYPE_CHECKING:
+    from devices.plugin.properties import Config
+    from hetero.core import Core
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What comparing two devices came to.
+
+    Attributes
+    ----------
+    model : str
+        The model's name.
+    devices : tuple of (str, str)
+        The devices; differences are relative to the first.
+    rtol, atol : float
+        Elements differ if ``abs(a - b) > atol + rtol * abs(a)``.
+    outputs : tuple of Difference
+        Each output of the model, agreeing ones included.
+    node, op_type : str or None
+        The first node whose values differ; None if all outputs agree.
+    suspects : tuple of str
+        Nodes between the last prefix that agrees and the first that does not: `node` alone, or
+        several where the types of values between them are not known.
+    values : tuple of Difference
+        What those nodes make, as far as it differs.
+    alone : tuple of Difference or None
+        What `node` makes when both devices run it alone on the first device's inputs. If that
+        agrees, the difference comes from fusion with the nodes before it, or has grown over them.
+        None where it could not be run alone.
+    runs : int
+        Prefixes that were compiled and run on both devices.
+    """
+
+    model: str
+    devices: tuple[str, str]
+    rtol: float
+    atol: float
+    outputs: tuple[Difference, ...]
+    node: str | None = None
+    op_type: str | None = None
+    suspects: tuple[str, ...] = ()
+    values: tuple[Difference, ...] = ()
+    alone: tuple[Difference, ...] | None = None
+    runs: int = 0
+
+    @property
+    def agrees(self) -> bool:
+        """Whether every output is the same within tolerance."""
+        return all(output.agrees for output in self.outputs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON, `agrees` included; NaN becomes None."""
+        plain: dict[str, Any] = _plain(asdict(self))
+        return {"agrees": self.agrees} | plain
+
+    def sentence(self) -> str:
+        """Return the verdict in words."""
+        a, b = self.devices
+        if self.agrees:
+            worst = max((o.max_abs for o in self.outputs if o.max_abs == o.max_abs), default=0.0)
+            return f"{a} and {b} agree: largest difference {worst:.3g}"
+        wrong = sum(not output.agrees for output in self.outputs)
+        text = f"{a} and {b} differ in {wrong} of {len(self.outputs)} outputs"
+        if self.node is None:
+            return f"{text}; no prefix of the graph does"
+        text += f"; first at node {self.node!r} ({self.op_type})"
+        if self.alone is not None:
+            differs = any(not value.agrees for value in self.alone)
+            text += (
+                ", also when it runs alone"
+                if differs
+                else "; alone it agrees: the difference comes from fusion or has grown before it"
+            )
+        return text
+
+
+def compare(
+    core: Core,
+    model: Source | Model,
+    devices: Sequence[str],
+    inputs: Mapping[str, Any],
+    *,
+    rtol: float = RTOL,
+    atol: float = ATOL,
+    config: Config | None = None,
+    affinity: Mapping[str, str] | None = None,
+) -> Comparison:
+    """Run a model on two devices and find the first node that differs.
+
+    Parameters
+    ----------
+    core : Core
+        Where the devices are.
+    model : path, bytes, onnx.ModelProto or Model
+        The model.
+    devices : sequence of str
+        Two device strings, the reference first; either may be a split, as ``HETERO:ORT,CPU``.
+    inputs : mapping of str to array
+        A value for each input.
+    rtol, atol : float
+        Relative and absolute tolerance.
+    config : mapping, optional
+        Options for both compilations.
+    affinity : mapping of str to str, optional
+        Pins of a split, {pattern: device}, as for `Core.compile_model`.
+
+    Raises
+    ------
+    DeviceError
+        If `devices` are not two.
+    AffinityError
+        Pins on no node, or without a split to hold in.
+    UnsupportedNodesError
+        If one of the devices cannot run the model alone.
+    """
+    if len(devices) != 2:
+        raise DeviceError(
+            f"compare takes two devices, the reference first; got {list(devices)}.",
+            device=",".join(devices),
+        )
+    source = read_model(model)
+    if affinity and not any(map(_is_split, devices)):
+        raise AffinityError(
+            f"model {source.name!r}: pins are for a split, and {' and '.join(devices)} are single "
+            "devices; leave the pins out, or compare with HETERO:A,B."
+        )
+    pins = resolve_pins(source, affinity) if affinity else NO_PINS
+    search = _Search(core, source, (devices[0], devices[1]), dict(inputs), rtol, atol, config, pins)
+    outputs = search.judge(source)
+    found = Comparison(source.name, search.devices, rtol, atol, outputs)
+    if found.agrees:
+        return found
+    return search.bisect(found)
+
+
+class _Search:
+    """Runs of one model's prefixes on two devices."""
+
+    def __init__(
+        self,
+        core: Core,
+        model: Model,
+        devices: tuple[str, str],
+        inputs: Mapping[str, Any],
+        rtol: float,
+        atol: float,
+        config: Config | None,
+        pins: Affinity,
+    ) -> None:
+        self.core = core
+        self.model = model
+        self.devices = devices
+        self.inputs = inputs
+        self.rtol = rtol
+        self.atol = atol
+        self.config = config
+        self.pins = pins
+        self.runs = 0
+        #: What the first device gave for the longest prefix that agrees.
+        self.agreed: dict[str, Any] = {}
+
+    def run(self, part: Model, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return what both devices make of a model: output name -> value."""
+        results = []
+        pins = {f"name:{n}": d for n, d in self.pins.items() if n in part.index_of}
+        for device in self.devices:
+            mine = pins if _is_split(device) else None
+            with self.core.compile_model(part, device, self.config, affinity=mine) as compiled:
+                values = {port.name: inputs[port.name] for port in part.inputs}
+                results.append(dict(compiled(values).to_dict()))
+        return results[0], results[1]
+
+    def judge(self, part: Model, *, keep: bool = False) -> tuple[Difference, ...]:
+        """Run a model on both devices and compare what it gives."""
+        first, second = self.run(part, self.inputs)
+        differences = tuple(
+            d
+            for name in first
+            for d in differences_of(name, first[name], second[name], self.rtol, self.atol)
+        )
+        if keep and all(d.agrees for d in differences):
+            self.agreed = first
+        return differences
+
+    def bisect(self, found: Comparison) -> Comparison:
+        """Find the shortest prefix that differs while the one before it agrees."""
+        cuts = self._cuts()
+        low, high = -1, len(cuts)
+        seen: dict[int, tuple[Difference, ...]] = {}
+        while high - low > 1:
+            middle = (low + high) // 2
+            differences = self.judge(self._prefix(cuts[middle]), keep=True)
+            self.runs += 1
+            seen[middle] = differences
+            if all(d.agrees for d in differences):
+                low = middle
+            else:
+                high = middle
+        end = cuts[high] if high < len(cuts) else len(self.model.nodes) - 1
+        begin = cuts[low] + 1 if low >= 0 else 0
+        suspects = tuple(node.name for node in self.model.nodes[begin : end + 1])
+        values = seen.get(high, found.outputs)
+        made = {v for node in self.model.nodes[begin : end + 1] for v in node.writes}
+        differing = tuple(d for d in values if not d.agrees and d.name.partition("[")[0] in made)
+        node = self._culprit(begin, end, {d.name.partition("[")[0] for d in differing})
+        return Comparison(
+            found.model,
+            found.devices,
+            found.rtol,
+            found.atol,
+            found.outputs,
+            self.model.nodes[node].name,
+            self.model.nodes[node].op_type,
+            suspects,
+            differing,
+            self._alone(node) if begin == end else None,
+            self.runs,
+        )
+
+    def _culprit(self, begin: int, end: int, differing: set[str]) -> int:
+        """Return the first suspect that makes one of the values that differ, else the last."""
+        for position in range(begin, end + 1):
+            if differing & set(self.model.nodes[position].writes):
+                return position
+        return end
+
+    @cached_property
+    def _last_use(self) -> dict[str, int]:
+        """Value -> position of the last node that reads it; past the end for an output."""
+        ends = {port.name for port in self.model.outputs}
+        consumers = self.model.consumers
+        return {
+            value: len(self.model.nodes) if value in ends else max(consumers.get(value, (-1,)))
+            for node in self.model.nodes
+            for value in node.writes
+        }
+
+    def _cuts(self) -> list[int]:
+        """Return the prefixes that can be compiled: the types of all they give are known."""
+        made: Counter[int] = Counter()
+        ending: Counter[int] = Counter()
+        untyped: Counter[int] = Counter()
+        for value, last in self._last_use.items():
+            first = self.model.producers[value]
+            if last > first:
+                made[first] += 1
+                ending[last] += 1
+                if not self.model.spec(value).type:
+                    untyped[first] += 1
+                    untyped[last] -= 1
+        cuts, alive, unknown = [], 0, 0
+        for position in range(len(self.model.nodes)):
+            alive += made[position] - ending[position]
+            unknown += untyped[position]
+            if alive and not unknown:
+                cuts.append(position)
+        return cuts
+
+    def _prefix(self, last: int) -> Model:
+        """Return the nodes up to `last`, giving out what the rest or the outputs need of them."""
+        values = [
+            value
+            for node in self.model.nodes[: last + 1]
+            for value in node.writes
+            if self._last_use[value] > last
+        ]
+        return self.model.extract(range(last + 1), values)
+
+    def _alone(self, position: int) -> tuple[Difference, ...] | None:
+        """Run one node on both devices, on the inputs that the first one had for it."""
+        node = self.model.nodes[position]
+        known = {**self.inputs, **self.agreed}
+        part = self.model.extract([position], list(node.writes))
+        if any(port.name not in known for port in part.inputs):
+            return None
+        try:
+            first, second = self.run(part, known)
+        except HeteroError:
+            # A type that is left open, say: then the prefix's numbers have to do.
+            return None
+        return tuple(
+            d
+            for name in first
+            for d in differences_of(name, first[name], second[name], self.rtol, self.atol)
+        )
+
+
+def _is_split(device: str) -> bool:
+    return device.lstrip().startswith("HETERO")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not np.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,1 @@
+"""From a request of the user's to what is deployed."""

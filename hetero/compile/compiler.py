@@ -1,0 +1,184 @@
+"""From a model and a request to a compiled model: from the cache, or placed, cut and deployed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from devices.errors import UnsupportedNodesError
+from devices.model.model import Model
+from hetero.affinity.affinity import Affinity
+from hetero.cache.blob import Compilation, Cut
+from hetero.cache.cached_compile import Cached, CachedCompiler
+from hetero.cache.folder import Cache
+from hetero.compile.placement import Refused, place_by_priority, refusals
+from hetero.compile.request import CompileRequest
+from hetero.compiled_model import CompiledModel
+from hetero.deployed_model import DeployedModel
+from hetero.partition.lowering import constant_outputs, lower, stage_sources
+from hetero.partition.partition import partition
+from hetero.planning import PlannedAffinity
+from hetero.planning.cost_planner import CostPlanner, policy_of
+from hetero.query.answers import Answers
+from hetero.routed_model import RoutedModel
+from hetero.routing import RoutedDeployment
+from scheduler.client.machine import Limits
+from scheduler.executor import Deployment, Executor, StageSource
+
+_log = logging.getLogger(__name__)
+
+#: Gives cuts what each of their stages is made from, numbered through.
+Sources = Callable[[Sequence[Cut]], list[StageSource]]
+
+
+class Compiler:
+    """Compiles models on the devices of an executor.
+
+    Parameters
+    ----------
+    executor : callable () -> Executor
+        Where the devices are; called when one is needed.
+    answers : Answers
+        What devices said.
+    planner : CostPlanner
+        Places models where the policy is not ``PRIORITY``.
+    """
+
+    def __init__(
+        self, executor: Callable[[], Executor], answers: Answers, planner: CostPlanner
+    ) -> None:
+        self._executor = executor
+        self._answers = answers
+        self._planner = planner
+
+    def compile(
+        self,
+        model: Model,
+        request: CompileRequest,
+        cache: Cache | None,
+    ) -> CompiledModel:
+        """Compile a model, through a cache where there is one.
+
+        Parameters
+        ----------
+        model : Model
+            The model.
+        request : CompileRequest
+            What for, and with what.
+        cache : Cache or None
+            Where compiled models are kept.
+        """
+        compilation = request.compilation
+        limits = request.config.limits
+
+        def deploy(cuts: Sequence[Cut], sources: Sequence[StageSource]) -> Deployment:
+            return self.deploy(cuts, sources, limits)
+
+        def make(sources: Sources) -> tuple[Sequence[Cut], Deployment]:
+            return self._make(model, request, sources, deploy)
+
+        if cache is None:
+            cuts, deployment = make(
+                lambda cuts: [
+                    source
+                    for cut in cuts
+                    for source in stage_sources(cut.partition, compilation.configs)
+                ]
+            )
+            found = Cached(tuple(cuts), deployment, hit=False)
+        else:
+            through = CachedCompiler(cache, model, compilation, request.pins, deploy)
+            found = through.run(make)
+        return self.compiled(model, request, found, cache)
+
+    def compiled(
+        self, model: Model, request: CompileRequest, found: Cached, cache: Cache | None = None
+    ) -> CompiledModel:
+        """Return what was deployed for a request, which can be made again with more inputs."""
+
+        def compile_variant(given: frozenset[str]) -> DeployedModel:
+            return self.compile(model.with_inputs(given), request, cache).deployed
+
+        made = compiled(found, request.compilation)
+        made.deployed.compile_variant = compile_variant
+        return made
+
+    def place(self, model: Model, request: CompileRequest, refused: Refused) -> list[Cut]:
+        """Cut a model as the policy says, without what devices are known to refuse in a part."""
+        configs = request.config.devices
+        if policy_of(request.config.own) == "PRIORITY" or len(request.devices) == 1:
+            placed: Affinity = place_by_priority(
+                model, request, lambda d, part: self._answers.support(d, part, configs[d]), refused
+            )
+            parts = partition(model, placed)
+            return [Cut(parts, placed, lower(parts))]
+        report = self._planner.plan(model, request, refused)
+        cuts = []
+        for variant in report.variants:
+            assert variant.partition is not None  # a plan's variants are cut
+            parts, affinity = variant.partition, variant.affinity
+            planned = PlannedAffinity(affinity.devices, affinity.reasons, report)
+            cuts.append(Cut(parts, planned, lower(parts), variant.share))
+        return cuts
+
+    def deploy(
+        self, cuts: Sequence[Cut], sources: Sequence[StageSource], limits: Limits
+    ) -> Deployment:
+        """Deploy cuts with a source for each stage, numbered through; several share requests."""
+        company = tuple(dict.fromkeys(d for cut in cuts for d in cut.plan.devices))
+        made: list[Deployment] = []
+        first = 0
+        try:
+            for cut in cuts:
+                mine = sources[first : first + len(cut.plan.stages)]
+                first += len(mine)
+                constants = constant_outputs(cut.partition)
+                made.append(
+                    self._executor().deploy(
+                        cut.plan, mine, constants, limits=limits, company=company
+                    )
+                )
+        except BaseException:
+            for deployment in made:
+                deployment.close()
+            raise
+        return made[0] if len(made) == 1 else RoutedDeployment(made, [c.share for c in cuts])
+
+    def _make(
+        self,
+        model: Model,
+        request: CompileRequest,
+        sources: Sources,
+        deploy: Callable[[Sequence[Cut], Sequence[StageSource]], Deployment],
+    ) -> tuple[Sequence[Cut], Deployment]:
+        """Cut and deploy a model; again without what a device refuses in a part."""
+        refused: Refused = {}
+        while True:
+            cuts = self.place(model, request, refused)
+            try:
+                return cuts, deploy(cuts, sources(cuts))
+            except UnsupportedNodesError as error:
+                refused = refusals([cut.affinity for cut in cuts], error, refused)
+                _log.warning("model=%s: placed again: %s", model.name, error)
+
+
+def compiled(found: Cached, compilation: Compilation) -> CompiledModel:
+    """Return what was deployed as a compiled model."""
+
+    def one(cut: Cut, deployment: Deployment) -> CompiledModel:
+        return CompiledModel(
+            cut.partition,
+            cut.affinity,
+            cut.plan,
+            deployment,
+            compilation,
+            loaded_from_cache=found.hit,
+        )
+
+    deployment = found.deployment
+    if not isinstance(deployment, RoutedDeployment):
+        return one(found.cuts[0], deployment)
+    routes: Any = zip(found.cuts, deployment.routes, strict=True)
+    variants = [one(cut, route) for cut, route in routes]
+    return RoutedModel(variants, deployment, [cut.share for cut in found.cuts])

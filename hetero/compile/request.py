@@ -1,0 +1,31 @@
+"""What the user asked for: devices in order, options sorted by who reads them, pins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hetero.affinity.affinity import Affinity
+from hetero.cache.blob import Compilation
+from hetero.config import SplitConfig
+
+
+@dataclass(frozen=True, slots=True)
+class CompileRequest:
+    """What a model is to be queried, planned or compiled for, and with.
+
+    Attributes
+    ----------
+    devices : tuple of str
+        Names, the most preferred first.
+    config : SplitConfig
+        HETERO's own properties and each device's.
+    pins : Affinity
+        Nodes that are placed already.
+    compilation : Compilation
+        The same as a blob records it.
+    """
+
+    devices: tuple[str, ...]
+    config: SplitConfig
+    pins: Affinity
+    compilation: Compilation

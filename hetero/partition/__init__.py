@@ -1,0 +1,1 @@
+"""From an affinity to subgraphs, and from these to a plan."""

@@ -1,0 +1,323 @@
+"""Cutting a model into subgraphs, one device each, whose graph has no cycle.
+
+Every node but a literal lies in one subgraph. Constants (initializers, and `Constant` nodes that
+something reads) are copied to each subgraph that reads them and never cross; any other value that
+a subgraph needs from another crosses once, as a wire. Values keep their names everywhere.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+from devices.errors import AffinityError
+from devices.model.model import Model
+from hetero.partition.clustering import cluster
+from hetero.partition.loop_shapes import with_loop_shapes
+
+OutputKind = Literal["subgraph", "input", "constant"]
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """A tensor that crosses from one subgraph to another."""
+
+    tensor: str
+    producer: int
+    consumer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Where one output of the model comes from: a subgraph (its index), an input, a constant."""
+
+    name: str
+    kind: OutputKind
+    subgraph: int | None = None
+
+
+@dataclass(frozen=True)
+class Subgraph:
+    """A part of the model on one device.
+
+    Attributes
+    ----------
+    index : int
+        Place in the running order.
+    device : str
+        The device's name.
+    node_names : tuple of str
+        Its nodes in topological order. A `Constant` node that several subgraphs read is in the
+        model of each, and listed in the first.
+    inputs, outputs : tuple of str
+        The values that come in and go out, by the names they have in the whole model. A subgraph
+        whose values nobody needs gives out what it makes last, since runtimes want an output.
+    source : Model
+        The whole model.
+    positions : tuple of int
+        The nodes of `model`, copied `Constant` nodes included, as positions in `source.nodes`.
+    """
+
+    index: int
+    device: str
+    node_names: tuple[str, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    source: Model = field(repr=False, compare=False)
+    positions: tuple[int, ...] = field(repr=False)
+
+    @cached_property
+    def model(self) -> Model:
+        """The subgraph as a model of its own; weights are shared with the whole one."""
+        return self.source.extract(self.positions, self.outputs)
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A model cut into subgraphs.
+
+    Attributes
+    ----------
+    source : Model
+        The whole model, with the shapes of loops' results added.
+    subgraphs : tuple of Subgraph
+        In an order in which they can run.
+    wires : tuple of Wire
+        What crosses, once per tensor and consumer, ordered by consumer.
+    inputs : tuple of (str, tuple of int)
+        Each input of the model, with the subgraphs that read it.
+    outputs : tuple of Output
+        Each output of the model, repeated ones included, with where it comes from.
+    """
+
+    source: Model = field(repr=False, compare=False)
+    subgraphs: tuple[Subgraph, ...]
+    wires: tuple[Wire, ...]
+    inputs: tuple[tuple[str, tuple[int, ...]], ...]
+    outputs: tuple[Output, ...]
+
+    @cached_property
+    def passthrough(self) -> Mapping[str, OutputKind]:
+        """Outputs that no subgraph makes: name -> ``input`` or ``constant``.
+
+        A constant's contents are in ``source.constants``.
+        """
+        return {o.name: o.kind for o in self.outputs if o.kind != "subgraph"}
+
+    @cached_property
+    def subgraph_of(self) -> Mapping[str, int]:
+        """Node name -> index of the subgraph that lists it."""
+        return {name: s.index for s in self.subgraphs for name in s.node_names}
+
+
+def partition(model: Model, affinity: Mapping[str, str]) -> Partition:
+    """Cut a model where the affinity changes, into few subgraphs without cyclic dependencies.
+
+    A crossing tensor has the shape that inference finds. Where that leaves even the rank open (an
+    `If` whose branches differ, say) the subgraphs still run, though `onnx.checker` wants a rank.
+
+    Parameters
+    ----------
+    model : Model
+        The whole model.
+    affinity : mapping of str to str
+        Node name -> device name, for every node; that of a `Constant` node which other nodes
+        read is ignored, as it follows them.
+
+    Raises
+    ------
+    AffinityError
+        A node has no affinity; a name is no node's; a tensor that would cross is of unknown type.
+    """
+    literal = _followers(model)
+    _check_cover(model, affinity, literal)
+    numbers = assign_clusters(model, affinity, literal)
+    members: list[list[int]] = [[] for _ in range(max(numbers, default=-1) + 1)]
+    for position, number in enumerate(numbers):
+        if number >= 0:
+            members[number].append(position)
+    homes = _adopt_literals(model, members, literal, numbers)
+    inputs = [_inputs(model, positions) for positions in members]
+    given = {port.name for port in model.inputs}
+    wires = tuple(
+        Wire(value, numbers[model.producers[value]], consumer)
+        for consumer, values in enumerate(inputs)
+        for value in values
+        if value not in given
+    )
+    model = with_loop_shapes(model)
+    _check_types(model, wires)
+    leaving = {wire.tensor for wire in wires} | {port.name for port in model.outputs}
+    listed = [[p for p in ps if p not in literal or homes[p] == i] for i, ps in enumerate(members)]
+    subgraphs = tuple(
+        Subgraph(
+            index,
+            affinity[model.nodes[next(p for p in positions if p not in literal)].name],
+            tuple(model.nodes[p].name for p in listed[index]),
+            tuple(inputs[index]),
+            _outputs(model, listed[index], leaving),
+            model,
+            tuple(positions),
+        )
+        for index, positions in enumerate(members)
+    )
+    makers = {value: s.index for s in subgraphs for value in s.outputs}
+    readers: dict[str, list[int]] = {port.name: [] for port in model.inputs}
+    for index, values in enumerate(inputs):
+        for value in values:
+            if value in readers:
+                readers[value].append(index)
+    return Partition(
+        model,
+        subgraphs,
+        wires,
+        tuple((name, tuple(indices)) for name, indices in readers.items()),
+        tuple(_source(port.name, makers, model) for port in model.outputs),
+    )
+
+
+def assign_clusters(
+    model: Model, affinity: Mapping[str, str], literal: Iterable[int] = ()
+) -> list[int]:
+    """Return each node's cluster number, in running order; -1 for the positions in `literal`."""
+    left_out = frozenset(literal)
+    positions = [p for p in range(len(model.nodes)) if p not in left_out]
+    place = {p: i for i, p in enumerate(positions)} if left_out else range(len(model.nodes))
+    consumers = model.consumers
+    nothing: tuple[int, ...] = ()
+    successors: list[list[int]] = []
+    kinds: dict[str, int] = {}
+    kind = []
+    for p in positions:
+        node = model.nodes[p]
+        after = [place[r] for value in node.outputs for r in consumers.get(value, nothing)]
+        successors.append(after)
+        kind.append(kinds.setdefault(affinity[node.name], len(kinds)))
+    found = cluster(successors, kind)
+    _sink_weights(model, positions, successors, kind, found)
+    used = {number: i for i, number in enumerate(sorted(set(found)))}
+    numbers = [-1] * len(model.nodes)
+    for p, number in zip(positions, found, strict=True):
+        numbers[p] = used[number]
+    return numbers
+
+
+def _sink_weights(
+    model: Model,
+    positions: Sequence[int],
+    successors: Sequence[Sequence[int]],
+    kind: Sequence[int],
+    numbers: list[int],
+) -> None:
+    """Move what is computed from constants alone to its first reader, where that is on its device.
+
+    Such nodes (a weight that is dequantised, say) are ready at once and so come to lie in an early
+    cluster. Weights would cross there, and the device could not fold them into their reader.
+    """
+    kinds = {number: kind[i] for i, number in enumerate(numbers)}
+    moving = {port.name for port in model.inputs}  # values that change from request to request
+    fixed = []
+    for i, p in enumerate(positions):
+        node = model.nodes[p]
+        if moving.isdisjoint(node.reads):
+            fixed.append(i)
+        else:
+            moving.update(node.writes)
+    for i in reversed(fixed):
+        if successors[i]:
+            first = min(numbers[w] for w in successors[i])
+            if kinds[first] == kind[i]:
+                numbers[i] = first
+
+
+def _followers(model: Model) -> frozenset[int]:
+    """Return the positions of `Constant` nodes that something reads: they follow their readers."""
+    return frozenset(
+        p
+        for p, node in enumerate(model.nodes)
+        if node.is_constant and any(value in model.consumers for value in node.writes)
+    )
+
+
+def _check_cover(model: Model, affinity: Mapping[str, str], literal: frozenset[int]) -> None:
+    missing = [
+        node.name
+        for p, node in enumerate(model.nodes)
+        if p not in literal and node.name not in affinity
+    ]
+    if missing:
+        raise AffinityError(
+            f"model {model.name!r}: {len(missing)} of {len(model.nodes)} nodes have no affinity: "
+            f"{_some(missing)}. Every node needs a device; let the query assign what is not "
+            "pinned.",
+            nodes=tuple(missing),
+        )
+    unknown = [name for name in affinity if name not in model.index_of]
+    if unknown:
+        close = difflib.get_close_matches(unknown[0], model.node_names, 3)
+        hint = f" Close to {unknown[0]!r}: {', '.join(map(repr, close))}." if close else ""
+        raise AffinityError(
+            f"model {model.name!r}: an affinity names {len(unknown)} nodes that it does not have: "
+            f"{_some(unknown)}.{hint} `model.node_names` lists them all.",
+            nodes=tuple(unknown),
+        )
+
+
+def _check_types(model: Model, wires: Sequence[Wire]) -> None:
+    specs = model.specs if wires else {}
+    if open_ := [wire for wire in wires if wire.tensor not in specs]:
+        maker = model.nodes[model.producers[open_[0].tensor]]
+        names = list(dict.fromkeys(wire.tensor for wire in open_))
+        raise AffinityError(
+            f"model {model.name!r}: tensors that would cross between subgraphs have no known "
+            f"type: {_some(names)}; the first is made by node {maker.name!r} ({maker.op_type}). "
+            "Give their types in the model's value_info, or put their producers and consumers on "
+            "one device.",
+            tensors=tuple(names),
+        )
+
+
+def _some(names: Sequence[str], most: int = 10) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(repr, names[:most])) + more
+
+
+def _adopt_literals(
+    model: Model, members: list[list[int]], literal: frozenset[int], numbers: list[int]
+) -> dict[int, int]:
+    """Put `Constant` nodes into each subgraph that reads them; return the first one of each."""
+    homes: dict[int, int] = {}
+    copies: list[list[int]] = [[] for _ in members]
+    for p in sorted(literal):
+        readers = {numbers[r] for value in model.nodes[p].writes for r in model.consumers[value]}
+        homes[p] = min(readers)
+        for number in readers:
+            copies[number].append(p)
+    for positions, extra in zip(members, copies, strict=True):
+        if extra:
+            positions[:] = sorted(positions + extra)
+    return homes
+
+
+def _inputs(model: Model, positions: Sequence[int]) -> list[str]:
+    nodes = [model.nodes[p] for p in positions]
+    made = {value for node in nodes for value in node.writes}
+    wanted = dict.fromkeys(value for node in nodes for value in node.reads)
+    return [v for v in wanted if v not in made and v not in model.constants]
+
+
+def _outputs(model: Model, listed: Sequence[int], leaving: set[str]) -> tuple[str, ...]:
+    made = [value for p in listed for value in model.nodes[p].writes]
+    if found := tuple(value for value in made if value in leaving):
+        return found
+    unread = [model.spec(value) for value in made if value not in model.consumers]
+    return tuple(s.name for s in unread if s.type and (s.shape is not None or not s.is_tensor))
+
+
+def _source(name: str, makers: Mapping[str, int], model: Model) -> Output:
+    if name in makers:
+        return Output(name, "subgraph", makers[name])
+    return Output(name, "constant" if name in model.constants else "input")

@@ -1,0 +1,1 @@
+"""From a model to what each device says of its nodes."""

@@ -1,0 +1,140 @@
+"""Device strings against the devices that are there, with what is wrong with those that are not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from devices.errors import ArgumentTypeError, PluginLoadError, PropertyError, UnknownDeviceError
+from devices.plugin.configuration import check_mapping
+from devices.plugin.properties import Config
+from scheduler.device_names import (
+    HETERO,
+    DeviceRequest,
+    parse_device,
+    resolve_device,
+    split_name,
+)
+from scheduler.executor import DeviceDescriptor
+
+
+def choose_devices(device: str, rows: Sequence[DeviceDescriptor]) -> tuple[str, ...]:
+    """Return the devices that a device string means, in order of priority.
+
+    Parameters
+    ----------
+    device : str
+        ``CPU``, ``ORT.1``, ``HETERO:ORT,CPU``, or ``HETERO`` for every automatic device.
+    rows : sequence of DeviceDescriptor
+        What there is, broken plugins included.
+
+    Raises
+    ------
+    PluginLoadError
+        For a device whose plugin is broken.
+    UnknownDeviceError
+        For a device that is not there, listing those that are, and plugins that are broken: one
+        of them may be meant.
+    """
+    working = [d for d in rows if d.error is None]
+    request = parse_device(device)
+    if request == DeviceRequest(True, ()):
+        ranked = sorted((d for d in working if d.automatic), key=lambda d: d.rank)
+        return tuple(d.name for d in ranked)
+    try:
+        return resolve_device(device, [d.name for d in working])
+    except UnknownDeviceError as error:
+        asked = {split_name(name)[0] for name in request.names}
+        broken = {d.plugin: d.error for d in rows if d.error is not None}
+        for plugin in broken.keys() & asked:
+            raise PluginLoadError(
+                f"device {plugin!r} cannot be used: {broken[plugin]}", device=plugin
+            ) from error
+        if not broken:
+            raise
+        listed = "; ".join(f"{plugin}: {why}" for plugin, why in broken.items())
+        raise UnknownDeviceError(
+            f"{error} Plugins that could not be loaded: {listed}", device=error.device
+        ) from error
+
+
+def choose_prioritised(
+    device: str, names: Sequence[str], rows: Sequence[DeviceDescriptor]
+) -> tuple[str, ...]:
+    """Return what a device string means where ``MULTI_DEVICE_PRIORITIES`` lists `names`.
+
+    Raises
+    ------
+    PropertyError
+        If both list devices, and not the same ones.
+    """
+    if not names or not parse_device(device).hetero:
+        return choose_devices(device, rows)
+    listed = choose_devices(f"{HETERO}:" + ",".join(names), rows)
+    if ":" in device and choose_devices(device, rows) != listed:
+        raise PropertyError(
+            f"the device string {device!r} and MULTI_DEVICE_PRIORITIES={','.join(names)} "
+            "disagree; give one of them.",
+            property="MULTI_DEVICE_PRIORITIES",
+        )
+    return listed
+
+
+def identified(device: str, config: Config) -> tuple[str, Config]:
+    """Return a device string with the id that the option DEVICE_ID gives, and the other options.
+
+    Raises
+    ------
+    PropertyError
+        The string names another id, or more than one device.
+    """
+    check_mapping(config, device)
+    if "DEVICE_ID" not in config:
+        return device, config
+    asked = str(config["DEVICE_ID"])
+    request = parse_device(device)
+    plugin, _, device_id = device.strip().partition(".")
+    if request.hetero or device_id not in ("", asked):
+        raise PropertyError(
+            f"DEVICE_ID={asked!r} for {device!r}: it chooses one of a plugin's devices. Name the "
+            f"devices with their ids, as in {split_name([*request.names, 'CPU'][0])[0]}.{asked}.",
+            property="DEVICE_ID",
+        )
+    return f"{plugin}.{asked}", {n: v for n, v in config.items() if n != "DEVICE_ID"}
+
+
+def parse_counts(devices: Mapping[str, int] | None) -> dict[str, int]:
+    """Return how many devices of a plugin each node offers.
+
+    Raises
+    ------
+    ArgumentTypeError
+        What is given is no mapping of names to whole numbers of 0 or more.
+    """
+    counts = {} if devices is None else devices
+    if not isinstance(counts, Mapping) or not all(
+        isinstance(n, str) and isinstance(c, int) and not isinstance(c, bool) and c >= 0
+        for n, c in counts.items()
+    ):
+        raise ArgumentTypeError(
+            f"devices={devices!r}: wanted numbers of devices by plugin, as {{'ORT': 2}}."
+        )
+    return dict(counts)
+
+
+def check_counts(counts: Mapping[str, int], rows: Sequence[DeviceDescriptor]) -> None:
+    """Refuse to count devices of a plugin that is not there.
+
+    Raises
+    ------
+    UnknownDeviceError
+        Listing the plugins that are.
+    """
+    plugins = dict.fromkeys(d.plugin for d in rows)
+    for name in counts:
+        # A count of none is how a plugin is left out; it has no row then.
+        if counts[name] and name not in plugins:
+            raise UnknownDeviceError(
+                f"devices={{{name!r}: {counts[name]}}}: there is no plugin {name!r}; there are "
+                f"{', '.join(plugins)}.",
+                device=name,
+            )

@@ -1,0 +1,172 @@
+"""The priority policy: the first device takes all it can, later ones what is left.
+
+A device is asked about exactly the nodes that it could get: those that no earlier device took and
+nobody pinned elsewhere, as a model of their own. So it sees the graph that it will later compile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from devices.errors import AffinityError, UnsupportedNodesError
+from devices.model.model import Model
+from devices.plugin.support import Refusal, Support
+from hetero.affinity.affinity import NO_PINS, Affinity, follows, refuse, resolve_pins
+from hetero.affinity.file import load_affinity, parse_pins
+from hetero.affinity.metadata import metadata_pins
+
+#: Asks a device: device name, model -> what it takes of it.
+Ask = Callable[[str, Model], Support]
+#: {pattern: device}, an affinity file, or ``PATTERN=DEVICE`` strings.
+AffinitySource = Mapping[str, str] | str | Path | Sequence[str]
+#: Nodes that an error message shows; all of them are in its `unsupported`.
+SHOWN_NODES: Final = 20
+
+
+def query_priority(
+    model: Model, devices: Sequence[str], ask: Ask, pins: Affinity = NO_PINS
+) -> Support:
+    """Ask devices in order of priority who runs which node.
+
+    Parameters
+    ----------
+    model : Model
+        The model.
+    devices : sequence of str
+        Device names, the most preferred first.
+    ask : callable (str, Model) -> Support
+        Asks one device about a model.
+    pins : Affinity
+        Nodes that go to one device only; it is still asked whether it takes them.
+
+    Returns
+    -------
+    Support
+        `unsupported` has the reason of every device that may have the node: of all of them, or of
+        the one that it is pinned to.
+    """
+    literals = {p for p, node in enumerate(model.nodes) if follows(model, node)}
+    left = {p for p, n in enumerate(model.nodes) if p not in literals and n.name not in pins}
+    taken: dict[str, str] = {}
+    refusals: dict[str, dict[str, Refusal]] = {}
+    notes: dict[str, str] = {}
+    for device in dict.fromkeys(devices):
+        asked = sorted(left | {model.index_of[n] for n, where in pins.items() if where == device})
+        if not asked:
+            continue
+        answer = ask(device, _part(model, asked, literals))
+        for position in asked:
+            name = model.nodes[position].name
+            if name in answer.devices:
+                taken[name] = device
+                left.discard(position)
+            else:
+                refusals.setdefault(name, {})[device] = _reason(answer, name, device)
+            if name in answer.notes and name in answer.devices:
+                notes[name] = answer.notes[name]
+    for position in literals:
+        node = model.nodes[position]
+        readers = (model.nodes[r].name for v in node.writes for r in model.consumers.get(v, ()))
+        if (reader := next((r for r in readers if r in taken), None)) is not None:
+            taken[node.name] = taken[reader]
+    return Support(
+        {name: taken[name] for name in model.node_names if name in taken},
+        {name: refusals[name] for name in model.node_names if name in refusals.keys() - taken},
+        {name: refusals[name] for name in model.node_names if name in refusals},
+        {name: notes[name] for name in model.node_names if name in notes},
+    )
+
+
+def require_supported(support: Support, model: Model, devices: Sequence[str]) -> None:
+    """Raise unless every node has a device.
+
+    Raises
+    ------
+    UnsupportedNodesError
+        With every node that no device takes in `unsupported`, and each device's reason.
+    """
+    if not support.unsupported:
+        return
+    lines = []
+    for name, reasons in list(support.unsupported.items())[:SHOWN_NODES]:
+        node = model.nodes[model.index_of[name]]
+        op = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+        by_reason: dict[Refusal, list[str]] = {}
+        for device, refusal in reasons.items():
+            by_reason.setdefault(refusal, []).append(device)
+        said = "; ".join(f"{', '.join(who)}: {refusal}" for refusal, who in by_reason.items())
+        lines.append(f"\n  {name!r} ({op}): {said}")
+    if (more := len(support.unsupported) - SHOWN_NODES) > 0:
+        lines.append(f"\n  and {more} more; `.unsupported` has all of them")
+    raise UnsupportedNodesError(
+        f"model {model.name!r}: none of {', '.join(devices)} takes {len(support.unsupported)} of "
+        f"its {len(model.nodes)} nodes:{''.join(lines)}\n"
+        "Add a device that takes them to the list, or export the model without them.",
+        unsupported={name: dict(reasons) for name, reasons in support.unsupported.items()},
+    )
+
+
+def gather_pins(
+    model: Model,
+    devices: Sequence[str],
+    *,
+    affinity: Mapping[str, str] | None = None,
+    file: str | Path | None = None,
+) -> Affinity:
+    """Collect pins: those of the call win over the file's, and both over the model's metadata.
+
+    Metadata is not read for a single device: a model annotated for several still runs on one.
+
+    Raises
+    ------
+    AffinityError
+        Pins on no node, or on a device that is not in the list; a file that cannot be used. All
+        problems of the call and the file are in one error.
+    """
+    pins = metadata_pins(model, devices) if len(devices) > 1 else NO_PINS
+    problems: list[str] = []
+    layers: list[tuple[Mapping[str, str], str]] = []
+    if file is not None:
+        layers.append((load_affinity(file), str(file)))
+    if affinity:
+        layers.append((affinity, ""))
+    for layer, source in layers:
+        try:
+            pins = resolve_pins(model, layer, devices, source=source).over(pins)
+        except AffinityError as error:
+            problems += error.data["problems"]
+    refuse(model, problems)
+    return pins
+
+
+def pins_of(model: Model, devices: Sequence[str], source: AffinitySource | None) -> Affinity:
+    """Collect pins from what a user gives in any of its forms; see `gather_pins`."""
+    if isinstance(source, str | Path):
+        return gather_pins(model, devices, file=source)
+    given = source if isinstance(source, Mapping) else parse_pins(source or ())
+    return gather_pins(model, devices, affinity=given)
+
+
+def _part(model: Model, positions: Sequence[int], literals: set[int]) -> Model:
+    """Return the nodes at `positions`, and the literals that they read, as a model."""
+    if len(positions) + len(literals) == len(model.nodes):
+        return model
+    inside = set(positions)
+    read = {model.producers.get(value, -1) for p in positions for value in model.nodes[p].reads}
+    ends = {port.name for port in model.outputs}
+    outputs = [
+        value
+        for p in positions
+        for value in model.nodes[p].writes
+        if value in ends or not inside.issuperset(model.consumers.get(value, ()))
+    ]
+    return model.extract([*positions, *(read & literals)], outputs)
+
+
+def _reason(answer: Support, name: str, device: str) -> Refusal:
+    for refusals in (answer.unsupported.get(name), answer.refusals.get(name)):
+        if refusals:
+            return refusals.get(device) or next(iter(refusals.values()))
+    return Refusal("policy", f"{device} left it out and gave no reason")

@@ -1,0 +1,54 @@
+"""What a report is made from: a model, what each device says of all of it, and who gets what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from devices.model.model import Model
+from devices.plugin.support import Support
+from hetero.affinity.affinity import NO_PINS, Affinity
+from scheduler.executor import DeviceDescriptor
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """Every device asked about the whole model, and the affinity that follows.
+
+    Attributes
+    ----------
+    model : Model
+        The model.
+    request : str
+        The device string.
+    devices : tuple of DeviceDescriptor
+        The devices that it means, the most preferred first.
+    answers : mapping of str to Support
+        Device name -> its answer about the whole model, whatever the others take.
+    support : Support
+        What the devices take between them, as `Core.query_model` says.
+    affinity : Affinity
+        Which device each node gets, and why; nodes that nobody takes are absent.
+    pins : Affinity
+        What the user asked for by hand.
+    query_s : mapping of str to float
+        Seconds that each device took to answer.
+    config : mapping
+        Properties given.
+    """
+
+    model: Model
+    request: str
+    devices: tuple[DeviceDescriptor, ...]
+    answers: Mapping[str, Support]
+    support: Support
+    affinity: Affinity
+    pins: Affinity = NO_PINS
+    query_s: Mapping[str, float] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The devices' names, the most preferred first."""
+        return tuple(device.name for device in self.devices)

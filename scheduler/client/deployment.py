@@ -1,0 +1,236 @@
+"""What the deployments of both executors share: checks, requests, and putting answers together."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, Generic, TypeVar
+
+import numpy as np
+
+from devices.errors import PlanError, TensorNameError
+from devices.plugin.program import Value
+from scheduler import events
+from scheduler.client.bytes_in_flight import BytesInFlight
+from scheduler.client.machine import Limits, StoryLine
+from scheduler.client.runner import RequestRunner
+from scheduler.executor import Answer, StageRun, StageSource, Submission
+from scheduler.formats.codec import decode, encode
+from scheduler.plan import Plan
+
+_log = logging.getLogger(__name__)
+
+#: Callbacks of a deployment that may run at once: one that waits does not stop the others.
+_CALLBACK_THREADS: Final = 4
+
+
+D = TypeVar("D", bound="BaseDeployment")
+
+
+class Deployments(Generic[D]):
+    """The open deployments of an executor, and what they share."""
+
+    def __init__(self) -> None:
+        #: Ascending through all deployments: they order the devices' queues.
+        self.request_ids = itertools.count(1)
+        self.in_flight = BytesInFlight()
+        self._open: dict[str, D] = {}
+
+    def __iter__(self) -> Iterator[D]:
+        return iter(list(self._open.values()))
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def add(self, deployment: D) -> None:
+        """Hold a deployment until it is closed."""
+        self._open[deployment.key] = deployment
+
+    def discard(self, deployment: D) -> None:
+        """Let go of a deployment."""
+        self._open.pop(deployment.key, None)
+
+
+class BaseDeployment(ABC):
+    """A plan with a request runner.
+
+    Parameters
+    ----------
+    key : str
+        The deployment's name, unique in its executor.
+    plan : Plan
+        What is deployed.
+    constants : mapping of str to numpy.ndarray
+        Values of the plan's constant outputs.
+    limits : Limits
+        Bounds of the queues.
+    deployments : Deployments
+        The executor's, which hold this one until it is closed.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        plan: Plan,
+        constants: Mapping[str, np.ndarray],
+        limits: Limits,
+        deployments: Deployments[Any],
+    ) -> None:
+        if missing := [name for name in plan.constant_outputs if name not in constants]:
+            raise PlanError(f"plan of {plan.name!r}: no values for constant outputs {missing}.")
+        self.plan = plan
+        self.key = key
+        #: Stages that were imported from their payloads; the others were compiled.
+        self.imported: set[int] = set()
+        self._constants = {name: constants[name] for name in plan.constant_outputs}
+        self._inputs = frozenset(spec.name for spec in plan.inputs)
+        name = f"{plan.name} ({key})"
+        self._runner = RequestRunner(
+            limits,
+            self,
+            name=name,
+            ids=deployments.request_ids,
+            in_flight=deployments.in_flight,
+        )
+        #: Where callbacks of its requests run; threads start with the first callback.
+        self.callback_executor = ThreadPoolExecutor(_CALLBACK_THREADS, f"{name}-callback")
+        self._close_lock = threading.RLock()
+        self._closed = False
+        self._deployments = deployments
+        deployments.add(self)
+
+    @abstractmethod
+    def start(
+        self, request_id: int, attempt: int, inputs: Mapping[str, Value], profile: bool
+    ) -> None:
+        """Send an attempt on its way."""
+
+    @abstractmethod
+    def drop(self, request_id: int, attempt: int) -> None:
+        """Stop an attempt."""
+
+    @abstractmethod
+    def _unload(self) -> None:
+        """Let the devices let go of the stages."""
+
+    @property
+    def num_stages(self) -> int:
+        """How many stages there are."""
+        return len(self.plan.stages)
+
+    def submit(
+        self,
+        inputs: Mapping[str, Value],
+        *,
+        timeout_s: float | None = None,
+        profile: bool = False,
+        waits: bool = True,
+    ) -> Submission:
+        """Admit a request; see `scheduler.executor.Deployment.submit`.
+
+        Raises
+        ------
+        TensorNameError
+            An input is missing, or one too many.
+        """
+        if inputs.keys() != self._inputs:
+            missing = sorted(self._inputs - set(inputs))
+            extra = sorted(set(inputs) - self._inputs)
+            raise TensorNameError(
+                f"model {self.plan.name!r}: inputs missing {missing}, unknown {extra}; it takes "
+                f"{sorted(self._inputs)}."
+            )
+        return self._runner.submit(inputs, timeout_s, profile, waits)
+
+    def cancel(self, request_id: int) -> bool:
+        """Cancel a request; True if it had not ended."""
+        return self._runner.cancel(request_id)
+
+    def story(self, request_id: int) -> list[StoryLine]:
+        """Return what happened to a request so far."""
+        return self._runner.story(request_id)
+
+    def close(self) -> None:
+        """Cancel what is in flight and unload the stages; again is harmless."""
+        with self._close_lock:  # who comes second waits for the first
+            if self._closed:
+                return
+            self._closed = True
+            try:
+                self._runner.close()
+                self._unload()
+            finally:
+                self.callback_executor.shutdown(wait=False)
+                self._deployments.discard(self)
+
+    def close_later(self) -> None:
+        """Close soon, in a thread of the deployment's own; see `Deployment.close_later`."""
+        self._runner.later(lambda: None if self._closed else self.close())
+
+    def _answered(
+        self,
+        request_id: int,
+        attempt: int,
+        inputs: Mapping[str, Value],
+        made: Mapping[str, Value],
+        runs: Sequence[StageRun],
+    ) -> None:
+        """Put an attempt's answer together and hand it in."""
+        outputs: dict[str, Value] = {}
+        for name in self.plan.output_names:
+            if name in made:
+                outputs[name] = made[name]
+            elif name in self._constants:
+                outputs[name] = self._constants[name]
+            else:
+                # A copy: the caller may write to its input once the answer is there.
+                outputs[name] = decode(encode(inputs[name]))
+        ordered = tuple(sorted(runs, key=lambda run: run.stage))
+        nbytes = sum(run.output_nbytes for run in ordered)
+        self._runner.handle(
+            events.AttemptAnswered(
+                self._runner.now_s(), request_id, attempt, Answer(outputs, ordered), nbytes
+            )
+        )
+
+    def _failed(self, request_id: int, attempt: int, error: BaseException) -> None:
+        self._runner.handle(events.AttemptFailed(self._runner.now_s(), request_id, attempt, error))
+
+
+def import_failed(plan: Plan, stage: int, error: Exception) -> None:
+    """Say that a stage's payload was of no use, and that the stage is compiled instead."""
+    device = plan.stages[stage].device
+    _log.warning(
+        "model=%s stage=%d device=%s: cannot be imported, so it is compiled again: %s",
+        plan.name, stage, device, error,
+    )  # fmt: skip
+
+
+def check_sources(plan: Plan, sources: Sequence[StageSource]) -> None:
+    """Check that each stage's source has the stage's ports.
+
+    Raises
+    ------
+    PlanError
+        Naming the stage and the difference.
+    """
+    if len(sources) != len(plan.stages):
+        raise PlanError(
+            f"plan of {plan.name!r}: {len(plan.stages)} stages, {len(sources)} sources."
+        )
+    for stage, source in zip(plan.stages, sources, strict=True):
+        for kind, wanted, ports in (
+            ("inputs", stage.inputs, source.model.inputs),
+            ("outputs", stage.outputs, source.model.outputs),
+        ):
+            got = tuple(port.name for port in ports)
+            if got != wanted:
+                raise PlanError(
+                    f"plan of {plan.name!r}: stage {stage.index} has {kind} {list(wanted)}, its "
+                    f"model {list(got)}; they must be the same, in the same order.",
+                    stage=stage.index,
+                )

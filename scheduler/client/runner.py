@@ -1,0 +1,243 @@
+"""The request runner: threads, futures and a clock around the client's machine.
+
+Both executors' deployments are one; they say how an attempt starts and how it is dropped.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from devices.errors import UnsupportedOperationError
+from devices.plugin.program import Value
+from devices.request.run import LONGEST_S
+from scheduler import events
+from scheduler.client.bytes_in_flight import BytesInFlight
+from scheduler.client.machine import (
+    ClientMachine,
+    Limits,
+    RetryPolicy,
+    StoryLine,
+    never_retry,
+)
+from scheduler.events import ClientEvent, ClientInstruction
+from scheduler.executor import Answer, Submission
+from scheduler.formats.codec import nbytes_of
+
+
+class Attempts(Protocol):
+    """How attempts are made: what an executor gives."""
+
+    def start(
+        self, request_id: int, attempt: int, inputs: Mapping[str, Value], profile: bool
+    ) -> None:
+        """Send an attempt on its way; its end comes back as an event."""
+
+    def drop(self, request_id: int, attempt: int) -> None:
+        """Stop an attempt where it runs, forget it where it waits."""
+
+
+@dataclass(slots=True)
+class _Call:
+    """A request's caller: what it brought, and what it waits on."""
+
+    inputs: Mapping[str, Value]
+    profile: bool
+    future: Future[Answer] = field(default_factory=Future)
+    #: Set once the request is admitted or ended; None once its caller has gone on.
+    gate: threading.Event | None = field(default_factory=threading.Event)
+    #: The attempt that the waiting caller is to start.
+    granted: int = 0
+
+
+class RequestRunner:
+    """Runs requests of one deployment.
+
+    Parameters
+    ----------
+    limits : Limits
+        Bounds of the queues.
+    attempts : Attempts
+        How attempts are started and dropped.
+    name : str
+        The deployment, for messages.
+    ids : iterator of int
+        Gives request ids, ascending; shared by all that share devices, whose queues they order.
+    in_flight : BytesInFlight
+        Bytes of all that share devices.
+    retry : callable
+        Which failures are followed by another attempt.
+    clock : callable
+        Returns monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        attempts: Attempts,
+        *,
+        name: str,
+        ids: Iterator[int],
+        in_flight: BytesInFlight,
+        retry: RetryPolicy = never_retry,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._machine = ClientMachine(limits, retry=retry, name=name, in_flight=in_flight)
+        self._attempts = attempts
+        self._clock = clock
+        self._ids = ids
+        self._calls: dict[int, _Call] = {}
+        self._lock = threading.Lock()
+        #: Work for the thread below; None has it look at the deadlines again.
+        self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._wakes_s = float("inf")
+        self._closed = False
+        self._name = name
+        self._process = os.getpid()
+        self._thread = threading.Thread(
+            target=self._watch_deadlines, name=f"{name}-deadlines", daemon=True
+        )
+        self._thread.start()
+
+    def submit(
+        self, inputs: Mapping[str, Value], timeout_s: float | None, profile: bool, waits: bool
+    ) -> Submission:
+        """Admit a request, waiting for room; see `Deployment.submit`."""
+        if os.getpid() != self._process:
+            raise UnsupportedOperationError(
+                f"{self._name}: compiled in process {self._process}, of which this one, "
+                f"{os.getpid()}, is a fork; devices do not live on in it. Compile the model here, "
+                "or start processes with multiprocessing's 'spawn'."
+            )
+        now_s = self._clock()
+        limits = self._machine.limits
+        deadline_s = now_s + min(limits.timeout_s if timeout_s is None else timeout_s, LONGEST_S)
+        call = _Call(inputs, profile)
+        call.future.set_running_or_notify_cancel()
+        gate = call.gate
+        with self._lock:
+            request_id = next(self._ids)
+            self._calls[request_id] = call
+        submitted = events.Submitted(now_s, request_id, nbytes_of(inputs), deadline_s, waits)
+        assert gate is not None
+        try:
+            self.handle(submitted)
+            while not gate.wait(max(0.0, deadline_s - self._clock()) + 0.001):
+                self.handle(events.TimePassed(self._clock()))
+        except BaseException:  # Ctrl-C: nobody would ever start or await the request
+            self.cancel(request_id)
+            raise
+        with self._lock:
+            call.gate = None
+            granted = call.granted
+        if not granted:
+            # Ended before it was admitted: the caller hears of it here, and only here.
+            error = call.future.exception()
+            assert error is not None
+            raise error
+        self._start(request_id, granted, call)
+        return Submission(request_id, call.future)
+
+    def cancel(self, request_id: int) -> bool:
+        """Cancel a request; True if it had not ended."""
+        with self._lock:
+            live = request_id in self._calls
+        self.handle(events.CancelAsked(self._clock(), request_id))
+        return live
+
+    def story(self, request_id: int) -> list[StoryLine]:
+        """Return a request's life."""
+        with self._lock:
+            return self._machine.story(request_id)
+
+    def is_current(self, request_id: int, attempt: int) -> bool:
+        """Whether an attempt's answer is still waited for."""
+        with self._lock:
+            return self._machine.is_current(request_id, attempt)
+
+    def now_s(self) -> float:
+        """Return the time to put into events."""
+        return self._clock()
+
+    def handle(self, event: ClientEvent) -> None:
+        """Give the machine an event and do what it asks for, in the calling thread."""
+        with self._lock:
+            instructions = self._machine.handle(event)
+            todo = [action for i in instructions if (action := self._action(i)) is not None]
+            deadline_s = self._machine.next_deadline_s
+            if deadline_s is not None and deadline_s < self._wakes_s:
+                self._wakes_s = deadline_s
+                self._orders.put(None)
+        for action in todo:
+            action()
+
+    def later(self, order: Callable[[], None]) -> None:
+        """Have the runner's own thread do `order`; may be called anywhere, in finalizers too."""
+        self._orders.put(order)
+
+    def close(self) -> None:
+        """Cancel what is in flight and take no more."""
+        self.handle(events.Closed(self._clock()))
+        with self._lock:
+            self._closed = True
+        self._orders.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout=5.0)
+
+    def _action(self, instruction: ClientInstruction) -> Callable[[], None] | None:
+        """Return what an instruction asks for, to be done outside the lock."""
+        match instruction:
+            case events.StartAttempt(request_id, attempt):
+                call = self._calls[request_id]
+                if call.gate is not None and not call.granted:
+                    # The caller starts its own first attempt: whoever made room for it has its
+                    # own work to do.
+                    call.granted = attempt
+                    call.gate.set()
+                    return None
+                return lambda: self._start(request_id, attempt, call)
+            case events.DropAttempt(request_id, attempt):
+                return lambda: self._attempts.drop(request_id, attempt)
+            case events.Deliver(request_id, answer):
+                call = self._calls.pop(request_id)
+                return lambda: call.future.set_result(answer)
+            case events.Fail(request_id, error):
+                call = self._calls.pop(request_id)
+                return lambda: _fail(call, error)
+
+    def _start(self, request_id: int, attempt: int, call: _Call) -> None:
+        if not self.is_current(request_id, attempt):
+            return
+        try:
+            self._attempts.start(request_id, attempt, call.inputs, call.profile)
+        except Exception as error:  # whatever it is, the caller must hear of it
+            failed = events.AttemptFailed(self._clock(), request_id, attempt, error)
+            self.handle(failed)
+
+    def _watch_deadlines(self) -> None:
+        while True:
+            with self._lock:
+                if self._closed:
+                    return
+                deadline_s = self._machine.next_deadline_s
+                self._wakes_s = float("inf") if deadline_s is None else deadline_s
+            left_s = None if deadline_s is None else max(0.0, deadline_s - self._clock())
+            try:
+                order = self._orders.get(timeout=left_s)
+            except queue.Empty:
+                self.handle(events.TimePassed(self._clock()))
+                continue
+            if order is not None:
+                order()
+
+
+def _fail(call: _Call, error: BaseException) -> None:
+    call.future.set_exception(error)
+    if call.gate is not None:
+        call.gate.set()

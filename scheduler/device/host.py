@@ -1,0 +1,267 @@
+"""The device host: one device of a plugin, and the stages that are compiled on it.
+
+Both executors run the same host: in process behind a thread, on Ray inside an actor.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+from devices.errors import DeviceError, HeteroError, InferenceError, RequestCancelledError
+from devices.model.model import Model
+from devices.plugin.plugin import Plugin
+from devices.plugin.program import ExecutedNode, Payload, RunContext, Value
+from devices.plugin.support import Support
+from devices.request.compiled_model import CompiledModel
+from scheduler.executor import DeviceDescriptor, StageRun, StageSource
+from scheduler.formats.codec import nbytes_of
+from scheduler.thread_shares import THREADS
+
+_log = logging.getLogger(__name__)
+
+#: Cancelled attempts remembered.
+_REMEMBERED: Final = 4096
+
+
+class DeviceHost:
+    """A device with its stages.
+
+    Parameters
+    ----------
+    descriptor : DeviceDescriptor
+        Which device this is.
+    plugin : Plugin
+        Its plugin, loaded here.
+    """
+
+    def __init__(self, descriptor: DeviceDescriptor, plugin: Plugin) -> None:
+        self.descriptor = descriptor
+        self._plugin = plugin
+        self._stages: dict[tuple[str, int], CompiledModel] = {}
+        #: What runs now, by deployment, request and attempt; one entry for each thread.
+        self._running: dict[tuple[str, int, int], list[RunContext]] = {}
+        #: Attempts that were cancelled, lately: what is queued of them must not run.
+        self._cancelled: OrderedDict[tuple[str, int, int], None] = OrderedDict()
+        self._lock = threading.Lock()
+        self._idle = threading.Condition(self._lock)
+
+    def ping(self) -> int:
+        """Return the id of the process that the device lives in."""
+        return os.getpid()
+
+    def query(self, model: Model, config: Mapping[str, Any]) -> Support:
+        """Ask the plugin; the answer names the device as the cluster does."""
+        with self._typed(f"cannot be asked about {model.name!r}"):
+            support = self._plugin.query_model(model, self._config(config))
+        name = self.descriptor.name
+        return Support(
+            dict.fromkeys(support.devices, name),
+            {n: {name: next(iter(r.values()))} for n, r in support.unsupported.items()},
+            {n: {name: next(iter(r.values()))} for n, r in support.refusals.items()},
+            support.notes,
+        )
+
+    def get_property(self, name: str) -> Any:
+        """Return a property's value; the device's own, where the plugin has several."""
+        descriptor = self.descriptor
+        value = self._plugin.get_property(name, descriptor.device_id)
+        return (descriptor.name,) if name == "EXECUTION_DEVICES" else value
+
+    def load_stage(self, deployment: str, stage: int, source: StageSource, num_threads: int) -> int:
+        """Compile or import a stage; return how many requests it runs at once.
+
+        Parameters
+        ----------
+        deployment, stage : str and int
+            Its key.
+        source : StageSource
+            What it is made from.
+        num_threads : int
+            What ``INFERENCE_NUM_THREADS=0`` comes to.
+        """
+        config = self._config(source.config)
+        if THREADS in self._plugin.properties and not config.get(THREADS):
+            config[THREADS] = num_threads
+        with self._typed(f"cannot compile stage {stage} ({source.model.name!r})"):
+            if source.payload is None:
+                compiled = self._plugin.compile_model(source.model, config)
+            else:
+                compiled = self._plugin.import_model(source.payload, source.model, config)
+        with self._lock:
+            self._stages[deployment, stage] = compiled
+        return int(compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
+
+    def run_stage(
+        self,
+        deployment: str,
+        stage: int,
+        request_id: int,
+        attempt: int,
+        inputs: Sequence[Value],
+        *,
+        profile: bool = False,
+        ready_s: float | None = None,
+    ) -> tuple[Sequence[Value], StageRun]:
+        """Run a stage once.
+
+        Parameters
+        ----------
+        deployment, stage, request_id, attempt : str and int
+            What is run, and for whom.
+        inputs : sequence of values
+            In port order.
+        profile : bool
+            Whether to time nodes.
+        ready_s : float, optional
+            When its last input was there, by this node's monotonic clock.
+
+        Raises
+        ------
+        HeteroError
+            What the plugin raised on purpose.
+        InferenceError
+            Naming stage, device and cause, for whatever else it raised.
+        """
+        key = (deployment, request_id, attempt)
+        with self._lock:
+            # What is registered as running is not unloaded under the run.
+            compiled = self._stage(deployment, stage)
+            context = RunContext(profile or compiled.profiles)
+            if key in self._cancelled:
+                raise RequestCancelledError(
+                    f"request {request_id}, attempt {attempt}: cancelled before stage {stage}.",
+                    request_id=request_id,
+                )
+            self._running.setdefault(key, []).append(context)
+        started_s = time.monotonic()
+        try:
+            outputs = compiled.run(inputs, context)
+        except HeteroError as error:
+            raise self._placed(error, stage, request_id, attempt) from error.__cause__
+        except BaseException as error:  # a plugin's sys.exit must not take the device with it
+            what = InferenceError(f"{compiled.name!r}: {type(error).__name__}: {error}")
+            raise self._placed(what, stage, request_id, attempt) from error
+        finally:
+            ended_s = time.monotonic()
+            with self._idle:
+                self._running[key].remove(context)
+                if not self._running[key]:
+                    del self._running[key]
+                    self._idle.notify_all()
+        return outputs, StageRun(
+            stage,
+            self.descriptor.name,
+            0.0 if ready_s is None else started_s - ready_s,
+            ended_s - started_s,
+            context.node_times_s,
+            started_s,
+            ended_s,
+            nbytes_of(outputs),
+        )
+
+    def cancel(self, deployment: str, request_id: int, attempt: int) -> None:
+        """Stop an attempt at the next node of what runs, and before what does not yet run."""
+        key = (deployment, request_id, attempt)
+        with self._lock:
+            contexts = list(self._running.get(key, ()))
+            self._cancelled[key] = None
+            while len(self._cancelled) > _REMEMBERED:
+                self._cancelled.popitem(last=False)
+        for context in contexts:
+            context.cancel()
+
+    def is_cancelled(self, deployment: str, request_id: int, attempt: int) -> bool:
+        """Whether an attempt was cancelled, lately."""
+        with self._lock:
+            return (deployment, request_id, attempt) in self._cancelled
+
+    def executed_nodes(self, deployment: str, stage: int) -> tuple[ExecutedNode, ...]:
+        """Return a stage's runtime model."""
+        return self._stage(deployment, stage).executed_nodes()
+
+    def export(self, deployment: str, stage: int) -> Payload:
+        """Return the device's own form of a stage."""
+        with self._typed(f"cannot export stage {stage}"):
+            return self._stage(deployment, stage).export()
+
+    def unload(self, deployment: str, *, timeout_s: float = 10.0) -> None:
+        """Let go of a deployment's stages, once what runs of them has stopped.
+
+        A program that still runs after `timeout_s` is left to end by itself.
+        """
+        with self._idle:
+            keys = [key for key in self._stages if key[0] == deployment]
+            stages = [self._stages.pop(key) for key in keys]
+            for key, contexts in self._running.items():
+                for context in contexts if key[0] == deployment else ():
+                    context.cancel()
+            stopped = self._idle.wait_for(
+                lambda: all(key[0] != deployment for key in self._running), timeout_s
+            )
+        for compiled in stages if stopped else ():
+            try:
+                compiled.close()
+            except Exception:  # one program's trouble must not keep the others
+                _log.exception("device=%s: %r", self.descriptor.name, compiled)
+
+    def close(self) -> None:
+        """Let go of every stage."""
+        for deployment in {key[0] for key in list(self._stages)}:
+            self.unload(deployment)
+
+    def _stage(self, deployment: str, stage: int) -> CompiledModel:
+        try:
+            return self._stages[deployment, stage]
+        except KeyError:
+            raise DeviceError(
+                f"device {self.descriptor.name}: stage {stage} of deployment {deployment} is not "
+                "loaded; it was closed, or the device was restarted.",
+                device=self.descriptor.name,
+            ) from None
+
+    @contextmanager
+    def _typed(self, what: str) -> Iterator[None]:
+        """Turn what a plugin raises unplanned into a DeviceError that says whose fault it is."""
+        try:
+            yield
+        except HeteroError:
+            raise
+        except Exception as error:
+            name, node = self.descriptor.name, self.descriptor.node
+            raise DeviceError(
+                f"device {name} on node {node} {what}: {type(error).__name__}: {error}. That is a "
+                "fault of its plugin: leave the device out, or report it.",
+                device=name,
+                node=node,
+                cause=repr(error),
+            ) from error
+
+    def _placed(self, error: HeteroError, stage: int, request_id: int, attempt: int) -> HeteroError:
+        """Add to an error where it happened; an InferenceError also says so."""
+        where = {
+            "stage": stage,
+            "device": self.descriptor.name,
+            "node": self.descriptor.node,
+            "request_id": request_id,
+            "attempt": attempt,
+        }
+        if isinstance(error, InferenceError):
+            cause = error.__cause__
+            return InferenceError(
+                f"stage {stage} on device {self.descriptor.name} (node {self.descriptor.node}), "
+                f"request {request_id}, attempt {attempt}: {error.message}",
+                **{**error.data, **where, "cause": repr(cause) if cause else error.message},
+            )
+        error.data = {**where, **error.data}
+        error.__dict__.update(error.data)
+        return error
+
+    def _config(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        return {**config, "DEVICE_ID": self.descriptor.device_id}

@@ -1,0 +1,134 @@
+"""What devices a node offers: plugins are loaded there, and each is asked once.
+
+A broken plugin is a row with its error. Logical devices beyond a plugin's own map round robin
+onto its ids.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from devices.errors import DeviceError, HeteroError
+from devices.plugin.plugin import Plugin
+from devices.plugin.registry import PluginEntry, load_plugins
+from scheduler.device_names import assign_names
+from scheduler.executor import DeviceDescriptor
+
+#: What a caller names plugins by: ``module:attr``, or a class.
+PluginSpec = str | type[Plugin]
+
+
+def probe_node(
+    node: str,
+    specs: Sequence[PluginSpec] = (),
+    counts: Mapping[str, int] | None = None,
+    num_cores: int | None = None,
+    entries: Mapping[str, PluginEntry] | None = None,
+) -> tuple[DeviceDescriptor, ...]:
+    """Return this node's devices, in the plugins' order; their names are not yet the cluster's.
+
+    Parameters
+    ----------
+    node : str
+        The node's name.
+    specs : sequence of str or type
+        Plugins besides the installed ones.
+    counts : mapping of str to int
+        Plugin -> how many logical devices; one for each of the plugin's ids by default.
+    num_cores : int, optional
+        Cores that devices may use, at most what this process may; all of those by default.
+    entries : mapping of str to PluginEntry, optional
+        Plugins that are loaded already.
+    """
+    entries = load_plugins(specs) if entries is None else entries
+    rows: list[DeviceDescriptor] = []
+    for entry in entries.values():
+        rows += _rows(node, entry, counts or {})
+    cores = len(os.sched_getaffinity(0))
+    cores = min(cores, num_cores) if num_cores else cores
+    return tuple(replace(row, num_threads=cores if row.num_threads else 1) for row in rows)
+
+
+def named(rows: Sequence[DeviceDescriptor]) -> tuple[DeviceDescriptor, ...]:
+    """Return the devices of the only node, named as those of a cluster."""
+    names = assign_names([row.plugin for row in rows])
+    return tuple(replace(row, name=name) for row, name in zip(rows, names, strict=True))
+
+
+def usable(descriptor: DeviceDescriptor) -> DeviceDescriptor:
+    """Return the descriptor, or raise the error that it carries.
+
+    Raises
+    ------
+    DeviceError
+        The plugin could not be loaded.
+    """
+    if descriptor.error is not None:
+        raise DeviceError(
+            f"device {descriptor.name} on node {descriptor.node} cannot be used: "
+            f"{descriptor.error}",
+            device=descriptor.name,
+        )
+    return descriptor
+
+
+def _rows(node: str, entry: PluginEntry, counts: Mapping[str, int]) -> list[DeviceDescriptor]:
+    plugin = entry.plugin
+    if plugin is None:
+        return [DeviceDescriptor(entry.name, entry.name, "", node, error=entry.error)]
+    try:
+        ids = plugin.device_ids()
+        count = counts.get(plugin.name, len(ids))
+        if count and not ids:
+            raise DeviceError(f"{plugin.name} finds no device on node {node}", device=plugin.name)
+        placed = [ids[i % len(ids)] for i in range(count)]
+        return [
+            _describe(node, plugin, device_id, f"{plugin.name}.{i}", placed.count(device_id))
+            for i, device_id in enumerate(placed)
+        ]
+    except Exception as error:  # a plugin that cannot describe itself is a row, not a crash
+        reason = (
+            str(error) if isinstance(error, HeteroError) else f"{type(error).__name__}: {error}"
+        )
+        return [DeviceDescriptor(entry.name, entry.name, "", node, error=reason)]
+
+
+def _describe(
+    node: str, plugin: Plugin, device_id: str, name: str, sharing: int
+) -> DeviceDescriptor:
+    """Return the row of one of `sharing` logical devices that have an id, and its memory."""
+    owns_memory = "DEVICE_TOTAL_MEM_SIZE" in plugin.properties
+    memory_nbytes = (
+        int(plugin.get_property("DEVICE_TOTAL_MEM_SIZE", device_id)) // sharing
+        if owns_memory
+        else _node_memory_nbytes()
+    )
+    integrated = plugin.get_property("DEVICE_TYPE", device_id) != "DISCRETE"
+    return DeviceDescriptor(
+        name,
+        plugin.name,
+        device_id,
+        node,
+        plugin.full_name(device_id),
+        plugin.version(),
+        plugin.fingerprint(device_id),
+        tuple(plugin.get_property("OPTIMIZATION_CAPABILITIES", device_id)),
+        None,
+        memory_nbytes,
+        int(plugin.automatic and integrated),
+        plugin.automatic,
+        plugin.rank,
+        not owns_memory,
+        plugin.properties.extended(
+            replace(plugin.properties["DEVICE_ID"], mutable=False, default=device_id)
+        ),
+    )
+
+
+def _node_memory_nbytes() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        return None

@@ -1,0 +1,1 @@
+"""Bytes: values on a wire, blobs in a file."""

@@ -1,0 +1,266 @@
+"""Reading blobs: the header at once, segments mapped and verified where they are asked for."""
+
+from __future__ import annotations
+
+import io
+import math
+import mmap
+import os
+import stat
+import struct
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+import xxhash
+
+from devices.errors import BlobError
+from devices.plugin.program import FilePlace
+from scheduler.formats.blob_format import (
+    ALIGNMENT,
+    BYTES,
+    BYTES_ENTRY,
+    DTYPE_OF,
+    FORMAT_VERSION,
+    MAGIC,
+    MAX_RANK,
+    NUMBER_OF,
+    PREFIX,
+    SEGMENT_ROW,
+    STRINGS,
+    SUMMED_NBYTES,
+    TENSOR,
+    TENSOR_ENTRY,
+    Segment,
+    Stowed,
+    header_checksum,
+)
+from scheduler.formats.msgpack_check import check_msgpack
+
+
+class BlobFile:
+    """A blob that is read: its header at once, its segments mapped, where they are asked for.
+
+    Parameters
+    ----------
+    source : path or buffer
+        A file, mapped read-only, or a blob's bytes, used where they are.
+    follow_links : bool
+        Whether the file may be a symbolic link.
+
+    Raises
+    ------
+    BlobError
+        Not a blob, damaged, or of another format version.
+    OSError
+        The file cannot be read.
+
+    Notes
+    -----
+    Each segment's checksum is verified when it is first asked for. Arrays are views of the
+    mapping, which lives as long as they do.
+    """
+
+    def __init__(
+        self, source: str | Path | bytes | bytearray | memoryview, *, follow_links: bool = True
+    ) -> None:
+        self.path = Path(source) if isinstance(source, str | Path) else None
+        if isinstance(source, str | Path):
+            self._where = f"blob {source}"
+            with _open(Path(source), follow_links) as file:
+                status = os.fstat(file.fileno())
+                self.nbytes = status.st_size
+                #: Tells whether the file of that path is still this one.
+                self.identity = FilePlace.identify(status)
+                first = file.read(PREFIX.size)
+                header = file.read(self._header_nbytes(first))
+                # The file may be replaced once it is closed; this is still the one just read.
+                self._map = memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
+        else:
+            self._where = "blob"
+            self.identity = ()
+            self._map = memoryview(source).toreadonly().cast("B")
+            self.nbytes = self._map.nbytes
+            first = bytes(self._map[: PREFIX.size])
+            header = bytes(self._map[PREFIX.size : PREFIX.size + self._header_nbytes(first)])
+        checksum = header_checksum(first[:SUMMED_NBYTES], header)
+        if checksum != first[SUMMED_NBYTES:]:
+            raise BlobError(f"{self._where}: header: damaged, its checksum is another.")
+        #: Names the contents: equal digests, equal blobs.
+        self.digest = checksum.hex()
+        self.header_nbytes = len(header)
+        self.segments, self._document = self._read_header(header)
+        self._verified: set[int] = set()
+
+    def outline(self, document: bytes | None = None) -> Any:
+        """Return a document, the header's by default, with `Stowed` for what is in segments."""
+        return self._unpack(document, lambda stowed: stowed)
+
+    def contents(self, document: bytes | None = None) -> Any:
+        """Return a document, the header's by default; arrays are read-only views of the blob.
+
+        Raises
+        ------
+        BlobError
+            The document, or a segment that it points to, is damaged.
+        """
+        return self._unpack(document, self._resolve)
+
+    def offset_of(self, array: np.ndarray) -> int:
+        """Return where in the blob an array of `contents` begins."""
+        return int(array.ctypes.data - np.frombuffer(self._map, np.uint8).ctypes.data)
+
+    def verify(self) -> None:
+        """Check every segment's checksum.
+
+        Raises
+        ------
+        BlobError
+            Naming the first segment that is damaged.
+        """
+        for index in range(len(self.segments)):
+            self._segment(index)
+
+    def _header_nbytes(self, first: bytes) -> int:
+        where = self._where
+        if len(first) < PREFIX.size:
+            raise BlobError(f"{where}: {self.nbytes} bytes; no blob is so short.")
+        magic, version, zero, header_nbytes, nbytes, _ = PREFIX.unpack(first)
+        if magic != MAGIC:
+            raise BlobError(f"{where}: not a blob: it starts with {magic!r}, wanted {MAGIC!r}.")
+        if version != FORMAT_VERSION:
+            raise BlobError(
+                f"{where}: format version {version}; this program reads {FORMAT_VERSION}. Compile "
+                "the model again, or read it with the version that wrote it.",
+                version=version,
+            )
+        if zero or nbytes != self.nbytes:
+            raise BlobError(f"{where}: {self.nbytes} bytes, {nbytes} wanted; it is cut or damaged.")
+        if header_nbytes > self.nbytes - PREFIX.size:
+            raise BlobError(f"{where}: header: {header_nbytes} bytes do not fit the file.")
+        return int(header_nbytes)
+
+    def _read_header(self, header: bytes) -> tuple[tuple[Segment, ...], bytes]:
+        where = f"{self._where}: header"
+        check_msgpack(header, where)
+        try:
+            rows, document = msgpack.unpackb(header)
+            if not isinstance(rows, bytes) or len(rows) % SEGMENT_ROW.size:
+                raise BlobError(f"{where}: segments: no table.")
+        except (TypeError, ValueError, msgpack.UnpackException) as error:
+            if isinstance(error, BlobError):
+                raise
+            raise BlobError(f"{where}: damaged: {error}.") from error
+        segments: list[Segment] = []
+        end = PREFIX.size + len(header)
+        for offset, nbytes, checksum in SEGMENT_ROW.iter_unpack(rows):
+            if offset < end or offset % ALIGNMENT or offset + nbytes > self.nbytes:
+                raise BlobError(
+                    f"{where}: segments[{len(segments)}]: bytes {offset} to {offset + nbytes} of "
+                    f"{self.nbytes} overlap what is before, lie outside, or are not aligned."
+                )
+            segments.append(Segment(offset, nbytes, checksum))
+            end = offset + nbytes
+        if not isinstance(document, bytes):
+            raise BlobError(f"{where}: no document.")
+        return tuple(segments), document
+
+    def _unpack(self, document: bytes | None, resolve: Any) -> Any:
+        data = self._document if document is None else document
+        where = f"{self._where}: document"
+        if not isinstance(data, bytes):
+            raise BlobError(f"{where}: {type(data).__name__}, wanted bytes.")
+        check_msgpack(data, where)
+
+        def hook(code: int, entry: bytes) -> Any:
+            return resolve(self._stowed(code, entry))
+
+        try:
+            return msgpack.unpackb(data, ext_hook=hook, strict_map_key=False)
+        except BlobError:
+            raise
+        except (TypeError, ValueError, OverflowError, msgpack.UnpackException) as error:
+            raise BlobError(f"{where}: damaged: {error}.") from error
+
+    def _stowed(self, code: int, entry: bytes) -> Any:
+        where = f"{self._where}: document"
+        if code == BYTES and len(entry) == BYTES_ENTRY.size:
+            (index,) = BYTES_ENTRY.unpack(entry)
+            return Stowed(index, self._length(index), "bytes")
+        if code == STRINGS:
+            check_msgpack(entry, where)
+            sizes, texts = msgpack.unpackb(entry)
+            return _strings(_shape(sizes, where), texts, where)
+        size = len(entry) - TENSOR_ENTRY.size
+        if code != TENSOR or size < 0 or size % 8:
+            raise BlobError(f"{where}: unknown extension {code} of {len(entry)} bytes.")
+        segment, number = TENSOR_ENTRY.unpack_from(entry)
+        shape = _shape(list(struct.unpack_from(f"<{size // 8}Q", entry, TENSOR_ENTRY.size)), where)
+        dtype = DTYPE_OF.get(number)
+        if dtype is None:
+            raise BlobError(f"{where}: a tensor of unknown element type {number}.")
+        nbytes = math.prod(shape) * dtype.itemsize
+        if nbytes != (0 if segment == -1 else self._length(segment)):
+            raise BlobError(
+                f"{where}: a tensor {shape} of {dtype.name} that its segment does not fill."
+            )
+        return Stowed(None if segment == -1 else segment, nbytes, dtype.name, shape)
+
+    def _length(self, index: Any) -> int:
+        if type(index) is not int or not 0 <= index < len(self.segments):
+            raise BlobError(f"{self._where}: document: no segment {index!r}.")
+        return self.segments[index].nbytes
+
+    def _resolve(self, stowed: Any) -> Any:
+        if not isinstance(stowed, Stowed):
+            return stowed
+        if stowed.dtype == "bytes":
+            return bytes(self._segment(stowed.segment or 0))
+        if stowed.segment is None:
+            empty = np.empty(stowed.shape, DTYPE_OF[NUMBER_OF[stowed.dtype]])
+            empty.setflags(write=False)
+            return empty
+        contents = self._segment(stowed.segment)
+        return np.frombuffer(contents, DTYPE_OF[NUMBER_OF[stowed.dtype]]).reshape(stowed.shape)
+
+    def _segment(self, index: int) -> memoryview:
+        segment = self.segments[index]
+        contents = self._map[segment.offset : segment.offset + segment.nbytes]
+        if index not in self._verified:
+            if xxhash.xxh3_128_digest(contents) != segment.checksum:
+                raise BlobError(
+                    f"{self._where}: segments[{index}]: damaged, its checksum is another."
+                )
+            self._verified.add(index)
+        return contents
+
+
+def _open(path: Path, follow_links: bool) -> io.FileIO:
+    """Open a regular file; anything else (a pipe would block) is refused."""
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow_links else os.O_NOFOLLOW)
+    descriptor = os.open(path, flags)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise BlobError(f"blob {path}: not a regular file.")
+    return io.FileIO(descriptor)
+
+
+def _shape(sizes: Any, where: str) -> tuple[int, ...]:
+    if not isinstance(sizes, list) or len(sizes) > MAX_RANK:
+        raise BlobError(f"{where}: a tensor of shape {str(sizes)[:80]}.")
+    if any(type(size) is not int or not 0 <= size < 2**62 for size in sizes):
+        raise BlobError(f"{where}: a tensor of shape {str(sizes)[:80]}.")
+    return tuple(sizes)
+
+
+def _strings(shape: tuple[int, ...], texts: Any, where: str) -> np.ndarray:
+    if not isinstance(texts, list) or math.prod(shape) != len(texts):
+        raise BlobError(f"{where}: a tensor of strings that do not fill {shape}.")
+    if any(not isinstance(text, str | bytes) for text in texts):
+        raise BlobError(f"{where}: a tensor of strings that holds something else.")
+    array = np.empty(len(texts), object)
+    array[:] = texts
+    array = array.reshape(shape)
+    array.setflags(write=False)
+    return array

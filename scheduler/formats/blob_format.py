@@ -1,0 +1,116 @@
+"""The form of blobs: a msgpack header and raw aligned segments, checksums over all of it.
+
+::
+
+    0   8   magic "HETEROB" and a line feed, which text-mode copies spoil
+    8   4   format version, little-endian
+    12  4   zero
+    16  8   length of the header
+    24  8   length of the file
+    32  16  zero
+    48  16  XXH3-128 of the 48 bytes before and of the header
+    64  …   header: msgpack of [segments, document]
+    …   …   segments, each aligned to 64 bytes, large ones to a page
+
+``segments`` is bytes: offset and length (8 bytes each) and XXH3-128 of each segment, ascending.
+In a document an extension of type 1 is bytes, of type 2 a tensor in a segment, of type 3 a tensor
+of strings. A document may hold others as bytes, which are read by themselves. The header's checksum
+covers those of the segments, and so names the whole blob.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import xxhash
+
+from devices.model.tensor_spec import DTYPES
+
+#: Raised whenever the form changes; other versions are refused by name.
+FORMAT_VERSION: Final = 1
+MAGIC: Final = b"HETEROB\n"
+#: Magic, version, zero, lengths of the header and of the file, zeros, checksum.
+PREFIX: Final = struct.Struct("<8sIIQQ16x16s")
+#: How much of the prefix the checksum covers.
+SUMMED_NBYTES: Final = 48
+#: A row of the table of segments: offset, length, checksum.
+SEGMENT_ROW: Final = struct.Struct("<QQ16s")
+#: Where segments may start.
+ALIGNMENT: Final = 64
+PAGE: Final = 4096
+#: Segments from this size on start on a page.
+LARGE_NBYTES: Final = 65536
+#: Bytes values up to this size stay in their document.
+INLINE_NBYTES: Final = 512
+#: Types of msgpack's extensions.
+BYTES, TENSOR, STRINGS = 1, 2, 3
+#: A segment's number.
+BYTES_ENTRY: Final = struct.Struct("<I")
+#: A segment's number, -1 for an empty tensor; ONNX's number of the element type; dimensions follow.
+TENSOR_ENTRY: Final = struct.Struct("<iH")
+#: numpy's own limit.
+MAX_RANK: Final = 64
+
+#: Element types by ONNX's number, and the numbers by name.
+DTYPE_OF: Final = {n: dtype for n, dtype in DTYPES.items() if dtype != np.dtype(object)}
+NUMBER_OF: Final = {dtype.name: number for number, dtype in DTYPE_OF.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A run of bytes: where it lies, and the XXH3-128 of its contents."""
+
+    offset: int
+    nbytes: int
+    checksum: bytes
+
+
+class Inline(bytes):
+    """Bytes that stay in their document however long they are, to be read with it."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Stowed:
+    """What lies in a segment, as a document read without its segments shows it.
+
+    Attributes
+    ----------
+    segment : int or None
+        Which; None for an empty tensor and for strings.
+    nbytes : int
+        Its length.
+    dtype : str
+        ``bytes``, ``string``, or the tensor's element type.
+    shape : tuple of int
+        A tensor's shape.
+    """
+
+    segment: int | None
+    nbytes: int
+    dtype: str
+    shape: tuple[int, ...] = ()
+
+
+def header_checksum(first: bytes, header: bytes) -> bytes:
+    """Return the checksum of a blob's first bytes and its header."""
+    state = xxhash.xxh3_128(first)
+    state.update(header)
+    return state.digest()
+
+
+def tensors_of(tree: Any) -> Iterator[Stowed]:
+    """Yield everything that a document's outline has in segments."""
+    if isinstance(tree, Stowed):
+        yield tree
+    elif isinstance(tree, dict):
+        for item in tree.values():
+            yield from tensors_of(item)
+    elif isinstance(tree, list):
+        for item in tree:
+            yield from tensors_of(item)

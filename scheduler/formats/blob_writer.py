@@ -1,0 +1,141 @@
+"""Writing blobs: tensors become segments, equal ones once; the header comes last and goes first."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import Any, BinaryIO
+
+import msgpack
+import numpy as np
+import xxhash
+
+from scheduler.formats.blob_format import (
+    ALIGNMENT,
+    BYTES,
+    BYTES_ENTRY,
+    FORMAT_VERSION,
+    INLINE_NBYTES,
+    LARGE_NBYTES,
+    MAGIC,
+    NUMBER_OF,
+    PAGE,
+    PREFIX,
+    SEGMENT_ROW,
+    STRINGS,
+    SUMMED_NBYTES,
+    TENSOR,
+    TENSOR_ENTRY,
+    Inline,
+    Segment,
+    header_checksum,
+)
+
+
+class BlobWriter:
+    """Collects segments, equal ones once, and writes them behind a header."""
+
+    def __init__(self) -> None:
+        self._contents: list[memoryview] = []
+        self._checksums: list[bytes] = []
+        self._index: dict[tuple[int, bytes], int] = {}
+
+    def document(self, value: Any) -> bytes:
+        """Return a document: tensors and long bytes become segments of this blob.
+
+        Parameters
+        ----------
+        value : object
+            None, booleans, integers of 64 bits, floats, strings, bytes, arrays of any ONNX element
+            type, and lists and maps (keys strings or integers) of these. Tuples become lists.
+
+        Raises
+        ------
+        TypeError
+            For a value of another kind.
+        """
+        data: bytes = msgpack.packb(self._tree(value))
+        return data
+
+    def write(self, file: BinaryIO, value: Any) -> int:
+        """Write the blob whose header is the document of `value`; return its length in bytes."""
+        document = self.document(value)
+        table: list[Segment] = []
+        header = b""
+        start = -1
+        # The header's length moves the segments, whose offsets the header holds.
+        while start < PREFIX.size + len(header):
+            start = PREFIX.size + len(header)
+            end, table = self._table(start)
+            rows = b"".join(SEGMENT_ROW.pack(s.offset, s.nbytes, s.checksum) for s in table)
+            header = msgpack.packb([rows, document])
+        nbytes = max(end, start)
+        first = PREFIX.pack(MAGIC, FORMAT_VERSION, 0, len(header), nbytes, b"")[:SUMMED_NBYTES]
+        file.write(first + header_checksum(first, header) + header)
+        position = PREFIX.size + len(header)
+        for segment, contents in zip(table, self._contents, strict=True):
+            file.write(bytes(segment.offset - position))
+            file.write(contents)
+            position = segment.offset + segment.nbytes
+        file.write(bytes(nbytes - position))
+        return nbytes
+
+    def _table(self, end: int) -> tuple[int, list[Segment]]:
+        table = []
+        for contents, checksum in zip(self._contents, self._checksums, strict=True):
+            step = PAGE if contents.nbytes >= LARGE_NBYTES else ALIGNMENT
+            offset = -(-end // step) * step
+            table.append(Segment(offset, contents.nbytes, checksum))
+            end = offset + contents.nbytes
+        return end, table
+
+    def _add(self, contents: memoryview) -> int:
+        checksum = xxhash.xxh3_128_digest(contents)
+        index = self._index.setdefault((contents.nbytes, checksum), len(self._contents))
+        if index == len(self._contents):
+            self._contents.append(contents)
+            self._checksums.append(checksum)
+        return index
+
+    def _tree(self, value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            return self._tensor(value)
+        if isinstance(value, np.generic):
+            return value.item()
+        if isinstance(value, Inline):
+            return bytes(value)
+        if isinstance(value, bytes) and len(value) > INLINE_NBYTES:
+            segment = self._add(memoryview(value))
+            return msgpack.ExtType(BYTES, BYTES_ENTRY.pack(segment))
+        if value is None or isinstance(value, bool | int | float | str | bytes):
+            return value
+        if isinstance(value, list | tuple):
+            return [self._tree(item) for item in value]
+        if isinstance(value, Mapping):
+            if wrong := [key for key in value if not isinstance(key, str | int)]:
+                raise TypeError(f"a map's keys are strings or integers; got {wrong[0]!r}.")
+            return {key: self._tree(item) for key, item in value.items()}
+        raise TypeError(f"a {type(value).__name__} cannot be written to a blob.")
+
+    def _tensor(self, array: np.ndarray) -> msgpack.ExtType:
+        shape = list(array.shape)
+        if array.dtype.kind in "OUS":
+            entry = [shape, [_text(item) for item in array.ravel().tolist()]]
+            return msgpack.ExtType(STRINGS, msgpack.packb(entry))
+        number = NUMBER_OF.get(array.dtype.name)
+        if number is None:
+            raise TypeError(f"a tensor of dtype {array.dtype} cannot be written: ONNX has none.")
+        if array.dtype.byteorder == ">":
+            array = array.astype(array.dtype.newbyteorder("<"))
+        segment = -1
+        if array.size:
+            flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            segment = self._add(flat.data)
+        packed = TENSOR_ENTRY.pack(segment, number) + struct.pack(f"<{len(shape)}Q", *shape)
+        return msgpack.ExtType(TENSOR, packed)
+
+
+def _text(item: Any) -> str | bytes:
+    if not isinstance(item, str | bytes):
+        raise TypeError(f"a tensor of objects holds strings; got {type(item).__name__}.")
+    return item

@@ -1,0 +1,112 @@
+"""A stage's payload in a blob: how it is written there, and read where the stage runs.
+
+A device that is started again can be given the same `StoredPayload` as before: if the file is
+still there, its stages are back without any weights being sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+
+from devices.errors import BlobError
+from devices.plugin.program import FilePlace, Payload
+from scheduler.formats.blob_file import BlobFile
+from scheduler.formats.blob_format import Inline
+from scheduler.formats.blob_writer import BlobWriter
+
+#: The entry of a blob's header that holds a payload's document, or None, for each stage.
+PAYLOADS: Final = "payloads"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPayload:
+    """Where a payload lies.
+
+    Attributes
+    ----------
+    path : str
+        A blob's absolute path.
+    digest : str
+        The blob's digest: a file of the same name may be another one on another node.
+    index : int
+        Place among the blob's payloads.
+    """
+
+    path: str
+    digest: str
+    index: int
+
+
+def write_payload(writer: BlobWriter, payload: Payload) -> Inline:
+    """Return a payload's document."""
+    return Inline(writer.document({"header": payload.header, "tensors": payload.tensors}))
+
+
+def read_payload(blob: BlobFile, index: int, contents: Any = None) -> Payload:
+    """Return a payload of a blob; its tensors are views of the blob.
+
+    Parameters
+    ----------
+    blob : BlobFile
+        The blob.
+    index : int
+        Place among its payloads.
+    contents : mapping, optional
+        The blob's contents, where they were read already.
+
+    Raises
+    ------
+    BlobError
+        It has no such payload, or it is damaged.
+    """
+    contents = blob.contents() if contents is None else contents
+    documents = contents.get(PAYLOADS) if isinstance(contents, dict) else None
+    if not isinstance(documents, list) or not 0 <= index < len(documents):
+        raise BlobError(f"blob {blob.path or ''}: {PAYLOADS}[{index}]: there is none.")
+    payload = blob.contents(documents[index])
+    header, tensors = (
+        (payload.get("header"), payload.get("tensors")) if isinstance(payload, dict) else (0, 0)
+    )
+    if not isinstance(header, dict) or not isinstance(tensors, dict):
+        raise BlobError(f"blob {blob.path or ''}: {PAYLOADS}[{index}]: not a payload.")
+    return Payload(header, tensors, _places(blob, tensors))
+
+
+def _places(blob: BlobFile, tensors: Mapping[str, Any]) -> dict[str, FilePlace]:
+    """Return where a payload's tensors lie, if the blob is a file."""
+    if blob.path is None:
+        return {}
+    path = str(blob.path.resolve())
+    return {
+        name: FilePlace(path, blob.offset_of(array), blob.identity)
+        for name, array in tensors.items()
+        if isinstance(array, np.ndarray) and array.size and array.dtype != object
+    }
+
+
+def fetch_payload(stored: StoredPayload) -> Payload:
+    """Return a payload from its file on this node.
+
+    Raises
+    ------
+    BlobError
+        The file is not here, is another one, or is damaged.
+    """
+    blob, contents = _open(stored.path, stored.digest)
+    return read_payload(blob, stored.index, contents)
+
+
+@lru_cache(maxsize=1)  # the stages of a blob come one after another
+def _open(path: str, digest: str) -> tuple[BlobFile, Any]:
+    try:
+        blob = BlobFile(path)
+    except OSError as error:
+        raise BlobError(f"blob {path}: not here: {error.strerror or error}.") from error
+    if blob.digest != digest:
+        raise BlobError(f"blob {path}: another one here than where it was compiled.")
+    return blob, blob.contents()

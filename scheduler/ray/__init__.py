@@ -1,0 +1,1 @@
+"""Plans on the actors of a Ray cluster."""

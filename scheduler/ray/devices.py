@@ -1,0 +1,350 @@
+"""The devices of a Ray cluster: what its nodes offer now, and an actor for each that is used."""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import ray
+from ray import exceptions
+
+from devices.errors import ClusterError, DeviceLostError, HeteroError
+from scheduler.device.probe import PluginSpec, usable
+from scheduler.device_names import resolve_name
+from scheduler.executor import DeviceDescriptor
+from scheduler.ray.actor import probe, remote_device
+from scheduler.ray.address import check_reachable
+from scheduler.ray.nodes import ClusterNode, alive_nodes, device_number
+from scheduler.ray.start import LOOK_S, RaySession
+
+_log = logging.getLogger(__name__)
+#: Seconds before a node that could not be asked is asked again.
+_AGAIN_S: Final = 0.5
+#: What a terminal takes for colours.
+_COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass(slots=True)
+class ActorDevice:
+    """A device, its node's Ray id, and its actor."""
+
+    descriptor: DeviceDescriptor
+    node_id: str
+    actor: Any
+
+    @property
+    def actor_id(self) -> str:
+        """The actor's id, as Ray's errors give it."""
+        found: str = self.actor._actor_id.hex()
+        return found
+
+
+@dataclass(slots=True)
+class _Probe:
+    """A node's answer to what devices it has."""
+
+    node: ClusterNode
+    ref: Any
+    until_s: float
+    failure: str = ""
+
+    def fail(self, cause: str) -> None:
+        if cause != self.failure:
+            _log.warning(
+                "node=%s left out, its devices cannot be listed: %s", self.node.name, cause
+            )
+        self.failure = cause
+
+
+class RayDevices:
+    """The table of devices.
+
+    A device keeps its name as long as its node lives, gets it again when its node comes back, and
+    is called the same by every client that wants the same devices.
+
+    Parameters
+    ----------
+    session : RaySession
+        The connection to the cluster.
+    specs : sequence of str or type
+        Plugins besides the installed ones.
+    counts : mapping of str to int
+        Plugin -> logical devices on each node.
+    probe_timeout_s : float
+        Seconds that a node may take to list its devices before the others are used without it.
+    """
+
+    def __init__(
+        self,
+        session: RaySession,
+        specs: Sequence[PluginSpec],
+        counts: Mapping[str, int],
+        probe_timeout_s: float,
+    ) -> None:
+        self._session = session
+        self._specs = tuple(specs)
+        self._counts = dict(counts)
+        self._probe_timeout_s = probe_timeout_s
+        #: Nodes that are alive, by Ray's id; what they have listed, with the devices' numbers;
+        #: and what is awaited of those that have not.
+        self._nodes: dict[str, ClusterNode] = {}
+        self._listed: dict[str, list[tuple[DeviceDescriptor, int]]] = {}
+        self._probes: dict[str, _Probe] = {}
+        #: Node's id, plugin and number -> name.
+        self._names: dict[tuple[str, str, int], str] = {}
+        #: Nodes of actors that were lost: Ray finds a node dead only later.
+        self._doubted: set[str] = set()
+        #: Name -> descriptor and the node's id, in order.
+        self._rows: dict[str, tuple[DeviceDescriptor, str]] = {}
+        self._actors: dict[str, ActorDevice] = {}
+        self._closed = False
+        #: Guards the tables; never held while somebody is waited for.
+        self._lock = threading.Lock()
+
+    def descriptors(self) -> tuple[DeviceDescriptor, ...]:
+        """Return every device of the nodes that are alive, asking those that are new."""
+        self._refresh()
+        with self._lock:
+            return tuple(descriptor for descriptor, _ in self._rows.values())
+
+    def device(self, name: str) -> ActorDevice:
+        """Return a device with its actor, which is started if there is none.
+
+        Raises
+        ------
+        UnknownDeviceError
+            No such device, or its node has left.
+        DeviceError
+            Its plugin is broken.
+        """
+        self._session.check()
+        with self._lock:
+            known = self._actors.get(name)
+        if known is not None:
+            return known
+        self._refresh()
+        with self._lock:
+            if self._closed:
+                raise ClusterError("the executor is closed; make a new one.")
+            descriptor, node_id = self._rows[resolve_name(name, self._rows)]
+            found = self._actors.get(usable(descriptor).name)
+            if found is None:
+                options = self._nodes[node_id].options
+                actor = remote_device(**options).remote(descriptor, self._specs)
+                found = self._actors[descriptor.name] = ActorDevice(descriptor, node_id, actor)
+            return found
+
+    def forget(self, actor_id: str) -> None:
+        """Let go of an actor that is gone; who asks for its device next gets a new one."""
+        with self._lock:
+            for name in [n for n, d in self._actors.items() if d.actor_id == actor_id]:
+                self._doubted.add(self._actors.pop(name).node_id)
+
+    def fetch(self, device: ActorDevice, ref: Any, timeout_s: float) -> Any:
+        """Return what a device's actor answered.
+
+        Raises
+        ------
+        HeteroError
+            What it raised; DeviceLostError if it or its node is gone, ClusterError if it says
+            nothing, or the cluster is gone.
+        """
+        descriptor = device.descriptor
+        where = f"device {descriptor.name} on node {descriptor.node}"
+        until_s = time.monotonic() + timeout_s
+        while not self._session.wait([ref], LOOK_S):
+            if time.monotonic() >= until_s:
+                raise ClusterError(
+                    f"{where} did not answer within {timeout_s:.0f} s; `ray status` shows whether "
+                    "its node can take it.",
+                    device=descriptor.name,
+                )
+            if device.node_id not in {node.id for node in self._alive()}:
+                raise _lost(descriptor, "its node has left the cluster")
+        try:
+            return ray.get(ref)
+        except exceptions.ActorUnavailableError as error:
+            raise ClusterError(
+                f"{where} could not be reached: {why_lost(error)}. Try again.",
+                device=descriptor.name,
+                cause=why_lost(error),
+            ) from error
+        except exceptions.RayActorError as error:
+            raise _lost(descriptor, why_lost(error)) from error
+        except exceptions.RayTaskError as error:
+            if isinstance(error.cause, HeteroError):
+                raise error.cause from None
+            raise ClusterError(f"{where}: {error}", device=descriptor.name) from error
+
+    def close(self) -> None:
+        """Stop every actor."""
+        with self._lock:
+            self._closed = True
+            actors, self._actors = list(self._actors.values()), {}
+        for device in actors:
+            ray.kill(device.actor)
+
+    def answers(self, device: ActorDevice) -> bool:
+        """Whether a device's node answers; one that does not is not listed any more."""
+        with self._lock:
+            node = self._nodes.get(device.node_id)
+        self._doubted.add(device.node_id)
+        return node is not None and self._answers(node)
+
+    def _answers(self, node: ClusterNode) -> bool:
+        try:
+            check_reachable(node.address, LOOK_S)
+        except ClusterError:
+            return False
+        self._doubted.discard(node.id)
+        return True
+
+    def _alive(self) -> tuple[ClusterNode, ...]:
+        """Return the nodes that are alive; those that are doubted must answer."""
+        self._session.check_head()
+        nodes = alive_nodes()
+        # Where two have one address, the new one is it that answers.
+        shared = Counter(node.address for node in nodes)
+        return tuple(
+            node
+            for node in nodes
+            if node.id not in self._doubted or (shared[node.address] == 1 and self._answers(node))
+        )
+
+    def _refresh(self) -> None:
+        """Bring the table up to date, waiting for what nodes that are new have to say."""
+        alive = self._alive()
+        until_s = time.monotonic() + self._probe_timeout_s
+        with self._lock:
+            self._nodes = {node.id: node for node in alive}
+            for table in (self._listed, self._probes):
+                for node_id in table.keys() - self._nodes.keys():
+                    del table[node_id]
+            for key in [key for key in self._names if key[0] not in self._nodes]:
+                del self._names[key]
+            for name in [n for n, d in self._actors.items() if d.node_id not in self._nodes]:
+                del self._actors[name]
+            for node in alive:
+                if node.id not in self._listed and node.id not in self._probes:
+                    self._probes[node.id] = self._ask(node, until_s)
+            probes = list(self._probes.values())
+        for probe_ in probes:
+            self._finish(probe_)
+        with self._lock:
+            self._lay_out()
+            failures = [p.failure for p in probes if p.failure]
+            if not self._rows and failures:
+                raise ClusterError(
+                    "no node of the cluster could list its devices. hetero, and plugins given as "
+                    "module:attr, must be importable on every node.\n" + "\n".join(failures)
+                )
+
+    def _ask(self, node: ClusterNode, until_s: float) -> _Probe:
+        """Have a node list its devices."""
+        counts = {**node.counts, **self._counts}
+        # A probe that its node's death interrupts is of no use elsewhere: no retries.
+        pinned = ray.remote(probe).options(**node.options, max_retries=0)
+        ref = pinned.remote(node.name, self._specs, counts, node.num_cpus)
+        return _Probe(node, ref, until_s)
+
+    def _finish(self, probe_: _Probe) -> None:
+        """Take in what a node lists; one that is late is looked at again with each refresh."""
+        node = probe_.node
+        try:
+            left_s = max(0.0, probe_.until_s - time.monotonic())
+            if not self._session.wait([probe_.ref], left_s):
+                probe_.fail(f"no answer within {self._probe_timeout_s:.0f} s")
+                return
+            rows: Sequence[DeviceDescriptor] = ray.get(probe_.ref)
+        except exceptions.TaskUnschedulableError as error:
+            probe_.fail(first_line(str(error)))
+            # A node that has just joined is not yet known to all of Ray, nor one that has left.
+            time.sleep(_AGAIN_S)
+            if left_s > 0 and node.id in {other.id for other in self._alive()}:
+                self._finish(self._ask(node, probe_.until_s))
+        except exceptions.RayError as error:
+            cause = error.cause if isinstance(error, exceptions.RayTaskError) else error
+            probe_.fail(str(cause))
+            with self._lock:
+                if self._probes.get(node.id) is probe_:
+                    del self._probes[node.id]
+        else:
+            self._add(node, rows)
+
+    def _add(self, node: ClusterNode, rows: Sequence[DeviceDescriptor]) -> None:
+        """Take in a node's devices with the cluster's numbers for them."""
+        placed: Counter[str] = Counter()
+        numbered = []
+        for row in rows:
+            number = 0
+            if row.error is None:
+                kind = f"{row.plugin}*{self._counts.get(row.plugin, '')}"
+                number = device_number(kind, node, placed[row.plugin], self._nodes.keys())
+                placed[row.plugin] += 1
+            numbered.append((row, number))
+        with self._lock:
+            self._probes.pop(node.id, None)
+            if node.id in self._nodes:
+                self._listed[node.id] = numbered
+
+    def _lay_out(self) -> None:
+        """Make the table of what nodes have listed; a device that has a name keeps it.
+
+        A plugin that is broken on every node is one row; one that works somewhere is not listed
+        as broken.
+        """
+        listed = [
+            (row, number, node_id)
+            for node_id in self._nodes
+            for row, number in self._listed.get(node_id, ())
+        ]
+        self._rows = {}
+        for plugin in dict.fromkeys(row.plugin for row, _, _ in listed):
+            mine = [entry for entry in listed if entry[0].plugin == plugin]
+            working = sorted((e for e in mine if e[0].error is None), key=lambda e: e[1])
+            for row, number, node_id in working or mine[:1]:
+                alone = number == 0 and len(working) <= 1
+                wanted = plugin if alone else f"{plugin}.{number}"
+                name = self._names.setdefault((node_id, plugin, number), wanted)
+                self._rows[name] = (replace(row, name=name), node_id)
+
+
+#: Takes the id of an actor that is gone, and the cause.
+OnLost = Callable[[str, str], None]
+
+
+def _lost(descriptor: DeviceDescriptor, cause: str) -> DeviceLostError:
+    return DeviceLostError(
+        f"device {descriptor.name} on node {descriptor.node} is gone: {cause}. Compile the model "
+        "again; a device whose node is alive is restarted.",
+        device=descriptor.name,
+        node=descriptor.node,
+        attempt=0,
+        cause=cause,
+    )
+
+
+def why_lost(error: BaseException) -> str:
+    """Return in a few words what Ray tells of an actor that is gone or out of reach."""
+    text = _COLOURS.sub("", str(error))
+    if isinstance(error, exceptions.ActorUnavailableError):
+        return "the connection to it was lost"
+    if found := re.search(r"The actor is dead because (.+?)\.?(?: Worker exit|\n|$)", text):
+        process = re.search(r"pid: (\d+)", text)
+        memory = (
+            ", killed for want of memory" if "OOM" in text.split("Some common causes")[0] else ""
+        )
+        return found[1] + memory + (f" (pid {process[1]})" if process else "")
+    return first_line(text) or type(error).__name__
+
+
+def first_line(text: str) -> str:
+    """Return the first line that says something."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[0].rstrip(".") if lines else ""

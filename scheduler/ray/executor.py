@@ -1,0 +1,279 @@
+"""The Ray executor: finds the cluster's devices, and runs plans on one actor for each of them."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import queue
+import threading
+import weakref
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+import ray
+from ray import exceptions
+
+from devices.errors import ClusterError, DeviceLostError, HeteroError
+from devices.model.model import Constant, Model
+from devices.plugin.program import Payload
+from devices.plugin.support import Support
+from scheduler.client.deployment import Deployments, check_sources, import_failed
+from scheduler.client.machine import Limits
+from scheduler.device.probe import PluginSpec
+from scheduler.executor import DeviceDescriptor, StageSource
+from scheduler.formats.model_parts import outline, split_model
+from scheduler.formats.stored_payload import StoredPayload
+from scheduler.plan import Plan, Stage
+from scheduler.ray.deployment import Arrival, RayDeployment
+from scheduler.ray.devices import ActorDevice, RayDevices, why_lost
+from scheduler.ray.nodes import alive_nodes
+from scheduler.ray.start import connect
+from scheduler.thread_shares import plan_shares
+
+_log = logging.getLogger(__name__)
+
+#: Weights over this size go to the object store one by one, once for all stages that have them.
+_SHARED_NBYTES: Final = 100_000
+
+
+class RayExecutor:
+    """Devices of a Ray cluster.
+
+    Parameters
+    ----------
+    address : str, optional
+        A running cluster's ``host:port``; without one a local Ray is started, and stopped by
+        `close`. A Ray that this process is in already is used, and left running.
+    devices : mapping of str to int
+        Plugin -> how many logical devices each node offers; before that the node's own labels
+        ``hetero/PLUGIN=COUNT``, and before those one for each of the plugin's ids.
+    plugins : sequence of str or type
+        Plugins besides the installed ones: ``module:attr`` that every node can import, or
+        classes, which are sent along.
+    ray_options : mapping
+        More of `ray.init`'s arguments for a local Ray.
+    probe_timeout_s, load_timeout_s : float
+        Seconds that a node may take to list its devices, and a device to compile its stages.
+
+    Raises
+    ------
+    ClusterError
+        Ray could not start, or nothing answers at `address`.
+    """
+
+    def __init__(
+        self,
+        *,
+        address: str | None = None,
+        devices: Mapping[str, int] | None = None,
+        plugins: Sequence[PluginSpec] = (),
+        ray_options: Mapping[str, Any] | None = None,
+        probe_timeout_s: float = 120.0,
+        load_timeout_s: float = 3600.0,
+    ) -> None:
+        self._session = connect(address, options=ray_options)
+        self._devices = RayDevices(self._session, plugins, devices or {}, probe_timeout_s)
+        self._load_timeout_s = load_timeout_s
+        self._deployments: Deployments[RayDeployment] = Deployments()
+        #: References to weights in the object store, as long as somebody here has the weight.
+        self._weights: weakref.WeakKeyDictionary[Constant, Any] = weakref.WeakKeyDictionary()
+        #: What of a model goes to devices, as long as somebody here has the model.
+        self._packed: weakref.WeakKeyDictionary[Model, tuple[list[Any], dict[str, Any]]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._keys = itertools.count(1)
+        self._lock = threading.Lock()
+        self._closed = False
+        self._arrivals: queue.SimpleQueue[Arrival | None] = queue.SimpleQueue()
+        self._collector = threading.Thread(target=self._collect, name="collector", daemon=True)
+        self._collector.start()
+        self._session.when_gone.append(self._cluster_gone)
+
+    def devices(self) -> tuple[DeviceDescriptor, ...]:
+        """Return every device of the cluster, and every plugin that is broken."""
+        return self._devices.descriptors()
+
+    def query(self, device: str, model: Model, config: Mapping[str, Any] | None = None) -> Support:
+        """Ask a device which nodes of `model` it runs."""
+        found = self._devices.device(device)
+        support: Support = self._ask(found, "query", *self._pack(model), dict(config or {}))
+        return support
+
+    def get_property(self, device: str, name: str) -> Any:
+        """Return a property's value on a device."""
+        return self._ask(self._devices.device(device), "get_property", name)
+
+    def deploy(
+        self,
+        plan: Plan,
+        sources: Sequence[StageSource],
+        constants: Mapping[str, np.ndarray] | None = None,
+        *,
+        limits: Limits | None = None,
+        company: Collection[str] = (),
+    ) -> RayDeployment:
+        """Compile every stage on its device, all at once; see `Executor.deploy`."""
+        check_sources(plan, sources)
+        limits = limits or Limits()
+        rows = self.devices()
+        deployment = RayDeployment(
+            f"deployment-{ray.get_runtime_context().get_job_id()}-{next(self._keys)}",
+            plan,
+            constants or {},
+            replace(limits, nbytes=min(limits.nbytes, self._store_nbytes() // 2)),
+            self._deployments,
+            devices={name: self._devices.device(name) for name in plan.devices},
+            session=self._session,
+            arrived=self._arrivals.put,
+            lost=self._lose,
+            suspect=self._suspect,
+            ask=self._ask,
+        )
+        try:
+            self._load(deployment, sources, plan_shares(plan, sources, rows, company))
+        except BaseException:
+            deployment.close()
+            raise
+        return deployment
+
+    def _store_nbytes(self) -> int:
+        """Return the size of the smallest node's object store; requests share half of it."""
+        return min(node.store_nbytes for node in alive_nodes())
+
+    def _load(
+        self,
+        deployment: RayDeployment,
+        sources: Sequence[StageSource],
+        num_threads: Mapping[str, int],
+    ) -> None:
+        """Start every stage's way onto its device, then see to those that must try another."""
+
+        def start(stage: Stage, way: Payload | StoredPayload | None) -> Any:
+            source = sources[stage.index]
+            if way is None:
+                parts, weights = self._pack(source.model)
+            else:  # neither nodes nor weights: an imported model may not have been read here
+                ports = (source.model.inputs, source.model.outputs)
+                parts, weights = list(outline(source.model.name, stage.node_names, *ports)), {}
+            return deployment.device_of(stage.index).actor.load_stage.remote(
+                deployment.key,
+                stage.index,
+                parts,
+                weights,
+                way,
+                dict(source.config),
+                num_threads[stage.device],
+                tuple(stage.outputs.index(t) for t in deployment.wanted[stage.index]),
+            )
+
+        stages = deployment.plan.stages
+        ways = [_ways(source) for source in sources]
+        refs = [start(stage, mine[0]) for stage, mine in zip(stages, ways, strict=True)]
+        for stage, mine, ref in zip(stages, ways, refs, strict=True):
+            for way, after in zip(mine, [*mine[1:], None], strict=True):
+                try:
+                    self._fetch(deployment.device_of(stage.index), ref)
+                except HeteroError as error:
+                    if way is None or isinstance(error, DeviceLostError | ClusterError):
+                        raise
+                    if not isinstance(way, StoredPayload):
+                        import_failed(deployment.plan, stage.index, error)
+                    ref = start(stage, after)
+                else:
+                    if way is not None:
+                        deployment.imported.add(stage.index)
+                    break
+
+    def close(self) -> None:
+        """Close every deployment and stop what this executor started; again is harmless."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        for deployment in self._deployments:
+            deployment.close()
+        if self._session.is_ours:
+            self._devices.close()
+        self._arrivals.put(None)
+        if threading.current_thread() is not self._collector:
+            self._collector.join(timeout=5.0)
+        self._packed.clear()
+        self._weights.clear()
+        self._session.when_gone.remove(self._cluster_gone)
+        self._session.close()
+
+    def _ask(self, device: ActorDevice, method: str, *arguments: Any) -> Any:
+        if self._closed:  # a call to an actor would have Ray start another cluster by itself
+            raise ClusterError("the executor is closed, and its devices with it; make a new one.")
+        return self._fetch(device, getattr(device.actor, method).remote(*arguments))
+
+    def _fetch(self, device: ActorDevice, ref: Any) -> Any:
+        try:
+            return self._devices.fetch(device, ref, self._load_timeout_s)
+        except DeviceLostError as error:
+            self._lose(device.actor_id, error.data.get("cause", error.message))
+            raise
+
+    def _pack(self, model: Model) -> tuple[list[Any], dict[str, Any]]:
+        """Return a model's parts and its weights: small ones as they are, others as references."""
+        if model not in self._packed:
+            parts = split_model(model)
+            weights = {name: self._weight(model.constants[name]) for name in parts.weights}
+            self._packed[model] = list(parts._replace(weights={})), weights
+        return self._packed[model]
+
+    def _weight(self, constant: Constant) -> Any:
+        if constant.array.nbytes <= _SHARED_NBYTES:
+            return np.asarray(constant.array)
+        if constant not in self._weights:
+            self._weights[constant] = ray.put(np.asarray(constant.array))
+        return self._weights[constant]
+
+    def _lose(self, actor_id: str, cause: str) -> None:
+        """Take note that an actor is gone."""
+        self._devices.forget(actor_id)
+        deployments = [d for d in self._deployments if actor_id in d.actors]
+        _log.warning("actor=%s lost, with %s deployments: %s", actor_id, len(deployments), cause)
+        for deployment in deployments:
+            deployment.device_lost(actor_id, cause)
+
+    def _suspect(self, device: ActorDevice) -> None:
+        """Find out whether an actor that could not be reached is gone, or only was cut off."""
+        if not self._devices.answers(device):
+            try:
+                self._session.check_head()
+            except ClusterError as error:
+                self._cluster_gone(error)
+            else:
+                self._lose(device.actor_id, "its node does not answer")
+            return
+
+        def judge(answer: Future[Any]) -> None:
+            error = answer.exception()
+            if isinstance(error, exceptions.ActorDiedError):
+                self._lose(device.actor_id, why_lost(error))
+
+        device.actor.ping.remote().future().add_done_callback(judge)
+
+    def _cluster_gone(self, error: ClusterError) -> None:
+        """Fail whatever is in flight, and what is to come."""
+        for deployment in self._deployments:
+            deployment.cluster_lost(error)
+
+    def _collect(self) -> None:
+        while (arrival := self._arrivals.get()) is not None:
+            try:
+                arrival.deployment.collect(arrival)
+            except Exception:  # one request's trouble must not end the others' answers
+                _log.exception("request=%s attempt=%s", arrival.request_id, arrival.attempt)
+
+
+def _ways(source: StageSource) -> list[Payload | StoredPayload | None]:
+    """Return what a stage may be loaded from, the cheapest first; None is compilation."""
+    # Places in files are this node's.
+    payload = None if source.payload is None else replace(source.payload, places={})
+    given = (source.stored, payload)
+    return [*(way for way in given if way is not None), None]

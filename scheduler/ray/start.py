@@ -1,0 +1,303 @@
+"""Starting a local Ray, or joining a cluster, with errors that say what to do.
+
+A local Ray is lean (no dashboard, no usage reports, no worker logs on the caller's terminal), its
+workers run at the caller's own priority, and its ports take nobody who lacks this session's token.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import secrets
+import shutil
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import ray
+
+from devices.errors import ClusterError
+from scheduler.ray.address import check_reachable, find_address
+from scheduler.ray.folder import make_folder
+from scheduler.ray.signals import default_signals, own_signals
+from scheduler.ray.watch import ClusterWatch
+
+#: The Ray namespace of our actors.
+NAMESPACE: Final = "hetero"
+#: The longest that a call into Ray may take before it looks whether the cluster is still there.
+LOOK_S: Final = 2.0
+_CREDENTIALS: Final = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+
+
+class RaySession:
+    """A connection of this process to Ray.
+
+    Parameters
+    ----------
+    started : bool
+        Whether we started or joined it, and so end it.
+    folder : Path, optional
+        Its temporary folder, where we started it.
+    variables : sequence of str
+        Environment variables that were set for it, and go with it.
+    """
+
+    def __init__(
+        self, started: bool, folder: Path | None = None, variables: Sequence[str] = ()
+    ) -> None:
+        #: How many got it from `connect` and have not closed it.
+        self.users = 1
+        self._started = started
+        self.folder = folder
+        self._variables = list(variables)
+        #: Called with what to raise if the cluster goes.
+        self.when_gone: list[Callable[[ClusterError], None]] = []
+        self._connection = ""
+        self._watch: ClusterWatch | None = None
+
+    def watch(self) -> RaySession:
+        """Begin to look after the cluster, once Ray is connected to it."""
+        if self._started:
+            _mute()
+        self._connection = _connection()
+        self._watch = ClusterWatch(ray.get_runtime_context().gcs_address, self._lose)
+        return self
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process is still connected as it was when the session began."""
+        return bool(self._connection) and _connection() == self._connection
+
+    def check(self) -> None:
+        """Raise ClusterError if the cluster is gone, or was left: a call would start another."""
+        assert self._watch is not None
+        if self._watch.gone is not None:
+            raise self._watch.gone
+        if not self.is_ours:
+            raise ClusterError(
+                "this process has left the Ray cluster (ray.shutdown); make a new Core.",
+                address=self._watch.address,
+            )
+
+    def check_head(self) -> None:
+        """Raise ClusterError if the cluster's head does not answer: Ray would wait for it."""
+        self.check()
+        assert self._watch is not None
+        self._watch.look()
+
+    def wait(self, refs: Sequence[Any], timeout_s: float) -> bool:
+        """Wait until all of `refs` are there; False if they are not in time.
+
+        Raises
+        ------
+        ClusterError
+            The cluster is gone.
+        """
+        until_s = time.monotonic() + timeout_s
+        while True:
+            self.check()
+            left_s = max(0.0, until_s - time.monotonic())
+            ready, _ = ray.wait(list(refs), num_returns=len(refs), timeout=min(LOOK_S, left_s))
+            if len(ready) == len(refs) or left_s <= LOOK_S:
+                return len(ready) == len(refs)
+
+    def wait_until_left(self) -> None:
+        """Wait, if the cluster is gone, until this process has left it."""
+        if self._watch is not None and self._watch.gone is not None:
+            self._watch.join()
+
+    def close(self) -> None:
+        """Leave Ray, and stop it if it was started here, once nobody else uses it."""
+        with _lock:
+            self.users -= 1
+            if self.users <= 0:
+                self.end()
+
+    def end(self) -> None:
+        """Leave Ray, and stop it if it was started here; again is harmless."""
+        if self._watch is not None:
+            self._watch.close()
+        if self._started:
+            self._started = False
+            if self.is_ours or not self._connection:
+                ray.shutdown()
+            default_signals()
+        for name in self._variables:
+            os.environ.pop(name, None)
+        self._variables.clear()
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.folder = None
+        atexit.unregister(self.end)
+
+    def _lose(self, error: ClusterError) -> None:
+        """Tell who uses the cluster that it is gone, and leave it."""
+        for tell in list(self.when_gone):
+            tell(error)
+        # Who waits in Ray must be out of it, and see that it is gone, before it is left.
+        time.sleep(2 * LOOK_S)
+        with _lock:
+            self.end()
+
+
+#: Ray is one for a process, so its session is shared: the last user's `close` ends it.
+_lock = threading.RLock()
+_current: RaySession | None = None
+
+
+def _connection() -> str:
+    """Return what tells this connection to Ray from others of this process; empty for none."""
+    return str(ray.get_runtime_context().get_worker_id()) if ray.is_initialized() else ""
+
+
+def connect(
+    address: str | None = None, *, options: Mapping[str, Any] | None = None, timeout_s: float = 15.0
+) -> RaySession:
+    """Use the Ray that this process is in, join the cluster at `address`, or start a local one.
+
+    Parameters
+    ----------
+    address : str, optional
+        ``host:port`` of a running cluster, ``auto`` for the one on this machine, or ``local`` for
+        a new one; by default what the environment's ``RAY_ADDRESS`` says, as for Ray itself, and
+        ``local`` without it.
+    options : mapping
+        More of `ray.init`'s arguments for a local Ray, such as ``num_cpus``.
+    timeout_s : float
+        Seconds to wait for a cluster's answer.
+
+    Raises
+    ------
+    ClusterError
+        Ray could not start, or nothing answers at `address`.
+    """
+    global _current
+    if _current is not None:
+        _current.wait_until_left()
+    with _lock:
+        if _current is not None and not _current.is_ours:
+            _current.end()  # Ray was left without it, or is being left
+            _current = None
+        if ray.is_initialized():
+            if _current is None:
+                return RaySession(started=False).watch()
+            _current.users += 1
+            return _current
+        address = address or os.environ.get("RAY_ADDRESS") or "local"
+        if address == "local":
+            _current = _start(dict(options or {}))
+        else:
+            address = find_address(address)
+            check_reachable(address, timeout_s)
+            _current = _join(address)
+        return _current
+
+
+def _start(options: dict[str, Any]) -> RaySession:
+    folder = make_folder()
+    environment = {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_DEDUP_LOGS": "0",
+        # Ray's default of 15 would give a busy machine's other work precedence over devices.
+        "RAY_worker_niceness": "0",
+        # A failed stage fails what follows it; that reaches the caller by its future alone.
+        "RAY_IGNORE_UNHANDLED_ERRORS": "1",
+    }
+    if not any(name in os.environ for name in _CREDENTIALS):
+        # A token for this process only; Ray would write one to the home folder, for all to read.
+        environment["RAY_AUTH_TOKEN"] = _token()
+    variables = [name for name in environment if name not in os.environ]
+    os.environ.update({name: environment[name] for name in variables})
+    if "RAY_AUTH_MODE" not in os.environ:
+        variables.append("RAY_AUTH_MODE")  # Ray sets it to "token" as it starts
+    session = RaySession(True, folder, variables)
+    try:
+        with _quiet(), own_signals():
+            ray.init(
+                address="local",
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                configure_logging=False,
+                namespace=NAMESPACE,
+                _temp_dir=str(folder),
+                **options,
+            )
+    except Exception as error:
+        _give_up(session)
+        raise ClusterError(
+            f"Ray cannot start on this machine: {type(error).__name__}: {error}. Check free "
+            f"memory, /dev/shm and the permissions of {folder.parent}; without Ray everything "
+            "runs in process: --executor inprocess, Core(executor='inprocess').",
+            cause=str(error),
+        ) from error
+    except BaseException:
+        _give_up(session)
+        raise
+    # Ray's own exit handler stops its processes first: handlers run last in, first out.
+    atexit.register(session.end)
+    return session.watch()
+
+
+def _join(address: str) -> RaySession:
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
+    try:
+        with _quiet(), own_signals():
+            ray.init(
+                address=address,
+                namespace=NAMESPACE,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                configure_logging=False,
+            )
+    except Exception as error:
+        with contextlib.suppress(Exception):  # it may be half connected, or not at all
+            ray.shutdown()
+        raise ClusterError(
+            f"no Ray cluster to join at {address!r}: {type(error).__name__}: {error}. Check that "
+            "`ray status` works there, that Ray and Python have the same versions here and there, "
+            "and that RAY_AUTH_TOKEN is the cluster's.",
+            address=address,
+            cause=str(error),
+        ) from error
+    session = RaySession(True)
+    atexit.register(session.end)
+    return session.watch()
+
+
+@cache
+def _token() -> str:
+    """Return this process's token: Ray reads it once and keeps it for as long as it lives."""
+    return secrets.token_hex(32)
+
+
+def _give_up(session: RaySession) -> None:
+    with contextlib.suppress(Exception):  # it may have started in part, or not at all
+        session.end()
+
+
+def _mute() -> None:
+    """Keep Ray from printing what happens to processes: errors tell it to those concerned."""
+    worker: Any = ray._private.worker.global_worker
+    worker.threads_stopped.set()
+    worker.gcs_error_subscriber.close()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep Ray's start-up from telling of what is decided here on purpose."""
+    logger = logging.getLogger("ray")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,89 @@
+"""Noticing that a cluster is gone, before Ray does.
+
+Ray's client tries for a minute to reach a head that does not answer, and then ends the process
+from its C++ side, without an exception. Who leaves Ray before that keeps the process.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from devices.errors import ClusterError
+from scheduler.ray.address import check_reachable
+
+_log = logging.getLogger(__name__)
+
+#: Seconds between looks, and for the head's answer.
+_LOOK_S: Final = 1.0
+_ANSWER_S: Final = 5.0
+#: A head that refuses is gone after so many seconds, one that is silent (a cut link, a machine
+#: with too much to do) after more; both leave time to leave Ray.
+_REFUSED_S: Final = 3.0
+_SILENT_S: Final = 25.0
+
+
+class ClusterWatch:
+    """A thread that looks whether a cluster's head still answers.
+
+    Parameters
+    ----------
+    address : str
+        The head's ``host:port``.
+    tell : callable
+        Is told once, in the watch's thread, what to raise.
+    """
+
+    def __init__(self, address: str, tell: Callable[[ClusterError], None]) -> None:
+        self.address = address
+        #: What to raise once the cluster counts as gone.
+        self.gone: ClusterError | None = None
+        self._tell = tell
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="cluster-watch", daemon=True)
+        self._thread.start()
+
+    def look(self) -> None:
+        """Raise ClusterError if the head does not answer now."""
+        try:
+            check_reachable(self.address, _ANSWER_S)
+        except ClusterError as error:
+            raise _gone(self.address, error) from error
+
+    def close(self) -> None:
+        """Look no more."""
+        self._ended.set()
+
+    def join(self) -> None:
+        """Wait until what a loss entails is done."""
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _watch(self) -> None:
+        silent_since_s: float | None = None
+        while not self._ended.wait(_LOOK_S):
+            try:
+                check_reachable(self.address, _ANSWER_S)
+                silent_since_s = None
+            except ClusterError as error:
+                now_s = time.monotonic()
+                silent_since_s = silent_since_s or now_s
+                refused = isinstance(error.__cause__, ConnectionError)
+                if now_s - silent_since_s >= (_REFUSED_S if refused else _SILENT_S):
+                    self.gone = _gone(self.address, error)
+                    _log.error("cluster=%s is gone: %s", self.address, error.__cause__)
+                    self._tell(self.gone)
+                    return
+
+
+def _gone(address: str, found: ClusterError) -> ClusterError:
+    cause = str(found.__cause__)
+    return ClusterError(
+        f"the Ray cluster at {address} is gone: {cause}. Start it again (`ray up cluster.yaml`, or "
+        "`ray start`), and compile the model again in a new Core.",
+        address=address,
+        cause=cause,
+    )
