@@ -27,6 +27,7 @@ from scheduler.device_names import resolve_name
 from scheduler.events import DeviceEvent, DeviceInstruction, Task
 from scheduler.executor import THIS_PROCESS, DeviceDescriptor, StageRun, StageSource
 from scheduler.formats.codec import decode, encode
+from scheduler.home_process import HomeProcess
 from scheduler.plan import Plan
 from scheduler.thread_shares import plan_shares
 
@@ -334,6 +335,7 @@ class InProcessExecutor:
         self._deployments: Deployments[InProcessDeployment] = Deployments()
         self._keys = itertools.count(1)
         self._lock = threading.RLock()
+        self._home = HomeProcess()
         self._closed = False
 
     @property
@@ -402,6 +404,7 @@ class InProcessExecutor:
         close_plugins(plugins)
 
     def _device(self, name: str) -> _DeviceThreads:
+        self._home.require(f"device {name}")
         descriptor = usable(self._descriptors[resolve_name(name, self._descriptors)])
         with self._lock:
             if self._closed:

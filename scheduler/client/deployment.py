@@ -157,7 +157,7 @@ class BaseDeployment(ABC):
     def close(self) -> None:
         """Cancel what is in flight and unload the stages; again is harmless."""
         with self._close_lock:  # who comes second waits for the first
-            if self._closed:
+            if self._closed or not self._runner.home.is_here:
                 return
             self._closed = True
             try:

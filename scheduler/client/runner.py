@@ -5,7 +5,6 @@ Both executors' deployments are one; they say how an attempt starts and how it i
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 import time
@@ -14,7 +13,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from devices.errors import UnsupportedOperationError
 from devices.plugin.program import Value
 from devices.request.run import LONGEST_S
 from scheduler import events
@@ -29,6 +27,7 @@ from scheduler.client.machine import (
 from scheduler.events import ClientEvent, ClientInstruction
 from scheduler.executor import Answer, Submission
 from scheduler.formats.codec import nbytes_of
+from scheduler.home_process import HomeProcess
 
 
 class Attempts(Protocol):
@@ -99,7 +98,7 @@ class RequestRunner:
         self._wakes_s = float("inf")
         self._closed = False
         self._name = name
-        self._process = os.getpid()
+        self.home = HomeProcess()
         self._thread = threading.Thread(
             target=self._watch_deadlines, name=f"{name}-deadlines", daemon=True
         )
@@ -109,12 +108,7 @@ class RequestRunner:
         self, inputs: Mapping[str, Value], timeout_s: float | None, profile: bool, waits: bool
     ) -> Submission:
         """Admit a request, waiting for room; see `Deployment.submit`."""
-        if os.getpid() != self._process:
-            raise UnsupportedOperationError(
-                f"{self._name}: compiled in process {self._process}, of which this one, "
-                f"{os.getpid()}, is a fork; devices do not live on in it. Compile the model here, "
-                "or start processes with multiprocessing's 'spawn'."
-            )
+        self.home.require(self._name)
         now_s = self._clock()
         limits = self._machine.limits
         deadline_s = now_s + min(limits.timeout_s if timeout_s is None else timeout_s, LONGEST_S)

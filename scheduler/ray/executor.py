@@ -26,6 +26,7 @@ from scheduler.device.probe import PluginSpec
 from scheduler.executor import DeviceDescriptor, StageSource
 from scheduler.formats.model_parts import outline, split_model
 from scheduler.formats.stored_payload import StoredPayload
+from scheduler.home_process import HomeProcess
 from scheduler.plan import Plan, Stage
 from scheduler.ray.deployment import Arrival, RayDeployment
 from scheduler.ray.devices import ActorDevice, RayDevices, why_lost
@@ -86,6 +87,7 @@ class RayExecutor:
         )
         self._keys = itertools.count(1)
         self._lock = threading.Lock()
+        self._home = HomeProcess()
         self._closed = False
         self._arrivals: queue.SimpleQueue[Arrival | None] = queue.SimpleQueue()
         self._collector = threading.Thread(target=self._collect, name="collector", daemon=True)
@@ -190,7 +192,7 @@ class RayExecutor:
     def close(self) -> None:
         """Close every deployment and stop what this executor started; again is harmless."""
         with self._lock:
-            if self._closed:
+            if self._closed or not self._home.is_here:  # the devices are the parent's still
                 return
             self._closed = True
         for deployment in self._deployments:
@@ -206,6 +208,7 @@ class RayExecutor:
         self._session.close()
 
     def _ask(self, device: ActorDevice, method: str, *arguments: Any) -> Any:
+        self._home.require(f"device {device.descriptor.name}")
         if self._closed:  # a call to an actor would have Ray start another cluster by itself
             raise ClusterError("the executor is closed, and its devices with it; make a new one.")
         return self._fetch(device, getattr(device.actor, method).remote(*arguments))

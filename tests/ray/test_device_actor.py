@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +13,8 @@ import pytest
 from devices.errors import DeviceError, RequestCancelledError
 from scheduler.executor import DeviceDescriptor
 from scheduler.formats.model_parts import split_model
-from scheduler.ray.actor import DeviceActor
-from tests.scheduler.models import build
+from scheduler.ray.actor import REPORT, DeviceActor
+from tests.scheduler.models import build, chain
 from tests.scheduler.plugins import ToyPlugin
 
 pytestmark = pytest.mark.ray
@@ -45,3 +47,22 @@ def test_a_run_that_waits_for_a_stream_ends_though_the_stream_stays_taken(
         assert not busy.done()
         while not busy.done():
             actor.cancel("busy", 1, 1)
+
+
+def test_each_stage_keeps_to_its_own_streams() -> None:
+    actor = DeviceActor(DeviceDescriptor("TOY", "TOY", "0", "n"), [ToyPlugin])
+    _, (source,) = chain("TOY", name="sleep_0.01_")
+    parts = split_model(source.model)
+    for deployment, streams in (("wide", 4), ("narrow", 1)):
+        rest = list(parts._replace(weights={}))
+        actor.load_stage(deployment, 0, rest, parts.weights, None, {"NUM_STREAMS": streams}, 1, ())
+
+    def run(request_id: int) -> dict[str, Any]:
+        report = actor.run_stage(["narrow", 0, request_id, 1, False], X)
+        return dict(zip(REPORT, report, strict=True))
+
+    with ThreadPoolExecutor(4) as pool:
+        runs = sorted(pool.map(run, range(8)), key=lambda run: run["started_s"])
+    assert all(a["ended_s"] <= b["started_s"] for a, b in itertools.pairwise(runs))
+    actor.unload("wide")
+    assert run(9)["device"] == "TOY"

@@ -51,6 +51,20 @@ def test_a_dropped_model_is_closed_once_its_last_request_is_gone(core: hetero.Co
         time.sleep(0.01)
 
 
+def test_a_fork_leaves_the_devices_to_its_parent(
+    core: hetero.Core, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with core.compile_model(branches(), SPLIT, affinity={"tanh": "CPU.1"}) as compiled:
+        with monkeypatch.context() as forked:
+            forked.setattr(os, "getpid", lambda: -1)
+            for use in (lambda: compiled({"x": X}), lambda: core.compile_model(branches())):
+                with pytest.raises(errors.UnsupportedOperationError, match="fork"):
+                    use()
+            compiled.close()
+            core.executor.close()
+        np.testing.assert_allclose(compiled({"x": X})[0], branches_output(X), rtol=1e-6)
+
+
 def test_inputs_in_every_form_and_memory_order(core: hetero.Core) -> None:
     wide = np.arange(24, dtype=np.float32).reshape(4, 6) / 9
     with core.compile_model(branches(), SPLIT, affinity={"tanh": "CPU.1"}) as compiled:
