@@ -45,7 +45,9 @@ def predict(
     for s in parts.subgraphs:
         cost = costs[s.device]
         alone = [t for n in s.node_names if (t := node_seconds(cost, n, "LATENCY")) is not None]
-        run_alone = cost.dispatch.seconds + sum(t.seconds for t in alone)
+        run_s = cost.dispatch.seconds + sum(t.seconds for t in alone)
+        if company:  # the node's cores are shared then, whether or not the others have work
+            run_s *= cost.load.seconds
         transfer = 0.0
         ready = free[s.device]
         back = 0.0
@@ -73,13 +75,13 @@ def predict(
                 index=s.index,
                 device=s.device,
                 nodes=len(s.node_names),
-                run_s=run_alone * (cost.load.seconds if company else 1.0),
+                run_s=run_s,
                 transfer_s=transfer,
                 overhead_s=cost.overhead.seconds,
                 variant=variant,
             )
         )
-        finish.append(ready + run_alone)
+        finish.append(ready + run_s)
         free[s.device] = finish[-1]
         answered = max(answered, finish[-1] + back)
     wires = [

@@ -53,6 +53,19 @@ def random_task(seed: int) -> Task:
     return task(model, dataclasses.replace(given, devices=devices, transfers=transfers))
 
 
+@pytest.mark.parametrize(("placed", "seconds"), [("AA", 2.0), ("AB", 4.0)])
+def test_latency_counts_that_devices_in_company_have_a_share_of_the_cores(
+    placed: str, seconds: float
+) -> None:
+    model = chain(2)
+    given = costs(model, {d: dict.fromkeys(model.node_names, 1.0) for d in "AB"})
+    load = Time(2.0, "calibrated")
+    devices = {d: dataclasses.replace(cost, load=load) for d, cost in given.devices.items()}
+    asked = task(model, dataclasses.replace(given, devices=devices))
+    affinity = Affinity(dict(zip(model.node_names, placed, strict=True)), {})
+    assert figures(asked, affinity)[1] == pytest.approx(seconds)
+
+
 def figures(given: Task, placed: Any) -> tuple[float, float]:
     """Bottleneck and latency of an affinity, by the prediction of its cut."""
     cut = partition(given.model, placed)
