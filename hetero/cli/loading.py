@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from devices.model.model import Model
+from hetero.cli.planning import PROPERTIES
 from hetero.cli.terminal import progress, show
 from hetero.compiled_model import CompiledModel
 from hetero.core import Core
@@ -72,6 +73,8 @@ def load(
     if source is None:
         if pins:
             raise click.UsageError("--affinity is for models; a blob is cut already.")
+        if planning := sorted(set(PROPERTIES.values()) & config.keys()):
+            raise click.UsageError(f"{', '.join(planning)}: for models; a blob is planned already.")
         given = click.get_current_context().get_parameter_source("device")
         chosen = None if given is click.core.ParameterSource.DEFAULT else device
         with progress(f"importing {model}"):

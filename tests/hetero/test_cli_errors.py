@@ -149,6 +149,19 @@ def test_a_blob_is_called_a_blob(shell: Shell, model: Path, tmp_path: Path, comm
     assert "is a compiled model (a blob)" in done.err
 
 
+@pytest.mark.parametrize("command", ["run", "bench"])
+@pytest.mark.parametrize(
+    "options", ["--hint LATENCY", "--policy AUTO", "-c MAX_SUBGRAPHS=2", "-a op:Tanh=CPU"]
+)
+def test_options_that_place_nodes_are_refused_for_a_blob(
+    shell: Shell, model: Path, tmp_path: Path, command: str, options: str
+) -> None:
+    blob = tmp_path / "m.hetero"
+    assert shell("compile", model, "-d", "CPU", "-o", blob).code == 0
+    done = shell(f"{command} {options}", blob)
+    assert (done.code, "for models; a blob is" in done.err) == (2, True)
+
+
 def test_a_blob_is_benched(shell: Shell, model: Path, tmp_path: Path) -> None:
     blob = tmp_path / "m.hetero"
     assert shell("compile", model, "-d", "CPU", "-o", blob).code == 0
