@@ -85,17 +85,9 @@ def _parts(document: dict[str, Any], nodes: bool) -> Iterator[RenderableType]:
 
 
 def _devices(document: dict[str, Any]) -> Rows:
-    table = Rows(
-        "device",
-        "plugin",
-        "version",
-        "on",
-        "threads",
-        "supports",
-        "gets",
-        "load",
-        wraps=("version", "on"),
-    )
+    timed = document["plan"] is not None
+    heads = ["device", "plugin", "version", "on", "threads", "supports", "gets"]
+    table = Rows(*heads, *(["load"] if timed else []), wraps=("version", "on"))
     total = document["model"]["nodes"]
     for d in document["devices"]:
         table.add(
@@ -103,10 +95,10 @@ def _devices(document: dict[str, Any]) -> Rows:
             d["plugin"],
             d["version"],
             d["node"],
-            str(d["num_threads"]),
+            d["num_threads"],
             f"{d['supported']}/{total}",
             counted(d["nodes"], "node") if d["used"] else Text("nothing", "yellow"),
-            "" if d["load_s"] is None else seconds_text(d["load_s"]),
+            *([seconds_text(d["load_s"])] if timed else []),
         )
     return table
 

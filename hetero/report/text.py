@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from rich import box
-from rich.cells import cell_len
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -43,21 +42,20 @@ class Rows(Table):
     """
 
     def __init__(self, *heads: str, wraps: Collection[str] = ()) -> None:
-        columns = (
-            Column(
-                styled(head),
-                overflow="fold",
-                no_wrap=head not in wraps,
-                min_width=NARROWEST if head in wraps else cell_len(head),
-            )
-            for head in heads
-        )
+        columns = [
+            Column(styled(head), overflow="fold", no_wrap=head not in wraps) for head in heads
+        ]
         super().__init__(*columns, box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+        self._widen(map(styled, heads))
 
     def add(self, *cells: object, style: str | None = None) -> None:
         """Add a row; None is an empty cell."""
         shown = [c if isinstance(c, Text) else styled("" if c is None else str(c)) for c in cells]
-        for column, cell in zip(self.columns, shown, strict=True):
-            if column.no_wrap:
-                column.min_width = max(column.min_width or 0, cell.cell_len)
+        self._widen(shown)
         self.add_row(*shown, style=style)
+
+    def _widen(self, cells: Iterable[Text]) -> None:
+        """Keep columns at least so wide that no word of a number or name is cut."""
+        for column, cell in zip(self.columns, cells, strict=True):
+            least = cell.cell_len if column.no_wrap else min(cell.cell_len, NARROWEST)
+            column.min_width = max(column.min_width or 0, least)
