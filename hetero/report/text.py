@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable
 from typing import Final
 
 from rich import box
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -53,6 +54,12 @@ class Rows(Table):
         shown = [c if isinstance(c, Text) else styled("" if c is None else str(c)) for c in cells]
         self._widen(shown)
         self.add_row(*shown, style=style)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        # Of a table that is squeezed further rich leaves out whole columns.
+        least = sum((column.min_width or 0) + 3 for column in self.columns) + 1
+        wide = options.update_width(max(options.max_width, least))
+        yield from super().__rich_console__(console, wide)
 
     def _widen(self, cells: Iterable[Text]) -> None:
         """Keep columns at least so wide that no word of a number or name is cut."""

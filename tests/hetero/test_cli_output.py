@@ -87,11 +87,11 @@ def test_a_narrow_terminal_shows_whole_device_names(
         assert re.search(rf"^ {re.escape(name)}\s", done.out, re.MULTILINE), done.out
 
 
-@pytest.mark.parametrize("width", [20, 40, 80])
+@pytest.mark.parametrize("width", [1, 20, 40, 80])
 def test_a_table_cuts_nothing(width: int) -> None:
     cells = ("1.31234e-06", "a_name_without_spaces" * 3, "words that may wrap")
-    table = Rows("number", "name", "text", wraps=("name", "text"))
-    table.add(*cells)
+    table = Rows("number", "name", "text", "short", wraps=("name", "text", "short"))
+    table.add(*cells, "x")
     console = Console(width=width, file=io.StringIO())
     console.print(table, crop=False)
     assert isinstance(console.file, io.StringIO)
@@ -100,6 +100,7 @@ def test_a_table_cuts_nothing(width: int) -> None:
         for letter, count in Counter(cell.replace(" ", "")).items():
             assert shown.count(letter) >= count, cell
     assert cells[0] in shown
+    assert "short" in shown
 
 
 def test_one_is_not_many(shell: Shell, model: Path) -> None:
