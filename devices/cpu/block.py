@@ -20,7 +20,7 @@ from devices.cpu.threads import one_thread
 from devices.errors import HeteroError, KernelError
 from devices.kernels import Kernel
 from devices.model.attributes import attribute_value
-from devices.model.functions import instantiate
+from devices.model.functions import function_key, instantiate
 from devices.model.literals import literal_value
 from devices.model.model import Node
 from devices.model.tensor_proto import dense_array, tensor_array
@@ -355,13 +355,23 @@ def _function_step(
     scope: Scope,
 ) -> Step:
     """A call of a function: its inputs are the node's, absent ones None."""
-    block = build_block(
-        [Node.from_proto(proto) for proto in instantiate(function, task.node.proto)],
-        inputs=function.input,
-        outputs=function.output,
-        constants={},
-        scope=scope.of_function(function),
+    call = task.node.proto
+    key = (
+        function_key(task.node),
+        *(a.SerializeToString(deterministic=True) for a in call.attribute),
     )
+    block = scope.blocks.get(key)
+    if block is None:
+        block = build_block(
+            [Node.from_proto(proto) for proto in instantiate(function, call)],
+            inputs=function.input,
+            outputs=function.output,
+            constants={},
+            scope=scope.of_function(function),
+        )
+        # Functions may call one another: each is built once, however many calls there are.
+        if key[0] in scope.functions:
+            scope.blocks[key] = block
     padding = [None] * (len(function.input) - len(task.reads))
 
     def step(values: list[Value], context: RunContext) -> None:

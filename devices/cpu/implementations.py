@@ -42,6 +42,8 @@ class Scope:
     functions: Mapping[FunctionKey, onnx.FunctionProto] = field(default_factory=dict)
     #: What was found of the model's own functions, each call with other attributes once.
     found: dict[tuple[Any, ...], Implementation | Refusal] = field(default_factory=dict)
+    #: Their blocks, likewise.
+    blocks: dict[tuple[Any, ...], Any] = field(default_factory=dict)
 
     @classmethod
     def of_model(cls, model: Model) -> Scope:
@@ -53,7 +55,7 @@ class Scope:
 
     def of_function(self, function: onnx.FunctionProto) -> Scope:
         """Return the scope inside a function, which imports its own operator sets."""
-        return Scope(function_opsets(function), self.functions, self.found)
+        return Scope(function_opsets(function), self.functions, self.found, self.blocks)
 
     def opset(self, domain: str) -> int:
         """Return the imported version of a domain; the fused operators' own is always 1."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
 
+from devices.cpu import block
 from devices.cpu.plugin import CPUPlugin
 from devices.cpu.transforms import transform
+from devices.cpu.transforms.inline_functions import inline_functions
 from devices.model.light import light_model_names
 from devices.model.model import Model
 from devices.model.reader import read_model
@@ -496,3 +499,26 @@ def test_parameters_that_fit_no_channel_are_left_to_the_run(
     nodes = [node("Conv", "x w b", "c"), node("BatchNormalization", "c s s m v", "y")]
     model = make_model(nodes, {"x": floats(1, 2, 4, 4)}, ["y"], constants)
     assert transform(read_model(model).replace(specs={})).node_names == ("n_c", "n_y")
+
+
+def test_functions_that_call_one_another_twice_are_built_once_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x, opsets = floats(2, 3), [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
+    bodies = [[node("Neg", "a", "o")]]
+    for i in range(12):
+        bodies.append(
+            [helper.make_node(f"F{i}", [a], [o], domain="own") for a, o in (("a", "t"), ("t", "o"))]
+        )
+    functions = [
+        helper.make_function("own", f"F{i}", ["a"], ["o"], body, opsets)
+        for i, body in enumerate(bodies)
+    ]
+    call = helper.make_node("F12", ["x"], ["y"], domain="own")
+    model = make_model([call], {"x": x}, ["y"], functions=functions, domains={"own": 1})
+    built = []
+    build = block.build_block
+    monkeypatch.setattr(block, "build_block", lambda *a, **k: built.append(1) or build(*a, **k))
+    monkeypatch.setattr(sys.modules[inline_functions.__module__], "_MOST_NODES", 10)
+    np.testing.assert_array_equal(run_cpu(model, {"x": x})[0], x)
+    assert len(built) <= len(functions)

@@ -15,8 +15,8 @@ from devices.model.functions import function_key, function_opsets, instantiate
 from devices.model.model import Model, Node
 from devices.plugin.support import Refusal
 
-#: More nodes than this, all calls replaced, are not worth it.
-_MOST_NODES: Final = 200_000
+#: More nodes than this, added by replacing calls, are not worth it.
+_MOST_NODES: Final = 50_000
 
 
 def inline_functions(model: Model) -> Model:
@@ -29,7 +29,7 @@ def inline_functions(model: Model) -> Model:
     inlined = False
     nodes: list[Node] = []
     waiting = list(reversed(model.nodes))
-    while waiting and len(nodes) + len(waiting) < _MOST_NODES:
+    while waiting and len(nodes) + len(waiting) < len(model.nodes) + _MOST_NODES:
         node = waiting.pop()
         function = scope.functions.get(function_key(node))
         if function is None or not _can_inline(node, function, scope):
