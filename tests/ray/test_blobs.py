@@ -67,6 +67,16 @@ def test_the_cache(core: hetero.Core, tmp_path: Path, caplog: pytest.LogCaptureF
     assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
 
 
+def test_a_cache_hit_starts_the_actors_of_its_plan_only(tmp_path: Path) -> None:
+    config = {"CACHE_DIR": str(tmp_path)}
+    for _ in range(2):
+        with hetero.Core() as core, core.compile_model(branches(), "HETERO:ORT,CPU", config) as m:
+            hit = m.get_property("LOADED_FROM_CACHE")
+            started = set(core.executor._devices._actors)
+    assert hit
+    assert started == {"ORT"}
+
+
 def test_a_payload_is_read_from_its_file_only_if_that_is_the_same(
     blob: bytes, tmp_path: Path
 ) -> None:
