@@ -37,5 +37,5 @@ def running(plugin, request_):
     """A request that has entered the device and waits there."""
     plugin.gate.clear()
     request_.start_async({"x": X})
-    assert plugin.entered.wait(5)
+    assert plugin.entered.wait(300)
     return request_

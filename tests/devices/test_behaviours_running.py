@@ -151,7 +151,7 @@ def test_deadline(plugin, request_):
         request_.infer({"x": X}, timeout_s=0.05)
     plugin.gate.set()
     request_.wait_for(5000)
-    np.testing.assert_array_equal(request_.infer({"x": X}, timeout_s=30)["y"], X * 2)
+    np.testing.assert_array_equal(request_.infer({"x": X}, timeout_s=300)["y"], X * 2)
 
 
 def test_a_stuck_run_does_not_outlast_the_deadline_of_whoever_waits(plugin, request_):
@@ -164,14 +164,14 @@ def test_a_stuck_run_does_not_outlast_the_deadline_of_whoever_waits(plugin, requ
 
 def test_a_slow_callback_is_not_bound_by_the_deadline(request_):
     called, go = threading.Event(), threading.Event()
-    request_.set_callback(lambda _: (called.set(), go.wait(60)))
-    request_.start_async({"x": X}, timeout_s=60)
-    assert called.wait(60)
+    request_.set_callback(lambda _: (called.set(), go.wait(300)))
+    request_.start_async({"x": X}, timeout_s=300)
+    assert called.wait(300)
     request_._run.timeout_s = 0.0  # as if the callback took that long
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(request_.wait)
         go.set()
-        waiting.result(60)
+        waiting.result(300)
     np.testing.assert_array_equal(request_.results["y"], X * 2)
 
 
@@ -213,7 +213,7 @@ def test_exclusive_requests_of_one_device_run_one_after_another(plugin):
     for compiled in models:
         compiled.close()
     shared = plugin.compile_model(DOUBLE, {"NUM_STREAMS": 3})
-    plugin.on_run = threading.Barrier(3, timeout=30).wait  # passed only by three at once
+    plugin.on_run = threading.Barrier(3, timeout=300).wait  # passed only by three at once
     requests = [shared.create_infer_request() for _ in range(3)]
     for request in requests:
         request.start_async({"x": X})

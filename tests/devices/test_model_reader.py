@@ -238,7 +238,7 @@ def test_a_deferred_model_is_read_once_by_threads_that_ask_at_the_same_time():
     def load():
         read.append(1)
         reading.set()
-        assert go_on.wait(30)
+        assert go_on.wait(300)
         return model
 
     deferred = DeferredModel(model.name, model.inputs, model.outputs, load)
@@ -246,12 +246,12 @@ def test_a_deferred_model_is_read_once_by_threads_that_ask_at_the_same_time():
     first = threading.Thread(target=lambda: found.append(deferred.constants))
     second = threading.Thread(target=lambda: found.append(deferred.nodes))
     first.start()
-    assert reading.wait(30)
+    assert reading.wait(300)
     second.start()
     second.join(0.05)  # it may get as far as it can
     go_on.set()
     for thread in (first, second):
-        thread.join(30)
+        thread.join(300)
     assert read == [1]
     assert len(found) == 2
 

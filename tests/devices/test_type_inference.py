@@ -47,7 +47,7 @@ def test_threads_get_the_types_of_their_own_models():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(300)
     assert found == {count: [[count, 3]] * 20 for count in range(1, 5)}
 
 
@@ -87,7 +87,7 @@ def test_it_is_each_processs_own_and_ends_with_it(end):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
     )
     assert ran.returncode == -end, ran.stderr
     status = Path(f"/proc/{int(ran.stdout)}/stat")

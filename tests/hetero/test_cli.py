@@ -167,7 +167,7 @@ def test_interrupted_it_ends_at_once(command: str, tmp_path: Path) -> None:
     assert process.stdout
     assert process.stdout.readline() == "running\n"
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=100)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 1
     assert out == ""
     assert err.strip() == "hetero: interrupted"

@@ -232,7 +232,7 @@ def test_an_ascii_locale_shows_escapes(model: Path) -> None:
     environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0"} | HERE
     done = subprocess.run(
         [sys.executable, "-m", "hetero", "run", str(model), "--executor", "inprocess"],
-        capture_output=True, env=environment, timeout=60, check=False,
+        capture_output=True, env=environment, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert b"Traceback" not in done.stderr
@@ -243,6 +243,6 @@ def test_a_reader_that_has_gone_is_no_traceback(model: Path) -> None:
     command = f"{sys.executable} -m hetero query {model} --json | true"
     environment = os.environ | HERE
     done = subprocess.run(
-        command, shell=True, capture_output=True, env=environment, timeout=60, check=False
+        command, shell=True, capture_output=True, env=environment, timeout=300, check=False
     )
     assert done.stderr == b""

@@ -130,13 +130,13 @@ def _meet(together: threading.Barrier, timeout_s: float) -> None:
 
 def test_a_request_that_waits_for_its_turn_can_be_cancelled() -> None:
     entered, leave = threading.Event(), threading.Event()
-    Meeting.inside = staticmethod(lambda: (entered.set(), leave.wait(30)))
+    Meeting.inside = staticmethod(lambda: (entered.set(), leave.wait(300)))
     config = {"NUM_STREAMS": 2, "EXCLUSIVE_ASYNC_REQUESTS": True}
     with hetero.Core(executor="inprocess", plugins=[Meeting]) as core:
         compiled = core.compile_model(dense(), "MEET", config)
         first, second = compiled.create_infer_request(), compiled.create_infer_request()
         first.start_async(np.ones((2, 3), np.float32))
-        assert entered.wait(30)
+        assert entered.wait(300)
         second.start_async(np.ones((2, 3), np.float32))
         second.cancel()
         with pytest.raises(errors.RequestCancelledError):
@@ -514,7 +514,7 @@ def test_one_core_from_many_threads() -> None:
         start = threading.Barrier(8)
 
         def use(worker: int) -> None:
-            start.wait(30)
+            start.wait(300)
             for turn in range(6):
                 core.set_property({"PERF_COUNT": bool(turn % 2)})
                 core.set_property("CPU", {"NUM_STREAMS": 1 + turn % 3})

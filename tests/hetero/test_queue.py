@@ -139,4 +139,4 @@ queue.set_callback(start_two)
 queue.start_async({"x": X})
 core.close()
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=100)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)

@@ -32,8 +32,8 @@ def main(address: str, wait_s: str, *processes: str) -> None:
     for process in processes:
         os.kill(int(process), signal.SIGKILL)
     calls: list[Callable[[], Any]] = [
-        lambda: running.future.result(60),
-        lambda: sleeping.submit(X).future.result(60),
+        lambda: running.future.result(300),
+        lambda: sleeping.submit(X).future.result(300),
         executor.devices,
         lambda: executor.deploy(*chain("TOY")),
     ]

@@ -43,7 +43,7 @@ def test_a_run_that_waits_for_a_stream_ends_though_the_stream_stays_taken(
         waiting = threads.submit(actor.run_stage, ["d", 0, 2, 1, False], X)
         end(actor)
         with pytest.raises(error):
-            waiting.result(60)
+            waiting.result(300)
         assert not busy.done()
         while not busy.done():
             actor.cancel("busy", 1, 1)

@@ -79,7 +79,7 @@ def test_query_and_properties(executor: RayExecutor) -> None:
 def test_chain(executor: RayExecutor) -> None:
     deployment = executor.deploy(*chain("TOY.0", "TOY.1", "TOY.2"))
     submission = deployment.submit({"x": X}, profile=True)
-    answer = submission.future.result(30)
+    answer = submission.future.result(300)
     np.testing.assert_array_equal(answer.outputs["t2"], X + 3)
     assert [run.device for run in answer.stage_runs] == ["TOY.0", "TOY.1", "TOY.2"]
     assert [set(run.node_times_s) for run in answer.stage_runs] == [{"add0"}, {"add1"}, {"add2"}]
@@ -92,7 +92,7 @@ def test_chain(executor: RayExecutor) -> None:
 
 def test_branches_of_one_request_overlap(executor: RayExecutor) -> None:
     plan = diamond(("TOY.0", "TOY.1", "TOY.2", "TOY.0"), left="sleep_0.3l", right="sleep_0.3r")
-    answer = executor.deploy(*plan).submit({"x": X}).future.result(30)
+    answer = executor.deploy(*plan).submit({"x": X}).future.result(300)
     np.testing.assert_array_equal(answer.outputs["y"], 2 - 4 * X)
     _, left, right, join = answer.stage_runs
     assert left.started_s < right.ended_s
@@ -103,7 +103,7 @@ def test_branches_of_one_request_overlap(executor: RayExecutor) -> None:
 def test_many_requests_overlap_and_each_gets_its_own_answer(executor: RayExecutor) -> None:
     deployment = executor.deploy(*chain("TOY.0", "TOY.1", name="sleep_0.02_"))
     futures = [deployment.submit({"x": X + i}).future for i in range(40)]
-    answers = [future.result(30) for future in futures]
+    answers = [future.result(300) for future in futures]
     for i, answer in enumerate(answers):
         np.testing.assert_array_equal(answer.outputs["t1"], X + i + 2)
     first = [answer.stage_runs[0] for answer in answers]
@@ -122,7 +122,7 @@ def test_inputs_that_several_stages_take(executor: RayExecutor, size: int) -> No
     )
     deployment = executor.deploy(*cut(model, ("TOY.0", ["n"]), ("TOY.1", ["b"]), ("TOY.2", ["d"])))
     x = np.arange(size, dtype=np.float32)
-    outputs = deployment.submit({"x": x}).future.result(30).outputs
+    outputs = deployment.submit({"x": x}).future.result(300).outputs
     np.testing.assert_array_equal(outputs["y"], x)
     np.testing.assert_array_equal(outputs["x"], x)
 
@@ -134,7 +134,7 @@ def test_values_that_are_no_plain_tensors_cross(executor: RayExecutor) -> None:
     deployment = executor.deploy(*cut(model, ("TOY.0", ["s"]), ("TOY.1", ["i"])))
     values: list[Any] = [X.astype(ml_dtypes.bfloat16), np.array(["a", "ü"], object), None]
     for value in values:
-        first, second = deployment.submit({"x": value}).future.result(30).outputs["y"]
+        first, second = deployment.submit({"x": value}).future.result(300).outputs["y"]
         assert getattr(first, "dtype", None) == getattr(value, "dtype", None)
         assert np.array_equal(first, second)
         assert np.array_equal(first, value)
@@ -144,15 +144,15 @@ def test_a_stage_that_raises_is_named_and_the_deployment_goes_on(executor: RayEx
     bad = executor.deploy(*chain("TOY.0", "TOY.1", "TOY.2", name="fail"))
     for _ in range(2):
         with pytest.raises(InferenceError, match="by design") as caught:
-            bad.submit({"x": X}).future.result(30)
+            bad.submit({"x": X}).future.result(300)
         assert (caught.value.stage, caught.value.device) == (0, "TOY.0")
         assert "ZeroDivisionError" in caught.value.cause
     typed = executor.deploy(*chain("TOY.0", "TOY.1", name="refuse"))
     with pytest.raises(KernelError, match="by design") as kernel:
-        typed.submit({"x": X}).future.result(30)
+        typed.submit({"x": X}).future.result(300)
     assert (kernel.value.device, kernel.value.stage, kernel.value.node) == ("TOY.0", 0, "refuse0")
     good = executor.deploy(*chain("TOY.0"))
-    assert good.submit({"x": X}).future.result(30)
+    assert good.submit({"x": X}).future.result(300)
 
 
 @pytest.mark.parametrize(("name", "message"), [("exit", "SystemExit"), ("odd", "_thread.lock")])
@@ -162,7 +162,7 @@ def test_a_plugin_that_misbehaves_takes_nothing_with_it(
     bad = executor.deploy(*chain("TOY.0", "TOY.1", name=name))
     for _ in range(2):
         with pytest.raises(InferenceError, match=message):
-            bad.submit({"x": X}, timeout_s=30).future.result()
+            bad.submit({"x": X}, timeout_s=300).future.result()
 
 
 def test_a_weight_of_several_stages_is_stored_once(executor: RayExecutor) -> None:
@@ -171,7 +171,7 @@ def test_a_weight_of_several_stages_is_stored_once(executor: RayExecutor) -> Non
     model = build(lines, ["y"], weights=weights)
     executor.query("TOY.0", model)
     deployment = executor.deploy(*cut(model, ("TOY.0", ["n0"]), ("TOY.1", ["n1"])))
-    y = deployment.submit({"x": np.ones(1, np.float32)}).future.result(30).outputs["y"]
+    y = deployment.submit({"x": np.ones(1, np.float32)}).future.result(300).outputs["y"]
     np.testing.assert_array_equal(y, np.full(200_000, 6, np.float32))
     assert list(executor._weights) == [model.constants["w"]]
 
@@ -205,7 +205,7 @@ def test_an_import_reads_nothing_of_the_model_but_its_ports(executor: RayExecuto
     imported = executor.deploy(plan, [StageSource(ports, payload)])
     assert imported.imported == {0}
     assert imported.executed_nodes(0) == rows
-    np.testing.assert_array_equal(imported.submit({"x": X}).future.result(30).outputs["t0"], X + 1)
+    np.testing.assert_array_equal(imported.submit({"x": X}).future.result(300).outputs["t0"], X + 1)
 
 
 def test_devices_of_a_plan_share_the_nodes_cores(executor: RayExecutor) -> None:
@@ -230,26 +230,28 @@ def test_cancel_stops_what_runs_and_what_waits(executor: RayExecutor) -> None:
     for submission in submissions:
         assert deployment.cancel(submission.request_id)
         with pytest.raises(RequestCancelledError):
-            submission.future.result(5)
+            submission.future.result(300)
     other = executor.deploy(*chain("TOY.0"))
-    assert other.submit({"x": X}, timeout_s=30).future.result()
+    assert other.submit({"x": X}, timeout_s=300).future.result()
 
 
 def test_deadline_and_push_back(executor: RayExecutor) -> None:
     plan = chain("TOY.0", name="sleep_60_")
     deployment = executor.deploy(*plan, limits=Limits(requests=1))
-    submission = deployment.submit({"x": X}, timeout_s=0.3)
+    first = deployment.submit({"x": X})
     with pytest.raises(OverloadedError):
         deployment.submit({"x": X}, waits=False)
-    with pytest.raises(DeadlineError, match="in flight"):
-        submission.future.result(10)
+    assert deployment.cancel(first.request_id)
+    late = deployment.submit({"x": X}, timeout_s=0.3)
+    with pytest.raises(DeadlineError):
+        late.future.result(300)
 
 
 def test_streams(executor: RayExecutor) -> None:
-    plan, (source,) = chain("TWIN.0", name="sleep_0.3_")
+    plan, (source,) = chain("TWIN.0", name="sleep_1_")
     deployment = executor.deploy(plan, [StageSource(source.model, None, {"NUM_STREAMS": 2})])
     futures = [deployment.submit({"x": X}).future for _ in range(2)]
-    (one,), (other,) = (future.result(30).stage_runs for future in futures)
+    (one,), (other,) = (future.result(300).stage_runs for future in futures)
     assert one.started_s < other.ended_s
     assert other.started_s < one.ended_s
 
@@ -263,15 +265,15 @@ def test_a_killed_actor_fails_what_is_in_flight_and_to_come_and_is_replaced(
     kill(executor, "TOY.1")
     for submission in submissions:
         with pytest.raises(DeviceLostError, match=r"TOY\.1") as caught:
-            submission.future.result(20)
+            submission.future.result(300)
         assert caught.value.device == "TOY.1"
         assert caught.value.node == ray.nodes()[0]["NodeName"]
         assert caught.value.attempt == 1
     with pytest.raises(DeviceLostError, match=r"TOY\.1"):
         deployment.submit({"x": X})
-    assert bystander.submit({"x": X}).future.result(30)
+    assert bystander.submit({"x": X}).future.result(300)
     again = executor.deploy(*chain("TOY.1", "TOY.2"))
-    np.testing.assert_array_equal(again.submit({"x": X}).future.result(30).outputs["t1"], X + 2)
+    np.testing.assert_array_equal(again.submit({"x": X}).future.result(300).outputs["t1"], X + 2)
 
 
 def test_a_connection_that_breaks_is_no_death(executor: RayExecutor) -> None:
@@ -282,7 +284,7 @@ def test_a_connection_that_breaks_is_no_death(executor: RayExecutor) -> None:
     broken.set_exception(exceptions.ActorUnavailableError("Socket closed", bytes.fromhex(actor)))
     deployment.collect(Arrival(deployment, submission.request_id, 1, "t0", broken))
     with pytest.raises(DeviceLostError, match="could not be reached") as caught:
-        submission.future.result(60)
+        submission.future.result(300)
     assert (caught.value.device, caught.value.attempt) == ("TOY.0", 1)
     assert executor._devices.device("TOY.0").actor_id == actor
     again = deployment.submit({"x": X})
@@ -332,14 +334,14 @@ def test_a_node_that_is_slow_holds_nobody_up_and_comes_in_when_it_answers(
         waiting = threads.submit(patient.descriptors)
         while not patient._probes:
             assert not waiting.done()
-        threads.submit(patient.forget, "an actor").result(60)
+        threads.submit(patient.forget, "an actor").result(300)
         assert not waiting.done()
         hasty = RayDevices(executor._session, (TOY,), {}, probe_timeout_s=0)
         while not (rows := hasty_rows(hasty)):
             pass
         assert {row.node for row in rows} == {fast.name}
         gate.touch()
-        assert {row.node for row in waiting.result(60)} == {fast.name, "slow"}
+        assert {row.node for row in waiting.result(300)} == {fast.name, "slow"}
     while "slow" not in {row.node for row in hasty_rows(hasty)}:
         pass
 
@@ -356,16 +358,16 @@ def test_an_actor_that_dies_while_idle_or_in_its_work(executor: RayExecutor) -> 
     idle = executor.deploy(*chain("TWIN.1"))
     kill(executor, "TWIN.1")
     with pytest.raises(DeviceLostError):
-        idle.submit({"x": X}).future.result(20)
+        idle.submit({"x": X}).future.result(300)
     suicide = executor.deploy(*chain("TWIN.0", name="die"))
     with pytest.raises(DeviceLostError, match=r"TWIN\.0"):
-        suicide.submit({"x": X}).future.result(20)
+        suicide.submit({"x": X}).future.result(300)
     suicide.close()
 
 
 def test_ended_requests_leave_nothing_behind(executor: RayExecutor) -> None:
     deployment = executor.deploy(*diamond(("TOY.0", "TOY.1", "TOY.2", "TOY.0")))
     for _ in range(20):
-        deployment.submit({"x": X}).future.result(30)
+        deployment.submit({"x": X}).future.result(300)
     assert not deployment._attempts
     assert not deployment._runner._calls

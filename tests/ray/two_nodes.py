@@ -75,7 +75,7 @@ def main() -> None:
         found["unknown"] = error.data["device"]
     cluster.add_node(num_cpus=1)
     found["joined"] = toys(executor)
-    executor.deploy(*chain("TOY.0", "TOY.1")).submit({"x": x}).future.result(60)
+    executor.deploy(*chain("TOY.0", "TOY.1")).submit({"x": x}).future.result(300)
     seen = subprocess.run(
         [sys.executable, "-c", SECOND_CLIENT, cluster.address],
         stdout=subprocess.PIPE,
