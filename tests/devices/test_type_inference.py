@@ -60,7 +60,7 @@ def test_what_inference_says_of_a_contradiction_is_told():
 
 SCRIPT = """
 import os, signal, onnx
-from devices import type_inference
+from devices.model import type_inference
 model = onnx.parser.parse_model(
     '<ir_version: 8, opset_import: ["": 17]> g (float[2] x) => (float[n] y) { y = Abs(x) }')
 
@@ -104,4 +104,4 @@ def test_nothing_else_calls_onnxs_inference():
         for path in (ROOT / package).rglob("*.py")
         if "infer_shapes" in path.read_text()
     }
-    assert calling == {"devices/inference_worker.py"}
+    assert calling == {"devices/model/inference_worker.py"}
