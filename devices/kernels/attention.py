@@ -128,7 +128,7 @@ def _attention(
     wants_capture = n_outputs > 3
     if wants_capture and qk_matmul_output_mode == 0:
         captured = scores.copy()
-    if softcap:
+    if softcap > 0:
         scores /= scores.dtype.type(softcap)
         xp.tanh(scores, out=scores)
         scores *= scores.dtype.type(softcap)

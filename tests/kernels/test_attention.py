@@ -152,3 +152,8 @@ def test_flex_attention_applies_the_models_own_changes():
     weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True) / 3
     y = kernel(np, q, k, v, score_mod=lambda s: (s * 2,), prob_mod=lambda p: (p / 3,))
     np.testing.assert_allclose(y, weights @ v.repeat(2, axis=1), rtol=1e-4, atol=1e-5)
+
+
+def test_a_softcap_that_is_not_positive_caps_nothing():
+    q = RNG.standard_normal((1, 2, 3, 4)).astype(np.float32)
+    check("Attention", [q, q, q], {"softcap": -0.5}, 23, 1e-4, 1e-5)
