@@ -94,7 +94,7 @@ class AsyncInferQueue:
         count = jobs or compiled_model.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS")
         self._shared = _Shared()
         self._timeout_s = min(compiled_model.get_property("REQUEST_TIMEOUT_S"), LONGEST_S)
-        self._jobs = [_Job(compiled_model.deployed, self._shared) for _ in range(count)]
+        self._jobs = [_Job(compiled_model.target, self._shared) for _ in range(count)]
 
     def __len__(self) -> int:
         return len(self._jobs)

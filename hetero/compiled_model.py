@@ -1,23 +1,18 @@
-"""A model compiled over several devices: its ports, subgraphs, requests and properties."""
+"""A model compiled over several devices: its subgraphs, deployment, properties and blob."""
 
 from __future__ import annotations
 
 import io
-import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Final, overload
 
-from devices.errors import PropertyError, UnsupportedOperationError
-from devices.model.model import Model
+from devices.errors import PropertyError
 from devices.model.tensor_spec import TensorSpec
 from devices.plugin.configuration import Configuration
-from devices.plugin.program import ExecutedNode, Value
+from devices.plugin.program import Value
 from devices.plugin.properties import unknown_property
-from devices.request.infer_request import InferRequest
-from devices.request.results import Results
-from devices.request.runtime_model import runtime_model
-from devices.request.tensors import RequestTensors
+from devices.request.base_compiled_model import BaseCompiledModel
 from hetero.affinity.affinity import Affinity
 from hetero.cache.blob import Compilation, Cut, export_payloads, write_model
 from hetero.config import HETERO_PROPERTIES
@@ -29,7 +24,7 @@ from scheduler.formats.publish import publish
 from scheduler.plan import Plan
 
 
-class CompiledModel:
+class CompiledModel(BaseCompiledModel):
     """A deployed plan with names; made by `Core.compile_model` and `Core.import_model`.
 
     Use it as a function for one inference, make requests for more, and as a context manager to
@@ -62,6 +57,7 @@ class CompiledModel:
         *,
         loaded_from_cache: bool = False,
     ) -> None:
+        super().__init__(partition.source)
         self.partition = partition
         self.affinity = affinity
         self.plan = plan
@@ -78,13 +74,9 @@ class CompiledModel:
         }
         self._loaded_from_cache = loaded_from_cache
         profiles = any(held.get("PERF_COUNT") for held in self._of_devices.values())
-        #: What requests run on.
-        self.deployed: Final = DeployedModel(
-            deployment, profiles=profiles, optional_inputs=partition.source.optional_inputs
+        self._target: Final = DeployedModel(
+            deployment, profiles=profiles, optional_inputs=self.source.optional_inputs
         )
-        self._ports = RequestTensors(plan.inputs, plan.outputs)
-        #: One request for each thread that calls the model, so that calls overlap.
-        self._requests = threading.local()
 
     def __repr__(self) -> str:
         devices = ", ".join(self.get_property("EXECUTION_DEVICES"))
@@ -96,20 +88,10 @@ class CompiledModel:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def __call__(
-        self, inputs: Any = None, share_inputs: bool = True, share_outputs: bool = False
-    ) -> Results:
-        """Run once and return the outputs; see `InferRequest.infer` for what `inputs` may be."""
-        requests = self._requests
-        if not hasattr(requests, "own"):
-            requests.own = self.create_infer_request()
-        results: Results = requests.own.infer(inputs, share_inputs, share_outputs)
-        return results
-
     @property
-    def inputs(self) -> tuple[TensorSpec, ...]:
-        """The input ports."""
-        return self.plan.inputs
+    def target(self) -> DeployedModel:
+        """What its requests run on."""
+        return self._target
 
     @property
     def optional_inputs(self) -> tuple[TensorSpec, ...]:
@@ -117,20 +99,7 @@ class CompiledModel:
 
         The first request that gives one has the model compiled once more, with that input.
         """
-        return self.deployed.optional_inputs
-
-    @property
-    def outputs(self) -> tuple[TensorSpec, ...]:
-        """The output ports."""
-        return self.plan.outputs
-
-    def input(self, key: int | str | None = None) -> TensorSpec:
-        """Return an input port by index or name; without a key, the only one."""
-        return self._ports.input_port(key)
-
-    def output(self, key: int | str | None = None) -> TensorSpec:
-        """Return an output port by index or name; without a key, the only one."""
-        return self._ports.output_port(key)
+        return self.target.optional_inputs
 
     @property
     def subgraphs(self) -> tuple[Subgraph, ...]:
@@ -147,11 +116,6 @@ class CompiledModel:
         """How the plan was chosen, where this compilation chose it by cost."""
         return self.affinity.report if isinstance(self.affinity, PlannedAffinity) else None
 
-    @property
-    def name(self) -> str:
-        """The model's name."""
-        return self.plan.name
-
     def submit(self, values: Mapping[str, Value], *, timeout_s: float | None = None) -> Run:
         """Start a request on checked values: what `InferRequest` does.
 
@@ -162,27 +126,7 @@ class CompiledModel:
         timeout_s : float, optional
             Seconds until the request fails with DeadlineError.
         """
-        return self.deployed.submit(values, profile=False, timeout_s=timeout_s)
-
-    def create_infer_request(self) -> InferRequest:
-        """Return a request of this model."""
-        return InferRequest(self.deployed)
-
-    def infer_new_request(self, inputs: Any = None) -> Results:
-        """Run once in a request of its own."""
-        return self.create_infer_request().infer(inputs)
-
-    def executed_nodes(self) -> tuple[ExecutedNode, ...]:
-        """Return the runtime model's rows in running order, names behind ``subgraph<i>: ``."""
-        return self.deployed.executed_nodes()
-
-    def get_runtime_model(self) -> Model:
-        """Return what the devices really run: one node for each executed node.
-
-        Its metadata tells layer type, execution order, implementation and the original names
-        that a node covers.
-        """
-        return runtime_model(self.partition.source, self.executed_nodes(), {})
+        return self.target.submit(values, profile=False, timeout_s=timeout_s)
 
     def get_property(self, name: str) -> Any:
         """Return a property of the compiled model, or of its devices.
@@ -245,12 +189,6 @@ class CompiledModel:
         enough = 2 * levels if throughput else levels + 1
         return min(enough, self._configuration.get("PERFORMANCE_HINT_NUM_REQUESTS") or enough)
 
-    def set_property(self, config: Mapping[str, Any]) -> None:
-        """Refuse: a compiled model's properties are those it was compiled with."""
-        raise UnsupportedOperationError(
-            f"a compiled model's properties are fixed; compile again with {dict(config)}."
-        )
-
     @overload
     def export_model(self, target: None = None) -> bytes: ...
 
@@ -289,11 +227,7 @@ class CompiledModel:
         """Return the life of a request, event by event."""
         return self.deployment.story(request_id)
 
-    def release_memory(self) -> None:
-        """Drop the requests behind `compiled_model(...)` and the results they hold."""
-        self._requests = threading.local()
-
     def close(self) -> None:
         """Give back what the devices hold for the model; its requests fail from then on."""
-        self._requests = threading.local()
-        self.deployed.close()
+        self.release_memory()
+        self.target.close()

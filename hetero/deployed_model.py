@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
 
@@ -16,6 +16,7 @@ from devices.errors import TensorTypeError
 from devices.model.tensor_spec import TensorSpec
 from devices.plugin.program import ExecutedNode, Value
 from devices.plugin.remote import RemoteTensor
+from devices.request.node_times import NodeTimes
 from scheduler.executor import Answer, Deployment
 
 
@@ -54,6 +55,8 @@ class DeployedModel:
     ) -> None:
         self._deployment = deployment
         self.profiles = profiles
+        #: Times of its requests' executed nodes.
+        self.node_times = NodeTimes()
         self.name: str = deployment.plan.name
         self.inputs: tuple[TensorSpec, ...] = deployment.plan.inputs
         self.outputs: tuple[TensorSpec, ...] = deployment.plan.outputs
@@ -103,10 +106,10 @@ class DeployedModel:
                 self._variants[given] = self.compile_variant(given)
             return self._variants.get(given)
 
-    def executed_nodes(self) -> tuple[ExecutedNode, ...]:
-        """Return the runtime model's rows in running order, names behind ``subgraph<i>: ``."""
+    def executed_nodes(self, stages: Iterable[int] | None = None) -> tuple[ExecutedNode, ...]:
+        """Return what stages, all by default, execute, names behind ``subgraph<i>: ``."""
         rows: list[ExecutedNode] = []
-        for stage in range(self._deployment.num_stages):
+        for stage in range(self._deployment.num_stages) if stages is None else stages:
             for node in self._deployment.executed_nodes(stage):
                 name = f"subgraph{stage}: {node.name}"
                 rows.append(replace(node, name=name, execution_order=len(rows)))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate, pairwise
 from typing import Any
 
+from devices.plugin.program import ExecutedNode
 from hetero.cache.blob import Cut
 from hetero.compiled_model import CompiledModel
 from hetero.partition.partition import Subgraph
@@ -44,7 +46,7 @@ class RoutedModel(CompiledModel):
         )
         self.variants = tuple(variants)
         # A request of this model needs every variant, also after the model itself is dropped.
-        self.deployed.parts = tuple(variant.deployed for variant in variants)
+        self.target.parts = tuple(variant.target for variant in variants)
         self.shares = tuple(shares)
 
     @property
@@ -63,6 +65,10 @@ class RoutedModel(CompiledModel):
             Cut(v.partition, v.affinity, v.plan, share)
             for v, share in zip(self.variants, self.shares, strict=True)
         )
+
+    def _executed_plans(self) -> Sequence[Sequence[ExecutedNode]]:
+        ends = accumulate(len(variant.subgraphs) for variant in self.variants)
+        return [self.target.executed_nodes(range(*stages)) for stages in pairwise((0, *ends))]
 
     def get_property(self, name: str) -> Any:
         """Return a property; enough requests to keep every variant busy are those of all."""

@@ -1,8 +1,7 @@
-"""A model compiled for one device: its ports, requests, properties, runtime model and export."""
+"""A model compiled for one device: what it runs, its properties and export."""
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,18 +11,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from devices.errors import HeteroError, InferenceError, UnsupportedOperationError
+from devices.errors import HeteroError, InferenceError
 from devices.model.model import Model
 from devices.model.tensor_spec import TensorSpec
 from devices.plugin.configuration import Configuration
 from devices.plugin.program import ExecutedNode, Payload, Program, RunContext, Value
 from devices.plugin.remote import RemoteTensor
-from devices.request.infer_request import InferRequest
-from devices.request.results import Results
-from devices.request.runtime_model import runtime_model
+from devices.request.base_compiled_model import BaseCompiledModel
+from devices.request.node_times import NodeTimes
 from devices.request.stage_outputs import StageOutputs
-from devices.request.target import Answer
-from devices.request.tensors import RequestTensors
+from devices.request.target import Answer, RequestTarget
 
 if TYPE_CHECKING:
     from devices.plugin.plugin import Plugin
@@ -48,7 +45,7 @@ class _DeviceRun:
         self.future.cancel()
 
 
-class CompiledModel:
+class CompiledModel(BaseCompiledModel):
     """A program with names: made by `Plugin.compile_model` and `Plugin.import_model`.
 
     Parameters
@@ -70,27 +67,22 @@ class CompiledModel:
         program: Program,
         config: Mapping[str, Any],
     ) -> None:
-        self.inputs: tuple[TensorSpec, ...] = model.inputs
-        self.outputs: tuple[TensorSpec, ...] = model.outputs
-        self.name = model.name
+        super().__init__(model)
         self._plugin = plugin
-        self._model = model
         self._program = program
         self._device_id: str = config["DEVICE_ID"]
         self._configuration = Configuration(plugin.properties, repr(self), config)
         #: Whether requests time executed nodes.
         self.profiles: bool = config["PERF_COUNT"]
         self._exclusive: bool = config["EXCLUSIVE_ASYNC_REQUESTS"]
-        self._ports = RequestTensors(self.inputs, self.outputs)
+        #: Times of its requests' executed nodes.
+        self.node_times = NodeTimes()
         self._received = StageOutputs(model, self.device)
         self._closed = False
-        self._lock = threading.Lock()
         # Without a request of its own, as in a plan, a model starts none of their threads.
         self._runs = ThreadPoolExecutor(config["NUM_STREAMS"], f"{self.device}-device")
         #: Where callbacks run.
         self.callback_executor = ThreadPoolExecutor(_CALLBACK_THREADS, f"{self.device}-callback")
-        #: Executed node -> (seconds in all, runs), of profiled runs.
-        self._node_times: dict[str, tuple[float, int]] = {}
 
     def __repr__(self) -> str:
         return f"<CompiledModel {self.name!r} on {self.device}>"
@@ -99,38 +91,6 @@ class CompiledModel:
     def device(self) -> str:
         """The device that runs it, id included."""
         return f"{self._plugin.name}.{self._device_id}"
-
-    # Ports.
-
-    def input(self, key: int | str | None = None) -> TensorSpec:
-        """Return an input port, by position or name; without either, the only one.
-
-        Raises
-        ------
-        TensorNameError
-            There is no such input, or not exactly one.
-        """
-        return self._ports.input_port(key)
-
-    def output(self, key: int | str | None = None) -> TensorSpec:
-        """Return an output port, by position or name; without either, the only one."""
-        return self._ports.output_port(key)
-
-    # Requests.
-
-    def create_infer_request(self) -> InferRequest:
-        """Return a new request, idle."""
-        return InferRequest(self)
-
-    def infer_new_request(self, inputs: Any = None) -> Results:
-        """Run once in a request of its own."""
-        return self.create_infer_request().infer(inputs)
-
-    def __call__(
-        self, inputs: Any = None, share_inputs: bool = True, share_outputs: bool = False
-    ) -> Results:
-        """Run once; see `InferRequest.infer`."""
-        return self.create_infer_request().infer(inputs, share_inputs, share_outputs)
 
     def run(self, inputs: Sequence[Value], context: RunContext | None = None) -> Sequence[Value]:
         """Run once, unchecked, in the calling thread: what a stage of a plan does.
@@ -169,13 +129,17 @@ class CompiledModel:
                 device=self.device,
             ) from error
         received = self._received.receive(outputs, inputs)
-        if context.profile:
-            if not context.node_times_s:  # a backend that does not tell: the model is one row
-                context.record(self.name, time.perf_counter() - start)
-            self._remember(context.node_times_s)
+        if context.profile and not context.node_times_s:
+            # A backend that does not tell: the model is one row.
+            context.record(self.name, time.perf_counter() - start)
         return received
 
     # What a request runs on: `devices.request.target.RequestTarget`.
+
+    @property
+    def target(self) -> RequestTarget:
+        """What its requests run on: the model itself."""
+        return self
 
     @property
     def optional_inputs(self) -> tuple[TensorSpec, ...]:
@@ -197,21 +161,10 @@ class CompiledModel:
 
     def executed_nodes(self) -> tuple[ExecutedNode, ...]:
         """Return the runtime model, in execution order."""
-        names = self._model.node_names
+        names = self.source.node_names
         return self._program.executed_nodes() or (
             (ExecutedNode(self.name, "Subgraph", 0, self._plugin.name, names),) if names else ()
         )
-
-    def get_runtime_model(self) -> Model:
-        """Return a graph of what is executed.
-
-        Each node's metadata has ``layerType``, ``execOrder``, ``implType``,
-        ``originalLayersNames`` (joined by commas) and ``execTimeMcs``: microseconds, the average
-        over profiled runs, or ``not_executed``.
-        """
-        with self._lock:
-            times = {name: total / runs for name, (total, runs) in self._node_times.items()}
-        return runtime_model(self._model, self.executed_nodes(), times)
 
     # Properties, export, end.
 
@@ -234,21 +187,6 @@ class CompiledModel:
             return self._configuration.get(name)
         return self._plugin.get_property(name, self._device_id)
 
-    def set_property(self, config: Mapping[str, Any]) -> None:
-        """Refused: a compiled model's properties are given when it is compiled.
-
-        Raises
-        ------
-        UnsupportedOperationError
-            Always, for properties that there are.
-        """
-        for name in config:
-            self.get_property(name)
-        raise UnsupportedOperationError(
-            f"a compiled model takes no properties ({', '.join(config)}); give them to "
-            "compile_model."
-        )
-
     def export(self) -> Payload:
         """Return the device's own form of the compiled model.
 
@@ -261,6 +199,7 @@ class CompiledModel:
 
     def close(self) -> None:
         """Finish what runs, then give back what the device holds for this model."""
+        self.release_memory()
         self._runs.shutdown(wait=True)
         self.callback_executor.shutdown(wait=True)
         if not self._closed:
@@ -294,9 +233,3 @@ class CompiledModel:
         if isinstance(value, RemoteTensor) and not self._program.takes_remote(value):
             return value.to_host()
         return value
-
-    def _remember(self, node_times_s: Mapping[str, float]) -> None:
-        with self._lock:
-            for name, seconds in node_times_s.items():
-                total, runs = self._node_times.get(name, (0.0, 0))
-                self._node_times[name] = total + seconds, runs + 1

@@ -375,6 +375,8 @@ class InferRequest:
             answer = future.result()
             run.outputs = answer.outputs
             run.node_times_s = node_times_s(answer)
+            if run.node_times_s:
+                self._target.node_times.add(run.node_times_s)
             told = getattr(answer, "stage_times_s", {})
         except CancelledError:
             run.error = RequestCancelledError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import onnx
@@ -15,7 +15,7 @@ RUNTIME_DOMAIN: Final = "hetero.runtime"
 
 
 def runtime_model(
-    model: Model, executed: Sequence[ExecutedNode], times_s: Mapping[str, float]
+    model: Model, plans: Sequence[Sequence[ExecutedNode]], times_s: Mapping[str, float]
 ) -> Model:
     """Return what is executed of `model` as a graph.
 
@@ -23,8 +23,8 @@ def runtime_model(
     ----------
     model : Model
         The model as it was compiled.
-    executed : sequence of ExecutedNode
-        In execution order.
+    plans : sequence of sequence of ExecutedNode
+        For each plan that runs the whole model, what it executes, in execution order.
     times_s : mapping of str to float
         Average seconds by executed node; others get ``not_executed``.
 
@@ -32,13 +32,29 @@ def runtime_model(
     -------
     Model
         One node for each executed one, its name, operator and metadata; nodes of `model` that
-        were folded away are named with the executed node that uses what they made.
+        were folded away are named with the executed node that uses what they made. Plans stand
+        side by side, from the same inputs to the same outputs.
     """
+    header = onnx.ModelProto(ir_version=onnx.IR_VERSION, producer_name="hetero")
+    header.opset_import.add(domain=RUNTIME_DOMAIN, version=1)
+    return Model(
+        header,
+        name=model.name,
+        nodes=[node for executed in plans for node in _nodes(model, executed, times_s)],
+        inputs=model.inputs,
+        outputs=model.outputs,
+        constants={},
+        specs=model.specs,
+    )
+
+
+def _nodes(
+    model: Model, executed: Sequence[ExecutedNode], times_s: Mapping[str, float]
+) -> Iterator[Node]:
     covers = _covers(model, executed)
     owner = {name: i for i, names in enumerate(covers) for name in names}
     given = {port.name for port in model.inputs}
     literals = {value for node in model.nodes if node.is_constant for value in node.writes}
-    nodes = []
     for i, (node, names) in enumerate(zip(executed, covers, strict=True)):
         mine = [model.nodes[model.index_of[name]] for name in names]
         mine = [n for n in mine if not n.is_constant or len(names) == 1]
@@ -69,18 +85,7 @@ def runtime_model(
         }
         for key, value in notes.items():
             proto.metadata_props.add(key=key, value=value)
-        nodes.append(Node.from_proto(proto, covers=names))
-    header = onnx.ModelProto(ir_version=onnx.IR_VERSION, producer_name="hetero")
-    header.opset_import.add(domain=RUNTIME_DOMAIN, version=1)
-    return Model(
-        header,
-        name=model.name,
-        nodes=nodes,
-        inputs=model.inputs,
-        outputs=model.outputs,
-        constants={},
-        specs=model.specs,
-    )
+        yield Node.from_proto(proto, covers=names)
 
 
 def _covers(model: Model, executed: Sequence[ExecutedNode]) -> list[tuple[str, ...]]:

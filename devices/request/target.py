@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from devices.model.tensor_spec import TensorSpec
 from devices.plugin.program import ExecutedNode, Value
+from devices.request.node_times import NodeTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,10 @@ class RequestTarget(Protocol):
     @property
     def profiles(self) -> bool:
         """Whether requests time their nodes: PERF_COUNT."""
+
+    @property
+    def node_times(self) -> NodeTimes:
+        """What its requests add their nodes' times to."""
 
     @property
     def callback_executor(self) -> Executor:

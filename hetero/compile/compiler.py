@@ -98,10 +98,10 @@ class Compiler:
         """Return what was deployed for a request, which can be made again with more inputs."""
 
         def compile_variant(given: frozenset[str]) -> DeployedModel:
-            return self.compile(model.with_inputs(given), request, cache).deployed
+            return self.compile(model.with_inputs(given), request, cache).target
 
         made = compiled(found, request.compilation)
-        made.deployed.compile_variant = compile_variant
+        made.target.compile_variant = compile_variant
         return made
 
     def place(self, model: Model, request: CompileRequest, refused: Refused) -> list[Cut]:

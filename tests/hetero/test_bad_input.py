@@ -382,9 +382,14 @@ def test_properties_of_a_device_that_gets_no_node_are_checked_too(
 
 
 def test_a_compiled_models_properties_are_fixed(core: hetero.Core) -> None:
-    with core.compile_model(branches(), "CPU") as compiled:
-        with pytest.raises(errors.UnsupportedOperationError, match="compile again"):
-            compiled.set_property({"PERF_COUNT": True})
+    differing = {"DEVICE_PROPERTIES": {"CPU": {"NUM_STREAMS": 2}}}
+    pins = {"tanh": "CPU"}
+    with core.compile_model(branches(), "HETERO:ORT,CPU", differing, affinity=pins) as compiled:
+        for name in ("PERF_COUNT", "NUM_STREAMS"):
+            with pytest.raises(errors.UnsupportedOperationError, match="compile again"):
+                compiled.set_property({name: 1})
+        with pytest.raises(errors.UnknownPropertyError, match="There are"):
+            compiled.set_property({"FOO": 1})
         with pytest.raises(errors.UnknownPropertyError, match="There are"):
             compiled.get_property("FOO")
 

@@ -1,0 +1,134 @@
+"""What compiled models of one device and of many share: ports, requests and the runtime model."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from devices.errors import PropertyError, UnknownPropertyError, UnsupportedOperationError
+from devices.model.model import Model
+from devices.model.tensor_spec import TensorSpec
+from devices.plugin.program import ExecutedNode
+from devices.request.infer_request import InferRequest
+from devices.request.results import Results
+from devices.request.runtime_model import runtime_model
+from devices.request.target import RequestTarget
+from devices.request.tensors import RequestTensors
+
+
+class BaseCompiledModel(ABC):
+    """A compiled model's face: ports, requests, calls, and what is executed.
+
+    Parameters
+    ----------
+    source : Model
+        What was compiled: it gives the name and the ports.
+    """
+
+    def __init__(self, source: Model) -> None:
+        self.source: Final = source
+        self._ports = RequestTensors(source.inputs, source.outputs)
+        #: One request for each thread that calls the model, so that calls overlap.
+        self._requests = threading.local()
+
+    @property
+    @abstractmethod
+    def target(self) -> RequestTarget:
+        """What its requests run on."""
+
+    @abstractmethod
+    def get_property(self, name: str) -> Any:
+        """Return a property's value for this compiled model."""
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self.source.name
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """The input ports."""
+        return self.source.inputs
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """The output ports."""
+        return self.source.outputs
+
+    def input(self, key: int | str | None = None) -> TensorSpec:
+        """Return an input port, by position or name; without either, the only one.
+
+        Raises
+        ------
+        TensorNameError
+            There is no such input, or not exactly one.
+        """
+        return self._ports.input_port(key)
+
+    def output(self, key: int | str | None = None) -> TensorSpec:
+        """Return an output port, by position or name; without either, the only one."""
+        return self._ports.output_port(key)
+
+    def __call__(
+        self, inputs: Any = None, share_inputs: bool = True, share_outputs: bool = False
+    ) -> Results:
+        """Run once and return the outputs; see `InferRequest.infer` for what `inputs` may be."""
+        requests = self._requests
+        if not hasattr(requests, "own"):
+            requests.own = self.create_infer_request()
+        results: Results = requests.own.infer(inputs, share_inputs, share_outputs)
+        return results
+
+    def create_infer_request(self) -> InferRequest:
+        """Return a new request, idle."""
+        return InferRequest(self.target)
+
+    def infer_new_request(self, inputs: Any = None) -> Results:
+        """Run once in a request of its own."""
+        return self.create_infer_request().infer(inputs)
+
+    def release_memory(self) -> None:
+        """Drop the requests behind `compiled_model(...)` and the results they hold."""
+        self._requests = threading.local()
+
+    def executed_nodes(self) -> tuple[ExecutedNode, ...]:
+        """Return the runtime model's rows, in execution order."""
+        return self.target.executed_nodes()
+
+    def get_runtime_model(self) -> Model:
+        """Return a graph of what is executed.
+
+        Each node's metadata has ``layerType``, ``execOrder``, ``implType``,
+        ``originalLayersNames`` (joined by commas) and ``execTimeMcs``: microseconds, the average
+        over profiled runs of its requests, or ``not_executed``.
+        """
+        times_s = self.target.node_times.averages_s()
+        return runtime_model(self.source, self._executed_plans(), times_s)
+
+    def _executed_plans(self) -> Sequence[Sequence[ExecutedNode]]:
+        """Return the rows of each plan that runs the whole model: one has all rows."""
+        return (self.executed_nodes(),)
+
+    def set_property(self, config: Mapping[str, Any]) -> None:
+        """Refuse: a compiled model's properties are those it was compiled with.
+
+        Raises
+        ------
+        UnknownPropertyError
+            There is no such property.
+        UnsupportedOperationError
+            There is.
+        """
+        for name in config:
+            try:
+                self.get_property(name)
+            except UnknownPropertyError:
+                raise
+            except PropertyError:  # its devices differ in it
+                pass
+        raise UnsupportedOperationError(
+            f"a compiled model's properties are fixed; give {dict(config)} to compile_model and "
+            "compile again."
+        )
