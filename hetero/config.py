@@ -187,17 +187,8 @@ def parse_own(config: Config) -> dict[str, Any]:
 def parse_shared(config: Config, tables: Mapping[str, PropertyTable]) -> SplitConfig:
     """Sort options that several may read by who does; each takes what it knows.
 
-    Parameters
-    ----------
-    config : mapping
-        What the user gave.
-    tables : mapping of str to PropertyTable
-        Device name -> its properties.
-
-    Raises
-    ------
-    UnknownPropertyError
-        For an option that neither HETERO nor any of the devices knows.
+    `tables`: device name -> its properties.
+    Raises UnknownPropertyError: for an option that neither HETERO nor any of the devices knows.
     """
     known = HETERO_PROPERTIES.extended(*(p for table in tables.values() for p in table.values()))
     for name in config:
@@ -219,10 +210,8 @@ def parse_shared(config: Config, tables: Mapping[str, PropertyTable]) -> SplitCo
 def parse_given(config: Config, tables: Mapping[str, PropertyTable]) -> SplitConfig:
     """Sort what `compile_model` is given: options that several may read, and single devices'.
 
-    Raises
-    ------
-    UnknownPropertyError
-        For an option that nobody knows, or one of a device that is not the model's.
+    Raises UnknownPropertyError: for an option that nobody knows, or one of a device that is not the
+        model's.
     """
     split = parse_shared(config, tables)
     for device, options in split.own.get("DEVICE_PROPERTIES", {}).items():

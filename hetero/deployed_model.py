@@ -36,14 +36,8 @@ class Run:
 class DeployedModel:
     """A deployment as a `devices.request.target.RequestTarget`.
 
-    Parameters
-    ----------
-    deployment : Deployment
-        Closed with this object.
-    profiles : bool
-        Whether a device times executed nodes.
-    optional_inputs : tuple of TensorSpec
-        Inputs of the model that are constants to this deployment.
+    `deployment`: closed with this object.
+    `optional_inputs`: inputs of the model that are constants to this deployment.
     """
 
     def __init__(
@@ -80,10 +74,7 @@ class DeployedModel:
 
         The first request that gives a set of optional inputs has the model compiled for those.
 
-        Raises
-        ------
-        TensorTypeError
-            An input is in a device's own memory.
+        Raises TensorTypeError: an input is in a device's own memory.
         """
         for name, value in values.items():
             if isinstance(value, RemoteTensor):

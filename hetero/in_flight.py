@@ -19,27 +19,11 @@ def keep_in_flight(
 ) -> float:
     """Send requests, `jobs` at a time, as long as more are wanted; wait for all of them.
 
-    Parameters
-    ----------
-    submit : callable () -> Future
-        Sends a request.
-    jobs : int
-        Requests in flight.
-    more : callable (int) -> bool
-        Whether another one follows those sent so far.
-    answered : callable (float, float, Answer)
-        Is told of each answer, from any thread: when its request was sent and when it came, in
-        seconds of the monotonic clock.
-
-    Returns
-    -------
-    float
-        When the last request had been sent, in seconds of the monotonic clock.
-
-    Raises
-    ------
-    BaseException
-        What the first request that failed ended with; no other was sent after it.
+    `more`: whether another one follows those sent so far.
+    `answered`: is told of each answer, from any thread: when its request was sent and when it came,
+        in seconds of the monotonic clock.
+    Returns: when the last request had been sent, in seconds of the monotonic clock.
+    Raises BaseException: what the first request that failed ended with; no other was sent after it.
     """
     free = threading.Semaphore(jobs)
     errors: list[BaseException] = []

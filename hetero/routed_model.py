@@ -19,14 +19,8 @@ class RoutedModel(CompiledModel):
 
     Its subgraphs are those of all variants, numbered through.
 
-    Parameters
-    ----------
-    variants : sequence of CompiledModel
-        The same model, compiled by different plans; they are closed with this one.
-    deployment : RoutedDeployment
-        Shares requests among the variants' deployments.
-    shares : sequence of float
-        How.
+    `variants`: the same model, compiled by different plans; they are closed with this one.
+    `deployment`: shares requests among the variants' deployments.
     """
 
     def __init__(

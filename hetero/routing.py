@@ -22,10 +22,7 @@ from scheduler.plan import Plan
 class SmoothRoundRobin:
     """Turns for routes with shares.
 
-    Parameters
-    ----------
-    shares : sequence of float
-        Positive; their ratio is what counts.
+    `shares`: positive; their ratio is what counts.
     """
 
     def __init__(self, shares: Sequence[float]) -> None:
@@ -53,12 +50,7 @@ class RoutedDeployment:
 
     Stages are numbered through: the first deployment's, then the second's, and so on.
 
-    Parameters
-    ----------
-    deployments : sequence of Deployment
-        The routes.
-    shares : sequence of float
-        How the requests are shared among them.
+    `shares`: how the requests are shared among them.
     """
 
     def __init__(self, deployments: Sequence[Deployment], shares: Sequence[float]) -> None:

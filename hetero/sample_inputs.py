@@ -23,22 +23,12 @@ def sample_inputs(
 ) -> dict[str, Any]:
     """Return a value for each input of a model: the one given, else one that fits.
 
-    Parameters
-    ----------
-    model : Model
-        The model.
-    given : mapping of str to array, optional
-        Input name -> value.
-    shapes : mapping of str to tuple of int, optional
-        Input name -> the shape to make. A symbol has one size in all inputs: what a given value or
-        shape says of it holds for the others.
-
-    Raises
-    ------
-    TensorShapeError
-        A shape that does not fit its port or the other shapes, or that memory does not hold.
-    TensorTypeError
-        An input that is no tensor, and that has no value.
+    `given`: input name -> value.
+    `shapes`: input name -> the shape to make. A symbol has one size in all inputs: what a given
+        value or shape says of it holds for the others.
+    Raises TensorShapeError: a shape that does not fit its port or the other shapes, or that memory
+        does not hold.
+    Raises TensorTypeError: an input that is no tensor, and that has no value.
     """
     given, shapes = given or {}, shapes or {}
     fixed = {name: tuple(np.shape(value)) for name, value in given.items()} | dict(shapes)

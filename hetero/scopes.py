@@ -21,12 +21,7 @@ EVERYWHERE: Final = "HETERO or any device"
 class Scopes:
     """The configurations of a Core; safe to use from several threads.
 
-    Parameters
-    ----------
-    rows : callable
-        Returns every device.
-    read : callable
-        Returns a read-only property of a device, from their names.
+    `read`: returns a read-only property of a device, from their names.
     """
 
     def __init__(
@@ -47,17 +42,8 @@ class Scopes:
     def set(self, device: Any, config: Any) -> None:
         """Set options, all of them or none.
 
-        Parameters
-        ----------
-        device : str
-            EVERYWHERE, HETERO, or a device's name.
-        config : mapping
-            The options.
-
-        Raises
-        ------
-        PropertyError
-            For what the scope does not take, and where to give it instead.
+        `device`: EVERYWHERE, HETERO, or a device's name.
+        Raises PropertyError: for what the scope does not take, and where to give it instead.
         """
         held = self._scope(device)
         check_mapping(config, held.owner)
@@ -84,12 +70,9 @@ class Scopes:
     def devices(self, device: str, config: Config) -> tuple[tuple[str, ...], Config]:
         """Return the devices that a device string and options mean, and the other options.
 
-        Raises
-        ------
-        PropertyError
-            For options that the device string contradicts.
-        UnknownDeviceError, PluginLoadError
-            For a device that is not there, or whose plugin is broken.
+        Raises PropertyError: for options that the device string contradicts.
+        Raises UnknownDeviceError, PluginLoadError: for a device that is not there, or whose plugin
+            is broken.
         """
         device, config = identified(device, config)
         listed = config.get("MULTI_DEVICE_PRIORITIES")
@@ -101,17 +84,7 @@ class Scopes:
     def split(self, config: Config, names: Iterable[str]) -> SplitConfig:
         """Return the options of one model: those given over those set, sorted by who reads them.
 
-        Parameters
-        ----------
-        config : mapping
-            What `compile_model` is given.
-        names : iterable of str
-            The model's devices.
-
-        Raises
-        ------
-        PropertyError
-            For options that nobody takes, or that cannot have such a value.
+        Raises PropertyError: for options that nobody takes, or that cannot have such a value.
         """
         tables = self.tables()
         devices = {name: tables[name] for name in names}

@@ -170,27 +170,17 @@ class Send(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StageOpened:
-    """A stage is loaded.
-
-    Attributes
-    ----------
-    deployment, stage : str, int
-        Which.
-    inputs : tuple of str
-        What must be there before it runs.
-    level : int
-        The most stages on a path before it.
-    sends : tuple of Send
-        Where its outputs go, one entry for each consumer.
-    num_streams : int
-        How many of its tasks may run at once.
-    """
+    """A stage is loaded."""
 
     deployment: str
     stage: int
+    #: What must be there before it runs.
     inputs: tuple[str, ...]
+    #: The most stages on a path before it.
     level: int
+    #: Where its outputs go, one entry for each consumer.
     sends: tuple[Send, ...]
+    #: How many of its tasks may run at once.
     num_streams: int = 1
 
 

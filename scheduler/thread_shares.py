@@ -14,18 +14,10 @@ THREADS = "INFERENCE_NUM_THREADS"
 def thread_shares(devices: Iterable[DeviceDescriptor], given: Mapping[str, int]) -> dict[str, int]:
     """Return how many threads each device gets.
 
-    Parameters
-    ----------
-    devices : iterable of DeviceDescriptor
-        Those that work at the same time.
-    given : mapping of str to int
-        Device name -> what the user wants; 0 or absent: a share.
-
-    Returns
-    -------
-    dict of str to int
-        On each node they add up to its cores, unless the user wants otherwise or there are more
-        devices than cores; the first get what is over.
+    `devices`: those that work at the same time.
+    `given`: device name -> what the user wants; 0 or absent: a share.
+    Returns: on each node they add up to its cores, unless the user wants otherwise or there are
+        more devices than cores; the first get what is over.
     """
     shares = {}
     nodes: dict[str, list[DeviceDescriptor]] = {}
@@ -48,12 +40,7 @@ def plan_shares(
 ) -> dict[str, int]:
     """Return how many threads each device of a plan gets, beside devices that work with it.
 
-    Parameters
-    ----------
-    plan, sources, company
-        As for `Executor.deploy`.
-    rows : sequence of DeviceDescriptor
-        The executor's devices.
+    `plan`, `sources`, `company`: as for `Executor.deploy`.
     """
     working = {split_name(name) for name in (*plan.devices, *company)}
     devices = {row.name: split_name(row.name) for row in rows if split_name(row.name) in working}

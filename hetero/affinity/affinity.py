@@ -70,27 +70,13 @@ def resolve_pins(
     ``glob:`` in front says which is meant. Names win over globs, globs over types, and within a
     kind the later one wins.
 
-    Parameters
-    ----------
-    model : Model
-        The model.
-    pins : mapping of str to str
-        Pattern -> device name.
-    devices : sequence of str, optional
-        The devices that a pin may name; any by default.
-    source : str
-        Where the pins come from, for reasons and messages.
-
-    Returns
-    -------
-    Affinity
-        The pinned nodes in the model's order. `Constant` nodes that others read are left out:
+    `pins`: pattern -> device name.
+    `devices`: the devices that a pin may name; any by default.
+    `source`: where the pins come from, for reasons and messages.
+    Returns: the pinned nodes in the model's order. `Constant` nodes that others read are left out:
         they follow their readers.
-
-    Raises
-    ------
-    AffinityError
-        Patterns that match nothing, devices that are not in the list: all of them at once.
+    Raises AffinityError: patterns that match nothing, devices that are not in the list: all of them
+        at once.
     """
     where = f" in {source}" if source else ""
     problems: list[str] = []
@@ -127,19 +113,9 @@ def resolve_pins(
 def assign(model: Model, support: Support, pins: Affinity = NO_PINS) -> Affinity:
     """Return the affinity of every node that has a device: pins as they are, the rest by priority.
 
-    Parameters
-    ----------
-    model : Model
-        The model.
-    support : Support
-        The query's answer, asked with the same pins (`hetero.query.query_priority`).
-    pins : Affinity
-        Nodes that the user has placed.
-
-    Raises
-    ------
-    AffinityError
-        Pins on devices that do not take the node, each with the device's reason.
+    `support`: the query's answer, asked with the same pins (`hetero.query.query_priority`).
+    `pins`: nodes that the user has placed.
+    Raises AffinityError: pins on devices that do not take the node, each with the device's reason.
     """
     problems = []
     for name, device in pins.items():

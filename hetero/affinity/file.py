@@ -15,21 +15,10 @@ from devices.errors import AffinityError, ArgumentTypeError
 def load_affinity(path: str | Path) -> dict[str, str]:
     """Read pins from a file: ``{pattern: device}``, by itself or under the key ``affinity``.
 
-    Parameters
-    ----------
-    path : str or Path
-        JSON if it ends in ``.json``, YAML otherwise.
-
-    Returns
-    -------
-    dict of str to str
-        Pattern -> device name, in the file's order.
-
-    Raises
-    ------
-    AffinityError
-        No such file, not JSON or YAML, a pattern twice, a device that is not a string; with the
-        line where that is known.
+    `path`: JSON if it ends in ``.json``, YAML otherwise.
+    Returns: pattern -> device name, in the file's order.
+    Raises AffinityError: no such file, not JSON or YAML, a pattern twice, a device that is not a
+        string; with the line where that is known.
     """
     path = Path(path)
     try:
@@ -54,12 +43,8 @@ def load_affinity(path: str | Path) -> dict[str, str]:
 def parse_pins(texts: Iterable[str]) -> dict[str, str]:
     """Read pins as a command line has them: ``PATTERN=DEVICE``, or the name of an affinity file.
 
-    Raises
-    ------
-    AffinityError
-        A text that is neither.
-    ArgumentTypeError
-        What is given is no sequence of texts.
+    Raises AffinityError: a text that is neither.
+    Raises ArgumentTypeError: what is given is no sequence of texts.
     """
     texts = list(texts) if isinstance(texts, Iterable) else [texts]
     if wrong := [text for text in texts if not isinstance(text, str)]:

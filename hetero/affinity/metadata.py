@@ -39,17 +39,8 @@ DEVICE_RECORDS_IR: Final = 11
 def metadata_pins(model: Model, devices: Sequence[str]) -> Affinity:
     """Read the pins that a model's nodes carry.
 
-    Parameters
-    ----------
-    model : Model
-        The model.
-    devices : sequence of str
-        The devices that a pin may name.
-
-    Raises
-    ------
-    AffinityError
-        A ``hetero.affinity`` names a device that is not in the list.
+    `devices`: the devices that a pin may name.
+    Raises AffinityError: a ``hetero.affinity`` names a device that is not in the list.
     """
     configurations = {str(c.name): tuple(map(str, c.device)) for c in model.header.configuration}
     own: dict[str, str] = {}
@@ -93,14 +84,8 @@ def annotate(
 ) -> Model:
     """Return the model with each node's device written into it, in all forms that are read.
 
-    Parameters
-    ----------
-    model : Model
-        The model.
-    affinity : mapping of str to str
-        Node name -> device name; nodes without an entry are left as they are.
-    stages : mapping of str to int, optional
-        Node name -> pipeline stage (its subgraph's index); the device's position by default.
+    `affinity`: node name -> device name; nodes without an entry are left as they are.
+    `stages`: node name -> pipeline stage (its subgraph's index); the device's position by default.
     """
     reasons = affinity.reasons if isinstance(affinity, Affinity) else {}
     names = list(dict.fromkeys(affinity[n.name] for n in model.nodes if n.name in affinity))

@@ -71,26 +71,15 @@ class DeviceRecord:
 
 @dataclass(frozen=True, slots=True)
 class Compilation:
-    """What a model was compiled for and with.
+    """What a model was compiled for and with."""
 
-    Attributes
-    ----------
-    devices : mapping of str to DeviceRecord
-        Device name -> what it was, for every device of the list.
-    own : mapping
-        HETERO's own properties.
-    configs : mapping of str to mapping
-        Device name -> its options.
-    pins : Affinity
-        Nodes that the user placed.
-    tables : mapping of str to PropertyTable
-        Device name -> its properties.
-    """
-
+    #: Device name -> what it was, for every device of the list.
     devices: Mapping[str, DeviceRecord]
     own: Mapping[str, Any]
+    #: Device name -> its options.
     configs: Mapping[str, Mapping[str, Any]]
     pins: Affinity
+    #: Device name -> its properties.
     tables: Mapping[str, PropertyTable]
 
     @classmethod
@@ -114,23 +103,13 @@ class Compilation:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A model that was cut and placed.
-
-    Attributes
-    ----------
-    partition : Partition
-        How it was cut.
-    affinity : Affinity
-        Which device each node got, and why.
-    plan : Plan
-        What is deployed.
-    share : float
-        The part of the requests that goes this way.
-    """
+    """A model that was cut and placed."""
 
     partition: Partition
+    #: Which device each node got, and why.
     affinity: Affinity
     plan: Plan
+    #: The part of the requests that goes this way.
     share: float = 1.0
 
 
@@ -150,16 +129,9 @@ def write_model(
 ) -> int:
     """Write a compiled model; return how many bytes it takes.
 
-    Parameters
-    ----------
-    file : binary file
-        Where to.
-    cuts : sequence of Cut
-        The model, cut and placed in one way or several.
-    compilation : Compilation
-        What it was compiled for.
-    payloads : sequence of Payload or None
-        Each stage's export, the first cut's stages first; None for a device that has none.
+    `cuts`: the model, cut and placed in one way or several.
+    `compilation`: what it was compiled for.
+    `payloads`: each stage's export, the first cut's stages first; None for a device that has none.
     """
     writer = BlobWriter()
     parts = split_model(cuts[0].partition.source)
@@ -239,12 +211,8 @@ def export_payloads(num_stages: int, export: Callable[[int], Payload]) -> list[P
 def open_blob(source: str | Path | bytes | bytearray | memoryview) -> BlobFile:
     """Open a blob that the user names.
 
-    Raises
-    ------
-    ModelNotFoundError
-        There is no such file.
-    BlobError
-        It cannot be read, or is no blob.
+    Raises ModelNotFoundError: there is no such file.
+    Raises BlobError: it cannot be read, or is no blob.
     """
     try:
         return BlobFile(source)
@@ -262,17 +230,8 @@ def open_blob(source: str | Path | bytes | bytearray | memoryview) -> BlobFile:
 class ModelBlob:
     """A compiled model's blob, or a plan of the cache, read and checked.
 
-    Parameters
-    ----------
-    blob : BlobFile
-        What to read.
-    kind : str
-        What it has to be.
-
-    Raises
-    ------
-    BlobError
-        It is something else, or damaged.
+    `kind`: what it has to be.
+    Raises BlobError: it is something else, or damaged.
     """
 
     def __init__(self, blob: BlobFile, kind: str = MODEL_KIND) -> None:
@@ -349,10 +308,7 @@ class ModelBlob:
     def check_positions(self, model: Model) -> None:
         """Check that the cut's nodes are nodes of `model`.
 
-        Raises
-        ------
-        BlobError
-            The cut has more.
+        Raises BlobError: the cut has more.
         """
         most = max(
             self._read(

@@ -56,25 +56,12 @@ class Cached:
 
 @dataclass(frozen=True, slots=True)
 class CachedCompiler:
-    """One compilation of one model through a cache.
-
-    Attributes
-    ----------
-    cache : Cache
-        The folder.
-    model : Model
-        The whole model.
-    compilation : Compilation
-        Devices and options.
-    pins : Affinity
-        Nodes that have their device already.
-    deploy : callable
-        Deploys cuts.
-    """
+    """One compilation of one model through a cache."""
 
     cache: Cache
     model: Model
     compilation: Compilation
+    #: Nodes that have their device already.
     pins: Affinity
     deploy: Deploy
 

@@ -16,10 +16,7 @@ from scheduler.plan import Plan
 def describe(blob: BlobFile) -> dict[str, Any]:
     """Return what is in a blob of any kind as plain values, read from its header alone.
 
-    Raises
-    ------
-    BlobError
-        Its header is not one of ours.
+    Raises BlobError: its header is not one of ours.
     """
     head = blob.outline()
     if not isinstance(head, dict):

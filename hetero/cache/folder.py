@@ -41,20 +41,11 @@ Callbacks = tuple[Callable[[bytes], bytes], Callable[[bytes], bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A file of the cache.
-
-    Attributes
-    ----------
-    path : Path
-        Where it is.
-    nbytes : int
-        Its size.
-    created_s, used_s : float
-        When it was written and last used, in seconds since the epoch.
-    """
+    """A file of the cache."""
 
     path: Path
     nbytes: int
+    #: When it was written and last used, in seconds since the epoch.
     created_s: float
     used_s: float
 
@@ -66,16 +57,10 @@ class _OverLimitError(Exception):
 class Cache:
     """A folder of compiled models, shared by threads, processes and nodes.
 
-    Parameters
-    ----------
-    folder : path
-        Made when the first entry is written.
-    size_limit_nbytes : int
-        Bytes that all entries may take together; 0: any number.
-    lock_timeout_s : float
-        Seconds to wait for another's compilation.
-    callbacks : tuple of two callables, optional
-        (encrypt, decrypt), from bytes to bytes.
+    `folder`: made when the first entry is written.
+    `size_limit_nbytes`: bytes that all entries may take together; 0: any number.
+    `lock_timeout_s`: seconds to wait for another's compilation.
+    `callbacks`: (encrypt, decrypt), from bytes to bytes.
     """
 
     def __init__(
@@ -125,17 +110,8 @@ class Cache:
     def put(self, name: str, write: Callable[[BinaryIO], int]) -> bool:
         """Publish an entry: it appears whole under its name, or not at all.
 
-        Parameters
-        ----------
-        name : str
-            The entry's file name.
-        write : callable
-            Writes the entry to a binary file and returns its length.
-
-        Returns
-        -------
-        bool
-            Whether it is there now. What fails is logged as a warning; once the folder itself
+        `write`: writes the entry to a binary file and returns its length.
+        Returns: whether it is there now. What fails is logged as a warning; once the folder itself
             has failed, nothing more is tried.
         """
         if self._failed:
@@ -168,10 +144,7 @@ class Cache:
 
         The operating system gives the lock to the next when its holder ends in whatever way.
 
-        Yields
-        ------
-        bool
-            Whether the lock is held; without it, after the timeout or where the folder has no
+        Yields: whether the lock is held; without it, after the timeout or where the folder has no
             locks, the work is done all the same.
         """
         lock = filelock.FileLock(self._lock_path(key), timeout=self._lock_timeout_s)
@@ -219,12 +192,8 @@ class Cache:
     ) -> list[Entry]:
         """Remove the least recently used entries until the rest fit; return what is gone.
 
-        Parameters
-        ----------
-        size_limit_nbytes : int or None
-            Bytes that may stay; None: any number.
-        older_than_s : float, optional
-            Entries not used for so many seconds go in any case.
+        `size_limit_nbytes`: bytes that may stay; None: any number.
+        `older_than_s`: entries not used for so many seconds go in any case.
         """
         entries = self.entries()
         total = sum(entry.nbytes for entry in entries)

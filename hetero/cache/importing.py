@@ -27,21 +27,9 @@ def place_devices(
 ) -> dict[str, str]:
     """Return which device here stands for each device of a blob's plan, where there is one.
 
-    Parameters
-    ----------
-    blob : ModelBlob
-        What is imported.
-    available : sequence of str
-        The devices that there are.
-    remap : mapping of str to str, optional
-        Devices of the blob -> devices here, both by any spelling.
-
-    Raises
-    ------
-    BlobError
-        `remap` names a device that the blob does not use.
-    UnknownDeviceError
-        `remap` leads to devices that are not here.
+    `remap`: devices of the blob -> devices here, both by any spelling.
+    Raises BlobError: `remap` names a device that the blob does not use.
+    Raises UnknownDeviceError: `remap` leads to devices that are not here.
     """
     used = blob.used
     wanted = {device: device for device in used}
@@ -81,21 +69,10 @@ def recompilation(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the options and the pins with which a blob's model is compiled again.
 
-    Parameters
-    ----------
-    blob : ModelBlob
-        What is imported.
-    placed : mapping of str to str
-        Device of the blob -> device here, for those that are.
-    given : mapping
-        What was given for this import: it wins over the blob's options.
-    tables : mapping of str to PropertyTable
-        Device here -> its properties.
-
-    Returns
-    -------
-    (dict, dict)
-        Options, and node name -> device: what the user pinned, and all of a device that was
+    `placed`: device of the blob -> device here, for those that are.
+    `given`: what was given for this import: it wins over the blob's options.
+    `tables`: device here -> its properties.
+    Returns: options, and node name -> device: what the user pinned, and all of a device that was
         remapped, where the device that they went to is here.
     """
     kept = kept_options(blob)
@@ -151,10 +128,7 @@ def remapped(cut: Cut, placed: Mapping[str, str]) -> Cut:
 def kept_options(blob: ModelBlob) -> dict[str, Any]:
     """Return HETERO's options that a blob was compiled with, where they are not the default.
 
-    Raises
-    ------
-    BlobError
-        An option has a value that it cannot have.
+    Raises BlobError: an option has a value that it cannot have.
     """
     parsed = _parsed(blob, blob.options, HETERO_PROPERTIES)
     return {n: value for n, value in parsed.items() if value != HETERO_PROPERTIES[n].default}
@@ -169,18 +143,10 @@ def import_config(
 ) -> SplitConfig:
     """Return a blob's options under those that hold here.
 
-    Parameters
-    ----------
-    blob : ModelBlob
-        What is imported.
-    placed : mapping of str to str
-        Device of the blob -> device here.
-    split : SplitConfig
-        What holds here: what was set, and what was given.
-    given : mapping
-        What was given for this import alone: it wins over the blob's.
-    tables : mapping of str to PropertyTable
-        Device here -> its properties.
+    `placed`: device of the blob -> device here.
+    `split`: what holds here: what was set, and what was given.
+    `given`: what was given for this import alone: it wins over the blob's.
+    `tables`: device here -> its properties.
     """
     own = {name: split.own[name] for name in given if name in split.own}
     options = {new: _kept_of(blob, old, tables[new]) for old, new in placed.items()}
@@ -195,17 +161,7 @@ def import_sources(
     cuts: Sequence[Cut],
     compilation: Compilation,
 ) -> list[StageSource]:
-    """Return what each stage's device is given, numbered through the cuts: its own export, or not.
-
-    Parameters
-    ----------
-    blob : ModelBlob
-        What is imported.
-    cuts : sequence of Cut
-        Its model on the devices here.
-    compilation : Compilation
-        The devices here, and options.
-    """
+    """Return each stage's source, numbered through the cuts: with its own export, or without."""
     #: (device here, why its export is of no use) -> stages, numbered through the plans.
     again: dict[tuple[str, str], list[int]] = {}
     path = None if blob.blob.path is None else str(blob.blob.path.resolve())

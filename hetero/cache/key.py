@@ -29,21 +29,9 @@ def plan_key(
 ) -> str:
     """Return the key of a whole model's entry; known before any device is asked about it.
 
-    Parameters
-    ----------
-    model : Model
-        The whole model.
-    compilation : Compilation
-        Devices in order of priority, and options.
-    pins : Affinity
-        Nodes that have their device already.
-    encrypted : bool
-        Whether entries are encrypted.
-
-    Returns
-    -------
-    str
-        SHA-256, as 64 hexadecimal digits.
+    `compilation`: devices in order of priority, and options.
+    `pins`: nodes that have their device already.
+    Returns: SHA-256, as 64 hexadecimal digits.
     """
     types = hashlib.sha256()
     for info in model.value_info:
@@ -69,19 +57,7 @@ def stage_key(
     *,
     encrypted: bool = False,
 ) -> str:
-    """Return the key of one subgraph's entry; the device's name is not part of it.
-
-    Parameters
-    ----------
-    model : Model
-        The subgraph.
-    device : str
-        Its device.
-    compilation : Compilation
-        Devices and options.
-    encrypted : bool
-        Whether entries are encrypted.
-    """
+    """Return the key of one subgraph's entry; the device's name is not part of it."""
     return _digest(
         {
             "kind": "stage",

@@ -63,10 +63,8 @@ def main() -> None:
 def _tell(error: BaseException) -> int:
     """Print an error and return the exit code.
 
-    Raises
-    ------
-    BaseException
-        The error itself, where it is none that a command expects: its traceback is wanted.
+    Raises BaseException: the error itself, where it is none that a command expects: its traceback
+        is wanted.
     """
     kind, code, data, expected = type(error).__name__, 1, {}, True
     if isinstance(error, HeteroError):

@@ -46,10 +46,8 @@ def model_inputs(
 
     Inputs that have a default are among them where a file has them.
 
-    Raises
-    ------
-    click.UsageError
-        For files and shapes that are not the model's, given twice, or too large for memory.
+    Raises click.UsageError: for files and shapes that are not the model's, given twice, or too
+        large for memory.
     """
     given: dict[str, Any] = {}
     for text in files:

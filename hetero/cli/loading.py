@@ -41,10 +41,7 @@ def is_blob(model: str) -> bool:
 def read(core: Core, model: str) -> Model:
     """Read a model, for commands that a blob is of no use to.
 
-    Raises
-    ------
-    click.UsageError
-        For a blob.
+    Raises click.UsageError: for a blob.
     """
     if is_blob(model):
         raise click.UsageError(
@@ -65,10 +62,7 @@ def load(
 ) -> CompiledModel:
     """Compile a model that was read, or import a blob where `source` is None.
 
-    Raises
-    ------
-    click.UsageError
-        Options that only the other of the two has.
+    Raises click.UsageError: options that only the other of the two has.
     """
     if source is None:
         if pins:

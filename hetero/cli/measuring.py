@@ -27,17 +27,10 @@ def measure(
 ) -> dict[str, Any]:
     """Keep `jobs` requests in flight until `requests` are done or `seconds` are over.
 
-    Returns
-    -------
-    dict
-        Count, seconds, requests a second, latency percentiles in seconds; for each stage the
+    Returns: count, seconds, requests a second, latency percentiles in seconds; for each stage the
         median time that it waited and ran; for each pair of stages with wires the median time from
         the end of the one to the start of the other. ``interrupted`` says that Ctrl-C ended it.
-
-    Raises
-    ------
-    KeyboardInterrupt
-        Ctrl-C came before any request was done.
+    Raises KeyboardInterrupt: Ctrl-C came before any request was done.
     """
     found = _Found(wire_links(compiled))
     start_s = time.monotonic()

@@ -47,19 +47,11 @@ def prediction(
 ) -> dict[str, Any] | None:
     """Compare a plan's prediction with what was measured.
 
-    Parameters
-    ----------
-    compiled : CompiledModel
-        The model.
-    alone, busy : dict
-        What `hetero.cli.measuring.measure` gave for one request at a time, and for a full pipeline.
-
-    Returns
-    -------
-    dict or None
-        Predicted and measured seconds and their ratio (measured by predicted): of the time
-        between answers, of one request, of each stage's run under load and of each wire. None for
-        a plan without a prediction.
+    `alone`, `busy`: what `hetero.cli.measuring.measure` gave for one request at a time, and for a
+        full pipeline.
+    Returns: predicted and measured seconds and their ratio (measured by predicted): of the time
+        between answers, of one request, of each stage's run under load and of each wire. None for a
+        plan without a prediction.
     """
     report = compiled.plan_report
     if report is None:

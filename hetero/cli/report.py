@@ -63,25 +63,11 @@ def render(
 ) -> None:
     """Print a report and write its files.
 
-    Parameters
-    ----------
-    document : dict
-        As `hetero.report.build_report` makes it.
-    model : Model
-        The model that it is about, for `annotate`.
-    as_json : bool
-        Print the document itself, not tables.
-    html, dot, annotate, overlay : Path, optional
-        Files to write.
-    nodes : bool
-        Whether the tables list every node.
-    strict : bool
-        Whether a fallback or an unused device is an error.
-
-    Raises
-    ------
-    click.exceptions.Exit
-        With 1 if a node has no device, or under `strict` if anything is not as requested.
+    `document`: as `hetero.report.build_report` makes it.
+    `model`: the model that it is about, for `annotate`.
+    `strict`: whether a fallback or an unused device is an error.
+    Raises click.exceptions.Exit: with 1 if a node has no device, or under `strict` if anything is
+        not as requested.
     """
     forms = ((html, report_html), (dot, report_dot), (overlay, model_explorer_overlay))
     for path in (html, dot, annotate, overlay):

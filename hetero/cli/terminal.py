@@ -70,12 +70,8 @@ def steps(text: str) -> Iterator[Callable[[int, int, str], None]]:
 def print_json(kind: str, document: Mapping[str, Any]) -> None:
     """Print a document for programs: times in seconds (``_s``), sizes in bytes (``_nbytes``).
 
-    Parameters
-    ----------
-    kind : str
-        What it is: its schema is called ``hetero.<kind>``.
-    document : mapping
-        The content; numbers that JSON has not become null.
+    `kind`: what it is: its schema is called ``hetero.<kind>``.
+    `document`: the content; numbers that JSON has not become null.
     """
     schema = {"name": f"hetero.{kind}", "version": VERSION}
     click.echo(json.dumps({"schema": schema, **plain(document)}, indent=2, allow_nan=False))

@@ -14,38 +14,24 @@ ATOL: Final = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How one value differs between two devices.
-
-    Attributes
-    ----------
-    name : str
-        The value.
-    dtypes : tuple of (str, str)
-        Element types on the first and the second device.
-    shapes : tuple of (tuple of int, tuple of int)
-        Shapes on both.
-    differing, size : int
-        Elements beyond tolerance, and all elements.
-    max_abs, max_rel : float
-        The largest difference, and the largest one relative to the first device's value; over
-        elements that are finite on both. NaN where types or shapes differ.
-    position : tuple of int
-        Where the value is furthest beyond tolerance; empty for a scalar.
-    values : tuple of (float or str, float or str)
-        Both devices' elements there.
-    nans, infs : tuple of (int, int)
-        Elements that are NaN, or infinite, on each.
-    """
+    """How one value differs between two devices."""
 
     name: str
+    #: Element types on the first and the second device.
     dtypes: tuple[str, str]
+    #: Shapes on both.
     shapes: tuple[tuple[int, ...], tuple[int, ...]]
+    #: Elements beyond tolerance, and all elements.
     differing: int
     size: int
+    #: The largest difference, and the largest one relative to the first device's value; over
+    #: elements that are finite on both. NaN where types or shapes differ.
     max_abs: float
     max_rel: float
+    #: Where the value is furthest beyond tolerance; empty for a scalar.
     position: tuple[int, ...]
     values: tuple[float | str, float | str]
+    #: Elements that are NaN, or infinite, on each.
     nans: tuple[int, int]
     infs: tuple[int, int]
 
@@ -60,14 +46,7 @@ def differences_of(
 ) -> tuple[Difference, ...]:
     """Compare two values; a sequence's elements one by one.
 
-    Parameters
-    ----------
-    name : str
-        The value's name; elements are called ``name[0]``, ``name[1]``...
-    first, second : array or list of arrays or None
-        What the devices gave.
-    rtol, atol : float
-        Tolerances.
+    `name`: the value's name; elements are called ``name[0]``, ``name[1]``...
     """
     if isinstance(first, list | tuple) and isinstance(second, list | tuple):
         if len(first) != len(second):

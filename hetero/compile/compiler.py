@@ -35,14 +35,8 @@ Sources = Callable[[Sequence[Cut]], list[StageSource]]
 class Compiler:
     """Compiles models on the devices of an executor.
 
-    Parameters
-    ----------
-    executor : callable () -> Executor
-        Where the devices are; called when one is needed.
-    answers : Answers
-        What devices said.
-    planner : CostPlanner
-        Places models where the policy is not ``PRIORITY``.
+    `executor`: where the devices are; called when one is needed.
+    `planner`: places models where the policy is not ``PRIORITY``.
     """
 
     def __init__(
@@ -60,14 +54,7 @@ class Compiler:
     ) -> CompiledModel:
         """Compile a model, through a cache where there is one.
 
-        Parameters
-        ----------
-        model : Model
-            The model.
-        request : CompileRequest
-            What for, and with what.
-        cache : Cache or None
-            Where compiled models are kept.
+        `cache`: where compiled models are kept.
         """
         compilation = request.compilation
         limits = request.config.limits

@@ -28,12 +28,8 @@ def place_by_priority(
 ) -> Affinity:
     """Give each node to the first device of the list that takes it.
 
-    Raises
-    ------
-    UnsupportedNodesError
-        For nodes that no device takes.
-    AffinityError
-        For pins on devices that do not take the node.
+    Raises UnsupportedNodesError: for nodes that no device takes.
+    Raises AffinityError: for pins on devices that do not take the node.
     """
 
     def answer(device: str, part: Model) -> Support:
@@ -63,10 +59,7 @@ def refusals(
 ) -> dict[str, dict[str, Refusal]]:
     """Return `known` and what a deployment by `affinities` was refused besides.
 
-    Raises
-    ------
-    UnsupportedNodesError
-        `error` itself, where it says nothing new.
+    Raises UnsupportedNodesError: `error` itself, where it says nothing new.
     """
     found = {device: dict(nodes) for device, nodes in known.items()}
     new = False

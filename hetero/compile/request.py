@@ -11,21 +11,12 @@ from hetero.config import SplitConfig
 
 @dataclass(frozen=True, slots=True)
 class CompileRequest:
-    """What a model is to be queried, planned or compiled for, and with.
+    """What a model is to be queried, planned or compiled for, and with."""
 
-    Attributes
-    ----------
-    devices : tuple of str
-        Names, the most preferred first.
-    config : SplitConfig
-        HETERO's own properties and each device's.
-    pins : Affinity
-        Nodes that are placed already.
-    compilation : Compilation
-        The same as a blob records it.
-    """
-
+    #: Names, the most preferred first.
     devices: tuple[str, ...]
     config: SplitConfig
+    #: Nodes that are placed already.
     pins: Affinity
+    #: The same as a blob records it.
     compilation: Compilation

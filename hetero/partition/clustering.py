@@ -32,23 +32,11 @@ Graph = Sequence[Sequence[int]]
 def cluster(successors: Graph, kind: Sequence[int]) -> list[int]:
     """Assign each node to a cluster of its kind.
 
-    Parameters
-    ----------
-    successors : sequence of sequence of int, one per node
-        Node -> the nodes that need it; repeated edges are allowed.
-    kind : sequence of int, one per node
-        The nodes' kinds (devices), from 0 on.
-
-    Returns
-    -------
-    list of int, one per node
-        Cluster ids, from 0 on, in an order in which the clusters can run: every edge stays in its
-        cluster or leads to a higher id. Equal arguments give equal results.
-
-    Raises
-    ------
-    ValueError
-        If the graph has a cycle, or the arguments' lengths differ.
+    `successors`: node -> the nodes that need it; repeated edges are allowed.
+    `kind`: the nodes' kinds (devices), from 0 on.
+    Returns: cluster ids, from 0 on, in an order in which the clusters can run: every edge stays in
+        its cluster or leads to a higher id. Equal arguments give equal results.
+    Raises ValueError: if the graph has a cycle, or the arguments' lengths differ.
     """
     if len(successors) != len(kind):
         raise ValueError(f"{len(successors)} nodes have successors, {len(kind)} have a kind")

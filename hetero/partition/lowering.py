@@ -37,14 +37,8 @@ def stage_sources(
 ) -> tuple[StageSource, ...]:
     """Return what each stage's device compiles: its model, its device's configuration.
 
-    Parameters
-    ----------
-    partition : Partition
-        What was cut.
-    configs : mapping of str to mapping
-        Device name -> its configuration.
-    payloads : mapping of int to Payload, optional
-        Stage index -> an earlier export of that stage, to import instead of compiling.
+    `configs`: device name -> its configuration.
+    `payloads`: stage index -> an earlier export of that stage, to import instead of compiling.
     """
     return tuple(
         StageSource(s.model, (payloads or {}).get(s.index), dict(configs.get(s.device, {})))

@@ -15,17 +15,11 @@ def merge(partition: Partition, models: Sequence[Model] | None = None) -> Model:
     It has the nodes, edges, constants and ports of the model that was cut. What several subgraphs
     hold copies of is there once; constants that no node reads come from the model that was cut.
 
-    Parameters
-    ----------
-    partition : Partition
-        How the model was cut.
-    models : sequence of Model, optional
-        The subgraphs' models, read back from files for instance; the partition's own by default.
-
-    Raises
-    ------
-    ModelError
-        A model lacks a port that the partition has, or two of them disagree about a node.
+    `partition`: how the model was cut.
+    `models`: the subgraphs' models, read back from files for instance; the partition's own by
+        default.
+    Raises ModelError: a model lacks a port that the partition has, or two of them disagree about a
+        node.
     """
     source = partition.source
     parts = [s.model for s in partition.subgraphs] if models is None else list(models)

@@ -41,32 +41,20 @@ class Output:
 
 @dataclass(frozen=True)
 class Subgraph:
-    """A part of the model on one device.
+    """A part of the model on one device."""
 
-    Attributes
-    ----------
-    index : int
-        Place in the running order.
-    device : str
-        The device's name.
-    node_names : tuple of str
-        Its nodes in topological order. A `Constant` node that several subgraphs read is in the
-        model of each, and listed in the first.
-    inputs, outputs : tuple of str
-        The values that come in and go out, by the names they have in the whole model. A subgraph
-        whose values nobody needs gives out what it makes last, since runtimes want an output.
-    source : Model
-        The whole model.
-    positions : tuple of int
-        The nodes of `model`, copied `Constant` nodes included, as positions in `source.nodes`.
-    """
-
+    #: Place in the running order.
     index: int
     device: str
+    #: Its nodes in topological order. A `Constant` node that several subgraphs read is in the model
+    #: of each, and listed in the first.
     node_names: tuple[str, ...]
+    #: The values that come in and go out, by the names they have in the whole model. A subgraph
+    #: whose values nobody needs gives out what it makes last, since runtimes want an output.
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     source: Model = field(repr=False, compare=False)
+    #: The nodes of `model`, copied `Constant` nodes included, as positions in `source.nodes`.
     positions: tuple[int, ...] = field(repr=False)
 
     @cached_property
@@ -77,26 +65,17 @@ class Subgraph:
 
 @dataclass(frozen=True)
 class Partition:
-    """A model cut into subgraphs.
+    """A model cut into subgraphs."""
 
-    Attributes
-    ----------
-    source : Model
-        The whole model, with the shapes of loops' results added.
-    subgraphs : tuple of Subgraph
-        In an order in which they can run.
-    wires : tuple of Wire
-        What crosses, once per tensor and consumer, ordered by consumer.
-    inputs : tuple of (str, tuple of int)
-        Each input of the model, with the subgraphs that read it.
-    outputs : tuple of Output
-        Each output of the model, repeated ones included, with where it comes from.
-    """
-
+    #: The whole model, with the shapes of loops' results added.
     source: Model = field(repr=False, compare=False)
+    #: In an order in which they can run.
     subgraphs: tuple[Subgraph, ...]
+    #: What crosses, once per tensor and consumer, ordered by consumer.
     wires: tuple[Wire, ...]
+    #: Each input of the model, with the subgraphs that read it.
     inputs: tuple[tuple[str, tuple[int, ...]], ...]
+    #: Each output of the model, repeated ones included, with where it comes from.
     outputs: tuple[Output, ...]
 
     @cached_property
@@ -119,18 +98,10 @@ def partition(model: Model, affinity: Mapping[str, str]) -> Partition:
     A crossing tensor has the shape that inference finds. Where that leaves even the rank open (an
     `If` whose branches differ, say) the subgraphs still run, though `onnx.checker` wants a rank.
 
-    Parameters
-    ----------
-    model : Model
-        The whole model.
-    affinity : mapping of str to str
-        Node name -> device name, for every node; that of a `Constant` node which other nodes
-        read is ignored, as it follows them.
-
-    Raises
-    ------
-    AffinityError
-        A node has no affinity; a name is no node's; a tensor that would cross is of unknown type.
+    `affinity`: node name -> device name, for every node; that of a `Constant` node which other
+        nodes read is ignored, as it follows them.
+    Raises AffinityError: a node has no affinity; a name is no node's; a tensor that would cross is
+        of unknown type.
     """
     literal = _followers(model)
     _check_cover(model, affinity, literal)

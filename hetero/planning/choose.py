@@ -41,29 +41,19 @@ LEAST_HELP: Final = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """How to choose.
+    """How to choose."""
 
-    Attributes
-    ----------
-    policy : {"PRIORITY", "PIPELINE_PARALLEL", "AUTO"}
-        ``PRIORITY`` only judges the priority list's plan.
-    hint : {"THROUGHPUT", "LATENCY"}
-        What to make small: time between answers, or time of one.
-    seconds : float
-        Effort of the search: the steps that an idle core takes in about that time.
-    seed : int
-        Of all that is random in it.
-    max_variants : int
-        How many plans may share the requests.
-    cap_s : float, optional
-        Seconds after which the clock ends the search; many times the effort by default.
-    """
-
+    #: ``PRIORITY`` only judges the priority list's plan.
     policy: Policy = "AUTO"
+    #: What to make small: time between answers, or time of one.
     hint: Hint = "THROUGHPUT"
+    #: Effort of the search: the steps that an idle core takes in about that time.
     seconds: float = 5.0
+    #: Of all that is random in it.
     seed: int = 0
+    #: How many plans may share the requests.
     max_variants: int = 1
+    #: Seconds after which the clock ends the search; many times the effort by default.
     cap_s: float | None = None
 
     @property
@@ -75,25 +65,11 @@ class Choice:
 def choose(task: Task, choice: Choice, priority: Affinity | None = None) -> PlanReport:
     """Plan a model.
 
-    Parameters
-    ----------
-    task : Task
-        The model, its devices, what they support and cost, the constraints.
-    choice : Choice
-        How to choose.
-    priority : Affinity, optional
-        The priority list's affinity, to be judged beside the others; the plan itself where the
-        policy is ``PRIORITY``.
-
-    Returns
-    -------
-    PlanReport
-
-    Raises
-    ------
-    PlanError
-        Constraints that no plan meets, with the nodes and the constraint that clash; or that the
-        priority list breaks, where the policy is ``PRIORITY``.
+    `task`: the model, its devices, what they support and cost, the constraints.
+    `priority`: the priority list's affinity, to be judged beside the others; the plan itself where
+        the policy is ``PRIORITY``.
+    Raises PlanError: constraints that no plan meets, with the nodes and the constraint that clash;
+        or that the priority list breaks, where the policy is ``PRIORITY``.
     """
     begin = time.monotonic()
     planned = build(task, choice.hint)

@@ -32,12 +32,7 @@ _log = logging.getLogger(__name__)
 class CostPlanner:
     """Plans models by what their nodes cost on devices.
 
-    Parameters
-    ----------
-    executor : callable () -> Executor
-        Where the devices are; called when one is needed.
-    answers : Answers
-        What devices said.
+    `executor`: where the devices are; called when one is needed.
     """
 
     def __init__(self, executor: Callable[[], Executor], answers: Answers) -> None:

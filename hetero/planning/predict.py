@@ -16,18 +16,8 @@ def predict(
 
     A request's way from the client and back counts as a hand-over between devices does.
 
-    Parameters
-    ----------
-    task : Task
-        Its costs and devices.
-    model : Model
-        The model with its shapes.
-    parts : Partition
-        How it is cut.
-    variant : int
-        The variant that it belongs to.
-    company : bool
-        Whether other devices work at the same time.
+    `model`: the model with its shapes.
+    `company`: whether other devices work at the same time.
     """
     costs = task.costs.devices
     device_of = [s.device for s in parts.subgraphs]

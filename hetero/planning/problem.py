@@ -27,48 +27,30 @@ _NOTHING = Line(0.0, 0.0, "estimated")
 
 @dataclass(frozen=True, slots=True)
 class Constraints:
-    """What a plan has to keep to beside the devices' support.
+    """What a plan has to keep to beside the devices' support."""
 
-    Attributes
-    ----------
-    pins : Affinity
-        Nodes that are placed already.
-    colocation : mapping of str to tuple of str
-        Name of a group -> nodes that share a device.
-    memory_nbytes : mapping of str to int
-        Device -> bytes that it has for weights; unlimited where absent.
-    max_subgraphs : int or None
-        The most subgraphs that a plan may have.
-    """
-
+    #: Nodes that are placed already.
     pins: Affinity = NO_PINS
+    #: Name of a group -> nodes that share a device.
     colocation: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    #: Device -> bytes that it has for weights; unlimited where absent.
     memory_nbytes: Mapping[str, int] = field(default_factory=dict)
+    #: The most subgraphs that a plan may have.
     max_subgraphs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A planning task.
+    """A planning task."""
 
-    Attributes
-    ----------
-    model : Model
-        The model; its open shapes are filled from the costs.
-    devices : tuple of str
-        In order of priority.
-    supports : mapping of str to Support
-        Device -> its answer about the whole model.
-    costs : Costs
-        Of all the devices.
-    constraints : Constraints
-        What a plan has to keep to.
-    """
-
+    #: The model; its open shapes are filled from the costs.
     model: Model
+    #: In order of priority.
     devices: tuple[str, ...]
+    #: Device -> its answer about the whole model.
     supports: Mapping[str, Support]
     costs: Costs
+    #: What a plan has to keep to.
     constraints: Constraints = Constraints()
 
 
@@ -133,12 +115,7 @@ def call_seconds(costs: DeviceCosts, hint: Hint) -> float:
 def build(task: Task, hint: Hint) -> Planned:
     """Return the planner's problem of a task.
 
-    Parameters
-    ----------
-    task : Task
-        What is planned.
-    hint : {"THROUGHPUT", "LATENCY"}
-        Whether transfers cost what they keep devices from computing, or how long they take.
+    `hint`: whether transfers cost what they keep devices from computing, or how long they take.
     """
     model = with_shapes(task.model, task.costs.shapes)
     positions = request_positions(model)

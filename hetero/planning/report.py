@@ -13,32 +13,19 @@ from hetero.planning.cost.costs import Time
 
 @dataclass(frozen=True, slots=True)
 class StagePrediction:
-    """What a subgraph is expected to take.
+    """What a subgraph is expected to take."""
 
-    Attributes
-    ----------
-    index : int
-        The subgraph's index in the partition of its variant.
-    device : str
-        Its device.
-    nodes : int
-        How many nodes it has.
-    run_s : float
-        Seconds that its device computes for a request.
-    transfer_s : float
-        Seconds that its device is busy receiving its inputs and sending its outputs.
-    overhead_s : float
-        Seconds that its device is busy for a call, beside both.
-    variant : int
-        Which of the report's variants it is of.
-    """
-
+    #: The subgraph's index in the partition of its variant.
     index: int
     device: str
     nodes: int
+    #: Seconds that its device computes for a request.
     run_s: float
+    #: Seconds that its device is busy receiving its inputs and sending its outputs.
     transfer_s: float
+    #: Seconds that its device is busy for a call, beside both.
     overhead_s: float
+    #: Which of the report's variants it is of.
     variant: int = 0
 
 
@@ -56,45 +43,24 @@ class WirePrediction:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One way through the devices, and the share of the requests that takes it.
+    """One way through the devices, and the share of the requests that takes it."""
 
-    Attributes
-    ----------
-    affinity : Affinity
-        Node name -> device, and why.
-    share : float
-        Between 0 and 1; the variants' shares sum to 1.
-    partition : Partition or None
-        How the model is cut by it.
-    """
-
+    #: Node name -> device, and why.
     affinity: Affinity
+    #: Between 0 and 1; the variants' shares sum to 1.
     share: float
+    #: How the model is cut by it.
     partition: Partition | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """A plan that was judged: the chosen one, and those that were not.
+    """A plan that was judged: the chosen one, and those that were not."""
 
-    Attributes
-    ----------
-    name : str
-        ``priority``, ``single ORT.0``, ``slicing``, ``annealing``, ``exact``, ``mix``,
-        ``replicas``...
-    bottleneck_s, latency_s : float
-        Seconds between answers of a full pipeline, and of a request alone.
-    devices : tuple of str
-        Devices with work.
-    subgraphs : int
-        Subgraphs of all its variants.
-    variants : int
-        How many ways the requests take.
-    chosen : bool
-        Whether it is the plan.
-    """
-
+    #: ``priority``, ``single ORT.0``, ``slicing``, ``annealing``, ``exact``, ``mix``,
+    #: ``replicas``...
     name: str
+    #: Seconds between answers of a full pipeline, and of a request alone.
     bottleneck_s: float
     latency_s: float
     devices: tuple[str, ...]

@@ -18,10 +18,7 @@ Ask = Callable[[str, Model, Mapping[str, Any]], Support]
 class Answers:
     """Devices' answers, kept as long as the model that they are about.
 
-    Parameters
-    ----------
-    ask : callable (str, Model, mapping) -> Support
-        Asks a device about a model under its configuration.
+    `ask`: asks a device about a model under its configuration.
     """
 
     def __init__(self, ask: Ask) -> None:

@@ -20,20 +20,10 @@ from scheduler.executor import DeviceDescriptor
 def choose_devices(device: str, rows: Sequence[DeviceDescriptor]) -> tuple[str, ...]:
     """Return the devices that a device string means, in order of priority.
 
-    Parameters
-    ----------
-    device : str
-        ``CPU``, ``ORT.1``, ``HETERO:ORT,CPU``, or ``HETERO`` for every automatic device.
-    rows : sequence of DeviceDescriptor
-        What there is, broken plugins included.
-
-    Raises
-    ------
-    PluginLoadError
-        For a device whose plugin is broken.
-    UnknownDeviceError
-        For a device that is not there, listing those that are, and plugins that are broken: one
-        of them may be meant.
+    `device`: ``CPU``, ``ORT.1``, ``HETERO:ORT,CPU``, or ``HETERO`` for every automatic device.
+    Raises PluginLoadError: for a device whose plugin is broken.
+    Raises UnknownDeviceError: for a device that is not there, listing those that are, and plugins
+        that are broken: one of them may be meant.
     """
     working = [d for d in rows if d.error is None]
     request = parse_device(device)
@@ -62,10 +52,7 @@ def choose_prioritised(
 ) -> tuple[str, ...]:
     """Return what a device string means where ``MULTI_DEVICE_PRIORITIES`` lists `names`.
 
-    Raises
-    ------
-    PropertyError
-        If both list devices, and not the same ones.
+    Raises PropertyError: if both list devices, and not the same ones.
     """
     if not names or not parse_device(device).hetero:
         return choose_devices(device, rows)
@@ -82,10 +69,7 @@ def choose_prioritised(
 def identified(device: str, config: Config) -> tuple[str, Config]:
     """Return a device string with the id that the option DEVICE_ID gives, and the other options.
 
-    Raises
-    ------
-    PropertyError
-        The string names another id, or more than one device.
+    Raises PropertyError: the string names another id, or more than one device.
     """
     check_mapping(config, device)
     if "DEVICE_ID" not in config:
@@ -105,10 +89,7 @@ def identified(device: str, config: Config) -> tuple[str, Config]:
 def parse_counts(devices: Mapping[str, int] | None) -> dict[str, int]:
     """Return how many devices of a plugin each node offers.
 
-    Raises
-    ------
-    ArgumentTypeError
-        What is given is no mapping of names to whole numbers of 0 or more.
+    Raises ArgumentTypeError: what is given is no mapping of names to whole numbers of 0 or more.
     """
     counts = {} if devices is None else devices
     if not isinstance(counts, Mapping) or not all(
@@ -124,10 +105,7 @@ def parse_counts(devices: Mapping[str, int] | None) -> dict[str, int]:
 def check_counts(counts: Mapping[str, int], rows: Sequence[DeviceDescriptor]) -> None:
     """Refuse to count devices of a plugin that is not there.
 
-    Raises
-    ------
-    UnknownDeviceError
-        Listing the plugins that are.
+    Raises UnknownDeviceError: listing the plugins that are.
     """
     plugins = dict.fromkeys(d.plugin for d in rows)
     for name in counts:

@@ -30,22 +30,10 @@ def query_priority(
 ) -> Support:
     """Ask devices in order of priority who runs which node.
 
-    Parameters
-    ----------
-    model : Model
-        The model.
-    devices : sequence of str
-        Device names, the most preferred first.
-    ask : callable (str, Model) -> Support
-        Asks one device about a model.
-    pins : Affinity
-        Nodes that go to one device only; it is still asked whether it takes them.
-
-    Returns
-    -------
-    Support
-        `unsupported` has the reason of every device that may have the node: of all of them, or of
-        the one that it is pinned to.
+    `devices`: device names, the most preferred first.
+    `pins`: nodes that go to one device only; it is still asked whether it takes them.
+    Returns: `unsupported` has the reason of every device that may have the node: of all of them, or
+        of the one that it is pinned to.
     """
     literals = {p for p, node in enumerate(model.nodes) if follows(model, node)}
     left = {p for p, n in enumerate(model.nodes) if p not in literals and n.name not in pins}
@@ -82,10 +70,8 @@ def query_priority(
 def require_supported(support: Support, model: Model, devices: Sequence[str]) -> None:
     """Raise unless every node has a device.
 
-    Raises
-    ------
-    UnsupportedNodesError
-        With every node that no device takes in `unsupported`, and each device's reason.
+    Raises UnsupportedNodesError: with every node that no device takes in `unsupported`, and each
+        device's reason.
     """
     if not support.unsupported:
         return
@@ -119,11 +105,8 @@ def gather_pins(
 
     Metadata is not read for a single device: a model annotated for several still runs on one.
 
-    Raises
-    ------
-    AffinityError
-        Pins on no node, or on a device that is not in the list; a file that cannot be used. All
-        problems of the call and the file are in one error.
+    Raises AffinityError: pins on no node, or on a device that is not in the list; a file that
+        cannot be used. All problems of the call and the file are in one error.
     """
     pins = metadata_pins(model, devices) if len(devices) > 1 else NO_PINS
     problems: list[str] = []

@@ -19,17 +19,11 @@ PERIOD: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A box of the drawing.
+    """A box of the drawing."""
 
-    Attributes
-    ----------
-    nodes : tuple of int
-        Positions in the document's `nodes`, drawn ones only.
-    repeats : int
-        How many equal parts in a row it stands for.
-    """
-
+    #: Positions in the document's `nodes`, drawn ones only.
     nodes: tuple[int, ...]
+    #: How many equal parts in a row it stands for.
     repeats: int = 1
 
 
@@ -63,12 +57,7 @@ def single_items(members: Sequence[int]) -> list[Item]:
 def block_items(members: Sequence[int], nodes: Sequence[Mapping[str, Any]]) -> list[Item]:
     """Return items for blocks: parts between places where at most one value is alive.
 
-    Parameters
-    ----------
-    members : sequence of int
-        The drawn nodes of one subgraph, in topological order.
-    nodes : sequence of dict
-        The document's nodes.
+    `members`: the drawn nodes of one subgraph, in topological order.
     """
     blocks: list[tuple[int, ...]] = []
     for block in _cut(members, nodes):

@@ -37,20 +37,11 @@ def build_report(
 ) -> dict[str, Any]:
     """Build the document.
 
-    Parameters
-    ----------
-    survey : Survey
-        The model and what every device says of it.
-    plan : PlanReport, optional
-        A plan with its predictions; its first variant's affinity then replaces the survey's.
-    command : str
-        What to type to get this report again.
-
-    Returns
-    -------
-    dict
-        Plain values for JSON, valid against ``report.schema.json``. Times are in seconds, sizes
-        in bytes; a size with ``open_dims`` counts open dimensions as 1.
+    `survey`: the model and what every device says of it.
+    `plan`: a plan with its predictions; its first variant's affinity then replaces the survey's.
+    `command`: what to type to get this report again.
+    Returns: plain values for JSON, valid against ``report.schema.json``. Times are in seconds,
+        sizes in bytes; a size with ``open_dims`` counts open dimensions as 1.
     """
     affinity = survey.affinity if plan is None else plan.affinity
     cut, problem = _cut(survey.model, affinity)

@@ -20,14 +20,7 @@ def counterfactuals(
 
     Without a plan there are no times; cuts and bytes are counted either way.
 
-    Parameters
-    ----------
-    survey : Survey
-        What each device says.
-    document : dict
-        The report so far: `subgraphs` and `wires` of the choice.
-    plan : PlanReport, optional
-        Its alternatives bring their times.
+    `document`: the report so far: `subgraphs` and `wires` of the choice.
     """
     judged = {a.name: a for a in plan.alternatives} if plan else {}
     rows = [_single(survey, name, judged.pop(f"single {name}", None)) for name in survey.names]

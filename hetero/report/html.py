@@ -18,11 +18,8 @@ _TITLE: Final = "__REPORT_TITLE__"
 def report_html(document: dict[str, Any]) -> str:
     """Return the page.
 
-    Parameters
-    ----------
-    document : dict
-        As `hetero.report.build_report` makes it. It is embedded whole, so that the page is the
-        report's JSON as well.
+    `document`: as `hetero.report.build_report` makes it. It is embedded whole, so that the page is
+        the report's JSON as well.
     """
     data = {
         "report": document,

@@ -34,22 +34,14 @@ SLACK: Final = 0.15
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """Where everything is, in pixels from the upper left corner.
-
-    Attributes
-    ----------
-    width, height : float
-        Of the whole drawing.
-    places : tuple of (float, float)
-        Upper left corner of each box.
-    routes : tuple of tuple of (float, float)
-        For each edge the points that it goes through, from the bottom of its source to the top
-        of its target.
-    """
+    """Where everything is, in pixels from the upper left corner."""
 
     width: float
     height: float
+    #: Upper left corner of each box.
     places: tuple[tuple[float, float], ...]
+    #: For each edge the points that it goes through, from the bottom of its source to the top of
+    #: its target.
     routes: tuple[tuple[tuple[float, float], ...], ...]
 
 
@@ -64,16 +56,9 @@ def draw(
 ) -> Drawing:
     """Lay out an acyclic graph.
 
-    Parameters
-    ----------
-    sizes : sequence of (float, float)
-        Width and height of each box.
-    edges : sequence of (int, int)
-        Source and target, as positions in `sizes`.
-    first, last : iterable of int
-        Boxes to put into the first and the last layer.
-    gap, gutter : float
-        Pixels between layers, and between columns.
+    `edges`: source and target, as positions in `sizes`.
+    `first`, `last`: boxes to put into the first and the last layer.
+    `gap`, `gutter`: pixels between layers, and between columns.
     """
     if not sizes:
         return Drawing(0.0, 0.0, (), ())

@@ -40,21 +40,14 @@ End = int | tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class _Graph:
-    """The document as a graph of drawn nodes.
-
-    Attributes
-    ----------
-    groups : dict of int to list of int
-        Subgraph -> its drawn nodes; -1 for a model that was not cut.
-    makers : dict of str to int
-        Value -> the drawn node that makes it.
-    ports : dict of str to dict
-        Value -> its type and size.
-    """
+    """The document as a graph of drawn nodes."""
 
     document: Mapping[str, Any]
+    #: Subgraph -> its drawn nodes; -1 for a model that was not cut.
     groups: dict[int, list[int]]
+    #: Value -> the drawn node that makes it.
     makers: dict[str, int]
+    #: Value -> its type and size.
     ports: dict[str, Mapping[str, Any]]
 
     def group(self, position: int) -> int:
@@ -65,15 +58,7 @@ class _Graph:
 def drawings(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the drawings, the coarsest first: subgraphs, blocks, nodes.
 
-    Parameters
-    ----------
-    document : dict
-        The report.
-
-    Returns
-    -------
-    list of dict
-        ``name``, ``width``, ``height``; ``boxes`` (subgraphs), ``items`` with their nodes'
+    Returns: ``name``, ``width``, ``height``; ``boxes`` (subgraphs), ``items`` with their nodes'
         positions in the document, ``pills`` (inputs and outputs), ``edges`` as SVG paths, and
         ``wires``, edges between subgraphs with their tensors and bytes.
     """

@@ -40,15 +40,8 @@ _WIDTHS: Final = {"float16": 2, "bfloat16": 2, "float": 4, "double": 8, "int8": 
 def lints(document: dict[str, Any]) -> list[dict[str, Any]]:
     """Return what looks wrong, the worst first.
 
-    Parameters
-    ----------
-    document : dict
-        The report but for its lints and verdict.
-
-    Returns
-    -------
-    list of dict
-        ``code``, ``severity`` (error, warning, info), ``message``, and the ``nodes``,
+    `document`: the report but for its lints and verdict.
+    Returns: ``code``, ``severity`` (error, warning, info), ``message``, and the ``nodes``,
         ``subgraphs`` and ``devices`` that it is about.
     """
     found: list[dict[str, Any]] = []

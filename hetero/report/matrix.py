@@ -13,18 +13,9 @@ from devices.plugin.support import Support
 def support_matrix(model: Model, answers: Mapping[str, Support]) -> list[dict[str, Any]]:
     """Return a row for each operator of the model, the most frequent first.
 
-    Parameters
-    ----------
-    model : Model
-        The model.
-    answers : mapping of str to Support
-        Device name -> its answer about the whole model.
-
-    Returns
-    -------
-    list of dict
-        ``op_type``, ``domain``, ``total`` and, by device, ``supported`` and ``refusals``: code,
-        message and count, the most frequent first.
+    `answers`: device name -> its answer about the whole model.
+    Returns: ``op_type``, ``domain``, ``total`` and, by device, ``supported`` and ``refusals``:
+        code, message and count, the most frequent first.
     """
     nodes: dict[tuple[str, str], list[str]] = {}
     for node in model.nodes:

@@ -23,12 +23,7 @@ _STYLES: Final = {"error": "bold red", "warning": "yellow", "info": "dim"}
 def report_table(document: dict[str, Any], *, nodes: bool = False) -> Group:
     """Return what a terminal shows.
 
-    Parameters
-    ----------
-    document : dict
-        As `hetero.report.build_report` makes it.
-    nodes : bool
-        Whether to list every node.
+    `document`: as `hetero.report.build_report` makes it.
     """
     return Group(*_parts(document, nodes))
 

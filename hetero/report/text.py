@@ -34,12 +34,7 @@ class Rows(Table):
 
     Print it with ``crop=False``.
 
-    Parameters
-    ----------
-    *heads : str
-        The columns' heads.
-    wraps : collection of str
-        Heads of the columns that wrap on a narrow terminal.
+    `wraps`: heads of the columns that wrap on a narrow terminal.
     """
 
     def __init__(self, *heads: str, wraps: Collection[str] = ()) -> None:

@@ -10,10 +10,7 @@ from hetero.report.units import counted, nbytes_text, seconds_text
 def fallback(document: dict[str, Any]) -> dict[str, Any]:
     """Count the nodes that the most preferred device refused and another one took.
 
-    Returns
-    -------
-    dict
-        ``device``: the preferred one; ``nodes``: names; ``reasons``: code, message, count.
+    Returns: ``device``: the preferred one; ``nodes``: names; ``reasons``: code, message, count.
     """
     devices = document["request"]["devices"]
     first = devices[0] if devices else None

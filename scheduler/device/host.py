@@ -31,15 +31,7 @@ _REMEMBERED: Final = 4096
 
 
 class DeviceHost:
-    """A device with its stages.
-
-    Parameters
-    ----------
-    descriptor : DeviceDescriptor
-        Which device this is.
-    plugin : Plugin
-        Its plugin, loaded here.
-    """
+    """A device with its stages."""
 
     def __init__(self, descriptor: DeviceDescriptor, plugin: Plugin) -> None:
         self.descriptor = descriptor
@@ -77,14 +69,7 @@ class DeviceHost:
     def load_stage(self, deployment: str, stage: int, source: StageSource, num_threads: int) -> int:
         """Compile or import a stage; return how many requests it runs at once.
 
-        Parameters
-        ----------
-        deployment, stage : str and int
-            Its key.
-        source : StageSource
-            What it is made from.
-        num_threads : int
-            What ``INFERENCE_NUM_THREADS=0`` comes to.
+        `num_threads`: what ``INFERENCE_NUM_THREADS=0`` comes to.
         """
         config = self._config(source.config)
         if THREADS in self._plugin.properties and not config.get(THREADS):
@@ -111,23 +96,10 @@ class DeviceHost:
     ) -> tuple[Sequence[Value], StageRun]:
         """Run a stage once.
 
-        Parameters
-        ----------
-        deployment, stage, request_id, attempt : str and int
-            What is run, and for whom.
-        inputs : sequence of values
-            In port order.
-        profile : bool
-            Whether to time nodes.
-        ready_s : float, optional
-            When its last input was there, by this node's monotonic clock.
-
-        Raises
-        ------
-        HeteroError
-            What the plugin raised on purpose.
-        InferenceError
-            Naming stage, device and cause, for whatever else it raised.
+        `inputs`: in port order.
+        `ready_s`: when its last input was there, by this node's monotonic clock.
+        Raises HeteroError: what the plugin raised on purpose.
+        Raises InferenceError: naming stage, device and cause, for whatever else it raised.
         """
         key = (deployment, request_id, attempt)
         with self._lock:

@@ -114,10 +114,7 @@ class DeviceMachine:
     def handle(self, event: DeviceEvent) -> list[DeviceInstruction]:
         """Take in one event; return what is to be done, in order.
 
-        Raises
-        ------
-        InvalidTaskError
-            The event cannot be in the task's state.
+        Raises InvalidTaskError: the event cannot be in the task's state.
         """
         match event:
             case events.StageOpened():

@@ -29,18 +29,9 @@ def probe_node(
 ) -> tuple[DeviceDescriptor, ...]:
     """Return this node's devices, in the plugins' order; their names are not yet the cluster's.
 
-    Parameters
-    ----------
-    node : str
-        The node's name.
-    specs : sequence of str or type
-        Plugins besides the installed ones.
-    counts : mapping of str to int
-        Plugin -> how many logical devices; one for each of the plugin's ids by default.
-    num_cores : int, optional
-        Cores that devices may use, at most what this process may; all of those by default.
-    entries : mapping of str to PluginEntry, optional
-        Plugins that are loaded already.
+    `counts`: plugin -> how many logical devices; one for each of the plugin's ids by default.
+    `num_cores`: cores that devices may use, at most what this process may; all of those by default.
+    `entries`: plugins that are loaded already.
     """
     entries = load_plugins(specs) if entries is None else entries
     rows: list[DeviceDescriptor] = []
@@ -60,10 +51,7 @@ def named(rows: Sequence[DeviceDescriptor]) -> tuple[DeviceDescriptor, ...]:
 def usable(descriptor: DeviceDescriptor) -> DeviceDescriptor:
     """Return the descriptor, or raise the error that it carries.
 
-    Raises
-    ------
-    DeviceError
-        The plugin could not be loaded.
+    Raises DeviceError: the plugin could not be loaded.
     """
     if descriptor.error is not None:
         raise DeviceError(

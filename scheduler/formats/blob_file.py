@@ -100,10 +100,7 @@ class BlobFile:
     def contents(self, document: bytes | None = None) -> Any:
         """Return a document, the header's by default; arrays are read-only views of the blob.
 
-        Raises
-        ------
-        BlobError
-            The document, or a segment that it points to, is damaged.
+        Raises BlobError: the document, or a segment that it points to, is damaged.
         """
         return self._unpack(document, self._resolve)
 
@@ -114,10 +111,7 @@ class BlobFile:
     def verify(self) -> None:
         """Check every segment's checksum.
 
-        Raises
-        ------
-        BlobError
-            Naming the first segment that is damaged.
+        Raises BlobError: naming the first segment that is damaged.
         """
         for index in range(len(self.segments)):
             self._segment(index)

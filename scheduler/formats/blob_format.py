@@ -77,23 +77,14 @@ class Inline(bytes):
 
 @dataclass(frozen=True, slots=True)
 class Stowed:
-    """What lies in a segment, as a document read without its segments shows it.
+    """What lies in a segment, as a document read without its segments shows it."""
 
-    Attributes
-    ----------
-    segment : int or None
-        Which; None for an empty tensor and for strings.
-    nbytes : int
-        Its length.
-    dtype : str
-        ``bytes``, ``string``, or the tensor's element type.
-    shape : tuple of int
-        A tensor's shape.
-    """
-
+    #: Which; None for an empty tensor and for strings.
     segment: int | None
     nbytes: int
+    #: ``bytes``, ``string``, or the tensor's element type.
     dtype: str
+    #: A tensor's shape.
     shape: tuple[int, ...] = ()
 
 

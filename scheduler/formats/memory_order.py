@@ -17,18 +17,12 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Reordered:
-    """An array on its way.
+    """An array on its way."""
 
-    Attributes
-    ----------
-    array : numpy.ndarray
-        C-contiguous, any shape.
-    order : tuple of int
-        The original's axes, the one with the longest steps in memory first: axis ``i`` of `array`
-        is axis ``order[i]`` of the original.
-    """
-
+    #: C-contiguous, any shape.
     array: np.ndarray
+    #: The original's axes, the one with the longest steps in memory first: axis ``i`` of `array` is
+    #: axis ``order[i]`` of the original.
     order: tuple[int, ...]
 
 

@@ -15,26 +15,17 @@ from devices.model.tensor_spec import TensorSpec
 
 
 class ModelParts(NamedTuple):
-    """A model's parts.
+    """A model's parts."""
 
-    Attributes
-    ----------
-    skeleton : bytes
-        The model as ONNX without initializers.
-    weights : mapping of str to numpy.ndarray
-        The initializers.
-    covers : mapping of str to list of str
-        Nodes that stand for others, and for which.
-    specs : list of [name, type, shape or None]
-        Types of the values in the model, where they are known.
-    ports : list of list of [name, type, shape or None]
-        Inputs and outputs; ONNX cannot write a port of unknown type.
-    """
-
+    #: The model as ONNX without initializers.
     skeleton: bytes
     weights: Mapping[str, np.ndarray]
+    #: Nodes that stand for others, and for which.
     covers: Mapping[str, list[str]]
+    #: List of [name, type, shape or None]: types of the values in the model, where they are known.
     specs: list[list[Any]]
+    #: List of list of [name, type, shape or None]: inputs and outputs; ONNX cannot write a port of
+    #: unknown type.
     ports: list[list[list[Any]]]
 
 
@@ -70,10 +61,7 @@ def outline(
 def join_model(parts: ModelParts) -> Model:
     """Make a model from its parts; the weights are used as they are, not copied.
 
-    Raises
-    ------
-    BlobError
-        If they are no parts of a model.
+    Raises BlobError: if they are no parts of a model.
     """
     proto = onnx.ModelProto()
     try:

@@ -32,19 +32,8 @@ _KINDS: Final[dict[int, tuple[int, int, int]]] = {
 def check_msgpack(data: bytes, where: str, *, depth: int = DEPTH) -> None:
     """Check that `data` is one msgpack value whose every length fits.
 
-    Parameters
-    ----------
-    data : bytes
-        What is to be decoded.
-    where : str
-        What it is, for the message.
-    depth : int
-        How many containers may lie inside each other.
-
-    Raises
-    ------
-    BlobError
-        Naming the position of what does not fit.
+    `depth`: how many containers may lie inside each other.
+    Raises BlobError: naming the position of what does not fit.
     """
     end = len(data)
     position = 0

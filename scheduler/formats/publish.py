@@ -20,17 +20,9 @@ def publish(path: Path, write: Callable[[BinaryIO], object]) -> None:
     A link of that name is replaced, not followed. The temporary file is locked as long as it is
     written, so that others can tell one whose writer was killed.
 
-    Parameters
-    ----------
-    path : Path
-        The file; its folder is there.
-    write : callable
-        Writes the contents to a binary file.
-
-    Raises
-    ------
-    OSError
-        It cannot be written, under the file's own name; nothing is left.
+    `path`: the file; its folder is there.
+    `write`: writes the contents to a binary file.
+    Raises OSError: it cannot be written, under the file's own name; nothing is left.
     """
     temporary = path.parent / f".{path.name}.{secrets.token_hex(6)}{TEMPORARY_SUFFIX}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW

@@ -25,19 +25,11 @@ PAYLOADS: Final = "payloads"
 
 @dataclass(frozen=True, slots=True)
 class StoredPayload:
-    """Where a payload lies.
+    """Where a payload lies."""
 
-    Attributes
-    ----------
-    path : str
-        A blob's absolute path.
-    digest : str
-        The blob's digest: a file of the same name may be another one on another node.
-    index : int
-        Place among the blob's payloads.
-    """
-
+    #: A blob's absolute path.
     path: str
+    #: The blob's digest: a file of the same name may be another one on another node.
     digest: str
     index: int
 
@@ -50,19 +42,8 @@ def write_payload(writer: BlobWriter, payload: Payload) -> Inline:
 def read_payload(blob: BlobFile, index: int, contents: Any = None) -> Payload:
     """Return a payload of a blob; its tensors are views of the blob.
 
-    Parameters
-    ----------
-    blob : BlobFile
-        The blob.
-    index : int
-        Place among its payloads.
-    contents : mapping, optional
-        The blob's contents, where they were read already.
-
-    Raises
-    ------
-    BlobError
-        It has no such payload, or it is damaged.
+    `contents`: the blob's contents, where they were read already.
+    Raises BlobError: it has no such payload, or it is damaged.
     """
     contents = blob.contents() if contents is None else contents
     documents = contents.get(PAYLOADS) if isinstance(contents, dict) else None
@@ -92,10 +73,7 @@ def _places(blob: BlobFile, tensors: Mapping[str, Any]) -> dict[str, FilePlace]:
 def fetch_payload(stored: StoredPayload) -> Payload:
     """Return a payload from its file on this node.
 
-    Raises
-    ------
-    BlobError
-        The file is not here, is another one, or is damaged.
+    Raises BlobError: the file is not here, is another one, or is damaged.
     """
     blob, contents = _open(stored.path, stored.digest)
     return read_payload(blob, stored.index, contents)

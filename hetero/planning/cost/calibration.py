@@ -17,15 +17,8 @@ from hetero.planning.cost.work import nonnegative
 def fit_subgraphs(samples: Sequence[tuple[float, float]]) -> tuple[Time, Time]:
     """Fit dispatch and fusion.
 
-    Parameters
-    ----------
-    samples : sequence of (float, float)
-        For each measured subgraph the sum of its nodes' seconds, and its own.
-
-    Returns
-    -------
-    (Time, Time)
-        Dispatch in seconds, and fusion as a factor: ``calibrated`` from three samples on,
+    `samples`: for each measured subgraph the sum of its nodes' seconds, and its own.
+    Returns: dispatch in seconds, and fusion as a factor: ``calibrated`` from three samples on,
         otherwise ``estimated`` as nothing and 1.
     """
     rows = [(s, t) for s, t in samples if s > 0 and t > 0]
@@ -49,19 +42,10 @@ def fit_load(
 
     The median of the rounds counts: what disturbed a few of them is no property of the device.
 
-    Parameters
-    ----------
-    alone_s : float
-        Median seconds of a subgraph's run on an otherwise idle machine.
-    call_s : float
-        Seconds that a call keeps the device busy besides, at least.
-    rounds : sequence of (float, float)
-        With all devices busy: mean seconds of a run, and seconds between two answers.
-
-    Returns
-    -------
-    (Time, Time)
-        A factor of at least 1, and seconds; ``estimated`` without rounds.
+    `alone_s`: median seconds of a subgraph's run on an otherwise idle machine.
+    `call_s`: seconds that a call keeps the device busy besides, at least.
+    `rounds`: with all devices busy: mean seconds of a run, and seconds between two answers.
+    Returns: a factor of at least 1, and seconds; ``estimated`` without rounds.
     """
     if not rounds or alone_s <= 0:
         return Time(1.0, "estimated"), Time(call_s, "estimated")

@@ -59,11 +59,8 @@ def write_costs(costs: Costs, path: str | Path) -> None:
 def read_costs(path: str | Path) -> Costs:
     """Read a cost file.
 
-    Raises
-    ------
-    PlanError
-        The file is missing, is no cost file, is of another version, or a value in it is wrong;
-        the message says which.
+    Raises PlanError: the file is missing, is no cost file, is of another version, or a value in it
+        is wrong; the message says which.
     """
     path = Path(path)
     try:
@@ -136,10 +133,7 @@ def to_document(costs: Costs) -> dict[str, Any]:
 def from_document(document: Mapping[str, Any]) -> Costs:
     """Return the costs that `to_document` wrote.
 
-    Raises
-    ------
-    KeyError, TypeError, ValueError
-        For what is missing or wrong, with its place.
+    Raises KeyError, TypeError, ValueError: for what is missing or wrong, with its place.
     """
     model = document["model"]
     return Costs(
@@ -170,21 +164,9 @@ def check_costs(
     can be made without its cluster. What was measured in process, with its short ways, holds
     nowhere else.
 
-    Parameters
-    ----------
-    costs : Costs
-        As read.
-    model_hash : str
-        The model's content hash.
-    identities : mapping of str to DeviceIdentity
-        The devices that are to be planned for.
-    where : str
-        What the costs came from, for the message.
-
-    Raises
-    ------
-    PlanError
-        With every difference.
+    `identities`: the devices that are to be planned for.
+    `where`: what the costs came from, for the message.
+    Raises PlanError: with every difference.
     """
     differences = []
     if costs.model_hash != model_hash:

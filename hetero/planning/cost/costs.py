@@ -21,19 +21,11 @@ class Time:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """``a + b * bytes`` seconds, fitted to measurements or assumed.
+    """``a + b * bytes`` seconds, fitted to measurements or assumed."""
 
-    Attributes
-    ----------
-    a : float
-        Seconds of an empty tensor.
-    b : float
-        Seconds for each byte.
-    source : str
-        Where both come from.
-    """
-
+    #: Seconds of an empty tensor.
     a: float
+    #: Seconds for each byte.
     b: float
     source: Source
 
@@ -44,41 +36,26 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """What a tensor takes from one device to another.
+    """What a tensor takes from one device to another."""
 
-    Attributes
-    ----------
-    latency : Line
-        Seconds from the end of the stage that makes it to the start of the one that takes it.
-    busy : Line
-        Seconds that each of the two devices is kept from computing.
-    """
-
+    #: Seconds from the end of the stage that makes it to the start of the one that takes it.
     latency: Line
+    #: Seconds that each of the two devices is kept from computing.
     busy: Line
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceIdentity:
-    """Which device was measured, and how it was set.
+    """Which device was measured, and how it was set."""
 
-    Attributes
-    ----------
-    plugin, version, fingerprint : str
-        As its descriptor gives them.
-    node : str
-        Where it is.
-    num_threads : int
-        Threads of an inference while it works alone.
-    config : tuple of (str, str)
-        Properties it was measured with, sorted.
-    """
-
+    #: As its descriptor gives them.
     plugin: str
     version: str
     fingerprint: str
     node: str
+    #: Threads of an inference while it works alone.
     num_threads: int
+    #: Properties it was measured with, sorted.
     config: tuple[tuple[str, str], ...] = ()
 
 
@@ -87,33 +64,22 @@ class DeviceCosts:
     """What a model's nodes take on one device.
 
     A subgraph takes ``load * (dispatch + fusion * sum of its nodes)``.
-
-    Attributes
-    ----------
-    identity : DeviceIdentity
-        Which device.
-    nodes : mapping of str to Time
-        Node name -> seconds, alone on the device; unsupported nodes are absent.
-    dispatch : Time
-        Seconds that a subgraph takes beside its nodes.
-    fusion : Time
-        What a node's time is multiplied by in a subgraph; under 1 where neighbours fuse. A
-        number, not seconds.
-    load : Time
-        What times are multiplied by while the other devices work too, with its share of the
-        node's cores. A number, not seconds.
-    overhead : Time
-        Seconds that the executor keeps the device busy for each call of a subgraph.
-    fused : tuple of tuple of str
-        Nodes that the device runs as one.
     """
 
     identity: DeviceIdentity
+    #: Node name -> seconds, alone on the device; unsupported nodes are absent.
     nodes: Mapping[str, Time]
+    #: Seconds that a subgraph takes beside its nodes.
     dispatch: Time = Time(0.0, "estimated")
+    #: What a node's time is multiplied by in a subgraph; under 1 where neighbours fuse. A number,
+    #: not seconds.
     fusion: Time = Time(1.0, "estimated")
+    #: What times are multiplied by while the other devices work too, with its share of the node's
+    #: cores. A number, not seconds.
     load: Time = Time(1.0, "estimated")
+    #: Seconds that the executor keeps the device busy for each call of a subgraph.
     overhead: Time = Time(0.0, "estimated")
+    #: Nodes that the device runs as one.
     fused: tuple[tuple[str, ...], ...] = ()
 
 

@@ -12,20 +12,11 @@ from hetero.planning.cost.costs import Costs, Time
 
 @dataclass(frozen=True, slots=True)
 class StageMeasurement:
-    """How long a subgraph took.
-
-    Attributes
-    ----------
-    device : str
-        Where.
-    nodes : tuple of str
-        Its nodes.
-    alone_s, busy_s : float
-        Median seconds of its runs, one request at a time, and with the pipeline full.
-    """
+    """How long a subgraph took."""
 
     device: str
     nodes: tuple[str, ...]
+    #: Median seconds of its runs, one request at a time, and with the pipeline full.
     alone_s: float
     busy_s: float
 

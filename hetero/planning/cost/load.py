@@ -23,14 +23,8 @@ RUNS, LEAST_RUNS = 8, 4
 class BusyDevices:
     """Parts of a model on all devices at once, deployed until `close`.
 
-    Parameters
-    ----------
-    executor : Executor
-        Where the devices are.
-    configs : mapping of str to mapping
-        Device name -> its properties.
-    devices : collection of str
-        All of them: they share their nodes' cores.
+    `configs`: device name -> its properties.
+    `devices`: all of them: they share their nodes' cores.
     """
 
     def __init__(
@@ -54,16 +48,8 @@ class BusyDevices:
     ) -> None:
         """Deploy a part on a device.
 
-        Parameters
-        ----------
-        kind : str
-            What its measurements are filed under.
-        device : str
-            The device's name.
-        part, inputs : Model and mapping
-            What it runs.
-        alone_s : float
-            Seconds of a run without company.
+        `kind`: what its measurements are filed under.
+        `alone_s`: seconds of a run without company.
         """
         affinity = dict.fromkeys(part.node_names, device)
         configs = {device: self._configs.get(device, {})}
@@ -80,10 +66,7 @@ class BusyDevices:
         A device that fails ends measuring. Where the time is too short for a few runs of the
         slowest, nothing is measured.
 
-        Parameters
-        ----------
-        seconds, most_s : float
-            Time to spend, and to spend at most.
+        `seconds`, `most_s`: time to spend, and to spend at most.
         """
         if not self._running or most_s < LEAST_RUNS * self._slowest_s:
             return

@@ -17,17 +17,8 @@ from hetero.planning.cost.work import ASSUMED_SPEED, node_work, request_position
 def spread(model: Model, timing: Timing) -> dict[str, float]:
     """Return seconds by node of a measured model.
 
-    Parameters
-    ----------
-    model : Model
-        What was measured.
-    timing : Timing
-        With times of executed nodes.
-
-    Returns
-    -------
-    dict of str to float
-        Every node that requests run; 0 for one that the device left nothing of. The sum is
+    `timing`: with times of executed nodes.
+    Returns: every node that requests run; 0 for one that the device left nothing of. The sum is
         ``timing.run_s``.
     """
     alive = [model.nodes[p].name for p in request_positions(model)]

@@ -57,33 +57,18 @@ _TIMELESS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is profiled.
-
-    Attributes
-    ----------
-    executor : Executor
-        Where the devices are.
-    model : Model
-        The model.
-    inputs : mapping of str to value
-        A request to measure with.
-    devices : tuple of DeviceDescriptor
-        The devices.
-    configs : mapping of str to mapping
-        Device name -> its properties.
-    supports : mapping of str to Support
-        Device name -> its answer about the whole model.
-    seconds : float
-        Time to spend. What is not measured by then is estimated; only the largest part of each
-        kind of device is run in any case.
-    """
+    """What is profiled."""
 
     executor: Executor
     model: Model
     inputs: Mapping[str, Value]
     devices: tuple[DeviceDescriptor, ...]
+    #: Device name -> its properties.
     configs: Mapping[str, Mapping[str, Any]]
+    #: Device name -> its answer about the whole model.
     supports: Mapping[str, Support]
+    #: Time to spend. What is not measured by then is estimated; only the largest part of each kind
+    #: of device is run in any case.
     seconds: float
 
 

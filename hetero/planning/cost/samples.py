@@ -44,10 +44,7 @@ def regions(model: Model, supported: Iterable[str], device: str) -> list[Model]:
 def chunks(model: Model, pieces: int) -> list[Model]:
     """Cut a model into runs of its nodes' order with about equal work.
 
-    Raises
-    ------
-    AffinityError
-        A tensor that would cross is of unknown type.
+    Raises AffinityError: a tensor that would cross is of unknown type.
     """
     positions = request_positions(model)
     work = [1.0 + node_work(model, model.nodes[p]).operations for p in positions]

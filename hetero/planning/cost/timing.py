@@ -32,36 +32,22 @@ LEAST_ANSWERS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How long one model is measured.
+    """How long one model is measured."""
 
-    Attributes
-    ----------
-    until_s : float
-        ``time.monotonic()`` from which on nothing more is run; one run to warm up and one to
-        count there are in any case.
-    runs : int
-        Runs at most that count.
-    """
-
+    #: ``time.monotonic()`` from which on nothing more is run; one run to warm up and one to count
+    #: there are in any case.
     until_s: float
+    #: Runs at most that count.
     runs: int = 30
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How long a model takes on a device.
+    """How long a model takes on a device."""
 
-    Attributes
-    ----------
-    run_s : float
-        Median seconds that the device computes.
-    node_times_s : mapping of str to float
-        Median seconds by executed node; empty where the device does not tell.
-    executed : tuple of ExecutedNode
-        What the device runs.
-    """
-
+    #: Median seconds that the device computes.
     run_s: float
+    #: Median seconds by executed node; empty where the device does not tell.
     node_times_s: Mapping[str, float]
     executed: tuple[ExecutedNode, ...]
 
@@ -106,22 +92,8 @@ def time_model(
 ) -> Timing:
     """Time a whole model on one device, one request at a time.
 
-    Parameters
-    ----------
-    executor : Executor
-        Where the device is.
-    device : str
-        Its name.
-    model : Model
-        All of whose nodes it supports.
-    inputs : mapping of str to value
-        What to run it with.
-    config : mapping
-        The device's properties.
-    effort : Effort
-        How long.
-    profile : bool
-        Whether to ask for the nodes' times as well.
+    `model`: all of whose nodes it supports.
+    `profile`: whether to ask for the nodes' times as well.
     """
     with deployed(executor, model, dict.fromkeys(model.node_names, device), {device: config}) as d:
         _warm_up(d, inputs, effort.until_s)
@@ -143,17 +115,11 @@ def time_model(
 
 @dataclass(frozen=True, slots=True)
 class Saturation:
-    """What a deployment does while many requests are in flight.
+    """What a deployment does while many requests are in flight."""
 
-    Attributes
-    ----------
-    period_s : float
-        Seconds between two answers.
-    runs_s : tuple of float
-        Mean seconds of each stage's runs: together with the rest of its time they make the period.
-    """
-
+    #: Seconds between two answers.
     period_s: float
+    #: Mean seconds of each stage's runs: together with the rest of its time they make the period.
     runs_s: tuple[float, ...]
 
 

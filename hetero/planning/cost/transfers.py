@@ -40,24 +40,12 @@ def measure_transfer(
 ) -> tuple[Transfer, float | None]:
     """Measure tensors that go from one device to another.
 
-    Parameters
-    ----------
-    executor : Executor
-        Where both are.
-    sender, receiver : DeviceDescriptor
-        The two; not the same one.
-    configs : mapping of str to mapping
-        Device name -> its properties.
-    until_s : float
-        ``time.monotonic()`` at which to end; what is not complete by then is assumed.
-
-    Returns
-    -------
-    Transfer
-        ``calibrated``: lines fitted to measurements; the assumed one where a device supports none
-        of the operators that a chain can be made of.
-    float or None
-        Seconds that a call keeps a device busy whatever it carries; None where not measured.
+    `sender`, `receiver`: the two; not the same one.
+    `configs`: device name -> its properties.
+    `until_s`: ``time.monotonic()`` at which to end; what is not complete by then is assumed.
+    Returns: ``calibrated``: lines fitted to measurements; the assumed one where a device supports
+        none of the operators that a chain can be made of.
+    Returns: seconds that a call keeps a device busy whatever it carries; None where not measured.
     """
     chain = _supported_chain(executor, sender, receiver, configs)
     if chain is None:

@@ -94,16 +94,9 @@ def node_work(model: Model, node: Node) -> Work:
 def fit_speed(samples: Iterable[tuple[Work, float]]) -> Speed:
     """Fit a device's speed to measured nodes.
 
-    Parameters
-    ----------
-    samples : iterable of (Work, float)
-        Work and seconds of measured nodes.
-
-    Returns
-    -------
-    Speed
-        Coefficients of least relative error among those not negative; the assumed speed, scaled
-        to the samples' sum, where there are too few to fit.
+    `samples`: work and seconds of measured nodes.
+    Returns: coefficients of least relative error among those not negative; the assumed speed,
+        scaled to the samples' sum, where there are too few to fit.
     """
     rows = [(w.operations, w.nbytes, t) for w, t in samples if t > 0]
     if len(rows) < 6:
@@ -125,15 +118,10 @@ def fit_speed(samples: Iterable[tuple[Work, float]]) -> Speed:
 def nonnegative(table: np.ndarray, target: np.ndarray) -> np.ndarray:
     """Least squares with coefficients of at least 0.
 
-    Parameters
-    ----------
-    table : ndarray, shape (rows, columns), float64
-        Columns of any scale: seconds beside operations and bytes.
-    target : ndarray, shape (rows,), float64
-
-    Returns
-    -------
-    ndarray, shape (columns,)
+    `table` (shape (rows, columns), float64): columns of any scale: seconds beside operations and
+        bytes.
+    `target`: shape (rows,), float64.
+    Returns: shape (columns,).
     """
     # Here, because most users never plan, and scipy takes half a second to import.
     from scipy.optimize import nnls

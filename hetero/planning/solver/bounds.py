@@ -21,21 +21,13 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A proven lower bound on the bottleneck.
+    """A proven lower bound on the bottleneck."""
 
-    Parameters
-    ----------
-    name : str
-        How it was proven.
-    seconds : float
-        The bound.
-    mixing : bool
-        True where it also bounds mixed plans and replicas; False where it bounds plans in which
-        each node is on one device.
-    """
-
+    #: How it was proven.
     name: str
     seconds: float
+    #: True where it also bounds mixed plans and replicas; False where it bounds plans in which each
+    #: node is on one device.
     mixing: bool
 
     @property
@@ -86,10 +78,7 @@ def priced_cut(problem: Problem) -> Bound | None:
     class its devices act as one, so that two classes make a two-way cut, which is exact. The value
     is concave in the price: a golden-section search. It bounds mixes of plans as well.
 
-    Returns
-    -------
-    Bound or None
-        None where there are not exactly two classes, or copies overlap compute.
+    Returns: None where there are not exactly two classes, or copies overlap compute.
     """
     kinds, names = problem.classes, sorted(set(problem.classes))
     if len(names) != 2 or problem.overlap:

@@ -63,26 +63,17 @@ SHARES = (0.5, 0.35, 0.65, 0.2, 0.8)
 
 @dataclass(slots=True)
 class Gathered:
-    """Plans and bounds of one planning call, and its clock.
+    """Plans and bounds of one planning call, and its clock."""
 
-    Parameters
-    ----------
-    problem : Problem
-        Without colocation groups.
-    floor : Problem
-        What bounds are proven on: costs that no plan falls below.
-    seconds : float
-        Effort granted, from which steps follow.
-    deadline : float
-        ``time.monotonic()`` at which searches stop.
-    seed : int
-        Seed of everything random.
-    """
-
+    #: Without colocation groups.
     problem: Problem
+    #: What bounds are proven on: costs that no plan falls below.
     floor: Problem
+    #: Effort granted, from which steps follow.
     seconds: float
+    #: ``time.monotonic()`` at which searches stop.
     deadline: float
+    #: Seed of everything random.
     seed: int
     #: The problem that searches work on: itself where it is small, coarsened otherwise.
     small: Contraction = field(init=False)
@@ -210,10 +201,7 @@ def _orders(problem: Problem, tries: int, seed: int) -> Iterator[list[int]]:
 def need_plans(found: Gathered, *, contiguous: bool, exact: bool) -> None:
     """See that there is a plan at all; the solver, if it may be asked, packs what is very tight.
 
-    Raises
-    ------
-    PlanError
-        Naming the largest nodes.
+    Raises PlanError: naming the largest nodes.
     """
     problem = found.problem
     if exact and not found.plans and not contiguous:
@@ -348,14 +336,7 @@ def exact_search(found: Gathered, *, bound_only: bool = False) -> None:
 def shorten(found: Gathered, original: Problem, base: Contraction) -> None:
     """Plans for one request: serial minimum cuts, then descent on its simulated time.
 
-    Parameters
-    ----------
-    found : Gathered
-        Its problem is ``base.problem``.
-    original : Problem
-        The problem whose requests are simulated.
-    base : Contraction
-        From the original's nodes to the gathered problem's.
+    `base`: from the original's nodes to the gathered problem's.
     """
     for cut in serial_cuts(found.small.problem):
         found.add("minimum cut", found.small.expand(cut))

@@ -18,10 +18,8 @@ def check(problem: Problem) -> None:
 
     These are necessary conditions; memory can still turn out too tight to pack.
 
-    Raises
-    ------
-    PlanError
-        With ``nodes`` and ``constraint`` (``support``, ``pins``, ``memory`` or ``subgraphs``).
+    Raises PlanError: with ``nodes`` and ``constraint`` (``support``, ``pins``, ``memory`` or
+        ``subgraphs``).
     """
     supported = np.isfinite(problem.times)
     orphans = np.flatnonzero(~supported.any(axis=1)).tolist()

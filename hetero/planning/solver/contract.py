@@ -91,10 +91,7 @@ def fuse(problem: Problem, label: Sequence[int]) -> Contraction:
 def collapse_groups(problem: Problem) -> Contraction:
     """Fuse each colocation group; groups that share a node become one.
 
-    Raises
-    ------
-    PlanError
-        A group that no single device supports, or whose pins differ.
+    Raises PlanError: a group that no single device supports, or whose pins differ.
     """
     parent = list(range(problem.node_count))
 

@@ -20,20 +20,12 @@ from hetero.planning.solver.problem import (
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The subgraphs of an assignment.
+    """The subgraphs of an assignment."""
 
-    Parameters
-    ----------
-    cluster : tuple of int
-        The subgraph of each node; every edge stays inside or leads to a higher one.
-    device : tuple of int
-        The device of each subgraph.
-    level : tuple of int
-        Number of subgraph-to-subgraph edges on the longest path to each.
-    """
-
+    #: The subgraph of each node; every edge stays inside or leads to a higher one.
     cluster: tuple[int, ...]
     device: tuple[int, ...]
+    #: Number of subgraph-to-subgraph edges on the longest path to each.
     level: tuple[int, ...]
 
 
@@ -55,16 +47,8 @@ def cut(problem: Problem, assignment: Assignment) -> Cut:
 def evaluate(problem: Problem, assignment: Assignment) -> Evaluation:
     """What an assignment costs.
 
-    Parameters
-    ----------
-    problem : Problem
-        With acyclic edges.
-    assignment : tuple of int
-        Device of every node; support and memory are `is_feasible`'s to check.
-
-    Returns
-    -------
-    Evaluation
+    `problem`: with acyclic edges.
+    `assignment`: device of every node; support and memory are `is_feasible`'s to check.
     """
     compute, sent, received = loads(problem, assignment)
     parts = cut(problem, assignment)

@@ -94,10 +94,8 @@ class Rows:
     ) -> tuple[Floats | None, float, bool, bool]:
         """Minimise within `steps`, and `seconds` at most.
 
-        Returns
-        -------
-        The best point (or None), the proven bound, whether the gap was closed, and whether the
-        clock ended the search.
+        Returns: the best point (or None), the proven bound, whether the gap was closed, and whether
+            the clock ended the search.
         """
         if not is_available():
             raise PlanError(
@@ -169,27 +167,11 @@ def solve(
 ) -> Solved:
     """Find the assignment with the least bottleneck, or prove how good it could be.
 
-    Parameters
-    ----------
-    problem : Problem
-        Without colocation groups; dispatch cost and the subgraph cap are not in the programme.
-    steps : int
-        Effort: looks that the solver takes at whether it is to stop.
-    seconds : float
-        Time limit of the solver.
-    start : tuple of int, optional
-        A feasible assignment to begin with.
-    gap : float
-        Relative gap at which to stop.
-
-    Returns
-    -------
-    Solved
-
-    Raises
-    ------
-    PlanError
-        The solver is not installed.
+    `problem`: without colocation groups; dispatch cost and the subgraph cap are not in the
+        programme.
+    `steps`: effort: looks that the solver takes at whether it is to stop.
+    `start`: a feasible assignment to begin with.
+    Raises PlanError: the solver is not installed.
     """
     n, k = problem.times.shape
     mask = allowed(problem)
@@ -285,20 +267,11 @@ def bottleneck_block(
     Holds for one class of devices, or for two of which one pays for transfers: the other can take
     at most what it can compute within ``known``, the rest is shared by the payers.
 
-    Parameters
-    ----------
-    problem : Problem
-        Without colocation groups.
-    known : float
-        Bottleneck of a known assignment, seconds.
-    steps, seconds : int and float
-        As for `solve`; what is proven by then holds.
-
-    Returns
-    -------
-    (Bound or None, bool)
-        None where the classes are others, or the solver proves nothing in time; and whether the
-        clock ended it.
+    `problem`: without colocation groups.
+    `known`: bottleneck of a known assignment, seconds.
+    `steps`, `seconds`: as for `solve`; what is proven by then holds.
+    Returns: None where the classes are others, or the solver proves nothing in time; and whether
+        the clock ended it.
     """
     kinds = sorted(set(problem.classes))
     if len(kinds) > 2:

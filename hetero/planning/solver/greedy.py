@@ -15,17 +15,9 @@ PACKINGS = 60
 def priority(problem: Problem, order: Sequence[int] | None = None) -> Assignment | None:
     """Give each node to the first device that may take it and has room for its weights.
 
-    Parameters
-    ----------
-    problem : Problem
-        Without colocation groups (contract first).
-    order : sequence of int, optional
-        The devices by priority; their own order when None.
-
-    Returns
-    -------
-    tuple of int or None
-        The device of every node; None when a node finds no room.
+    `problem`: without colocation groups (contract first).
+    `order`: the devices by priority; their own order when None.
+    Returns: the device of every node; None when a node finds no room.
     """
     mask = allowed(problem).tolist()
     free: list[float] = problem.memory.tolist()
@@ -57,10 +49,7 @@ def pack(problem: Problem) -> Assignment | None:
     Heavy nodes first, each to the device with most room or with least, then the same with the order
     of the nodes and the choice between the two shaken, by a fixed seed.
 
-    Returns
-    -------
-    tuple of int or None
-        None when no filling finds room for every node.
+    Returns: None when no filling finds room for every node.
     """
     rng = random.Random(0)
     for turn in range(PACKINGS):

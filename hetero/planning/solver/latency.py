@@ -46,25 +46,11 @@ def descend(
 
     Threshold accepting: a move may lengthen the request by a share that shrinks to nothing.
 
-    Parameters
-    ----------
-    problem : Problem
-        Without colocation groups.
-    start : tuple of int
-        A feasible assignment.
-    judge : callable
-        Latency of an assignment, seconds.
-    trials : int
-        Moves to try.
-    seed : int
-        Seed of the moves.
-    deadline : float
-        ``time.monotonic()`` at which to stop.
-
-    Returns
-    -------
-    (tuple of int, bool)
-        The best assignment, and whether the deadline came first.
+    `problem`: without colocation groups.
+    `start`: a feasible assignment.
+    `judge`: latency of an assignment, seconds.
+    `deadline`: ``time.monotonic()`` at which to stop.
+    Returns: the best assignment, and whether the deadline came first.
     """
     rng = random.Random(seed)
     state = State(problem, start)

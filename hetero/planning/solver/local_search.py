@@ -44,12 +44,8 @@ class Found:
 class State:
     """An assignment whose loads are kept up to date move by move.
 
-    Parameters
-    ----------
-    problem : Problem
-        Without colocation groups (contract first).
-    assignment : sequence of int
-        A feasible start.
+    `problem`: without colocation groups (contract first).
+    `assignment`: a feasible start.
     """
 
     __slots__ = (

@@ -96,20 +96,10 @@ def two_way(
 ) -> tuple[float, Assignment] | None:
     """The assignment to ``first`` and ``second`` with the least priced sum of their loads.
 
-    Parameters
-    ----------
-    problem : Problem
-        Without colocation groups; memory is not looked at.
-    first, second : int
-        The two devices.
-    price : (float, float)
-        What a second of load costs on each, not negative.
-
-    Returns
-    -------
-    (float, tuple of int) or None
-        A lower bound, tight to rounding, on the least priced sum, and an assignment that has it;
-        None when a node is supported by neither.
+    `problem`: without colocation groups; memory is not looked at.
+    `price`: what a second of load costs on each, not negative.
+    Returns: a lower bound, tight to rounding, on the least priced sum, and an assignment that has
+        it; None when a node is supported by neither.
     """
     mask = allowed(problem)[:, [first, second]]
     if not mask.any(axis=1).all():

@@ -50,15 +50,8 @@ class Mix:
 def most_requests(table: Floats) -> tuple[Floats, Floats]:
     """Maximise ``sum(x)`` with ``table @ x <= 1`` and ``x >= 0``.
 
-    Parameters
-    ----------
-    table : ndarray, shape (devices, plans), float64
-        Loads, not negative; every plan loads some device.
-
-    Returns
-    -------
-    (ndarray of shape (plans,), ndarray of shape (devices,))
-        The optimum and its dual prices.
+    `table` (shape (devices, plans), float64): loads, not negative; every plan loads some device.
+    Returns: the optimum, shape (plans,), and its dual prices, shape (devices,).
     """
     # Here, because most users never plan, and scipy takes half a second to import.
     from scipy.optimize import linprog
@@ -75,19 +68,9 @@ def most_requests(table: Floats) -> tuple[Floats, Floats]:
 def mix(problem: Problem, plans: Iterable[Assignment], *, price: bool = True) -> Mix | None:
     """The best shares of the given plans, and of those that pricing adds.
 
-    Parameters
-    ----------
-    problem : Problem
-        Without colocation groups.
-    plans : iterable of tuple of int
-        Feasible assignments to choose from.
-    price : bool
-        Whether to look for further plans.
-
-    Returns
-    -------
-    Mix or None
-        None when there is nothing to mix. Its parts fit the devices' memory together.
+    `problem`: without colocation groups.
+    `plans`: feasible assignments to choose from.
+    Returns: None when there is nothing to mix. Its parts fit the devices' memory together.
     """
     columns = [p for p in dict.fromkeys(plans) if is_feasible(problem, p)]
     if not columns or any(_bottleneck(problem, p) <= 0 for p in columns):

@@ -39,23 +39,8 @@ def components(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
 def depth_first(count: int, edges: Sequence[tuple[int, int]], keys: Sequence[float]) -> list[int]:
     """Kahn's order with a stack: follows a branch to its join before it takes the next.
 
-    Parameters
-    ----------
-    count : int
-        Number of nodes.
-    edges : sequence of (int, int)
-        What must come before what.
-    keys : sequence of float
-        Among nodes that become ready together, the one with the smallest key is taken first.
-
-    Returns
-    -------
-    list of int
-
-    Raises
-    ------
-    PlanError
-        The edges have a cycle.
+    `keys`: among nodes that become ready together, the one with the smallest key is taken first.
+    Raises PlanError: the edges have a cycle.
     """
     after, before = neighbours(count, edges)
     missing = [len(b) for b in before]

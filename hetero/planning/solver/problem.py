@@ -21,58 +21,42 @@ Assignment = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Problem:
-    """What is to be planned.
+    """What is to be planned."""
 
-    Parameters
-    ----------
-    times : ndarray, shape (nodes, devices), float64
-        Seconds that a device is busy with a node, once per request; ``inf`` where the device does
-        not support it.
-    tails : ndarray, shape (tensors,), int64
-        The node that makes each tensor.
-    heads : tuple of tuple of int
-        The nodes that use each tensor, each once, the tail never among them.
-    send, receive : ndarray, shape (tensors, devices), float64
-        Seconds that a device is busy sending, or receiving, the tensor once.
-    weights : ndarray, shape (nodes,), float64
-        Bytes that a node's constants take on its device.
-    memory : ndarray, shape (devices,), float64
-        Bytes that a device has for them; ``inf`` where it does not matter.
-    devices, names : tuple of str
-        Names for messages, one each.
-    classes : tuple of int
-        Class of each device. Devices of one class have equal times, costs and memory; a device
-        with a pin is in a class of its own (`make_problem` sees to both).
-    pins : tuple of (int, int)
-        Pairs (node, device) that are given.
-    groups : tuple of tuple of int
-        Nodes that must share a device, whichever it is.
-    precedence : tuple of (int, int), optional
-        Pairs (before, after) that an order must keep; the tensors' own edges when None.
-    dispatch : ndarray, shape (devices,), optional
-        Seconds that one subgraph costs a device on top of its nodes; none when None.
-    max_subgraphs : int, optional
-        Cap on the number of subgraphs of a plan.
-    overlap : bool
-        True where copies run beside compute: a load is then the largest of compute, sent and
-        received seconds, otherwise their sum.
-    """
-
+    #: Shape (nodes, devices), float64: seconds that a device is busy with a node, once per request;
+    #: ``inf`` where the device does not support it.
     times: Floats
+    #: Shape (tensors,), int64: the node that makes each tensor.
     tails: Ints
+    #: The nodes that use each tensor, each once, the tail never among them.
     heads: tuple[tuple[int, ...], ...]
+    #: Shape (tensors, devices), float64: seconds that a device is busy sending, or receiving, the
+    #: tensor once.
     send: Floats
     receive: Floats
+    #: Shape (nodes,), float64: bytes that a node's constants take on its device.
     weights: Floats
+    #: Shape (devices,), float64: bytes that a device has for them; ``inf`` where it does not
+    #: matter.
     memory: Floats
     devices: tuple[str, ...]
     names: tuple[str, ...]
+    #: Class of each device. Devices of one class have equal times, costs and memory; a device with
+    #: a pin is in a class of its own (`make_problem` sees to both).
     classes: tuple[int, ...]
+    #: Pairs (node, device) that are given.
     pins: tuple[tuple[int, int], ...] = ()
+    #: Nodes that must share a device, whichever it is.
     groups: tuple[tuple[int, ...], ...] = ()
+    #: Pairs (before, after) that an order must keep; the tensors' own edges when None.
     precedence: tuple[tuple[int, int], ...] | None = None
+    #: Shape (devices,): seconds that one subgraph costs a device on top of its nodes; none when
+    #: None.
     dispatch: Floats | None = None
+    #: Cap on the number of subgraphs of a plan.
     max_subgraphs: int | None = None
+    #: True where copies run beside compute: a load is then the largest of compute, sent and
+    #: received seconds, otherwise their sum.
     overlap: bool = False
 
     @property
@@ -134,19 +118,11 @@ def make_problem(
 ) -> Problem:
     """Build a `Problem` from rows, with names, classes and limits filled in.
 
-    Parameters
-    ----------
-    times : ndarray, shape (nodes, devices)
-        See `Problem`.
-    tensors : sequence of (tail, heads, send, receive)
-        ``send`` and ``receive`` are seconds per device, shape (devices,). Repeated heads and the
-        tail among its own heads are dropped; a tensor without heads left is dropped.
-    classes : sequence of int, optional
-        Found by comparing the devices' columns when None; pins set devices apart either way.
-
-    Returns
-    -------
-    Problem
+    `times` (shape (nodes, devices)): see `Problem`.
+    `tensors` (tail, heads, send, receive) each: ``send`` and ``receive`` are seconds per device,
+        shape (devices,). Repeated heads and the tail among its own heads are dropped; a tensor
+        without heads left is dropped.
+    `classes`: found by comparing the devices' columns when None; pins set devices apart either way.
     """
     times = np.asarray(times, dtype=np.float64)
     n, k = times.shape
@@ -207,12 +183,7 @@ def sums(index: Ints, values: Floats, count: int) -> Floats:
 def loads(problem: Problem, assignment: Assignment) -> tuple[Floats, Floats, Floats]:
     """Seconds of compute, of sending and of receiving per device, each of shape (devices,).
 
-    Parameters
-    ----------
-    problem : Problem
-        The times and costs.
-    assignment : tuple of int
-        Device of every node.
+    `assignment`: device of every node.
     """
     n, k = problem.times.shape
     where = np.asarray(assignment, dtype=np.int64)

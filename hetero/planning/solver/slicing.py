@@ -21,10 +21,8 @@ MAX_NODES = 2500
 def interval_costs(problem: Problem, order: Sequence[int], device: int) -> Floats:
     """Load of ``device`` for every interval of ``order``; ``inf`` where it may not have it.
 
-    Returns
-    -------
-    ndarray, shape (nodes + 1, nodes + 1), float64
-        Entry (i, j) is for positions i <= p < j; 0 on the diagonal, ``inf`` below it.
+    Returns: shape (nodes + 1, nodes + 1), float64. Entry (i, j) is for positions i <= p < j; 0 on
+        the diagonal, ``inf`` below it.
     """
     n = problem.node_count
     ordered = np.asarray(order, dtype=np.int64)
@@ -115,19 +113,10 @@ def slice_order(
 ) -> tuple[float, Assignment] | None:
     """The best way to give each device at most one interval of ``order``.
 
-    Parameters
-    ----------
-    problem : Problem
-        Times, costs, memory, pins.
-    order : sequence of int
-        A topological order of the nodes.
-    most : float
-        Only bottlenecks below this are of interest, seconds.
-
-    Returns
-    -------
-    (float, tuple of int) or None
-        The bottleneck in seconds and the device of every node; None when nothing is below ``most``.
+    `order`: a topological order of the nodes.
+    `most`: only bottlenecks below this are of interest, seconds.
+    Returns: the bottleneck in seconds and the device of every node; None when nothing is below
+        ``most``.
     """
     members: dict[int, list[int]] = {}
     for d, name in enumerate(problem.classes):

@@ -16,31 +16,21 @@ Objective = Literal["throughput", "latency"]
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One judged plan.
+    """One judged plan."""
 
-    Parameters
-    ----------
-    names : tuple of str
-        Every method that gave it, the first one first: ``single ORT.0``, ``priority``,
-        ``priority from ORT.0``, ``packing``, ``minimum cut``, ``slicing``, ``annealing``,
-        ``exact``, ``descent on latency``, any of these with ``, tidied``; ``mix``, ``replicas``.
-    parts : tuple of Part
-        One plan, or several with the share of requests that each takes.
-    loads : tuple of float
-        Seconds a device is busy per request.
-    bottleneck : float
-        The largest load: one request leaves every so many seconds.
-    latency : float
-        Seconds of one request alone; of the slowest part in a mix.
-    subgraphs, levels : int
-        Number of subgraphs over all parts, and the deepest chain of them.
-    """
-
+    #: Every method that gave it, the first one first: ``single ORT.0``, ``priority``, ``priority
+    #: from ORT.0``, ``packing``, ``minimum cut``, ``slicing``, ``annealing``, ``exact``, ``descent
+    #: on latency``, any of these with ``, tidied``; ``mix``, ``replicas``.
     names: tuple[str, ...]
+    #: One plan, or several with the share of requests that each takes.
     parts: tuple[Part, ...]
+    #: Seconds a device is busy per request.
     loads: tuple[float, ...]
+    #: The largest load: one request leaves every so many seconds.
     bottleneck: float
+    #: Seconds of one request alone; of the slowest part in a mix.
     latency: float
+    #: Number of subgraphs over all parts, and the deepest chain of them.
     subgraphs: int
     levels: int
 
@@ -61,27 +51,17 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """The chosen plan and its proof.
+    """The chosen plan and its proof."""
 
-    Parameters
-    ----------
-    objective : {"throughput", "latency"}
-        What was to be small.
-    chosen : Candidate
-        The plan to run.
-    runners_up : tuple of Candidate
-        The other candidates, best first; also mixes of more parts than were allowed.
-    bounds : tuple of Bound
-        All that were proven of the objective, largest first. ``mixing`` tells those that also
-        bound mixes and replicas from those that only hold without replication.
-    cut_short : bool
-        True where the clock ended a search early, so that another run may find another plan.
-    """
-
+    #: What was to be small.
     objective: Objective
     chosen: Candidate
+    #: The other candidates, best first; also mixes of more parts than were allowed.
     runners_up: tuple[Candidate, ...]
+    #: All that were proven of the objective, largest first. ``mixing`` tells those that also bound
+    #: mixes and replicas from those that only hold without replication.
     bounds: tuple[Bound, ...]
+    #: True where the clock ended a search early, so that another run may find another plan.
     cut_short: bool
 
     @property

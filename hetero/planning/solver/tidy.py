@@ -26,16 +26,8 @@ LEAST_GAIN = 1e-9
 def tidy(problem: Problem, assignment: Assignment) -> Assignment:
     """An assignment with no larger bottleneck, no larger sum of loads, and fewer fragments.
 
-    Parameters
-    ----------
-    problem : Problem
-        Without colocation groups.
-    assignment : tuple of int
-        Feasible.
-
-    Returns
-    -------
-    tuple of int
+    `problem`: without colocation groups.
+    `assignment`: feasible.
     """
     state = State(problem, assignment)
     weights: list[float] = problem.weights.tolist()
