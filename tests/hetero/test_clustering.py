@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from hetero import clustering
+from hetero.partition import clustering
 from hetero.partition.clustering import cluster, path_lower_bound
 from tests.bench import partition_scale
 
