@@ -109,7 +109,7 @@ class CompiledModel(BaseCompiledModel):
     @property
     def cuts(self) -> tuple[Cut, ...]:
         """How the model was cut and placed; in several ways where plans share the requests."""
-        return (Cut(self.partition, self.affinity, self.plan),)
+        return (Cut(self.partition, self.affinity),)
 
     @property
     def plan_report(self) -> PlanReport | None:

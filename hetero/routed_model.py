@@ -56,7 +56,7 @@ class RoutedModel(CompiledModel):
     def cuts(self) -> tuple[Cut, ...]:
         """How the model was cut and placed, once for each variant."""
         return tuple(
-            Cut(v.partition, v.affinity, v.plan, share)
+            Cut(v.partition, v.affinity, share)
             for v, share in zip(self.variants, self.shares, strict=True)
         )
 

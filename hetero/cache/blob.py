@@ -32,7 +32,7 @@ from devices.plugin.program import Payload
 from devices.plugin.properties import PropertyTable
 from hetero.affinity.affinity import Affinity
 from hetero.config import NOT_KEPT, SplitConfig
-from hetero.partition.partition import Output, OutputKind, Partition, Subgraph, Wire
+from hetero.partition.partition import Partition, Subgraph
 from scheduler.executor import DeviceDescriptor
 from scheduler.formats.blob_file import BlobFile
 from scheduler.formats.blob_format import Inline
@@ -108,9 +108,13 @@ class Cut:
     partition: Partition
     #: Which device each node got, and why.
     affinity: Affinity
-    plan: Plan
     #: The part of the requests that goes this way.
     share: float = 1.0
+
+    @property
+    def plan(self) -> Plan:
+        """What is deployed."""
+        return self.partition.plan
 
 
 def hetero_version() -> str:
@@ -345,7 +349,7 @@ class ModelBlob:
             affinity = self._read("affinity", _read_affinity, row)
             share = 1.0 if len(self._rows) == 1 else self._read("share", _read_share, row)
             try:
-                found.append(Cut(_partition(source, plan, positions), affinity, plan, share))
+                found.append(Cut(_partition(source, plan, positions), affinity, share))
             except (TypeError, ValueError, LookupError) as error:
                 raise BlobError(f"{self._where}: positions: they do not fit: {error}.") from error
         return tuple(found)
@@ -408,27 +412,7 @@ def _partition(source: Model, plan: Plan, positions: Sequence[tuple[int, ...]]) 
         if any(type(p) is not int or p < 0 for p in rows):
             raise ValueError("a position that is no number")
     subgraphs = tuple(
-        Subgraph(s.index, s.device, s.node_names, s.inputs, s.outputs, source, rows)
+        Subgraph(s.index, s.device, s.inputs, s.outputs, s.node_names, source, rows)
         for s, rows in zip(plan.stages, positions, strict=True)
     )
-    wires = tuple(
-        Wire(value, plan.producers[value], s.index)
-        for s in plan.stages
-        for value in s.inputs
-        if value in plan.producers
-    )
-    constant = set(plan.constant_outputs)
-
-    def output(name: str) -> Output:
-        if name in plan.producers:
-            return Output(name, "subgraph", plan.producers[name])
-        kind: OutputKind = "constant" if name in constant else "input"
-        return Output(name, kind)
-
-    return Partition(
-        source,
-        subgraphs,
-        wires,
-        tuple((port.name, plan.consumers.get(port.name, ())) for port in plan.inputs),
-        tuple(output(port.name) for port in plan.outputs),
-    )
+    return Partition(source, subgraphs)

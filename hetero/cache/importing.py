@@ -17,7 +17,6 @@ from hetero.config import HETERO_PROPERTIES, SplitConfig
 from hetero.partition.partition import Partition
 from scheduler.executor import StageSource
 from scheduler.formats.stored_payload import PAYLOADS, StoredPayload, read_payload
-from scheduler.plan import Plan
 
 _log = logging.getLogger(__name__)
 
@@ -115,14 +114,8 @@ def remapped(cut: Cut, placed: Mapping[str, str]) -> Cut:
         {name: here[old] for name, old in cut.affinity.items()},
         {**cut.affinity.reasons, **reasons},
     )
-    partition: Partition = replace(
-        cut.partition,
-        subgraphs=tuple(replace(s, device=here[s.device]) for s in cut.partition.subgraphs),
-    )
-    plan: Plan = replace(
-        cut.plan, stages=tuple(replace(s, device=here[s.device]) for s in cut.plan.stages)
-    )
-    return Cut(partition, affinity, plan, cut.share)
+    subgraphs = tuple(replace(s, device=here[s.device]) for s in cut.partition.subgraphs)
+    return Cut(Partition(cut.partition.source, subgraphs), affinity, cut.share)
 
 
 def kept_options(blob: ModelBlob) -> dict[str, Any]:

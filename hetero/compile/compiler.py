@@ -16,7 +16,7 @@ from hetero.compile.placement import Refused, place_by_priority, refusals
 from hetero.compile.request import CompileRequest
 from hetero.compiled_model import CompiledModel
 from hetero.deployed_model import DeployedModel
-from hetero.partition.lowering import constant_outputs, lower, stage_sources
+from hetero.partition.lowering import constant_outputs, stage_sources
 from hetero.partition.partition import partition
 from hetero.planning import PlannedAffinity
 from hetero.planning.cost_planner import CostPlanner, policy_of
@@ -98,15 +98,14 @@ class Compiler:
             placed: Affinity = place_by_priority(
                 model, request, lambda d, part: self._answers.support(d, part, configs[d]), refused
             )
-            parts = partition(model, placed)
-            return [Cut(parts, placed, lower(parts))]
+            return [Cut(partition(model, placed), placed)]
         report = self._planner.plan(model, request, refused)
         cuts = []
         for variant in report.variants:
             assert variant.partition is not None  # a plan's variants are cut
-            parts, affinity = variant.partition, variant.affinity
+            affinity = variant.affinity
             planned = PlannedAffinity(affinity.devices, affinity.reasons, report)
-            cuts.append(Cut(parts, planned, lower(parts), variant.share))
+            cuts.append(Cut(variant.partition, planned, variant.share))
         return cuts
 
     def deploy(

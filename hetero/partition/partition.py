@@ -8,51 +8,26 @@ a subgraph needs from another crosses once, as a wire. Values keep their names e
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
 
 from devices.errors import AffinityError
 from devices.model.model import Model
 from hetero.partition.clustering import cluster
 from hetero.partition.loop_shapes import with_loop_shapes
-
-OutputKind = Literal["subgraph", "input", "constant"]
-
-
-@dataclass(frozen=True, slots=True)
-class Wire:
-    """A tensor that crosses from one subgraph to another."""
-
-    tensor: str
-    producer: int
-    consumer: int
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """Where one output of the model comes from: a subgraph (its index), an input, a constant."""
-
-    name: str
-    kind: OutputKind
-    subgraph: int | None = None
+from scheduler.plan import Plan, Stage, Wire
 
 
 @dataclass(frozen=True)
-class Subgraph:
-    """A part of the model on one device."""
+class Subgraph(Stage):
+    """A part of the model on one device: a stage, and the nodes to make its model from.
 
-    #: Place in the running order.
-    index: int
-    device: str
-    #: Its nodes in topological order. A `Constant` node that several subgraphs read is in the model
-    #: of each, and listed in the first.
-    node_names: tuple[str, ...]
-    #: The values that come in and go out, by the names they have in the whole model. A subgraph
-    #: whose values nobody needs gives out what it makes last, since runtimes want an output.
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
+    A `Constant` node that several subgraphs read is in the model of each, and among the
+    `node_names` of the first. A subgraph whose values nobody needs gives out what it makes last,
+    since runtimes want an output.
+    """
+
     source: Model = field(repr=False, compare=False)
     #: The nodes of `model`, copied `Constant` nodes included, as positions in `source.nodes`.
     positions: tuple[int, ...] = field(repr=False)
@@ -71,20 +46,29 @@ class Partition:
     source: Model = field(repr=False, compare=False)
     #: In an order in which they can run.
     subgraphs: tuple[Subgraph, ...]
-    #: What crosses, once per tensor and consumer, ordered by consumer.
-    wires: tuple[Wire, ...]
-    #: Each input of the model, with the subgraphs that read it.
-    inputs: tuple[tuple[str, tuple[int, ...]], ...]
-    #: Each output of the model, repeated ones included, with where it comes from.
-    outputs: tuple[Output, ...]
 
     @cached_property
-    def passthrough(self) -> Mapping[str, OutputKind]:
-        """Outputs that no subgraph makes: name -> ``input`` or ``constant``.
+    def plan(self) -> Plan:
+        """What is deployed: a stage for each subgraph, in running order."""
+        model = self.source
+        given = {port.name for port in model.inputs}
+        made = {value for s in self.subgraphs for value in s.outputs}
+        unmade = dict.fromkeys(port.name for port in model.outputs if port.name not in made)
+        return Plan(
+            model.name,
+            model.inputs,
+            model.outputs,
+            tuple(
+                Stage(s.index, s.device, s.inputs, s.outputs, s.node_names) for s in self.subgraphs
+            ),
+            passthrough=tuple(name for name in unmade if name in given),
+            constant_outputs=tuple(name for name in unmade if name not in given),
+        )
 
-        A constant's contents are in ``source.constants``.
-        """
-        return {o.name: o.kind for o in self.outputs if o.kind != "subgraph"}
+    @property
+    def wires(self) -> tuple[Wire, ...]:
+        """What crosses, once per tensor and consumer."""
+        return self.plan.wires
 
     @cached_property
     def subgraph_of(self) -> Mapping[str, int]:
@@ -113,41 +97,24 @@ def partition(model: Model, affinity: Mapping[str, str]) -> Partition:
     homes = _adopt_literals(model, members, literal, numbers)
     inputs = [_inputs(model, positions) for positions in members]
     given = {port.name for port in model.inputs}
-    wires = tuple(
-        Wire(value, numbers[model.producers[value]], consumer)
-        for consumer, values in enumerate(inputs)
-        for value in values
-        if value not in given
-    )
+    crossing = dict.fromkeys(v for values in inputs for v in values if v not in given)
     model = with_loop_shapes(model)
-    _check_types(model, wires)
-    leaving = {wire.tensor for wire in wires} | {port.name for port in model.outputs}
+    _check_types(model, crossing)
+    leaving = {*crossing, *(port.name for port in model.outputs)}
     listed = [[p for p in ps if p not in literal or homes[p] == i] for i, ps in enumerate(members)]
     subgraphs = tuple(
         Subgraph(
             index,
             affinity[model.nodes[next(p for p in positions if p not in literal)].name],
-            tuple(model.nodes[p].name for p in listed[index]),
             tuple(inputs[index]),
             _outputs(model, listed[index], leaving),
+            tuple(model.nodes[p].name for p in listed[index]),
             model,
             tuple(positions),
         )
         for index, positions in enumerate(members)
     )
-    makers = {value: s.index for s in subgraphs for value in s.outputs}
-    readers: dict[str, list[int]] = {port.name: [] for port in model.inputs}
-    for index, values in enumerate(inputs):
-        for value in values:
-            if value in readers:
-                readers[value].append(index)
-    return Partition(
-        model,
-        subgraphs,
-        wires,
-        tuple((name, tuple(indices)) for name, indices in readers.items()),
-        tuple(_source(port.name, makers, model) for port in model.outputs),
-    )
+    return Partition(model, subgraphs)
 
 
 def assign_clusters(
@@ -237,11 +204,10 @@ def _check_cover(model: Model, affinity: Mapping[str, str], literal: frozenset[i
         )
 
 
-def _check_types(model: Model, wires: Sequence[Wire]) -> None:
-    specs = model.specs if wires else {}
-    if open_ := [wire for wire in wires if wire.tensor not in specs]:
-        maker = model.nodes[model.producers[open_[0].tensor]]
-        names = list(dict.fromkeys(wire.tensor for wire in open_))
+def _check_types(model: Model, crossing: Collection[str]) -> None:
+    specs = model.specs if crossing else {}
+    if names := [name for name in crossing if name not in specs]:
+        maker = model.nodes[model.producers[names[0]]]
         raise AffinityError(
             f"model {model.name!r}: tensors that would cross between subgraphs have no known "
             f"type: {_some(names)}; the first is made by node {maker.name!r} ({maker.op_type}). "
@@ -286,9 +252,3 @@ def _outputs(model: Model, listed: Sequence[int], leaving: set[str]) -> tuple[st
         return found
     unread = [model.spec(value) for value in made if value not in model.consumers]
     return tuple(s.name for s in unread if s.type and (s.shape is not None or not s.is_tensor))
-
-
-def _source(name: str, makers: Mapping[str, int], model: Model) -> Output:
-    if name in makers:
-        return Output(name, "subgraph", makers[name])
-    return Output(name, "constant" if name in model.constants else "input")

@@ -43,7 +43,7 @@ class BlobWriter:
     def document(self, value: Any) -> bytes:
         """Return a document: tensors and long bytes become segments of this blob.
 
-        `value`: none, booleans, integers of 64 bits, floats, strings, bytes, arrays of any ONNX
+        `value`: None, booleans, integers of 64 bits, floats, strings, bytes, arrays of any ONNX
             element type, and lists and maps (keys strings or integers) of these. Tuples become
             lists.
         Raises TypeError: for a value of another kind.

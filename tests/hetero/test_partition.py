@@ -13,7 +13,8 @@ from devices.errors import AffinityError, ModelError
 from devices.model.model import Model
 from devices.model.reader import read_model
 from hetero.partition.merge import merge
-from hetero.partition.partition import Output, Partition, Subgraph, Wire, partition
+from hetero.partition.partition import Partition, Subgraph, partition
+from scheduler.plan import Wire
 from tests.hetero.graphs import build, evaluate, feeds, initializer, proto, value
 from tests.hetero.test_partition_properties import bits, check_merge, check_rules, run_split
 
@@ -178,24 +179,26 @@ def test_the_values_themselves() -> None:
     model = build("n1: a = Abs(x)\n n2: y = Neg(a)\n n3: z = Add(a, x)", outputs="y z")
     part = partition(model, {"n1": "CPU", "n2": "ORT", "n3": "ORT"})
     assert part.subgraphs == (
-        Subgraph(0, "CPU", ("n1",), ("x",), ("a",), model, (0,)),
-        Subgraph(1, "ORT", ("n2", "n3"), ("a", "x"), ("y", "z"), model, (1, 2)),
+        Subgraph(0, "CPU", ("x",), ("a",), ("n1",), model, (0,)),
+        Subgraph(1, "ORT", ("a", "x"), ("y", "z"), ("n2", "n3"), model, (1, 2)),
     )
     assert part.wires == (Wire("a", 0, 1),)
-    assert part.inputs == (("x", (0, 1)),)
-    assert part.outputs == (Output("y", "subgraph", 1), Output("z", "subgraph", 1))
+    assert part.plan.consumers["x"] == (0, 1)
+    assert part.plan.producers == {"a": 0, "y": 1, "z": 1}
     assert part.subgraph_of == {"n1": 0, "n2": 1, "n3": 1}
     with pytest.raises(FrozenInstanceError):
-        part.wires = ()  # type: ignore[misc]  the assignment is what must fail
+        part.subgraphs = ()  # type: ignore[misc]  the assignment is what must fail
 
 
 def test_outputs_that_nobody_makes() -> None:
     model = build("n1: y = Abs(x)", outputs="y x w k y", constants="w", literals="k")
     affinity = {"n1": "CPU", "make_k": "ORT"}
     part = partition(model, affinity)
-    assert part.passthrough == {"x": "input", "w": "constant"}
-    sources = [None if o.subgraph is None else part.subgraphs[o.subgraph] for o in part.outputs]
-    assert [s and s.device for s in sources] == ["CPU", None, None, "ORT", "CPU"]
+    assert part.plan.passthrough == ("x",)
+    assert part.plan.constant_outputs == ("w",)
+    makers = [part.plan.producers.get(port.name) for port in part.plan.outputs]
+    devices = [None if i is None else part.subgraphs[i].device for i in makers]
+    assert devices == ["CPU", None, None, "ORT", "CPU"]
     check_rules(part, model, affinity)
     check_merge(model, part)
     assert bits(run_split(part, feeds(model))) == bits(evaluate(model, feeds(model)))
@@ -240,7 +243,7 @@ def test_models_without_nodes(outputs: str, constants: str) -> None:
     model = build("", outputs=outputs, constants=constants)
     part = partition(model, {})
     assert part.subgraphs == part.wires == ()
-    assert part.inputs == (("x", ()),)
+    assert [port.name for port in part.plan.inputs] == ["x"]
     check_merge(model, part)
 
 

@@ -47,7 +47,7 @@ def check_rules(part: Partition, model: Model, affinity: Mapping[str, str]) -> N
     for s in part.subgraphs:
         assert not fixed & set(s.inputs)  # constants never cross
         assert set(s.inputs) == {w.tensor for w in part.wires if w.consumer == s.index} | {
-            name for name, readers in part.inputs if s.index in readers
+            name for name in s.inputs if name in {port.name for port in model.inputs}
         }
         assert tuple(port.name for port in s.model.inputs) == s.inputs
         assert tuple(port.name for port in s.model.outputs) == s.outputs
@@ -69,7 +69,8 @@ def run_split(part: Partition, given_values: Mapping[str, object]) -> list[objec
         results = evaluate(s.model, {name: values[name] for name in s.inputs})
         values |= zip(s.outputs, results, strict=True)
     constants = {name: c.array for name, c in part.source.constants.items()}
-    return [constants[o.name] if o.kind == "constant" else values[o.name] for o in part.outputs]
+    values |= {name: constants[name] for name in part.plan.constant_outputs}
+    return [values[port.name] for port in part.plan.outputs]
 
 
 def bits(results: list[object]) -> list[tuple[object, ...]]:

@@ -14,7 +14,7 @@ import numpy as np
 from devices.model.model import Model
 from devices.plugin.program import ExecutedNode, Value
 from hetero.in_flight import keep_in_flight
-from hetero.partition.lowering import constant_outputs, lower, stage_sources
+from hetero.partition.lowering import constant_outputs, stage_sources
 from hetero.partition.partition import partition
 from scheduler.client.machine import Limits
 from scheduler.executor import Answer, Deployment, Executor, StageRun
@@ -63,7 +63,7 @@ def deployed(
     """Deploy a model by an affinity, beside devices that work too, while the context lasts."""
     cut = partition(model, affinity)
     deployment = executor.deploy(
-        lower(cut),
+        cut.plan,
         stage_sources(cut, configs),
         constant_outputs(cut),
         limits=_LIMITS,
