@@ -186,8 +186,8 @@ class Plan:
         """Return the plan as msgpack; equal plans give equal bytes."""
         body = [
             self.name,
-            [_pack_spec(spec) for spec in self.inputs],
-            [_pack_spec(spec) for spec in self.outputs],
+            [pack_spec(spec) for spec in self.inputs],
+            [pack_spec(spec) for spec in self.outputs],
             [[s.device, s.inputs, s.outputs, s.node_names] for s in self.stages],
             self.passthrough,
             self.constant_outputs,
@@ -217,8 +217,8 @@ class Plan:
             name, inputs, outputs, stages, passthrough, constant_outputs = body
             return cls(
                 name,
-                tuple(_unpack_spec(spec) for spec in inputs),
-                tuple(_unpack_spec(spec) for spec in outputs),
+                tuple(unpack_spec(spec) for spec in inputs),
+                tuple(unpack_spec(spec) for spec in outputs),
                 tuple(
                     Stage(i, device, tuple(takes), tuple(gives), tuple(nodes))
                     for i, (device, takes, gives, nodes) in enumerate(stages)
@@ -230,10 +230,12 @@ class Plan:
             raise BlobError(f"damaged plan: {error}.") from error
 
 
-def _pack_spec(spec: TensorSpec) -> list[Any]:
+def pack_spec(spec: TensorSpec) -> list[Any]:
+    """Return a type as [name, type, shape or None]."""
     return [spec.name, spec.type, None if spec.shape is None else list(spec.shape)]
 
 
-def _unpack_spec(entry: list[Any]) -> TensorSpec:
+def unpack_spec(entry: list[Any]) -> TensorSpec:
+    """Return the type that `pack_spec` packed."""
     name, kind, shape = entry
     return TensorSpec(name, kind, None if shape is None else tuple(shape))

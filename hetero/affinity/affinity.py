@@ -131,7 +131,7 @@ def assign(model: Model, support: Support, pins: Affinity = NO_PINS) -> Affinity
     for node in model.nodes:
         name = node.name
         if follows(model, node):
-            reader = next((r for r in _readers(model, node) if r in support.devices), None)
+            reader = next((r for r in readers(model, node) if r in support.devices), None)
             if reader is not None:
                 placed[name] = pins.get(reader) or support[reader]
                 reasons[name] = f"follows {reader}"
@@ -151,15 +151,14 @@ def follows(model: Model, node: Node) -> bool:
     return node.is_constant and any(value in model.consumers for value in node.writes)
 
 
+def readers(model: Model, node: Node) -> list[str]:
+    """Return the names of the nodes that read what a node makes."""
+    return [model.nodes[r].name for v in node.writes for r in model.consumers.get(v, ())]
+
+
 def find_device(name: str, devices: Iterable[str]) -> str | None:
     """Return the one of `devices` that `name` means, ``CPU`` and ``CPU.0`` being the same."""
     return next((d for d in devices if split_name(d) == split_name(name)), None)
-
-
-def _readers(model: Model, node: Node) -> Iterator[str]:
-    for value in node.writes:
-        for position in model.consumers.get(value, ()):
-            yield model.nodes[position].name
 
 
 def _kind(pattern: str, model: Model) -> tuple[str, str]:

@@ -37,15 +37,9 @@ from scheduler.executor import DeviceDescriptor
 from scheduler.formats.blob_file import BlobFile
 from scheduler.formats.blob_format import Inline
 from scheduler.formats.blob_writer import BlobWriter
-from scheduler.formats.model_parts import (
-    ModelParts,
-    join_model,
-    pack_spec,
-    split_model,
-    unpack_spec,
-)
+from scheduler.formats.model_parts import ModelParts, join_model, split_model
 from scheduler.formats.stored_payload import PAYLOADS, write_payload
-from scheduler.plan import Plan
+from scheduler.plan import Plan, pack_spec, unpack_spec
 
 #: What a blob may be: a compiled model, or one of the cache's two kinds of entries.
 MODEL_KIND: Final = "model"

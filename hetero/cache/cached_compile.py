@@ -32,8 +32,8 @@ from hetero.partition.partition import Subgraph
 from scheduler.executor import Deployment, StageSource
 from scheduler.formats.blob_file import BlobFile
 from scheduler.formats.blob_writer import BlobWriter
-from scheduler.formats.model_parts import pack_spec, unpack_spec
 from scheduler.formats.stored_payload import PAYLOADS, StoredPayload, read_payload, write_payload
+from scheduler.plan import pack_spec, unpack_spec
 
 _log = logging.getLogger(__name__)
 

@@ -14,6 +14,7 @@ from functools import cached_property
 
 from devices.errors import AffinityError
 from devices.model.model import Model
+from hetero.affinity.affinity import follows
 from hetero.partition.clustering import cluster
 from hetero.partition.loop_shapes import with_loop_shapes
 from scheduler.plan import Plan, Stage, Wire
@@ -65,10 +66,16 @@ class Partition:
             constant_outputs=tuple(name for name in unmade if name not in given),
         )
 
-    @property
+    @cached_property
     def wires(self) -> tuple[Wire, ...]:
-        """What crosses, once per tensor and consumer."""
-        return self.plan.wires
+        """What crosses, once per tensor and consumer, ordered by consumer."""
+        producers = {value: s.index for s in self.subgraphs for value in s.outputs}
+        return tuple(
+            Wire(value, producers[value], s.index)
+            for s in self.subgraphs
+            for value in s.inputs
+            if value in producers
+        )
 
     @cached_property
     def subgraph_of(self) -> Mapping[str, int]:
@@ -87,7 +94,7 @@ def partition(model: Model, affinity: Mapping[str, str]) -> Partition:
     Raises AffinityError: a node has no affinity; a name is no node's; a tensor that would cross is
         of unknown type.
     """
-    literal = _followers(model)
+    literal = frozenset(p for p, node in enumerate(model.nodes) if follows(model, node))
     _check_cover(model, affinity, literal)
     numbers = assign_clusters(model, affinity, literal)
     members: list[list[int]] = [[] for _ in range(max(numbers, default=-1) + 1)]
@@ -169,15 +176,6 @@ def _sink_weights(
             first = min(numbers[w] for w in successors[i])
             if kinds[first] == kind[i]:
                 numbers[i] = first
-
-
-def _followers(model: Model) -> frozenset[int]:
-    """Return the positions of `Constant` nodes that something reads: they follow their readers."""
-    return frozenset(
-        p
-        for p, node in enumerate(model.nodes)
-        if node.is_constant and any(value in model.consumers for value in node.writes)
-    )
 
 
 def _check_cover(model: Model, affinity: Mapping[str, str], literal: frozenset[int]) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from devices.model.model import Model
 from devices.plugin.support import Support
-from hetero.affinity.affinity import NO_PINS, Affinity, follows
+from hetero.affinity.affinity import NO_PINS, Affinity, follows, readers
 from hetero.planning.cost.costs import Costs, DeviceCosts, Line, Time
 from hetero.planning.cost.work import request_positions, value_nbytes, with_shapes
 from hetero.planning.solver import Problem, make_problem
@@ -81,16 +81,16 @@ class Planned:
             name = node.name
             if name in placed:
                 continue
-            readers = [model.nodes[r].name for v in node.writes for r in model.consumers.get(v, ())]
             if name in self.pins:
                 placed[name], reasons[name] = self.pins[name], self.pins.reasons.get(name, "pin")
                 continue
             able = [d for d in problem.devices if name in self.supports[d] or follows(model, node)]
-            votes = Counter(placed[r] for r in readers if placed[r] in able)
+            takers = readers(model, node)
+            votes = Counter(placed[r] for r in takers if placed[r] in able)
             best = max(votes.values(), default=0)
             chosen = next((d for d in able if votes[d] == best), problem.devices[0])
             placed[name] = chosen
-            reader = next((r for r in readers if placed[r] == chosen), None)
+            reader = next((r for r in takers if placed[r] == chosen), None)
             reasons[name] = f"follows {reader}" if reader else why
         return Affinity(
             {n: placed[n] for n in model.node_names}, {n: reasons[n] for n in model.node_names}

@@ -13,7 +13,7 @@ from typing import Final
 from devices.errors import AffinityError, UnsupportedNodesError
 from devices.model.model import Model
 from devices.plugin.support import Refusal, Support
-from hetero.affinity.affinity import NO_PINS, Affinity, follows, refuse, resolve_pins
+from hetero.affinity.affinity import NO_PINS, Affinity, follows, readers, refuse, resolve_pins
 from hetero.affinity.file import load_affinity, parse_pins
 from hetero.affinity.metadata import metadata_pins
 
@@ -56,8 +56,7 @@ def query_priority(
                 notes[name] = answer.notes[name]
     for position in literals:
         node = model.nodes[position]
-        readers = (model.nodes[r].name for v in node.writes for r in model.consumers.get(v, ()))
-        if (reader := next((r for r in readers if r in taken), None)) is not None:
+        if (reader := next((r for r in readers(model, node) if r in taken), None)) is not None:
             taken[node.name] = taken[reader]
     return Support(
         {name: taken[name] for name in model.node_names if name in taken},

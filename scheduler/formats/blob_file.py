@@ -37,6 +37,7 @@ from scheduler.formats.blob_format import (
     header_checksum,
 )
 from scheduler.formats.msgpack_check import check_msgpack
+from scheduler.formats.tensor_entries import frozen, shape_of, strings_of
 
 
 class BlobFile:
@@ -185,12 +186,13 @@ class BlobFile:
         if code == STRINGS:
             check_msgpack(entry, where)
             sizes, texts = msgpack.unpackb(entry)
-            return _strings(_shape(sizes, where), texts, where)
+            return strings_of(shape_of(sizes, MAX_RANK, where), texts, where)
         size = len(entry) - TENSOR_ENTRY.size
         if code != TENSOR or size < 0 or size % 8:
             raise BlobError(f"{where}: unknown extension {code} of {len(entry)} bytes.")
         segment, number = TENSOR_ENTRY.unpack_from(entry)
-        shape = _shape(list(struct.unpack_from(f"<{size // 8}Q", entry, TENSOR_ENTRY.size)), where)
+        sizes = struct.unpack_from(f"<{size // 8}Q", entry, TENSOR_ENTRY.size)
+        shape = shape_of(list(sizes), MAX_RANK, where)
         dtype = DTYPE_OF.get(number)
         if dtype is None:
             raise BlobError(f"{where}: a tensor of unknown element type {number}.")
@@ -212,9 +214,7 @@ class BlobFile:
         if stowed.dtype == "bytes":
             return bytes(self._segment(stowed.segment or 0))
         if stowed.segment is None:
-            empty = np.empty(stowed.shape, DTYPE_OF[NUMBER_OF[stowed.dtype]])
-            empty.setflags(write=False)
-            return empty
+            return frozen(np.empty(stowed.shape, DTYPE_OF[NUMBER_OF[stowed.dtype]]))
         contents = self._segment(stowed.segment)
         return np.frombuffer(contents, DTYPE_OF[NUMBER_OF[stowed.dtype]]).reshape(stowed.shape)
 
@@ -238,23 +238,3 @@ def _open(path: Path, follow_links: bool) -> io.FileIO:
         os.close(descriptor)
         raise BlobError(f"blob {path}: not a regular file.")
     return io.FileIO(descriptor)
-
-
-def _shape(sizes: Any, where: str) -> tuple[int, ...]:
-    if not isinstance(sizes, list) or len(sizes) > MAX_RANK:
-        raise BlobError(f"{where}: a tensor of shape {str(sizes)[:80]}.")
-    if any(type(size) is not int or not 0 <= size < 2**62 for size in sizes):
-        raise BlobError(f"{where}: a tensor of shape {str(sizes)[:80]}.")
-    return tuple(sizes)
-
-
-def _strings(shape: tuple[int, ...], texts: Any, where: str) -> np.ndarray:
-    if not isinstance(texts, list) or math.prod(shape) != len(texts):
-        raise BlobError(f"{where}: a tensor of strings that do not fill {shape}.")
-    if any(not isinstance(text, str | bytes) for text in texts):
-        raise BlobError(f"{where}: a tensor of strings that holds something else.")
-    array = np.empty(len(texts), object)
-    array[:] = texts
-    array = array.reshape(shape)
-    array.setflags(write=False)
-    return array

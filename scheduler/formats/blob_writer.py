@@ -30,6 +30,7 @@ from scheduler.formats.blob_format import (
     Segment,
     header_checksum,
 )
+from scheduler.formats.tensor_entries import little_endian, texts_of
 
 
 class BlobWriter:
@@ -114,22 +115,13 @@ class BlobWriter:
     def _tensor(self, array: np.ndarray) -> msgpack.ExtType:
         shape = list(array.shape)
         if array.dtype.kind in "OUS":
-            entry = [shape, [_text(item) for item in array.ravel().tolist()]]
-            return msgpack.ExtType(STRINGS, msgpack.packb(entry))
+            return msgpack.ExtType(STRINGS, msgpack.packb([shape, texts_of(array)]))
         number = NUMBER_OF.get(array.dtype.name)
         if number is None:
             raise TypeError(f"a tensor of dtype {array.dtype} cannot be written: ONNX has none.")
-        if array.dtype.byteorder == ">":
-            array = array.astype(array.dtype.newbyteorder("<"))
         segment = -1
         if array.size:
-            flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            flat = np.ascontiguousarray(little_endian(array)).reshape(-1).view(np.uint8)
             segment = self._add(flat.data)
         packed = TENSOR_ENTRY.pack(segment, number) + struct.pack(f"<{len(shape)}Q", *shape)
         return msgpack.ExtType(TENSOR, packed)
-
-
-def _text(item: Any) -> str | bytes:
-    if not isinstance(item, str | bytes):
-        raise TypeError(f"a tensor of objects holds strings; got {type(item).__name__}.")
-    return item

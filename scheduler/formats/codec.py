@@ -25,14 +25,18 @@ import msgpack
 import numpy as np
 
 from devices.errors import BlobError
-from devices.model.model import Model
 from devices.model.tensor_spec import DTYPES
-from devices.plugin.program import Payload
 from scheduler.formats.memory_order import as_before, axis_order, in_memory_order
-from scheduler.formats.model_parts import ModelParts, join_model, split_model
+from scheduler.formats.tensor_entries import (
+    frozen,
+    little_endian,
+    shape_of,
+    strings_of,
+    texts_of,
+)
 
 #: Raised whenever the form changes; other versions are refused by name.
-VERSION: Final = 2
+VERSION: Final = 3
 _MAGIC: Final = b"HTW"
 _PREFIX: Final = struct.Struct("<3sBIQ")
 _ALIGNMENT: Final = 64
@@ -42,7 +46,7 @@ _DTYPES: Final[dict[str, np.dtype]] = {
     dtype.name: dtype for dtype in DTYPES.values() if dtype != np.dtype(object)
 }
 
-_LIST, _MAP, _TENSOR, _SCALAR, _STRINGS, _MODEL, _PAYLOAD, _INTEGER = range(8)
+_LIST, _MAP, _TENSOR, _SCALAR, _STRINGS, _INTEGER = range(6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +78,8 @@ def encode(value: Any, *, limits: CodecLimits = DEFAULT_LIMITS) -> bytes:
     ----------
     value : object
         A tensor of any ONNX element type (strings as an object array), a number, string or
-        bytes, None, a list, a map with string or integer keys, a Model, a Payload, or any
-        nesting of these. Tuples come back as lists.
+        bytes, None, a list, a map with string or integer keys, or any nesting of these.
+        Tuples come back as lists.
     limits : CodecLimits
         Only `depth` matters here.
 
@@ -171,15 +175,6 @@ class _Writer:
             return [_LIST, *(self.tree(item, depth + 1) for item in value)]
         if isinstance(value, Mapping):
             return [_MAP, *self._pairs(value, depth)]
-        if isinstance(value, Model):
-            parts = split_model(value)
-            return [_MODEL, *(self.tree(part, depth + 1) for part in parts)]
-        if isinstance(value, Payload):
-            return [
-                _PAYLOAD,
-                self.tree(value.header, depth + 1),
-                self.tree(value.tensors, depth + 1),
-            ]
         raise TypeError(f"a {type(value).__name__} cannot be sent: it is no value of ONNX.")
 
     def _pairs(self, mapping: Mapping[Any, Any], depth: int) -> list[Any]:
@@ -195,23 +190,16 @@ class _Writer:
     def _tensor(self, tag: int, array: np.ndarray) -> list[Any]:
         shape = list(array.shape)
         if array.dtype.kind in "OUS":
-            return [_STRINGS, shape, [_text(item) for item in array.ravel().tolist()]]
+            return [_STRINGS, shape, texts_of(array)]
         if array.dtype.name not in _DTYPES:
             raise TypeError(f"a tensor of dtype {array.dtype} cannot be sent: ONNX has none.")
-        if array.dtype.byteorder == ">":
-            array = array.astype(array.dtype.newbyteorder("<"))
+        array = little_endian(array)
         offset, order = self._end, axis_order(array)
         if array.size:
             flat = in_memory_order(array, order).reshape(-1).view(np.uint8)
             self.segments.append((offset, flat.data))
             self._end = _aligned(offset + flat.nbytes)
         return [tag, array.dtype.name, shape, offset, *([list(order)] if order else ())]
-
-
-def _text(item: Any) -> str | bytes:
-    if not isinstance(item, str | bytes):
-        raise TypeError(f"a tensor of objects holds strings; got {type(item).__name__}.")
-    return item
 
 
 class _Reader:
@@ -226,8 +214,6 @@ class _Reader:
             _TENSOR: self._tensor,
             _SCALAR: self._scalar,
             _STRINGS: self._strings,
-            _MODEL: self._model,
-            _PAYLOAD: self._payload,
             _INTEGER: self._integer,
         }
 
@@ -257,22 +243,15 @@ class _Reader:
         pairs = zip(items[::2], items[1::2], strict=True)
         return {_key(key): self.value(item, depth + 1) for key, item in pairs}
 
-    def _shape(self, entry: Any) -> tuple[int, ...]:
-        if not isinstance(entry, list) or len(entry) > self._limits.rank:
-            raise BlobError(f"message with a tensor of shape {entry!r}.")
-        if any(type(size) is not int or not 0 <= size < 2**62 for size in entry):
-            raise BlobError(f"message with a tensor of shape {entry!r}.")
-        return tuple(entry)
-
     def _tensor(self, items: Sequence[Any], depth: int) -> np.ndarray:
         name, sizes, offset, *rest = items
         (order,) = rest or ((),)
-        dtype, shape = _DTYPES.get(name), self._shape(sizes)
+        dtype, shape = _DTYPES.get(name), shape_of(sizes, self._limits.rank, "message")
         if dtype is None or type(offset) is not int or offset < 0 or offset % _ALIGNMENT:
             raise BlobError(f"message with a tensor of type {name!r} at {offset!r}.")
         count = math.prod(shape)
         if not count:
-            return _frozen(np.empty(shape, dtype))
+            return frozen(np.empty(shape, dtype))
         end = offset + count * dtype.itemsize
         if end > self._segments.nbytes:
             raise BlobError(
@@ -294,24 +273,7 @@ class _Reader:
 
     def _strings(self, items: Sequence[Any], depth: int) -> np.ndarray:
         sizes, texts = items
-        shape = self._shape(sizes)
-        if not isinstance(texts, list) or math.prod(shape) != len(texts):
-            raise BlobError(f"message with a tensor of strings that do not fill {shape}.")
-        array = np.empty(len(texts), object)
-        array[:] = [_text(item) for item in texts]
-        return _frozen(array.reshape(shape))
-
-    def _model(self, items: Sequence[Any], depth: int) -> Model:
-        parts = ModelParts(*(self.value(item, depth + 1) for item in items))
-        if not isinstance(parts.skeleton, bytes) or not isinstance(parts.weights, dict):
-            raise BlobError("message with a damaged model.")
-        return join_model(parts)
-
-    def _payload(self, items: Sequence[Any], depth: int) -> Payload:
-        header, tensors = (self.value(item, depth + 1) for item in items)
-        if not isinstance(header, dict) or not isinstance(tensors, dict):
-            raise BlobError("message with a damaged payload.")
-        return Payload(header, tensors)
+        return strings_of(shape_of(sizes, self._limits.rank, "message"), texts, "message")
 
     def _integer(self, items: Sequence[Any], depth: int) -> int:
         (digits,) = items
@@ -325,8 +287,3 @@ def _key(key: Any) -> str | int:
         raise BlobError(f"message with a map key {key!r}.")
     found: str | int = key
     return found
-
-
-def _frozen(array: np.ndarray) -> np.ndarray:
-    array.setflags(write=False)
-    return array

@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError
 from devices.errors import BlobError
 from devices.model.model import Constant, Model, Node
 from devices.model.tensor_spec import TensorSpec
+from scheduler.plan import pack_spec, unpack_spec
 
 
 class ModelParts(NamedTuple):
@@ -89,14 +90,3 @@ def join_model(parts: ModelParts) -> Model:
         value_info=value_info,
         specs=specs | {key: constant.spec for key, constant in constants.items()},
     )
-
-
-def pack_spec(spec: TensorSpec) -> list[Any]:
-    """Return a type as [name, type, shape or None]."""
-    return [spec.name, spec.type, None if spec.shape is None else list(spec.shape)]
-
-
-def unpack_spec(entry: list[Any]) -> TensorSpec:
-    """Return the type that `pack_spec` packed."""
-    name, kind, shape = entry
-    return TensorSpec(name, kind, None if shape is None else tuple(shape))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
@@ -36,60 +36,66 @@ def components(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
     return found
 
 
-def depth_first(count: int, edges: Sequence[tuple[int, int]], keys: Sequence[float]) -> list[int]:
-    """Kahn's order with a stack: follows a branch to its join before it takes the next.
-
-    `keys`: among nodes that become ready together, the one with the smallest key is taken first.
-    Raises PlanError: the edges have a cycle.
-    """
+def _kahn(
+    count: int,
+    edges: Sequence[tuple[int, int]],
+    ready: Collection[object],
+    add: Callable[[list[int]], None],
+    take: Callable[[], int],
+) -> list[int]:
+    """Kahn's order: `add` puts nodes that became ready into `ready`, `take` picks one of it."""
     after, before = neighbours(count, edges)
     missing = [len(b) for b in before]
-    ready = sorted((v for v in range(count) if not missing[v]), key=lambda v: (-keys[v], -v))
-    order = []
+    add([v for v in range(count) if not missing[v]])
+    order: list[int] = []
     while ready:
-        u = ready.pop()
+        u = take()
         order.append(u)
         fresh = []
         for v in after[u]:
             missing[v] -= 1
             if not missing[v]:
                 fresh.append(v)
-        fresh.sort(key=lambda v: (-keys[v], -v))
-        ready.extend(fresh)
-    return _whole(order, count)
+        add(fresh)
+    if len(order) < count:
+        left = sorted(set(range(count)) - set(order))
+        raise PlanError(
+            f"order: {len(left)} of {count} nodes are on a cycle or behind one, first index "
+            f"{left[0]}; wanted an acyclic graph. Fuse each strongly connected component first.",
+            nodes=tuple(left),
+        )
+    return order
+
+
+def depth_first(count: int, edges: Sequence[tuple[int, int]], keys: Sequence[float]) -> list[int]:
+    """Kahn's order with a stack: follows a branch to its join before it takes the next.
+
+    `keys`: among nodes that become ready together, the one with the smallest key is taken first.
+    Raises PlanError: the edges have a cycle.
+    """
+    ready: list[int] = []
+
+    def add(fresh: list[int]) -> None:
+        ready.extend(sorted(fresh, key=lambda v: (-keys[v], -v)))
+
+    return _kahn(count, edges, ready, add, ready.pop)
 
 
 def breadth_first(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
     """Kahn's order with a queue: level by level."""
-    after, before = neighbours(count, edges)
-    missing = [len(b) for b in before]
-    ready = deque(v for v in range(count) if not missing[v])
-    order = []
-    while ready:
-        u = ready.popleft()
-        order.append(u)
-        for v in after[u]:
-            missing[v] -= 1
-            if not missing[v]:
-                ready.append(v)
-    return _whole(order, count)
+    ready: deque[int] = deque()
+    return _kahn(count, edges, ready, ready.extend, ready.popleft)
 
 
 def by_key(count: int, edges: Sequence[tuple[int, int]], keys: Sequence[float]) -> list[int]:
     """Kahn's order with a heap: always the ready node with the smallest key."""
-    after, before = neighbours(count, edges)
-    missing = [len(b) for b in before]
-    ready = [(keys[v], v) for v in range(count) if not missing[v]]
-    heapq.heapify(ready)
-    order = []
-    while ready:
-        _, u = heapq.heappop(ready)
-        order.append(u)
-        for v in after[u]:
-            missing[v] -= 1
-            if not missing[v]:
-                heapq.heappush(ready, (keys[v], v))
-    return _whole(order, count)
+    ready: list[tuple[float, int]] = []
+
+    def add(fresh: list[int]) -> None:
+        for v in fresh:
+            heapq.heappush(ready, (keys[v], v))
+
+    return _kahn(count, edges, ready, add, lambda: heapq.heappop(ready)[1])
 
 
 def depths(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
@@ -100,14 +106,3 @@ def depths(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
         for v in after[u]:
             depth[v] = max(depth[v], depth[u] + 1)
     return depth
-
-
-def _whole(order: list[int], count: int) -> list[int]:
-    if len(order) < count:
-        left = sorted(set(range(count)) - set(order))
-        raise PlanError(
-            f"order: {len(left)} of {count} nodes are on a cycle or behind one, first index "
-            f"{left[0]}; wanted an acyclic graph. Fuse each strongly connected component first.",
-            nodes=tuple(left),
-        )
-    return order

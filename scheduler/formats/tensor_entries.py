@@ -1,0 +1,57 @@
+"""Tensors in messages and blobs: shapes and strings that were read, checked, and byte order."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from devices.errors import BlobError
+
+
+def texts_of(array: np.ndarray) -> list[str | bytes]:
+    """Return a tensor's strings in C order.
+
+    Raises TypeError: it is of objects that are no strings.
+    """
+    texts = array.ravel().tolist()
+    for text in texts:
+        if not isinstance(text, str | bytes):
+            raise TypeError(f"a tensor of objects holds strings; got {type(text).__name__}.")
+    return texts
+
+
+def little_endian(array: np.ndarray) -> np.ndarray:
+    """Return the array with its bytes in the order in which they are written."""
+    if array.dtype.byteorder == ">":
+        return array.astype(array.dtype.newbyteorder("<"))
+    return array
+
+
+def shape_of(sizes: Any, most_rank: int, where: str) -> tuple[int, ...]:
+    """Return a shape that was read, checked."""
+    if (
+        not isinstance(sizes, list)
+        or len(sizes) > most_rank
+        or any(type(size) is not int or not 0 <= size < 2**62 for size in sizes)
+    ):
+        raise BlobError(f"{where}: a tensor of shape {str(sizes)[:80]}.")
+    return tuple(sizes)
+
+
+def strings_of(shape: tuple[int, ...], texts: Any, where: str) -> np.ndarray:
+    """Return a read-only tensor of strings that were read, checked."""
+    if not isinstance(texts, list) or math.prod(shape) != len(texts):
+        raise BlobError(f"{where}: a tensor of strings that do not fill {shape}.")
+    if any(not isinstance(text, str | bytes) for text in texts):
+        raise BlobError(f"{where}: a tensor of strings that holds something else.")
+    array = np.empty(len(texts), object)
+    array[:] = texts
+    return frozen(array.reshape(shape))
+
+
+def frozen(array: np.ndarray) -> np.ndarray:
+    """Return the array, made read-only."""
+    array.setflags(write=False)
+    return array
