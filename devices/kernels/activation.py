@@ -34,11 +34,11 @@ def relu(xp: Xp, x: Array, *, out: Array | None = None) -> Array:
 
 @op("LeakyRelu", since=6)
 @in_float32
-def leaky_relu(xp: Xp, x: Array, *, alpha: float = 0.01, out: Array | None = None) -> Array:
+def leaky_relu(xp: Xp, x: Array, *, alpha: float = 0.01) -> Array:
     """Return x, multiplied by alpha where it is negative."""
     if not 0 < alpha <= 1:
         return xp.where(x < 0, x * alpha, x)
-    return xp.maximum(x, x * alpha, out=out)
+    return xp.maximum(x, x * alpha)
 
 
 def _sloped(xp: Xp, x: Array, slope: Array) -> Array:
@@ -114,9 +114,9 @@ def celu(xp: Xp, x: Array, *, alpha: float = 1.0) -> Array:
 
 @op("Sigmoid", since=6)
 @in_float32
-def sigmoid(xp: Xp, x: Array, *, out: Array | None = None) -> Array:
+def sigmoid(xp: Xp, x: Array) -> Array:
     """Return 1 / (1 + exp(-x))."""
-    y = xp.empty_like(x) if out is None else out
+    y = xp.empty_like(x)
     xp.negative(x, out=y)
     xp.exp(y, out=y)
     y += 1
@@ -125,16 +125,9 @@ def sigmoid(xp: Xp, x: Array, *, out: Array | None = None) -> Array:
 
 @op("HardSigmoid", since=6)
 @in_float32
-def hard_sigmoid(
-    xp: Xp,
-    x: Array,
-    *,
-    alpha: float = 0.2,
-    beta: float = 0.5,
-    out: Array | None = None,
-) -> Array:
+def hard_sigmoid(xp: Xp, x: Array, *, alpha: float = 0.2, beta: float = 0.5) -> Array:
     """Return alpha * x + beta, limited to [0, 1]."""
-    y = xp.empty_like(x) if out is None else out
+    y = xp.empty_like(x)
     xp.multiply(x, alpha, out=y)
     y += beta
     return xp.clip(y, 0, 1, out=y)

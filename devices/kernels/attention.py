@@ -100,17 +100,31 @@ def _exponentials(xp: Xp, scores: Array, bias: Array | None) -> tuple[Array, Arr
     return scores, total
 
 
-def _attention(
-    xp: Xp, q: Array, k: Array, v: Array, mask: Array | None, past_key: Array | None,
-    past_value: Array | None, lengths: Array | None, *, is_causal: int, kv_num_heads: int | None,
-    q_num_heads: int | None, qk_matmul_output_mode: int, scale: float | None, softcap: float,
-    softmax_precision: int | None, n_outputs: int, left: int = -1, right: int = -1,
+@op(
+    "Attention",
+    since=23,
+    added={"nonpad_kv_seqlen": 24, "left_window_size": 25, "right_window_size": 25},
+    choices={"qk_matmul_output_mode": (0, 1, 2, 3)},
+)
+def attention_23(
+    xp: Xp, q: Array, k: Array, v: Array, attn_mask: Array | None = None,
+    past_key: Array | None = None, past_value: Array | None = None,
+    nonpad_kv_seqlen: Array | None = None, *,
+    is_causal: int = 0, kv_num_heads: int | None = None, left_window_size: int = -1,
+    q_num_heads: int | None = None, qk_matmul_output_mode: int = 0, right_window_size: int = -1,
+    scale: float | None = None, softcap: float = 0.0, softmax_precision: int | None = None,
+    n_outputs: int = 1,
 ) -> tuple[Array, ...]:  # fmt: skip
+    """Return ``softmax(q k' scale + mask) v``, the caches with k and v added, and the scores.
+
+    `nonpad_kv_seqlen` says how many keys of an outside cache are valid; the windows limit how far
+    left and right of its own position a query sees.
+    """
     if not q.ndim == k.ndim == v.ndim:
         raise ValueError(f"Q, K and V have shapes {q.shape}, {k.shape}, {v.shape}: ranks differ")
     if (past_key is None) != (past_value is None):
         raise ValueError("past_key and past_value go together")
-    if lengths is not None and past_key is not None:
+    if nonpad_kv_seqlen is not None and past_key is not None:
         raise ValueError("nonpad_kv_seqlen cannot be combined with past_key and past_value")
     flat, dtype = q.ndim == 3, q.dtype
     q, k, v = (
@@ -120,7 +134,7 @@ def _attention(
     if past_key is not None:
         k, v = xp.concatenate((past_key, k), axis=2), xp.concatenate((past_value, v), axis=2)
     present = (k, v)
-    q, k, v, mask = wide(xp, q, k, v, mask)
+    q, k, v, mask = wide(xp, q, k, v, attn_mask)
     s, t = q.shape[2], k.shape[2]
     factor = q.dtype.type(1 / sqrt(q.shape[3]) if scale is None else scale)
     scores = _grouped_product(xp, q * factor, k.swapaxes(2, 3))
@@ -134,7 +148,9 @@ def _attention(
         scores *= scores.dtype.type(softcap)
     if wants_capture and qk_matmul_output_mode == 1:
         captured = scores.copy()
-    allowed = _allowed(xp, s, t, past, lengths, is_causal, left, right)
+    allowed = _allowed(
+        xp, s, t, past, nonpad_kv_seqlen, is_causal, left_window_size, right_window_size
+    )
     bias = _bias(xp, mask, allowed, t, scores.dtype)
     if bias is not None:
         scores += bias
@@ -153,61 +169,6 @@ def _attention(
         y = y.transpose(0, 2, 1, 3).reshape(y.shape[0], s, y.shape[1] * y.shape[3])
     results = (y.astype(dtype, copy=False), *present, captured.astype(dtype, copy=False))
     return results[:n_outputs]
-
-
-@op("Attention", since=23, choices={"qk_matmul_output_mode": (0, 1, 2, 3)})
-def attention_23(
-    xp: Xp, q: Array, k: Array, v: Array, attn_mask: Array | None = None,
-    past_key: Array | None = None, past_value: Array | None = None, *,
-    is_causal: int = 0, kv_num_heads: int | None = None, q_num_heads: int | None = None,
-    qk_matmul_output_mode: int = 0, scale: float | None = None, softcap: float = 0.0,
-    softmax_precision: int | None = None, n_outputs: int = 1,
-) -> tuple[Array, ...]:  # fmt: skip
-    """Return ``softmax(q k' scale + mask) v``, the caches with k and v added, and the scores."""
-    return _attention(
-        xp, q, k, v, attn_mask, past_key, past_value, None, is_causal=is_causal,
-        kv_num_heads=kv_num_heads, q_num_heads=q_num_heads,
-        qk_matmul_output_mode=qk_matmul_output_mode, scale=scale, softcap=softcap,
-        softmax_precision=softmax_precision, n_outputs=n_outputs,
-    )  # fmt: skip
-
-
-@op("Attention", since=24, choices={"qk_matmul_output_mode": (0, 1, 2, 3)})
-def attention_24(
-    xp: Xp, q: Array, k: Array, v: Array, attn_mask: Array | None = None,
-    past_key: Array | None = None, past_value: Array | None = None,
-    nonpad_kv_seqlen: Array | None = None, *,
-    is_causal: int = 0, kv_num_heads: int | None = None, q_num_heads: int | None = None,
-    qk_matmul_output_mode: int = 0, scale: float | None = None, softcap: float = 0.0,
-    softmax_precision: int | None = None, n_outputs: int = 1,
-) -> tuple[Array, ...]:  # fmt: skip
-    """As before; `nonpad_kv_seqlen` says how many keys of an outside cache are valid."""
-    return _attention(
-        xp, q, k, v, attn_mask, past_key, past_value, nonpad_kv_seqlen, is_causal=is_causal,
-        kv_num_heads=kv_num_heads, q_num_heads=q_num_heads,
-        qk_matmul_output_mode=qk_matmul_output_mode, scale=scale, softcap=softcap,
-        softmax_precision=softmax_precision, n_outputs=n_outputs,
-    )  # fmt: skip
-
-
-@op("Attention", since=25, choices={"qk_matmul_output_mode": (0, 1, 2, 3)})
-def attention_25(
-    xp: Xp, q: Array, k: Array, v: Array, attn_mask: Array | None = None,
-    past_key: Array | None = None, past_value: Array | None = None,
-    nonpad_kv_seqlen: Array | None = None, *,
-    is_causal: int = 0, kv_num_heads: int | None = None, left_window_size: int = -1,
-    q_num_heads: int | None = None, qk_matmul_output_mode: int = 0, right_window_size: int = -1,
-    scale: float | None = None, softcap: float = 0.0, softmax_precision: int | None = None,
-    n_outputs: int = 1,
-) -> tuple[Array, ...]:  # fmt: skip
-    """As before; the windows limit how far left and right of its own position a query sees."""
-    return _attention(
-        xp, q, k, v, attn_mask, past_key, past_value, nonpad_kv_seqlen, is_causal=is_causal,
-        kv_num_heads=kv_num_heads, q_num_heads=q_num_heads,
-        qk_matmul_output_mode=qk_matmul_output_mode, scale=scale, softcap=softcap,
-        softmax_precision=softmax_precision, n_outputs=n_outputs, left=left_window_size,
-        right=right_window_size,
-    )  # fmt: skip
 
 
 @op("FlexAttention", since=1, domain="ai.onnx.preview")

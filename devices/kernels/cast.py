@@ -104,41 +104,23 @@ def _spell(xp: Xp, x: Array) -> Array:
     return x.astype(str).astype(object)
 
 
-@op("Cast", since=6)
-def cast_6(xp: Xp, x: Array, *, to: int) -> Array:
-    """Return x as element type `to`."""
-    return convert(xp, x, element_type(to))
+_ROUND_MODES = {"round_mode": ("up", "down", "nearest")}
 
 
-@op("Cast", since=19)
-def cast_19(xp: Xp, x: Array, *, to: int, saturate: int = 1) -> Array:
-    """Return x as element type `to`; out of a float8's range saturates or not."""
-    return convert(xp, x, element_type(to), saturate=bool(saturate))
+@op("Cast", since=6, added={"saturate": 19, "round_mode": 24}, choices=_ROUND_MODES)
+def cast_6(xp: Xp, x: Array, *, to: int, saturate: int = 1, round_mode: str = "up") -> Array:
+    """Return x as element type `to`.
 
-
-@op("Cast", since=24, choices={"round_mode": ("up", "down", "nearest")})
-def cast_24(xp: Xp, x: Array, *, to: int, saturate: int = 1, round_mode: str = "up") -> Array:
-    """Return x as element type `to`; `round_mode` is for float8_e8m0."""
+    Out of a float8's range saturates or not; `round_mode` is for float8_e8m0.
+    """
     return convert(xp, x, element_type(to), saturate=bool(saturate), round_mode=round_mode)
 
 
-@op("CastLike", since=15)
-def cast_like_15(xp: Xp, x: Array, target: Array) -> Array:
-    """Return x in target's element type."""
-    return convert(xp, x, target.dtype)
-
-
-@op("CastLike", since=19)
-def cast_like_19(xp: Xp, x: Array, target: Array, *, saturate: int = 1) -> Array:
-    """Return x in target's element type; out of a float8's range saturates or not."""
-    return convert(xp, x, target.dtype, saturate=bool(saturate))
-
-
-@op("CastLike", since=24, choices={"round_mode": ("up", "down", "nearest")})
-def cast_like_24(
+@op("CastLike", since=15, added={"saturate": 19, "round_mode": 24}, choices=_ROUND_MODES)
+def cast_like_15(
     xp: Xp, x: Array, target: Array, *, saturate: int = 1, round_mode: str = "up"
 ) -> Array:
-    """Return x in target's element type; `round_mode` is for float8_e8m0."""
+    """Return x in target's element type, as `Cast` does."""
     return convert(xp, x, target.dtype, saturate=bool(saturate), round_mode=round_mode)
 
 

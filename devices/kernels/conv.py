@@ -28,11 +28,10 @@ def conv_1(
     kernel_shape: Ints | None = None,
     pads: Ints | None = None,
     strides: Ints | None = None,
-    out: Array | None = None,
 ) -> Array:
     """Return the convolution of x (N, C, ...) with w (M, C/group, ...), plus b (M)."""
     window = _conv_window(x, w, auto_pad, dilations, group, kernel_shape, pads, strides)
-    return convolve(xp, x, w, b, None, window, group, identity, out)
+    return convolve(xp, x, w, b, None, window, group, identity)
 
 
 @op("FusedConv", since=1, domain="hetero")
@@ -52,7 +51,6 @@ def fused_conv_1(
     strides: Ints | None = None,
     activation: str = "",
     activation_params: Sequence[float] = (),
-    out: Array | None = None,
 ) -> Array:
     """Return ``activation(Conv(x, w, b) + z)``, the last two steps done while a block is in cache.
 
@@ -71,7 +69,7 @@ def fused_conv_1(
         wider = [None if a is None else a.astype(w.dtype, copy=False) for a in (x, b, z)]
         y = convolve(xp, wider[0], w, wider[1], wider[2], window, group, activate)
         return y.astype(x.dtype)
-    return convolve(xp, x, w, b, z, window, group, activate, out, alike)
+    return convolve(xp, x, w, b, z, window, group, activate, alike)
 
 
 def _conv_window(

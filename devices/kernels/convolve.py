@@ -49,7 +49,6 @@ def convolve(
     window: Window,
     group: int,
     activate: Activate,
-    out: Array | None = None,
     alike: Array | None = None,
 ) -> Array:
     """Return ``activate(x convolved with w, + b, + z)`` of shape (N, M, *window.output).
@@ -64,8 +63,6 @@ def convolve(
     group : int
     activate : callable
         Called as ``activate(xp, y)`` to change a block of the output in place.
-    out : array or None
-        Where to write the result.
     alike : array or None
         For each of the M filters the first one that equals it; they then get the same result to
         the last bit, whatever the BLAS does. Only for one group.
@@ -78,9 +75,7 @@ def convolve(
         raise ValueError(f"bias has shape {b.shape}; {(m,)} wanted")
     if z is not None and z.shape != shape:
         raise ValueError(f"residual has shape {z.shape}; {shape} wanted")
-    y = out
-    if y is None or y.dtype != x.dtype or not y.flags.c_contiguous:
-        y = xp.empty(shape, x.dtype)
+    y = xp.empty(shape, x.dtype)
     bias = None if b is None else b.reshape(m, *(1,) * len(window.output))
 
     def finish(product: Array | None, image: int, channels: slice, rows: slice) -> None:

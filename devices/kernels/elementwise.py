@@ -192,27 +192,13 @@ def mean(xp: Xp, *inputs: Array) -> Array:
 
 
 @op("Clip", since=6)
-def clip_6(
-    xp: Xp,
-    x: Array,
-    *,
-    min: float = -3.4028235e38,
-    max: float = 3.4028235e38,
-    out: Array | None = None,
-) -> Array:
+def clip_6(xp: Xp, x: Array, *, min: float = -3.4028235e38, max: float = 3.4028235e38) -> Array:
     """Return x limited to [min, max]."""
-    return _clip(xp, x, xp.asarray(min).astype(x.dtype), xp.asarray(max).astype(x.dtype), out)
+    return _clip(xp, x, xp.asarray(min).astype(x.dtype), xp.asarray(max).astype(x.dtype))
 
 
 @op("Clip", since=11)
-def clip_11(
-    xp: Xp,
-    x: Array,
-    low: Array | None = None,
-    high: Array | None = None,
-    *,
-    out: Array | None = None,
-) -> Array:
+def clip_11(xp: Xp, x: Array, low: Array | None = None, high: Array | None = None) -> Array:
     """Return x limited to [low, high]; an absent limit does not limit."""
     for name, limit in (("min", low), ("max", high)):
         if limit is not None and limit.size != 1:
@@ -221,14 +207,14 @@ def clip_11(
             same_type(x, limit)
     low = None if low is None else low.reshape(())
     high = None if high is None else high.reshape(())
-    return _clip(xp, x, low, high, out)
+    return _clip(xp, x, low, high)
 
 
-def _clip(xp: Xp, x: Array, low: Array | None, high: Array | None, out: Array | None) -> Array:
+def _clip(xp: Xp, x: Array, low: Array | None, high: Array | None) -> Array:
     if x.dtype.kind == "f" and not (low is None and high is None):
         # One pass, and faster than `maximum` with a scalar by three times.
         low = -xp.inf if low is None else low
-        return xp.clip(x, low, xp.inf if high is None else high, out=out)
+        return xp.clip(x, low, xp.inf if high is None else high)
     if low is not None:
         x = xp.maximum(x, low)
     return x if high is None else xp.minimum(x, high)

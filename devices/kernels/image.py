@@ -130,10 +130,11 @@ def roi_align_10(
     spatial_scale: float = 1.0,
 ) -> Array:
     """Pool regions of interest at sampled points; pixel centres are at whole coordinates."""
-    pooled = (output_height, output_width)
-    return _roi_align(
-        xp, x, rois, batch_indices, mode, pooled, sampling_ratio, spatial_scale, half_pixel=False
-    )
+    return roi_align_16(
+        xp, x, rois, batch_indices, coordinate_transformation_mode="output_half_pixel", mode=mode,
+        output_height=output_height, output_width=output_width, sampling_ratio=sampling_ratio,
+        spatial_scale=spatial_scale,
+    )  # fmt: skip
 
 
 @op(
@@ -158,26 +159,13 @@ def roi_align_16(
     sampling_ratio: int = 0,
     spatial_scale: float = 1.0,
 ) -> Array:
-    """Pool regions of interest at sampled points; half_pixel: centres are half a pixel in."""
+    """Pool regions of interest at sampled points, (R, C, output_height, output_width).
+
+    x is (N, C, H, W), rois (R, 4) as x1, y1, x2, y2 in image pixels. With half_pixel, centres are
+    half a pixel in.
+    """
     half_pixel = coordinate_transformation_mode == "half_pixel"
     pooled = (output_height, output_width)
-    return _roi_align(
-        xp, x, rois, batch_indices, mode, pooled, sampling_ratio, spatial_scale, half_pixel
-    )
-
-
-def _roi_align(
-    xp: Xp,
-    x: Array,
-    rois: Array,
-    batch_indices: Array,
-    mode: str,
-    pooled: tuple[int, int],
-    sampling_ratio: int,
-    spatial_scale: float,
-    half_pixel: bool,
-) -> Array:
-    """Return (R, C, *pooled) for x (N, C, H, W), rois (R, 4) as x1, y1, x2, y2 in image pixels."""
     if rois.ndim != 2 or rois.shape[1] != 4 or batch_indices.shape != rois.shape[:1]:
         raise ValueError(
             f"rois of shape {rois.shape} and batch_indices of shape {batch_indices.shape} are not "

@@ -81,19 +81,9 @@ def gather_elements(xp: Xp, data: Array, indices: Array, *, axis: int = 0) -> Ar
     return xp.take(data.reshape(-1), element_numbers(xp, data, indices, axis))
 
 
-@op("GatherND", since=11)
-def gather_nd_11(xp: Xp, data: Array, indices: Array) -> Array:
-    """Take the slice that each index tuple in the last dimension of `indices` names."""
-    return _gather_nd(xp, data, indices, 0)
-
-
-@op("GatherND", since=12)
-def gather_nd_12(xp: Xp, data: Array, indices: Array, *, batch_dims: int = 0) -> Array:
+@op("GatherND", since=11, added={"batch_dims": 12})
+def gather_nd_11(xp: Xp, data: Array, indices: Array, *, batch_dims: int = 0) -> Array:
     """Take the slice that each index tuple names, within each of the first `batch_dims`."""
-    return _gather_nd(xp, data, indices, batch_dims)
-
-
-def _gather_nd(xp: Xp, data: Array, indices: Array, batch_dims: int) -> Array:
     if not 0 <= batch_dims < min(data.ndim, indices.ndim):
         raise ValueError(
             f"batch_dims {batch_dims} is out of range for ranks {data.ndim} and {indices.ndim}"
@@ -225,14 +215,8 @@ def top_k_1(xp: Xp, x: Array, *, k: int, axis: int = -1) -> tuple[Array, Array]:
     return _top_k(xp, x, k, axis, largest=True)
 
 
-@op("TopK", since=10, host=(1,))
-def top_k_10(xp: Xp, x: Array, k: Array, *, axis: int = -1) -> tuple[Array, Array]:
-    """Return the k largest elements along `axis`, and their indices."""
-    return _top_k(xp, x, int(k.item()), axis, largest=True)
-
-
-@op("TopK", since=11, host=(1,))
-def top_k_11(
+@op("TopK", since=10, host=(1,), added={"largest": 11, "sorted": 11})
+def top_k_10(
     xp: Xp, x: Array, k: Array, *, axis: int = -1, largest: int = 1, sorted: int = 1
 ) -> tuple[Array, Array]:
     """Return the k largest (or smallest) elements along `axis`, and their indices.

@@ -35,11 +35,11 @@ def _comparison(name: str) -> Kernel:
 
 
 def _connective(name: str) -> Kernel:
-    def kernel(xp: Xp, a: Array, b: Array, *, out: Array | None = None) -> Array:
+    def kernel(xp: Xp, a: Array, b: Array) -> Array:
         for array in (a, b):
             if array.dtype.kind != "b":
                 raise TypeError(f"{name} takes bool, not {array.dtype}")
-        return getattr(xp, name)(a, b, out=out)
+        return getattr(xp, name)(a, b)
 
     return kernel
 
@@ -51,11 +51,11 @@ for _op, _since, _name in _CONNECTIVES:
 
 
 @op("Not", since=1)
-def negate(xp: Xp, x: Array, *, out: Array | None = None) -> Array:
+def negate(xp: Xp, x: Array) -> Array:
     """Return the negation of booleans."""
     if x.dtype.kind != "b":
         raise TypeError(f"Not takes bool, not {x.dtype}")
-    return xp.logical_not(x, out=out)
+    return xp.logical_not(x)
 
 
 @op("Where", since=9)

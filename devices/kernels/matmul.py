@@ -7,7 +7,7 @@ from devices.kernels.precision import wide
 from devices.kernels.registry import op
 
 
-def _product(xp: Xp, a: Array, b: Array, out: Array | None) -> Array:
+def _product(xp: Xp, a: Array, b: Array) -> Array:
     if a.ndim == 0 or b.ndim == 0:
         raise ValueError(f"shapes {a.shape} and {b.shape}: MatMul takes no scalars")
     if a.shape[-1] != b.shape[-2 if b.ndim > 1 else 0]:
@@ -18,29 +18,26 @@ def _product(xp: Xp, a: Array, b: Array, out: Array | None) -> Array:
         rows = a.reshape(-1, a.shape[-1]) if a.size else a.reshape(0, a.shape[-1])
         shape = (*a.shape[:-1], b.shape[1])
         if a.size:
-            flat = None if out is None else out.reshape(-1, b.shape[1])
-            return xp.matmul(rows, b, out=flat).reshape(shape)
-    return xp.matmul(a, b, out=out)
+            return xp.matmul(rows, b).reshape(shape)
+    return xp.matmul(a, b)
 
 
 @op("MatMul", since=1)
-def matmul_1(xp: Xp, a: Array, b: Array, *, out: Array | None = None) -> Array:
+def matmul_1(xp: Xp, a: Array, b: Array) -> Array:
     """Return the matrix product over the last two axes, the others broadcast."""
     dtype = a.dtype
     same_type(a, b)
     a, b = wide(xp, a, b)
-    return _product(xp, a, b, out if a.dtype == dtype else None).astype(dtype, copy=False)
+    return _product(xp, a, b).astype(dtype, copy=False)
 
 
 @op("FusedMatMul", since=1, domain="hetero")
-def fused_matmul_1(
-    xp: Xp, a: Array, b: Array, c: Array | None = None, *, out: Array | None = None
-) -> Array:
+def fused_matmul_1(xp: Xp, a: Array, b: Array, c: Array | None = None) -> Array:
     """Return ``a @ b + c``; c broadcasts to the product."""
     dtype = a.dtype
     same_type(a, b)
     a, b, c = wide(xp, a, b, c)
-    y = _product(xp, a, b, out if a.dtype == dtype else None)
+    y = _product(xp, a, b)
     if c is not None:
         xp.add(y, c, out=y)
     return y.astype(dtype, copy=False)
@@ -62,7 +59,6 @@ def gemm_1(
 def gemm_7(
     xp: Xp, a: Array, b: Array, c: Array | None = None, *,
     alpha: float = 1.0, beta: float = 1.0, transA: int = 0, transB: int = 0,
-    out: Array | None = None,
 ) -> Array:  # fmt: skip
     """Return ``alpha * a @ b + beta * c`` of matrices; c broadcasts to the product."""
     if a.ndim != 2 or b.ndim != 2:
@@ -71,7 +67,7 @@ def gemm_7(
     dtype = a.dtype
     a, b, c = wide(xp, a, b, c)
     a, b = (a.T if transA else a), (b.T if transB else b)
-    y = _product(xp, a, b, out if a.dtype == dtype else None)
+    y = _product(xp, a, b)
     if alpha != 1:
         y = _scaled(xp, y, alpha)
     if c is not None and beta != 0:

@@ -31,6 +31,9 @@ _TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 _CLASSES = {"nodes_modes": (*_MODES, "LEAF"), "post_transform": POST_TRANSFORMS}
 _TARGETS = _CLASSES | {"aggregate_function": _AGGREGATES}
 
+#: What version 3 of the older operators takes also as a tensor, beside the leaves' weights.
+_TENSORS = ("base_values_as_tensor", "nodes_hitrates_as_tensor", "nodes_values_as_tensor")
+
 #: Elements of one block of leaves' weights.
 _BLOCK = 1 << 20
 
@@ -161,7 +164,13 @@ def _either(name: str, values: Floats | None, tensor: Array | None) -> Any:
     return values if tensor is None else tensor
 
 
-@op("TreeEnsembleRegressor", since=1, domain=ML, choices=_TARGETS)
+@op(
+    "TreeEnsembleRegressor",
+    since=1,
+    domain=ML,
+    choices=_TARGETS,
+    added=dict.fromkeys((*_TENSORS, "target_weights_as_tensor"), 3),
+)
 def tree_ensemble_regressor_1(
     xp: Xp,
     x: Array,
@@ -178,18 +187,25 @@ def tree_ensemble_regressor_1(
     target_treeids: Ints = (),
     aggregate_function: str = "SUM",
     base_values: Floats | None = None,
+    base_values_as_tensor: Array | None = None,
     nodes_hitrates: Floats | None = None,
+    nodes_hitrates_as_tensor: Array | None = None,
     nodes_missing_value_tracks_true: Ints | None = None,
     nodes_values: Floats | None = None,
+    nodes_values_as_tensor: Array | None = None,
     post_transform: str = "NONE",
     target_weights: Floats | None = None,
+    target_weights_as_tensor: Array | None = None,
 ) -> Array:
     """Return the leaves' weights, aggregated over the trees, plus the base values (N, targets)."""
+    base_values = _either("base_values", base_values, base_values_as_tensor)
+    values = _either("nodes_values", nodes_values, nodes_values_as_tensor)
+    weights = _either("target_weights", target_weights, target_weights_as_tensor)
     trees = _numbered(
         xp, _Same(nodes_treeids), _Same(nodes_nodeids), _Same(nodes_featureids),
-        _Same(nodes_modes), _Same(nodes_values), _Same(nodes_truenodeids),
+        _Same(nodes_modes), _Same(values), _Same(nodes_truenodeids),
         _Same(nodes_falsenodeids), _Same(nodes_missing_value_tracks_true),
-        _Same(target_treeids), _Same(target_nodeids), _Same(target_ids), _Same(target_weights),
+        _Same(target_treeids), _Same(target_nodeids), _Same(target_ids), _Same(weights),
         n_targets,
     )  # fmt: skip
     scores, _ = _aggregated(xp, rows_of(xp, x), trees, aggregate_function)
@@ -198,49 +214,13 @@ def tree_ensemble_regressor_1(
     return transformed(xp, scores, post_transform)
 
 
-@op("TreeEnsembleRegressor", since=3, domain=ML, choices=_TARGETS)
-def tree_ensemble_regressor_3(
-    xp: Xp,
-    x: Array,
-    *,
-    base_values: Floats | None = None,
-    base_values_as_tensor: Array | None = None,
-    nodes_hitrates_as_tensor: Array | None = None,
-    nodes_values: Floats | None = None,
-    nodes_values_as_tensor: Array | None = None,
-    target_weights: Floats | None = None,
-    target_weights_as_tensor: Array | None = None,
-    n_targets: int = 1,
-    nodes_featureids: Ints = (),
-    nodes_falsenodeids: Ints = (),
-    nodes_modes: Strings = (),
-    nodes_nodeids: Ints = (),
-    nodes_treeids: Ints = (),
-    nodes_truenodeids: Ints = (),
-    target_ids: Ints = (),
-    target_nodeids: Ints = (),
-    target_treeids: Ints = (),
-    aggregate_function: str = "SUM",
-    nodes_hitrates: Floats | None = None,
-    nodes_missing_value_tracks_true: Ints | None = None,
-    post_transform: str = "NONE",
-) -> Array:
-    """Return what version 1 does; values, weights and base values may be tensors."""
-    return tree_ensemble_regressor_1(
-        xp, x, n_targets=n_targets, nodes_featureids=nodes_featureids,
-        nodes_falsenodeids=nodes_falsenodeids, nodes_modes=nodes_modes,
-        nodes_nodeids=nodes_nodeids, nodes_treeids=nodes_treeids,
-        nodes_truenodeids=nodes_truenodeids, target_ids=target_ids,
-        target_nodeids=target_nodeids, target_treeids=target_treeids,
-        aggregate_function=aggregate_function, post_transform=post_transform,
-        nodes_missing_value_tracks_true=nodes_missing_value_tracks_true,
-        base_values=_either("base_values", base_values, base_values_as_tensor),
-        nodes_values=_either("nodes_values", nodes_values, nodes_values_as_tensor),
-        target_weights=_either("target_weights", target_weights, target_weights_as_tensor),
-    )  # fmt: skip
-
-
-@op("TreeEnsembleClassifier", since=1, domain=ML, choices=_CLASSES)
+@op(
+    "TreeEnsembleClassifier",
+    since=1,
+    domain=ML,
+    choices=_CLASSES,
+    added=dict.fromkeys((*_TENSORS, "class_weights_as_tensor"), 3),
+)
 def tree_ensemble_classifier_1(
     xp: Xp,
     x: Array,
@@ -255,12 +235,16 @@ def tree_ensemble_classifier_1(
     nodes_treeids: Ints = (),
     nodes_truenodeids: Ints = (),
     base_values: Floats | None = None,
+    base_values_as_tensor: Array | None = None,
     class_weights: Floats | None = None,
+    class_weights_as_tensor: Array | None = None,
     classlabels_int64s: Ints | None = None,
     classlabels_strings: Strings | None = None,
     nodes_hitrates: Floats | None = None,
+    nodes_hitrates_as_tensor: Array | None = None,
     nodes_missing_value_tracks_true: Ints | None = None,
     nodes_values: Floats | None = None,
+    nodes_values_as_tensor: Array | None = None,
     post_transform: str = "NONE",
 ) -> tuple[Array, Array]:
     """Return the label with the greatest sum of the leaves' weights, and the sums (N, classes).
@@ -269,11 +253,14 @@ def tree_ensemble_classifier_1(
     half decides for it where all weights are positive, else more than zero.
     """
     labels = labels_of(xp, classlabels_int64s, classlabels_strings)
+    base_values = _either("base_values", base_values, base_values_as_tensor)
+    values = _either("nodes_values", nodes_values, nodes_values_as_tensor)
+    weights = _either("class_weights", class_weights, class_weights_as_tensor)
     trees = _numbered(
         xp, _Same(nodes_treeids), _Same(nodes_nodeids), _Same(nodes_featureids),
-        _Same(nodes_modes), _Same(nodes_values), _Same(nodes_truenodeids),
+        _Same(nodes_modes), _Same(values), _Same(nodes_truenodeids),
         _Same(nodes_falsenodeids), _Same(nodes_missing_value_tracks_true),
-        _Same(class_treeids), _Same(class_nodeids), _Same(class_ids), _Same(class_weights),
+        _Same(class_treeids), _Same(class_nodeids), _Same(class_ids), _Same(weights),
         labels.size,
     )  # fmt: skip
     scores, scored = _aggregated(xp, rows_of(xp, x), trees, "SUM")
@@ -295,48 +282,6 @@ def tree_ensemble_classifier_1(
     # A class that no leaf adds to is not chosen, unless it has a base value.
     eligible = scores if base is not None else xp.where(scored, scores, -xp.inf)
     return labels[xp.argmax(eligible, axis=1)], transformed(xp, scores, post_transform)
-
-
-@op("TreeEnsembleClassifier", since=3, domain=ML, choices=_CLASSES)
-def tree_ensemble_classifier_3(
-    xp: Xp,
-    x: Array,
-    *,
-    base_values: Floats | None = None,
-    base_values_as_tensor: Array | None = None,
-    class_weights: Floats | None = None,
-    class_weights_as_tensor: Array | None = None,
-    nodes_hitrates_as_tensor: Array | None = None,
-    nodes_values: Floats | None = None,
-    nodes_values_as_tensor: Array | None = None,
-    class_ids: Ints = (),
-    class_nodeids: Ints = (),
-    class_treeids: Ints = (),
-    nodes_featureids: Ints = (),
-    nodes_falsenodeids: Ints = (),
-    nodes_modes: Strings = (),
-    nodes_nodeids: Ints = (),
-    nodes_treeids: Ints = (),
-    nodes_truenodeids: Ints = (),
-    classlabels_int64s: Ints | None = None,
-    classlabels_strings: Strings | None = None,
-    nodes_hitrates: Floats | None = None,
-    nodes_missing_value_tracks_true: Ints | None = None,
-    post_transform: str = "NONE",
-) -> tuple[Array, Array]:
-    """Return what version 1 does; values, weights and base values may be tensors."""
-    label_and_scores: tuple[Array, Array] = tree_ensemble_classifier_1(
-        xp, x, class_ids=class_ids, class_nodeids=class_nodeids, class_treeids=class_treeids,
-        nodes_featureids=nodes_featureids, nodes_falsenodeids=nodes_falsenodeids,
-        nodes_modes=nodes_modes, nodes_nodeids=nodes_nodeids, nodes_treeids=nodes_treeids,
-        nodes_truenodeids=nodes_truenodeids, classlabels_int64s=classlabels_int64s,
-        classlabels_strings=classlabels_strings, post_transform=post_transform,
-        nodes_missing_value_tracks_true=nodes_missing_value_tracks_true,
-        base_values=_either("base_values", base_values, base_values_as_tensor),
-        nodes_values=_either("nodes_values", nodes_values, nodes_values_as_tensor),
-        class_weights=_either("class_weights", class_weights, class_weights_as_tensor),
-    )  # fmt: skip
-    return label_and_scores
 
 
 @lru_cache(maxsize=32)

@@ -22,8 +22,7 @@ def _per_channel(x: Array, *parameters: Array) -> tuple[Array, ...]:
 
 
 def _batch_norm(
-    xp: Xp, x: Array, scale: Array, b: Array, mean: Array, var: Array, epsilon: float,
-    out: Array | None = None,
+    xp: Xp, x: Array, scale: Array, b: Array, mean: Array, var: Array, epsilon: float
 ) -> Array:  # fmt: skip
     """Return ``(x - mean) / sqrt(var + epsilon) * scale + b``, two passes over x."""
     dtype = x.dtype
@@ -31,7 +30,7 @@ def _batch_norm(
     factor = scale / xp.sqrt(var + epsilon)
     offset = b - mean * factor
     factor, offset = (v.astype(x.dtype, copy=False) for v in (factor, offset))
-    y = xp.multiply(x, factor, out=out if dtype == x.dtype else None)
+    y = x * factor
     xp.add(y, offset, out=y)
     return y.astype(dtype, copy=False)
 
@@ -49,12 +48,12 @@ def _running(old: Array, new: Array, momentum: float) -> Array:
 
 def _batch_norm_by_outputs(
     xp: Xp, x: Array, scale: Array, b: Array, mean: Array, var: Array, epsilon: float,
-    momentum: float, n_outputs: int, out: Array | None,
+    momentum: float, n_outputs: int,
 ) -> Array | tuple[Array, ...]:  # fmt: skip
     """Before opset 14 a node that names more than one output is in training."""
     if n_outputs == 1:
         scale, b, mean, var = _per_channel(x, scale, b, mean, var)
-        return _batch_norm(xp, x, scale, b, mean, var, epsilon, out)
+        return _batch_norm(xp, x, scale, b, mean, var, epsilon)
     now, spread = _batch_statistics(xp, x)
     scale, b, *batch = _per_channel(x, scale, b, now, spread)
     y = _batch_norm(xp, x, scale, b, batch[0], batch[1], epsilon)
@@ -66,12 +65,12 @@ def _batch_norm_by_outputs(
 def batch_normalization_6(
     xp: Xp, x: Array, scale: Array, b: Array, mean: Array, var: Array, *,
     epsilon: float = 1e-5, is_test: int = 0, momentum: float = 0.9, spatial: int = 1,
-    n_outputs: int = 1, out: Array | None = None,
+    n_outputs: int = 1,
 ) -> Array | tuple[Array, ...]:  # fmt: skip
     """As from opset 7 on; `is_test` forbids training whatever outputs are named."""
     return batch_normalization_7(
         xp, x, scale, b, mean, var, epsilon=epsilon, momentum=momentum, spatial=spatial,
-        n_outputs=1 if is_test else n_outputs, out=out,
+        n_outputs=1 if is_test else n_outputs,
     )  # fmt: skip
 
 
@@ -79,39 +78,37 @@ def batch_normalization_6(
 def batch_normalization_7(
     xp: Xp, x: Array, scale: Array, b: Array, mean: Array, var: Array, *,
     epsilon: float = 1e-5, momentum: float = 0.9, spatial: int = 1, n_outputs: int = 1,
-    out: Array | None = None,
 ) -> Array | tuple[Array, ...]:  # fmt: skip
     """Normalise each channel, or with `spatial` 0 each element of (C, ...), by given statistics."""
     if spatial:
-        return _batch_norm_by_outputs(xp, x, scale, b, mean, var, epsilon, momentum, n_outputs, out)
+        return _batch_norm_by_outputs(xp, x, scale, b, mean, var, epsilon, momentum, n_outputs)
     if n_outputs > 1:
         raise ValueError(
             "spatial=0 with statistics outputs (training) is not defined for inference"
         )
     if scale.shape != x.shape[1:]:
         raise ValueError(f"scale has shape {scale.shape}; {x.shape[1:]} wanted with spatial=0")
-    return _batch_norm(xp, x, scale, b, mean, var, epsilon, out)
+    return _batch_norm(xp, x, scale, b, mean, var, epsilon)
 
 
 @op("BatchNormalization", since=9)
 def batch_normalization_9(
     xp: Xp, x: Array, scale: Array, b: Array, mean: Array, var: Array, *,
-    epsilon: float = 1e-5, momentum: float = 0.9, n_outputs: int = 1, out: Array | None = None,
+    epsilon: float = 1e-5, momentum: float = 0.9, n_outputs: int = 1,
 ) -> Array | tuple[Array, ...]:  # fmt: skip
     """Normalise each channel by given statistics, or in training by the batch's own."""
-    return _batch_norm_by_outputs(xp, x, scale, b, mean, var, epsilon, momentum, n_outputs, out)
+    return _batch_norm_by_outputs(xp, x, scale, b, mean, var, epsilon, momentum, n_outputs)
 
 
 @op("BatchNormalization", since=14)
 def batch_normalization_14(
     xp: Xp, x: Array, scale: Array, b: Array, mean: Array, var: Array, *,
     epsilon: float = 1e-5, momentum: float = 0.9, training_mode: int = 0,
-    out: Array | None = None,
 ) -> Array | tuple[Array, ...]:  # fmt: skip
     """Normalise each channel by given statistics, or in training by the batch's own."""
     if not training_mode:
         scale, b, mean, var = _per_channel(x, scale, b, mean, var)
-        return _batch_norm(xp, x, scale, b, mean, var, epsilon, out)
+        return _batch_norm(xp, x, scale, b, mean, var, epsilon)
     now, spread = _batch_statistics(xp, x)
     scale, b, *batch = _per_channel(x, scale, b, now, spread)
     y = _batch_norm(xp, x, scale, b, batch[0], batch[1], epsilon)

@@ -148,30 +148,8 @@ def _max_pool_indices(xp: Xp, x: Array, window: Window, storage_order: int) -> t
     return y, index + planes
 
 
-@op("MaxPool", since=1)
+@op("MaxPool", since=1, added={"storage_order": 8, "ceil_mode": 10, "dilations": 10})
 def max_pool_1(
-    xp: Xp, x: Array, *,
-    auto_pad: str = "NOTSET", kernel_shape: Ints, pads: Ints | None = None,
-    strides: Ints | None = None,
-) -> Array:  # fmt: skip
-    """Return the maximum of each window."""
-    window = _pool_window(x, kernel_shape, strides, None, pads, auto_pad, 0)
-    return _max_pool(xp, x, window=window, storage_order=0, n_outputs=1)
-
-
-@op("MaxPool", since=8)
-def max_pool_8(
-    xp: Xp, x: Array, *,
-    auto_pad: str = "NOTSET", kernel_shape: Ints, pads: Ints | None = None,
-    storage_order: int = 0, strides: Ints | None = None, n_outputs: int = 1,
-) -> Array | tuple[Array, ...]:  # fmt: skip
-    """Return the maximum of each window, and where it is."""
-    window = _pool_window(x, kernel_shape, strides, None, pads, auto_pad, 0)
-    return _max_pool(xp, x, window=window, storage_order=storage_order, n_outputs=n_outputs)
-
-
-@op("MaxPool", since=10)
-def max_pool_10(
     xp: Xp, x: Array, *,
     auto_pad: str = "NOTSET", ceil_mode: int = 0, dilations: Ints | None = None,
     kernel_shape: Ints, pads: Ints | None = None, storage_order: int = 0,
@@ -198,41 +176,8 @@ def _average_pool(xp: Xp, x: Array, *, window: Window, count_include_pad: int) -
     return xp.ascontiguousarray(y / (count if isinstance(count, float) else count.astype(x.dtype)))
 
 
-@op("AveragePool", since=1)
+@op("AveragePool", since=1, added={"count_include_pad": 7, "ceil_mode": 10, "dilations": 19})
 def average_pool_1(
-    xp: Xp, x: Array, *,
-    auto_pad: str = "NOTSET", kernel_shape: Ints, pads: Ints | None = None,
-    strides: Ints | None = None,
-) -> Array:  # fmt: skip
-    """Return the mean of each window; padding never counts."""
-    window = _pool_window(x, kernel_shape, strides, None, pads, auto_pad, 0)
-    return _average_pool(xp, x, window=window, count_include_pad=0)
-
-
-@op("AveragePool", since=7)
-def average_pool_7(
-    xp: Xp, x: Array, *,
-    auto_pad: str = "NOTSET", count_include_pad: int = 0, kernel_shape: Ints,
-    pads: Ints | None = None, strides: Ints | None = None,
-) -> Array:  # fmt: skip
-    """Return the mean of each window; padding counts only with `count_include_pad`."""
-    window = _pool_window(x, kernel_shape, strides, None, pads, auto_pad, 0)
-    return _average_pool(xp, x, window=window, count_include_pad=count_include_pad)
-
-
-@op("AveragePool", since=10)
-def average_pool_10(
-    xp: Xp, x: Array, *,
-    auto_pad: str = "NOTSET", ceil_mode: int = 0, count_include_pad: int = 0,
-    kernel_shape: Ints, pads: Ints | None = None, strides: Ints | None = None,
-) -> Array:  # fmt: skip
-    """Return the mean of each window; what `ceil_mode` adds at the end never counts."""
-    window = _pool_window(x, kernel_shape, strides, None, pads, auto_pad, ceil_mode)
-    return _average_pool(xp, x, window=window, count_include_pad=count_include_pad)
-
-
-@op("AveragePool", since=19)
-def average_pool_19(
     xp: Xp, x: Array, *,
     auto_pad: str = "NOTSET", ceil_mode: int = 0, count_include_pad: int = 0,
     dilations: Ints | None = None, kernel_shape: Ints, pads: Ints | None = None,
@@ -250,19 +195,8 @@ def _lp_pool(xp: Xp, x: Array, *, window: Window, p: int) -> Array:
     return xp.sqrt(y) if p == 2 else y ** (1 / p)
 
 
-@op("LpPool", since=2)
+@op("LpPool", since=2, added={"ceil_mode": 18, "dilations": 18})
 def lp_pool_2(
-    xp: Xp, x: Array, *,
-    auto_pad: str = "NOTSET", kernel_shape: Ints, p: int = 2,
-    pads: Ints | None = None, strides: Ints | None = None,
-) -> Array:  # fmt: skip
-    """Return the p-norm of each window."""
-    window = _pool_window(x, kernel_shape, strides, None, pads, auto_pad, 0)
-    return _lp_pool(xp, x, window=window, p=p)
-
-
-@op("LpPool", since=18)
-def lp_pool_18(
     xp: Xp, x: Array, *,
     auto_pad: str = "NOTSET", ceil_mode: int = 0, dilations: Ints | None = None,
     kernel_shape: Ints, p: int = 2, pads: Ints | None = None,

@@ -46,32 +46,9 @@ def _spread(
     return value.reshape((-1,) + (1,) * (len(shape) - 1 - axis))
 
 
-def _quantize(
-    xp: Xp, x: Array, scale: Array, zero_point: Array | None,
-    axis: int, block_size: int = 0, saturate: bool = True, output: int = 0, precision: int = 0,
-) -> Array:  # fmt: skip
-    if zero_point is not None:
-        to = zero_point.dtype
-        if output and element_type(output) != to:
-            raise TypeError(f"output_dtype is {element_type(output)}, the zero point {to}")
-        if zero_point.shape != scale.shape and (zero_point.size, scale.size) != (1, 1):
-            raise ValueError(f"scale has shape {scale.shape}, the zero point {zero_point.shape}")
-    else:
-        to = element_type(output) if output else xp.dtype(xp.uint8)
-    scale = _spread(xp, "y_scale", scale, x.shape, axis, block_size)
-    # The quotient has the scale's type, if that is one to divide in.
-    if precision:
-        divide_in = element_type(precision)
-    elif scale.dtype.kind in "iu":
-        divide_in = xp.dtype(xp.float64)
-    else:
-        divide_in = scale.dtype if scale.dtype.name != "float8_e8m0fnu" else xp.dtype(xp.float32)
-    y = xp.divide(x.astype(divide_in, copy=False), scale.astype(divide_in, copy=False))
-    if divide_in.itemsize < 4:
-        y = y.astype(xp.float32)
-    if zero_point is not None:
-        zero_point = _spread(xp, "y_zero_point", zero_point, x.shape, axis, block_size)
-    return _saturate(xp, y, zero_point, to, saturate)
+def _match(scale: Array, zero_point: Array) -> None:
+    if zero_point.shape != scale.shape and (zero_point.size, scale.size) != (1, 1):
+        raise ValueError(f"scale has shape {scale.shape}, the zero point {zero_point.shape}")
 
 
 def _saturate(xp: Xp, y: Array, zero_point: Array | None, to: Any, saturate: bool = True) -> Array:
@@ -90,67 +67,69 @@ def _saturate(xp: Xp, y: Array, zero_point: Array | None, to: Any, saturate: boo
     return convert(xp, y, to, saturate=saturate)
 
 
+@op(
+    "QuantizeLinear",
+    since=13,
+    added={"saturate": 19, "block_size": 21, "output_dtype": 21, "precision": 23},
+)
+def quantize_13(
+    xp: Xp, x: Array, y_scale: Array, y_zero_point: Array | None = None, *,
+    axis: int = 1, block_size: int = 0, output_dtype: int = 0, precision: int = 0,
+    saturate: int = 1,
+) -> Array:  # fmt: skip
+    """Return saturate(round(x / y_scale) + y_zero_point): scalars, vectors along the axis, blocks.
+
+    Of type `output_dtype` or the zero point's; divided in type `precision` or the scale's. Beyond
+    a float8's range, `saturate` gives its greatest value.
+    """
+    zero_point = y_zero_point
+    if zero_point is not None:
+        to = zero_point.dtype
+        if output_dtype and element_type(output_dtype) != to:
+            raise TypeError(f"output_dtype is {element_type(output_dtype)}, the zero point {to}")
+        _match(y_scale, zero_point)
+    else:
+        to = element_type(output_dtype) if output_dtype else xp.dtype(xp.uint8)
+    scale = _spread(xp, "y_scale", y_scale, x.shape, axis, block_size)
+    # The quotient has the scale's type, if that is one to divide in.
+    if precision:
+        divide_in = element_type(precision)
+    elif scale.dtype.kind in "iu":
+        divide_in = xp.dtype(xp.float64)
+    else:
+        divide_in = scale.dtype if scale.dtype.name != "float8_e8m0fnu" else xp.dtype(xp.float32)
+    y = xp.divide(x.astype(divide_in, copy=False), scale.astype(divide_in, copy=False))
+    if divide_in.itemsize < 4:
+        y = y.astype(xp.float32)
+    if zero_point is not None:
+        zero_point = _spread(xp, "y_zero_point", zero_point, x.shape, axis, block_size)
+    return _saturate(xp, y, zero_point, to, bool(saturate))
+
+
 @op("QuantizeLinear", since=10)
 def quantize_10(xp: Xp, x: Array, y_scale: Array, y_zero_point: Array | None = None) -> Array:
     """Return saturate(round(x / y_scale) + y_zero_point), both scalars."""
     if y_scale.size != 1:
         raise ValueError(f"y_scale has shape {y_scale.shape}; before opset 13 it is a scalar")
-    return _quantize(xp, x, y_scale, y_zero_point, 0)
+    return quantize_13(xp, x, y_scale, y_zero_point)
 
 
-@op("QuantizeLinear", since=13)
-def quantize_13(
-    xp: Xp, x: Array, y_scale: Array, y_zero_point: Array | None = None, *, axis: int = 1
-) -> Array:
-    """Return saturate(round(x / y_scale) + y_zero_point), scalars or vectors along the axis."""
-    return _quantize(xp, x, y_scale, y_zero_point, axis)
-
-
-@op("QuantizeLinear", since=19)
-def quantize_19(
-    xp: Xp, x: Array, y_scale: Array, y_zero_point: Array | None = None, *,
-    axis: int = 1, saturate: int = 1,
+@op("DequantizeLinear", since=13, added={"block_size": 21, "output_dtype": 23})
+def dequantize_13(
+    xp: Xp, x: Array, x_scale: Array, x_zero_point: Array | None = None, *,
+    axis: int = 1, block_size: int = 0, output_dtype: int = 0,
 ) -> Array:  # fmt: skip
-    """Quantise also to float8, which saturates or not."""
-    return _quantize(xp, x, y_scale, y_zero_point, axis, saturate=bool(saturate))
-
-
-@op("QuantizeLinear", since=21)
-def quantize_21(
-    xp: Xp, x: Array, y_scale: Array, y_zero_point: Array | None = None, *,
-    axis: int = 1, block_size: int = 0, output_dtype: int = 0, saturate: int = 1,
-) -> Array:  # fmt: skip
-    """Quantise also in blocks along the axis, to a type given or the zero point's."""
-    return _quantize(xp, x, y_scale, y_zero_point, axis, block_size, bool(saturate), output_dtype)
-
-
-@op("QuantizeLinear", since=23)
-def quantize_23(
-    xp: Xp, x: Array, y_scale: Array, y_zero_point: Array | None = None, *,
-    axis: int = 1, block_size: int = 0, output_dtype: int = 0, precision: int = 0,
-    saturate: int = 1,
-) -> Array:  # fmt: skip
-    """Quantise, dividing in the type given as precision or in the scale's."""
-    return _quantize(
-        xp, x, y_scale, y_zero_point, axis, block_size, bool(saturate), output_dtype, precision
-    )
-
-
-def _dequantize(
-    xp: Xp, x: Array, scale: Array, zero_point: Array | None,
-    axis: int, block_size: int = 0, output: int = 0,
-) -> Array:  # fmt: skip
-    to = element_type(output) if output else scale.dtype
+    """Return (x - x_zero_point) * x_scale: scalars, vectors along the axis, or blocks along it."""
+    to, zero_point = element_type(output_dtype) if output_dtype else x_scale.dtype, x_zero_point
     if zero_point is not None:
         if zero_point.dtype != x.dtype:
             raise TypeError(f"x is of {x.dtype}, its zero point of {zero_point.dtype}")
-        if zero_point.shape != scale.shape and (zero_point.size, scale.size) != (1, 1):
-            raise ValueError(f"scale has shape {scale.shape}, the zero point {zero_point.shape}")
+        _match(x_scale, zero_point)
     compute_in = xp.float64 if to == xp.float64 else xp.float32
     y = x.astype(compute_in)
     if zero_point is not None:
         y -= _spread(xp, "x_zero_point", zero_point, x.shape, axis, block_size).astype(compute_in)
-    y *= _spread(xp, "x_scale", scale, x.shape, axis, block_size).astype(compute_in)
+    y *= _spread(xp, "x_scale", x_scale, x.shape, axis, block_size).astype(compute_in)
     return convert(xp, y, to)
 
 
@@ -159,33 +138,7 @@ def dequantize_10(xp: Xp, x: Array, x_scale: Array, x_zero_point: Array | None =
     """Return (x - x_zero_point) * x_scale, both scalars."""
     if x_scale.size != 1:
         raise ValueError(f"x_scale has shape {x_scale.shape}; before opset 13 it is a scalar")
-    return _dequantize(xp, x, x_scale, x_zero_point, 0)
-
-
-@op("DequantizeLinear", since=13)
-def dequantize_13(
-    xp: Xp, x: Array, x_scale: Array, x_zero_point: Array | None = None, *, axis: int = 1
-) -> Array:
-    """Return (x - x_zero_point) * x_scale, scalars or vectors along the axis."""
-    return _dequantize(xp, x, x_scale, x_zero_point, axis)
-
-
-@op("DequantizeLinear", since=21)
-def dequantize_21(
-    xp: Xp, x: Array, x_scale: Array, x_zero_point: Array | None = None, *,
-    axis: int = 1, block_size: int = 0,
-) -> Array:  # fmt: skip
-    """Dequantise also in blocks along the axis."""
-    return _dequantize(xp, x, x_scale, x_zero_point, axis, block_size)
-
-
-@op("DequantizeLinear", since=23)
-def dequantize_23(
-    xp: Xp, x: Array, x_scale: Array, x_zero_point: Array | None = None, *,
-    axis: int = 1, block_size: int = 0, output_dtype: int = 0,
-) -> Array:  # fmt: skip
-    """Dequantise to the type given or the scale's."""
-    return _dequantize(xp, x, x_scale, x_zero_point, axis, block_size, output_dtype)
+    return dequantize_13(xp, x, x_scale, x_zero_point)
 
 
 @op("DynamicQuantizeLinear", since=11)

@@ -196,13 +196,30 @@ def _scan(
     )
 
 
-def _rnn(
-    xp: Xp, x: Array, w: Array, r: Array, b: Array | None, lengths: Array | None,
-    initial_h: Array | None, names: Strings, alphas: Floats | None, betas: Floats | None,
-    clip: float | None, direction: str, hidden_size: int | None, layout: int,
+_ACTIVATIONS = (
+    "Affine", "Elu", "HardSigmoid", "LeakyRelu", "Relu", "ScaledTanh", "Sigmoid", "Softplus",
+    "Softsign", "Tanh", "ThresholdedRelu",
+)  # fmt: skip
+_CHOICES = {
+    "direction": ("forward", "reverse", "bidirectional"),
+    # ONNX Runtime and the kernels below take them in any case.
+    "activations": tuple(s for name in _ACTIVATIONS for s in (name, name.lower(), name.upper())),
+}
+
+
+@op("RNN", since=7, added={"layout": 14}, choices=_CHOICES)
+def rnn_7(
+    xp: Xp, x: Array, w: Array, r: Array, b: Array | None = None,
+    sequence_lens: Array | None = None, initial_h: Array | None = None, *,
+    activation_alpha: Floats | None = None, activation_beta: Floats | None = None,
+    activations: Strings = ("Tanh", "Tanh"), clip: float | None = None,
+    direction: str = "forward", hidden_size: int | None = None, layout: int = 0,
 ) -> tuple[Array, ...]:  # fmt: skip
-    layer = _layer(xp, 1, x, w, r, b, lengths, initial_h, clip, hidden_size, direction, layout)
-    functions = _activations(xp, names, alphas, betas, w.shape[0])
+    """Return Y (T, D, B, H) and Y_h of ``H = f(X W' + H R' + b)``; `layout` 1: batch first."""
+    layer = _layer(
+        xp, 1, x, w, r, b, sequence_lens, initial_h, clip, hidden_size, direction, layout
+    )
+    functions = _activations(xp, activations, activation_alpha, activation_beta, w.shape[0])
 
     def make_step(d: int) -> tuple[Array, Step]:
         recurrent, f = layer.r[d], functions[d]
@@ -215,15 +232,20 @@ def _rnn(
     return _scan(xp, layer, direction, (layer.initial_h,), make_step)
 
 
-def _gru(
-    xp: Xp, x: Array, w: Array, r: Array, b: Array | None, lengths: Array | None,
-    initial_h: Array | None, names: Strings | None, alphas: Floats | None, betas: Floats | None,
-    clip: float | None, direction: str, hidden_size: int | None, linear_before_reset: int,
-    layout: int,
+@op("GRU", since=7, added={"layout": 14}, choices=_CHOICES)
+def gru_7(
+    xp: Xp, x: Array, w: Array, r: Array, b: Array | None = None,
+    sequence_lens: Array | None = None, initial_h: Array | None = None, *,
+    activation_alpha: Floats | None = None, activation_beta: Floats | None = None,
+    activations: Strings | None = None, clip: float | None = None, direction: str = "forward",
+    hidden_size: int | None = None, layout: int = 0, linear_before_reset: int = 0,
 ) -> tuple[Array, ...]:  # fmt: skip
-    layer = _layer(xp, 3, x, w, r, b, lengths, initial_h, clip, hidden_size, direction, layout)
-    names = names or ("Sigmoid", "Tanh") * w.shape[0]
-    functions = _activations(xp, names, alphas, betas, 2 * w.shape[0])
+    """Return Y (T, D, B, H) and Y_h of the gated recurrent unit; `layout` 1: batch first."""
+    layer = _layer(
+        xp, 3, x, w, r, b, sequence_lens, initial_h, clip, hidden_size, direction, layout
+    )
+    names = activations or ("Sigmoid", "Tanh") * w.shape[0]
+    functions = _activations(xp, names, activation_alpha, activation_beta, 2 * w.shape[0])
     n = layer.hidden
 
     def make_step(d: int) -> tuple[Array, Step]:
@@ -253,20 +275,26 @@ def _gru(
     return _scan(xp, layer, direction, (layer.initial_h,), make_step)
 
 
-def _lstm(
-    xp: Xp, x: Array, w: Array, r: Array, b: Array | None, lengths: Array | None,
-    initial_h: Array | None, initial_c: Array | None, p: Array | None, names: Strings | None,
-    alphas: Floats | None, betas: Floats | None, clip: float | None, direction: str,
-    hidden_size: int | None, input_forget: int, layout: int,
+@op("LSTM", since=7, added={"layout": 14}, choices=_CHOICES)
+def lstm_7(
+    xp: Xp, x: Array, w: Array, r: Array, b: Array | None = None,
+    sequence_lens: Array | None = None, initial_h: Array | None = None,
+    initial_c: Array | None = None, p: Array | None = None, *,
+    activation_alpha: Floats | None = None, activation_beta: Floats | None = None,
+    activations: Strings | None = None, clip: float | None = None, direction: str = "forward",
+    hidden_size: int | None = None, input_forget: int = 0, layout: int = 0,
 ) -> tuple[Array, ...]:  # fmt: skip
-    layer = _layer(xp, 4, x, w, r, b, lengths, initial_h, clip, hidden_size, direction, layout)
+    """Return Y (T, D, B, H), Y_h and Y_c of the long short-term memory; `layout` 1: batch first."""
+    layer = _layer(
+        xp, 4, x, w, r, b, sequence_lens, initial_h, clip, hidden_size, direction, layout
+    )
     n = layer.hidden
     initial_c, p = wide(xp, initial_c, p)
     start = _initial(xp, layer.x, initial_c, w.shape[0], n, layout, "initial_c")
     if p is not None and p.shape != (w.shape[0], 3 * n):
         raise ValueError(f"P has shape {p.shape}; {(w.shape[0], 3 * n)} wanted")
-    names = names or ("Sigmoid", "Tanh", "Tanh") * w.shape[0]
-    functions = _activations(xp, names, alphas, betas, 3 * w.shape[0])
+    names = activations or ("Sigmoid", "Tanh", "Tanh") * w.shape[0]
+    functions = _activations(xp, names, activation_alpha, activation_beta, 3 * w.shape[0])
     uniform = p is None and not input_forget
 
     def make_step(d: int) -> tuple[Array, Step]:
@@ -298,106 +326,3 @@ def _lstm(
         return layer.input_bias[d] + layer.hidden_bias[d], step
 
     return _scan(xp, layer, direction, (layer.initial_h, start), make_step)
-
-
-_ACTIVATIONS = (
-    "Affine", "Elu", "HardSigmoid", "LeakyRelu", "Relu", "ScaledTanh", "Sigmoid", "Softplus",
-    "Softsign", "Tanh", "ThresholdedRelu",
-)  # fmt: skip
-_CHOICES = {
-    "direction": ("forward", "reverse", "bidirectional"),
-    # ONNX Runtime and the kernels below take them in any case.
-    "activations": tuple(s for name in _ACTIVATIONS for s in (name, name.lower(), name.upper())),
-}
-
-
-@op("RNN", since=7, choices=_CHOICES)
-def rnn_7(
-    xp: Xp, x: Array, w: Array, r: Array, b: Array | None = None,
-    sequence_lens: Array | None = None, initial_h: Array | None = None, *,
-    activation_alpha: Floats | None = None, activation_beta: Floats | None = None,
-    activations: Strings = ("Tanh", "Tanh"), clip: float | None = None,
-    direction: str = "forward", hidden_size: int | None = None,
-) -> tuple[Array, ...]:  # fmt: skip
-    """Return Y (T, D, B, H) and Y_h of ``H = f(X W' + H R' + b)``."""
-    return _rnn(
-        xp, x, w, r, b, sequence_lens, initial_h, activations, activation_alpha,
-        activation_beta, clip, direction, hidden_size, 0,
-    )  # fmt: skip
-
-
-@op("RNN", since=14, choices=_CHOICES)
-def rnn_14(
-    xp: Xp, x: Array, w: Array, r: Array, b: Array | None = None,
-    sequence_lens: Array | None = None, initial_h: Array | None = None, *,
-    activation_alpha: Floats | None = None, activation_beta: Floats | None = None,
-    activations: Strings = ("Tanh", "Tanh"), clip: float | None = None,
-    direction: str = "forward", hidden_size: int | None = None, layout: int = 0,
-) -> tuple[Array, ...]:  # fmt: skip
-    """Return Y and Y_h of ``H = f(X W' + H R' + b)``; `layout` 1 puts the batch first."""
-    return _rnn(
-        xp, x, w, r, b, sequence_lens, initial_h, activations, activation_alpha,
-        activation_beta, clip, direction, hidden_size, layout,
-    )  # fmt: skip
-
-
-@op("GRU", since=7, choices=_CHOICES)
-def gru_7(
-    xp: Xp, x: Array, w: Array, r: Array, b: Array | None = None,
-    sequence_lens: Array | None = None, initial_h: Array | None = None, *,
-    activation_alpha: Floats | None = None, activation_beta: Floats | None = None,
-    activations: Strings | None = None, clip: float | None = None, direction: str = "forward",
-    hidden_size: int | None = None, linear_before_reset: int = 0,
-) -> tuple[Array, ...]:  # fmt: skip
-    """Return Y (T, D, B, H) and Y_h of the gated recurrent unit."""
-    return _gru(
-        xp, x, w, r, b, sequence_lens, initial_h, activations, activation_alpha,
-        activation_beta, clip, direction, hidden_size, linear_before_reset, 0,
-    )  # fmt: skip
-
-
-@op("GRU", since=14, choices=_CHOICES)
-def gru_14(
-    xp: Xp, x: Array, w: Array, r: Array, b: Array | None = None,
-    sequence_lens: Array | None = None, initial_h: Array | None = None, *,
-    activation_alpha: Floats | None = None, activation_beta: Floats | None = None,
-    activations: Strings | None = None, clip: float | None = None, direction: str = "forward",
-    hidden_size: int | None = None, layout: int = 0, linear_before_reset: int = 0,
-) -> tuple[Array, ...]:  # fmt: skip
-    """Return Y and Y_h of the gated recurrent unit; `layout` 1 puts the batch first."""
-    return _gru(
-        xp, x, w, r, b, sequence_lens, initial_h, activations, activation_alpha,
-        activation_beta, clip, direction, hidden_size, linear_before_reset, layout,
-    )  # fmt: skip
-
-
-@op("LSTM", since=7, choices=_CHOICES)
-def lstm_7(
-    xp: Xp, x: Array, w: Array, r: Array, b: Array | None = None,
-    sequence_lens: Array | None = None, initial_h: Array | None = None,
-    initial_c: Array | None = None, p: Array | None = None, *,
-    activation_alpha: Floats | None = None, activation_beta: Floats | None = None,
-    activations: Strings | None = None, clip: float | None = None, direction: str = "forward",
-    hidden_size: int | None = None, input_forget: int = 0,
-) -> tuple[Array, ...]:  # fmt: skip
-    """Return Y (T, D, B, H), Y_h and Y_c of the long short-term memory."""
-    return _lstm(
-        xp, x, w, r, b, sequence_lens, initial_h, initial_c, p, activations, activation_alpha,
-        activation_beta, clip, direction, hidden_size, input_forget, 0,
-    )  # fmt: skip
-
-
-@op("LSTM", since=14, choices=_CHOICES)
-def lstm_14(
-    xp: Xp, x: Array, w: Array, r: Array, b: Array | None = None,
-    sequence_lens: Array | None = None, initial_h: Array | None = None,
-    initial_c: Array | None = None, p: Array | None = None, *,
-    activation_alpha: Floats | None = None, activation_beta: Floats | None = None,
-    activations: Strings | None = None, clip: float | None = None, direction: str = "forward",
-    hidden_size: int | None = None, input_forget: int = 0, layout: int = 0,
-) -> tuple[Array, ...]:  # fmt: skip
-    """Return Y, Y_h and Y_c of the long short-term memory; `layout` 1 puts the batch first."""
-    return _lstm(
-        xp, x, w, r, b, sequence_lens, initial_h, initial_c, p, activations, activation_alpha,
-        activation_beta, clip, direction, hidden_size, input_forget, layout,
-    )  # fmt: skip

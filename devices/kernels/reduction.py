@@ -175,28 +175,16 @@ def _arg(xp: Xp, name: str, data: Array, axis: int, keepdims: int, last: int) ->
     return xp.expand_dims(index, axis) if keepdims and data.ndim else index
 
 
-@op("ArgMax", since=1)
-def arg_max_1(xp: Xp, data: Array, *, axis: int = 0, keepdims: int = 1) -> Array:
-    """Return the index of the greatest element along the axis, the first of equal ones."""
-    return _arg(xp, "argmax", data, axis, keepdims, 0)
-
-
-@op("ArgMax", since=12)
-def arg_max_12(
+@op("ArgMax", since=1, added={"select_last_index": 12})
+def arg_max_1(
     xp: Xp, data: Array, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0
 ) -> Array:
     """Return the index of the greatest element along the axis, the first or last of equal ones."""
     return _arg(xp, "argmax", data, axis, keepdims, select_last_index)
 
 
-@op("ArgMin", since=1)
-def arg_min_1(xp: Xp, data: Array, *, axis: int = 0, keepdims: int = 1) -> Array:
-    """Return the index of the least element along the axis, the first of equal ones."""
-    return _arg(xp, "argmin", data, axis, keepdims, 0)
-
-
-@op("ArgMin", since=12)
-def arg_min_12(
+@op("ArgMin", since=1, added={"select_last_index": 12})
+def arg_min_1(
     xp: Xp, data: Array, *, axis: int = 0, keepdims: int = 1, select_last_index: int = 0
 ) -> Array:
     """Return the index of the least element along the axis, the first or last of equal ones."""

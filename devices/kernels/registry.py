@@ -21,8 +21,9 @@ A kernel is one pure function of arrays whose signature is the ONNX operator's::
   ``out``        an array of the result's shape and dtype that may be written into, or ``None``
   ``opset``      the version of the operator's domain that the model imports
 
-The registration says which values an attribute may have (`choices`); a query refuses others, so
-that a kernel need not.
+The registration says which values an attribute may have (`choices`) and which opset brought an
+input or attribute that the first one lacks (`added`); a query refuses others, so that a kernel
+need not.
 """
 
 from __future__ import annotations
@@ -71,12 +72,14 @@ class Kernel:
     function: KernelFunction
     #: Positions of inputs wanted as host (numpy) arrays; `(ALL,)` for every one.
     host: tuple[int, ...] = ()
-    #: Names of the keyword-only parameters, reserved ones left out.
+    #: Names of the keyword-only parameters, reserved and later ones left out.
     attributes: frozenset[str] = field(default=frozenset())
     #: Reserved parameters that the function declares.
     wants: frozenset[str] = field(default=frozenset())
     #: Valid values of attributes that have few.
     choices: Choices = field(default_factory=dict, hash=False)
+    #: Parameters of the function that only a later opset has.
+    later: frozenset[str] = field(default=frozenset())
 
 
 class KernelRegistry:
@@ -122,6 +125,7 @@ def op(
     domain: str = "",
     host: tuple[int, ...] = (),
     choices: Choices | None = None,
+    added: Mapping[str, int] | None = None,
 ) -> Callable[[KernelFunction], KernelFunction]:
     """Register the decorated function as `op_type`'s kernel.
 
@@ -138,28 +142,32 @@ def op(
         Positions of inputs wanted as host arrays, or ``(ALL,)``.
     choices : mapping of str to tuple, optional
         The valid values of attributes, beside those that mean the same in every operator.
+    added : mapping of str to int, optional
+        Input or attribute -> the opset that brought it, where that is later than `since`.
 
     Raises
     ------
     ValueError
-        The operator has a kernel of this opset already, or `choices` names no attribute.
+        The operator has a kernel of this opset already, or `choices` names no attribute, or
+        `added` no parameter.
     """
 
     def register(function: KernelFunction) -> KernelFunction:
-        keywords = {
-            name
-            for name, parameter in inspect.signature(function).parameters.items()
-            if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-        }
+        parameters = inspect.signature(function).parameters
+        keywords = {n for n, p in parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
         if unknown := sorted((choices or {}).keys() - keywords):
             raise ValueError(f"{_where(function)} has no attribute {unknown[0]!r} to choose for")
+        if unknown := sorted((added or {}).keys() - parameters.keys()):
+            raise ValueError(f"{_where(function)} has no parameter {unknown[0]!r} to be added")
         valid = {n: v for n, v in _EVERYWHERE.items() if n in keywords} | dict(choices or {})
-        for version in (since,) if isinstance(since, int) else since:
+        own = {since} if isinstance(since, int) else {*since}
+        for version in sorted(own | {*(added or {}).values()}):
+            later = frozenset(n for n, brought in (added or {}).items() if brought > version)
             KERNELS.add(
                 Kernel(
                     domain, op_type, version, function, host,
-                    frozenset(keywords - RESERVED), frozenset(keywords & RESERVED),
-                    valid,
+                    frozenset(keywords - RESERVED - later), frozenset(keywords & RESERVED),
+                    {n: v for n, v in valid.items() if n not in later}, later,
                 )
             )  # fmt: skip
         return function

@@ -9,27 +9,20 @@ from devices.kernels.element_types import Array, Xp, is_narrow_float, same_type
 from devices.kernels.index import element_numbers, row_numbers
 from devices.kernels.registry import op
 
+_REDUCTIONS = {"reduction": ("none", "add", "mul", "max", "min")}
+
 
 @op("Scatter", since=9)
-@op("ScatterElements", since=11)
-def scatter_elements_11(
-    xp: Xp, data: Array, indices: Array, updates: Array, *, axis: int = 0
-) -> Array:
+def scatter_9(xp: Xp, data: Array, indices: Array, updates: Array, *, axis: int = 0) -> Array:
     """Put each update where `indices` says along `axis`."""
-    return _scatter_elements(xp, data, indices, updates, axis, "none")
+    return scatter_elements_11(xp, data, indices, updates, axis=axis)
 
 
-@op("ScatterElements", since=16, choices={"reduction": ("none", "add", "mul", "max", "min")})
-def scatter_elements_16(
+@op("ScatterElements", since=11, added={"reduction": 16}, choices=_REDUCTIONS)
+def scatter_elements_11(
     xp: Xp, data: Array, indices: Array, updates: Array, *, axis: int = 0, reduction: str = "none"
 ) -> Array:
     """Put each update where `indices` says along `axis`, or reduce it into what is there."""
-    return _scatter_elements(xp, data, indices, updates, axis, reduction)
-
-
-def _scatter_elements(
-    xp: Xp, data: Array, indices: Array, updates: Array, axis: int, reduction: str
-) -> Array:
     axis = axis_of(axis, data.ndim)
     numbers = element_numbers(xp, data, indices, axis)
     if updates.shape != indices.shape:
@@ -38,21 +31,11 @@ def _scatter_elements(
     return flat.reshape(data.shape)
 
 
-@op("ScatterND", since=11)
-def scatter_nd_11(xp: Xp, data: Array, indices: Array, updates: Array) -> Array:
-    """Put each slice of `updates` where its index tuple says."""
-    return _scatter_nd(xp, data, indices, updates, "none")
-
-
-@op("ScatterND", since=16, choices={"reduction": ("none", "add", "mul", "max", "min")})
-def scatter_nd_16(
+@op("ScatterND", since=11, added={"reduction": 16}, choices=_REDUCTIONS)
+def scatter_nd_11(
     xp: Xp, data: Array, indices: Array, updates: Array, *, reduction: str = "none"
 ) -> Array:
     """Put each slice of `updates` where its index tuple says, or reduce it into what is there."""
-    return _scatter_nd(xp, data, indices, updates, reduction)
-
-
-def _scatter_nd(xp: Xp, data: Array, indices: Array, updates: Array, reduction: str) -> Array:
     depth = indices.shape[-1] if indices.ndim else 0
     if not 1 <= depth <= data.ndim:
         raise ValueError(f"indices of shape {indices.shape} do not fit data of rank {data.ndim}")

@@ -13,15 +13,9 @@ from devices.kernels.element_types import Array, Xp
 from devices.kernels.registry import op
 
 
-@op("Reshape", since=5, host=(1,))
-def reshape_5(xp: Xp, data: Array, shape: Array) -> Array:
-    """Reshape; 0 copies the input's dimension, one -1 is inferred."""
-    return _reshape(data, shape.tolist(), allowzero=False)
-
-
-@op("Reshape", since=14, host=(1,))
-def reshape_14(xp: Xp, data: Array, shape: Array, *, allowzero: int = 0) -> Array:
-    """Reshape; with `allowzero`, 0 is a dimension of no elements."""
+@op("Reshape", since=5, host=(1,), added={"allowzero": 14})
+def reshape_5(xp: Xp, data: Array, shape: Array, *, allowzero: int = 0) -> Array:
+    """Reshape; 0 copies the input's dimension or, with `allowzero`, is one; one -1 is inferred."""
     return _reshape(data, shape.tolist(), allowzero=bool(allowzero))
 
 
@@ -140,14 +134,8 @@ def tile(xp: Xp, x: Array, repeats: Array) -> Array:
     return xp.tile(x, counts)
 
 
-@op("Shape", since=1)
-def shape_1(xp: Xp, data: Array) -> Array:
-    """Return the input's shape, int64."""
-    return xp.asarray(data.shape, dtype=xp.int64)
-
-
-@op("Shape", since=15)
-def shape_15(xp: Xp, data: Array, *, start: int = 0, end: int | None = None) -> Array:
+@op("Shape", since=1, added={"start": 15, "end": 15})
+def shape_1(xp: Xp, data: Array, *, start: int = 0, end: int | None = None) -> Array:
     """Return the input's shape from `start` to `end`, int64; both are clamped to the rank."""
     return xp.asarray(data.shape[start:end], dtype=xp.int64)
 
@@ -158,19 +146,9 @@ def size(xp: Xp, data: Array) -> Array:
     return xp.asarray(data.size, dtype=xp.int64)
 
 
-@op("DepthToSpace", since=1)
-def depth_to_space_1(xp: Xp, x: Array, *, blocksize: int) -> Array:
-    """Move depth into blocks of space, depth slowest."""
-    return _depth_to_space(x, blocksize, "DCR")
-
-
-@op("DepthToSpace", since=11, choices={"mode": ("DCR", "CRD")})
-def depth_to_space_11(xp: Xp, x: Array, *, blocksize: int, mode: str = "DCR") -> Array:
+@op("DepthToSpace", since=1, added={"mode": 11}, choices={"mode": ("DCR", "CRD")})
+def depth_to_space_1(xp: Xp, x: Array, *, blocksize: int, mode: str = "DCR") -> Array:
     """Move depth into blocks of space; `mode` orders depth, column, row."""
-    return _depth_to_space(x, blocksize, mode)
-
-
-def _depth_to_space(x: Array, blocksize: int, mode: str) -> Array:
     n, c, h, w = _image_shape(x, blocksize)
     depth, rest = divmod(c, blocksize**2)
     if rest:
@@ -182,19 +160,9 @@ def _depth_to_space(x: Array, blocksize: int, mode: str) -> Array:
     return y.reshape(n, depth, h * blocksize, w * blocksize)
 
 
-@op("SpaceToDepth", since=1)
-def space_to_depth_1(xp: Xp, x: Array, *, blocksize: int) -> Array:
-    """Move blocks of space into depth, depth fastest."""
-    return _space_to_depth(x, blocksize, "DCR")
-
-
-@op("SpaceToDepth", since=28, choices={"mode": ("DCR", "CRD")})
-def space_to_depth_28(xp: Xp, x: Array, *, blocksize: int, mode: str = "DCR") -> Array:
+@op("SpaceToDepth", since=1, added={"mode": 28}, choices={"mode": ("DCR", "CRD")})
+def space_to_depth_1(xp: Xp, x: Array, *, blocksize: int, mode: str = "DCR") -> Array:
     """Move blocks of space into depth; `mode` orders depth, column, row."""
-    return _space_to_depth(x, blocksize, mode)
-
-
-def _space_to_depth(x: Array, blocksize: int, mode: str) -> Array:
     n, c, h, w = _image_shape(x, blocksize)
     if h % blocksize or w % blocksize:
         raise ValueError(f"height {h} and width {w} must be multiples of blocksize {blocksize}")

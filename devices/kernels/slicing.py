@@ -11,7 +11,7 @@ from devices.kernels.registry import op
 
 
 @op("Concat", since=4)
-def concat(xp: Xp, *inputs: Array, axis: int, out: Array | None = None) -> Array:
+def concat(xp: Xp, *inputs: Array, axis: int) -> Array:
     """Join tensors along `axis`; their other dimensions must agree."""
     first = inputs[0]
     axis = axis_of(axis, first.ndim)
@@ -21,7 +21,7 @@ def concat(xp: Xp, *inputs: Array, axis: int, out: Array | None = None) -> Array
             m != n for i, (m, n) in enumerate(zip(x.shape, first.shape, strict=True)) if i != axis
         ):
             raise ValueError(f"shapes {first.shape} and {x.shape} differ off axis {axis}")
-    return xp.concatenate(inputs, axis=axis, out=out)
+    return xp.concatenate(inputs, axis=axis)
 
 
 @op("Split", since=2)

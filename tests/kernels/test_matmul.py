@@ -100,15 +100,6 @@ def test_fused_matmul(c):
     check("FusedMatMul", [a, b, added], {}, 1, 1e-5, 1e-5, domain="hetero", expected=[expected])
 
 
-def test_results_are_written_into_the_buffer_offered():
-    from devices.kernels import KERNELS
-
-    a, b, out = floats(2, 3, 4), floats(4, 5), np.empty((2, 3, 5), np.float32)
-    result = KERNELS.find("", "MatMul", 13).function(np, a, b, out=out)
-    assert np.shares_memory(result, out)
-    np.testing.assert_allclose(out, a @ b, rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("op_type", "inputs", "attributes", "error"),
     [

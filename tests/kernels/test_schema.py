@@ -11,7 +11,7 @@ import pytest
 from onnx import AttributeProto, helper
 from onnx.defs import OpSchema
 
-from devices.kernels import ALL, KERNELS, Kernel
+from devices.kernels import ALL, KERNELS, Kernel, op
 
 #: ONNX's own suite has models of opset 6.
 OLDEST = 6
@@ -58,7 +58,8 @@ def default(attribute: OpSchema.Attribute) -> Any:
 def positional(kernel: Kernel) -> list[inspect.Parameter]:
     """The parameters for inputs that have a place each; the first parameter is the namespace."""
     parameters = list(inspect.signature(kernel.function).parameters.values())[1:]
-    return [p for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    inputs = [p for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    return [p for p in inputs if p.name not in kernel.later]
 
 
 def variadic(kernel: Kernel) -> bool:
@@ -117,3 +118,25 @@ def test_host_inputs_are_inputs() -> None:
         assert variadic(kernel) or all(p == ALL or 0 <= p < count for p in kernel.host), (
             f"{kernel.op_type} has {count} inputs, and host={kernel.host}"
         )
+
+
+@pytest.mark.parametrize(
+    ("op_type", "name", "opset"),
+    [
+        ("LSTM", "layout", 14),
+        ("AveragePool", "dilations", 19),
+        ("Attention", "left_window_size", 25),
+    ],
+)
+def test_what_a_later_opset_added_is_unknown_before(op_type: str, name: str, opset: int) -> None:
+    before, after = (KERNELS.find("", op_type, at) for at in (opset - 1, opset))
+    assert before is not None
+    assert after is not None
+    assert before.function is after.function
+    assert name not in before.attributes
+    assert name in after.attributes
+
+
+def test_what_was_added_is_a_parameter() -> None:
+    with pytest.raises(ValueError, match="no parameter 'gain' to be added"):
+        op("Relu", since=100, added={"gain": 101})(lambda xp, x: x)
