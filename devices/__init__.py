@@ -22,10 +22,11 @@ from devices.plugin.properties import (
 from devices.plugin.registry import PluginEntry, find_plugin, load_plugins
 from devices.plugin.remote import RemoteContext, RemoteTensor
 from devices.plugin.support import Refusal, Support
+from devices.request.answer import Answer, StageRun
 from devices.request.compiled_model import CompiledModel
 from devices.request.infer_request import InferRequest, State
 from devices.request.results import ProfilingInfo, Results
-from devices.request.target import Answer, RequestTarget, Submission
+from devices.request.target import RequestTarget, Submission
 from devices.request.tensor import Tensor
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "RequestTarget",
     "Results",
     "RunContext",
+    "StageRun",
     "State",
     "Submission",
     "Support",

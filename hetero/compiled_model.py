@@ -16,10 +16,10 @@ from devices.request.base_compiled_model import BaseCompiledModel
 from hetero.affinity.affinity import Affinity
 from hetero.cache.blob import Compilation, Cut, export_payloads, write_model
 from hetero.config import HETERO_PROPERTIES
-from hetero.deployed_model import DeployedModel, Run
+from hetero.deployed_model import DeployedModel
 from hetero.partition.partition import Partition, Subgraph
 from hetero.planning import PlannedAffinity, PlanReport
-from scheduler.executor import Deployment
+from scheduler.executor import Deployment, Submission
 from scheduler.formats.publish import publish
 from scheduler.plan import Plan
 
@@ -116,7 +116,7 @@ class CompiledModel(BaseCompiledModel):
         """How the plan was chosen, where this compilation chose it by cost."""
         return self.affinity.report if isinstance(self.affinity, PlannedAffinity) else None
 
-    def submit(self, values: Mapping[str, Value], *, timeout_s: float | None = None) -> Run:
+    def submit(self, values: Mapping[str, Value], *, timeout_s: float | None = None) -> Submission:
         """Start a request on checked values: what `InferRequest` does.
 
         Parameters

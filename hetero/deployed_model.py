@@ -9,28 +9,15 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Executor, Future
-from dataclasses import dataclass, replace
+from concurrent.futures import Executor
+from dataclasses import replace
 
 from devices.errors import TensorTypeError
 from devices.model.tensor_spec import TensorSpec
 from devices.plugin.program import ExecutedNode, Value
 from devices.plugin.remote import RemoteTensor
 from devices.request.node_times import NodeTimes
-from scheduler.executor import Answer, Deployment
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """A request on its way: its id, its answer's future, and the means to stop it."""
-
-    deployment: Deployment
-    request_id: int
-    future: Future[Answer]
-
-    def cancel(self) -> None:
-        """Ask the run to stop."""
-        self.deployment.cancel(self.request_id)
+from scheduler.executor import Deployment, Submission
 
 
 class DeployedModel:
@@ -69,7 +56,9 @@ class DeployedModel:
         """Where requests' callbacks run."""
         return self._deployment.callback_executor
 
-    def submit(self, values: Mapping[str, Value], *, profile: bool, timeout_s: float | None) -> Run:
+    def submit(
+        self, values: Mapping[str, Value], *, profile: bool, timeout_s: float | None
+    ) -> Submission:
         """Start a request on checked values; devices time nodes by their own PERF_COUNT.
 
         The first request that gives a set of optional inputs has the model compiled for those.
@@ -87,8 +76,7 @@ class DeployedModel:
             given = frozenset(values).difference(port.name for port in self.inputs)
             if given and (variant := self._variant(given)) is not None:
                 return variant.submit(values, profile=profile, timeout_s=timeout_s)
-        made = self._deployment.submit(values, timeout_s=timeout_s)
-        return Run(self._deployment, made.request_id, made.future)
+        return self._deployment.submit(values, timeout_s=timeout_s)
 
     def _variant(self, given: frozenset[str]) -> DeployedModel | None:
         """Return what runs such requests, made by the first; None once this one is closed."""
@@ -102,9 +90,13 @@ class DeployedModel:
         rows: list[ExecutedNode] = []
         for stage in range(self._deployment.num_stages) if stages is None else stages:
             for node in self._deployment.executed_nodes(stage):
-                name = f"subgraph{stage}: {node.name}"
+                name = self.executed_name(stage, node.name)
                 rows.append(replace(node, name=name, execution_order=len(rows)))
         return tuple(rows)
+
+    def executed_name(self, stage: int, node: str) -> str:
+        """Return a node's name in the runtime model."""
+        return f"subgraph{stage}: {node}"
 
     def close(self) -> None:
         """Give back what the devices hold; requests fail from then on."""

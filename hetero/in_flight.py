@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 
-from scheduler.executor import Answer
+from devices.request.answer import Answer
 
 
 def keep_in_flight(

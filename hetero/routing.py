@@ -14,8 +14,9 @@ from dataclasses import replace
 
 from devices.errors import DeviceLostError
 from devices.plugin.program import ExecutedNode, Payload, Value
+from devices.request.answer import Answer
 from scheduler.client.machine import StoryLine
-from scheduler.executor import Answer, Deployment, Submission
+from scheduler.executor import Deployment, Submission
 from scheduler.plan import Plan
 
 
@@ -97,7 +98,8 @@ class RoutedDeployment:
             else:
                 break
         future = _renumbered(made.future, self._offsets[route])
-        return Submission(made.request_id * len(self.routes) + route, future)
+        request_id = made.request_id * len(self.routes) + route
+        return replace(made, request_id=request_id, future=future)
 
     def cancel(self, request_id: int) -> bool:
         """Cancel a request where it is."""

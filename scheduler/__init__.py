@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from devices.request.answer import Answer, StageRun
 from scheduler.client.machine import Limits, StoryLine
 from scheduler.device.probe import PluginSpec
 from scheduler.device_names import (
@@ -15,11 +16,9 @@ from scheduler.device_names import (
     split_name,
 )
 from scheduler.executor import (
-    Answer,
     Deployment,
     DeviceDescriptor,
     Executor,
-    StageRun,
     StageSource,
     Submission,
 )

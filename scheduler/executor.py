@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
@@ -16,6 +16,7 @@ from devices.model.model import Model
 from devices.plugin.program import ExecutedNode, Payload, Value
 from devices.plugin.properties import COMMON_PROPERTIES, PropertyTable
 from devices.plugin.support import Support
+from devices.request.answer import Answer
 from scheduler.client.machine import Limits, StoryLine
 from scheduler.formats.stored_payload import StoredPayload
 from scheduler.plan import Plan
@@ -105,58 +106,22 @@ class StageSource:
 
 
 @dataclass(frozen=True, slots=True)
-class StageRun:
-    """How one stage of one request went.
-
-    Attributes
-    ----------
-    stage : int
-        Its index in the plan.
-    device : str
-        Who ran it.
-    queued_s, run_s : float
-        Seconds from its last input's arrival to its start (0 where the executor cannot tell),
-        and from start to end.
-    node_times_s : mapping of str to float
-        Seconds by executed node; empty unless profiled.
-    started_s, ended_s : float
-        When, by the device's own monotonic clock: comparable on one node only.
-    output_nbytes : int
-        Bytes of what it gave.
-    """
-
-    stage: int
-    device: str
-    queued_s: float
-    run_s: float
-    node_times_s: Mapping[str, float] = field(default_factory=dict)
-    started_s: float = 0.0
-    ended_s: float = 0.0
-    output_nbytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What a request comes to.
-
-    Attributes
-    ----------
-    outputs : dict of str to value
-        By output name; arrays may be read-only.
-    stage_runs : tuple of StageRun
-        In stage order.
-    """
-
-    outputs: dict[str, Value]
-    stage_runs: tuple[StageRun, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Submission:
-    """A request that was admitted: its id, and the future of its answer."""
+    """A request that was admitted.
+
+    Attributes
+    ----------
+    request_id : int
+        Its id.
+    future : Future
+        Of its answer.
+    cancel : callable
+        Cancels it; True if its future now ends with RequestCancelledError.
+    """
 
     request_id: int
     future: Future[Answer]
+    cancel: Callable[[], bool] = field(repr=False)
 
 
 class Deployment(Protocol):

@@ -17,6 +17,7 @@ from devices.model.model import Model
 from devices.plugin.program import ExecutedNode, Payload, Value
 from devices.plugin.registry import close_plugins, load_plugins
 from devices.plugin.support import Support
+from devices.request.answer import StageRun
 from scheduler import events
 from scheduler.client.deployment import BaseDeployment, Deployments, check_sources, import_failed
 from scheduler.client.machine import Limits
@@ -25,7 +26,7 @@ from scheduler.device.machine import DeviceMachine
 from scheduler.device.probe import PluginSpec, named, probe_node, usable
 from scheduler.device_names import resolve_name
 from scheduler.events import DeviceEvent, DeviceInstruction, Task
-from scheduler.executor import THIS_PROCESS, DeviceDescriptor, StageRun, StageSource
+from scheduler.executor import THIS_PROCESS, DeviceDescriptor, StageSource
 from scheduler.formats.codec import decode, encode
 from scheduler.home_process import HomeProcess
 from scheduler.plan import Plan
@@ -151,13 +152,11 @@ class _DeviceThreads:
             task.stage,
             task.request_id,
             task.attempt,
-            [decode(values[name]) for name in stage.inputs],
+            [values[name] for name in stage.inputs],
             profile=deployment.profiles(task.request_id, task.attempt),
             ready_s=ready_s,
         )
-        wanted = deployment.wanted_outputs[task.stage]
-        named = zip(stage.outputs, outputs, strict=True)
-        return _Ended({name: encode(v) for name, v in named if name in wanted}, run)
+        return _Ended(dict(zip(deployment.plan.taken[task.stage], outputs, strict=True)), run)
 
     def stop(self) -> None:
         with self._lock:
@@ -203,10 +202,6 @@ class InProcessDeployment(BaseDeployment):
         self._devices = devices
         self._attempts: dict[tuple[int, int], _Attempt] = {}
         self._lock = threading.Lock()
-        outputs = set(plan.output_names)
-        crossing = {wire.tensor for wire in plan.wires}
-        #: Stage -> the outputs that somebody takes.
-        self.wanted_outputs = [set(s.outputs) & (outputs | crossing) for s in plan.stages]
 
     def load(self, sources: Sequence[StageSource], num_threads: Mapping[str, int]) -> None:
         """Compile the stages, each in its device's turn."""
@@ -229,15 +224,16 @@ class InProcessDeployment(BaseDeployment):
         self, host: DeviceHost, stage: int, source: StageSource, num_threads: int
     ) -> int:
         """Import a stage, or compile it; return how many requests it runs at once."""
+        taken = self.plan.taken_positions(stage)
         if source.payload is not None:
             try:
-                num_streams = host.load_stage(self.key, stage, source, num_threads)
+                num_streams = host.load_stage(self.key, stage, source, num_threads, taken)
                 self.imported.add(stage)
                 return num_streams
             except HeteroError as error:
                 import_failed(self.plan, stage, error)
         compiled = replace(source, payload=None)
-        return host.load_stage(self.key, stage, compiled, num_threads)
+        return host.load_stage(self.key, stage, compiled, num_threads, taken)
 
     def start(
         self, request_id: int, attempt: int, inputs: Mapping[str, Value], profile: bool
@@ -411,5 +407,6 @@ class InProcessExecutor:
                 raise ClusterError("the executor is closed; make a new one.")
             if descriptor.name not in self._threads:
                 plugin = self._entries[descriptor.plugin].plugin
-                self._threads[descriptor.name] = _DeviceThreads(DeviceHost(descriptor, plugin))
+                host = DeviceHost(descriptor, plugin, decode, encode)
+                self._threads[descriptor.name] = _DeviceThreads(host)
             return self._threads[descriptor.name]

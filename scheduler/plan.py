@@ -159,6 +159,16 @@ class Plan:
         )
 
     @cached_property
+    def taken(self) -> tuple[tuple[str, ...], ...]:
+        """Each stage's outputs that are the model's or that another stage takes."""
+        wanted = {*self.output_names, *self.consumers}
+        return tuple(tuple(t for t in s.outputs if t in wanted) for s in self.stages)
+
+    def taken_positions(self, stage: int) -> tuple[int, ...]:
+        """Return where the outputs of a stage that are taken stand among all of its outputs."""
+        return tuple(self.stages[stage].outputs.index(t) for t in self.taken[stage])
+
+    @cached_property
     def last_use(self) -> dict[str, int]:
         """Value name -> index of the last stage that takes it; after it the value may go."""
         return {tensor: readers[-1] for tensor, readers in self.consumers.items()}

@@ -30,14 +30,18 @@ class RunContext:
         Whether to time executed nodes with `record`.
     node_times_s : dict of str to float
         Seconds by executed node, as recorded.
-    stage_times_s : dict of str to float
-        Seconds spent bringing inputs to the device (`upload`) and outputs back (`download`),
-        where the program can tell them from `infer`.
+    upload_s, download_s : float
+        Seconds spent bringing inputs to the device and outputs back: the program adds what it can
+        tell from the run itself.
+    infer_s : float
+        Seconds of the run itself, once it has ended.
     """
 
     profile: bool = False
     node_times_s: dict[str, float] = field(default_factory=dict)
-    stage_times_s: dict[str, float] = field(default_factory=dict)
+    upload_s: float = 0.0
+    infer_s: float = 0.0
+    download_s: float = 0.0
     _cancelled: threading.Event = field(default_factory=threading.Event)
     _deadline: float | None = None
     _hook: Callable[[], object] | None = None

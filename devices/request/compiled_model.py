@@ -17,10 +17,11 @@ from devices.model.tensor_spec import TensorSpec
 from devices.plugin.configuration import Configuration
 from devices.plugin.program import ExecutedNode, Payload, Program, RunContext, Value
 from devices.plugin.remote import RemoteTensor
+from devices.request.answer import Answer, StageRun
 from devices.request.base_compiled_model import BaseCompiledModel
 from devices.request.node_times import NodeTimes
 from devices.request.stage_outputs import StageOutputs
-from devices.request.target import Answer, RequestTarget
+from devices.request.target import RequestTarget
 
 if TYPE_CHECKING:
     from devices.plugin.plugin import Plugin
@@ -111,9 +112,9 @@ class CompiledModel(BaseCompiledModel):
         if self._closed:
             raise self._closed_error()
         context = context or RunContext(self.profiles)
-        start = time.perf_counter()
         try:
             with self._turn(context) if self._exclusive else _AT_ONCE:
+                start_s = time.perf_counter()
                 outputs = self._program.run(inputs, context)
         except HeteroError:
             raise
@@ -128,10 +129,13 @@ class CompiledModel(BaseCompiledModel):
                 f"{type(error).__name__}: {error}",
                 device=self.device,
             ) from error
+        end_s = time.perf_counter()
+        context.infer_s = end_s - start_s - context.upload_s - context.download_s
         received = self._received.receive(outputs, inputs)
+        context.download_s += time.perf_counter() - end_s
         if context.profile and not context.node_times_s:
             # A backend that does not tell: the model is one row.
-            context.record(self.name, time.perf_counter() - start)
+            context.record(self.name, context.infer_s)
         return received
 
     # What a request runs on: `devices.request.target.RequestTarget`.
@@ -153,9 +157,12 @@ class CompiledModel(BaseCompiledModel):
         context = RunContext(profile)
         if timeout_s is not None:
             context.set_timeout(timeout_s)
+        begun_s = time.monotonic()
         inputs = [self._on_host(values[port.name]) for port in self.inputs]
+        ready_s = time.monotonic()
         try:
-            return _DeviceRun(self._runs.submit(self._answer, inputs, context), context)
+            future = self._runs.submit(self._answer, inputs, context, begun_s, ready_s)
+            return _DeviceRun(future, context)
         except RuntimeError:  # its threads have ended
             raise self._closed_error() from None
 
@@ -223,11 +230,29 @@ class CompiledModel(BaseCompiledModel):
         finally:
             turn.release()
 
-    def _answer(self, inputs: Sequence[Value], context: RunContext) -> Answer:
+    def _answer(
+        self, inputs: Sequence[Value], context: RunContext, begun_s: float, ready_s: float
+    ) -> Answer:
         context.check_cancelled()
+        started_s = time.monotonic()
         outputs = self.run(inputs, context)
         named = {port.name: value for port, value in zip(self.outputs, outputs, strict=True)}
-        return Answer(named, context.node_times_s, context.stage_times_s)
+        run = StageRun(
+            0,
+            self.device,
+            started_s - ready_s,
+            started_s,
+            time.monotonic(),
+            ready_s - begun_s + context.upload_s,
+            context.infer_s,
+            context.download_s,
+            context.node_times_s,
+        )
+        return Answer(named, (run,))
+
+    def executed_name(self, stage: int, node: str) -> str:
+        """Return a node's name in the runtime model: its own."""
+        return node
 
     def _on_host(self, value: Value) -> Value:
         if isinstance(value, RemoteTensor) and not self._program.takes_remote(value):

@@ -24,6 +24,7 @@ from devices.errors import (
     TensorTypeError,
 )
 from devices.model.tensor_spec import TensorSpec
+from devices.request.answer import Answer
 from devices.request.results import ProfilingInfo, Results
 from devices.request.run import Run, node_times_s, profile_rows
 from devices.request.target import RequestTarget
@@ -238,7 +239,7 @@ class InferRequest:
             self._require_idle("profiling_info")
             run = self._run
         timed = self._target.profiles and run is not None and run.error is None
-        return profile_rows(run if timed else None, self._target.executed_nodes())
+        return profile_rows(run if timed else None, self._target)
 
     def query_state(self) -> tuple[()]:
         """Return the variables that outlive a run: none, ONNX has no such thing."""
@@ -346,7 +347,7 @@ class InferRequest:
             self._require_idle("start_async" if call_back else "infer")
             run = Run(userdata, timeout_s)
             values = self._tensors.collect(inputs, copy=not share)
-            run.stage_s["preprocess"] = time.perf_counter() - run.started
+            run.preprocess_s = time.perf_counter() - run.started
             before, self._run, self._state = self._run, run, State.BUSY
             callback = self._callback if call_back else None
         try:
@@ -367,17 +368,15 @@ class InferRequest:
         return run
 
     def _answered(
-        self, run: Run, future: Future[Any], callback: Callable[[Any], object] | None
+        self, run: Run, future: Future[Answer], callback: Callable[[Any], object] | None
     ) -> None:
         """Take what the target gave; runs in the target's thread, so it only hands on."""
-        told: Mapping[str, float] = {}
         try:
             answer = future.result()
             run.outputs = answer.outputs
-            run.node_times_s = node_times_s(answer)
-            if run.node_times_s:
-                self._target.node_times.add(run.node_times_s)
-            told = getattr(answer, "stage_times_s", {})
+            run.stage_runs = answer.stage_runs
+            if self._target.profiles:
+                self._target.node_times.add(node_times_s(answer.stage_runs, self._target))
         except CancelledError:
             run.error = RequestCancelledError(
                 f"a request of model {self._target.name!r} was cancelled before it ran."
@@ -385,8 +384,6 @@ class InferRequest:
         except BaseException as error:  # the caller's, whatever it is: `wait` raises it
             run.error = error
         run.submission = None  # it holds the answer, and with it memory of the device's
-        run.stage_s["infer"] = time.perf_counter() - run.started - run.stage_s["preprocess"]
-        run.stage_s |= told
         run.answered = True
         self._latency_s = time.perf_counter() - run.started
         if callback is None:
@@ -443,7 +440,7 @@ class InferRequest:
                 values = self._tensors.take(run.outputs or {}, copy=not share)
                 run.results = Results(self._target.outputs, values)
                 run.outputs = None
-                run.stage_s["postprocess"] = time.perf_counter() - start
+                run.postprocess_s = time.perf_counter() - start
             return run.results
 
 

@@ -8,21 +8,13 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final, Literal
 
-from devices.plugin.program import ExecutedNode, Value
+from devices.plugin.program import Value
+from devices.request.answer import StageRun
 from devices.request.results import ProfilingInfo, Results
-from devices.request.target import Submission
+from devices.request.target import RequestTarget, Submission
 
 #: No wait is longer: Python's own take no more.
 LONGEST_S: Final = threading.TIMEOUT_MAX / 2
-
-#: The guide's five counters, in the order of the stages.
-STAGES: Final = {
-    "preprocess": "1. input preprocessing",
-    "upload": "2. input transfer to a device",
-    "infer": "3. execution time",
-    "download": "4. output transfer from a device",
-    "postprocess": "5. output postprocessing",
-}
 
 
 class Run:
@@ -35,7 +27,7 @@ class Run:
         self.submission: Submission | None = None
         #: The outputs by name, until someone takes them over.
         self.outputs: Mapping[str, Value] | None = None
-        self.node_times_s: dict[str, float] = {}
+        self.stage_runs: tuple[StageRun, ...] = ()
         self.error: BaseException | None = None
         self.callback_error: BaseException | None = None
         self.results: Results | None = None
@@ -43,23 +35,38 @@ class Run:
         self.taken = threading.Lock()
         self.ended = threading.Event()
         self.callback_thread = 0
-        self.stage_s: dict[str, float] = dict.fromkeys(STAGES, 0.0)
+        self.preprocess_s = 0.0
+        self.postprocess_s = 0.0
 
 
-def node_times_s(answer: Any) -> dict[str, float]:
-    """Return seconds by executed node; those of a plan's stages are prefixed."""
-    times: dict[str, float] = dict(getattr(answer, "node_times_s", {}))
-    for run in getattr(answer, "stage_runs", ()):
-        times |= {f"subgraph{run.stage}: {name}": s for name, s in run.node_times_s.items()}
-    return times
+def node_times_s(runs: Sequence[StageRun], target: RequestTarget) -> dict[str, float]:
+    """Return seconds by executed node."""
+    return {
+        target.executed_name(run.stage, node): seconds
+        for run in runs
+        for node, seconds in run.node_times_s.items()
+    }
 
 
-def profile_rows(run: Run | None, nodes: Sequence[ExecutedNode]) -> list[ProfilingInfo]:
-    """Return the stages and executed nodes of a run; not run, and 0, without one."""
-    stage_s: Mapping[str, float] = run.stage_s if run else {}
-    node_s: Mapping[str, float] = run.node_times_s if run else {}
-    rows = [_row(label, "", "", stage_s.get(stage)) for stage, label in STAGES.items()]
-    executed = [_row(n.name, n.layer_type, n.implementation, node_s.get(n.name)) for n in nodes]
+def profile_rows(run: Run | None, target: RequestTarget) -> list[ProfilingInfo]:
+    """Return the guide's five counters, summed over stages, and executed nodes between them.
+
+    Without a run they are not run, and 0.
+    """
+    stages = run.stage_runs if run else ()
+    nodes_s = node_times_s(stages, target)
+    counters = {
+        "1. input preprocessing": run.preprocess_s if run else 0.0,
+        "2. input transfer to a device": sum(stage.upload_s for stage in stages),
+        "3. execution time": sum(stage.infer_s for stage in stages),
+        "4. output transfer from a device": sum(stage.download_s for stage in stages),
+        "5. output postprocessing": run.postprocess_s if run else 0.0,
+    }
+    rows = [_row(name, "", "", seconds if run else None) for name, seconds in counters.items()]
+    executed = [
+        _row(node.name, node.layer_type, node.implementation, nodes_s.get(node.name))
+        for node in target.executed_nodes()
+    ]
     return [*rows[:3], *executed, *rows[3:]]
 
 

@@ -4,45 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from devices.model.tensor_spec import TensorSpec
 from devices.plugin.program import ExecutedNode, Value
+from devices.request.answer import Answer
 from devices.request.node_times import NodeTimes
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What one run of a model on one device gave.
-
-    Attributes
-    ----------
-    outputs : mapping of str to value
-        By name.
-    node_times_s : mapping of str to float
-        Seconds by executed node; empty where the run was not profiled.
-    stage_times_s : mapping of str to float
-        Seconds of ``upload``, ``infer`` and ``download``, as far as the device tells.
-    """
-
-    outputs: Mapping[str, Value]
-    node_times_s: Mapping[str, float] = field(default_factory=dict)
-    stage_times_s: Mapping[str, float] = field(default_factory=dict)
-
-
 class Submission(Protocol):
-    """A run that was handed to a target.
-
-    `future` gives an object with `outputs` (values by name) and, as the target has them,
-    `node_times_s` and `stage_times_s`, or `stage_runs` (each with `stage` and `node_times_s`).
-    """
+    """A run that was handed to a target."""
 
     @property
-    def future(self) -> Future[Any]:
+    def future(self) -> Future[Answer]:
         """What the run will answer."""
 
-    def cancel(self) -> None:
+    def cancel(self) -> object:
         """Ask the run to stop."""
 
 
@@ -81,6 +58,9 @@ class RequestTarget(Protocol):
         self, values: Mapping[str, Value], *, profile: bool, timeout_s: float | None
     ) -> Submission:
         """Start a run; may wait where too much is in flight."""
+
+    def executed_name(self, stage: int, node: str) -> str:
+        """Return the name that a stage's executed node has among `executed_nodes`."""
 
     def executed_nodes(self) -> tuple[ExecutedNode, ...]:
         """Return the runtime model, for the rows of the profile."""

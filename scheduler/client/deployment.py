@@ -14,11 +14,12 @@ import numpy as np
 
 from devices.errors import PlanError, TensorNameError
 from devices.plugin.program import Value
+from devices.request.answer import Answer, StageRun
 from scheduler import events
 from scheduler.client.bytes_in_flight import BytesInFlight
 from scheduler.client.machine import Limits, StoryLine
 from scheduler.client.runner import RequestRunner
-from scheduler.executor import Answer, StageRun, StageSource, Submission
+from scheduler.executor import StageSource, Submission
 from scheduler.formats.codec import decode, encode
 from scheduler.plan import Plan
 

@@ -11,9 +11,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from devices.plugin.program import Value
+from devices.request.answer import Answer
 from devices.request.run import LONGEST_S
 from scheduler import events
 from scheduler.client.bytes_in_flight import BytesInFlight
@@ -25,7 +27,7 @@ from scheduler.client.machine import (
     never_retry,
 )
 from scheduler.events import ClientEvent, ClientInstruction
-from scheduler.executor import Answer, Submission
+from scheduler.executor import Submission
 from scheduler.formats.codec import nbytes_of
 from scheduler.home_process import HomeProcess
 
@@ -136,7 +138,7 @@ class RequestRunner:
             assert error is not None
             raise error
         self._start(request_id, granted, call)
-        return Submission(request_id, call.future)
+        return Submission(request_id, call.future, partial(self.cancel, request_id))
 
     def cancel(self, request_id: int) -> bool:
         """Cancel a request; True if it had not ended."""

@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -19,8 +19,9 @@ from devices.model.model import Model
 from devices.plugin.plugin import Plugin
 from devices.plugin.program import ExecutedNode, Payload, RunContext, Value
 from devices.plugin.support import Support
+from devices.request.answer import StageRun
 from devices.request.compiled_model import CompiledModel
-from scheduler.executor import DeviceDescriptor, StageRun, StageSource
+from scheduler.executor import DeviceDescriptor, StageSource
 from scheduler.formats.codec import nbytes_of
 from scheduler.thread_shares import THREADS
 
@@ -31,11 +32,23 @@ _REMEMBERED: Final = 4096
 
 
 class DeviceHost:
-    """A device with its stages."""
+    """A device with its stages.
 
-    def __init__(self, descriptor: DeviceDescriptor, plugin: Plugin) -> None:
+    `read` makes a value of what comes for a stage, `write` what is sent on of a value.
+    """
+
+    def __init__(
+        self,
+        descriptor: DeviceDescriptor,
+        plugin: Plugin,
+        read: Callable[[Any], Value],
+        write: Callable[[Value], Any],
+    ) -> None:
         self.descriptor = descriptor
         self._plugin = plugin
+        self._read, self._write = read, write
+        #: Positions of each stage's outputs that somebody takes.
+        self._taken: dict[tuple[str, int], tuple[int, ...]] = {}
         self._stages: dict[tuple[str, int], CompiledModel] = {}
         #: What runs now, by deployment, request and attempt; one entry for each thread.
         self._running: dict[tuple[str, int, int], list[RunContext]] = {}
@@ -66,10 +79,18 @@ class DeviceHost:
         value = self._plugin.get_property(name, descriptor.device_id)
         return (descriptor.name,) if name == "EXECUTION_DEVICES" else value
 
-    def load_stage(self, deployment: str, stage: int, source: StageSource, num_threads: int) -> int:
+    def load_stage(
+        self,
+        deployment: str,
+        stage: int,
+        source: StageSource,
+        num_threads: int,
+        taken: tuple[int, ...],
+    ) -> int:
         """Compile or import a stage; return how many requests it runs at once.
 
-        `num_threads`: what ``INFERENCE_NUM_THREADS=0`` comes to.
+        `num_threads`: what ``INFERENCE_NUM_THREADS=0`` comes to; `taken`: positions of the outputs
+        that somebody takes.
         """
         config = self._config(source.config)
         if THREADS in self._plugin.properties and not config.get(THREADS):
@@ -81,6 +102,7 @@ class DeviceHost:
                 compiled = self._plugin.import_model(source.payload, source.model, config)
         with self._lock:
             self._stages[deployment, stage] = compiled
+            self._taken[deployment, stage] = taken
         return int(compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
 
     def run_stage(
@@ -89,14 +111,14 @@ class DeviceHost:
         stage: int,
         request_id: int,
         attempt: int,
-        inputs: Sequence[Value],
+        inputs: Sequence[Any],
         *,
         profile: bool = False,
         ready_s: float | None = None,
-    ) -> tuple[Sequence[Value], StageRun]:
-        """Run a stage once.
+    ) -> tuple[list[Any], StageRun]:
+        """Run a stage once; return its outputs that somebody takes, as they are sent, and how.
 
-        `inputs`: in port order.
+        `inputs`: in port order, as they came.
         `ready_s`: when its last input was there, by this node's monotonic clock.
         Raises HeteroError: what the plugin raised on purpose.
         Raises InferenceError: naming stage, device and cause, for whatever else it raised.
@@ -105,6 +127,7 @@ class DeviceHost:
         with self._lock:
             # What is registered as running is not unloaded under the run.
             compiled = self._stage(deployment, stage)
+            taken = self._taken[deployment, stage]
             context = RunContext(profile or compiled.profiles)
             if key in self._cancelled:
                 raise RequestCancelledError(
@@ -112,29 +135,35 @@ class DeviceHost:
                     request_id=request_id,
                 )
             self._running.setdefault(key, []).append(context)
-        started_s = time.monotonic()
+        begun_s = time.monotonic()
         try:
-            outputs = compiled.run(inputs, context)
+            values = [self._read(value) for value in inputs]
+            started_s = time.monotonic()
+            outputs = compiled.run(values, context)
+            ended_s = time.monotonic()
+            sent = [self._write(outputs[position]) for position in taken]
+            sent_s = time.monotonic()
         except HeteroError as error:
             raise self._placed(error, stage, request_id, attempt) from error.__cause__
         except BaseException as error:  # a plugin's sys.exit must not take the device with it
             what = InferenceError(f"{compiled.name!r}: {type(error).__name__}: {error}")
             raise self._placed(what, stage, request_id, attempt) from error
         finally:
-            ended_s = time.monotonic()
             with self._idle:
                 self._running[key].remove(context)
                 if not self._running[key]:
                     del self._running[key]
                     self._idle.notify_all()
-        return outputs, StageRun(
+        return sent, StageRun(
             stage,
             self.descriptor.name,
-            0.0 if ready_s is None else started_s - ready_s,
-            ended_s - started_s,
-            context.node_times_s,
+            0.0 if ready_s is None else begun_s - ready_s,
             started_s,
             ended_s,
+            started_s - begun_s + context.upload_s,
+            context.infer_s,
+            sent_s - ended_s + context.download_s,
+            context.node_times_s,
             nbytes_of(outputs),
         )
 
@@ -171,6 +200,8 @@ class DeviceHost:
         with self._idle:
             keys = [key for key in self._stages if key[0] == deployment]
             stages = [self._stages.pop(key) for key in keys]
+            for loaded in keys:
+                del self._taken[loaded]
             for key, contexts in self._running.items():
                 for context in contexts if key[0] == deployment else ():
                     context.cancel()

@@ -19,9 +19,10 @@ from devices.model.model import Model
 from devices.plugin.program import ExecutedNode, Payload, Value
 from devices.plugin.registry import find_plugin, load_plugins
 from devices.plugin.support import Support
+from devices.request.answer import StageRun
 from scheduler.device.host import DeviceHost
 from scheduler.device.probe import PluginSpec, probe_node
-from scheduler.executor import DeviceDescriptor, StageRun, StageSource
+from scheduler.executor import DeviceDescriptor, StageSource
 from scheduler.formats.memory_order import packed, unpacked
 from scheduler.formats.model_parts import ModelParts, join_model
 from scheduler.formats.stored_payload import StoredPayload, fetch_payload
@@ -48,9 +49,7 @@ class DeviceActor:
 
     def __init__(self, descriptor: DeviceDescriptor, specs: Sequence[PluginSpec]) -> None:
         plugin = find_plugin(load_plugins(specs), descriptor.plugin)
-        self._host = DeviceHost(descriptor, plugin)
-        #: Stage -> positions of the outputs that somebody takes.
-        self._wanted: dict[tuple[str, int], tuple[int, ...]] = {}
+        self._host = DeviceHost(descriptor, plugin, unpacked, packed)
         self._streams = threading.Condition()
         #: Stage -> how many requests it may run at once, and how many run.
         self._num_streams: dict[tuple[str, int], int] = {}
@@ -84,7 +83,7 @@ class DeviceActor:
         payload: Payload | StoredPayload | None,
         config: Mapping[str, Any],
         num_threads: int,
-        wanted: tuple[int, ...],
+        taken: tuple[int, ...],
     ) -> None:
         """Compile or import a stage, from this node's file if it has one.
 
@@ -105,10 +104,9 @@ class DeviceActor:
             payload = fetch_payload(payload)
         model = _model(parts, weights)
         num_streams = self._host.load_stage(
-            deployment, stage, StageSource(model, payload, config), num_threads
+            deployment, stage, StageSource(model, payload, config), num_threads, taken
         )
         with self._streams:
-            self._wanted[deployment, stage] = wanted
             self._num_streams[deployment, stage] = num_streams
 
     def run_stage(self, call: list[Any], *inputs: Value) -> Any:
@@ -130,16 +128,14 @@ class DeviceActor:
             self._streams.wait_for(
                 lambda: (
                     self._has_stream(key)
-                    or key not in self._wanted
+                    or key not in self._num_streams
                     or self._host.is_cancelled(deployment, request_id, attempt)
                 )
             )
             self._num_running[key] += 1
-            wanted = self._wanted.get(key, ())
         try:
-            values = [unpacked(value) for value in inputs]
             outputs, run = self._host.run_stage(
-                deployment, stage, request_id, attempt, values, profile=profile
+                deployment, stage, request_id, attempt, inputs, profile=profile
             )
         finally:
             with self._streams:
@@ -148,7 +144,7 @@ class DeviceActor:
                     del self._num_running[key]
                 self._streams.notify_all()
         report = [getattr(run, name) for name in REPORT]
-        return (*(packed(outputs[i]) for i in wanted), report) if wanted else report
+        return (*outputs, report) if outputs else report
 
     def _has_stream(self, key: tuple[str, int]) -> bool:
         """Whether a stage may run one more: the device runs as many as its widest stage."""
@@ -178,8 +174,8 @@ class DeviceActor:
     def unload(self, deployment: str) -> None:
         """Let go of a deployment's stages."""
         with self._streams:
-            for key in [key for key in self._wanted if key[0] == deployment]:
-                del self._wanted[key], self._num_streams[key]
+            for key in [key for key in self._num_streams if key[0] == deployment]:
+                del self._num_streams[key]
             self._streams.notify_all()
         self._host.unload(deployment)
 

@@ -26,10 +26,10 @@ from devices.errors import (
     RequestCancelledError,
 )
 from devices.plugin.program import ExecutedNode, Payload, Value
+from devices.request.answer import StageRun
 from scheduler import events
 from scheduler.client.deployment import BaseDeployment, Deployments
 from scheduler.client.machine import Limits
-from scheduler.executor import StageRun
 from scheduler.formats.codec import nbytes_of
 from scheduler.formats.memory_order import packed, unpacked
 from scheduler.plan import Plan
@@ -117,13 +117,9 @@ class RayDeployment(BaseDeployment):
         self._ask = ask
         self._attempts: dict[tuple[int, int], _Attempt] = {}
         self._lock = threading.Lock()
-        outputs = set(plan.output_names)
-        crossing = {wire.tensor for wire in plan.wires}
-        #: Stage -> its outputs that somebody takes.
-        self.wanted = [tuple(t for t in s.outputs if t in outputs | crossing) for s in plan.stages]
         self._calls = [
-            devices[stage.device].actor.run_stage.options(num_returns=len(wanted) + 1)
-            for stage, wanted in zip(plan.stages, self.wanted, strict=True)
+            devices[stage.device].actor.run_stage.options(num_returns=len(taken) + 1)
+            for stage, taken in zip(plan.stages, plan.taken, strict=True)
         ]
         self._output_names = [n for n in plan.output_names if n in plan.producers]
         #: Actor id -> the device that it was, as long as the deployment lives.
@@ -144,19 +140,19 @@ class RayDeployment(BaseDeployment):
         parts: dict[_Part, Any] = {}
         reports: list[Any] = []
         tensors: dict[str, str] = {}
-        for stage, call, wanted in zip(plan.stages, self._calls, self.wanted, strict=True):
+        for stage, call, taken in zip(plan.stages, self._calls, plan.taken, strict=True):
             arguments = [refs[name] for name in stage.inputs]
             what = [self.key, stage.index, request_id, attempt, profile]
             made = call.remote(what, *arguments)
-            *given, report = made if wanted else (made,)
+            *given, report = made if taken else (made,)
             # Whatever a stage makes leads to an output or to a stage that makes nothing; waiting
             # for those is enough, and each wait has its price.
-            if wanted:
+            if taken:
                 reports.append(report)
             else:
                 parts[stage.index] = report
-            refs.update(zip(wanted, given, strict=True))
-            tensors.update((ref.hex(), name) for name, ref in zip(wanted, given, strict=True))
+            refs.update(zip(taken, given, strict=True))
+            tensors.update((ref.hex(), name) for name, ref in zip(taken, given, strict=True))
         for name in self._output_names:
             parts[name] = refs[name]
         with self._lock:

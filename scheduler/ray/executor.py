@@ -168,7 +168,7 @@ class RayExecutor:
                 way,
                 dict(source.config),
                 num_threads[stage.device],
-                tuple(stage.outputs.index(t) for t in deployment.wanted[stage.index]),
+                deployment.plan.taken_positions(stage.index),
             )
 
         stages = deployment.plan.stages

@@ -5,12 +5,13 @@ As in test_behaviours: numbers are rows of the project's behaviour table.
 
 import gc
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from devices import State
+from devices import Program, State
 from devices.errors import (
     DeadlineError,
     InferenceError,
@@ -331,6 +332,60 @@ def test_106_107_profiles(plugin):
             status = "EXECUTED" if on and run else "NOT_RUN"
             assert {r.status for r in rows} == {status}
             assert (max(r.real_time for r in rows).total_seconds() > 0) is bool(on and run)
+
+
+def counters(request):
+    """Return the seconds of the five counters, by their number."""
+    rows = [r for r in request.profiling_info if r.node_name[:1].isdigit()]
+    return {int(r.node_name[0]): r.real_time.total_seconds() for r in rows}
+
+
+def test_106_execution_time_is_without_the_queue(plugin):
+    compiled = plugin.compile_model(DOUBLE, {"PERF_COUNT": True})
+    first, second = compiled.create_infer_request(), compiled.create_infer_request()
+    plugin.gate.clear()
+    first.start_async(X)
+    second.start_async(X)
+    queued_from = time.perf_counter()
+    assert plugin.entered.wait(60)
+    while time.perf_counter() < queued_from + 0.05:
+        pass
+    queued_s = time.perf_counter() - queued_from
+    plugin.gate.set()
+    second.wait()
+    assert sum(counters(second).values()) <= second.latency / 1000 - queued_s + counters(second)[5]
+    compiled.close()
+
+
+class Moving(DensePlugin):
+    """Tells how long its transfers take."""
+
+    def compile(self, model, config):
+        return MovingProgram(super().compile(model, config))
+
+
+class MovingProgram(Program):
+    def __init__(self, program):
+        self.program = program
+
+    def run(self, inputs, context):
+        start = time.perf_counter()
+        while (upload_s := time.perf_counter() - start) < 1e-3:
+            pass
+        context.upload_s += upload_s
+        context.download_s += upload_s / 2
+        return self.program.run(inputs, context)
+
+
+def test_106_transfers_that_a_program_tells_are_no_execution_time():
+    compiled = Moving().compile_model(DOUBLE, {"PERF_COUNT": True})
+    request = compiled.create_infer_request()
+    request.infer(X)
+    seconds = counters(request)
+    assert seconds[2] >= 1e-3
+    assert seconds[4] >= 0.5e-3
+    assert sum(seconds.values()) <= request.latency / 1000 + seconds[5]
+    compiled.close()
 
 
 def test_108_to_110_there_are_no_variables(request_):

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from devices.request.answer import Answer
 from hetero.in_flight import keep_in_flight
-from scheduler.executor import Answer
 
 ANSWER = Answer({}, ())
 

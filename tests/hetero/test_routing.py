@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.errors import DeviceLostError
+from devices.request.answer import Answer, StageRun
 from hetero.routing import RoutedDeployment, SmoothRoundRobin
-from scheduler.executor import Answer, StageRun, Submission
+from scheduler.executor import Submission
 
 
 def test_the_published_sequence() -> None:
@@ -58,13 +59,13 @@ class _Route:
         if self.lost:
             raise DeviceLostError("gone", device=self.name)
         future: Future[Answer] = Future()
-        runs = tuple(StageRun(i, self.name, 0.0, 0.0) for i in range(len(self.plan.stages)))
+        runs = tuple(StageRun(i, self.name) for i in range(len(self.plan.stages)))
         if self.error:
             future.set_exception(self.error)
         else:
             future.set_result(Answer({"y": self.name}, runs))
         self.calls.append(("submit", options))
-        return Submission(7, future)
+        return Submission(7, future, lambda: False)
 
     def __getattr__(self, name: str) -> Any:
         return lambda *arguments: self.calls.append((name, *arguments))

@@ -172,6 +172,19 @@ def test_a_device_id_and_a_devices_options_reach_the_device(core: hetero.Core) -
         core.compile_model(branches(), "CPU", {"DEVICE_ID": "7"})
 
 
+def test_profiled_runs_tell_times_of_every_subgraph(core: hetero.Core) -> None:
+    config = {"PERF_COUNT": True}
+    with core.compile_model(branches(), SPLIT, config, affinity={"tanh": "CPU.1"}) as compiled:
+        request = compiled.create_infer_request()
+        request.infer(X)
+        runs = compiled.submit({"x": X}).future.result(60).stage_runs
+        nodes = compiled.get_runtime_model().nodes
+        subgraphs = len(compiled.subgraphs)
+    timed = [n.name for n in nodes if n.metadata["execTimeMcs"] != "not_executed"]
+    assert {name.partition(":")[0] for name in timed} == {f"subgraph{i}" for i in range(subgraphs)}
+    assert all(min(run.upload_s, run.infer_s, run.download_s) > 0 for run in runs)
+
+
 def without_place(value: Any) -> Any:
     """Leave out of a document where and when it was made."""
     if isinstance(value, dict):

@@ -10,6 +10,7 @@ import pytest
 
 from scheduler import DeviceDescriptor, StageSource
 from scheduler.device.host import DeviceHost
+from scheduler.formats.codec import decode, encode
 from tests.scheduler.models import chain
 from tests.scheduler.plugins import ToyPlugin
 
@@ -18,10 +19,10 @@ PATIENCE_S = 60
 
 def loaded(*stages: str) -> DeviceHost:
     """Return a host with a deployment for each node name."""
-    host = DeviceHost(DeviceDescriptor("TOY", "TOY", "0", "local"), ToyPlugin())
+    host = DeviceHost(DeviceDescriptor("TOY", "TOY", "0", "local"), ToyPlugin(), decode, encode)
     for name in stages:
         _, (source,) = chain("TOY", name=name)
-        host.load_stage(name, 0, StageSource(source.model), 1)
+        host.load_stage(name, 0, StageSource(source.model), 1, (0,))
     return host
 
 
@@ -43,8 +44,8 @@ def test_a_stage_is_not_closed_between_being_found_and_being_run(
 
     monkeypatch.setattr(host, "_stage", found)
     monkeypatch.setattr(compiled, "close", lambda: (closed.set(), close()))
-    ((output,), _) = host.run_stage("add", 0, 1, 1, [1.0])
-    assert output == 2.0
+    ((output,), _) = host.run_stage("add", 0, 1, 1, [encode(1.0)])
+    assert decode(output) == 2.0
     unloading.join(PATIENCE_S)
     assert closed.is_set()
 

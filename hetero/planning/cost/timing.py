@@ -13,11 +13,12 @@ import numpy as np
 
 from devices.model.model import Model
 from devices.plugin.program import ExecutedNode, Value
+from devices.request.answer import Answer, StageRun
 from hetero.in_flight import keep_in_flight
 from hetero.partition.lowering import constant_outputs, stage_sources
 from hetero.partition.partition import partition
 from scheduler.client.machine import Limits
-from scheduler.executor import Answer, Deployment, Executor, StageRun
+from scheduler.executor import Deployment, Executor
 
 #: Bounds of a measuring deployment.
 _LIMITS: Final = Limits(nbytes=2**32, timeout_s=120.0)

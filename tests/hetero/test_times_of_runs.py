@@ -1,4 +1,4 @@
-"""What a compiled model's runtime model says after runs: real times, over all its subgraphs."""
+"""Where the time of runs went, over all subgraphs: runtime model and counters."""
 
 from __future__ import annotations
 
@@ -73,3 +73,17 @@ def test_every_plan_that_shares_requests_covers_the_model(
             assert covered == set(subgraph.node_names)
             assert {"x"} <= {name for n in rows for name in n.inputs}
             assert {"y"} <= {name for n in rows for name in n.outputs}
+
+
+def test_the_counters_of_a_cut_model_add_up_over_its_stages(core: hetero.Core) -> None:
+    config = {"PERF_COUNT": True}
+    with core.compile_model(branches(), "HETERO:ORT,CPU", config, affinity=PINS) as compiled:
+        request = compiled.create_infer_request()
+        request.infer(X)
+        rows = [row for row in request.profiling_info if row.node_name[0].isdigit()]
+        runs = compiled.submit({"x": X}).future.result().stage_runs
+    assert {row.status for row in rows} == {"EXECUTED"}
+    assert 0 < sum(row.real_time.total_seconds() for row in rows[:4]) <= request.latency / 1000
+    for run in runs:
+        assert 0 < run.infer_s <= run.run_s
+        assert min(run.upload_s, run.download_s) > 0

@@ -1,0 +1,63 @@
+"""What a request comes to: its outputs, and how each stage of it went."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from devices.plugin.program import Value
+
+
+@dataclass(frozen=True, slots=True)
+class StageRun:
+    """How one stage of one request went: a subgraph on its device, or a whole model on one.
+
+    Attributes
+    ----------
+    stage : int
+        Its index in the plan; 0 for a model on one device.
+    device : str
+        Who ran it.
+    queued_s : float
+        Seconds from its last input's arrival to its start; 0 where the executor cannot tell.
+    started_s, ended_s : float
+        When it ran, by the device's own monotonic clock: comparable on one node only.
+    upload_s, infer_s, download_s : float
+        Seconds that the device took to get its inputs, run and give its outputs.
+    node_times_s : mapping of str to float
+        Seconds by executed node; empty unless profiled.
+    output_nbytes : int
+        Bytes of what it gave.
+    """
+
+    stage: int
+    device: str
+    queued_s: float = 0.0
+    started_s: float = 0.0
+    ended_s: float = 0.0
+    upload_s: float = 0.0
+    infer_s: float = 0.0
+    download_s: float = 0.0
+    node_times_s: Mapping[str, float] = field(default_factory=dict)
+    output_nbytes: int = 0
+
+    @property
+    def run_s(self) -> float:
+        """Seconds from start to end."""
+        return self.ended_s - self.started_s
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a request comes to.
+
+    Attributes
+    ----------
+    outputs : mapping of str to value
+        By output name; arrays may be read-only.
+    stage_runs : tuple of StageRun
+        In stage order.
+    """
+
+    outputs: Mapping[str, Value]
+    stage_runs: tuple[StageRun, ...]
