@@ -17,6 +17,31 @@ SOURCES = sorted(
 )
 #: Package -> packages of ours that it must not import.
 FORBIDDEN = {"devices": {"scheduler", "hetero"}, "scheduler": {"hetero"}, "hetero": set()}
+#: Folder or file -> what beside it, in its package, it must not import.
+INNER = {
+    "devices/errors.py": {"request", "kernels", "cpu", "ort", "null", "conformance"},
+    "devices/model": {"plugin", "request", "kernels", "cpu", "ort", "null", "conformance"},
+    "devices/plugin": {"kernels", "cpu", "ort", "null", "conformance"},
+    "devices/request": {"kernels", "cpu", "ort", "null", "conformance"},
+    "devices/kernels": {"model", "plugin", "request", "cpu", "ort", "null", "conformance"},
+    "devices/cpu": {"request", "ort", "null", "conformance"},
+    "devices/ort": {"request", "kernels", "cpu", "null", "conformance"},
+    "devices/null": {"request", "kernels", "cpu", "ort", "conformance"},
+    "devices/conformance": {"kernels", "cpu", "ort", "null"},
+    "scheduler/client": {"device", "inprocess", "ray"},
+    "scheduler/device": {"client", "inprocess", "ray"},
+    "scheduler/formats": {"client", "device", "executor", "inprocess", "ray"},
+    "scheduler/ray": {"inprocess"},
+    "scheduler/executor.py": {"device", "inprocess", "ray"},
+    "hetero/affinity": {"query", "partition", "planning", "compile", "cache", "report", "cli"},
+    "hetero/query": {"partition", "planning", "compile", "cache", "report", "cli"},
+    "hetero/partition": {"query", "planning", "compile", "cache", "report", "cli"},
+    "hetero/planning": {"cache", "report", "cli"},
+    "hetero/cache": {"query", "planning", "compile", "report", "cli"},
+    "hetero/compile": {"report", "cli"},
+    "hetero/compare": {"planning", "cache", "report", "cli"},
+    "hetero/report": {"compile", "cache", "cli"},
+}
 #: Library -> where it may be imported: glob patterns of paths.
 RESERVED = {
     "ray": ["scheduler/ray/*.py"],
@@ -40,6 +65,26 @@ def imports(path: Path) -> Iterator[tuple[str, int]]:
 
 def relative(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
+
+
+def neighbours(path: Path) -> set[str]:
+    """Return the folders and modules of its own package that a file imports."""
+    package, *_ = path.relative_to(ROOT).parts
+    names = (module.split(".") for module, _ in imports(path))
+    return {name[1] for name in names if name[0] == package and len(name) > 1}
+
+
+@pytest.mark.parametrize("place", INNER)
+def test_a_folder_keeps_the_arrows_inside_its_package(place: str) -> None:
+    paths = [p for p in SOURCES if f"{relative(p)}/".startswith(f"{place}/")]
+    assert paths
+    wrong = {relative(p): both for p in paths if (both := neighbours(p) & INNER[place])}
+    assert wrong == {}
+
+
+def test_nothing_imports_the_command_line() -> None:
+    paths = [p for p in SOURCES if not relative(p).startswith(("hetero/cli/", "hetero/__main__"))]
+    assert [relative(p) for p in paths if "cli" in neighbours(p)] == []
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=relative)

@@ -21,11 +21,11 @@ from devices.errors import (
 from devices.model.literals import lift_literals
 from devices.model.model import Model, Node
 from devices.model.reader import read_model
-from devices.model.schema import violations
 from devices.plugin.configuration import Configuration
 from devices.plugin.program import Payload, Program
 from devices.plugin.properties import COMMON_PROPERTIES, Config, PropertyTable
 from devices.plugin.remote import RemoteContext
+from devices.plugin.schema import violations
 from devices.plugin.support import Refusal, Support
 from devices.request.compiled_model import CompiledModel
 

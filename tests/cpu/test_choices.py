@@ -15,7 +15,7 @@ from devices.cpu.plugin import CPUPlugin
 from devices.errors import ModelError
 from devices.kernels import KERNELS, Kernel, KernelRegistry
 from devices.kernels.registry import op
-from devices.model.schema import violations
+from devices.plugin.schema import violations
 from hetero.errors import UnsupportedNodesError
 from tests.devices.single_nodes import single_node_models
 
