@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, TypeVar
 
-from devices.errors import DeadlineError, RequestBusyError
+from devices.errors import ArgumentError, DeadlineError, RequestBusyError
 from devices.request.infer_request import InferRequest, check_callback
 from devices.request.run import LONGEST_S, Run
 from hetero.compiled_model import CompiledModel
@@ -90,7 +90,9 @@ class AsyncInferQueue:
 
     def __init__(self, compiled_model: CompiledModel, jobs: int = 0) -> None:
         if jobs < 0:
-            raise ValueError(f"jobs={jobs}: a queue has at least one job; 0 lets the model choose.")
+            raise ArgumentError(
+                f"jobs={jobs}: a queue has at least one job; 0 lets the model choose."
+            )
         count = jobs or compiled_model.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS")
         self._shared = _Shared()
         self._timeout_s = min(compiled_model.get_property("REQUEST_TIMEOUT_S"), LONGEST_S)

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from onnx.backend.base import Backend, BackendRep
 
-from devices.errors import HeteroError
+from devices.errors import HeteroError, TensorNameError
 from hetero.compiled_model import CompiledModel
 from hetero.core import Core
 
@@ -46,7 +46,7 @@ class HeteroBackendRep(BackendRep):
         if isinstance(inputs, Sequence):
             ports = self.compiled.inputs
             if len(inputs) > len(ports):
-                raise ValueError(f"{len(inputs)} inputs given, the model takes {len(ports)}")
+                raise TensorNameError(f"{len(inputs)} inputs given, the model takes {len(ports)}.")
             inputs = {p.name: v for p, v in zip(ports, inputs, strict=False)}
         return self.compiled(inputs).to_tuple()
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-from devices.errors import ArgumentError
+from devices.errors import ArgumentError, ClusterError
 from devices.model.model import Model
 from devices.model.reader import Source, read_model
 from devices.plugin.properties import Config
@@ -116,11 +116,11 @@ class Core:
         Raises
         ------
         ClusterError
-            If Ray cannot start or cannot be reached.
+            If Ray cannot start or cannot be reached, or this Core is closed.
         """
         with self._lock:
             if self._closed:
-                raise RuntimeError("this Core is closed; make another.")
+                raise ClusterError("this Core is closed; make another.")
             if self._executor is None:
                 self._executor = create_executor(
                     self._kind,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from devices.errors import PropertyError, UnknownPropertyError, UnsupportedOperationError
 from devices.model.model import Model
@@ -41,6 +41,12 @@ class BaseCompiledModel(ABC):
     @abstractmethod
     def get_property(self, name: str) -> Any:
         """Return a property's value for this compiled model."""
+
+    def __reduce__(self) -> NoReturn:
+        raise UnsupportedOperationError(
+            f"compiled model {self.name!r} holds devices of this process and cannot be copied or "
+            "pickled; pass the model on and compile it there, or what export_model writes."
+        )
 
     @property
     def name(self) -> str:

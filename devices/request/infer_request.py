@@ -17,6 +17,8 @@ from typing import Any, Final
 import numpy as np
 
 from devices.errors import (
+    ArgumentError,
+    ArgumentTypeError,
     DeadlineError,
     RequestBusyError,
     RequestCancelledError,
@@ -147,11 +149,11 @@ class InferRequest:
 
         Raises
         ------
-        ValueError
+        ArgumentError
             If `timeout` is negative.
         """
         if timeout < 0:
-            raise ValueError(f"wait_for({timeout!r}): milliseconds to wait are 0 or more.")
+            raise ArgumentError(f"wait_for({timeout!r}): milliseconds to wait are 0 or more.")
         run = self._run
         if run is None or run.callback_thread == threading.get_ident():
             return True
@@ -445,9 +447,9 @@ class InferRequest:
 
 
 def check_callback(callback: object) -> None:
-    """Raise TypeError if `callback` is neither None nor can be called."""
+    """Raise ArgumentTypeError if `callback` is neither None nor can be called."""
     if callback is not None and not callable(callback):
-        raise TypeError(f"a callback is a function, got {callback!r}.")
+        raise ArgumentTypeError(f"a callback is a function, got {callback!r}.")
 
 
 def _pairs(tensors: Mapping[Any, Any] | Sequence[Any]) -> list[tuple[Any, Any]]:

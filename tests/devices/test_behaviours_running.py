@@ -13,6 +13,7 @@ import pytest
 
 from devices import Program, State
 from devices.errors import (
+    ArgumentError,
     DeadlineError,
     InferenceError,
     RequestBusyError,
@@ -70,7 +71,7 @@ def test_93_94_wait_for(plugin, request_):
     assert request_.wait_for(0) is False
     plugin.gate.set()
     assert request_.wait_for(5000) is True
-    with pytest.raises(ValueError, match="0 or more"):
+    with pytest.raises(ArgumentError, match="0 or more"):
         request_.wait_for(-1)
 
 

@@ -459,5 +459,5 @@ def test_a_compiled_model_outlives_neither_its_close_nor_its_cores() -> None:
         orphan.export_model()
     with contextlib.suppress(errors.RequestCancelledError):
         orphan.close()
-    with pytest.raises(RuntimeError, match="closed"):
+    with pytest.raises(errors.ClusterError, match="closed"):
         core.compile_model(branches(), "CPU")

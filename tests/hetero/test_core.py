@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+import pickle
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -220,8 +222,19 @@ def test_profiling_names_the_subgraph(core: hetero.Core) -> None:
     assert any(row.node_name.startswith("subgraph0: ") and row.status == "EXECUTED" for row in rows)
 
 
+@pytest.mark.parametrize("take_apart", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_compiled_model_that_is_copied_says_what_to_pass_on(
+    core: hetero.Core, take_apart: Callable[[hetero.CompiledModel], object]
+) -> None:
+    with (
+        core.compile_model(branches(), "CPU") as compiled,
+        pytest.raises(errors.UnsupportedOperationError, match="export_model"),
+    ):
+        take_apart(compiled)
+
+
 def test_a_closed_core_says_so() -> None:
     core = hetero.Core(executor="inprocess")
     core.close()
-    with pytest.raises(RuntimeError, match="closed"):
+    with pytest.raises(errors.ClusterError, match="closed"):
         _ = core.available_devices
