@@ -116,7 +116,7 @@ class AsyncInferQueue:
         """Call ``callback(request, userdata)`` after each request, in a thread of its own.
 
         A callback may call `start_async`: where no other job is idle, the callback's own job is
-        started again, and its results can be had no more.
+        started again, and its results are no longer available.
         """
         check_callback(callback)
         self._shared.callback = callback

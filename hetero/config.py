@@ -1,7 +1,7 @@
 """Configuration of a compiled model: HETERO's own properties, and each device's share of the rest.
 
 An option given to `compile_model` reaches every device that knows it; `DEVICE_PROPERTIES` reaches
-one device; what nobody knows is an error.
+one device; an unknown option is an error.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ def parse_shared(config: Config, tables: Mapping[str, PropertyTable]) -> SplitCo
 def parse_given(config: Config, tables: Mapping[str, PropertyTable]) -> SplitConfig:
     """Sort what `compile_model` is given: options that several may read, and single devices'.
 
-    Raises UnknownPropertyError: for an option that nobody knows, or one of a device that is not the
+    Raises UnknownPropertyError: for an unknown option, or one of a device that is not the
         model's.
     """
     split = parse_shared(config, tables)

@@ -65,7 +65,7 @@ class Core:
         How many devices of a plugin each node offers, as ``{"ORT": 2}``; by default one for each
         that the plugin finds.
     plugins : sequence of str or type
-        Plugins beside the installed ones: ``module:attr``.
+        Plugins besides the installed ones: ``module:attr``.
 
     Notes
     -----
@@ -218,7 +218,7 @@ class Core:
         Returns
         -------
         Support
-            Node name -> device; nodes that nobody takes are in `Support.unsupported`, each with
+            Node name -> device; nodes that no device takes are in `Support.unsupported`, each with
             every device's reason.
         """
         return self._query(read_model(model), device_name, config or {}, affinity)[1]

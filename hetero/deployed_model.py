@@ -1,4 +1,4 @@
-"""What the requests of a compiled model run on: its deployment, held until nobody needs it.
+"""What the requests of a compiled model run on: its deployment, kept while something uses it.
 
 The compiled model and its requests hold this object, and it holds neither: once the last of them
 is gone, the devices give back what they hold.

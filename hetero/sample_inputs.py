@@ -1,4 +1,4 @@
-"""Inputs made to fit a model's ports, to run or measure it where the user has none at hand."""
+"""Inputs made to fit a model's ports, to run or measure it where the user gives none."""
 
 from __future__ import annotations
 

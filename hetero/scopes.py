@@ -84,7 +84,7 @@ class Scopes:
     def split(self, config: Config, names: Iterable[str]) -> SplitConfig:
         """Return the options of one model: those given over those set, sorted by who reads them.
 
-        Raises PropertyError: for options that nobody takes, or that cannot have such a value.
+        Raises PropertyError: for options that nothing reads, or that cannot have such a value.
         """
         tables = self.tables()
         devices = {name: tables[name] for name in names}

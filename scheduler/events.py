@@ -1,4 +1,4 @@
-"""Events and instructions of the two machines: what they are told, and what they ask for.
+"""Events and instructions of the two machines: what they receive, and what they ask for.
 
 Both machines are pure: time comes in events, values stay with whoever runs the machine. Events
 and instructions are small frozen records, so that a test is a list of the one and a list of the
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from devices.errors import ClusterError
 
-# What the client's machine is told.
+# What the client's machine receives.
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class CancelAsked:
 
 @dataclass(frozen=True, slots=True)
 class TimePassed:
-    """It is `now_s`; whoever's deadline that is past has waited long enough."""
+    """It is `now_s`; requests with an earlier deadline have waited long enough."""
 
     now_s: float
 
@@ -165,7 +165,7 @@ class Send(NamedTuple):
     stage: int
 
 
-# What a device's machine is told.
+# What a device's machine receives.
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ class StageOpened:
 class ValuesArrived:
     """Inputs of a task are there; `sequence` counts the executor's requests.
 
-    A stage without inputs is told so with no tensors. Tensors that came before change nothing.
+    A stage without inputs gets this event with no tensors. Tensors that came before change nothing.
     """
 
     task: Task

@@ -1,7 +1,7 @@
 """The plan: which stage runs where, and which tensors cross between stages.
 
 A plan is made once, when a model is compiled, and handed to the devices when it is deployed. It
-holds names and types only; models, weights and options travel beside it.
+holds names and types only; models, weights and options travel separately.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Plan:
     passthrough : tuple of str
         Inputs that are also outputs.
     constant_outputs : tuple of str
-        Outputs that no input and no node has a part in.
+        Outputs that depend on no input and no node.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""How the devices of a node share its cores: those that a model uses, and nobody else."""
+"""How the devices of a node share its cores: those that a model uses, and no others."""
 
 from __future__ import annotations
 

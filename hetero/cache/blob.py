@@ -258,7 +258,7 @@ class ModelBlob:
         self.device_options: dict[str, dict[str, Any]] = self._read(
             "device_options", lambda options: {str(n): dict(o) for n, o in options.items()}
         )
-        #: Nodes that the user placed; blobs of earlier versions do not tell.
+        #: Nodes that the user placed; blobs of earlier versions do not say.
         self.pins: dict[str, str] = self._read("pins", dict) if "pins" in contents else {}
         if absent := [d for d in self.used if d not in self.devices]:
             raise BlobError(f"{self._where}: devices: nothing on {absent}, which the plan uses.")
@@ -376,13 +376,9 @@ def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name not in NOT_KEPT}
 
 
-def _largest(rows: Sequence[Sequence[int]]) -> int:
-    return max((max(row, default=-1) for row in rows), default=-1)
-
-
 def _read_variants(rows: Any) -> list[dict[str, Any]]:
     if not isinstance(rows, list) or len(rows) < 2 or not all(isinstance(r, dict) for r in rows):
-        raise ValueError("fewer than two plans, or one that is none")
+        raise ValueError("fewer than two plans, or one that is no map")
     return rows
 
 

@@ -66,7 +66,7 @@ class CachedCompiler:
     deploy: Deploy
 
     def run(self, make: Make) -> Cached:
-        """Load the model from the cache; or call `make`, and keep what comes of it.
+        """Load the model from the cache; or call `make`, and keep the result.
 
         Of all who ask for the same at once, one compiles and the others wait for its entry.
         """
@@ -240,7 +240,7 @@ def _subgraphs(cuts: Sequence[Cut]) -> list[Subgraph]:
 
 @contextmanager
 def _closed_on_error(deployment: Deployment) -> Iterator[None]:
-    """Close a deployment that nobody gets to see."""
+    """Close a deployment that is not returned."""
     try:
         yield
     except BaseException:

@@ -84,7 +84,7 @@ class Cache:
         return self._callbacks is not None
 
     def find(self, name: str) -> BlobFile | None:
-        """Return an entry, or None: it is not there, or was of no use and is gone now."""
+        """Return an entry, or None: it is absent, or was unusable and has been removed."""
         path = self.folder / name
         try:
             blob = self._open(path)
@@ -133,16 +133,16 @@ class Cache:
         return published
 
     def drop(self, name: str, reason: str) -> None:
-        """Remove an entry that is of no use, and say why."""
+        """Remove an entry that cannot be used, and say why."""
         _log.warning("cache entry %s: a miss: %s", self.folder / name, reason)
         with contextlib.suppress(OSError):  # it stays, and is a miss the next time too
             (self.folder / name).unlink()
 
     @contextmanager
     def lock(self, key: str) -> Iterator[bool]:
-        """Keep others from compiling the same meanwhile.
+        """Keep others from compiling the same model at the same time.
 
-        The operating system gives the lock to the next when its holder ends in whatever way.
+        The operating system passes the lock on when its holder ends, however that happens.
 
         Yields: whether the lock is held; without it, after the timeout or where the folder has no
             locks, the work is done all the same.
@@ -193,7 +193,7 @@ class Cache:
         """Remove the least recently used entries until the rest fit; return what is gone.
 
         `size_limit_nbytes`: bytes that may stay; None: any number.
-        `older_than_s`: entries not used for so many seconds go in any case.
+        `older_than_s`: entries not used for this many seconds go in any case.
         """
         entries = self.entries()
         total = sum(entry.nbytes for entry in entries)

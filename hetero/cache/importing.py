@@ -1,4 +1,4 @@
-"""Importing: which stages of a blob can be taken as they are, and what becomes of the others."""
+"""Importing: which stages of a blob can be taken as they are, and what happens to the others."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def place_devices(
 def absent_devices(
     blob: ModelBlob, absent: Sequence[str], available: Sequence[str]
 ) -> UnknownDeviceError:
-    """Return the error for devices that are not here: all of them, and how to do without."""
+    """Return the error that names all devices that are not here, and how to go on."""
     return UnknownDeviceError(
         f"model {blob.name!r} was compiled for {', '.join(blob.used)}; not here: "
-        f"{', '.join(absent)}. Here are {', '.join(available)}. Put another in its place with "
+        f"{', '.join(absent)}. Here are {', '.join(available)}. Replace it with "
         f"remap={{{absent[0]!r}: 'CPU'}} (--remap {absent[0]}=CPU), or name the devices to "
         "compile it for again.",
         device=absent[0],
@@ -155,7 +155,7 @@ def import_sources(
     compilation: Compilation,
 ) -> list[StageSource]:
     """Return each stage's source, numbered through the cuts: with its own export, or without."""
-    #: (device here, why its export is of no use) -> stages, numbered through the plans.
+    #: (device here, why its export cannot be used) -> stages, numbered through the plans.
     again: dict[tuple[str, str], list[int]] = {}
     path = None if blob.blob.path is None else str(blob.blob.path.resolve())
     sources: list[StageSource] = []

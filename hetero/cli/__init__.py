@@ -63,7 +63,7 @@ def main() -> None:
 def _tell(error: BaseException) -> int:
     """Print an error and return the exit code.
 
-    Raises BaseException: the error itself, where it is none that a command expects: its traceback
+    Raises BaseException: the error itself, where no command expects it: its traceback
         is wanted.
     """
     kind, code, data, expected = type(error).__name__, 1, {}, True

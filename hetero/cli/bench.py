@@ -29,9 +29,9 @@ SHOWN = 40
 @input_options
 @click.option("--jobs", "-j", type=click.IntRange(min=0), default=0,
               help="Requests in flight; 0 lets the model choose.")  # fmt: skip
-@click.option("--requests", "-n", type=click.IntRange(min=1), help="Stop after so many requests.")
+@click.option("--requests", "-n", type=click.IntRange(min=1), help="Stop after this many requests.")
 @click.option("--seconds", "-t", type=click.FloatRange(min=0, min_open=True), default=10.0,
-              show_default=True, help="Stop after so long.")  # fmt: skip
+              show_default=True, help="Stop after this many seconds.")  # fmt: skip
 @planning_options
 @click.option("--update-costs", type=click.Path(exists=True, dir_okay=False, path_type=Path),
               help="A cost file that learns from the subgraphs measured.")  # fmt: skip

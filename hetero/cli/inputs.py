@@ -121,7 +121,7 @@ def _read(text: str, model: Model) -> dict[str, Any]:
             return {name: numpy_helper.to_array(onnx.load_tensor(str(path)))}
         return {name: np.load(path, allow_pickle=False)}
     except (ValueError, OSError, EOFError, BadZipFile, DecodeError) as error:
-        # numpy's own message tells how to unpickle what it found, which nobody should.
+        # numpy's own message says how to unpickle what it found, which is not safe.
         raise click.UsageError(
             f"--input {text}: {path} is no {path.suffix if path.suffix in KINDS else '.npy'} file "
             "of tensors: damaged, of another kind, or with Python objects, which are not read. "

@@ -39,7 +39,7 @@ def is_blob(model: str) -> bool:
 
 
 def read(core: Core, model: str) -> Model:
-    """Read a model, for commands that a blob is of no use to.
+    """Read a model, for commands that cannot use a blob.
 
     Raises click.UsageError: for a blob.
     """

@@ -15,7 +15,7 @@ def probe() -> None:
     """Print this node's devices as Ray labels: for ``ray start --labels="$(hetero probe)"``.
 
     What it prints is how many devices of each plugin the node offers; edit it to offer other
-    numbers. It succeeds with broken plugins too, which it tells of on the error stream: such a
+    numbers. It succeeds with broken plugins too, which it reports on the error stream: such a
     node still starts.
     """
     rows = probe_node(THIS_PROCESS)

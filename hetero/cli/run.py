@@ -53,7 +53,7 @@ def run(
 
     MODEL may be a blob that `hetero compile -o` wrote: it runs on the devices it was compiled for.
     """
-    # Bad input is told before anything is started.
+    # Bad input is reported before anything starts.
     source = None if is_blob(model) else core.read_model(model)
     values = None
     if source is not None:

@@ -38,7 +38,7 @@ def show(*parts: RenderableType) -> None:
 
 
 def remark(text: str) -> None:
-    """Print a line beside the output, on stderr."""
+    """Print a line on stderr, apart from the output."""
     console(stderr=True).print(styled(text))
 
 

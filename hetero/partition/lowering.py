@@ -1,4 +1,4 @@
-"""What an executor takes beside a plan: each stage's model and configuration, and constants."""
+"""What an executor takes besides a plan: each stage's model and configuration, and constants."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from devices.plugin.program import Payload
 from hetero.partition.partition import Partition
 from scheduler.executor import StageSource
 
@@ -15,16 +14,13 @@ from scheduler.executor import StageSource
 def stage_sources(
     partition: Partition,
     configs: Mapping[str, Mapping[str, Any]],
-    payloads: Mapping[int, Payload] | None = None,
 ) -> tuple[StageSource, ...]:
     """Return what each stage's device compiles: its model, its device's configuration.
 
     `configs`: device name -> its configuration.
-    `payloads`: stage index -> an earlier export of that stage, to import instead of compiling.
     """
     return tuple(
-        StageSource(s.model, (payloads or {}).get(s.index), dict(configs.get(s.device, {})))
-        for s in partition.subgraphs
+        StageSource(s.model, None, dict(configs.get(s.device, {}))) for s in partition.subgraphs
     )
 
 

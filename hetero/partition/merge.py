@@ -41,7 +41,7 @@ def merge(partition: Partition, models: Sequence[Model] | None = None) -> Model:
             if node.name not in source.index_of:
                 raise ModelError(
                     f"subgraph {subgraph.index} ({subgraph.device}) of model {source.name!r}: "
-                    f"node {node.name!r} is none of the whole model's."
+                    f"node {node.name!r} is not in the whole model."
                 )
             if nodes.setdefault(node.name, node).proto != node.proto:
                 raise ModelError(

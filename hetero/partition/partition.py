@@ -25,7 +25,7 @@ class Subgraph(Stage):
     """A part of the model on one device: a stage, and the nodes to make its model from.
 
     A `Constant` node that several subgraphs read is in the model of each, and among the
-    `node_names` of the first. A subgraph whose values nobody needs gives out what it makes last,
+    `node_names` of the first. A subgraph whose values nothing needs gives out what it makes last,
     since runtimes want an output.
     """
 

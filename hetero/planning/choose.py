@@ -1,7 +1,7 @@
 """Choosing a plan: the solver's search over measured costs, told as a report.
 
-Every plan that is told of is judged in the same way, by the prediction of its real cut: the choice,
-the alternatives, the advice and the bound's ratio are figures of one kind.
+Every reported plan is judged in the same way, by the prediction of its real cut: the choice, the
+alternatives, the advice and the bound's ratio are figures of one kind.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from hetero.planning.solver.candidates import TIDIED
 from hetero.planning.solver.problem import Assignment
 
 Policy = Literal["PRIORITY", "PIPELINE_PARALLEL", "AUTO"]
-#: Plans that a report tells of beside the chosen one.
+#: Plans that a report lists besides the chosen one.
 MOST_ALTERNATIVES: Final = 16
 #: Effort of the search beside a plan that is only judged, as a share of what was granted.
 JUDGING: Final = 0.1
@@ -66,8 +66,8 @@ def choose(task: Task, choice: Choice, priority: Affinity | None = None) -> Plan
     """Plan a model.
 
     `task`: the model, its devices, what they support and cost, the constraints.
-    `priority`: the priority list's affinity, to be judged beside the others; the plan itself where
-        the policy is ``PRIORITY``.
+    `priority`: the priority list's affinity, to be judged along with the others; the plan itself
+        where the policy is ``PRIORITY``.
     Raises PlanError: constraints that no plan meets, with the nodes and the constraint that clash;
         or that the priority list breaks, where the policy is ``PRIORITY``.
     """

@@ -215,7 +215,7 @@ class CostPlanner:
             listed = find_device(name, request.devices)
             if listed is None:
                 raise PlanError(
-                    f"DEVICE_MEMORY_NBYTES names {name!r}, which is none of the model's devices: "
+                    f"DEVICE_MEMORY_NBYTES names {name!r}, which is not a device of the model: "
                     f"{', '.join(request.devices)}.",
                     constraint="memory",
                 )

@@ -27,7 +27,7 @@ _NOTHING = Line(0.0, 0.0, "estimated")
 
 @dataclass(frozen=True, slots=True)
 class Constraints:
-    """What a plan has to keep to beside the devices' support."""
+    """What a plan must obey besides the devices' support."""
 
     #: Nodes that are placed already.
     pins: Affinity = NO_PINS
@@ -50,7 +50,7 @@ class Task:
     #: Device -> its answer about the whole model.
     supports: Mapping[str, Support]
     costs: Costs
-    #: What a plan has to keep to.
+    #: What a plan must obey.
     constraints: Constraints = Constraints()
 
 

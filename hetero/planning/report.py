@@ -23,7 +23,7 @@ class StagePrediction:
     run_s: float
     #: Seconds that its device is busy receiving its inputs and sending its outputs.
     transfer_s: float
-    #: Seconds that its device is busy for a call, beside both.
+    #: Seconds that its device is busy for a call, besides both.
     overhead_s: float
     #: Which of the report's variants it is of.
     variant: int = 0

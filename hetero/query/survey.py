@@ -29,7 +29,7 @@ class Survey:
     support : Support
         What the devices take between them, as `Core.query_model` says.
     affinity : Affinity
-        Which device each node gets, and why; nodes that nobody takes are absent.
+        Which device each node gets, and why; nodes that no device takes are absent.
     pins : Affinity
         What the user asked for by hand.
     query_s : mapping of str to float

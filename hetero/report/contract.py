@@ -28,7 +28,7 @@ from hetero.report.verdict import fallback, verdict
 
 NAME: Final = "hetero.report"
 VERSION: Final = 2
-#: The device of nodes that nobody takes, while the model is cut; null in the document.
+#: The device of nodes that no device takes, while the model is cut; null in the document.
 NOWHERE: Final = ""
 
 

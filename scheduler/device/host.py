@@ -89,8 +89,8 @@ class DeviceHost:
     ) -> int:
         """Compile or import a stage; return how many requests it runs at once.
 
-        `num_threads`: what ``INFERENCE_NUM_THREADS=0`` comes to; `taken`: positions of the outputs
-        that somebody takes.
+        `num_threads`: what ``INFERENCE_NUM_THREADS=0`` resolves to; `taken`: positions of the
+        outputs that somebody takes.
         """
         config = self._config(source.config)
         if THREADS in self._plugin.properties and not config.get(THREADS):

@@ -8,7 +8,7 @@ A message is::
     16  …   head: msgpack, a tree of tagged values
     …   …   segments: tensor contents, little-endian, each aligned to 64 bytes
 
-A tensor keeps the order of its axes in memory; one in another order than C's tells it. In the
+A tensor keeps the order of its axes in memory; one in another order than C's says so. In the
 head, None, booleans, integers, floats, strings and bytes stand for themselves; all else is
 an array that starts with a tag. Decoded tensors are read-only views of the message.
 """
@@ -113,7 +113,7 @@ def decode(data: bytes | bytearray | memoryview, *, limits: CodecLimits = DEFAUL
     if view.nbytes > limits.nbytes:
         raise BlobError(f"message of {view.nbytes} bytes; at most {limits.nbytes} are taken.")
     if view.nbytes < _PREFIX.size:
-        raise BlobError(f"message of {view.nbytes} bytes is cut short or is none of ours.")
+        raise BlobError(f"message of {view.nbytes} bytes is cut short, or is not one of ours.")
     magic, version, nbytes, start = _PREFIX.unpack_from(view)
     if magic != _MAGIC:
         raise BlobError(f"not a message: it starts with {magic!r}, wanted {_MAGIC!r}.")

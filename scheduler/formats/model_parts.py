@@ -50,7 +50,7 @@ def outline(
     inputs: Sequence[TensorSpec],
     outputs: Sequence[TensorSpec],
 ) -> ModelParts:
-    """Return the parts of a model of which only names and ports are told."""
+    """Return the parts of a model of which only names and ports are given."""
     nodes = [onnx.NodeProto(name=node) for node in node_names]
     skeleton: bytes = onnx.ModelProto(
         graph=onnx.GraphProto(name=name, node=nodes)

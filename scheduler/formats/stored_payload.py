@@ -48,7 +48,7 @@ def read_payload(blob: BlobFile, index: int, contents: Any = None) -> Payload:
     contents = blob.contents() if contents is None else contents
     documents = contents.get(PAYLOADS) if isinstance(contents, dict) else None
     if not isinstance(documents, list) or not 0 <= index < len(documents):
-        raise BlobError(f"blob {blob.path or ''}: {PAYLOADS}[{index}]: there is none.")
+        raise BlobError(f"blob {blob.path or ''}: {PAYLOADS}[{index}]: no such payload.")
     payload = blob.contents(documents[index])
     header, tensors = (
         (payload.get("header"), payload.get("tensors")) if isinstance(payload, dict) else (0, 0)

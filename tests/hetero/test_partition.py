@@ -359,7 +359,7 @@ def test_merging_refuses_models_that_are_not_the_subgraphs() -> None:
     renamed.CopyFrom(second.nodes[0].proto)
     renamed.name = "other"
     changed = second.replace(nodes=[type(second.nodes[0]).from_proto(renamed)])
-    with pytest.raises(ModelError, match="node 'other' is none of the whole model's"):
+    with pytest.raises(ModelError, match="node 'other' is not in the whole model"):
         merge(part, [first, changed])
     assert merge(part).constants["w"].digest == model.constants["w"].digest
 

@@ -88,7 +88,7 @@ def test_a_payload_is_read_from_its_file_only_if_that_is_the_same(
     assert all(place.path == str(path) for place in payload.places.values())
     with pytest.raises(BlobError, match="another one"):
         fetch_payload(StoredPayload(str(path), "0" * 32, 0))
-    with pytest.raises(BlobError, match="there is none"):
+    with pytest.raises(BlobError, match="no such payload"):
         fetch_payload(StoredPayload(str(path), stored.digest, 9))
     with pytest.raises(BlobError, match="not here"):
         fetch_payload(StoredPayload(str(tmp_path / "none"), stored.digest, 0))

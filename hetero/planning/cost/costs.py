@@ -30,7 +30,7 @@ class Line:
     source: Source
 
     def __call__(self, nbytes: float) -> float:
-        """Seconds of so many bytes."""
+        """Seconds of this many bytes."""
         return self.a + self.b * nbytes
 
 
@@ -69,7 +69,7 @@ class DeviceCosts:
     identity: DeviceIdentity
     #: Node name -> seconds, alone on the device; unsupported nodes are absent.
     nodes: Mapping[str, Time]
-    #: Seconds that a subgraph takes beside its nodes.
+    #: Seconds that a subgraph takes besides its nodes.
     dispatch: Time = Time(0.0, "estimated")
     #: What a node's time is multiplied by in a subgraph; under 1 where neighbours fuse. A number,
     #: not seconds.

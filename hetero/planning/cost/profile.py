@@ -243,7 +243,7 @@ class _Profile:
             return None
 
     def _effort(self, items: int) -> Effort:
-        """Return the effort for the next of so many items that the step still has."""
+        """Return the effort for the next of this many items that the step still has."""
         now = time.monotonic()
         return Effort(now + min(0.5, (self._until_s - now) / max(1, items)))
 
@@ -268,7 +268,7 @@ class _Profile:
             self._keep(kind, part, timing.run_s)
 
     def _single_nodes(self, kind: _Kind, part: Model) -> dict[str, float]:
-        """Time each distinct node by itself, where the device tells no node times."""
+        """Time each distinct node by itself, where the device does not report node times."""
         groups: dict[str, list[int]] = {}
         for position in request_positions(part):
             groups.setdefault(node_key(part, position), []).append(position)

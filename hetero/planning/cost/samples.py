@@ -1,6 +1,6 @@
 """What to measure of a model: the parts that a device supports, chunks of them, single nodes.
 
-Parts are run with the values that they get in the whole model where those can be had, since times
+Parts are run with the values that they get in the whole model where they are available, since times
 depend on values (indices, masks, trip counts) as well as on shapes.
 """
 

@@ -22,7 +22,7 @@ from scheduler.executor import Deployment, Executor
 
 #: Bounds of a measuring deployment.
 _LIMITS: Final = Limits(nbytes=2**32, timeout_s=120.0)
-#: Warming up ends when two runs differ by less than this share, within so many runs.
+#: Warming up ends when two runs differ by less than this share, within this many runs.
 WARM: Final = 0.05
 WARM_RUNS: Final = (3, 12)
 #: Runs that nodes' times are the median of, at most.
@@ -48,7 +48,7 @@ class Timing:
 
     #: Median seconds that the device computes.
     run_s: float
-    #: Median seconds by executed node; empty where the device does not tell.
+    #: Median seconds by executed node; empty where the device does not report them.
     node_times_s: Mapping[str, float]
     executed: tuple[ExecutedNode, ...]
 
@@ -61,7 +61,7 @@ def deployed(
     configs: Mapping[str, Mapping[str, Any]],
     company: Collection[str] = (),
 ) -> Iterator[Deployment]:
-    """Deploy a model by an affinity, beside devices that work too, while the context lasts."""
+    """Deploy a model by an affinity, while other devices work too, while the context lasts."""
     cut = partition(model, affinity)
     deployment = executor.deploy(
         cut.plan,

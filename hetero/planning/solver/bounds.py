@@ -1,7 +1,7 @@
 """Lower bounds: no plan of the stated kind has a smaller bottleneck.
 
 Some hold for everything, also for a mix of plans and for replicas ("any routing of requests");
-some only where each node is on one device ("without replication"). They are told apart.
+some only where each node is on one device ("without replication"). `Bound.mixing` tells which.
 """
 
 from __future__ import annotations

@@ -30,9 +30,9 @@ from hetero.planning.solver.tidy import tidy
 
 #: Ends the name of a plan that was freed of fragments.
 TIDIED = ", tidied"
-#: Graphs of at most so many nodes are searched as they are ...
+#: Graphs of at most this many nodes are searched as they are ...
 SMALL = 900
-#: ... larger ones are coarsened to about so many supernodes first.
+#: ... larger ones are coarsened to about this many supernodes first.
 SUPERNODES = 450
 #: Annealing proposals for each second granted and worker: below what most cores do, so that the
 #: count and not the clock ends a search.

@@ -163,7 +163,6 @@ def solve(
     steps: int = MOST_STEPS,
     seconds: float = math.inf,
     start: Assignment | None = None,
-    gap: float = GAP,
 ) -> Solved:
     """Find the assignment with the least bottleneck, or prove how good it could be.
 
@@ -217,7 +216,7 @@ def solve(
     first = None
     if start is not None and is_feasible(problem, start):
         first = _point(problem, start, at, flags, len(rows.cost))
-    values, bound, optimal, late = rows.solve(steps, seconds, first, gap)
+    values, bound, optimal, late = rows.solve(steps, seconds, first, GAP)
     found = None
     if values is not None:
         found = tuple(max(at[v], key=lambda d: (values[at[v][d]], -d)) for v in range(n))

@@ -66,7 +66,7 @@ class Network:
         return level
 
     def _push(self, source: int, sink: int, level: list[int], at: list[int]) -> int:
-        """One augmenting path down the levels; 0 when there is none left."""
+        """One augmenting path down the levels; 0 when none is left."""
         path: list[int] = []
         u = source
         while u != sink:

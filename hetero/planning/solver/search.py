@@ -28,9 +28,9 @@ Judge = Callable[[tuple[str, ...], tuple[Part, ...]], Candidate]
 TOLERANCE = 0.03
 #: ... but not where the best is proven to be this near the bound, and the simpler one is not.
 PROVEN = 0.02
-#: Plans beside the landmarks that a judge is shown.
+#: Plans that are judged besides the landmarks.
 MOST_JUDGED = 16
-#: A search whose steps take so many times the seconds granted is ended by the clock.
+#: A search whose steps take this many times the seconds granted is ended by the clock.
 PATIENCE = 10.0
 
 
@@ -74,7 +74,7 @@ def plan(
     tolerance : float
         Simpler plans within this share of the best are preferred; 0 takes the best.
     given : mapping of str to tuple of int, optional
-        Plans to judge beside those found, by name; left out where they break a constraint.
+        Plans to judge besides those found, by name; left out where they break a constraint.
     keep : str, optional
         The one of `given` to choose whatever else is found.
     judge : callable, optional
@@ -149,7 +149,7 @@ def plan(
 
 
 def is_landmark(name: str) -> bool:
-    """Whether a plan of that name is told of however good it is."""
+    """Whether a plan of that name is always reported, however good it is."""
     if name.startswith("single "):
         return not name.endswith(TIDIED)
     return name in ("priority", "mix", "replicas")

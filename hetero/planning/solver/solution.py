@@ -26,7 +26,7 @@ class Candidate:
     parts: tuple[Part, ...]
     #: Seconds a device is busy per request.
     loads: tuple[float, ...]
-    #: The largest load: one request leaves every so many seconds.
+    #: The largest load: one request leaves each time this many seconds pass.
     bottleneck: float
     #: Seconds of one request alone; of the slowest part in a mix.
     latency: float
@@ -58,7 +58,7 @@ class Solution:
     chosen: Candidate
     #: The other candidates, best first; also mixes of more parts than were allowed.
     runners_up: tuple[Candidate, ...]
-    #: All that were proven of the objective, largest first. ``mixing`` tells those that also bound
+    #: All that were proven of the objective, largest first. ``mixing`` marks those that also bound
     #: mixes and replicas from those that only hold without replication.
     bounds: tuple[Bound, ...]
     #: True where the clock ended a search early, so that another run may find another plan.

@@ -17,7 +17,7 @@ from hetero.planning.solver.solution import Objective
 
 #: Passes over all nodes and pieces at most.
 PASSES = 8
-#: Subgraphs up to which whole plans are judged anew for each that is given away.
+#: Subgraphs up to which whole plans are judged again for each that is given away.
 MOST_FRAGMENTS = 48
 #: A sum of loads must fall by this share to count; less is rounding.
 LEAST_GAIN = 1e-9
