@@ -59,18 +59,8 @@ class Deployments(Generic[D]):
 class BaseDeployment(ABC):
     """A plan with a request runner.
 
-    Parameters
-    ----------
-    key : str
-        The deployment's name, unique in its executor.
-    plan : Plan
-        What is deployed.
-    constants : mapping of str to numpy.ndarray
-        Values of the plan's constant outputs.
-    limits : Limits
-        Bounds of the queues.
-    deployments : Deployments
-        The executor's, which hold this one until it is closed.
+    `key`: the deployment's name, unique in its executor.
+    `deployments`: the executor's, which hold this one until it is closed.
     """
 
     def __init__(
@@ -133,10 +123,7 @@ class BaseDeployment(ABC):
     ) -> Submission:
         """Admit a request; see `scheduler.executor.Deployment.submit`.
 
-        Raises
-        ------
-        TensorNameError
-            An input is missing, or one too many.
+        Raises TensorNameError: an input is missing, or one too many.
         """
         if inputs.keys() != self._inputs:
             missing = sorted(self._inputs - set(inputs))
@@ -214,10 +201,7 @@ def import_failed(plan: Plan, stage: int, error: Exception) -> None:
 def check_sources(plan: Plan, sources: Sequence[StageSource]) -> None:
     """Check that each stage's source has the stage's ports.
 
-    Raises
-    ------
-    PlanError
-        Naming the stage and the difference.
+    Raises PlanError: naming the stage and the difference.
     """
     if len(sources) != len(plan.stages):
         raise PlanError(

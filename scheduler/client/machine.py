@@ -161,16 +161,8 @@ def never_retry(error: BaseException, attempt: int) -> bool:
 class ClientMachine:
     """Requests of one deployment.
 
-    Parameters
-    ----------
-    limits : Limits
-        Bounds of the queues.
-    retry : callable
-        Which failures are followed by another attempt.
-    name : str
-        The deployment, for messages.
-    in_flight : BytesInFlight, optional
-        The executor's count; one of its own by default.
+    `retry`: which failures are followed by another attempt.
+    `in_flight`: the executor's count; one of its own by default.
     """
 
     def __init__(
@@ -241,10 +233,7 @@ class ClientMachine:
     def handle(self, event: ClientEvent) -> list[ClientInstruction]:
         """Take in one event; return what is to be done, in order.
 
-        Raises
-        ------
-        InvalidTransitionError
-            The event cannot be in the request's state.
+        Raises InvalidTransitionError: the event cannot be in the request's state.
         """
         instructions: list[ClientInstruction] = []
         match event:

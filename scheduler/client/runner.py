@@ -60,22 +60,10 @@ class _Call:
 class RequestRunner:
     """Runs requests of one deployment.
 
-    Parameters
-    ----------
-    limits : Limits
-        Bounds of the queues.
-    attempts : Attempts
-        How attempts are started and dropped.
-    name : str
-        The deployment, for messages.
-    ids : iterator of int
-        Gives request ids, ascending; shared by all that share devices, whose queues they order.
-    in_flight : BytesInFlight
-        Bytes of all that share devices.
-    retry : callable
-        Which failures are followed by another attempt.
-    clock : callable
-        Returns monotonic seconds.
+    `ids`: gives request ids, ascending; shared by all that share devices, whose queues they order.
+    `in_flight`: bytes of all that share devices.
+    `retry`: which failures are followed by another attempt.
+    `clock`: returns monotonic seconds.
     """
 
     def __init__(

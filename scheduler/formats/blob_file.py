@@ -43,24 +43,13 @@ from scheduler.formats.tensor_entries import frozen, shape_of, strings_of
 class BlobFile:
     """A blob that is read: its header at once, its segments mapped, where they are asked for.
 
-    Parameters
-    ----------
-    source : path or buffer
-        A file, mapped read-only, or a blob's bytes, used where they are.
-    follow_links : bool
-        Whether the file may be a symbolic link.
+    Each segment's checksum is verified when it is first asked for. Arrays are views of the mapping,
+    which lives as long as they do.
 
-    Raises
-    ------
-    BlobError
-        Not a blob, damaged, or of another format version.
-    OSError
-        The file cannot be read.
-
-    Notes
-    -----
-    Each segment's checksum is verified when it is first asked for. Arrays are views of the
-    mapping, which lives as long as they do.
+    `source`: a file, mapped read-only, or a blob's bytes, used where they are.
+    `follow_links`: whether the file may be a symbolic link.
+    Raises BlobError: not a blob, damaged, or of another format version.
+    Raises OSError: the file cannot be read.
     """
 
     def __init__(

@@ -37,15 +37,7 @@ REPORT: Final = tuple(field.name for field in dataclasses.fields(StageRun))
 
 
 class DeviceActor:
-    """One device.
-
-    Parameters
-    ----------
-    descriptor : DeviceDescriptor
-        Which.
-    specs : sequence of str or type
-        Plugins besides the installed ones.
-    """
+    """One device."""
 
     def __init__(self, descriptor: DeviceDescriptor, specs: Sequence[PluginSpec]) -> None:
         plugin = find_plugin(load_plugins(specs), descriptor.plugin)
@@ -89,10 +81,7 @@ class DeviceActor:
 
         See `DeviceHost.load_stage`.
 
-        Raises
-        ------
-        PropertyError
-            More streams than the actor has threads.
+        Raises PropertyError: more streams than the actor has threads.
         """
         if config.get("NUM_STREAMS", 1) > MAX_STREAMS:
             raise PropertyError(
@@ -112,14 +101,9 @@ class DeviceActor:
     def run_stage(self, call: list[Any], *inputs: Value) -> Any:
         """Run a stage; return the outputs that somebody takes, then the report.
 
-        Parameters
-        ----------
-        call : list
-            Deployment, stage, request id, attempt, and whether to profile. One list of plain
-            values, as the report is: Ray sends those without pickling, and each argument by
-            itself.
-        *inputs : values
-            In port order.
+        `call`: deployment, stage, request id, attempt, and whether to profile. One list of plain
+            values, as the report is: Ray sends those without pickling, and each argument by itself.
+        `*inputs`: in port order.
         """
         deployment, stage, request_id, attempt, profile = call
         key = (deployment, stage)

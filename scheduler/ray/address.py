@@ -17,10 +17,7 @@ _HTTP2_SETTINGS: Final = b"\4"
 def find_address(address: str) -> str:
     """Return ``host:port`` of the cluster that is meant; ``auto`` is the one on this machine.
 
-    Raises
-    ------
-    ClusterError
-        It is no such address, or no Ray runs on this machine.
+    Raises ClusterError: it is no such address, or no Ray runs on this machine.
     """
     if address == "auto":
         address = _address_here()
@@ -61,10 +58,7 @@ def _address_here() -> str:
 def check_reachable(address: str, timeout_s: float) -> None:
     """Find out soon that nothing answers as gRPC does: Ray itself tries for a minute.
 
-    Raises
-    ------
-    ClusterError
-        Its cause is the OSError.
+    Raises ClusterError: its cause is the OSError.
     """
     host, _, port = address.rpartition(":")
     try:

@@ -75,22 +75,11 @@ class Arrival:
 class RayDeployment(BaseDeployment):
     """A plan on actors.
 
-    Parameters
-    ----------
-    key, plan, constants, limits, deployments
-        As `BaseDeployment`.
-    devices : mapping of str to ActorDevice
-        The plan's devices by the names that the plan uses.
-    arrived : callable
-        Takes each Arrival, from a thread of Ray's that must not be kept.
-    session : RaySession
-        The connection to the cluster.
-    lost : callable
-        Takes the id of an actor that is gone, and the cause.
-    suspect : callable
-        Takes a device that could not be reached.
-    ask : callable
-        Returns what an actor's method answers: device, method's name, arguments.
+    `devices`: the plan's devices by the names that the plan uses.
+    `arrived`: takes each Arrival, from a thread of Ray's that must not be kept.
+    `lost`: takes the id of an actor that is gone, and the cause.
+    `suspect`: takes a device that could not be reached.
+    `ask`: returns what an actor's method answers: device, method's name, arguments.
     """
 
     def __init__(

@@ -68,16 +68,9 @@ class RayDevices:
     A device keeps its name as long as its node lives, gets it again when its node comes back, and
     is called the same by every client that wants the same devices.
 
-    Parameters
-    ----------
-    session : RaySession
-        The connection to the cluster.
-    specs : sequence of str or type
-        Plugins besides the installed ones.
-    counts : mapping of str to int
-        Plugin -> logical devices on each node.
-    probe_timeout_s : float
-        Seconds that a node may take to list its devices before the others are used without it.
+    `counts`: plugin -> logical devices on each node.
+    `probe_timeout_s`: seconds that a node may take to list its devices before the others are used
+        without it.
     """
 
     def __init__(
@@ -116,12 +109,8 @@ class RayDevices:
     def device(self, name: str) -> ActorDevice:
         """Return a device with its actor, which is started if there is none.
 
-        Raises
-        ------
-        UnknownDeviceError
-            No such device, or its node has left.
-        DeviceError
-            Its plugin is broken.
+        Raises UnknownDeviceError: no such device, or its node has left.
+        Raises DeviceError: its plugin is broken.
         """
         self._session.check()
         with self._lock:
@@ -149,11 +138,8 @@ class RayDevices:
     def fetch(self, device: ActorDevice, ref: Any, timeout_s: float) -> Any:
         """Return what a device's actor answered.
 
-        Raises
-        ------
-        HeteroError
-            What it raised; DeviceLostError if it or its node is gone, ClusterError if it says
-            nothing, or the cluster is gone.
+        Raises HeteroError: what it raised; DeviceLostError if it or its node is gone, ClusterError
+            if it says nothing, or the cluster is gone.
         """
         descriptor = device.descriptor
         where = f"device {descriptor.name} on node {descriptor.node}"

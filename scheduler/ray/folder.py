@@ -21,10 +21,7 @@ _LONGEST_FOLDER: Final = 30
 def make_folder() -> Path:
     """Make a folder for a Ray of this process, and remove those of processes that are gone.
 
-    Raises
-    ------
-    ClusterError
-        There is no folder for temporary files.
+    Raises ClusterError: there is no folder for temporary files.
     """
     try:
         parent = tempfile.gettempdir()

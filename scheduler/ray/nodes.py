@@ -22,35 +22,18 @@ _TABLE: Final = b"hetero-devices"
 
 @dataclass(frozen=True, slots=True)
 class ClusterNode:
-    """A node that is alive.
-
-    Attributes
-    ----------
-    id : str
-        Ray's id of it.
-    name : str
-        For people, unique in the cluster.
-    host : str
-        Its name for Ray, which it has again when it comes back: its address by default.
-    address : str
-        ``host:port`` that it answers at.
-    counts : mapping of str to int
-        Plugin -> logical devices, as far as its start options say.
-    num_cpus : int
-        Cores that it offers to Ray.
-    store_nbytes : int
-        Size of its object store.
-    options : mapping
-        What pins a task or an actor to it.
-    """
+    """A node that is alive."""
 
     id: str
     name: str
+    #: Its name for Ray, which it has again when it comes back: its address by default.
     host: str
     address: str
+    #: Plugin -> logical devices, as far as its start options say.
     counts: Mapping[str, int]
     num_cpus: int
     store_nbytes: int
+    #: What pins a task or an actor to it.
     options: Mapping[str, Any]
 
 
@@ -95,16 +78,8 @@ def device_number(kind: str, node: ClusterNode, place: int, alive: Collection[st
     The first free one is written into the cluster's own table, where every client finds it; a node
     that comes back gets the numbers that it had.
 
-    Parameters
-    ----------
-    kind : str
-        What is counted: the devices of a plugin, for clients that want the same of them.
-    node : ClusterNode
-        The device's node.
-    place : int
-        Which of those on that node.
-    alive : collection of str
-        Ids of the nodes that are alive.
+    `kind`: what is counted: the devices of a plugin, for clients that want the same of them.
+    `alive`: ids of the nodes that are alive.
     """
     mine = f"{place} {node.id} {node.host}"
     number = 0

@@ -38,14 +38,9 @@ _CREDENTIALS: Final = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 class RaySession:
     """A connection of this process to Ray.
 
-    Parameters
-    ----------
-    started : bool
-        Whether we started or joined it, and so end it.
-    folder : Path, optional
-        Its temporary folder, where we started it.
-    variables : sequence of str
-        Environment variables that were set for it, and go with it.
+    `started`: whether we started or joined it, and so end it.
+    `folder`: its temporary folder, where we started it.
+    `variables`: environment variables that were set for it, and go with it.
     """
 
     def __init__(
@@ -94,10 +89,7 @@ class RaySession:
     def wait(self, refs: Sequence[Any], timeout_s: float) -> bool:
         """Wait until all of `refs` are there; False if they are not in time.
 
-        Raises
-        ------
-        ClusterError
-            The cluster is gone.
+        Raises ClusterError: the cluster is gone.
         """
         until_s = time.monotonic() + timeout_s
         while True:
@@ -161,21 +153,12 @@ def connect(
 ) -> RaySession:
     """Use the Ray that this process is in, join the cluster at `address`, or start a local one.
 
-    Parameters
-    ----------
-    address : str, optional
-        ``host:port`` of a running cluster, ``auto`` for the one on this machine, or ``local`` for
-        a new one; by default what the environment's ``RAY_ADDRESS`` says, as for Ray itself, and
-        ``local`` without it.
-    options : mapping
-        More of `ray.init`'s arguments for a local Ray, such as ``num_cpus``.
-    timeout_s : float
-        Seconds to wait for a cluster's answer.
-
-    Raises
-    ------
-    ClusterError
-        Ray could not start, or nothing answers at `address`.
+    `address`: ``host:port`` of a running cluster, ``auto`` for the one on this machine, or
+        ``local`` for a new one; by default what the environment's ``RAY_ADDRESS`` says, as for Ray
+        itself, and ``local`` without it.
+    `options`: more of `ray.init`'s arguments for a local Ray, such as ``num_cpus``.
+    `timeout_s`: seconds to wait for a cluster's answer.
+    Raises ClusterError: Ray could not start, or nothing answers at `address`.
     """
     global _current
     if _current is not None:

@@ -29,12 +29,7 @@ _SILENT_S: Final = 25.0
 class ClusterWatch:
     """A thread that looks whether a cluster's head still answers.
 
-    Parameters
-    ----------
-    address : str
-        The head's ``host:port``.
-    tell : callable
-        Is told once, in the watch's thread, what to raise.
+    `tell`: called once, in the watch's thread, with what to raise.
     """
 
     def __init__(self, address: str, tell: Callable[[ClusterError], None]) -> None:

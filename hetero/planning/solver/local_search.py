@@ -179,26 +179,10 @@ def anneal(
 ) -> Found:
     """Improve ``start`` by simulated annealing; the best assignment seen is returned.
 
-    Parameters
-    ----------
-    problem : Problem
-        Without colocation groups.
-    start : tuple of int
-        A feasible assignment.
-    proposals : int
-        Moves to try.
-    seed : int
-        Seed of the moves.
-    deadline : float
-        ``time.monotonic()`` at which the run stops early, and says so.
-    hot : float
-        Starting temperature as a share of the start's bottleneck.
-    norm : int
-        Order of the norm of the loads that is the energy.
-
-    Returns
-    -------
-    Found
+    `problem` is without colocation groups, `start` feasible; `proposals` is the number of moves to
+    try. At `deadline`, by ``time.monotonic()``, the run stops early, and says so. The temperature
+    starts at `hot`, a share of the start's bottleneck; the energy is the norm of order `norm` of
+    the loads.
     """
     rng = random.Random(seed)
     draw = rng.random
