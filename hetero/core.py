@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-from devices.errors import ArgumentError, ClusterError
+from devices.errors import ArgumentError, ArgumentTypeError, ClusterError
 from devices.model.model import Model
 from devices.model.reader import Source, read_model
 from devices.plugin.properties import Config
@@ -88,6 +88,10 @@ class Core:
         if address is not None and executor != "ray":
             raise ArgumentError(
                 f"address={address!r} is a Ray cluster's; executor is {executor!r}."
+            )
+        if isinstance(plugins, str) or not isinstance(plugins, Iterable):
+            raise ArgumentTypeError(
+                f"plugins={plugins!r}: wanted a list of plugins, as ['my_module:MyPlugin']."
             )
         self._kind: ExecutorKind = executor
         self._address = address

@@ -449,6 +449,8 @@ def test_each_device_is_timed_where_it_was_told_to(
         lambda core: hetero.Core(devices={"ORT": "two"}),
         lambda core: hetero.Core(devices={"ORT": -1}),
         lambda core: hetero.Core(devices=["ORT"]),
+        lambda core: hetero.Core(plugins="my_module:MyPlugin"),
+        lambda core: hetero.Core(plugins=3),
     ],
 )
 def test_arguments_of_another_type_are_a_typed_error(
