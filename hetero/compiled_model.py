@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Final, overload
 
-from devices.errors import PropertyError
+from devices.errors import ArgumentTypeError, PropertyError
 from devices.model.tensor_spec import TensorSpec
 from devices.plugin.configuration import Configuration
 from devices.plugin.program import Value
@@ -208,6 +208,14 @@ class CompiledModel(BaseCompiledModel):
         bytes or None
             The blob, where no target is given.
         """
+        if (
+            target is not None
+            and not isinstance(target, str | Path)
+            and not hasattr(target, "write")
+        ):
+            raise ArgumentTypeError(
+                f"give a path or a binary file to write to; got {type(target).__name__}."
+            )
         payloads = export_payloads(self.deployment.num_stages, self.deployment.export)
 
         def write(file: BinaryIO) -> int:

@@ -412,8 +412,6 @@ class Core:
         from the blob; a warning says so. While a model of a file is in use, replace that file by
         renaming another, as `export_model` does: what is mapped must not be written over.
         """
-        if not isinstance(source, str | Path | bytes | bytearray | memoryview):
-            source = source.read()
         blob = ModelBlob(open_blob(source))
         blob.blob.verify()
         model = blob.source()

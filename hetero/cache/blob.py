@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 
 from devices.errors import (
+    ArgumentTypeError,
     BlobError,
     HeteroError,
     ModelNotFoundError,
@@ -206,12 +207,20 @@ def export_payloads(num_stages: int, export: Callable[[int], Payload]) -> list[P
     return found
 
 
-def open_blob(source: str | Path | bytes | bytearray | memoryview) -> BlobFile:
+def open_blob(source: str | Path | bytes | bytearray | memoryview | BinaryIO) -> BlobFile:
     """Open a blob that the user names.
 
+    Raises ArgumentTypeError: `source` is nothing that could be read.
     Raises ModelNotFoundError: there is no such file.
     Raises BlobError: it cannot be read, or is no blob.
     """
+    if not isinstance(source, str | Path | bytes | bytearray | memoryview):
+        if not hasattr(source, "read"):
+            raise ArgumentTypeError(
+                "give the path, the bytes or a binary file of what `export_model` wrote; got "
+                f"{type(source).__name__}."
+            )
+        source = source.read()
     try:
         return BlobFile(source)
     except FileNotFoundError as error:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from devices.errors import BlobError, PropertyError, UnknownDeviceError
+from devices.errors import ArgumentTypeError, BlobError, PropertyError, UnknownDeviceError
 from devices.plugin.configuration import Configuration
 from devices.plugin.program import Payload
 from devices.plugin.properties import PropertyTable
@@ -27,9 +27,12 @@ def place_devices(
     """Return which device here stands for each device of a blob's plan, where there is one.
 
     `remap`: devices of the blob -> devices here, both by any spelling.
+    Raises ArgumentTypeError: `remap` is no mapping.
     Raises BlobError: `remap` names a device that the blob does not use.
     Raises UnknownDeviceError: `remap` leads to devices that are not here.
     """
+    if not isinstance(remap or {}, Mapping):
+        raise ArgumentTypeError(f"remap={remap!r}: wanted a mapping, as {{'ORT': 'CPU'}}.")
     used = blob.used
     wanted = {device: device for device in used}
     for old, new in (remap or {}).items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import secrets
@@ -17,13 +18,15 @@ TEMPORARY_SUFFIX: Final = ".tmp"
 def publish(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Write a file beside `path` and rename it.
 
-    A link of that name is replaced, not followed. The temporary file is locked as long as it is
-    written, so that others can tell one whose writer was killed.
+    A link of that name is replaced, not followed; what is no regular file is left. The temporary
+    file is locked as long as it is written, so that others can tell one whose writer was killed.
 
     `path`: the file; its folder is there.
     `write`: writes the contents to a binary file.
     Raises OSError: it cannot be written, under the file's own name; nothing is left.
     """
+    if path.exists() and not path.is_file():
+        raise FileExistsError(errno.EEXIST, "what is there is no regular file", str(path))
     temporary = path.parent / f".{path.name}.{secrets.token_hex(6)}{TEMPORARY_SUFFIX}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     try:

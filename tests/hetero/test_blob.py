@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,15 @@ def test_export_to_a_stream_and_a_path(core: hetero.Core, blob: bytes, tmp_path:
         compiled.export_model(tmp_path / "m.hetero")
     assert stream.getvalue() == (tmp_path / "m.hetero").read_bytes() == blob
     assert [path.name for path in tmp_path.iterdir()] == ["m.hetero"]
+
+
+def test_only_regular_files_are_replaced(core: hetero.Core, blob: bytes, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with core.import_model(blob) as compiled, pytest.raises(OSError, match="no regular file"):
+        compiled.export_model(pipe)
+    assert pipe.is_fifo()
+    assert list(tmp_path.iterdir()) == [pipe]
 
 
 def test_strings_bfloat16_and_outputs_that_no_stage_makes(core: hetero.Core) -> None:

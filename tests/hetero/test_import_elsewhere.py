@@ -71,3 +71,17 @@ def test_a_path_that_is_not_there_is_a_typed_error(elsewhere: hetero.Core, tmp_p
         elsewhere.import_model(tmp_path / "none.hetero")
     with pytest.raises(errors.BlobError, match="not a regular file"):
         elsewhere.import_model(tmp_path)
+
+
+def test_what_is_no_blob_target_or_remap_is_told_by_its_type(
+    elsewhere: hetero.Core, blob: bytes
+) -> None:
+    with pytest.raises(errors.ArgumentTypeError, match="got int"):
+        elsewhere.import_model(3)  # type: ignore[arg-type]
+    with pytest.raises(errors.ArgumentTypeError, match="remap='CPU=ORT'"):
+        elsewhere.import_model(blob, remap="CPU=ORT")  # type: ignore[arg-type]
+    with (
+        elsewhere.import_model(blob, "ORT") as again,
+        pytest.raises(errors.ArgumentTypeError, match="got int"),
+    ):
+        again.export_model(3)  # type: ignore[call-overload]
