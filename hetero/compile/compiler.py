@@ -102,7 +102,6 @@ class Compiler:
         report = self._planner.plan(model, request, refused)
         cuts = []
         for variant in report.variants:
-            assert variant.partition is not None  # a plan's variants are cut
             affinity = variant.affinity
             planned = PlannedAffinity(affinity.devices, affinity.reasons, report)
             cuts.append(Cut(variant.partition, planned, variant.share))

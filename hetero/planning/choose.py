@@ -136,7 +136,9 @@ class _Judge:
             bottleneck=max(loads.values()),
             latency=latency,
             subgraphs=len(stages),
-            levels=max(_levels(self.variant(names[0], p).partition) for p in parts),
+            levels=max(
+                1 + max(cut.plan.levels, default=-1) for cut in self._cuts_of(names[0], parts)
+            ),
         )
 
     def variant(self, name: str, part: Part) -> Variant:
@@ -149,17 +151,19 @@ class _Judge:
             self._cuts[assignment] = partition(self._task.model, affinity)
         return Variant(affinity, part.share, self._cuts[assignment])
 
+    def _cuts_of(self, name: str, parts: Sequence[Part]) -> list[Partition]:
+        return [self.variant(name, part).partition for part in parts]
+
     def predicted(
         self, name: str, parts: Sequence[Part]
     ) -> tuple[list[StagePrediction], list[WirePrediction], float]:
         """Return every stage and wire of a plan's parts, and the slowest part's latency."""
-        cuts = [self.variant(name, part).partition for part in parts]
-        company = len({s.device for cut in cuts if cut for s in cut.subgraphs}) > 1
+        cuts = self._cuts_of(name, parts)
+        company = len({s.device for cut in cuts for s in cut.subgraphs}) > 1
         stages: list[StagePrediction] = []
         wires: list[WirePrediction] = []
         latency = 0.0
         for number, cut in enumerate(cuts):
-            assert cut is not None  # a judge's variants are cut
             mine, crossing, alone = predict(
                 self._task, self._planned.model, cut, number, company=company
             )
@@ -167,15 +171,6 @@ class _Judge:
             wires += crossing
             latency = max(latency, alone)
         return stages, wires, latency
-
-
-def _levels(cut: Partition | None) -> int:
-    """Return how many subgraphs the longest chain has."""
-    assert cut is not None  # a judge's variants are cut
-    level = [1] * len(cut.subgraphs)
-    for wire in sorted(cut.wires, key=lambda w: w.producer):
-        level[wire.consumer] = max(level[wire.consumer], level[wire.producer] + 1)
-    return max(level, default=0)
 
 
 def _report(

@@ -144,8 +144,8 @@ class CostPlanner:
     ) -> UnsupportedNodesError | None:
         """Return the nodes that devices do not take in the subgraphs that they would get."""
         found: dict[str, Mapping[str, Refusal]] = {}
-        for cut in (v.partition for v in report.variants if v.partition is not None):
-            for s in cut.subgraphs:
+        for variant in report.variants:
+            for s in variant.partition.subgraphs:
                 about = model if len(s.node_names) == len(model.nodes) else s.model
                 answer = self._answers.support(s.device, about, request.config.devices[s.device])
                 found |= {n: answer.unsupported.get(n, {}) for n in s.node_names if n not in answer}
@@ -234,7 +234,7 @@ class CostPlanner:
 
 
 def policy_of(own: Mapping[str, Any]) -> Policy:
-    """Return the policy that HETERO's properties come to."""
+    """Return the policy that HETERO's properties give."""
     given: Policy = own["MODEL_DISTRIBUTION_POLICY"] or (
         "AUTO" if own["PERFORMANCE_HINT"] else "PRIORITY"
     )

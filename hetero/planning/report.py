@@ -50,7 +50,7 @@ class Variant:
     #: Between 0 and 1; the variants' shares sum to 1.
     share: float
     #: How the model is cut by it.
-    partition: Partition | None = field(default=None, compare=False, repr=False)
+    partition: Partition = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from devices.model.reader import read_model
 from hetero.affinity.affinity import Affinity
 from hetero.affinity.metadata import metadata_pins
 from hetero.cli import cli
+from hetero.partition.partition import partition
 from hetero.planning import Variant
 from hetero.report import (
     annotated_model,
@@ -175,7 +176,9 @@ def test_variants_that_share_the_requests_count_as_used() -> None:
     survey = branches_survey()
     plan = branches_plan(survey)
     alone = Affinity(dict.fromkeys(survey.model.node_names, "CPU"))
-    mixed = replace(plan, variants=(Variant(alone, 0.6), Variant(plan.affinity, 0.4)))
+    (first,) = plan.variants
+    variants = (Variant(alone, 0.6, partition(survey.model, alone)), replace(first, share=0.4))
+    mixed = replace(plan, variants=variants)
     document = build_report(survey, mixed)
     validate(document)
     assert {s["device"] for s in document["subgraphs"]} == {"CPU"}
