@@ -25,6 +25,7 @@ from devices.plugin.support import Refusal, Support
 from devices.request.answer import Answer, StageRun
 from devices.request.compiled_model import CompiledModel
 from devices.request.infer_request import InferRequest, State
+from devices.request.request import Request
 from devices.request.results import ProfilingInfo, Results
 from devices.request.target import RequestTarget, Submission
 from devices.request.tensor import Tensor
@@ -52,6 +53,7 @@ __all__ = [
     "Refusal",
     "RemoteContext",
     "RemoteTensor",
+    "Request",
     "RequestTarget",
     "Results",
     "RunContext",

@@ -13,6 +13,7 @@ from devices.plugin.configuration import Configuration
 from devices.plugin.program import Value
 from devices.plugin.properties import unknown_property
 from devices.request.base_compiled_model import BaseCompiledModel
+from devices.request.request import Request
 from hetero.affinity.affinity import Affinity
 from hetero.cache.blob import Compilation, Cut, export_payloads, write_model
 from hetero.config import HETERO_PROPERTIES
@@ -126,7 +127,7 @@ class CompiledModel(BaseCompiledModel):
         timeout_s : float, optional
             Seconds until the request fails with DeadlineError.
         """
-        return self.target.submit(values, profile=False, timeout_s=timeout_s)
+        return self.target.submit(values, Request(timeout_s=timeout_s))
 
     def get_property(self, name: str) -> Any:
         """Return a property of the compiled model, or of its devices.

@@ -17,6 +17,7 @@ from devices.model.tensor_spec import TensorSpec
 from devices.plugin.program import ExecutedNode, Value
 from devices.plugin.remote import RemoteTensor
 from devices.request.node_times import NodeTimes
+from devices.request.request import Request
 from scheduler.executor import Deployment, Submission
 
 
@@ -56,9 +57,7 @@ class DeployedModel:
         """Where requests' callbacks run."""
         return self._deployment.callback_executor
 
-    def submit(
-        self, values: Mapping[str, Value], *, profile: bool, timeout_s: float | None
-    ) -> Submission:
+    def submit(self, values: Mapping[str, Value], request: Request) -> Submission:
         """Start a request on checked values; devices time nodes by their own PERF_COUNT.
 
         The first request that gives a set of optional inputs has the model compiled for those.
@@ -75,8 +74,8 @@ class DeployedModel:
         if self.optional_inputs:
             given = frozenset(values).difference(port.name for port in self.inputs)
             if given and (variant := self._variant(given)) is not None:
-                return variant.submit(values, profile=profile, timeout_s=timeout_s)
-        return self._deployment.submit(values, timeout_s=timeout_s)
+                return variant.submit(values, request)
+        return self._deployment.submit(values, request)
 
     def _variant(self, given: frozenset[str]) -> DeployedModel | None:
         """Return what runs such requests, made by the first; None once this one is closed."""

@@ -15,6 +15,7 @@ from dataclasses import replace
 from devices.errors import DeviceLostError
 from devices.plugin.program import ExecutedNode, Payload, Value
 from devices.request.answer import Answer
+from devices.request.request import PLAIN, Request
 from scheduler.client.machine import StoryLine
 from scheduler.executor import Deployment, Submission
 from scheduler.plan import Plan
@@ -75,22 +76,13 @@ class RoutedDeployment:
         """The first route's plan: ports are the same in all."""
         return self.routes[0].plan
 
-    def submit(
-        self,
-        inputs: Mapping[str, Value],
-        *,
-        timeout_s: float | None = None,
-        profile: bool = False,
-        waits: bool = True,
-    ) -> Submission:
+    def submit(self, inputs: Mapping[str, Value], request: Request = PLAIN) -> Submission:
         """Admit a request to the route whose turn it is; see `Deployment.submit`."""
         first = self._turns.next()
         for turn in range(len(self.routes)):
             route = (first + turn) % len(self.routes)
             try:
-                made = self.routes[route].submit(
-                    inputs, timeout_s=timeout_s, profile=profile, waits=waits
-                )
+                made = self.routes[route].submit(inputs, request)
             except DeviceLostError:
                 # The other routes may not need the device that is gone.
                 if turn + 1 == len(self.routes):

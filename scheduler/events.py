@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from devices.errors import ClusterError
+from devices.request.request import Request
 
 # What the client's machine receives.
 
@@ -151,9 +152,7 @@ ClientInstruction = StartAttempt | DropAttempt | Deliver | Fail
 class Task(NamedTuple):
     """One stage of one attempt of one request."""
 
-    deployment: str
-    request_id: int
-    attempt: int
+    request: Request
     stage: int
 
 
@@ -215,9 +214,7 @@ class RunFailed:
 class AttemptDropped:
     """Nobody waits for this attempt any more."""
 
-    deployment: str
-    request_id: int
-    attempt: int
+    request: Request
 
 
 @dataclass(frozen=True, slots=True)

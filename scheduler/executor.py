@@ -17,6 +17,7 @@ from devices.plugin.program import ExecutedNode, Payload, Value
 from devices.plugin.properties import COMMON_PROPERTIES, PropertyTable
 from devices.plugin.support import Support
 from devices.request.answer import Answer
+from devices.request.request import PLAIN, Request
 from scheduler.client.machine import Limits, StoryLine
 from scheduler.formats.stored_payload import StoredPayload
 from scheduler.plan import Plan
@@ -143,14 +144,7 @@ class Deployment(Protocol):
     def callback_executor(self) -> ThreadPoolExecutor:
         """Where requests' callbacks run: never a thread that computes."""
 
-    def submit(
-        self,
-        inputs: Mapping[str, Value],
-        *,
-        timeout_s: float | None = None,
-        profile: bool = False,
-        waits: bool = True,
-    ) -> Submission:
+    def submit(self, inputs: Mapping[str, Value], request: Request = PLAIN) -> Submission:
         """Admit a request; block while as many requests or bytes are in flight as may be.
 
         Parameters
@@ -158,20 +152,15 @@ class Deployment(Protocol):
         inputs : mapping of str to value
             One for each input of the plan, already checked and converted. The caller must not
             write to the arrays until the answer is there.
-        timeout_s : float, optional
-            Seconds until the answer must be there, waiting for admission included; without it
-            the deployment's ``REQUEST_TIMEOUT_S`` holds.
-        profile : bool
-            Whether stages time their nodes.
-        waits : bool
-            Whether to wait for room; else the request is refused where there is none.
+        request : Request
+            How long it may take, and so on.
 
         Raises
         ------
         OverloadedError
-            There is no room, and `waits` is not set or too many callers wait for some.
+            There is no room, and `request.waits` is not set or too many callers wait for some.
         DeadlineError
-            No room within `timeout_s`, or none of it is left.
+            No room within its `timeout_s`, or none of it is left.
         DeviceLostError
             A device of the plan is gone.
         """

@@ -18,6 +18,7 @@ from devices.plugin.program import ExecutedNode, Payload, Value
 from devices.plugin.registry import close_plugins, load_plugins
 from devices.plugin.support import Support
 from devices.request.answer import StageRun
+from devices.request.request import Request
 from scheduler import events
 from scheduler.client.deployment import BaseDeployment, Deployments, check_sources, import_failed
 from scheduler.client.machine import Limits
@@ -94,7 +95,7 @@ class _DeviceThreads:
         for instruction in instructions:
             task = instruction.task
             # None once it is closed; then nobody waits for what its tasks give.
-            deployment = self._deployments.get(task.deployment)
+            deployment = self._deployments.get(task.request.deployment)
             try:
                 match instruction:
                     case events.Run():
@@ -106,7 +107,7 @@ class _DeviceThreads:
                     case events.ReportFailure(_, failure) if deployment:
                         deployment.stage_failed(task, failure)
                     case events.Stop():
-                        self.host.cancel(task.deployment, task.request_id, task.attempt)
+                        self.host.cancel(task.request)
                     case events.Forget():
                         with self._lock:
                             self._values.pop(task, None)
@@ -132,8 +133,8 @@ class _DeviceThreads:
             return error
         name = self.host.descriptor.name
         return InferenceError(
-            f"stage {task.stage} on device {name}, request {task.request_id}, attempt "
-            f"{task.attempt}: {type(error).__name__}: {error}",
+            f"stage {task.stage} on device {name}, request {task.request.id}, attempt "
+            f"{task.request.attempt}: {type(error).__name__}: {error}",
             stage=task.stage,
             device=name,
             cause=repr(error),
@@ -143,18 +144,12 @@ class _DeviceThreads:
         with self._lock:
             values = self._values.pop(task)
             ready_s = self._ready_s.pop(task)
-            deployment = self._deployments.get(task.deployment)
+            deployment = self._deployments.get(task.request.deployment)
         if deployment is None:
             raise RequestCancelledError(f"{task}: the deployment was closed")
         stage = deployment.plan.stages[task.stage]
         outputs, run = self.host.run_stage(
-            task.deployment,
-            task.stage,
-            task.request_id,
-            task.attempt,
-            [values[name] for name in stage.inputs],
-            profile=deployment.profiles(task.request_id, task.attempt),
-            ready_s=ready_s,
+            task.request, task.stage, [values[name] for name in stage.inputs], ready_s=ready_s
         )
         return _Ended(dict(zip(deployment.plan.taken[task.stage], outputs, strict=True)), run)
 
@@ -180,7 +175,6 @@ class _Attempt:
     """What has come of an attempt so far."""
 
     inputs: Mapping[str, Value]
-    profile: bool
     num_stages_left: int
     outputs: dict[str, bytes] = field(default_factory=dict)
     runs: list[StageRun] = field(default_factory=list)
@@ -200,7 +194,7 @@ class InProcessDeployment(BaseDeployment):
     ) -> None:
         super().__init__(key, plan, constants, limits, deployments)
         self._devices = devices
-        self._attempts: dict[tuple[int, int], _Attempt] = {}
+        self._attempts: dict[Request, _Attempt] = {}
         self._lock = threading.Lock()
 
     def load(self, sources: Sequence[StageSource], num_threads: Mapping[str, int]) -> None:
@@ -235,43 +229,40 @@ class InProcessDeployment(BaseDeployment):
         compiled = replace(source, payload=None)
         return host.load_stage(self.key, stage, compiled, num_threads, taken)
 
-    def start(
-        self, request_id: int, attempt: int, inputs: Mapping[str, Value], profile: bool
-    ) -> None:
+    def start(self, request: Request, inputs: Mapping[str, Value]) -> None:
         """Send the inputs to the stages that take them."""
         plan = self.plan
         if not plan.stages:
-            self._answered(request_id, attempt, inputs, {}, ())
+            self._answered(request, inputs, {}, ())
             return
         messages = {name: encode(inputs[name]) for name in inputs if name in plan.consumers}
         with self._lock:
-            self._attempts[request_id, attempt] = _Attempt(inputs, profile, len(plan.stages))
+            self._attempts[request] = _Attempt(inputs, len(plan.stages))
         for stage in plan.stages:
             mine = {name: messages[name] for name in stage.inputs if name in messages}
             if mine or not stage.inputs:
-                task = Task(self.key, request_id, attempt, stage.index)
-                arrived = events.ValuesArrived(task, request_id, tuple(mine))
+                task = Task(request, stage.index)
+                arrived = events.ValuesArrived(task, request.id, tuple(mine))
                 self._devices[stage.device].post(arrived, mine)
 
-    def drop(self, request_id: int, attempt: int) -> None:
+    def drop(self, request: Request) -> None:
         """Tell every device that nobody waits for the attempt."""
         with self._lock:
-            self._attempts.pop((request_id, attempt), None)
+            self._attempts.pop(request, None)
         for device in self.plan.devices:
-            self._devices[device].post(events.AttemptDropped(self.key, request_id, attempt))
+            self._devices[device].post(events.AttemptDropped(request))
 
     def send(self, task: Task, send: events.Send, message: bytes) -> None:
         """Pass a stage's output to one that takes it."""
         target = task._replace(stage=send.stage)
-        arrived = events.ValuesArrived(target, task.request_id, (send.tensor,))
+        arrived = events.ValuesArrived(target, task.request.id, (send.tensor,))
         self._devices[send.device].post(arrived, {send.tensor: message})
 
     def stage_ended(self, task: Task, ended: _Ended) -> None:
         """Collect a stage's part of the answer."""
-        key = (task.request_id, task.attempt)
         wanted = set(self.plan.output_names)
         with self._lock:
-            attempt = self._attempts.get(key)
+            attempt = self._attempts.get(task.request)
             if attempt is None:
                 return
             attempt.outputs |= {n: m for n, m in ended.outputs.items() if n in wanted}
@@ -279,19 +270,13 @@ class InProcessDeployment(BaseDeployment):
             attempt.num_stages_left -= 1
             if attempt.num_stages_left:
                 return
-            del self._attempts[key]
+            del self._attempts[task.request]
         made = {name: decode(message) for name, message in attempt.outputs.items()}
-        self._answered(*key, attempt.inputs, made, attempt.runs)
+        self._answered(task.request, attempt.inputs, made, attempt.runs)
 
     def stage_failed(self, task: Task, error: BaseException) -> None:
         """Hand in a stage's failure."""
-        self._failed(task.request_id, task.attempt, error)
-
-    def profiles(self, request_id: int, attempt: int) -> bool:
-        """Whether an attempt wants its nodes timed."""
-        with self._lock:
-            found = self._attempts.get((request_id, attempt))
-        return bool(found and found.profile)
+        self._failed(task.request, error)
 
     def executed_nodes(self, stage: int) -> tuple[ExecutedNode, ...]:
         """Return a stage's runtime model."""

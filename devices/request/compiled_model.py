@@ -20,6 +20,7 @@ from devices.plugin.remote import RemoteTensor
 from devices.request.answer import Answer, StageRun
 from devices.request.base_compiled_model import BaseCompiledModel
 from devices.request.node_times import NodeTimes
+from devices.request.request import Request
 from devices.request.stage_outputs import StageOutputs
 from devices.request.target import RequestTarget
 
@@ -150,13 +151,11 @@ class CompiledModel(BaseCompiledModel):
         """Inputs that have a default: none, they are constants to a device."""
         return ()
 
-    def submit(
-        self, values: Mapping[str, Value], *, profile: bool, timeout_s: float | None
-    ) -> _DeviceRun:
+    def submit(self, values: Mapping[str, Value], request: Request) -> _DeviceRun:
         """Queue a run for one of the device's NUM_STREAMS threads."""
-        context = RunContext(profile)
-        if timeout_s is not None:
-            context.set_timeout(timeout_s)
+        context = RunContext(request.profile or self.profiles)
+        if request.timeout_s is not None:
+            context.set_timeout(request.timeout_s)
         begun_s = time.monotonic()
         inputs = [self._on_host(values[port.name]) for port in self.inputs]
         ready_s = time.monotonic()

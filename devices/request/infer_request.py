@@ -27,6 +27,7 @@ from devices.errors import (
 )
 from devices.model.tensor_spec import TensorSpec
 from devices.request.answer import Answer
+from devices.request.request import Request
 from devices.request.results import ProfilingInfo, Results
 from devices.request.run import Run, node_times_s, profile_rows
 from devices.request.target import RequestTarget
@@ -353,9 +354,7 @@ class InferRequest:
             before, self._run, self._state = self._run, run, State.BUSY
             callback = self._callback if call_back else None
         try:
-            submission = self._target.submit(
-                values, profile=self._target.profiles, timeout_s=run.timeout_s
-            )
+            submission = self._target.submit(values, Request(timeout_s=run.timeout_s))
         except BaseException:
             with self._lock:
                 self._run, self._state = before, State.IDLE

@@ -10,6 +10,7 @@ from devices.model.tensor_spec import TensorSpec
 from devices.plugin.program import ExecutedNode, Value
 from devices.request.answer import Answer
 from devices.request.node_times import NodeTimes
+from devices.request.request import Request
 
 
 class Submission(Protocol):
@@ -54,9 +55,7 @@ class RequestTarget(Protocol):
     def callback_executor(self) -> Executor:
         """Where callbacks run; never a thread that computes."""
 
-    def submit(
-        self, values: Mapping[str, Value], *, profile: bool, timeout_s: float | None
-    ) -> Submission:
+    def submit(self, values: Mapping[str, Value], request: Request) -> Submission:
         """Start a run; may wait where too much is in flight."""
 
     def executed_name(self, stage: int, node: str) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 from devices.errors import PlanError, TensorNameError
 from devices.plugin.program import Value
 from devices.request.answer import Answer, StageRun
+from devices.request.request import PLAIN, Request
 from scheduler import events
 from scheduler.client.bytes_in_flight import BytesInFlight
 from scheduler.client.machine import Limits, StoryLine
@@ -95,13 +96,11 @@ class BaseDeployment(ABC):
         deployments.add(self)
 
     @abstractmethod
-    def start(
-        self, request_id: int, attempt: int, inputs: Mapping[str, Value], profile: bool
-    ) -> None:
+    def start(self, request: Request, inputs: Mapping[str, Value]) -> None:
         """Send an attempt on its way."""
 
     @abstractmethod
-    def drop(self, request_id: int, attempt: int) -> None:
+    def drop(self, request: Request) -> None:
         """Stop an attempt."""
 
     @abstractmethod
@@ -113,14 +112,7 @@ class BaseDeployment(ABC):
         """How many stages there are."""
         return len(self.plan.stages)
 
-    def submit(
-        self,
-        inputs: Mapping[str, Value],
-        *,
-        timeout_s: float | None = None,
-        profile: bool = False,
-        waits: bool = True,
-    ) -> Submission:
+    def submit(self, inputs: Mapping[str, Value], request: Request = PLAIN) -> Submission:
         """Admit a request; see `scheduler.executor.Deployment.submit`.
 
         Raises TensorNameError: an input is missing, or one too many.
@@ -132,7 +124,7 @@ class BaseDeployment(ABC):
                 f"model {self.plan.name!r}: inputs missing {missing}, unknown {extra}; it takes "
                 f"{sorted(self._inputs)}."
             )
-        return self._runner.submit(inputs, timeout_s, profile, waits)
+        return self._runner.submit(inputs, request._replace(deployment=self.key))
 
     def cancel(self, request_id: int) -> bool:
         """Cancel a request; True if it had not ended."""
@@ -161,8 +153,7 @@ class BaseDeployment(ABC):
 
     def _answered(
         self,
-        request_id: int,
-        attempt: int,
+        request: Request,
         inputs: Mapping[str, Value],
         made: Mapping[str, Value],
         runs: Sequence[StageRun],
@@ -181,12 +172,17 @@ class BaseDeployment(ABC):
         nbytes = sum(run.output_nbytes for run in ordered)
         self._runner.handle(
             events.AttemptAnswered(
-                self._runner.now_s(), request_id, attempt, Answer(outputs, ordered), nbytes
+                self._runner.now_s(),
+                request.id,
+                request.attempt,
+                Answer(outputs, ordered),
+                nbytes,
             )
         )
 
-    def _failed(self, request_id: int, attempt: int, error: BaseException) -> None:
-        self._runner.handle(events.AttemptFailed(self._runner.now_s(), request_id, attempt, error))
+    def _failed(self, request: Request, error: BaseException) -> None:
+        now_s = self._runner.now_s()
+        self._runner.handle(events.AttemptFailed(now_s, request.id, request.attempt, error))
 
 
 def import_failed(plan: Plan, stage: int, error: Exception) -> None:

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from devices.plugin.program import Value
 from devices.request.answer import Answer
+from devices.request.request import Request
 from devices.request.run import LONGEST_S
 from scheduler import events
 from scheduler.client.bytes_in_flight import BytesInFlight
@@ -35,12 +36,10 @@ from scheduler.home_process import HomeProcess
 class Attempts(Protocol):
     """How attempts are made: what an executor gives."""
 
-    def start(
-        self, request_id: int, attempt: int, inputs: Mapping[str, Value], profile: bool
-    ) -> None:
+    def start(self, request: Request, inputs: Mapping[str, Value]) -> None:
         """Send an attempt on its way; its end comes back as an event."""
 
-    def drop(self, request_id: int, attempt: int) -> None:
+    def drop(self, request: Request) -> None:
         """Stop an attempt where it runs, forget it where it waits."""
 
 
@@ -49,7 +48,7 @@ class _Call:
     """A request's caller: what it brought, and what it waits on."""
 
     inputs: Mapping[str, Value]
-    profile: bool
+    request: Request
     future: Future[Answer] = field(default_factory=Future)
     #: Set once the request is admitted or ended; None once its caller has gone on.
     gate: threading.Event | None = field(default_factory=threading.Event)
@@ -94,21 +93,22 @@ class RequestRunner:
         )
         self._thread.start()
 
-    def submit(
-        self, inputs: Mapping[str, Value], timeout_s: float | None, profile: bool, waits: bool
-    ) -> Submission:
+    def submit(self, inputs: Mapping[str, Value], request: Request) -> Submission:
         """Admit a request, waiting for room; see `Deployment.submit`."""
         self.home.require(self._name)
         now_s = self._clock()
         limits = self._machine.limits
-        deadline_s = now_s + min(limits.timeout_s if timeout_s is None else timeout_s, LONGEST_S)
-        call = _Call(inputs, profile)
+        timeout_s = limits.timeout_s if request.timeout_s is None else request.timeout_s
+        deadline_s = now_s + min(timeout_s, LONGEST_S)
+        request_id = next(self._ids)
+        call = _Call(inputs, request._replace(id=request_id))
         call.future.set_running_or_notify_cancel()
         gate = call.gate
         with self._lock:
-            request_id = next(self._ids)
             self._calls[request_id] = call
-        submitted = events.Submitted(now_s, request_id, nbytes_of(inputs), deadline_s, waits)
+        submitted = events.Submitted(
+            now_s, request_id, nbytes_of(inputs), deadline_s, request.waits
+        )
         assert gate is not None
         try:
             self.handle(submitted)
@@ -125,7 +125,7 @@ class RequestRunner:
             error = call.future.exception()
             assert error is not None
             raise error
-        self._start(request_id, granted, call)
+        self._start(call.request._replace(attempt=granted), inputs)
         return Submission(request_id, call.future, partial(self.cancel, request_id))
 
     def cancel(self, request_id: int) -> bool:
@@ -185,9 +185,10 @@ class RequestRunner:
                     call.granted = attempt
                     call.gate.set()
                     return None
-                return lambda: self._start(request_id, attempt, call)
+                return lambda: self._start(call.request._replace(attempt=attempt), call.inputs)
             case events.DropAttempt(request_id, attempt):
-                return lambda: self._attempts.drop(request_id, attempt)
+                dropped = self._calls[request_id].request._replace(attempt=attempt)
+                return lambda: self._attempts.drop(dropped)
             case events.Deliver(request_id, answer):
                 call = self._calls.pop(request_id)
                 return lambda: call.future.set_result(answer)
@@ -195,14 +196,14 @@ class RequestRunner:
                 call = self._calls.pop(request_id)
                 return lambda: _fail(call, error)
 
-    def _start(self, request_id: int, attempt: int, call: _Call) -> None:
-        if not self.is_current(request_id, attempt):
+    def _start(self, request: Request, inputs: Mapping[str, Value]) -> None:
+        if not self.is_current(request.id, request.attempt):
             return
         try:
-            self._attempts.start(request_id, attempt, call.inputs, call.profile)
+            self._attempts.start(request, inputs)
         except Exception as error:  # whatever it is, the caller must hear of it
-            failed = events.AttemptFailed(self._clock(), request_id, attempt, error)
-            self.handle(failed)
+            now_s = self._clock()
+            self.handle(events.AttemptFailed(now_s, request.id, request.attempt, error))
 
     def _watch_deadlines(self) -> None:
         while True:

@@ -21,6 +21,7 @@ from devices.plugin.program import ExecutedNode, Payload, RunContext, Value
 from devices.plugin.support import Support
 from devices.request.answer import StageRun
 from devices.request.compiled_model import CompiledModel
+from devices.request.request import Request
 from scheduler.executor import DeviceDescriptor, StageSource
 from scheduler.formats.codec import nbytes_of
 from scheduler.thread_shares import THREADS
@@ -50,10 +51,10 @@ class DeviceHost:
         #: Positions of each stage's outputs that somebody takes.
         self._taken: dict[tuple[str, int], tuple[int, ...]] = {}
         self._stages: dict[tuple[str, int], CompiledModel] = {}
-        #: What runs now, by deployment, request and attempt; one entry for each thread.
-        self._running: dict[tuple[str, int, int], list[RunContext]] = {}
+        #: What runs now of each attempt; one entry for each thread.
+        self._running: dict[Request, list[RunContext]] = {}
         #: Attempts that were cancelled, lately: what is queued of them must not run.
-        self._cancelled: OrderedDict[tuple[str, int, int], None] = OrderedDict()
+        self._cancelled: OrderedDict[Request, None] = OrderedDict()
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
 
@@ -107,13 +108,10 @@ class DeviceHost:
 
     def run_stage(
         self,
-        deployment: str,
+        request: Request,
         stage: int,
-        request_id: int,
-        attempt: int,
         inputs: Sequence[Any],
         *,
-        profile: bool = False,
         ready_s: float | None = None,
     ) -> tuple[list[Any], StageRun]:
         """Run a stage once; return its outputs that somebody takes, as they are sent, and how.
@@ -123,18 +121,18 @@ class DeviceHost:
         Raises HeteroError: what the plugin raised on purpose.
         Raises InferenceError: naming stage, device and cause, for whatever else it raised.
         """
-        key = (deployment, request_id, attempt)
         with self._lock:
             # What is registered as running is not unloaded under the run.
-            compiled = self._stage(deployment, stage)
-            taken = self._taken[deployment, stage]
-            context = RunContext(profile or compiled.profiles)
-            if key in self._cancelled:
+            compiled = self._stage(request.deployment, stage)
+            taken = self._taken[request.deployment, stage]
+            context = RunContext(request.profile or compiled.profiles)
+            if request in self._cancelled:
                 raise RequestCancelledError(
-                    f"request {request_id}, attempt {attempt}: cancelled before stage {stage}.",
-                    request_id=request_id,
+                    f"request {request.id}, attempt {request.attempt}: cancelled before stage "
+                    f"{stage}.",
+                    request_id=request.id,
                 )
-            self._running.setdefault(key, []).append(context)
+            self._running.setdefault(request, []).append(context)
         begun_s = time.monotonic()
         try:
             values = [self._read(value) for value in inputs]
@@ -144,15 +142,15 @@ class DeviceHost:
             sent = [self._write(outputs[position]) for position in taken]
             sent_s = time.monotonic()
         except HeteroError as error:
-            raise self._placed(error, stage, request_id, attempt) from error.__cause__
+            raise self._placed(error, stage, request) from error.__cause__
         except BaseException as error:  # a plugin's sys.exit must not take the device with it
             what = InferenceError(f"{compiled.name!r}: {type(error).__name__}: {error}")
-            raise self._placed(what, stage, request_id, attempt) from error
+            raise self._placed(what, stage, request) from error
         finally:
             with self._idle:
-                self._running[key].remove(context)
-                if not self._running[key]:
-                    del self._running[key]
+                self._running[request].remove(context)
+                if not self._running[request]:
+                    del self._running[request]
                     self._idle.notify_all()
         return sent, StageRun(
             stage,
@@ -167,21 +165,20 @@ class DeviceHost:
             nbytes_of(outputs),
         )
 
-    def cancel(self, deployment: str, request_id: int, attempt: int) -> None:
+    def cancel(self, request: Request) -> None:
         """Stop an attempt at the next node of what runs, and before what does not yet run."""
-        key = (deployment, request_id, attempt)
         with self._lock:
-            contexts = list(self._running.get(key, ()))
-            self._cancelled[key] = None
+            contexts = list(self._running.get(request, ()))
+            self._cancelled[request] = None
             while len(self._cancelled) > _REMEMBERED:
                 self._cancelled.popitem(last=False)
         for context in contexts:
             context.cancel()
 
-    def is_cancelled(self, deployment: str, request_id: int, attempt: int) -> bool:
+    def is_cancelled(self, request: Request) -> bool:
         """Whether an attempt was cancelled, lately."""
         with self._lock:
-            return (deployment, request_id, attempt) in self._cancelled
+            return request in self._cancelled
 
     def executed_nodes(self, deployment: str, stage: int) -> tuple[ExecutedNode, ...]:
         """Return a stage's runtime model."""
@@ -200,13 +197,13 @@ class DeviceHost:
         with self._idle:
             keys = [key for key in self._stages if key[0] == deployment]
             stages = [self._stages.pop(key) for key in keys]
-            for loaded in keys:
-                del self._taken[loaded]
-            for key, contexts in self._running.items():
-                for context in contexts if key[0] == deployment else ():
+            for key in keys:
+                del self._taken[key]
+            for request, contexts in self._running.items():
+                for context in contexts if request.deployment == deployment else ():
                     context.cancel()
             stopped = self._idle.wait_for(
-                lambda: all(key[0] != deployment for key in self._running), timeout_s
+                lambda: all(r.deployment != deployment for r in self._running), timeout_s
             )
         for compiled in stages if stopped else ():
             try:
@@ -246,20 +243,20 @@ class DeviceHost:
                 cause=repr(error),
             ) from error
 
-    def _placed(self, error: HeteroError, stage: int, request_id: int, attempt: int) -> HeteroError:
+    def _placed(self, error: HeteroError, stage: int, request: Request) -> HeteroError:
         """Add to an error where it happened; an InferenceError also says so."""
         where = {
             "stage": stage,
             "device": self.descriptor.name,
             "node": self.descriptor.node,
-            "request_id": request_id,
-            "attempt": attempt,
+            "request_id": request.id,
+            "attempt": request.attempt,
         }
         if isinstance(error, InferenceError):
             cause = error.__cause__
             return InferenceError(
                 f"stage {stage} on device {self.descriptor.name} (node {self.descriptor.node}), "
-                f"request {request_id}, attempt {attempt}: {error.message}",
+                f"request {request.id}, attempt {request.attempt}: {error.message}",
                 **{**error.data, **where, "cause": repr(cause) if cause else error.message},
             )
         error.data = {**where, **error.data}

@@ -21,6 +21,7 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from devices.errors import DeviceError
+from devices.request.request import Request
 from scheduler import events
 from scheduler.events import DeviceEvent, DeviceInstruction, Task
 
@@ -80,12 +81,6 @@ class _Stage:
     held: list[_Ready] = field(default_factory=list)
 
 
-class _Attempt(NamedTuple):
-    deployment: str
-    request_id: int
-    attempt: int
-
-
 class DeviceMachine:
     """Tasks of one device."""
 
@@ -94,12 +89,12 @@ class DeviceMachine:
         self.num_streams = 1
         self._stages: dict[tuple[str, int], _Stage] = {}
         #: Tasks that are not gone, by attempt.
-        self._tasks: dict[_Attempt, dict[Task, _Task]] = {}
+        self._tasks: dict[Request, dict[Task, _Task]] = {}
         #: A heap; may hold tasks that are gone.
         self._ready: list[_Ready] = []
         self._arrivals = 0
         self._num_running = 0
-        self._dropped: OrderedDict[_Attempt, None] = OrderedDict()
+        self._dropped: OrderedDict[Request, None] = OrderedDict()
 
     @property
     def num_running(self) -> int:
@@ -140,14 +135,14 @@ class DeviceMachine:
             )
         task.state = after
         if after is _S.GONE:
-            attempt = _Attempt(*task.id[:3])
+            attempt = task.id.request
             del self._tasks[attempt][task.id]
             if not self._tasks[attempt]:
                 del self._tasks[attempt]
 
     def _join(self, event: events.ValuesArrived) -> list[DeviceInstruction]:
-        attempt = _Attempt(*event.task[:3])
-        stage = self._stages.get((event.task.deployment, event.task.stage))
+        attempt = event.task.request
+        stage = self._stages.get((event.task.request.deployment, event.task.stage))
         if attempt in self._dropped:
             return [events.Forget(event.task)]
         if stage is None or not set(event.tensors) <= set(stage.opened.inputs):
@@ -156,8 +151,8 @@ class DeviceMachine:
                 "is not loaded here: it was closed, or its device has restarted. Compile the "
                 "model again.",
                 stage=event.task.stage,
-                request_id=event.task.request_id,
-                attempt=event.task.attempt,
+                request_id=event.task.request.id,
+                attempt=event.task.request.attempt,
             )
             return [events.ReportFailure(event.task, error), events.Forget(event.task)]
         tasks = self._tasks.setdefault(attempt, {})
@@ -181,7 +176,7 @@ class DeviceMachine:
             task = first.task
             if task.state is not _S.READY:
                 continue
-            stage = self._stages[task.id.deployment, task.id.stage]
+            stage = self._stages[task.id.request.deployment, task.id.stage]
             if stage.num_running == stage.opened.num_streams:
                 stage.held.append(first)
                 continue
@@ -195,13 +190,13 @@ class DeviceMachine:
         self.num_streams = max((s.opened.num_streams for s in self._stages.values()), default=1)
 
     def _end(self, event: events.RunEnded | events.RunFailed) -> list[DeviceInstruction]:
-        task = self._tasks.get(_Attempt(*event.task[:3]), {}).get(event.task)
+        task = self._tasks.get(event.task.request, {}).get(event.task)
         if task is None:
             raise InvalidTaskError(f"{event.task}: {type(event).__name__} of a task that is gone")
         wanted = task.state is _S.RUNNING
         self._step(task, event, _S.GONE)
         self._num_running -= 1
-        stage = self._stages.get((event.task.deployment, event.task.stage))
+        stage = self._stages.get((event.task.request.deployment, event.task.stage))
         if stage is not None:
             stage.num_running -= 1
             for held in stage.held:
@@ -215,7 +210,7 @@ class DeviceMachine:
         return [*sends, events.Report(event.task), events.Forget(event.task)]
 
     def _drop(self, event: events.AttemptDropped) -> list[DeviceInstruction]:
-        attempt = _Attempt(event.deployment, event.request_id, event.attempt)
+        attempt = event.request
         self._dropped[attempt] = None
         while len(self._dropped) > _REMEMBERED:
             self._dropped.popitem(last=False)
@@ -233,7 +228,7 @@ class DeviceMachine:
     def _close(self, event: events.DeploymentClosed) -> list[DeviceInstruction]:
         done: list[DeviceInstruction] = []
         for attempt in [a for a in self._tasks if a.deployment == event.deployment]:
-            done += self._drop(events.AttemptDropped(*attempt))
+            done += self._drop(events.AttemptDropped(attempt))
         for key in [k for k in self._stages if k[0] == event.deployment]:
             del self._stages[key]
         self._count_streams()

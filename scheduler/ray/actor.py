@@ -20,6 +20,7 @@ from devices.plugin.program import ExecutedNode, Payload, Value
 from devices.plugin.registry import find_plugin, load_plugins
 from devices.plugin.support import Support
 from devices.request.answer import StageRun
+from devices.request.request import Request
 from scheduler.device.host import DeviceHost
 from scheduler.device.probe import PluginSpec, probe_node
 from scheduler.executor import DeviceDescriptor, StageSource
@@ -101,26 +102,25 @@ class DeviceActor:
     def run_stage(self, call: list[Any], *inputs: Value) -> Any:
         """Run a stage; return the outputs that somebody takes, then the report.
 
-        `call`: deployment, stage, request id, attempt, and whether to profile. One list of plain
-            values, as the report is: Ray sends those without pickling, and each argument by itself.
+        `call`: the stage, and the request's fields. One list of plain values, as the report is:
+            Ray sends those without pickling, and each argument by itself.
         `*inputs`: in port order.
         """
-        deployment, stage, request_id, attempt, profile = call
-        key = (deployment, stage)
+        stage, *fields = call
+        request = Request(*fields)
+        key = (request.deployment, stage)
         with self._streams:
             # One that nobody waits for any more ends at the host, and frees its thread.
             self._streams.wait_for(
                 lambda: (
                     self._has_stream(key)
                     or key not in self._num_streams
-                    or self._host.is_cancelled(deployment, request_id, attempt)
+                    or self._host.is_cancelled(request)
                 )
             )
             self._num_running[key] += 1
         try:
-            outputs, run = self._host.run_stage(
-                deployment, stage, request_id, attempt, inputs, profile=profile
-            )
+            outputs, run = self._host.run_stage(request, stage, inputs)
         finally:
             with self._streams:
                 self._num_running[key] -= 1
@@ -138,9 +138,9 @@ class DeviceActor:
         return self._num_running.total() < widest
 
     @ray.method(concurrency_group="control")
-    def cancel(self, deployment: str, request_id: int, attempt: int) -> None:
+    def cancel(self, request: Request) -> None:
         """Stop an attempt where it runs, and keep it from running where it waits."""
-        self._host.cancel(deployment, request_id, attempt)
+        self._host.cancel(request)
         with self._streams:
             self._streams.notify_all()
 

@@ -27,6 +27,7 @@ from devices.errors import (
 )
 from devices.plugin.program import ExecutedNode, Payload, Value
 from devices.request.answer import StageRun
+from devices.request.request import Request
 from scheduler import events
 from scheduler.client.deployment import BaseDeployment, Deployments
 from scheduler.client.machine import Limits
@@ -66,8 +67,7 @@ class Arrival:
     """Something of an attempt that arrived: an output by name, or a report by stage."""
 
     deployment: RayDeployment
-    request_id: int
-    attempt: int
+    request: Request
     part: _Part
     future: Future[Any]
 
@@ -104,7 +104,7 @@ class RayDeployment(BaseDeployment):
         self._lost = lost
         self._suspect = suspect
         self._ask = ask
-        self._attempts: dict[tuple[int, int], _Attempt] = {}
+        self._attempts: dict[Request, _Attempt] = {}
         self._lock = threading.Lock()
         self._calls = [
             devices[stage.device].actor.run_stage.options(num_returns=len(taken) + 1)
@@ -114,13 +114,11 @@ class RayDeployment(BaseDeployment):
         #: Actor id -> the device that it was, as long as the deployment lives.
         self.actors = {d.actor_id: d.descriptor for d in devices.values()}
 
-    def start(
-        self, request_id: int, attempt: int, inputs: Mapping[str, Value], profile: bool
-    ) -> None:
+    def start(self, request: Request, inputs: Mapping[str, Value]) -> None:
         """Submit every stage; each waits in its actor's queue until its inputs are there."""
         plan = self.plan
         if not plan.stages:
-            self._answered(request_id, attempt, inputs, {}, ())
+            self._answered(request, inputs, {}, ())
             return
         refs: dict[str, Any] = {}
         for name, value in inputs.items():
@@ -131,8 +129,7 @@ class RayDeployment(BaseDeployment):
         tensors: dict[str, str] = {}
         for stage, call, taken in zip(plan.stages, self._calls, plan.taken, strict=True):
             arguments = [refs[name] for name in stage.inputs]
-            what = [self.key, stage.index, request_id, attempt, profile]
-            made = call.remote(what, *arguments)
+            made = call.remote([stage.index, *request], *arguments)
             *given, report = made if taken else (made,)
             # Whatever a stage makes leads to an output or to a stage that makes nothing; waiting
             # for those is enough, and each wait has its price.
@@ -145,21 +142,18 @@ class RayDeployment(BaseDeployment):
         for name in self._output_names:
             parts[name] = refs[name]
         with self._lock:
-            self._attempts[request_id, attempt] = _Attempt(inputs, tensors, reports, len(parts))
+            self._attempts[request] = _Attempt(inputs, tensors, reports, len(parts))
         for part, ref in parts.items():
-            ref.future().add_done_callback(self._announcer(request_id, attempt, part))
+            ref.future().add_done_callback(self._announcer(request, part))
 
-    def _announcer(
-        self, request_id: int, attempt: int, part: _Part
-    ) -> Callable[[Future[Any]], None]:
-        return lambda future: self._arrived(Arrival(self, request_id, attempt, part, future))
+    def _announcer(self, request: Request, part: _Part) -> Callable[[Future[Any]], None]:
+        return lambda future: self._arrived(Arrival(self, request, part, future))
 
     def collect(self, arrival: Arrival) -> None:
         """Take in what arrived: the last part makes the answer, an error ends the attempt."""
-        key = (arrival.request_id, arrival.attempt)
         error = arrival.future.exception()
         with self._lock:
-            attempt = self._attempts.get(key)
+            attempt = self._attempts.get(arrival.request)
             if attempt is None:
                 return
             if error is None and isinstance(arrival.part, str):
@@ -169,7 +163,7 @@ class RayDeployment(BaseDeployment):
             attempt.num_parts_left -= 1
             if error is None and attempt.num_parts_left:
                 return
-            del self._attempts[key]
+            del self._attempts[arrival.request]
         if error is None:
             try:
                 reports = ray.get(attempt.reports, timeout=_REPORT_S)
@@ -177,14 +171,14 @@ class RayDeployment(BaseDeployment):
             except exceptions.RayError as failure:
                 error = failure
         if error is None:
-            self._answered(*key, attempt.inputs, attempt.outputs, attempt.runs)
+            self._answered(arrival.request, attempt.inputs, attempt.outputs, attempt.runs)
         else:
             self._end(arrival, attempt, _root(error))
 
     def _end(self, arrival: Arrival, attempt: _Attempt, cause: BaseException) -> None:
         """End an attempt that has failed."""
         error = self._translate(cause, attempt, arrival)
-        failed = partial(self._failed, arrival.request_id, arrival.attempt, error)
+        failed = partial(self._failed, arrival.request, error)
         if not isinstance(cause, exceptions.RayActorError) or cause.actor_id not in self.actors:
             failed()
         elif isinstance(cause, exceptions.ActorUnavailableError):
@@ -200,8 +194,9 @@ class RayDeployment(BaseDeployment):
     ) -> BaseException:
         if isinstance(cause, HeteroError):
             return cause
-        where = f"request {arrival.request_id}, attempt {arrival.attempt}"
-        ids = {"request_id": arrival.request_id, "attempt": arrival.attempt}
+        request = arrival.request
+        where = f"request {request.id}, attempt {request.attempt}"
+        ids = {"request_id": request.id, "attempt": request.attempt}
         if isinstance(cause, exceptions.TaskCancelledError):
             return RequestCancelledError(f"{where}: cancelled.", **ids)
         if isinstance(cause, exceptions.ActorUnavailableError):
@@ -238,14 +233,14 @@ class RayDeployment(BaseDeployment):
             **ids,
         )
 
-    def drop(self, request_id: int, attempt: int) -> None:
+    def drop(self, request: Request) -> None:
         """Stop an attempt where it runs, keep it from running where it waits."""
         with self._lock:
-            self._attempts.pop((request_id, attempt), None)
+            self._attempts.pop(request, None)
         if not self._session.is_ours:  # the actors went with it; a call would start another Ray
             return
         for device in self._devices.values():
-            device.actor.cancel.remote(self.key, request_id, attempt)
+            device.actor.cancel.remote(request)
 
     def device_lost(self, actor: str, cause: str) -> None:
         """Fail every request, those to come included: a device of the plan is gone."""

@@ -271,7 +271,7 @@ class RayExecutor:
             try:
                 arrival.deployment.collect(arrival)
             except Exception:  # one request's trouble must not end the others' answers
-                _log.exception("request=%s attempt=%s", arrival.request_id, arrival.attempt)
+                _log.exception("request=%s attempt=%s", arrival.request.id, arrival.request.attempt)
 
 
 def _ways(source: StageSource) -> list[Payload | StoredPayload | None]:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from devices.errors import DeviceLostError
 from devices.request.answer import Answer, StageRun
+from devices.request.request import PLAIN, Request
 from hetero.routing import RoutedDeployment, SmoothRoundRobin
 from scheduler.executor import Submission
 
@@ -55,7 +56,7 @@ class _Route:
         self.calls: list[Any] = []
         self.error: Exception | None = None
 
-    def submit(self, inputs: Any, **options: Any) -> Submission:
+    def submit(self, inputs: Any, request: Request = PLAIN) -> Submission:
         if self.lost:
             raise DeviceLostError("gone", device=self.name)
         future: Future[Answer] = Future()
@@ -64,7 +65,7 @@ class _Route:
             future.set_exception(self.error)
         else:
             future.set_result(Answer({"y": self.name}, runs))
-        self.calls.append(("submit", options))
+        self.calls.append(("submit", request))
         return Submission(7, future, lambda: False)
 
     def __getattr__(self, name: str) -> Any:

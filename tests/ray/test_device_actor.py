@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from devices.errors import DeviceError, RequestCancelledError
+from devices.request.request import Request
 from scheduler.executor import DeviceDescriptor
 from scheduler.formats.model_parts import split_model
 from scheduler.ray.actor import REPORT, DeviceActor
@@ -21,10 +22,14 @@ pytestmark = pytest.mark.ray
 X = np.ones(1, np.float32)
 
 
+def attempt(deployment: str, request_id: int) -> Request:
+    return Request(deployment=deployment, id=request_id, attempt=1)
+
+
 @pytest.mark.parametrize(
     ("end", "error"),
     [
-        (lambda actor: actor.cancel("d", 2, 1), RequestCancelledError),
+        (lambda actor: actor.cancel(attempt("d", 2)), RequestCancelledError),
         (lambda actor: actor.unload("d"), DeviceError),
     ],
     ids=["cancelled", "unloaded"],
@@ -37,16 +42,16 @@ def test_a_run_that_waits_for_a_stream_ends_though_the_stream_stays_taken(
         parts = split_model(build([("Neg", node, ("x",), "y")], ["y"]))
         actor.load_stage(deployment, 0, list(parts), {}, None, {}, 1, (0,))
     with ThreadPoolExecutor(2) as threads:
-        busy = threads.submit(actor.run_stage, ["busy", 0, 1, 1, False], X)
+        busy = threads.submit(actor.run_stage, [0, *attempt("busy", 1)], X)
         while not actor._num_running:
             assert not busy.done()
-        waiting = threads.submit(actor.run_stage, ["d", 0, 2, 1, False], X)
+        waiting = threads.submit(actor.run_stage, [0, *attempt("d", 2)], X)
         end(actor)
         with pytest.raises(error):
             waiting.result(300)
         assert not busy.done()
         while not busy.done():
-            actor.cancel("busy", 1, 1)
+            actor.cancel(attempt("busy", 1))
 
 
 def test_each_stage_keeps_to_its_own_streams() -> None:
@@ -58,7 +63,7 @@ def test_each_stage_keeps_to_its_own_streams() -> None:
         actor.load_stage(deployment, 0, rest, parts.weights, None, {"NUM_STREAMS": streams}, 1, ())
 
     def run(request_id: int) -> dict[str, Any]:
-        report = actor.run_stage(["narrow", 0, request_id, 1, False], X)
+        report = actor.run_stage([0, *attempt("narrow", request_id)], X)
         return dict(zip(REPORT, report, strict=True))
 
     with ThreadPoolExecutor(4) as pool:

@@ -30,6 +30,7 @@ from devices.errors import (
 )
 from devices.model.deferred import DeferredModel
 from devices.model.model import Model
+from devices.request.request import Request
 from scheduler import Limits, StageSource, create_executor
 from scheduler.executor import DeviceDescriptor
 from scheduler.formats.model_parts import ModelParts, split_model
@@ -78,7 +79,7 @@ def test_query_and_properties(executor: RayExecutor) -> None:
 
 def test_chain(executor: RayExecutor) -> None:
     deployment = executor.deploy(*chain("TOY.0", "TOY.1", "TOY.2"))
-    submission = deployment.submit({"x": X}, profile=True)
+    submission = deployment.submit({"x": X}, Request(profile=True))
     answer = submission.future.result(300)
     np.testing.assert_array_equal(answer.outputs["t2"], X + 3)
     assert [run.device for run in answer.stage_runs] == ["TOY.0", "TOY.1", "TOY.2"]
@@ -162,7 +163,7 @@ def test_a_plugin_that_misbehaves_takes_nothing_with_it(
     bad = executor.deploy(*chain("TOY.0", "TOY.1", name=name))
     for _ in range(2):
         with pytest.raises(InferenceError, match=message):
-            bad.submit({"x": X}, timeout_s=300).future.result()
+            bad.submit({"x": X}, Request(timeout_s=300)).future.result()
 
 
 def test_a_weight_of_several_stages_is_stored_once(executor: RayExecutor) -> None:
@@ -232,7 +233,7 @@ def test_cancel_stops_what_runs_and_what_waits(executor: RayExecutor) -> None:
         with pytest.raises(RequestCancelledError):
             submission.future.result(300)
     other = executor.deploy(*chain("TOY.0"))
-    assert other.submit({"x": X}, timeout_s=300).future.result()
+    assert other.submit({"x": X}, Request(timeout_s=300)).future.result()
 
 
 def test_deadline_and_push_back(executor: RayExecutor) -> None:
@@ -240,9 +241,9 @@ def test_deadline_and_push_back(executor: RayExecutor) -> None:
     deployment = executor.deploy(*plan, limits=Limits(requests=1))
     first = deployment.submit({"x": X})
     with pytest.raises(OverloadedError):
-        deployment.submit({"x": X}, waits=False)
+        deployment.submit({"x": X}, Request(waits=False))
     assert deployment.cancel(first.request_id)
-    late = deployment.submit({"x": X}, timeout_s=0.3)
+    late = deployment.submit({"x": X}, Request(timeout_s=0.3))
     with pytest.raises(DeadlineError):
         late.future.result(300)
 
@@ -282,7 +283,8 @@ def test_a_connection_that_breaks_is_no_death(executor: RayExecutor) -> None:
     submission = deployment.submit({"x": X})
     broken: Future[Any] = Future()
     broken.set_exception(exceptions.ActorUnavailableError("Socket closed", bytes.fromhex(actor)))
-    deployment.collect(Arrival(deployment, submission.request_id, 1, "t0", broken))
+    request = Request(deployment=deployment.key, id=submission.request_id, attempt=1)
+    deployment.collect(Arrival(deployment, request, "t0", broken))
     with pytest.raises(DeviceLostError, match="could not be reached") as caught:
         submission.future.result(300)
     assert (caught.value.device, caught.value.attempt) == ("TOY.0", 1)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from devices.request.request import Request
 from scheduler import DeviceDescriptor, StageSource
 from scheduler.device.host import DeviceHost
 from scheduler.formats.codec import decode, encode
@@ -44,7 +45,7 @@ def test_a_stage_is_not_closed_between_being_found_and_being_run(
 
     monkeypatch.setattr(host, "_stage", found)
     monkeypatch.setattr(compiled, "close", lambda: (closed.set(), close()))
-    ((output,), _) = host.run_stage("add", 0, 1, 1, [encode(1.0)])
+    ((output,), _) = host.run_stage(Request(deployment="add"), 0, [encode(1.0)])
     assert decode(output) == 2.0
     unloading.join(PATIENCE_S)
     assert closed.is_set()

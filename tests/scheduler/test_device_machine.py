@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from devices.errors import DeviceError
+from devices.request.request import Request
 from scheduler import events as ev
 from scheduler.device.machine import TRANSITIONS, DeviceMachine, InvalidTaskError, TaskState
 from scheduler.events import Send, Task
@@ -26,11 +27,11 @@ def machine(num_streams: int = 1) -> DeviceMachine:
 
 
 def task(request_id: int, stage: int = 0, attempt: int = 1) -> Task:
-    return Task("d", request_id, attempt, stage)
+    return Task(Request(deployment="d", id=request_id, attempt=attempt), stage)
 
 
 def arrived(t: Task, *tensors: str) -> ev.ValuesArrived:
-    return ev.ValuesArrived(t, t.request_id, tensors)
+    return ev.ValuesArrived(t, t.request.id, tensors)
 
 
 def test_a_task_runs_sends_on_and_reports() -> None:
@@ -79,7 +80,7 @@ def test_as_many_run_as_there_are_streams() -> None:
 
 def other(request_id: int) -> Task:
     """Return a task of a second deployment, whose only stage takes x."""
-    return Task("e", request_id, 1, 0)
+    return Task(Request(deployment="e", id=request_id, attempt=1), 0)
 
 
 def test_each_stage_keeps_to_its_own_streams() -> None:
@@ -91,7 +92,7 @@ def test_each_stage_keeps_to_its_own_streams() -> None:
     assert m.handle(arrived(other(3), "x")) == []
     # The streams that are free are free for others, though these came later.
     assert m.handle(arrived(task(4), "x")) == [ev.Run(task(4))]
-    assert m.handle(ev.AttemptDropped("e", 2, 1)) == [ev.Forget(other(2))]
+    assert m.handle(ev.AttemptDropped(other(2).request)) == [ev.Forget(other(2))]
     assert m.handle(ev.RunEnded(other(1)))[-1] == ev.Run(other(3))
     m.handle(ev.DeploymentClosed("d"))
     assert m.num_streams == 1
@@ -121,14 +122,14 @@ def test_dropping_stops_what_runs_and_forgets_what_waits() -> None:
     m = machine()
     m.handle(arrived(task(1), "x"))
     m.handle(arrived(task(1, 1), "a"))
-    assert m.handle(ev.AttemptDropped("d", 1, 1)) == [ev.Stop(task(1)), ev.Forget(task(1, 1))]
+    assert m.handle(ev.AttemptDropped(task(1).request)) == [ev.Stop(task(1)), ev.Forget(task(1, 1))]
     assert m.handle(ev.RunEnded(task(1))) == [ev.Forget(task(1))]
     assert m.num_tasks == 0
 
 
 def test_what_comes_late_for_a_dropped_attempt_is_forgotten() -> None:
     m = machine()
-    m.handle(ev.AttemptDropped("d", 1, 1))
+    m.handle(ev.AttemptDropped(task(1).request))
     assert m.handle(arrived(task(1), "x")) == [ev.Forget(task(1))]
     assert m.handle(arrived(task(1, attempt=2), "x")) == [ev.Run(task(1, attempt=2))]
 
@@ -138,7 +139,7 @@ def test_a_dropped_task_in_the_queue_does_not_run() -> None:
     m.handle(arrived(task(1), "x"))
     m.handle(arrived(task(2), "x"))
     m.handle(arrived(task(3), "x"))
-    m.handle(ev.AttemptDropped("d", 2, 1))
+    m.handle(ev.AttemptDropped(task(2).request))
     assert m.handle(ev.RunEnded(task(1)))[-1] == ev.Run(task(3))
 
 
@@ -208,7 +209,7 @@ def test_random_lives_keep_the_invariants(life: list[tuple[str, int]], streams: 
                 running.append(instruction.task)
                 runs.append(instruction.task)
             if isinstance(instruction, ev.SendOn | ev.Report):
-                assert instruction.task.request_id not in dropped
+                assert instruction.task.request.id not in dropped
 
     for what, number in life:
         if what in "xab" and (number, what) not in sent:
@@ -218,11 +219,11 @@ def test_random_lives_keep_the_invariants(life: list[tuple[str, int]], streams: 
             follow(m.handle(ev.RunEnded(running.pop(number % len(running)))))
         elif what == "d":
             dropped.add(number)
-            follow(m.handle(ev.AttemptDropped("d", number, 1)))
+            follow(m.handle(ev.AttemptDropped(task(number).request)))
         assert m.num_running == len(running) <= streams
     while running:
         follow(m.handle(ev.RunEnded(running.pop())))
     assert len(runs) == len(set(runs))
     ready = {task(n) for n, t in sent if t == "x"}
     ready |= {task(n, 1) for n, t in sent if t == "a" and (n, "b") in sent}
-    assert {t for t in ready if t.request_id not in dropped} <= set(runs) <= ready
+    assert {t for t in ready if t.request.id not in dropped} <= set(runs) <= ready

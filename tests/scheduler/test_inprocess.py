@@ -24,6 +24,7 @@ from devices.errors import (
     UnknownDeviceError,
     UnsupportedNodesError,
 )
+from devices.request.request import Request
 from scheduler import InProcessExecutor, Limits, Plan, StageSource, create_executor
 from tests.scheduler.models import build, chain, cut, diamond
 from tests.scheduler.plugins import BrokenPlugin, ToyPlugin, TwinPlugin
@@ -62,7 +63,7 @@ def test_query_names_the_clusters_device(executor: InProcessExecutor) -> None:
 
 def test_chain(executor: InProcessExecutor) -> None:
     deployment = executor.deploy(*chain("TOY.0", "TOY.1", "TOY.2"))
-    submission = deployment.submit({"x": X}, profile=True)
+    submission = deployment.submit({"x": X}, Request(profile=True))
     answer = submission.future.result(300)
     np.testing.assert_array_equal(answer.outputs["t2"], X + 3)
     assert [(run.stage, run.device) for run in answer.stage_runs] == [
@@ -159,7 +160,7 @@ def test_a_plugin_that_misbehaves_takes_nothing_with_it(
     bad = executor.deploy(*chain("TOY.0", "TOY.1", name=name))
     for _ in range(2):
         with pytest.raises(InferenceError, match=message) as caught:
-            bad.submit({"x": X}, timeout_s=300).future.result()
+            bad.submit({"x": X}, Request(timeout_s=300)).future.result()
         assert caught.value.device == "TOY.0"
 
 
@@ -172,12 +173,12 @@ def test_cancel_stops_what_runs(executor: InProcessExecutor) -> None:
     assert not deployment.cancel(submission.request_id)
     # The device is free again: the sleeper stopped long before its time.
     other = executor.deploy(*chain("TOY.0"))
-    assert other.submit({"x": X}, timeout_s=300).future.result()
+    assert other.submit({"x": X}, Request(timeout_s=300)).future.result()
 
 
 def test_deadline(executor: InProcessExecutor) -> None:
     deployment = executor.deploy(*chain("TOY.0", name="sleep_30_"))
-    submission = deployment.submit({"x": X}, timeout_s=0.05)
+    submission = deployment.submit({"x": X}, Request(timeout_s=0.05))
     with pytest.raises(DeadlineError, match="in flight"):
         submission.future.result(300)
 
@@ -187,9 +188,9 @@ def test_a_full_pipeline_pushes_back(executor: InProcessExecutor) -> None:
     deployment = executor.deploy(*plan, limits=Limits(requests=1))
     first = deployment.submit({"x": X})
     with pytest.raises(OverloadedError):
-        deployment.submit({"x": X}, waits=False)
+        deployment.submit({"x": X}, Request(waits=False))
     with pytest.raises(DeadlineError, match="waiting for admission"):
-        deployment.submit({"x": X}, timeout_s=0.02)
+        deployment.submit({"x": X}, Request(timeout_s=0.02))
     with ThreadPoolExecutor(1) as pool:
         second = pool.submit(deployment.submit, {"x": X})
         while len(deployment.story(first.request_id + 3)) < 2:
@@ -272,9 +273,9 @@ def test_a_fault_after_a_run_fails_the_request_and_the_device_goes_on(
         with monkeypatch.context() as patched:
             patched.setattr(deployment, method, lambda *arguments: {}["nothing"])
             with pytest.raises(InferenceError, match="KeyError") as caught:
-                deployment.submit({"x": X}, timeout_s=300).future.result()
+                deployment.submit({"x": X}, Request(timeout_s=300)).future.result()
         assert (caught.value.stage, caught.value.device) == (0, "TOY.0")
-    assert deployment.submit({"x": X}, timeout_s=300).future.result()
+    assert deployment.submit({"x": X}, Request(timeout_s=300)).future.result()
 
 
 def test_values_of_running_and_ended_requests_are_let_go(executor: InProcessExecutor) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from devices.model.model import Model
 from devices.plugin.program import ExecutedNode, Value
 from devices.request.answer import Answer, StageRun
+from devices.request.request import Request
 from hetero.in_flight import keep_in_flight
 from hetero.partition.lowering import constant_outputs, stage_sources
 from hetero.partition.partition import partition
@@ -78,7 +79,7 @@ def deployed(
 
 def run(deployment: Deployment, inputs: Mapping[str, Value], *, profile: bool = False) -> Answer:
     """Run one request to its end."""
-    return deployment.submit(inputs, profile=profile).future.result()
+    return deployment.submit(inputs, Request(profile=profile)).future.result()
 
 
 def time_model(

@@ -1,0 +1,33 @@
+"""The request record: what travels with a request from its caller to each device."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Request(NamedTuple):
+    """A request on its way.
+
+    Attributes
+    ----------
+    timeout_s : float or None
+        Seconds until the answer must be there, waiting for admission included; None leaves it to
+        the deployment's ``REQUEST_TIMEOUT_S``.
+    profile : bool
+        Whether stages time their nodes, also on devices without ``PERF_COUNT``.
+    waits : bool
+        Whether to wait for room; else the request is refused where there is none.
+    deployment, id, attempt : str and int
+        Whose request it is, given when it is admitted, and which attempt at it.
+    """
+
+    timeout_s: float | None = None
+    profile: bool = False
+    waits: bool = True
+    deployment: str = ""
+    id: int = 0
+    attempt: int = 0
+
+
+#: What a caller that asks for nothing sends.
+PLAIN = Request()
