@@ -27,13 +27,7 @@ _ELEMENT_TYPES: Final = (
 
 
 def supported_samples(plugin: Plugin) -> list[Sample]:
-    """Return the samples that the device takes whole.
-
-    Raises
-    ------
-    AssertionError
-        If there are none: a device that takes nothing cannot be checked.
-    """
+    """Return the samples that the device takes whole; AssertionError if there are none."""
     found = [s for s in samples() if not plugin.query_model(s.model).unsupported]
     expect(
         found,

@@ -18,21 +18,7 @@ _HEADER = '<ir_version: 8, opset_import: ["" : 17, "nobody.knows" : 1]>'
 
 @dataclass(frozen=True)
 class Sample:
-    """A model and one run of it.
-
-    Attributes
-    ----------
-    name : str
-        For messages.
-    model : Model
-        What is run.
-    inputs : mapping of str to array
-        What it is given.
-    outputs : mapping of str to array
-        What the specification says comes out.
-    rtol : float
-        Relative tolerance.
-    """
+    """A model, inputs for it by name, and the outputs that the specification says come out."""
 
     name: str
     model: Model

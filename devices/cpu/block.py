@@ -47,16 +47,8 @@ class Task:
 class Block:
     """A graph ready to run, re-entrant: each run has its own slots.
 
-    Parameters
-    ----------
-    tasks : sequence of Task
-        In execution order.
-    steps : sequence of Step
-        The same, as functions.
-    template : list
-        The slots before a run: constants in place, None elsewhere.
-    input_slots, output_slots : sequence of int
-        Where the graph's inputs (its captures follow them) and outputs are.
+    `tasks` and `steps` are the same nodes in execution order; `template` has constants in place and
+    None elsewhere. The graph's captures follow its inputs in `input_slots`.
     """
 
     def __init__(
@@ -76,16 +68,10 @@ class Block:
     def run(
         self, inputs: Sequence[Value], context: RunContext, *, profile: bool = False
     ) -> list[Value]:
-        """Compute the outputs.
+        """Compute the outputs from the graph's inputs and, after them, its captures.
 
-        Parameters
-        ----------
-        inputs : sequence of values
-            The graph's inputs, then its captures.
-        context : RunContext
-            Asked between nodes whether to stop.
-        profile : bool
-            Whether to record each node's time.
+        `profile` records each node's time in the context, which is asked between nodes whether to
+        stop.
         """
         values = self._template.copy()
         for slot, value in zip(self._input_slots, inputs, strict=True):
@@ -149,16 +135,8 @@ def build_block(
 ) -> Block:
     """Compile a graph whose nodes are in topological order.
 
-    Parameters
-    ----------
-    nodes : sequence of Node
-    inputs : sequence of str
-        Its inputs, and after them the outer values that it reads.
-    outputs : sequence of str
-    constants : mapping of str to array
-        Its initializers.
-    scope : Scope
-        Opsets and functions.
+    `inputs` are its own and, after them, the outer values that it reads; `constants` its
+    initializers.
     """
     template: list[Value] = [None]
     slots: dict[str, int] = {"": _ABSENT}

@@ -21,16 +21,8 @@ def body_outputs(
 ) -> list[BodyOutput]:
     """Return the type of each of a body's outputs, by ONNX's shape inference.
 
-    Parameters
-    ----------
-    graph : onnx.GraphProto
-        The body.
-    captures : sequence of str
-        The outer values that it reads.
-    values : sequence of values
-        What it would be called with: its inputs, then its captures. They type what the body
-        itself leaves untyped.
-    scope : Scope
+    `values` are what it would be called with, its inputs and then its captures: they type what the
+    body itself leaves untyped.
     """
     model = onnx.ModelProto(ir_version=onnx.IR_VERSION)
     model.graph.CopyFrom(graph)

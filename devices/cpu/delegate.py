@@ -32,15 +32,7 @@ def is_delegated(domain: str, op_type: str, opset: int) -> bool:
 
 
 def delegate(node: Node, opset: int) -> Callable[..., Any]:
-    """Return a function of the node's inputs that runs it in onnx.reference.
-
-    Parameters
-    ----------
-    node : Node
-        A node without bodies.
-    opset : int
-        The imported version of the node's domain.
-    """
+    """Return a function of the inputs of a node without bodies that runs it in onnx.reference."""
     names = [f"input_{i}" if name else "" for i, name in enumerate(node.inputs)]
     outputs = [f"output_{i}" for i in range(len(node.outputs))]
     proto = onnx.NodeProto()

@@ -30,14 +30,8 @@ def donated(inputs: list[Any], donors: tuple[int, ...]) -> np.ndarray | None:
     """Return the input that the result may be written over, or None.
 
     It must be of the result's shape and type, fill its memory, and be nobody else's: one reference
-    from its slot, one from `inputs`, none from a view, a caller or an output.
-
-    Parameters
-    ----------
-    inputs : list
-        The node's inputs; the slots hold them too.
-    donors : tuple of int
-        Positions of those that die here and that the kernel may overwrite.
+    from its slot, one from `inputs`, none from a view, a caller or an output. `donors` are the
+    positions of inputs that die here and that the kernel may overwrite.
     """
     for position in donors:
         if _references(inputs, position) != _SOLE:

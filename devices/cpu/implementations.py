@@ -30,12 +30,7 @@ FUSED: Final = "hetero"
 class Scope:
     """What a node's meaning depends on besides itself.
 
-    Attributes
-    ----------
-    opsets : mapping of str to int
-        Domain -> imported version; the standard domain is the empty string.
-    functions : mapping
-        The model's own functions by `FunctionKey`.
+    `opsets` maps a domain to its version; `functions` are the model's own, by `FunctionKey`.
     """
 
     opsets: Mapping[str, int]
@@ -68,14 +63,9 @@ _scopes: WeakKeyDictionary[Model, Scope] = WeakKeyDictionary()
 
 @dataclass(frozen=True, slots=True)
 class Implementation:
-    """What runs a node.
+    """What runs a node: a `Constant`'s literal, a kernel, a function's body or onnx.reference.
 
-    Attributes
-    ----------
-    kind : {"literal", "kernel", "function", "delegate"}
-        A `Constant`; one of our kernels; a function body; onnx.reference.
-    what : Kernel, onnx.FunctionProto or None
-        The kernel, or the function.
+    `what` is the kernel or the function, if it is one.
     """
 
     kind: Literal["literal", "kernel", "function", "delegate"]

@@ -22,14 +22,9 @@ _FORMAT: Final = 1
 
 
 class CPUProgram(Program):
-    """A model interpreted node by node.
+    """A transformed model interpreted node by node.
 
-    Parameters
-    ----------
-    model : Model
-        As transformed.
-    threads : int
-        BLAS threads for a run; 0: as many as BLAS started with.
+    `threads` is the number of BLAS threads for a run; 0: as many as BLAS started with.
     """
 
     def __init__(self, model: Model, threads: int = 0) -> None:
@@ -44,15 +39,7 @@ class CPUProgram(Program):
         )
 
     def run(self, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:
-        """Compute the outputs; see `Program.run`.
-
-        Raises
-        ------
-        KernelError
-            A node's inputs break its specification.
-        RequestCancelledError
-            The run was asked to stop.
-        """
+        """Compute the outputs; KernelError where a node's inputs break its specification."""
         use_threads(self._threads)
         with np.errstate(all="ignore"):
             return self._block.run(inputs, context, profile=context.profile)
@@ -82,13 +69,7 @@ class CPUProgram(Program):
 
     @classmethod
     def load(cls, payload: Payload, threads: int = 0) -> CPUProgram:
-        """Make a program from what `export` gave, without transforming again.
-
-        Raises
-        ------
-        BlobError
-            If the payload is of another version, or damaged.
-        """
+        """Make a program from what `export` gave, as transformed then, or raise BlobError."""
         header = payload.header
         if header.get("format") != _FORMAT:
             raise BlobError(

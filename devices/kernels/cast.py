@@ -36,19 +36,10 @@ SUBBYTE_BITS: Final = {
 
 
 def convert(xp: Xp, x: Array, to: Any, *, saturate: bool = True, round_mode: str = "up") -> Array:
-    """Return x as element type `to`, by the rules of Cast.
+    """Return x, strings included, as element type `to`, by the rules of Cast.
 
-    Parameters
-    ----------
-    xp : namespace
-    x : array
-        Of any element type, strings included.
-    to : dtype
-        The wanted element type; `object` for strings.
-    saturate : bool
-        Whether values out of a float8 type's range become its greatest, or NaN or infinity.
-    round_mode : str
-        ``"up"``, ``"down"`` or ``"nearest"``: to which power of two float8_e8m0 rounds.
+    Beyond a float8's range, `saturate` gives its greatest value, else NaN or infinity. `round_mode`
+    says to which power of two float8_e8m0 rounds: ``"up"``, ``"down"`` or ``"nearest"``.
     """
     if is_string(x):
         return _parse(xp, x, to)

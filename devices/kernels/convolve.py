@@ -53,19 +53,10 @@ def convolve(
 ) -> Array:
     """Return ``activate(x convolved with w, + b, + z)`` of shape (N, M, *window.output).
 
-    Parameters
-    ----------
-    x, w : array
-        Input (N, C, ...) and weights (M, C/group, ...), of one type.
-    b, z : array or None
-        Bias (M), and a tensor to add, of the output's shape.
-    window : Window
-    group : int
-    activate : callable
-        Called as ``activate(xp, y)`` to change a block of the output in place.
-    alike : array or None
-        For each of the M filters the first one that equals it; they then get the same result to
-        the last bit, whatever the BLAS does. Only for one group.
+    x is (N, C, ...), w (M, C/group, ...) of its type, b (M), z of the output's shape.
+    ``activate(xp, y)`` changes a block of the output in place. `alike` gives for each of the M
+    filters the first one that equals it; they then get the same result to the last bit, whatever
+    the BLAS does. Only for one group.
     """
     n, m = x.shape[0], w.shape[0]
     shape = (n, m, *window.output)

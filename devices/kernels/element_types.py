@@ -46,18 +46,7 @@ def zeros(xp: Xp, shape: int | Sequence[int], dtype: Any) -> Array:
 
 
 def element_type(number: int) -> Any:
-    """Return the array element type that an ONNX type number stands for.
-
-    Parameters
-    ----------
-    number : int
-        A value of `TensorProto.DataType`.
-
-    Raises
-    ------
-    ValueError
-        If it names no element type.
-    """
+    """Return the array element type of a `TensorProto.DataType`; ValueError if there is none."""
     if number == TensorProto.UNDEFINED or number not in TensorProto.DataType.values():
         raise ValueError(
             f"element type {number} is not one of TensorProto.DataType's: give 1 (float) to "

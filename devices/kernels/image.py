@@ -46,16 +46,10 @@ def col2im(
     pads: Sequence[int] | None = None,
     strides: Sequence[int] | None = None,
 ) -> Array:
-    """Add up columns of blocks into the image that they were cut from.
+    """Add up columns of blocks into the image that they were cut from, (N, C, *image_shape).
 
-    Parameters
-    ----------
-    x : array, (N, C * prod(block_shape), L), with one column for each of L block places
-    image_shape, block_shape : array, (D,), int64
-
-    Returns
-    -------
-    array, (N, C, *image_shape), of x's type
+    x is (N, C * prod(block_shape), L), with one column for each of L block places; both shapes are
+    int64, (D,).
     """
     if is_string(x):
         raise TypeError("Col2Im adds up elements, and strings have no sum")
@@ -91,17 +85,9 @@ def col2im(
 def affine_grid(xp: Xp, theta: Array, size: Array, *, align_corners: int = 0) -> Array:
     """Return where an affine map takes each pixel of an image, in coordinates from -1 to 1.
 
-    Parameters
-    ----------
-    theta : array, (N, 2, 3) or (N, 3, 4), float
-    size : array, (4,) or (5,), int64
-        (N, C, H, W) or (N, C, D, H, W).
-    align_corners : int
-        1: -1 and 1 are the centres of the corner pixels; 0: their outer edges.
-
-    Returns
-    -------
-    array, (N, H, W, 2) or (N, D, H, W, 3), of theta's type, x first
+    `theta` is (N, 2, 3) or (N, 3, 4), `size` (N, C, H, W) or (N, C, D, H, W); the result (N, H, W,
+    2) or (N, D, H, W, 3), x first. With `align_corners`, -1 and 1 are the centres of the corner
+    pixels, else their outer edges.
     """
     batch, _, *dims = size.tolist()
     rank = len(dims)
@@ -247,11 +233,8 @@ def max_roi_pool(
 ) -> Array:
     """Pool the largest value in each bin of each region of interest; an empty bin gives 0.
 
-    Parameters
-    ----------
-    x : array, (N, C, H, W), float
-    rois : array, (R, 5)
-        Batch index, then x1, y1, x2, y2 in image pixels, both ends within the region.
+    x is (N, C, H, W), `rois` (R, 5): batch index, then x1, y1, x2, y2 in image pixels, both ends
+    within the region.
     """
     if rois.ndim != 2 or rois.shape[1] != 5:
         raise ValueError(f"rois of shape {rois.shape} are not (R, 5)")

@@ -28,12 +28,8 @@ def from_start(xp: Xp, indices: Array, size: int) -> Array:
 def element_numbers(xp: Xp, data: Array, indices: Array, axis: int) -> Array:
     """Return the row-major numbers of data's elements that have `indices` along `axis`.
 
-    Raises
-    ------
-    ValueError
-        Unless `indices` has data's rank and, off `axis`, no larger dimension.
-    IndexError
-        If an index is out of range.
+    ValueError unless `indices` has data's rank and, off `axis`, no larger dimension; IndexError if
+    an index is out of range.
     """
     if indices.ndim != data.ndim or any(
         m > n for i, (m, n) in enumerate(zip(indices.shape, data.shape, strict=False)) if i != axis
@@ -53,10 +49,7 @@ def element_numbers(xp: Xp, data: Array, indices: Array, axis: int) -> Array:
 def row_numbers(xp: Xp, indices: Array, shape: tuple[int, ...]) -> Array:
     """Return the row-major numbers of the index tuples in the last dimension of `indices`.
 
-    Raises
-    ------
-    IndexError
-        If an index is out of range for its dimension of `shape`.
+    IndexError if an index is out of range for its dimension of `shape`.
     """
     number = from_start(xp, indices[..., 0], shape[0])
     for i, size in enumerate(shape[1:], 1):

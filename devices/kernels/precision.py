@@ -15,11 +15,7 @@ def wide(xp: Xp, *arrays: Array | None) -> tuple[Array, ...]:
 def stash(xp: Xp, array: Array, stash_type: int) -> Array:
     """Return the array in the type that a normalisation computes in.
 
-    Parameters
-    ----------
-    stash_type : int
-        TensorProto type: 1 is float32, 11 float64; 10 and 16 (16-bit floats) compute in float32.
-
+    `stash_type` 1 is float32, 11 float64; 10 and 16 (16-bit floats) compute in float32.
     """
     return array.astype(xp.float64 if stash_type == 11 else xp.float32, copy=False)
 

@@ -141,17 +141,9 @@ def bernoulli(xp: Xp, x: Array, *, dtype: int | None = None, seed: float | None 
 def multinomial(
     xp: Xp, x: Array, *, dtype: int = 6, sample_size: int = 1, seed: float | None = None
 ) -> Array:
-    """Draw classes by their log-probabilities, which need not be normalised.
+    """Draw classes by their log-probabilities x (batch, classes), which need not be normalised.
 
-    Parameters
-    ----------
-    x : array, (batch, classes), float
-    sample_size : int
-        How many to draw for each batch entry.
-
-    Returns
-    -------
-    array, (batch, sample_size), of `dtype` int32 or int64
+    The result is (batch, sample_size), of `dtype` int32 or int64.
     """
     if x.ndim != 2 or x.shape[1] == 0:
         raise ValueError(f"log-probabilities of shape {x.shape} are not (batch, classes)")

@@ -96,14 +96,8 @@ def tensor_scatter(
 ) -> Array:
     """Write `update` into each batch entry's cache, from its write index on along `axis`.
 
-    Parameters
-    ----------
-    past_cache : array, (B, ..., M, ...), with the M cached steps on `axis`
-    update : array, (B, ..., S, ...), S <= M
-    write_indices : array, (B,), int64
-        First step to write; zeros if absent.
-    mode : str
-        ``"circular"`` wraps at M; ``"linear"`` refuses to write past it.
+    `past_cache` is (B, ..., M, ...), `update` (B, ..., S, ...) with S <= M, `write_indices` (B,),
+    zeros if absent. `mode` ``"circular"`` wraps at M; ``"linear"`` refuses to write past it.
     """
     same_type(past_cache, update)
     axis = axis_of(axis, past_cache.ndim)

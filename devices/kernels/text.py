@@ -19,12 +19,8 @@ def string_split(
 ) -> tuple[Array, Array]:
     """Cut each string at the delimiter, or at white space if that is empty.
 
-    Returns
-    -------
-    array, (*x.shape, K), strings
-        The pieces, followed by empty strings where there are fewer than K.
-    array, x.shape, int64
-        How many pieces each string has.
+    Return the pieces (*x.shape, K), empty strings where there are fewer than K, and their numbers,
+    int64 of x's shape.
     """
     most = -1 if maxsplit is None else maxsplit
     pieces = [str(text).split(delimiter or None, most) for text in x.reshape(-1).tolist()]
@@ -48,18 +44,9 @@ def string_normalizer(
     locale: str | None = None,
     stopwords: Sequence[str] | None = None,
 ) -> Array:
-    """Drop the stop words, then change the case of what is left.
+    """Drop the stop words, then change the case of what is left; one empty string if nothing is.
 
-    Parameters
-    ----------
-    x : array, (C,) or (1, C), strings
-    locale : str
-        Not used: letters change case as Unicode says, whatever the locale.
-
-    Returns
-    -------
-    array, (K,) or (1, K), strings
-        One empty string if nothing is left.
+    x is (C,) or (1, C). `locale` is not used: letters change case as Unicode says.
     """
     if x.ndim not in (1, 2) or (x.ndim == 2 and x.shape[0] != 1):
         raise ValueError(f"strings of shape {x.shape} are neither (C,) nor (1, C)")
@@ -86,25 +73,13 @@ def tf_idf_vectorizer(
     pool_strings: Sequence[str] | None = None,
     weights: Sequence[float] | None = None,
 ) -> Array:
-    """Count the pool's n-grams in each row of tokens.
+    """Count the pool's n-grams in each row of tokens: (C,) or (N, C) to float32 (M,) or (N, M).
 
-    Parameters
-    ----------
-    x : array, (C,) or (N, C), strings or integers
-    max_gram_length, min_gram_length : int
-        Lengths of n-grams that count.
-    max_skip_count : int
-        The tokens of an n-gram may stand apart, evenly, with up to so many between.
-    mode : str
-        ``"TF"`` counts, ``"IDF"`` gives the weight of what occurs, ``"TFIDF"`` both multiplied.
-    ngram_counts : ints
-        Where in the pool the 1-grams, 2-grams, ... start.
-    ngram_indexes, weights : per n-gram of the pool
-        Its place in the output; what its count is multiplied by (1 if absent).
-
-    Returns
-    -------
-    array, (M,) or (N, M), float32, with M one more than the largest place
+    N-grams of `min_gram_length` to `max_gram_length` count; their tokens may stand apart, evenly,
+    with up to `max_skip_count` between. ``"TF"`` counts, ``"IDF"`` gives the weight of what occurs,
+    ``"TFIDF"`` both multiplied. `ngram_counts` says where in the pool the 1-grams, 2-grams, ...
+    start; `ngram_indexes` each n-gram's place in the output, M being one more than the largest;
+    `weights` what its count is multiplied by (1 if absent).
     """
     if (pool_int64s is None) == (pool_strings is None):
         raise ValueError("exactly one of pool_int64s and pool_strings is wanted")

@@ -39,12 +39,7 @@ class Window:
     def valid(self, axis: int, k: int) -> tuple[slice, slice]:
         """Return which outputs read inside the unpadded input, and where they read.
 
-        Parameters
-        ----------
-        axis : int
-            Spatial axis.
-        k : int
-            Kernel element along that axis.
+        `k` is the kernel element along that axis.
         """
         stride, size = self.strides[axis], self.input[axis]
         shift = k * self.dilations[axis] - self.begin[axis]
@@ -94,23 +89,9 @@ def sliding_window(
 ) -> Window:
     """Work out padding and output size as the pooling and convolution operators define them.
 
-    Parameters
-    ----------
-    spatial, kernel : sequence of int
-        Sizes of the input's spatial axes and of the kernel.
-    strides, dilations : sequence of int or None
-        One per axis; 1 if absent.
-    pads : sequence of int or None
-        All begins, then all ends; 0 if absent.
-    auto_pad : str
-        ``NOTSET``, ``VALID``, ``SAME_UPPER`` or ``SAME_LOWER``.
-    ceil_mode : int
-        Round the output size up. A window that would start in the end padding is dropped.
-
-    Raises
-    ------
-    ValueError
-        An attribute has a wrong length or value, or the kernel does not fit.
+    `strides` and `dilations` are 1 if absent; `pads` all begins, then all ends, 0 if absent.
+    `ceil_mode` rounds the output size up; a window that would start in the end padding is dropped.
+    ValueError if an attribute has a wrong length or value, or the kernel does not fit.
     """
     rank = len(spatial)
     kernel = per_axis(kernel, rank, "kernel_shape")

@@ -18,17 +18,8 @@ BodyReader = Callable[[onnx.GraphProto], Any]
 def attribute_value(attribute: AttributeProto, read_body: BodyReader = lambda graph: graph) -> Any:
     """Return an attribute as int, float, str, tuple, array, TypeProto or what `read_body` makes.
 
-    Parameters
-    ----------
-    attribute : onnx.AttributeProto
-        The attribute; a reference to a function's own attribute is the caller's to resolve.
-    read_body : callable
-        Applied to each graph.
-
-    Raises
-    ------
-    ModelError
-        A type that ONNX does not define, or a damaged tensor.
+    A reference to a function's own attribute is the caller's to resolve; `read_body` is applied to
+    each graph. ModelError for a type that ONNX does not define, or a damaged tensor.
     """
     kind = attribute.type
     if kind == AttributeProto.FLOAT:

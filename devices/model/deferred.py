@@ -13,14 +13,7 @@ from devices.model.tensor_spec import TensorSpec
 class DeferredModel(Model):
     """A model whose ports are known, and whose rest is read when it is first asked for.
 
-    Parameters
-    ----------
-    name : str
-        The graph's name.
-    inputs, outputs, optional_inputs : sequence of TensorSpec
-        The ports.
-    load : callable
-        Returns the whole model; called once at most.
+    `load` returns the whole model; it is called once at most.
     """
 
     def __init__(

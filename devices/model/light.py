@@ -28,13 +28,7 @@ def light_model_names() -> tuple[str, ...]:
 
 
 def light_model_path(name: str) -> Path:
-    """Return the file of ``light:NAME``.
-
-    Raises
-    ------
-    ModelNotFoundError
-        If onnx ships no model of that name.
-    """
+    """Return the file of ``light:NAME``; ModelNotFoundError if onnx ships no such model."""
     path = _FOLDER / f"light_{name.removeprefix(PREFIX)}.onnx"
     if not path.is_file():
         raise ModelNotFoundError(

@@ -35,13 +35,7 @@ def lift_literals(model: Model) -> Model:
 
 
 def literal_value(node: Node) -> np.ndarray:
-    """Return the value of a `Constant`, read-only.
-
-    Raises
-    ------
-    ModelError
-        If the node has not exactly one value, or a damaged one.
-    """
+    """Return the value of a `Constant`, read-only; ModelError if it is damaged or not just one."""
     attribute, where = literal_attribute(node.proto), f"node {node.name!r} (Constant)"
     if attribute.name == "sparse_value":
         return dense_array(attribute.sparse_tensor, where)
@@ -56,13 +50,7 @@ def literal_value(node: Node) -> np.ndarray:
 
 
 def literal_attribute(node: onnx.NodeProto) -> onnx.AttributeProto:
-    """Return the one attribute of a `Constant`, which is its value.
-
-    Raises
-    ------
-    ModelError
-        If it has none, several, or another.
-    """
+    """Return the one attribute of a `Constant`, its value; ModelError for any other number."""
     names = [attribute.name for attribute in node.attribute]
     if len(names) != 1 or names[0] not in (*_TYPES, "value", "sparse_value"):
         raise ModelError(

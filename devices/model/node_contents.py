@@ -23,17 +23,8 @@ _PLAIN: Final = frozenset(
 def complete_nodes(nodes: Iterable[onnx.NodeProto], where: str, folder: Path | None) -> None:
     """Check the names and tensors of nodes, and put into the tensors what lies in files.
 
-    Parameters
-    ----------
-    nodes : iterable of onnx.NodeProto
-        Changed in place.
-    where, folder
-        As for `tensor_array`.
-
-    Raises
-    ------
-    ModelError
-        As for `tensor_array`; names that are no text.
+    The nodes are changed in place; `where`, `folder` and errors are those of `tensor_array`. Names
+    that are no text are a ModelError too.
     """
     for node in nodes:
         check_text((node.name, node.op_type, node.domain, node.overload), where)

@@ -32,14 +32,8 @@ def tensor_array(
 ) -> np.ndarray:
     """Return a tensor's contents, read-only; those in a file are memory-mapped.
 
-    Parameters
-    ----------
-    tensor : onnx.TensorProto
-        The tensor.
-    where : str
-        What it is part of, for errors.
-    folder : Path, optional
-        Where files with contents are; without it, contents must be inside.
+    `where` says in errors what it is part of; `folder` has the files with contents, which must be
+    inside the tensor without it.
 
     Raises
     ------
@@ -68,13 +62,7 @@ def tensor_array(
 
 
 def check_tensor(tensor: onnx.TensorProto, where: str) -> None:
-    """Check a tensor's name, element type and shape, not its contents.
-
-    Raises
-    ------
-    ModelError
-        For those that ONNX does not have.
-    """
+    """Check a tensor's name, element type and shape, not its contents, or raise ModelError."""
     check_text((tensor.name,), where)
     if tensor.data_type not in DTYPES:
         raise ModelError(
@@ -93,17 +81,7 @@ def dense_array(
 ) -> np.ndarray:
     """Return a sparse tensor as a dense array; its indices are flat, or one row for each value.
 
-    Parameters
-    ----------
-    sparse : onnx.SparseTensorProto
-        The tensor.
-    where, folder
-        As for `tensor_array`.
-
-    Raises
-    ------
-    ModelError
-        As for `tensor_array`, or for indices outside the shape.
+    Arguments and errors are those of `tensor_array`; indices outside the shape are a ModelError.
     """
     values = tensor_array(sparse.values, where, folder)
     indices = tensor_array(sparse.indices, where, folder)

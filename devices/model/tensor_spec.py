@@ -127,10 +127,7 @@ class TensorSpec:
 def element_type_name(dtype: np.dtype | type) -> str:
     """Return the ONNX name of a numpy dtype: ``float`` for float32; strings are ``string``.
 
-    Raises
-    ------
-    TypeError
-        If ONNX has no such element type.
+    TypeError if ONNX has no such element type.
     """
     dtype = np.dtype(dtype)
     if dtype.kind in "OUST":
@@ -144,10 +141,7 @@ def element_type_name(dtype: np.dtype | type) -> str:
 def type_string(proto: onnx.TypeProto) -> str:
     """Return a TypeProto as ONNX writes it in schemas: ``seq(tensor(float))``.
 
-    Raises
-    ------
-    ModelError
-        If ONNX has no such element type.
+    ModelError if ONNX has no such element type.
     """
     kind = proto.WhichOneof("value")
     if kind == "tensor_type":
@@ -165,13 +159,7 @@ def type_string(proto: onnx.TypeProto) -> str:
 
 
 def check_text(texts: Iterable[str], where: str) -> None:
-    """Check that names read from protobuf are text, which gives out as bytes what is no UTF-8.
-
-    Raises
-    ------
-    ModelError
-        Where one is not.
-    """
+    """Raise ModelError if a name is no text: protobuf gives out as bytes what is not UTF-8."""
     texts = tuple(texts)
     try:
         "".join(texts)

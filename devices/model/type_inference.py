@@ -31,19 +31,9 @@ _COMMAND: Final = (
 def infer_types(model: onnx.ModelProto) -> onnx.GraphProto:
     """Return the main graph with the types that ONNX infers.
 
-    Where propagating known values through the graph is more than the native code can do, types
-    are inferred without.
-
-    Parameters
-    ----------
-    model : onnx.ModelProto
-        The model; weights may be declared to be elsewhere.
-
-    Raises
-    ------
-    ModelError
-        Types and shapes contradict each other, or are such that ONNX's own inference ends or
-        does not come to an end.
+    Weights may be declared to be elsewhere. Where propagating known values through the graph is
+    more than the native code can do, types are inferred without. ModelError if types and shapes
+    contradict each other, or are such that ONNX's own inference crashes or does not come to an end.
     """
     data = model.SerializeToString()
     for data_prop in (True, False):

@@ -11,15 +11,7 @@ from devices.plugin.remote import RemoteContext, RemoteTensor
 
 
 class NullTensor(RemoteTensor):
-    """A tensor that only copies go to and come from.
-
-    Parameters
-    ----------
-    device : str
-        The device's name.
-    contents : array
-        What it holds; copied.
-    """
+    """A tensor on a NULL device that only copies go to and come from."""
 
     def __init__(self, device: str, contents: np.ndarray) -> None:
         self.device = device
@@ -32,13 +24,7 @@ class NullTensor(RemoteTensor):
         return self._contents.copy()
 
     def copy_from(self, array: np.ndarray) -> None:
-        """Take over an array's contents.
-
-        Raises
-        ------
-        TensorShapeError
-            Its shape is another one.
-        """
+        """Take over an array's contents; TensorShapeError if its shape is another one."""
         if array.shape != self.shape:
             raise TensorShapeError(
                 f"a tensor of {self.device} has shape {list(self.shape)}, got {list(array.shape)}; "
@@ -48,13 +34,7 @@ class NullTensor(RemoteTensor):
 
 
 class NullContext(RemoteContext):
-    """The memory of one NULL device.
-
-    Parameters
-    ----------
-    device : str
-        The device's name.
-    """
+    """The memory of one NULL device."""
 
     def __init__(self, device: str) -> None:
         self.device = device

@@ -33,18 +33,8 @@ _PAYLOAD_FORMAT: Final = "null-1"
 class NullProgram(Program):
     """Waits, then gives zeros.
 
-    Parameters
-    ----------
-    model : Model
-        What it pretends to run; only its ports are looked at.
-    rows : sequence of ExecutedNode
-        What it pretends to execute.
-    seconds : mapping of str to float
-        How long each takes.
-    constants : mapping of str to array
-        Outputs that are constants.
-    config : mapping
-        What it is told.
+    Of the model only the ports are looked at; `rows` are what it pretends to execute, `seconds` how
+    long each takes, `constants` outputs that are constants.
     """
 
     def __init__(
@@ -211,13 +201,7 @@ class NullPlugin(Plugin):
         return NullProgram(model, rows, seconds, given, config)
 
     def load(self, payload: Payload, model: Model, config: Config) -> Program:
-        """Make the program again.
-
-        Raises
-        ------
-        BlobError
-            The payload is another device's.
-        """
+        """Make the program again; BlobError if the payload is another device's."""
         if payload.header.get("format") != _PAYLOAD_FORMAT:
             raise BlobError(
                 f"model {model.name!r}: a payload of format {payload.header.get('format')!r}, "

@@ -87,10 +87,7 @@ class ORTPlugin(Plugin):
     def load(self, payload: Payload, model: Model, config: Config) -> Program:
         """Make a session of an optimised model.
 
-        Raises
-        ------
-        BlobError
-            The payload is another device's, or of another ONNX Runtime version.
+        BlobError if the payload is another device's, or of another ONNX Runtime version.
         """
         header = payload.header
         if header.get("format") != PAYLOAD_FORMAT:

@@ -33,16 +33,9 @@ _SUFFIX: Final = "#packed"
 def read_packed(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
     """Return the packed weights of an optimised model that ONNX Runtime has written.
 
-    Parameters
-    ----------
-    path : Path
-        The model; its weights lie beside it.
-
-    Returns
-    -------
-    tuple of (dict of str to str, dict of str to numpy.ndarray)
-        Weight -> kernel and hash; tensor of the payload -> bytes. Weights that are packed into
-        several buffers are left out: they are packed when a session is made.
+    They lie beside the model's `path`. The first maps a weight to kernel and hash, the second a
+    tensor of the payload to its bytes. Weights that are packed into several buffers are left out:
+    they are packed when a session is made.
     """
     proto = onnx.load(path, load_external_data=False)
     keys: dict[str, str] = {}
@@ -66,13 +59,7 @@ def is_packed(name: str) -> bool:
 
 
 class PackedFile:
-    """The file that a payload's packed weights are in.
-
-    Parameters
-    ----------
-    payload : Payload
-        What is loaded.
-    """
+    """The file that a payload's packed weights are in."""
 
     def __init__(self, payload: Payload) -> None:
         places = payload.places

@@ -36,16 +36,9 @@ _SEVERITY: Final = {
 
 
 class OrtProgram(Program):
-    """One ONNX Runtime session.
+    """One ONNX Runtime session, of a model or of what `export` gave.
 
-    Parameters
-    ----------
-    model : Model
-        What to run.
-    config : mapping
-        The effective configuration.
-    payload : Payload, optional
-        What `export` gave, to be run as it is; `model` need only have ports.
+    With a payload, `model` need only have ports.
     """
 
     def __init__(self, model: Model, config: Config, *, payload: Payload | None = None) -> None:

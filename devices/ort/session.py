@@ -21,12 +21,7 @@ INLINE_NBYTES: Final = 1024
 def session_model(model: Model, wanted: Sequence[str]) -> tuple[bytes, list[str]]:
     """Return ONNX bytes, and the names of the weights that are given beside them as arrays.
 
-    Parameters
-    ----------
-    model : Model
-        What to run.
-    wanted : sequence of str
-        Values to give out, each once, whether they are the model's outputs or not.
+    `wanted` are the values to give out, each once, whether they are the model's outputs or not.
     """
     proto = _with_stubs(model)
     declared = {o.name: o for o in proto.graph.output}
@@ -46,16 +41,8 @@ def open_session(
 ) -> tuple[onnxruntime.InferenceSession, list[np.ndarray]]:
     """Return a session, and the arrays whose memory it reads as long as it lives.
 
-    Parameters
-    ----------
-    data : bytes
-        What `session_model` gave.
-    weights : mapping of str to array
-        The weights that it named.
-    options : onnxruntime.SessionOptions
-        Changed: it gets the weights.
-    providers : sequence of str
-        Execution providers, the preferred one first.
+    `data` is what `session_model` gave and `weights` what it named; `options` gets the weights. The
+    preferred provider comes first.
     """
     arrays = [np.require(array, None, ["C", "A"]) for array in weights.values()]
     if arrays:

@@ -20,15 +20,7 @@ _DOMAINS = ("", "ai.onnx.ml")
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """The newest versions that ONNX Runtime reads.
-
-    Attributes
-    ----------
-    ir : int
-        The file format's.
-    opsets : tuple of (str, int)
-        Operator sets by domain.
-    """
+    """The newest file format (`ir`) and operator sets by domain that ONNX Runtime reads."""
 
     ir: int
     opsets: tuple[tuple[str, int], ...]
@@ -65,15 +57,7 @@ def lowered(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def changed_since(node: onnx.NodeProto, opsets: dict[str, int]) -> str | None:
-    """Return the first operator, in `node` or its bodies, that is newer than ONNX Runtime knows.
-
-    Parameters
-    ----------
-    node : onnx.NodeProto
-        The node.
-    opsets : dict of str to int
-        What its model imports.
-    """
+    """Return the first operator, in `node` or its bodies, that is newer than ONNX Runtime knows."""
     newest = newest_versions()
     for inner in with_bodies(node):
         domain = "" if inner.domain == "ai.onnx" else inner.domain

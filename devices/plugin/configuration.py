@@ -121,13 +121,7 @@ class Configuration:
 
 
 def check_mapping(config: Any, owner: str) -> None:
-    """Refuse options that are no mapping.
-
-    Raises
-    ------
-    ArgumentTypeError
-        Saying what was given.
-    """
+    """Raise ArgumentTypeError for options that are not a mapping, saying what was given."""
     if not isinstance(config, Mapping):
         raise ArgumentTypeError(
             f"{owner}: options {config!r}: wanted a mapping of names to values, as "

@@ -66,14 +66,8 @@ class OperatorPlugin(Plugin):
 class OperatorProgram(Program):
     """A model run node by node.
 
-    Parameters
-    ----------
-    model : Model
-        What to run.
-    operators : mapping of str to callable
-        What computes each operator of it.
-    device : str
-        What runs it, for messages and the runtime model.
+    `operators` has a function for each operator of it; `device` names what runs it in messages and
+    in the runtime model.
     """
 
     def __init__(self, model: Model, operators: Mapping[str, Operator], device: str) -> None:
@@ -83,13 +77,7 @@ class OperatorProgram(Program):
         self._constants = {name: weight.array for name, weight in model.constants.items()}
 
     def run(self, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:
-        """Compute the outputs, one node after the other.
-
-        Raises
-        ------
-        KernelError
-            A node's function raised something.
-        """
+        """Compute the outputs, one node after the other; KernelError if a function raises."""
         given = {port.name: value for port, value in zip(self._model.inputs, inputs, strict=True)}
         values = {**self._constants, **given, "": None}
         for node, operator, attributes in self._calls:

@@ -121,16 +121,9 @@ class ExecutedNode:
 
 @dataclass(frozen=True, slots=True)
 class FilePlace:
-    """Where a tensor of a payload lies in a file.
+    """Where a tensor of a payload lies in a file: absolute path and offset in bytes.
 
-    Attributes
-    ----------
-    path : str
-        The file, absolute.
-    offset : int
-        Where the tensor begins.
-    identity : tuple of int
-        Tells whether the file of that path is still the same: see `identify`.
+    `identity` tells whether the file of that path is still the same: see `identify`.
     """
 
     path: str

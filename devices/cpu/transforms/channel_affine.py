@@ -13,17 +13,8 @@ def channel_affine(
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """Return what the node multiplies each channel of `value` by and adds to it, or None.
 
-    Parameters
-    ----------
-    at : int
-        Position of a node that reads `value`.
-    channels, rank : int
-        The size of the value's second axis, and its number of axes.
-
-    Returns
-    -------
-    tuple of numpy.ndarray, or None
-        Factor and summand, float64, one for each channel.
+    Both are float64, (channels). `at` is the position of a node that reads `value`, whose second
+    axis has `channels` elements of its `rank` axes.
     """
     node = rewrite.model.nodes[at]
     if rewrite.is_op(at, "BatchNormalization") and node.inputs[0] == value:
