@@ -4,7 +4,7 @@
 
     HeteroError
     ├── ModelError (ValueError)                a model that cannot be used
-    │   ├── ModelTypeError (TypeError)         what is given as a model is none
+    │   ├── ModelTypeError (TypeError)         what is given as a model is not one
     │   ├── ModelNotFoundError (FileNotFoundError)
     │   ├── ExternalDataError                  weights beside the model: missing, short, outside
     │   └── UnsupportedOpsetError              an opset newer than the installed onnx knows

@@ -157,7 +157,7 @@ def check_remote_memory_is_there_or_refused(plugin: Plugin) -> None:
 
 
 def check_extensions_are_taken_or_refused(plugin: Plugin) -> None:
-    """add_extension refuses what is no extension, with a typed error."""
+    """add_extension refuses what is not an extension, with a typed error."""
     if type(plugin).add_extension is Plugin.add_extension:
         expect_raises(
             UnsupportedOperationError, lambda: plugin.add_extension(None), "add_extension(None)"

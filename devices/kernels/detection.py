@@ -22,7 +22,7 @@ def _suppress(
     order = xp.argsort(-scores, kind="stable")
     if floor is not None:
         order = order[scores[order] > floor]
-    # Sorted once, a coordinate a row, so that what remains is always the end of a row.
+    # Sorted once, one coordinate per row, so that what remains is always the end of a row.
     low, high = xp.ascontiguousarray(low[order].T), xp.ascontiguousarray(high[order].T)
     area = (high[0] - low[0]) * (high[1] - low[1])
     alive = xp.ones(order.shape, dtype=bool)
@@ -40,7 +40,7 @@ def _suppress(
         shared = side[0] * side[1]
         union = area[rest] + area[best]
         union -= shared
-        # What is no number overlaps nothing.
+        # NaN overlaps nothing.
         alive[rest] &= ~((shared > iou * union) & (shared > 0))
     return chosen
 

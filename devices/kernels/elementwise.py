@@ -1,6 +1,6 @@
 """Element-wise arithmetic, powers, rounding, trigonometry and bit operations.
 
-What is one call of the array namespace is a row of a table; the rest are functions.
+Operators that are one call of the array namespace are rows of tables; the rest are functions.
 """
 
 from __future__ import annotations

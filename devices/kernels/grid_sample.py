@@ -113,7 +113,7 @@ def _axis_taps(
         place = xp.where((place < low) | (place > high), xp.clip(place, 0, size - 1), place)
     elif padding_mode == "reflection":
         place = _reflect(xp, place, low, high)
-    # A point that is no number, or far away, still needs some index; its weight stays NaN or 0.
+    # A point that is not a number, or far away, still needs some index; its weight stays NaN or 0.
     place = xp.clip(place, -4, size + 4)
     result = []
     for position, weight in taps(xp, place):

@@ -25,7 +25,7 @@ def labels_of(xp: Xp, ints: Sequence[int] | None, strings: Sequence[str] | None)
     if strings:
         return xp.asarray(strings, dtype=object)
     if not ints:
-        raise ValueError("class labels are wanted, as integers or as strings")
+        raise ValueError("class labels are needed, as integers or as strings")
     return xp.asarray(ints, dtype=xp.int64)
 
 

@@ -123,7 +123,7 @@ def _centred(xp: Xp, x: Array) -> tuple[Array, Array, Array]:
 
 
 def _mean_square(xp: Xp, x: Array) -> Array:
-    """Return the mean of squares over the last axis, kept: one dot product a row."""
+    """Return the mean of squares over the last axis, kept: one dot product per row."""
     return xp.matmul(x[..., None, :], x[..., :, None])[..., 0] / x.dtype.type(x.shape[-1])
 
 

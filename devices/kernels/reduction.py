@@ -55,7 +55,7 @@ def _reduction(op_type: str, axes_input_since: int = 18) -> Callable[[_Reduce], 
 
 @_reduction("ReduceSum", axes_input_since=13)
 def reduce_sum(xp: Xp, data: Array, axes: tuple[int, ...] | None, keepdims: bool) -> Array:
-    """Return the sum; of nothing, 0."""
+    """Return the sum; 0 if there are no elements."""
     last = tuple(range(data.ndim - len(axes), data.ndim)) if axes else ()
     if axes and axes == last and data.dtype.kind == "f" and data.size:
         # Short rows are added three times faster by einsum; long ones more exactly in pairs.
@@ -68,7 +68,7 @@ def reduce_sum(xp: Xp, data: Array, axes: tuple[int, ...] | None, keepdims: bool
 
 @_reduction("ReduceMean")
 def reduce_mean(xp: Xp, data: Array, axes: tuple[int, ...] | None, keepdims: bool) -> Array:
-    """Return the mean, of integers truncated toward zero; of nothing, NaN."""
+    """Return the mean, of integers truncated toward zero; NaN if there are no elements."""
     total = reduce_sum(xp, data, axes, keepdims)
     count = data.size if axes is None else prod(data.shape[axis] for axis in axes)
     if is_float(data):
@@ -80,13 +80,13 @@ def reduce_mean(xp: Xp, data: Array, axes: tuple[int, ...] | None, keepdims: boo
 
 @_reduction("ReduceProd")
 def reduce_prod(xp: Xp, data: Array, axes: tuple[int, ...] | None, keepdims: bool) -> Array:
-    """Return the product; of nothing, 1."""
+    """Return the product; 1 if there are no elements."""
     return xp.prod(data, axis=axes, keepdims=keepdims, dtype=data.dtype)
 
 
 @_reduction("ReduceMax")
 def reduce_max(xp: Xp, data: Array, axes: tuple[int, ...] | None, keepdims: bool) -> Array:
-    """Return the greatest element; of nothing, the least value of the type."""
+    """Return the greatest element; the least value of the type if there are none."""
     if not data.size:
         return xp.full(_reduced(data, axes, keepdims), _extremes(xp, data)[0], data.dtype)
     if axes == (data.ndim - 1,) and data.dtype.kind == "f" and data.shape[-1] <= _TINY_ROW:
@@ -99,7 +99,7 @@ def reduce_max(xp: Xp, data: Array, axes: tuple[int, ...] | None, keepdims: bool
 
 @_reduction("ReduceMin")
 def reduce_min(xp: Xp, data: Array, axes: tuple[int, ...] | None, keepdims: bool) -> Array:
-    """Return the least element; of nothing, the greatest value of the type."""
+    """Return the least element; the greatest value of the type if there are none."""
     if not data.size:
         return xp.full(_reduced(data, axes, keepdims), _extremes(xp, data)[1], data.dtype)
     return xp.min(data, axis=axes, keepdims=keepdims)
@@ -142,15 +142,15 @@ def reduce_l2(xp: Xp, data: Array, axes: tuple[int, ...] | None, keepdims: bool)
 
 @_reduction("ReduceLogSum")
 def reduce_log_sum(xp: Xp, data: Array, axes: tuple[int, ...] | None, keepdims: bool) -> Array:
-    """Return the logarithm of the sum; of nothing, minus infinity."""
+    """Return the logarithm of the sum; minus infinity if there are no elements."""
     return xp.log(reduce_sum(xp, _real(xp, data), axes, keepdims)).astype(data.dtype)
 
 
 @_reduction("ReduceLogSumExp")
 def reduce_log_sum_exp(xp: Xp, data: Array, axes: tuple[int, ...] | None, keepdims: bool) -> Array:
-    """Return the logarithm of the sum of exponentials; of nothing, minus infinity."""
+    """Return the logarithm of the sum of exponentials; minus infinity if there are none."""
     real = _real(xp, data)
-    # Shifted by the greatest element, so that no exponential overflows; an infinite one shifts not.
+    # Shifted by the greatest element, so that no exponential overflows; unless it is infinite.
     top = reduce_max(xp, real, axes, True)
     top = xp.where(xp.isfinite(top), top, top.dtype.type(0))
     result = xp.log(reduce_sum(xp, xp.exp(real - top), axes, keepdims))

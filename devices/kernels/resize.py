@@ -142,7 +142,7 @@ def _resample(xp: Xp, x: Array, a: _Axis, rules: _Rules) -> Array:
 
 
 def _resize(xp: Xp, x: Array, axes: list[_Axis], rules: _Rules) -> Array:
-    """Resample the axes, the last one first: it is the dearest to gather along."""
+    """Resample the axes, the last one first: gathering along it costs most."""
     for a in axes:
         if a.size == 0 and a.output > 0:
             raise ValueError(f"axis {a.axis} has size 0 and cannot be resized to {a.output}")

@@ -12,7 +12,7 @@ from devices.kernels.registry import op
 
 @op("SequenceEmpty", since=11)
 def sequence_empty(xp: Xp, *, dtype: int | None = None) -> list[Array]:
-    """Return a sequence of no tensors; its element type is the graph's affair."""
+    """Return a sequence of no tensors; the graph alone knows its element type."""
     return []
 
 

@@ -62,7 +62,7 @@ def flatten(xp: Xp, x: Array, *, axis: int = 1) -> Array:
 def transpose(xp: Xp, data: Array, *, perm: Sequence[int] | None = None) -> Array:
     """Permute the dimensions; without `perm`, reverse them."""
     if perm is not None and sorted(perm) != list(range(data.ndim)):
-        raise ValueError(f"perm {tuple(perm)} is no permutation of the axes of rank {data.ndim}")
+        raise ValueError(f"perm {tuple(perm)} is not a permutation of the axes of rank {data.ndim}")
     return data.transpose(perm)
 
 
@@ -152,7 +152,7 @@ def depth_to_space_1(xp: Xp, x: Array, *, blocksize: int, mode: str = "DCR") -> 
     n, c, h, w = _image_shape(x, blocksize)
     depth, rest = divmod(c, blocksize**2)
     if rest:
-        raise ValueError(f"{c} channels are no multiple of blocksize {blocksize} squared")
+        raise ValueError(f"{c} channels are not a multiple of blocksize {blocksize} squared")
     if mode == "DCR":
         y = x.reshape(n, blocksize, blocksize, depth, h, w).transpose(0, 3, 4, 1, 5, 2)
     else:

@@ -2,7 +2,7 @@
 
 It is run by its path, and loads onnx's native library alone: ready in 30 ms, with 13 MB. A request
 is a length, whether to propagate data, and a model; an answer whether that failed, a length, and
-the model with types or why there is none.
+the model with types or why they cannot be inferred.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ def complete_nodes(nodes: Iterable[onnx.NodeProto], where: str, folder: Path | N
     """Check the names and tensors of nodes, and put into the tensors what lies in files.
 
     The nodes are changed in place; `where`, `folder` and errors are those of `tensor_array`. Names
-    that are no text are a ModelError too.
+    that are not text are a ModelError too.
     """
     for node in nodes:
         check_text((node.name, node.op_type, node.domain, node.overload), where)

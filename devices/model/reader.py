@@ -44,7 +44,7 @@ def read_model(source: Source | Model) -> Model:
     Raises
     ------
     ModelTypeError
-        `source` is none of these.
+        `source` is not one of these.
     ModelNotFoundError
         There is no such file.
     ModelError

@@ -114,7 +114,7 @@ def _external(tensor: onnx.TensorProto, what: str, folder: Path | None) -> np.nd
         offset = int(entries.get("offset") or 0)
         nbytes = int(entries.get("length") or wanted)
     except ValueError as error:
-        raise ExternalDataError(f"{what}, with an offset or length that is no number.") from error
+        raise ExternalDataError(f"{what}; its offset or length is not a number.") from error
     if nbytes != wanted:
         raise ExternalDataError(
             f"{what}: {nbytes} bytes there, {wanted} wanted for shape {shape} of {dtype}."

@@ -42,8 +42,8 @@ class TensorSpec:
         As ONNX writes it: ``tensor(float)``, ``seq(tensor(int64))``, ``optional(...)``;
         empty where unknown.
     shape : tuple of (int, str or None), or None
-        One entry a dimension: a size, a symbol, or None where unknown; None where the rank is
-        unknown or the value is no tensor.
+        One entry per dimension: a size, a symbol, or None where unknown; None where the rank is
+        unknown or the value is not a tensor.
     """
 
     name: str
@@ -159,7 +159,7 @@ def type_string(proto: onnx.TypeProto) -> str:
 
 
 def check_text(texts: Iterable[str], where: str) -> None:
-    """Raise ModelError if a name is no text: protobuf gives out as bytes what is not UTF-8."""
+    """Raise ModelError if a name is not text: protobuf gives out as bytes what is not UTF-8."""
     texts = tuple(texts)
     try:
         "".join(texts)

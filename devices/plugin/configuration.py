@@ -1,7 +1,7 @@
 """Configuration, the guide's word: a table of properties, and the values that were set.
 
 Plugins, the scopes of Core and compiled models each hold one. It refuses what is unknown,
-read-only or ill-typed, and says what would do.
+read-only or ill-typed, and lists the valid ones.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Configuration:
     Parameters
     ----------
     table : PropertyTable
-        The properties that there are.
+        The known properties.
     owner : str
         Whose they are, for messages.
     values : mapping, optional
@@ -63,7 +63,7 @@ class Configuration:
         Raises
         ------
         UnknownPropertyError, ReadOnlyPropertyError, PropertyError
-            Naming the first entry that cannot be, and what could.
+            Naming the first invalid entry and the valid ones.
         """
         check_mapping(config, self.owner)
         mutable = [p.name for p in self.table.values() if p.mutable]

@@ -256,7 +256,7 @@ class Plugin(ABC):
         return computed[name]() if name in computed else default
 
     def _check_device_id(self, config: Config) -> None:
-        """Refuse an id that is none of the plugin's."""
+        """Refuse an id that is not one of the plugin's."""
         asked, ids = config.get("DEVICE_ID"), self.device_ids()
         if asked is not None and asked not in ids:
             raise UnknownDeviceError(

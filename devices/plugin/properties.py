@@ -74,7 +74,7 @@ class Property:
         Raises
         ------
         PropertyError
-            If it is none of the values that the property takes.
+            If the property does not take this value.
         """
         parsed = self._convert(value)
         if wrong := self._wrong(parsed):

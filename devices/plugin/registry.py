@@ -133,7 +133,7 @@ def _resolve(text: str) -> object:
     module, separator, attribute = text.partition(":")
     if not separator or not module or not attribute:
         raise PluginLoadError(
-            f"{text!r} is no plugin; give module:attr, as in my_package.my_device:MyPlugin.",
+            f"{text!r} is not a plugin; give module:attr, as in my_package.my_device:MyPlugin.",
             device=text,
         )
     found: object = importlib.import_module(module)
@@ -152,7 +152,7 @@ def _entry(name: str | None, origin: str, load: Callable[[], object]) -> PluginE
         found = load()
         if not (isinstance(found, type) and issubclass(found, Plugin)):
             return PluginEntry(
-                shown, origin, None, f"{found!r} is no subclass of devices.Plugin; make it one."
+                shown, origin, None, f"{found!r} is not a subclass of devices.Plugin; make it one."
             )
         shown = name or getattr(found, "name", "") or origin
         if wrong := _name_error(found, name):

@@ -21,7 +21,7 @@ class Refusal:
 
     def __post_init__(self) -> None:
         if self.code not in REFUSAL_CODES:
-            raise ValueError(f"refusal code {self.code!r} is none of {sorted(REFUSAL_CODES)}")
+            raise ValueError(f"refusal code {self.code!r} is not one of {sorted(REFUSAL_CODES)}")
 
     def __str__(self) -> str:
         return f"{self.message} [{self.code}]"

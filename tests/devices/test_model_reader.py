@@ -58,7 +58,7 @@ def weight_file(folder, tensor):
         (external(TensorProto.FLOAT, [16], offset=2**70), "the file has 64"),
         (external(TensorProto.FLOAT, [16], length=-64), "wanted for shape"),
         (external(TensorProto.FLOAT, [16], length=2**70), "wanted for shape"),
-        (external(TensorProto.FLOAT, [16], offset="1e1"), "no number"),
+        (external(TensorProto.FLOAT, [16], offset="1e1"), "not a number"),
         (external(TensorProto.FLOAT, [16], "n" * 5000), "cannot be opened"),
         (external(TensorProto.FLOAT, [16], "loop.bin"), "cannot be opened|does not exist"),
     ],

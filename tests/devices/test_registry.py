@@ -44,7 +44,7 @@ def test_builtin_plugins_come_first_and_in_order():
         ("no_such_module:Plugin", "no_such_module"),
         ("tests.examples.third_party_plugin:Nope", "Nope"),
         ("tests.examples.third_party_plugin", "module:attr"),
-        ("os:getcwd", "no subclass of devices.Plugin"),
+        ("os:getcwd", "not a subclass of devices.Plugin"),
     ],
 )
 def test_what_cannot_be_loaded_is_a_row(spec, says):

@@ -33,7 +33,7 @@ class Pass(NamedTuple):
     oldest_opset: int = 7
 
 
-#: Dead nodes go first and last: first, so that they are no readers to the patterns.
+#: Dead nodes go first and last: first, so that patterns do not count them as readers.
 PASSES: Final = (
     Pass(inline_functions, oldest_opset=0),
     Pass(literals_to_constants, oldest_opset=0),

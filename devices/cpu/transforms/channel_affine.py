@@ -40,7 +40,7 @@ def channel_affine(
 def batchnorm_affine(rewrite: Rewrite, node: Node) -> tuple[np.ndarray, np.ndarray] | None:
     """Return a batch normalisation's factor and summand per channel, float64, or None.
 
-    None where its parameters are no constants, or it trains.
+    None where its parameters are not constants, or it trains.
     """
     attributes = node.attributes
     parameters = [rewrite.constant(name) for name in node.inputs[1:5]]

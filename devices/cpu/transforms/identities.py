@@ -2,7 +2,7 @@
 
 1. `Identity` of a tensor.
 2. `Dropout` at inference whose mask nobody reads.
-3. Each only where the output is no graph output and no body captures it, for then the name must
+3. Each only where the output is not a graph output and no body captures it, for then the name must
    stay.
 """
 
