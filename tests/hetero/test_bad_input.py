@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -427,13 +428,34 @@ class Broken(DensePlugin):
         raise ImportError("no libbroken here; pip install broken-runtime")
 
 
-def test_a_broken_plugin_asked_for_by_its_name_says_why(model: Path) -> None:
-    with hetero.Core("inprocess", plugins=[Broken]) as core:
+class Absent(DensePlugin):
+    """A plugin that starts, and fails when it looks for its devices."""
+
+    name = "BROKEN"
+
+    def device_ids(self) -> tuple[str, ...]:
+        raise OSError("the driver does not answer; pip install broken-runtime")
+
+
+@pytest.mark.parametrize("plugin", [Broken, Absent])
+def test_a_broken_plugin_asked_for_by_its_name_says_why(
+    model: Path, plugin: type[DensePlugin]
+) -> None:
+    with hetero.Core("inprocess", plugins=[plugin]) as core:
         assert "BROKEN" not in core.available_devices
         for device in ("BROKEN", "BROKEN.0", "HETERO:BROKEN,CPU"):
             with pytest.raises(errors.PluginLoadError, match="pip install broken-runtime"):
                 core.compile_model(model, device)
         assert core.compile_model(model, "HETERO")(X)[0].shape == (2, 4)
+
+
+def test_a_node_with_a_broken_plugin_starts(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    point = metadata.EntryPoint("BROKEN", f"{__name__}:Absent", "hetero.plugins")
+    monkeypatch.setattr(metadata, "entry_points", lambda group: [point])
+    probed = shell("probe", ray=True)
+    assert probed.code == 0
+    assert probed.out == "\n"
+    assert "BROKEN is not offered: OSError: the driver does not answer" in probed.err
 
 
 def test_counted_plugins_must_be_there(shell: Shell, model: Path) -> None:
