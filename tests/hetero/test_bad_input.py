@@ -122,7 +122,7 @@ EXTERNAL: dict[str, tuple[dict[str, object], str]] = {
     "short": ({"location": "short.bin"}, "the file has 20"),
     "beyond": ({"location": "weight.bin", "offset": 8, "length": 48}, "the file has 48"),
     "negative": ({"location": "weight.bin", "offset": -8, "length": 48}, "the file has 48"),
-    "no number": ({"location": "weight.bin", "offset": "x"}, "no number"),
+    "no number": ({"location": "weight.bin", "offset": "x"}, "not a number"),
     "another size": ({"location": "weight.bin", "length": 8}, "48 wanted"),
     "folder": ({"location": "."}, "names no file"),
     "nothing": ({}, "names no file"),
@@ -404,7 +404,7 @@ def test_a_compiled_models_properties_are_fixed(core: hetero.Core) -> None:
         ("no.such.module:Plugin", "No module named"),
         ("json:Plugin", "no attribute"),
         ("json", "module:attr"),
-        ("json:loads", "no subclass"),
+        ("json:loads", "not a subclass"),
     ],
 )
 def test_a_plugin_that_fails_to_load_is_a_row_and_asking_for_it_says_why(
