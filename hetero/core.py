@@ -319,7 +319,7 @@ class Core:
         seconds : float
             Time to spend, about.
         progress : callable (int, int, str), optional
-            Is told steps done, steps in all, and what is measured.
+            Called with steps done, steps in all, and what is measured.
 
         Ctrl-C ends it: the costs so far are returned, ``interrupted`` being set. Devices that
         failed or vanished are in ``missing`` with the reason.
@@ -349,7 +349,7 @@ class Core:
             What `profile_model` measured; else ``COST_FILE``'s, those measured before by this Core
             or kept in ``CACHE_DIR``, or measured now for ``PROFILE_SECONDS``.
         progress : callable (int, int, str), optional
-            Is told steps done, steps in all, and what is measured or searched.
+            Called with steps done, steps in all, and what is measured or searched.
 
         Raises
         ------

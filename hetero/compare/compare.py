@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What comparing two devices came to.
+    """The result of comparing two devices.
 
     Attributes
     ----------
@@ -159,31 +159,21 @@ def compare(
     return search.bisect(found)
 
 
+@dataclass
 class _Search:
     """Runs of one model's prefixes on two devices."""
 
-    def __init__(
-        self,
-        core: Core,
-        model: Model,
-        devices: tuple[str, str],
-        inputs: Mapping[str, Any],
-        rtol: float,
-        atol: float,
-        config: Config | None,
-        pins: Affinity,
-    ) -> None:
-        self.core = core
-        self.model = model
-        self.devices = devices
-        self.inputs = inputs
-        self.rtol = rtol
-        self.atol = atol
-        self.config = config
-        self.pins = pins
-        self.runs = 0
-        #: What the first device gave for the longest prefix that agrees.
-        self.agreed: dict[str, Any] = {}
+    core: Core
+    model: Model
+    devices: tuple[str, str]
+    inputs: Mapping[str, Any]
+    rtol: float
+    atol: float
+    config: Config | None
+    pins: Affinity
+    runs: int = 0
+    #: What the first device gave for the longest prefix that agrees.
+    agreed: Mapping[str, Any] = field(default_factory=dict)
 
     def run(self, part: Model, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return what both devices make of a model: output name -> value."""
@@ -199,11 +189,7 @@ class _Search:
     def judge(self, part: Model, *, keep: bool = False) -> tuple[Difference, ...]:
         """Run a model on both devices and compare what it gives."""
         first, second = self.run(part, self.inputs)
-        differences = tuple(
-            d
-            for name in first
-            for d in differences_of(name, first[name], second[name], self.rtol, self.atol)
-        )
+        differences = self._differences(first, second)
         if keep and all(d.agrees for d in differences):
             self.agreed = first
         return differences
@@ -229,18 +215,14 @@ class _Search:
         made = {v for node in self.model.nodes[begin : end + 1] for v in node.writes}
         differing = tuple(d for d in values if not d.agrees and d.name.partition("[")[0] in made)
         node = self._culprit(begin, end, {d.name.partition("[")[0] for d in differing})
-        return Comparison(
-            found.model,
-            found.devices,
-            found.rtol,
-            found.atol,
-            found.outputs,
-            self.model.nodes[node].name,
-            self.model.nodes[node].op_type,
-            suspects,
-            differing,
-            self._alone(node) if begin == end else None,
-            self.runs,
+        return replace(
+            found,
+            node=self.model.nodes[node].name,
+            op_type=self.model.nodes[node].op_type,
+            suspects=suspects,
+            values=differing,
+            alone=self._alone(node) if begin == end else None,
+            runs=self.runs,
         )
 
     def _culprit(self, begin: int, end: int, differing: set[str]) -> int:
@@ -302,8 +284,13 @@ class _Search:
         try:
             first, second = self.run(part, known)
         except HeteroError:
-            # A type that is left open, say: then the prefix's numbers have to do.
+            # A type that is left open, say: then the prefix's numbers must suffice.
             return None
+        return self._differences(first, second)
+
+    def _differences(
+        self, first: Mapping[str, Any], second: Mapping[str, Any]
+    ) -> tuple[Difference, ...]:
         return tuple(
             d
             for name in first

@@ -225,7 +225,7 @@ def _report(
 def _bound(choice: Choice, solution: Solution) -> tuple[float, str, str]:
     """Return the proven bound, its name and what it covers.
 
-    What is proven holds for devices that work beside each other. One that works alone is not
+    What is proven holds for devices that work at the same time. One that works alone is not
     slowed by others: those plans are few, and all of them were judged.
     """
     bound = solution.bound

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
+from dataclasses import dataclass
 
 from devices.errors import PlanError
 from hetero.planning.solver import candidates as gather
@@ -189,24 +190,16 @@ def _evaluated(problem: Problem, names: tuple[str, ...], parts: tuple[Part, ...]
     )
 
 
+@dataclass(frozen=True, slots=True)
 class _Chooser:
     """The rules by which one of the judged candidates is chosen."""
 
-    def __init__(
-        self,
-        problem: Problem,
-        base: Contraction,
-        objective: Objective,
-        max_parts: int | None,
-        tolerance: float,
-        judge: Judge | None,
-    ) -> None:
-        self._problem = problem
-        self._base = base
-        self._objective = objective
-        self._max_parts = math.inf if max_parts is None else max_parts
-        self._tolerance = tolerance
-        self._judge = judge
+    problem: Problem
+    base: Contraction
+    objective: Objective
+    max_parts: int | None
+    tolerance: float
+    judge: Judge | None
 
     def run(
         self,
@@ -237,11 +230,11 @@ class _Chooser:
 
     def _best(self, judged: list[Candidate], bounds: tuple[Bound, ...]) -> Candidate:
         """The best by the objective; within the tolerance, the one with fewest parts and levels."""
-        ranked = self._ranked([c for c in judged if len(c.parts) <= self._max_parts])
+        ranked = self._ranked([c for c in judged if self._fits(c)])
         least = self._figure(ranked[0])
-        limit = least * (1 + self._tolerance)
+        limit = least * (1 + self.tolerance)
         proof = max((b.seconds for b in bounds if b.mixing), default=0.0)
-        if self._objective == "throughput" and least <= proof * (1 + PROVEN):
+        if self.objective == "throughput" and least <= proof * (1 + PROVEN):
             limit = min(limit, max(least, proof * (1 + PROVEN)))
         near = [c for c in ranked if self._figure(c) <= limit * (1 + 1e-12)]
 
@@ -250,27 +243,30 @@ class _Chooser:
 
         return min(near, key=simplicity)
 
+    def _fits(self, candidate: Candidate) -> bool:
+        return self.max_parts is None or len(candidate.parts) <= self.max_parts
+
     def _ranked(self, judged: list[Candidate]) -> list[Candidate]:
         return sorted(judged, key=lambda c: (self._figure(c), c.subgraphs, c.parts))
 
     def _figure(self, candidate: Candidate) -> float:
-        return candidate.figure(self._objective)
+        return candidate.figure(self.objective)
 
     def _settled(self, chosen: Candidate) -> Candidate:
         """The chosen plan without fragments."""
-        base = self._base
+        base = self.base
         parts = []
         for part in chosen.parts:
             assignment = part.assignment
-            if self._objective == "throughput":
+            if self.objective == "throughput":
                 tidied = tidy(gather.wary(base.problem), base.project(assignment))
                 assignment = base.expand(tidied)
-            parts.append(Part(settle(self._problem, assignment, self._objective), part.share))
+            parts.append(Part(settle(self.problem, assignment, self.objective), part.share))
         if tuple(parts) == chosen.parts:
             return chosen
-        if self._judge is None:
-            return _evaluated(self._problem, chosen.names, tuple(parts))
-        return self._judge(chosen.names, tuple(parts))
+        if self.judge is None:
+            return _evaluated(self.problem, chosen.names, tuple(parts))
+        return self.judge(chosen.names, tuple(parts))
 
     def _is_no_worse(self, fresh: Candidate, than: Candidate) -> bool:
         return (
@@ -280,9 +276,9 @@ class _Chooser:
         )
 
     def _within_cap(self, judged: list[Candidate]) -> list[Candidate]:
-        cap = self._problem.max_subgraphs
+        cap = self.problem.max_subgraphs
         kept = [c for c in judged if cap is None or c.subgraphs <= cap]
-        if not any(len(c.parts) <= self._max_parts for c in kept):
+        if not any(map(self._fits, kept)):
             least = min(judged, key=lambda c: c.subgraphs)
             raise PlanError(
                 f"subgraphs: at most {cap} wanted, the fewest found are {least.subgraphs}; raise "
@@ -295,7 +291,7 @@ class _Chooser:
 
     def _check_kept(self, name: str, kept: Candidate) -> None:
         """Raise where a plan that is to be kept breaks a constraint."""
-        problem, cap = self._problem, self._problem.max_subgraphs
+        problem, cap = self.problem, self.problem.max_subgraphs
         broken = "memory, colocation or support"
         constraint = "memory"
         if is_feasible(problem, kept.assignment):
