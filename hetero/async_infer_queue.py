@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, TypeVar
 
-from devices.errors import ArgumentError, DeadlineError, RequestBusyError
+from devices.errors import ArgumentError, ArgumentTypeError, DeadlineError, RequestBusyError
 from devices.request.infer_request import InferRequest, check_callback
 from devices.request.run import LONGEST_S, Run
 from hetero.compiled_model import CompiledModel
@@ -89,10 +89,14 @@ class AsyncInferQueue:
     """
 
     def __init__(self, compiled_model: CompiledModel, jobs: int = 0) -> None:
-        if jobs < 0:
-            raise ArgumentError(
-                f"jobs={jobs}: a queue has at least one job; 0 lets the model choose."
+        if not isinstance(compiled_model, CompiledModel):
+            raise ArgumentTypeError(
+                f"a queue is of a CompiledModel, which Core.compile_model makes; got "
+                f"{type(compiled_model).__name__}."
             )
+        if not isinstance(jobs, int) or jobs < 0:
+            kind = ArgumentError if isinstance(jobs, int) else ArgumentTypeError
+            raise kind(f"jobs={jobs!r}: wanted a whole number >= 0; 0 lets the model choose.")
         count = jobs or compiled_model.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS")
         self._shared = _Shared()
         self._timeout_s = min(compiled_model.get_property("REQUEST_TIMEOUT_S"), LONGEST_S)

@@ -81,7 +81,9 @@ class CompiledModel(BaseCompiledModel):
 
     def __repr__(self) -> str:
         devices = ", ".join(self.get_property("EXECUTION_DEVICES"))
-        return f"<CompiledModel {self.plan.name!r}: {len(self.subgraphs)} subgraphs on {devices}>"
+        count = len(self.subgraphs)
+        what = f"{count} subgraph{'' if count == 1 else 's'}"
+        return f"<CompiledModel {self.plan.name!r}: {what} on {devices}>"
 
     def __enter__(self) -> CompiledModel:
         return self

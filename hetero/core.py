@@ -421,7 +421,7 @@ class Core:
         config = config or {}
         placed = place_devices(blob, available, remap)
         known = self._scopes.tables()
-        if absent := [name for name in blob.used if name not in placed]:
+        if absent := {name: name for name in blob.used if name not in placed}:
             if device_name is None:
                 raise absent_devices(blob, absent, available)
             _log.warning("model=%s: compiled again for %s", blob.name, device_name)

@@ -262,15 +262,16 @@ def _strings(array: np.ndarray, spec: TensorSpec) -> np.ndarray:
                 f"input {spec.name!r} wants strings, got bytes that are not UTF-8: {error}.",
                 port=spec.name,
             ) from error
-        wrong = next((i for i in items if not isinstance(i, str)), None)
-        if wrong is None:
+        wrong = [i for i in items if not isinstance(i, str)][:1]
+        if not wrong:
             out = np.empty(len(items), object)
             out[:] = items
             return out.reshape(array.shape)
     else:
-        wrong = array.dtype
+        wrong = [array.dtype]
     raise TensorTypeError(
-        f"input {spec.name!r} wants strings, got {wrong!r}; give an array of str.", port=spec.name
+        f"input {spec.name!r} wants strings, got {wrong[0]!r}; give an array of str.",
+        port=spec.name,
     )
 
 

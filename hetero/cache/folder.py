@@ -1,7 +1,8 @@
 """The cache's folder: entries published by rename, locks, a size cap; never trusted, never fatal.
 
-An entry is a blob, ``KEY.hetero`` for a model's plan and ``KEY.stage`` for one subgraph. Whatever
-is wrong with the folder or an entry is a miss with a reason in the log; compilation goes on.
+An entry is a blob, ``KEY.hetero`` for a model's plan and ``KEY.stage`` for one subgraph; KEY is a
+SHA-256 in hexadecimal digits. Files of other names are the user's, and are left alone. Whatever is
+wrong with the folder or an entry is a miss with a reason in the log; compilation goes on.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import fcntl
 import io
 import logging
 import os
+import re
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -31,6 +33,7 @@ _log = logging.getLogger(__name__)
 PLAN_SUFFIX: Final = ".hetero"
 STAGE_SUFFIX: Final = ".stage"
 _LOCKS: Final = ".locks"
+_ENTRY: Final = re.compile(rf"[0-9a-f]{{64}}({re.escape(PLAN_SUFFIX)}|{re.escape(STAGE_SUFFIX)})")
 #: Starts an encrypted entry.
 _ENCRYPTED: Final = b"HETEROE\n"
 #: A temporary file younger than this may just not be locked yet.
@@ -178,7 +181,7 @@ class Cache:
             os.scandir(self.folder) as it,
         ):
             for file in it:
-                if file.name.endswith((PLAN_SUFFIX, STAGE_SUFFIX)):
+                if _ENTRY.fullmatch(file.name):
                     with contextlib.suppress(FileNotFoundError):
                         status = file.stat(follow_symlinks=False)
                         if stat.S_ISREG(status.st_mode):

@@ -44,22 +44,26 @@ def place_devices(
             )
         wanted[found] = new
     placed = {old: find_device(new, available) for old, new in wanted.items()}
-    if absent := [new for old, new in wanted.items() if placed[old] is None and new != old]:
+    if absent := {o: new for o, new in wanted.items() if placed[o] is None and new != o}:
         raise absent_devices(blob, absent, available)
     return {old: here for old, here in placed.items() if here is not None}
 
 
 def absent_devices(
-    blob: ModelBlob, absent: Sequence[str], available: Sequence[str]
+    blob: ModelBlob, absent: Mapping[str, str], available: Sequence[str]
 ) -> UnknownDeviceError:
-    """Return the error that names all devices that are not here, and how to go on."""
+    """Return the error that names all devices that are not here, and how to go on.
+
+    `absent`: device of the blob -> the device wanted in its place, its own or another.
+    """
+    old = next(iter(absent))
     return UnknownDeviceError(
         f"model {blob.name!r} was compiled for {', '.join(blob.used)}; not here: "
-        f"{', '.join(absent)}. Here are {', '.join(available)}. Replace it with "
-        f"remap={{{absent[0]!r}: 'CPU'}} (--remap {absent[0]}=CPU), or name the devices to "
-        "compile it for again.",
-        device=absent[0],
-        devices=tuple(absent),
+        f"{', '.join(absent.values())}. Here are {', '.join(available)}. Replace it "
+        f"with remap={{{old!r}: 'CPU'}} (--remap {old}=CPU), or name the devices to compile it "
+        "for again.",
+        device=absent[old],
+        devices=tuple(absent.values()),
     )
 
 

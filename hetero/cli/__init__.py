@@ -86,7 +86,9 @@ def _tell(error: BaseException) -> int:
         raise error
     if "--json" in sys.argv:
         return code
-    if isinstance(error, click.ClickException):
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        click.echo(message, err=True)
+    elif isinstance(error, click.ClickException):
         if isinstance(error, click.UsageError) and error.ctx:
             click.echo(f"{error.ctx.get_usage()}\n", err=True)
         click.echo(f"Error: {message}", err=True)

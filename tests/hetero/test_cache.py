@@ -568,3 +568,16 @@ def test_entries_are_blobs(core: hetero.Core, tmp_path: Path) -> None:
     assert not hit(core, tmp_path)
     for name in entries(tmp_path):
         BlobFile(tmp_path / name).verify()
+
+
+@pytest.mark.parametrize("name", ["mine.hetero", "mine.stage", "f" * 64 + "0.hetero"])
+def test_files_of_other_names_in_the_folder_are_never_removed(
+    core: hetero.Core, tmp_path: Path, name: str
+) -> None:
+    with core.compile_model(branches(), "CPU") as compiled:
+        (tmp_path / name).write_bytes(compiled.export_model())
+    config = {"CACHE_DIR": str(tmp_path), "CACHE_SIZE_LIMIT_BYTES": 1}
+    core.compile_model(branches(), "COUNT", config).close()
+    Cache(tmp_path).clear()
+    Cache(tmp_path).prune(0)
+    assert (tmp_path / name).exists()

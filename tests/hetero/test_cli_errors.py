@@ -246,3 +246,12 @@ def test_a_reader_that_has_gone_is_no_traceback(model: Path) -> None:
         command, shell=True, capture_output=True, env=environment, timeout=300, check=False
     )
     assert done.stderr == b""
+
+
+@pytest.mark.parametrize("command", ["", "cache"])
+def test_no_command_shows_the_help_once(shell: Shell, command: str) -> None:
+    done = shell(command, ray=True)
+    assert done.code == 2
+    assert done.err.count("Usage:") == 1
+    assert "Error:" not in done.err
+    assert "Commands:" in done.err

@@ -238,3 +238,8 @@ def test_a_closed_core_says_so() -> None:
     core.close()
     with pytest.raises(errors.ClusterError, match="closed"):
         _ = core.available_devices
+
+
+def test_a_compiled_model_names_one_subgraph_as_one(core: hetero.Core) -> None:
+    with core.compile_model(branches(), "CPU") as compiled:
+        assert repr(compiled) == "<CompiledModel 'branches': 1 subgraph on CPU>"

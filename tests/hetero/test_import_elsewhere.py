@@ -85,3 +85,11 @@ def test_what_is_no_blob_target_or_remap_is_told_by_its_type(
         pytest.raises(errors.ArgumentTypeError, match="got int"),
     ):
         again.export_model(3)  # type: ignore[call-overload]
+
+
+def test_the_fix_for_a_remap_to_a_missing_device_names_the_blobs_device(
+    elsewhere: hetero.Core, blob: bytes
+) -> None:
+    with pytest.raises(errors.UnknownDeviceError, match=r"not here: GPU.*--remap CPU=") as caught:
+        elsewhere.import_model(blob, remap={"CPU": "GPU"})
+    assert caught.value.data["devices"] == ("GPU",)

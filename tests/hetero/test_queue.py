@@ -142,3 +142,18 @@ queue.start_async({"x": X})
 core.close()
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
+
+
+@pytest.mark.parametrize(
+    ("jobs", "error"), [(-1, errors.ArgumentError), (2.5, errors.ArgumentTypeError)]
+)
+def test_a_number_of_jobs_that_is_none_is_refused(
+    compiled: hetero.CompiledModel, jobs: Any, error: type[Exception]
+) -> None:
+    with pytest.raises(error, match=f"jobs={jobs}: wanted a whole number >= 0"):
+        hetero.AsyncInferQueue(compiled, jobs=jobs)
+
+
+def test_a_queue_of_something_else_is_refused() -> None:
+    with pytest.raises(errors.ArgumentTypeError, match=r"compile_model makes; got str"):
+        hetero.AsyncInferQueue("model.onnx", jobs=2)  # type: ignore[arg-type] # the mistake

@@ -107,3 +107,12 @@ def test_there_are_no_results_before_a_run(core: hetero.Core) -> None:
         _ = request.results
     request.infer({"x": np.ones((2, 3), np.float32)})
     assert request.results[0].shape == (2, 4)
+
+
+@pytest.mark.parametrize("item", [None, 3])
+def test_an_array_of_objects_that_are_no_strings_is_refused_by_its_port(
+    core: hetero.Core, item: Any
+) -> None:
+    model = parse("same (string[2] x) => (string[2] y) { y = Identity (x) }")
+    with pytest.raises(errors.TensorTypeError, match=f"input 'x' wants strings, got {item}"):
+        core.compile_model(model, "CPU")({"x": np.array(["a", item], object)})
