@@ -188,7 +188,7 @@ def parse_shared(config: Config, tables: Mapping[str, PropertyTable]) -> SplitCo
     """Sort options that several may read by who does; each takes what it knows.
 
     `tables`: device name -> its properties.
-    Raises UnknownPropertyError: for an option that neither HETERO nor any of the devices knows.
+    Raises UnknownPropertyError for an option that neither HETERO nor any of the devices knows.
     """
     known = HETERO_PROPERTIES.extended(*(p for table in tables.values() for p in table.values()))
     for name in config:
@@ -210,7 +210,7 @@ def parse_shared(config: Config, tables: Mapping[str, PropertyTable]) -> SplitCo
 def parse_given(config: Config, tables: Mapping[str, PropertyTable]) -> SplitConfig:
     """Sort what `compile_model` is given: options that several may read, and single devices'.
 
-    Raises UnknownPropertyError: for an unknown option, or one of a device that is not the
+    Raises UnknownPropertyError for an unknown option, or one of a device that is not the
         model's.
     """
     split = parse_shared(config, tables)

@@ -43,7 +43,7 @@ class Scopes:
         """Set options, all of them or none.
 
         `device`: EVERYWHERE, HETERO, or a device's name.
-        Raises PropertyError: for what the scope does not take, and where to give it instead.
+        Raises PropertyError for what the scope does not take, and where to give it instead.
         """
         held = self._scope(device)
         check_mapping(config, held.owner)
@@ -70,8 +70,8 @@ class Scopes:
     def devices(self, device: str, config: Config) -> tuple[tuple[str, ...], Config]:
         """Return the devices that a device string and options mean, and the other options.
 
-        Raises PropertyError: for options that the device string contradicts.
-        Raises UnknownDeviceError, PluginLoadError: for a device that is not there, or whose plugin
+        Raises PropertyError for options that the device string contradicts.
+        Raises UnknownDeviceError, PluginLoadError for a device that is not there, or whose plugin
             is broken.
         """
         device, config = identified(device, config)
@@ -84,7 +84,7 @@ class Scopes:
     def split(self, config: Config, names: Iterable[str]) -> SplitConfig:
         """Return the options of one model: those given over those set, sorted by who reads them.
 
-        Raises PropertyError: for options that nothing reads, or that cannot have such a value.
+        Raises PropertyError for options that nothing reads, or that cannot have such a value.
         """
         tables = self.tables()
         devices = {name: tables[name] for name in names}

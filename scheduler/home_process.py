@@ -21,7 +21,7 @@ class HomeProcess:
     def require(self, what: str) -> None:
         """Raise in a fork.
 
-        Raises UnsupportedOperationError: naming both processes and what to do.
+        Raises UnsupportedOperationError, naming both processes and what to do.
         """
         if not self.is_here:
             raise UnsupportedOperationError(

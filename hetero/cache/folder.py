@@ -61,7 +61,7 @@ class Cache:
     """A folder of compiled models, shared by threads, processes and nodes.
 
     `folder`: made when the first entry is written.
-    `size_limit_nbytes`: bytes that all entries may take together; 0: any number.
+    `size_limit_nbytes`: bytes that all entries may take together; 0 for no limit.
     `lock_timeout_s`: seconds to wait for another's compilation.
     `callbacks`: (encrypt, decrypt), from bytes to bytes.
     """
@@ -195,7 +195,7 @@ class Cache:
     ) -> list[Entry]:
         """Remove the least recently used entries until the rest fit; return what is gone.
 
-        `size_limit_nbytes`: bytes that may stay; None: any number.
+        `size_limit_nbytes`: bytes that may stay; None for no limit.
         `older_than_s`: entries not used for this many seconds go in any case.
         """
         entries = self.entries()

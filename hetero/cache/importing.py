@@ -76,7 +76,7 @@ def recompilation(
     """Return the options and the pins with which a blob's model is compiled again.
 
     `placed`: device of the blob -> device here, for those that are.
-    `given`: what was given for this import: it wins over the blob's options.
+    `given`: what was given for this import; it wins over the blob's options.
     `tables`: device here -> its properties.
     Returns: options, and node name -> device: what the user pinned, and all of a device that was
         remapped, where the device that they went to is here.
@@ -144,8 +144,8 @@ def import_config(
     """Return a blob's options under those that hold here.
 
     `placed`: device of the blob -> device here.
-    `split`: what holds here: what was set, and what was given.
-    `given`: what was given for this import alone: it wins over the blob's.
+    `split`: what was set here, and what was given.
+    `given`: what was given for this import alone; it wins over the blob's.
     `tables`: device here -> its properties.
     """
     own = {name: split.own[name] for name in given if name in split.own}

@@ -55,7 +55,7 @@ def output_file(*names: str, **options: Any) -> Callable[..., Any]:
 def refuse_overwriting(context: click.Context) -> None:
     """Refuse outputs that are an input of the command, or one another.
 
-    Raises click.UsageError: naming both options.
+    Raises click.UsageError, naming both options.
     """
     outputs: dict[str, Path] = {}
     inputs: dict[str, Any] = {}
@@ -80,7 +80,7 @@ def refuse_overwriting(context: click.Context) -> None:
 def refuse_weights(path: Path | None, model: Model) -> None:
     """Refuse an output that is a file of the model's own weights.
 
-    Raises click.UsageError: naming the file.
+    Raises click.UsageError, naming the file.
     """
     weights = {
         Path(constant.array.filename)
@@ -96,7 +96,7 @@ def refuse_weights(path: Path | None, model: Model) -> None:
 def write_models(folder: Path, models: Mapping[str, Model]) -> list[Path]:
     """Write ONNX files into a folder: each appears whole, and none if there is no room for all.
 
-    Raises OSError: naming the folder.
+    Raises OSError, naming the folder.
     """
     folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / f".{secrets.token_hex(6)}{TEMPORARY_SUFFIX}"

@@ -46,7 +46,7 @@ def model_inputs(
 
     Inputs that have a default are among them where a file has them.
 
-    Raises click.UsageError: for files and shapes that are not the model's, given twice, or too
+    Raises click.UsageError for files and shapes that are not the model's, given twice, or too
         large for memory.
     """
     given: dict[str, Any] = {}

@@ -41,7 +41,7 @@ def is_blob(model: str) -> bool:
 def read(core: Core, model: str) -> Model:
     """Read a model, for commands that cannot use a blob.
 
-    Raises click.UsageError: for a blob.
+    Raises click.UsageError for a blob.
     """
     if is_blob(model):
         raise click.UsageError(

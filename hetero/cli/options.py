@@ -118,7 +118,7 @@ def with_core(function: Callable[..., Any]) -> Callable[..., Any]:
 def start(core: Core) -> None:
     """Start the devices, saying so; a plugin that was asked for must be there.
 
-    Raises click.UsageError: for a ``--plugin`` that cannot be loaded.
+    Raises click.UsageError for a ``--plugin`` that cannot be loaded.
     """
     with progress("starting devices"):
         rows = core.device_descriptors

@@ -57,7 +57,7 @@ def planning_options(function: Callable[..., Any]) -> Callable[..., Any]:
 def take_planning(command: str, values: dict[str, Any]) -> None:
     """Move the planning options out of a command's values and into its configuration.
 
-    Raises click.UsageError: for an option that would change nothing, or that ``--config`` gives
+    Raises click.UsageError for an option that would change nothing, or that ``--config`` gives
         too.
     """
     if "config" not in values:

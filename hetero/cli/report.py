@@ -66,7 +66,7 @@ def render(
     `document`: as `hetero.report.build_report` makes it.
     `model`: the model that it is about, for `annotate`.
     `strict`: whether a fallback or an unused device is an error.
-    Raises click.exceptions.Exit: with 1 if a node has no device, or under `strict` if anything is
+    Raises click.exceptions.Exit with 1 if a node has no device, or under `strict` if anything is
         not as requested.
     """
     forms = ((html, report_html), (dot, report_dot), (overlay, model_explorer_overlay))

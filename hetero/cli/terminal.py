@@ -70,7 +70,7 @@ def steps(text: str) -> Iterator[Callable[[int, int, str], None]]:
 def print_json(kind: str, document: Mapping[str, Any]) -> None:
     """Print a document for programs: times in seconds (``_s``), sizes in bytes (``_nbytes``).
 
-    `kind`: what it is: its schema is called ``hetero.<kind>``.
+    `kind`: what it is; its schema is called ``hetero.<kind>``.
     `document`: the content; numbers that JSON has not become null.
     """
     schema = {"name": f"hetero.{kind}", "version": VERSION}

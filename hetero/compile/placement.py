@@ -28,8 +28,8 @@ def place_by_priority(
 ) -> Affinity:
     """Give each node to the first device of the list that takes it.
 
-    Raises UnsupportedNodesError: for nodes that no device takes.
-    Raises AffinityError: for pins on devices that do not take the node.
+    Raises UnsupportedNodesError for nodes that no device takes.
+    Raises AffinityError for pins on devices that do not take the node.
     """
 
     def answer(device: str, part: Model) -> Support:

@@ -36,7 +36,7 @@ def cluster(successors: Graph, kind: Sequence[int]) -> list[int]:
     `kind`: the nodes' kinds (devices), from 0 on.
     Returns: cluster ids, from 0 on, in an order in which the clusters can run: every edge stays in
         its cluster or leads to a higher id. Equal arguments give equal results.
-    Raises ValueError: if the graph has a cycle, or the arguments' lengths differ.
+    Raises ValueError if the graph has a cycle, or the arguments' lengths differ.
     """
     if len(successors) != len(kind):
         raise ValueError(f"{len(successors)} nodes have successors, {len(kind)} have a kind")

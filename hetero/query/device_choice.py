@@ -21,8 +21,8 @@ def choose_devices(device: str, rows: Sequence[DeviceDescriptor]) -> tuple[str, 
     """Return the devices that a device string means, in order of priority.
 
     `device`: ``CPU``, ``ORT.1``, ``HETERO:ORT,CPU``, or ``HETERO`` for every automatic device.
-    Raises PluginLoadError: for a device whose plugin is broken.
-    Raises UnknownDeviceError: for a device that is not there, listing those that are, and plugins
+    Raises PluginLoadError for a device whose plugin is broken.
+    Raises UnknownDeviceError for a device that is not there, listing those that are, and plugins
         that are broken: one of them may be meant.
     """
     working = [d for d in rows if d.error is None]
@@ -52,7 +52,7 @@ def choose_prioritised(
 ) -> tuple[str, ...]:
     """Return what a device string means where ``MULTI_DEVICE_PRIORITIES`` lists `names`.
 
-    Raises PropertyError: if both list devices, and not the same ones.
+    Raises PropertyError if both list devices, and not the same ones.
     """
     if not names or not parse_device(device).hetero:
         return choose_devices(device, rows)
@@ -105,7 +105,7 @@ def parse_counts(devices: Mapping[str, int] | None) -> dict[str, int]:
 def check_counts(counts: Mapping[str, int], rows: Sequence[DeviceDescriptor]) -> None:
     """Refuse to count devices of a plugin that is not there.
 
-    Raises UnknownDeviceError: listing the plugins that are.
+    Raises UnknownDeviceError, listing the plugins that are.
     """
     plugins = dict.fromkeys(d.plugin for d in rows)
     for name in counts:

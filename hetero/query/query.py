@@ -69,7 +69,7 @@ def query_priority(
 def require_supported(support: Support, model: Model, devices: Sequence[str]) -> None:
     """Raise unless every node has a device.
 
-    Raises UnsupportedNodesError: with every node that no device takes in `unsupported`, and each
+    Raises UnsupportedNodesError with every node that no device takes in `unsupported`, and each
         device's reason.
     """
     if not support.unsupported:

@@ -20,7 +20,7 @@ def counterfactuals(
 
     Without a plan there are no times; cuts and bytes are counted either way.
 
-    `document`: the report so far: `subgraphs` and `wires` of the choice.
+    `document`: the report so far, with `subgraphs` and `wires` of the choice.
     """
     judged = {a.name: a for a in plan.alternatives} if plan else {}
     rows = [_single(survey, name, judged.pop(f"single {name}", None)) for name in survey.names]

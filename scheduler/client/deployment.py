@@ -197,7 +197,7 @@ def import_failed(plan: Plan, stage: int, error: Exception) -> None:
 def check_sources(plan: Plan, sources: Sequence[StageSource]) -> None:
     """Check that each stage's source has the stage's ports.
 
-    Raises PlanError: naming the stage and the difference.
+    Raises PlanError, naming the stage and the difference.
     """
     if len(sources) != len(plan.stages):
         raise PlanError(

@@ -119,7 +119,7 @@ class DeviceHost:
         `inputs`: in port order, as they came.
         `ready_s`: when its last input was there, by this node's monotonic clock.
         Raises HeteroError: what the plugin raised on purpose.
-        Raises InferenceError: naming stage, device and cause, for whatever else it raised.
+        Raises InferenceError, naming stage, device and cause, for whatever else it raised.
         """
         with self._lock:
             # What is registered as running is not unloaded under the run.

@@ -101,7 +101,7 @@ class BlobFile:
     def verify(self) -> None:
         """Check every segment's checksum.
 
-        Raises BlobError: naming the first segment that is damaged.
+        Raises BlobError, naming the first segment that is damaged.
         """
         for index in range(len(self.segments)):
             self._segment(index)

@@ -47,7 +47,7 @@ class BlobWriter:
         `value`: None, booleans, integers of 64 bits, floats, strings, bytes, arrays of any ONNX
             element type, and lists and maps (keys strings or integers) of these. Tuples become
             lists.
-        Raises TypeError: for a value of another kind.
+        Raises TypeError for a value of another kind.
         """
         data: bytes = msgpack.packb(self._tree(value))
         return data

@@ -62,7 +62,7 @@ def outline(
 def join_model(parts: ModelParts) -> Model:
     """Make a model from its parts; the weights are used as they are, not copied.
 
-    Raises BlobError: if they are no parts of a model.
+    Raises BlobError if they are no parts of a model.
     """
     proto = onnx.ModelProto()
     try:

@@ -33,7 +33,7 @@ def check_msgpack(data: bytes, where: str, *, depth: int = DEPTH) -> None:
     """Check that `data` is one msgpack value whose every length fits.
 
     `depth`: how many containers may lie inside each other.
-    Raises BlobError: naming the position of what does not fit.
+    Raises BlobError, naming the position of what does not fit.
     """
     end = len(data)
     position = 0

@@ -58,7 +58,7 @@ def _address_here() -> str:
 def check_reachable(address: str, timeout_s: float) -> None:
     """Find out soon that nothing answers as gRPC does: Ray itself tries for a minute.
 
-    Raises ClusterError: its cause is the OSError.
+    Raises ClusterError, caused by the OSError.
     """
     host, _, port = address.rpartition(":")
     try:

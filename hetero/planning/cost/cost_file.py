@@ -133,7 +133,7 @@ def to_document(costs: Costs) -> dict[str, Any]:
 def from_document(document: Mapping[str, Any]) -> Costs:
     """Return the costs that `to_document` wrote.
 
-    Raises KeyError, TypeError, ValueError: for what is missing or wrong, with its place.
+    Raises KeyError, TypeError, ValueError for what is missing or wrong, with its place.
     """
     model = document["model"]
     return Costs(
@@ -166,7 +166,7 @@ def check_costs(
 
     `identities`: the devices that are to be planned for.
     `where`: what the costs came from, for the message.
-    Raises PlanError: with every difference.
+    Raises PlanError with every difference.
     """
     differences = []
     if costs.model_hash != model_hash:

@@ -24,7 +24,7 @@ class BusyDevices:
     """Parts of a model on all devices at once, deployed until `close`.
 
     `configs`: device name -> its properties.
-    `devices`: all of them: they share their nodes' cores.
+    `devices`: all of them, as they share their nodes' cores.
     """
 
     def __init__(

@@ -201,7 +201,7 @@ def _orders(problem: Problem, tries: int, seed: int) -> Iterator[list[int]]:
 def need_plans(found: Gathered, *, contiguous: bool, exact: bool) -> None:
     """See that there is a plan at all; the solver, if it may be asked, packs what is very tight.
 
-    Raises PlanError: naming the largest nodes.
+    Raises PlanError, naming the largest nodes.
     """
     problem = found.problem
     if exact and not found.plans and not contiguous:

@@ -18,7 +18,7 @@ def check(problem: Problem) -> None:
 
     These are necessary conditions; memory can still turn out too tight to pack.
 
-    Raises PlanError: with ``nodes`` and ``constraint`` (``support``, ``pins``, ``memory`` or
+    Raises PlanError with ``nodes`` and ``constraint`` (``support``, ``pins``, ``memory`` or
         ``subgraphs``).
     """
     supported = np.isfinite(problem.times)

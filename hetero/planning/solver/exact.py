@@ -168,7 +168,7 @@ def solve(
 
     `problem`: without colocation groups; dispatch cost and the subgraph cap are not in the
         programme.
-    `steps`: effort: looks that the solver takes at whether it is to stop.
+    `steps`: effort, as the number of times that the solver checks whether to stop.
     `start`: a feasible assignment to begin with.
     Raises PlanError: the solver is not installed.
     """
