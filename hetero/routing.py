@@ -93,11 +93,6 @@ class RoutedDeployment:
         request_id = made.request_id * len(self.routes) + route
         return replace(made, request_id=request_id, future=future)
 
-    def cancel(self, request_id: int) -> bool:
-        """Cancel a request where it is."""
-        inner, route = divmod(request_id, len(self.routes))
-        return self.routes[route].cancel(inner)
-
     def story(self, request_id: int) -> list[StoryLine]:
         """Return what happened to a request so far."""
         inner, route = divmod(request_id, len(self.routes))

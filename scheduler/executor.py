@@ -165,9 +165,6 @@ class Deployment(Protocol):
             A device of the plan is gone.
         """
 
-    def cancel(self, request_id: int) -> bool:
-        """Cancel a request; True if its future now ends with RequestCancelledError."""
-
     def story(self, request_id: int) -> list[StoryLine]:
         """Return what happened to a request so far; empty for one long forgotten."""
 

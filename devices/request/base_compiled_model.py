@@ -19,13 +19,7 @@ from devices.request.tensors import RequestTensors
 
 
 class BaseCompiledModel(ABC):
-    """A compiled model's face: ports, requests, calls, and what is executed.
-
-    Parameters
-    ----------
-    source : Model
-        What was compiled: it gives the name and the ports.
-    """
+    """A compiled model's face: ports, requests, calls, and what is executed of `source`."""
 
     def __init__(self, source: Model) -> None:
         self.source: Final = source

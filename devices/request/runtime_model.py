@@ -17,23 +17,11 @@ RUNTIME_DOMAIN: Final = "hetero.runtime"
 def runtime_model(
     model: Model, plans: Sequence[Sequence[ExecutedNode]], times_s: Mapping[str, float]
 ) -> Model:
-    """Return what is executed of `model` as a graph.
+    """Return what is executed of `model` as a graph: a node for each executed one.
 
-    Parameters
-    ----------
-    model : Model
-        The model as it was compiled.
-    plans : sequence of sequence of ExecutedNode
-        For each plan that runs the whole model, what it executes, in execution order.
-    times_s : mapping of str to float
-        Average seconds by executed node; others get ``not_executed``.
-
-    Returns
-    -------
-    Model
-        One node for each executed one, its name, operator and metadata; nodes of `model` that
-        were folded away are named with the executed node that uses what they made. Plans stand
-        side by side, from the same inputs to the same outputs.
+    Nodes of `model` that were folded away are named with the executed node that uses what they
+    made. Each of `plans` is what one that runs the whole model executes, in order; they stand side
+    by side, from the same inputs to the same outputs.
     """
     header = onnx.ModelProto(ir_version=onnx.IR_VERSION, producer_name="hetero")
     header.opset_import.add(domain=RUNTIME_DOMAIN, version=1)

@@ -22,15 +22,7 @@ class _Expected(NamedTuple):
 
 
 class StageOutputs:
-    """The outputs of one compiled model.
-
-    Parameters
-    ----------
-    model : Model
-        What was compiled.
-    device : str
-        What runs it, for messages.
-    """
+    """The outputs of one compiled model; `device` is what runs it, for messages."""
 
     def __init__(self, model: Model, device: str) -> None:
         self._model = model
@@ -38,20 +30,10 @@ class StageOutputs:
         self._expected = tuple(_expected(port) for port in model.outputs)
 
     def receive(self, outputs: Sequence[Value], inputs: Sequence[Value]) -> list[Value]:
-        """Return the outputs, copied where they share memory with anything that lives on.
+        """Return what `Program.run` gave, copied where it shares memory with what lives on.
 
-        Parameters
-        ----------
-        outputs : sequence of values
-            What `Program.run` returned.
-        inputs : sequence of values
-            What it was given.
-
-        Raises
-        ------
-        InferenceError
-            There are more or fewer than ports, or one is of another element type, rank or size
-            than its port.
+        Raises InferenceError: there are more or fewer than ports, or one is of another element
+        type, rank or size than its port.
         """
         if len(outputs) != len(self._expected):
             raise InferenceError(

@@ -133,19 +133,11 @@ def convert(value: Any, spec: TensorSpec, *, copy: bool) -> Value:
     no value becomes another, rounding apart: another integer that holds every value, another
     float or an integer as a float, in which no number becomes infinite.
 
-    Parameters
-    ----------
-    value : array, number, string, list, None, dict or Tensor
-        What was given; an array is whatever has ``__array__``, a buffer, or ``__dlpack__``.
-    spec : TensorSpec
-        The port.
-    copy : bool
-        Whether the result must not share memory with `value`.
+    An array is whatever has ``__array__``, a buffer, or ``__dlpack__``. With `copy` the result
+    shares no memory with `value`.
 
-    Raises
-    ------
-    TensorTypeError, TensorShapeError
-        Naming the port, what it wants, what was given and how to fix it.
+    Raises TensorTypeError, TensorShapeError: naming the port, what it wants, what was given and
+    how to fix it.
     """
     if isinstance(value, Tensor):
         value = value.held()

@@ -23,12 +23,7 @@ from devices.request.tensor import Tensor, check_tensor, convert, empty_tensor
 class RequestTensors:
     """Inputs and outputs of a request, by port.
 
-    Parameters
-    ----------
-    inputs, outputs : tuple of TensorSpec
-        The ports.
-    optional_inputs : tuple of TensorSpec
-        Inputs that have a default: known by name, and among the values only where given.
+    `optional_inputs` have a default: known by name, and among the values only where given.
     """
 
     def __init__(

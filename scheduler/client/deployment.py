@@ -126,10 +126,6 @@ class BaseDeployment(ABC):
             )
         return self._runner.submit(inputs, request._replace(deployment=self.key))
 
-    def cancel(self, request_id: int) -> bool:
-        """Cancel a request; True if it had not ended."""
-        return self._runner.cancel(request_id)
-
     def story(self, request_id: int) -> list[StoryLine]:
         """Return what happened to a request so far."""
         return self._runner.story(request_id)

@@ -229,7 +229,7 @@ def test_cancel_stops_what_runs_and_what_waits(executor: RayExecutor) -> None:
     deployment = executor.deploy(*chain("TOY.0", "TOY.1", name="sleep_60_"))
     submissions = [deployment.submit({"x": X}) for _ in range(3)]
     for submission in submissions:
-        assert deployment.cancel(submission.request_id)
+        assert submission.cancel()
         with pytest.raises(RequestCancelledError):
             submission.future.result(300)
     other = executor.deploy(*chain("TOY.0"))
@@ -242,7 +242,7 @@ def test_deadline_and_push_back(executor: RayExecutor) -> None:
     first = deployment.submit({"x": X})
     with pytest.raises(OverloadedError):
         deployment.submit({"x": X}, Request(waits=False))
-    assert deployment.cancel(first.request_id)
+    assert first.cancel()
     late = deployment.submit({"x": X}, Request(timeout_s=0.3))
     with pytest.raises(DeadlineError):
         late.future.result(300)
@@ -290,7 +290,7 @@ def test_a_connection_that_breaks_is_no_death(executor: RayExecutor) -> None:
     assert (caught.value.device, caught.value.attempt) == ("TOY.0", 1)
     assert executor._devices.device("TOY.0").actor_id == actor
     again = deployment.submit({"x": X})
-    assert deployment.cancel(again.request_id)
+    assert again.cancel()
     deployment.close()
 
 

@@ -167,10 +167,10 @@ def test_a_plugin_that_misbehaves_takes_nothing_with_it(
 def test_cancel_stops_what_runs(executor: InProcessExecutor) -> None:
     deployment = executor.deploy(*chain("TOY.0", "TOY.1", name="sleep_30_"))
     submission = deployment.submit({"x": X})
-    assert deployment.cancel(submission.request_id)
+    assert submission.cancel()
     with pytest.raises(RequestCancelledError):
         submission.future.result(300)
-    assert not deployment.cancel(submission.request_id)
+    assert not submission.cancel()
     # The device is free again: the sleeper stopped long before its time.
     other = executor.deploy(*chain("TOY.0"))
     assert other.submit({"x": X}, Request(timeout_s=300)).future.result()
@@ -196,8 +196,8 @@ def test_a_full_pipeline_pushes_back(executor: InProcessExecutor) -> None:
         while len(deployment.story(first.request_id + 3)) < 2:
             time.sleep(0.001)
         assert not second.done()
-        assert deployment.cancel(first.request_id)
-        assert deployment.cancel(second.result(300).request_id)
+        assert first.cancel()
+        assert second.result(300).cancel()
 
 
 def test_close_cancels_what_runs_and_what_waits(executor: InProcessExecutor) -> None:
