@@ -1,7 +1,7 @@
 """Activation functions.
 
-Those on the path of common networks write each step into one buffer: `out`, or a new one. `out` may
-be the input's own memory, so the input is not read after the first write.
+Those on the path of common networks write each step into one buffer. Relu's may be the input's own
+memory (`out`).
 """
 
 from __future__ import annotations

@@ -99,17 +99,11 @@ def divide(xp: Xp, a: Array, b: Array, *, out: Array | None = None) -> Array:
     return xp.floor_divide(a - xp.fmod(a, b), b)
 
 
-@op("Mod", since=10)
-def modulo_10(xp: Xp, a: Array, b: Array, *, fmod: int = 0) -> Array:
-    """Return the remainder with b's sign, or (`fmod`) with a's, the only one for floats."""
-    if is_float(a) and not fmod:
-        raise ValueError(f"fmod is 0, but before opset 28 Mod of {a.dtype} needs fmod=1")
-    return modulo_28(xp, a, b, fmod=fmod)
-
-
-@op("Mod", since=28)
-def modulo_28(xp: Xp, a: Array, b: Array, *, fmod: int = 0) -> Array:
+@op("Mod", since=(10, 28))
+def modulo(xp: Xp, a: Array, b: Array, *, fmod: int = 0, opset: int) -> Array:
     """Return a - b * floor(a / b), or a - b * trunc(a / b) with `fmod`."""
+    if opset < 28 and is_float(a) and not fmod:
+        raise ValueError(f"fmod is 0, but before opset 28 Mod of {a.dtype} needs fmod=1")
     same_type(a, b)
     if fmod not in (0, 1):
         raise ValueError(f"fmod is {fmod}, not 0 or 1")

@@ -32,7 +32,9 @@ def grid_sample_16(
     names = {"bilinear": "linear", "nearest": "nearest", "bicubic": "cubic"}
     if x.ndim != 4:
         raise ValueError(f"images of shape {x.shape} are not (N, C, H, W)")
-    return _grid_sample(xp, x, grid, names[mode], padding_mode, bool(align_corners))
+    return grid_sample_20(
+        xp, x, grid, mode=names[mode], padding_mode=padding_mode, align_corners=align_corners
+    )
 
 
 @op(
@@ -50,14 +52,10 @@ def grid_sample_20(
     padding_mode: str = "zeros",
     align_corners: int = 0,
 ) -> Array:
-    """Read images (N, C, D1, ..., Dr) at the grid's points (N, D1', ..., Dr', r)."""
-    return _grid_sample(xp, x, grid, mode, padding_mode, bool(align_corners))
+    """Read images (N, C, D1, ..., Dr) at the grid's points (N, D1', ..., Dr', r).
 
-
-def _grid_sample(
-    xp: Xp, x: Array, grid: Array, mode: str, padding_mode: str, align_corners: bool
-) -> Array:
-    """Return (N, C, D1', ..., Dr'); a point's coordinates run from -1 to 1, last axis first."""
+    A point's coordinates run from -1 to 1, the last axis first.
+    """
     taps = {"nearest": _nearest, "linear": _linear, "cubic": _cubic}
     rank = x.ndim - 2
     if grid.ndim != x.ndim or grid.shape[0] != x.shape[0] or grid.shape[-1] != rank:
@@ -70,7 +68,9 @@ def _grid_sample(
         raise TypeError(f"{x.dtype} has no values between two pixels; mode 'nearest' reads it")
     points = grid.reshape(n, -1, rank).astype(x.dtype if x.dtype.kind == "f" else xp.float64)
     axes = [
-        _axis_taps(xp, points[..., rank - 1 - i], size, taps[mode], padding_mode, align_corners)
+        _axis_taps(
+            xp, points[..., rank - 1 - i], size, taps[mode], padding_mode, bool(align_corners)
+        )
         for i, size in enumerate(dims)
     ]
     # Pixels as rows of channels, so that one take reads all channels of a point.

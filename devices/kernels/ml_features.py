@@ -110,32 +110,22 @@ def label_encoder_1(
     return _look_up(xp, x, places, names, xp.asarray(default_string, dtype=object))
 
 
-@op("LabelEncoder", since=2, domain=ML, host=(ALL,))
+@op(
+    "LabelEncoder",
+    since=2,
+    domain=ML,
+    host=(ALL,),
+    added={"default_tensor": 4, "keys_tensor": 4, "values_tensor": 4},
+)
 def label_encoder_2(
-    xp: Xp, x: Array, *, default_float: float = -0.0, default_int64: int = -1,
-    default_string: str = "_Unused", keys_floats: Floats | None = None,
-    keys_int64s: Ints | None = None, keys_strings: Strings | None = None,
-    values_floats: Floats | None = None, values_int64s: Ints | None = None,
-    values_strings: Strings | None = None,
-) -> Array:  # fmt: skip
-    """Return the value of each key, or the default of the values' type."""
-    keys = _column(xp, keys_floats, keys_int64s, keys_strings)
-    values = _column(xp, values_floats, values_int64s, values_strings)
-    defaults = {"f": default_float, "i": default_int64, "O": default_string}
-    default = xp.asarray(defaults[values.dtype.kind], dtype=values.dtype)
-    return _encoded(xp, x, keys, values, default)
-
-
-@op("LabelEncoder", since=4, domain=ML, host=(ALL,))
-def label_encoder_4(
     xp: Xp, x: Array, *, default_float: float = -0.0, default_int64: int = -1,
     default_string: str = "_Unused", default_tensor: Array | None = None,
     keys_floats: Floats | None = None, keys_int64s: Ints | None = None,
     keys_strings: Strings | None = None, keys_tensor: Array | None = None,
     values_floats: Floats | None = None, values_int64s: Ints | None = None,
-    values_strings: Strings | None = None, values_tensor: Array | None = None,
+    values_strings: Strings | None = None, values_tensor: Array | None = None, opset: int,
 ) -> Array:  # fmt: skip
-    """Return the value of each key, or the default; keys and values also as tensors."""
+    """Return the value of each key, or the default; from version 4 on NaN may be a key."""
     keys, values = keys_tensor, values_tensor
     if keys is None:
         keys = _column(xp, keys_floats, keys_int64s, keys_strings)
@@ -145,7 +135,7 @@ def label_encoder_4(
     if default is None:
         plain = {"f": default_float, "i": default_int64, "O": default_string}
         default = xp.asarray(plain[values.dtype.kind], dtype=values.dtype)
-    return _encoded(xp, x, keys, values, default.reshape(()), nan_is_key=True)
+    return _encoded(xp, x, keys, values, default.reshape(()), nan_is_key=opset >= 4)
 
 
 def _column(xp: Xp, floats: Floats | None, ints: Ints | None, strings: Strings | None) -> Array:

@@ -46,21 +46,6 @@ def _running(old: Array, new: Array, momentum: float) -> Array:
     return (old * momentum + new * (1 - momentum)).astype(old.dtype, copy=False)
 
 
-def _batch_norm_by_outputs(
-    xp: Xp, x: Array, scale: Array, b: Array, mean: Array, var: Array, epsilon: float,
-    momentum: float, n_outputs: int,
-) -> Array | tuple[Array, ...]:  # fmt: skip
-    """Before opset 14 a node that names more than one output is in training."""
-    if n_outputs == 1:
-        scale, b, mean, var = _per_channel(x, scale, b, mean, var)
-        return _batch_norm(xp, x, scale, b, mean, var, epsilon)
-    now, spread = _batch_statistics(xp, x)
-    scale, b, *batch = _per_channel(x, scale, b, now, spread)
-    y = _batch_norm(xp, x, scale, b, batch[0], batch[1], epsilon)
-    now, spread = now.astype(mean.dtype), spread.astype(var.dtype)
-    return y, _running(mean, now, momentum), _running(var, spread, momentum), now, spread
-
-
 @op("BatchNormalization", since=6)
 def batch_normalization_6(
     xp: Xp, x: Array, scale: Array, b: Array, mean: Array, var: Array, *,
@@ -81,7 +66,9 @@ def batch_normalization_7(
 ) -> Array | tuple[Array, ...]:  # fmt: skip
     """Normalise each channel, or with `spatial` 0 each element of (C, ...), by given statistics."""
     if spatial:
-        return _batch_norm_by_outputs(xp, x, scale, b, mean, var, epsilon, momentum, n_outputs)
+        return batch_normalization_9(
+            xp, x, scale, b, mean, var, epsilon=epsilon, momentum=momentum, n_outputs=n_outputs
+        )
     if n_outputs > 1:
         raise ValueError(
             "spatial=0 with statistics outputs (training) is not defined for inference"
@@ -96,8 +83,18 @@ def batch_normalization_9(
     xp: Xp, x: Array, scale: Array, b: Array, mean: Array, var: Array, *,
     epsilon: float = 1e-5, momentum: float = 0.9, n_outputs: int = 1,
 ) -> Array | tuple[Array, ...]:  # fmt: skip
-    """Normalise each channel by given statistics, or in training by the batch's own."""
-    return _batch_norm_by_outputs(xp, x, scale, b, mean, var, epsilon, momentum, n_outputs)
+    """Normalise each channel by given statistics, or in training by the batch's own.
+
+    Before opset 14 a node that names more than one output is in training.
+    """
+    if n_outputs == 1:
+        scale, b, mean, var = _per_channel(x, scale, b, mean, var)
+        return _batch_norm(xp, x, scale, b, mean, var, epsilon)
+    now, spread = _batch_statistics(xp, x)
+    scale, b, *batch = _per_channel(x, scale, b, now, spread)
+    y = _batch_norm(xp, x, scale, b, batch[0], batch[1], epsilon)
+    now, spread = now.astype(mean.dtype), spread.astype(var.dtype)
+    return y, _running(mean, now, momentum), _running(var, spread, momentum), now, spread
 
 
 @op("BatchNormalization", since=14)

@@ -46,6 +46,11 @@ def _spread(
     return value.reshape((-1,) + (1,) * (len(shape) - 1 - axis))
 
 
+def _check_scalar(name: str, scale: Array, opset: int) -> None:
+    if opset < 13 and scale.size != 1:
+        raise ValueError(f"{name} has shape {scale.shape}; before opset 13 it is a scalar")
+
+
 def _match(scale: Array, zero_point: Array) -> None:
     if zero_point.shape != scale.shape and (zero_point.size, scale.size) != (1, 1):
         raise ValueError(f"scale has shape {scale.shape}, the zero point {zero_point.shape}")
@@ -69,19 +74,20 @@ def _saturate(xp: Xp, y: Array, zero_point: Array | None, to: Any, saturate: boo
 
 @op(
     "QuantizeLinear",
-    since=13,
-    added={"saturate": 19, "block_size": 21, "output_dtype": 21, "precision": 23},
+    since=10,
+    added={"axis": 13, "saturate": 19, "block_size": 21, "output_dtype": 21, "precision": 23},
 )
-def quantize_13(
+def quantize_10(
     xp: Xp, x: Array, y_scale: Array, y_zero_point: Array | None = None, *,
     axis: int = 1, block_size: int = 0, output_dtype: int = 0, precision: int = 0,
-    saturate: int = 1,
+    saturate: int = 1, opset: int,
 ) -> Array:  # fmt: skip
     """Return saturate(round(x / y_scale) + y_zero_point): scalars, vectors along the axis, blocks.
 
     Of type `output_dtype` or the zero point's; divided in type `precision` or the scale's. Beyond
     a float8's range, `saturate` gives its greatest value.
     """
+    _check_scalar("y_scale", y_scale, opset)
     zero_point = y_zero_point
     if zero_point is not None:
         to = zero_point.dtype
@@ -106,20 +112,13 @@ def quantize_13(
     return _saturate(xp, y, zero_point, to, bool(saturate))
 
 
-@op("QuantizeLinear", since=10)
-def quantize_10(xp: Xp, x: Array, y_scale: Array, y_zero_point: Array | None = None) -> Array:
-    """Return saturate(round(x / y_scale) + y_zero_point), both scalars."""
-    if y_scale.size != 1:
-        raise ValueError(f"y_scale has shape {y_scale.shape}; before opset 13 it is a scalar")
-    return quantize_13(xp, x, y_scale, y_zero_point)
-
-
-@op("DequantizeLinear", since=13, added={"block_size": 21, "output_dtype": 23})
-def dequantize_13(
+@op("DequantizeLinear", since=10, added={"axis": 13, "block_size": 21, "output_dtype": 23})
+def dequantize_10(
     xp: Xp, x: Array, x_scale: Array, x_zero_point: Array | None = None, *,
-    axis: int = 1, block_size: int = 0, output_dtype: int = 0,
+    axis: int = 1, block_size: int = 0, output_dtype: int = 0, opset: int,
 ) -> Array:  # fmt: skip
     """Return (x - x_zero_point) * x_scale: scalars, vectors along the axis, or blocks along it."""
+    _check_scalar("x_scale", x_scale, opset)
     to, zero_point = element_type(output_dtype) if output_dtype else x_scale.dtype, x_zero_point
     if zero_point is not None:
         if zero_point.dtype != x.dtype:
@@ -131,14 +130,6 @@ def dequantize_13(
         y -= _spread(xp, "x_zero_point", zero_point, x.shape, axis, block_size).astype(compute_in)
     y *= _spread(xp, "x_scale", x_scale, x.shape, axis, block_size).astype(compute_in)
     return convert(xp, y, to)
-
-
-@op("DequantizeLinear", since=10)
-def dequantize_10(xp: Xp, x: Array, x_scale: Array, x_zero_point: Array | None = None) -> Array:
-    """Return (x - x_zero_point) * x_scale, both scalars."""
-    if x_scale.size != 1:
-        raise ValueError(f"x_scale has shape {x_scale.shape}; before opset 13 it is a scalar")
-    return dequantize_13(xp, x, x_scale, x_zero_point)
 
 
 @op("DynamicQuantizeLinear", since=11)

@@ -203,30 +203,6 @@ def _check_count(name: str, count: int, axes: int) -> None:
         raise ValueError(f"{name} has {count} entries for {axes} axes")
 
 
-def _resize_by(
-    xp: Xp,
-    x: Array,
-    roi: Array | None,
-    scales: Array | None,
-    sizes: Array | None,
-    axes: Ints,
-    rules: _Rules,
-    policy: str = "stretch",
-) -> Array:
-    if rules.coordinates != "tf_crop_and_resize":
-        roi = None
-    else:
-        _check_count("roi", 0 if roi is None else len(roi), 2 * len(axes))
-    by_scales = scales is not None and scales.size > 0
-    if by_scales == (sizes is not None and sizes.size > 0) and axes:
-        raise ValueError("exactly one of scales and sizes must be given")
-    if scales is not None and by_scales:
-        resized = _by_scales(xp, x, scales, axes, roi)
-    else:
-        resized = _by_sizes(x, sizes, axes, roi, policy)
-    return _resize(xp, x, resized, rules)
-
-
 @op("Upsample", since=7, choices={"mode": ("nearest", "linear")})
 def upsample_7(xp: Xp, x: Array, *, mode: str = "nearest", scales: Sequence[float]) -> Array:
     """Scale every axis up: `nearest` repeats elements, `linear` interpolates."""
@@ -271,11 +247,11 @@ def resize_11(
     nearest_mode: str = "round_prefer_floor",
 ) -> Array:  # fmt: skip
     """Resample every axis to `sizes`, or by `scales`."""
-    rules = _Rules(
-        mode, coordinate_transformation_mode, nearest_mode, cubic_coeff_a, exclude_outside,
-        extrapolation_value,
+    return resize_18(
+        xp, x, roi, scales, sizes, coordinate_transformation_mode=coordinate_transformation_mode,
+        cubic_coeff_a=cubic_coeff_a, exclude_outside=exclude_outside,
+        extrapolation_value=extrapolation_value, mode=mode, nearest_mode=nearest_mode,
     )  # fmt: skip
-    return _resize_by(xp, x, roi, scales, sizes, range(x.ndim), rules)
 
 
 @op(
@@ -307,4 +283,15 @@ def resize_18(
         mode, coordinate_transformation_mode, nearest_mode, cubic_coeff_a, exclude_outside,
         extrapolation_value, antialias,
     )  # fmt: skip
-    return _resize_by(xp, x, roi, scales, sizes, chosen, rules, keep_aspect_ratio_policy)
+    if rules.coordinates != "tf_crop_and_resize":
+        roi = None
+    else:
+        _check_count("roi", 0 if roi is None else len(roi), 2 * len(chosen))
+    by_scales = scales is not None and scales.size > 0
+    if by_scales == (sizes is not None and sizes.size > 0) and chosen:
+        raise ValueError("exactly one of scales and sizes must be given")
+    if scales is not None and by_scales:
+        resized = _by_scales(xp, x, scales, chosen, roi)
+    else:
+        resized = _by_sizes(x, sizes, chosen, roi, keep_aspect_ratio_policy)
+    return _resize(xp, x, resized, rules)
