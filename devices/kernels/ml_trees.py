@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from operator import eq, ge, gt, le, lt, ne
 from typing import Any, NamedTuple
@@ -115,40 +115,43 @@ def _aggregated(xp: Xp, x: Array, trees: Trees, aggregate: str) -> tuple[Array, 
     return scores, scored
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=64)
+def _kept(build: Callable[..., Trees], xp: Xp, n_targets: int, *attributes: _Same) -> Trees:
+    """Return the ensemble that `build` makes of a node's attributes, each made once."""
+    return build(xp, n_targets, *(attribute.value for attribute in attributes))
+
+
 def _numbered(
-    xp: Xp, tree_ids: _Same, node_ids: _Same, features: _Same, modes: _Same, values: _Same,
-    true_ids: _Same, false_ids: _Same, missing: _Same, leaf_trees: _Same, leaf_nodes: _Same,
-    targets: _Same, weights: _Same, n_targets: int,
+    xp: Xp, n_targets: int, tree_ids: Ints, node_ids: Ints, features: Ints, modes: Strings,
+    values: Any, true_ids: Ints, false_ids: Ints, missing: Ints | None, leaf_trees: Ints,
+    leaf_nodes: Ints, targets: Ints, weights: Any,
 ) -> Trees:  # fmt: skip
     """Number the nodes of an ensemble whose attributes name tree and node."""
-    place = {pair: i for i, pair in enumerate(zip(tree_ids.value, node_ids.value, strict=True))}
+    place = {pair: i for i, pair in enumerate(zip(tree_ids, node_ids, strict=True))}
     try:
-        mode = xp.asarray([(*_MODES, "LEAF").index(name) for name in modes.value])
+        mode = xp.asarray([(*_MODES, "LEAF").index(name) for name in modes])
         if_true, if_false = (
             xp.asarray(
                 [
                     i if name == "LEAF" else place[tree, child]
-                    for i, (tree, child, name) in enumerate(
-                        zip(tree_ids.value, ids.value, modes.value, strict=True)
-                    )
+                    for i, (tree, child, name) in enumerate(zip(tree_ids, ids, modes, strict=True))
                 ]
             )
             for ids in (true_ids, false_ids)
         )
-        leaf = [place[pair] for pair in zip(leaf_trees.value, leaf_nodes.value, strict=True)]
+        leaf = [place[pair] for pair in zip(leaf_trees, leaf_nodes, strict=True)]
     except KeyError as error:
         raise ValueError(f"the ensemble has no node (tree, node) {error}") from error
     roots: dict[int, int] = {}
-    for i, tree in enumerate(tree_ids.value):
+    for i, tree in enumerate(tree_ids):
         roots.setdefault(tree, i)
     added = xp.zeros((mode.size, n_targets), xp.float64)
     adds = xp.zeros(added.shape, bool)
-    xp.add.at(added, (leaf, list(targets.value)), xp.asarray(weights.value, xp.float64))
-    adds[leaf, list(targets.value)] = True
-    missing_is_true = xp.asarray(missing.value or (0,) * mode.size, dtype=bool)
+    xp.add.at(added, (leaf, list(targets)), xp.asarray(weights, xp.float64))
+    adds[leaf, list(targets)] = True
+    missing_is_true = xp.asarray(missing or (0,) * mode.size, dtype=bool)
     return Trees(
-        mode, xp.asarray(features.value), xp.asarray(_floats(xp, values.value)), if_true, if_false,
+        mode, xp.asarray(features), xp.asarray(_floats(xp, values)), if_true, if_false,
         missing_is_true, xp.asarray(list(roots.values())), added, adds, {},
     )  # fmt: skip
 
@@ -201,13 +204,12 @@ def tree_ensemble_regressor_1(
     base_values = _either("base_values", base_values, base_values_as_tensor)
     values = _either("nodes_values", nodes_values, nodes_values_as_tensor)
     weights = _either("target_weights", target_weights, target_weights_as_tensor)
-    trees = _numbered(
-        xp, _Same(nodes_treeids), _Same(nodes_nodeids), _Same(nodes_featureids),
-        _Same(nodes_modes), _Same(values), _Same(nodes_truenodeids),
-        _Same(nodes_falsenodeids), _Same(nodes_missing_value_tracks_true),
-        _Same(target_treeids), _Same(target_nodeids), _Same(target_ids), _Same(weights),
-        n_targets,
+    attributes = (
+        nodes_treeids, nodes_nodeids, nodes_featureids, nodes_modes, values, nodes_truenodeids,
+        nodes_falsenodeids, nodes_missing_value_tracks_true, target_treeids, target_nodeids,
+        target_ids, weights,
     )  # fmt: skip
+    trees = _kept(_numbered, xp, n_targets, *map(_Same, attributes))
     scores, _ = _aggregated(xp, rows_of(xp, x), trees, aggregate_function)
     if base_values is not None and len(base_values):
         scores = scores + xp.asarray(base_values)
@@ -256,13 +258,12 @@ def tree_ensemble_classifier_1(
     base_values = _either("base_values", base_values, base_values_as_tensor)
     values = _either("nodes_values", nodes_values, nodes_values_as_tensor)
     weights = _either("class_weights", class_weights, class_weights_as_tensor)
-    trees = _numbered(
-        xp, _Same(nodes_treeids), _Same(nodes_nodeids), _Same(nodes_featureids),
-        _Same(nodes_modes), _Same(values), _Same(nodes_truenodeids),
-        _Same(nodes_falsenodeids), _Same(nodes_missing_value_tracks_true),
-        _Same(class_treeids), _Same(class_nodeids), _Same(class_ids), _Same(weights),
-        labels.size,
+    attributes = (
+        nodes_treeids, nodes_nodeids, nodes_featureids, nodes_modes, values, nodes_truenodeids,
+        nodes_falsenodeids, nodes_missing_value_tracks_true, class_treeids, class_nodeids,
+        class_ids, weights,
     )  # fmt: skip
+    trees = _kept(_numbered, xp, labels.size, *map(_Same, attributes))
     scores, scored = _aggregated(xp, rows_of(xp, x), trees, "SUM")
     base = None if base_values is None or not len(base_values) else xp.asarray(base_values)
     if base is not None:
@@ -284,34 +285,33 @@ def tree_ensemble_classifier_1(
     return labels[xp.argmax(eligible, axis=1)], transformed(xp, scores, post_transform)
 
 
-@lru_cache(maxsize=32)
 def _joined(
-    xp: Xp, modes: _Same, features: _Same, splits: _Same, trues: _Same, falses: _Same,
-    true_leafs: _Same, false_leafs: _Same, roots: _Same, targets: _Same, weights: _Same,
-    missing: _Same, members: _Same, n_targets: int,
+    xp: Xp, n_targets: int, modes: Array, features: Ints, splits: Array, trues: Ints, falses: Ints,
+    true_leafs: Ints, false_leafs: Ints, roots: Ints, targets: Ints, weights: Array,
+    missing: Ints | None, members: Array | None,
 ) -> Trees:  # fmt: skip
     """Number the leaves of a TreeEnsemble after its branches."""
-    branches, leaves = len(trues.value), len(targets.value)
+    branches, leaves = len(trues), len(targets)
     own = xp.arange(branches, branches + leaves)
 
     def children(ids: Ints, are_leaves: Ints) -> Array:
         return xp.concatenate([xp.asarray(ids) + branches * xp.asarray(are_leaves), own])
 
-    mode = xp.concatenate([modes.value.astype(xp.int64), xp.full(leaves, _LEAF)])
+    mode = xp.concatenate([modes.astype(xp.int64), xp.full(leaves, _LEAF)])
     nothing = xp.zeros(leaves, xp.int64)
     missing_is_true = xp.concatenate(
-        [xp.asarray(missing.value or (0,) * branches, dtype=bool), nothing.astype(bool)]
+        [xp.asarray(missing or (0,) * branches, dtype=bool), nothing.astype(bool)]
     )
     added = xp.zeros((mode.size, n_targets), xp.float64)
     adds = xp.zeros(added.shape, bool)
-    added[own, list(targets.value)] = weights.value.astype(xp.float64)
-    adds[own, list(targets.value)] = True
+    added[own, list(targets)] = weights.astype(xp.float64)
+    adds[own, list(targets)] = True
     return Trees(
-        mode, xp.concatenate([xp.asarray(features.value), nothing]),
-        xp.concatenate([splits.value, nothing.astype(splits.value.dtype)]),
-        children(trues.value, true_leafs.value), children(falses.value, false_leafs.value),
-        missing_is_true, xp.asarray(roots.value), added, adds,
-        _members(xp, mode, members.value),
+        mode, xp.concatenate([xp.asarray(features), nothing]),
+        xp.concatenate([splits, nothing.astype(splits.dtype)]),
+        children(trues, true_leafs), children(falses, false_leafs),
+        missing_is_true, xp.asarray(roots), added, adds,
+        _members(xp, mode, members),
     )  # fmt: skip
 
 
@@ -345,11 +345,11 @@ def tree_ensemble(
     post_transform: int = 0,
 ) -> Array:  # fmt: skip
     """Return the leaves' weights, aggregated over the trees (N, targets), in x's type."""
-    trees = _joined(
-        xp, _Same(nodes_modes), _Same(nodes_featureids), _Same(nodes_splits),
-        _Same(nodes_truenodeids), _Same(nodes_falsenodeids), _Same(nodes_trueleafs),
-        _Same(nodes_falseleafs), _Same(tree_roots), _Same(leaf_targetids), _Same(leaf_weights),
-        _Same(nodes_missing_value_tracks_true), _Same(membership_values), n_targets,
+    attributes = (
+        nodes_modes, nodes_featureids, nodes_splits, nodes_truenodeids, nodes_falsenodeids,
+        nodes_trueleafs, nodes_falseleafs, tree_roots, leaf_targetids, leaf_weights,
+        nodes_missing_value_tracks_true, membership_values,
     )  # fmt: skip
+    trees = _kept(_joined, xp, n_targets, *map(_Same, attributes))
     scores, _ = _aggregated(xp, rows_of(xp, x), trees, _AGGREGATES[aggregate_function])
     return transformed(xp, scores, _TRANSFORMS[post_transform], x.dtype)

@@ -23,16 +23,13 @@ def _generator(xp: Xp, seed: float | None) -> Any:
     return xp.random.RandomState(struct.unpack("<I", struct.pack("<f", seed))[0])
 
 
-@op("Dropout", since=7)
-def dropout_7(xp: Xp, data: Array, *, ratio: float = 0.5, n_outputs: int = 1) -> Any:
-    """Return the data, and a mask of ones of its type: this version only infers."""
-    return (data, xp.ones(data.shape, dtype=data.dtype)) if n_outputs > 1 else data
-
-
-@op("Dropout", since=10)
-def dropout_10(xp: Xp, data: Array, *, ratio: float = 0.5, n_outputs: int = 1) -> Any:
-    """Return the data, and a mask that keeps all: this version only infers."""
-    return (data, xp.ones(data.shape, dtype=xp.bool_)) if n_outputs > 1 else data
+@op("Dropout", since=(7, 10))
+def dropout_7(
+    xp: Xp, data: Array, *, ratio: float = 0.5, n_outputs: int = 1, opset: int = 10
+) -> Any:
+    """Return the data, and a mask that keeps all, before opset 10 of its type: both only infer."""
+    kept = xp.bool_ if opset >= 10 else data.dtype
+    return (data, xp.ones(data.shape, dtype=kept)) if n_outputs > 1 else data
 
 
 @op("Dropout", since=12, host=(1, 2))
@@ -53,7 +50,7 @@ def dropout_12(
     if not 0 <= share < 1:
         raise ValueError(f"ratio {share} is not from 0 up to, but not including, 1")
     if training_mode is None or not training_mode.item() or share == 0:
-        return dropout_10(xp, data, n_outputs=n_outputs)
+        return dropout_7(xp, data, n_outputs=n_outputs)
     kept = _generator(xp, seed).uniform(0.0, 1.0, data.shape) >= share
     scaled = data * kept.astype(data.dtype) * xp.asarray(1 / (1 - share)).astype(data.dtype)
     return (scaled, kept) if n_outputs > 1 else scaled
