@@ -116,14 +116,6 @@ def _lowest(xp: Xp, x: Array) -> object:
     return xp.iinfo(x.dtype).min if x.dtype.kind in "iu" else -float("inf")
 
 
-@in_float32
-def _max_pool(xp: Xp, x: Array, *, window: Window, storage_order: int, n_outputs: int) -> Array:
-    if n_outputs > 1:
-        return _max_pool_indices(xp, x, window, storage_order)
-    y = _reduce_windows(xp, x, window, xp.maximum, _lowest(xp, x))
-    return xp.ascontiguousarray(y)
-
-
 def _max_pool_indices(xp: Xp, x: Array, window: Window, storage_order: int) -> tuple[Array, Array]:
     """Return maxima and, for each, where it is in the flattened input (the first one on ties).
 
@@ -149,6 +141,7 @@ def _max_pool_indices(xp: Xp, x: Array, window: Window, storage_order: int) -> t
 
 
 @op("MaxPool", since=1, added={"storage_order": 8, "ceil_mode": 10, "dilations": 10})
+@in_float32
 def max_pool_1(
     xp: Xp, x: Array, *,
     auto_pad: str = "NOTSET", ceil_mode: int = 0, dilations: Ints | None = None,
@@ -157,11 +150,21 @@ def max_pool_1(
 ) -> Array | tuple[Array, ...]:  # fmt: skip
     """Return the maximum of each window, and where it is."""
     window = _pool_window(x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
-    return _max_pool(xp, x, window=window, storage_order=storage_order, n_outputs=n_outputs)
+    if n_outputs > 1:
+        return _max_pool_indices(xp, x, window, storage_order)
+    return xp.ascontiguousarray(_reduce_windows(xp, x, window, xp.maximum, _lowest(xp, x)))
 
 
+@op("AveragePool", since=1, added={"count_include_pad": 7, "ceil_mode": 10, "dilations": 19})
 @in_float32
-def _average_pool(xp: Xp, x: Array, *, window: Window, count_include_pad: int) -> Array:
+def average_pool_1(
+    xp: Xp, x: Array, *,
+    auto_pad: str = "NOTSET", ceil_mode: int = 0, count_include_pad: int = 0,
+    dilations: Ints | None = None, kernel_shape: Ints, pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> Array:  # fmt: skip
+    """Return the mean of each window; what `ceil_mode` adds at the end never counts."""
+    window = _pool_window(x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
     if window.kernel == window.input and not any(window.begin) and not any(window.end):
         return global_average_pool_1(xp, x)
     y = _reduce_windows(xp, x, window, xp.add, 0)
@@ -176,26 +179,8 @@ def _average_pool(xp: Xp, x: Array, *, window: Window, count_include_pad: int) -
     return xp.ascontiguousarray(y / (count if isinstance(count, float) else count.astype(x.dtype)))
 
 
-@op("AveragePool", since=1, added={"count_include_pad": 7, "ceil_mode": 10, "dilations": 19})
-def average_pool_1(
-    xp: Xp, x: Array, *,
-    auto_pad: str = "NOTSET", ceil_mode: int = 0, count_include_pad: int = 0,
-    dilations: Ints | None = None, kernel_shape: Ints, pads: Ints | None = None,
-    strides: Ints | None = None,
-) -> Array:  # fmt: skip
-    """Return the mean of each window; what `ceil_mode` adds at the end never counts."""
-    window = _pool_window(x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
-    return _average_pool(xp, x, window=window, count_include_pad=count_include_pad)
-
-
-@in_float32
-def _lp_pool(xp: Xp, x: Array, *, window: Window, p: int) -> Array:
-    powers = x * x if p == 2 else abs(x) ** p
-    y = _reduce_windows(xp, powers, window, xp.add, 0)
-    return xp.sqrt(y) if p == 2 else y ** (1 / p)
-
-
 @op("LpPool", since=2, added={"ceil_mode": 18, "dilations": 18})
+@in_float32
 def lp_pool_2(
     xp: Xp, x: Array, *,
     auto_pad: str = "NOTSET", ceil_mode: int = 0, dilations: Ints | None = None,
@@ -204,7 +189,9 @@ def lp_pool_2(
 ) -> Array:  # fmt: skip
     """Return the p-norm of each window."""
     window = _pool_window(x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
-    return _lp_pool(xp, x, window=window, p=p)
+    powers = x * x if p == 2 else abs(x) ** p
+    y = _reduce_windows(xp, powers, window, xp.add, 0)
+    return xp.sqrt(y) if p == 2 else y ** (1 / p)
 
 
 def _planes(x: Array) -> tuple[int, ...]:

@@ -67,7 +67,8 @@ def random_normal(
     seed: float | None = None,
 ) -> Array:
     """Draw from the normal distribution of `mean` and standard deviation `scale`."""
-    return _normal(xp, tuple(shape), mean, scale, element_type(dtype), seed)
+    draws = _generator(xp, seed).normal(mean, scale, tuple(shape))
+    return draws.astype(element_type(dtype))
 
 
 @op("RandomNormalLike", since=1)
@@ -82,13 +83,7 @@ def random_normal_like(
 ) -> Array:
     """Draw from the normal distribution as many numbers as the input has."""
     wanted = x.dtype if dtype is None else element_type(dtype)
-    return _normal(xp, x.shape, mean, scale, wanted, seed)
-
-
-def _normal(
-    xp: Xp, shape: tuple[int, ...], mean: float, scale: float, dtype: Any, seed: float | None
-) -> Array:
-    return _generator(xp, seed).normal(mean, scale, shape).astype(dtype)
+    return _generator(xp, seed).normal(mean, scale, x.shape).astype(wanted)
 
 
 @op("RandomUniform", since=1)
@@ -102,7 +97,8 @@ def random_uniform(
     seed: float | None = None,
 ) -> Array:
     """Draw evenly from `low` to `high`."""
-    return _uniform(xp, tuple(shape), low, high, element_type(dtype), seed)
+    draws = _generator(xp, seed).uniform(low, high, tuple(shape))
+    return draws.astype(element_type(dtype))
 
 
 @op("RandomUniformLike", since=1)
@@ -117,13 +113,7 @@ def random_uniform_like(
 ) -> Array:
     """Draw evenly from `low` to `high` as many numbers as the input has."""
     wanted = x.dtype if dtype is None else element_type(dtype)
-    return _uniform(xp, x.shape, low, high, wanted, seed)
-
-
-def _uniform(
-    xp: Xp, shape: tuple[int, ...], low: float, high: float, dtype: Any, seed: float | None
-) -> Array:
-    return _generator(xp, seed).uniform(low, high, shape).astype(dtype)
+    return _generator(xp, seed).uniform(low, high, x.shape).astype(wanted)
 
 
 @op("Bernoulli", since=15)

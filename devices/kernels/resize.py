@@ -206,20 +206,16 @@ def _check_count(name: str, count: int, axes: int) -> None:
 @op("Upsample", since=7, choices={"mode": ("nearest", "linear")})
 def upsample_7(xp: Xp, x: Array, *, mode: str = "nearest", scales: Sequence[float]) -> Array:
     """Scale every axis up: `nearest` repeats elements, `linear` interpolates."""
-    return _upsample(xp, x, scales, mode)
+    if any(float(s) < 1 for s in scales):
+        raise ValueError(f"scales {[float(s) for s in scales]} must be at least 1")
+    rules = _Rules("linear" if mode == "bilinear" else mode)
+    return _resize(xp, x, _by_scales(xp, x, scales, range(x.ndim)), rules)
 
 
 @op("Upsample", since=9, host=(1,), choices={"mode": ("nearest", "linear")})
 def upsample_9(xp: Xp, x: Array, scales: Array, *, mode: str = "nearest") -> Array:
     """Scale every axis up: `nearest` repeats elements, `linear` interpolates."""
-    return _upsample(xp, x, scales, mode)
-
-
-def _upsample(xp: Xp, x: Array, scales: Sequence[float], mode: str) -> Array:
-    if any(float(s) < 1 for s in scales):
-        raise ValueError(f"scales {[float(s) for s in scales]} must be at least 1")
-    rules = _Rules("linear" if mode == "bilinear" else mode)
-    return _resize(xp, x, _by_scales(xp, x, scales, range(x.ndim)), rules)
+    return upsample_7(xp, x, scales=scales, mode=mode)
 
 
 @op("Resize", since=10, host=(1,), choices={"mode": ("nearest", "linear")})

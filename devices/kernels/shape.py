@@ -15,31 +15,28 @@ from devices.kernels.registry import op
 
 @op("Reshape", since=5, host=(1,), added={"allowzero": 14})
 def reshape_5(xp: Xp, data: Array, shape: Array, *, allowzero: int = 0) -> Array:
-    """Reshape; 0 copies the input's dimension or, with `allowzero`, is one; one -1 is inferred."""
-    return _reshape(data, shape.tolist(), allowzero=bool(allowzero))
-
-
-def _reshape(data: Array, shape: list[int], *, allowzero: bool) -> Array:
-    inferred = [i for i, size in enumerate(shape) if size == -1]
-    if len(inferred) > 1 or any(size < -1 for size in shape):
-        raise ValueError(f"shape {shape} may hold one -1 and no other negative dimension")
+    """Reshape; 0 copies the input's dimension, or stays with `allowzero`; one -1 is inferred."""
+    sizes: list[int] = shape.tolist()
+    inferred = [i for i, size in enumerate(sizes) if size == -1]
+    if len(inferred) > 1 or any(size < -1 for size in sizes):
+        raise ValueError(f"shape {sizes} may hold one -1 and no other negative dimension")
     if allowzero:
-        if inferred and 0 in shape:
-            raise ValueError(f"shape {shape} holds both 0 and -1, so -1 cannot be inferred")
-        return _reshaped(data, shape)
-    copied = [i for i, size in enumerate(shape) if size == 0]
+        if inferred and 0 in sizes:
+            raise ValueError(f"shape {sizes} holds both 0 and -1, so -1 cannot be inferred")
+        return _reshaped(data, sizes)
+    copied = [i for i, size in enumerate(sizes) if size == 0]
     for i in copied:
         if i >= data.ndim:
-            raise ValueError(f"shape {shape} copies dimension {i} of an input of rank {data.ndim}")
-        shape[i] = data.shape[i]
+            raise ValueError(f"shape {sizes} copies dimension {i} of an input of rank {data.ndim}")
+        sizes[i] = data.shape[i]
     if inferred:
         # Copied dimensions cancel, so that -1 is known even where one of them is 0.
-        wanted = math.prod(size for i, size in enumerate(shape) if i not in copied and size != -1)
+        wanted = math.prod(size for i, size in enumerate(sizes) if i not in copied and size != -1)
         given = math.prod(size for i, size in enumerate(data.shape) if i not in copied)
         if wanted == 0 or given % wanted:
-            raise ValueError(f"{data.shape} cannot be reshaped to {shape}: -1 has no whole value")
-        shape[inferred[0]] = given // wanted
-    return _reshaped(data, shape)
+            raise ValueError(f"{data.shape} cannot be reshaped to {sizes}: -1 has no whole value")
+        sizes[inferred[0]] = given // wanted
+    return _reshaped(data, sizes)
 
 
 def _reshaped(data: Array, shape: Sequence[int]) -> Array:
@@ -69,16 +66,6 @@ def transpose(xp: Xp, data: Array, *, perm: Sequence[int] | None = None) -> Arra
 @op("Squeeze", since=1)
 def squeeze_1(xp: Xp, data: Array, *, axes: Sequence[int] | None = None) -> Array:
     """Remove the dimensions of size 1, or those that `axes` names."""
-    return _squeeze(data, axes)
-
-
-@op("Squeeze", since=13, host=(1,))
-def squeeze_13(xp: Xp, data: Array, axes: Array | None = None) -> Array:
-    """Remove the dimensions of size 1, or those that `axes` names."""
-    return _squeeze(data, None if axes is None else axes.reshape(-1).tolist())
-
-
-def _squeeze(data: Array, axes: Sequence[int] | None) -> Array:
     if axes is None:
         return data.reshape([size for size in data.shape if size != 1])
     removed = set(axes_of(axes, data.ndim))
@@ -88,23 +75,25 @@ def _squeeze(data: Array, axes: Sequence[int] | None) -> Array:
     return data.reshape([size for i, size in enumerate(data.shape) if i not in removed])
 
 
+@op("Squeeze", since=13, host=(1,))
+def squeeze_13(xp: Xp, data: Array, axes: Array | None = None) -> Array:
+    """Remove the dimensions of size 1, or those that `axes` names."""
+    return squeeze_1(xp, data, axes=None if axes is None else axes.reshape(-1).tolist())
+
+
 @op("Unsqueeze", since=1)
 def unsqueeze_1(xp: Xp, data: Array, *, axes: Sequence[int]) -> Array:
     """Insert dimensions of size 1 so that the output has them at `axes`."""
-    return _unsqueeze(data, axes)
+    rank = data.ndim + len(axes)
+    inserted = set(axes_of(axes, rank))
+    sizes = iter(data.shape)
+    return data.reshape([1 if i in inserted else next(sizes) for i in range(rank)])
 
 
 @op("Unsqueeze", since=13, host=(1,))
 def unsqueeze_13(xp: Xp, data: Array, axes: Array) -> Array:
     """Insert dimensions of size 1 so that the output has them at `axes`."""
-    return _unsqueeze(data, axes.reshape(-1).tolist())
-
-
-def _unsqueeze(data: Array, axes: Sequence[int]) -> Array:
-    rank = data.ndim + len(axes)
-    inserted = set(axes_of(axes, rank))
-    sizes = iter(data.shape)
-    return data.reshape([1 if i in inserted else next(sizes) for i in range(rank)])
+    return unsqueeze_1(xp, data, axes=axes.reshape(-1).tolist())
 
 
 @op("Expand", since=8, host=(1,))
