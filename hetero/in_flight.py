@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from functools import partial
 
 from devices.request.answer import Answer
+from devices.request.run import LOOK_S
 
 
 def keep_in_flight(
@@ -28,6 +29,10 @@ def keep_in_flight(
     free = threading.Semaphore(jobs)
     errors: list[BaseException] = []
 
+    def wait_for_one() -> None:
+        while not free.acquire(timeout=LOOK_S):
+            pass
+
     def finished(began_s: float, future: Future[Answer]) -> None:
         ended_s = time.monotonic()
         try:
@@ -39,7 +44,7 @@ def keep_in_flight(
 
     sent = 0
     while more(sent):
-        free.acquire()
+        wait_for_one()
         if errors:
             free.release()
             break
@@ -48,7 +53,7 @@ def keep_in_flight(
         sent += 1
     last_s = time.monotonic()
     for _ in range(jobs):
-        free.acquire()
+        wait_for_one()
     if errors:
         raise errors[0]
     return last_s

@@ -418,7 +418,7 @@ class InferRequest:
 
     def _wait_for_end(self, run: Run) -> None:
         if run.timeout_s is None:
-            run.ended.wait()
+            run.wait()
             return
         left_s = run.started + run.timeout_s - time.perf_counter()
         if not run.ended.wait(max(0.0, left_s)) and not run.answered:
@@ -429,7 +429,7 @@ class InferRequest:
                 "was cancelled. Allow more, or see what is slow with PERF_COUNT.",
                 timeout_s=run.timeout_s,
             )
-        run.ended.wait()  # for the callback
+        run.wait()  # for the callback
 
     def _settle(self, run: Run, share: bool) -> Results:
         """Take the answer over into the request's tensors, once, and return it."""

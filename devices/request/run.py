@@ -15,6 +15,9 @@ from devices.request.target import RequestTarget, Submission
 
 #: No wait is longer: Python's own take no more.
 LONGEST_S: Final = threading.TIMEOUT_MAX / 2
+#: Seconds after which a wait without end is begun again: Python does not notice a Ctrl-C that comes
+#: in the moment between its last look and the wait.
+LOOK_S: Final = 0.5
 
 
 class Run:
@@ -37,6 +40,11 @@ class Run:
         self.callback_thread = 0
         self.preprocess_s = 0.0
         self.postprocess_s = 0.0
+
+    def wait(self) -> None:
+        """Wait until it has ended; Ctrl-C is noticed."""
+        while not self.ended.wait(LOOK_S):
+            pass
 
 
 def node_times_s(runs: Sequence[StageRun], target: RequestTarget) -> dict[str, float]:

@@ -17,7 +17,7 @@ from typing import Protocol
 from devices.plugin.program import Value
 from devices.request.answer import Answer
 from devices.request.request import Request
-from devices.request.run import LONGEST_S
+from devices.request.run import LONGEST_S, LOOK_S
 from scheduler import events
 from scheduler.client.bytes_in_flight import BytesInFlight
 from scheduler.client.machine import (
@@ -112,7 +112,7 @@ class RequestRunner:
         assert gate is not None
         try:
             self.handle(submitted)
-            while not gate.wait(max(0.0, deadline_s - self._clock()) + 0.001):
+            while not gate.wait(min(LOOK_S, max(0.0, deadline_s - self._clock()) + 0.001)):
                 self.handle(events.TimePassed(self._clock()))
         except BaseException:  # Ctrl-C: nobody would ever start or await the request
             self.cancel(request_id)
