@@ -11,7 +11,7 @@ from devices.errors import PropertyError, UnknownPropertyError, UnsupportedOpera
 from devices.model.model import Model
 from devices.model.tensor_spec import TensorSpec
 from devices.plugin.program import ExecutedNode
-from devices.request.infer_request import InferRequest
+from devices.request.infer_request import InferRequest, State
 from devices.request.results import Results
 from devices.request.runtime_model import runtime_model
 from devices.request.target import RequestTarget
@@ -75,11 +75,10 @@ class BaseCompiledModel(ABC):
         self, inputs: Any = None, share_inputs: bool = True, share_outputs: bool = False
     ) -> Results:
         """Run once and return the outputs; see `InferRequest.infer` for what `inputs` may be."""
-        requests = self._requests
-        if not hasattr(requests, "own"):
-            requests.own = self.create_infer_request()
-        results: Results = requests.own.infer(inputs, share_inputs, share_outputs)
-        return results
+        own: InferRequest | None = getattr(self._requests, "own", None)
+        if own is None or own.state is not State.IDLE:  # the last call was given up, by Ctrl-C say
+            own = self._requests.own = self.create_infer_request()
+        return own.infer(inputs, share_inputs, share_outputs)
 
     def create_infer_request(self) -> InferRequest:
         """Return a new request, idle."""

@@ -98,7 +98,11 @@ class InferRequest:
             The run was not started, or not finished.
         """
         run = self._start(inputs, None, share_inputs, timeout_s, call_back=False)
-        self._wait_for_end(run)
+        try:
+            self._wait_for_end(run)
+        except KeyboardInterrupt:
+            self.cancel()  # nobody waits for it any more
+            raise
         return self._settle(run, share_outputs)
 
     def start_async(

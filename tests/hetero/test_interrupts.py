@@ -1,0 +1,27 @@
+"""Ctrl-C while a model is called: the run is told to stop, and the model can be called again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hetero
+from devices import InferRequest
+from tests.hetero.endless_plugin import EndlessPlugin
+from tests.hetero.models import branches
+
+
+def test_a_model_can_be_called_again_after_a_call_that_was_interrupted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(request: InferRequest, run: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(InferRequest, "_wait_for_end", interrupted)
+    with hetero.Core(executor="inprocess", plugins=[EndlessPlugin]) as core:
+        compiled = core.compile_model(branches(), "ENDLESS")
+        for _ in range(3):
+            with pytest.raises(KeyboardInterrupt):
+                compiled(np.zeros((2, 3), np.float32))
