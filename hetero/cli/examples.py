@@ -7,7 +7,7 @@ from typing import Final
 import click
 
 _CACHE: Final = (
-    "hetero run light:bvlc_alexnet -d ORT -c CACHE_DIR=cache",
+    "hetero run light:squeezenet -d ORT -c CACHE_DIR=cache",
     "hetero cache list --dir cache",
 )
 #: Command -> what a first use looks like, line by line.

@@ -125,6 +125,7 @@ def test_many_runs_hold_no_more_memory_than_few() -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
+@pytest.mark.slow
 def test_twenty_thousand_requests_do_not_grow_the_process() -> None:
     command = [sys.executable, "-m", "tests.cpu.many_requests", "20000"]
     printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=300)

@@ -24,6 +24,8 @@ from tests.bench.networks import bert
 from tests.cpu.models import make_model, run_cpu, run_onnxruntime, run_reference
 
 RANDOM = np.random.default_rng(0)
+#: Networks with so many weights that a plain run leaves them out.
+LARGE = ("bvlc_alexnet", "resnet50", "vgg19", "zfnet512")
 
 
 def floats(*shape: int) -> np.ndarray:
@@ -384,7 +386,13 @@ def test_functions_are_inlined_where_their_opsets_are_the_models(opset: int, inl
     assert len({n.name for n in ran}) == len(ran)
 
 
-@pytest.mark.parametrize("name", light_model_names())
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in LARGE else [])
+        for name in light_model_names()
+    ],
+)
 def test_light_models_lose_no_node_but_literals(name: str) -> None:
     model = read_model(f"light:{name}")
     check_covers(model)

@@ -45,6 +45,7 @@ def outcome(case):
     return "passed"
 
 
+@pytest.mark.slow
 def test_every_case():
     """The failure lists every case that is not as expected, with what went wrong."""
     found = {case.name: outcome(case) for case in backend_cases()}

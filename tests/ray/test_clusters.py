@@ -75,6 +75,7 @@ def wait_until_gone(folder: str) -> list[tuple[int, str]]:
     return left
 
 
+@pytest.mark.slow
 def test_two_nodes_one_that_dies_and_one_that_joins() -> None:
     done = run("-m", "tests.ray.two_nodes")
     assert done.returncode == 0, done.stderr[-3000:]
@@ -128,7 +129,8 @@ def head() -> Iterator[tuple[str, list[int]]]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.mark.parametrize("wait_s", ["0", pytest.param("65", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("wait_s", ["0", "65"])
 def test_a_head_as_the_file_starts_it_has_its_devices_and_its_loss_is_told(
     head: tuple[str, list[int]], wait_s: str
 ) -> None:
@@ -152,7 +154,7 @@ def test_a_head_as_the_file_starts_it_has_its_devices_and_its_loss_is_told(
     [
         (None, 0),
         pytest.param(signal.SIGINT, 1, marks=pytest.mark.slow),
-        (signal.SIGTERM, 128 + signal.SIGTERM),
+        pytest.param(signal.SIGTERM, 128 + signal.SIGTERM, marks=pytest.mark.slow),
         pytest.param(signal.SIGHUP, 128 + signal.SIGHUP, marks=pytest.mark.slow),
     ],
 )

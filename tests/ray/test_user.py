@@ -260,7 +260,13 @@ def test_no_folder_for_ray_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         ray_folder.make_folder()
 
 
-@pytest.mark.parametrize("more_s", [0.3, 5.0], ids=["while Ray starts", "while it runs"])
+@pytest.mark.parametrize(
+    "more_s",
+    [
+        pytest.param(0.3, id="while Ray starts", marks=pytest.mark.slow),
+        pytest.param(5.0, id="while it runs"),
+    ],
+)
 def test_interrupted_it_ends_soon_and_leaves_no_process(more_s: float) -> None:
     mark = f"MARK_{time.monotonic_ns()}"
     process = command("bench", "light:shufflenet", "-d", "HETERO:ORT,CPU", "-t", "60", **{mark: ""})
