@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 from devices.errors import (
     BlobError,
+    InferenceError,
     UnknownDeviceError,
     UnsupportedNodesError,
     UnsupportedOperationError,
@@ -165,6 +166,12 @@ class Plugin(ABC):
                 unsupported=support.unsupported,
             )
         program = self.compile(transformed, effective)
+        if not isinstance(program, Program):
+            raise InferenceError(
+                f"plugin {self.name}: compile returned {type(program).__name__}; it must return a "
+                "devices.Program. That is a fault of the plugin.",
+                device=self.name,
+            )
         return CompiledModel(self, model, program, effective)
 
     def import_model(

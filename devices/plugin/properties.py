@@ -46,8 +46,8 @@ class Property:
     choices : tuple
         The only values allowed, where there are only some; of a tuple, its elements. Strings are
         taken in any case.
-    minimum : float or None
-        The least number allowed; of a dict, for each value.
+    minimum, maximum : float or None
+        The least and the greatest number allowed; of a dict, for each value.
     pattern : str
         A regular expression that a string fully matches.
     shapes_result : bool
@@ -67,6 +67,7 @@ class Property:
     shapes_result: bool = False
     pattern: str = ""
     check: Callable[[Any], str | None] | None = None
+    maximum: float = math.inf
 
     def parse(self, value: Any) -> Any:
         """Return `value` as the property's type.
@@ -83,8 +84,8 @@ class Property:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Travel without `check`, which is code: the device's own process applies it."""
-        kept = [f.name for f in fields(self) if f.name != "check"]
-        return Property, tuple(getattr(self, name) for name in kept)
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return Property, tuple((values | {"check": None}).values())
 
     def _wrong(self, parsed: Any) -> str | None:
         """Return what is wrong with a value of the right type, or None."""
@@ -96,9 +97,14 @@ class Property:
         if self.pattern and not re.fullmatch(self.pattern, parsed):
             return f"it does not match {self.pattern}"
         if self.minimum is not None and not all(
-            isinstance(part, int | float) and self.minimum <= part < math.inf for part in parts
+            isinstance(part, int | float)
+            and self.minimum <= part <= self.maximum
+            and part < math.inf
+            for part in parts
         ):
-            return f"wanted {'numbers' if self.type is dict else 'a number'} >= {self.minimum}"
+            most = "" if self.maximum == math.inf else f" and <= {self.maximum}"
+            what = "numbers" if self.type is dict else "a number"
+            return f"wanted {what} >= {self.minimum}{most}"
         return self.check(parsed) if self.check else None
 
     def _convert(self, value: Any) -> Any:
@@ -196,7 +202,11 @@ def _read_only(name: str, kind: type, default: Any, doc: str) -> Property:
 COMMON_PROPERTIES: Final = PropertyTable(
     Property("DEVICE_ID", str, "0", True, "Which of the plugin's devices."),
     Property("PERF_COUNT", bool, False, True, "Whether requests time each executed node."),
-    Property("NUM_STREAMS", int, 1, True, "How many requests a device runs at once.", minimum=1),
+    # Each is a thread; more than this no machine has had a use for.
+    Property(
+        "NUM_STREAMS", int, 1, True, "How many requests a device runs at once.",
+        minimum=1, maximum=1024,
+    ),
     Property(
         "EXCLUSIVE_ASYNC_REQUESTS", bool, False, True,
         "Whether requests of all models that say so run one after another on a device.",

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
-from devices.errors import ArgumentTypeError, PluginLoadError, PropertyError, UnknownDeviceError
+from devices.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    PluginLoadError,
+    PropertyError,
+    UnknownDeviceError,
+)
 from devices.plugin.configuration import check_mapping
 from devices.plugin.properties import Config
 from scheduler.device_names import (
@@ -15,6 +22,9 @@ from scheduler.device_names import (
     split_name,
 )
 from scheduler.executor import DeviceDescriptor
+
+#: Devices of a plugin that a node offers at most: a thread or a process each.
+MOST_DEVICES: Final = 1024
 
 
 def choose_devices(device: str, rows: Sequence[DeviceDescriptor]) -> tuple[str, ...]:
@@ -90,6 +100,7 @@ def parse_counts(devices: Mapping[str, int] | None) -> dict[str, int]:
     """Return how many devices of a plugin each node offers.
 
     Raises ArgumentTypeError: what is given is no mapping of names to whole numbers of 0 or more.
+    Raises ArgumentError: more devices than a node offers.
     """
     counts = {} if devices is None else devices
     if not isinstance(counts, Mapping) or not all(
@@ -99,6 +110,12 @@ def parse_counts(devices: Mapping[str, int] | None) -> dict[str, int]:
         raise ArgumentTypeError(
             f"devices={devices!r}: wanted numbers of devices by plugin, as {{'ORT': 2}}."
         )
+    for name, count in counts.items():
+        if count > MOST_DEVICES:
+            raise ArgumentError(
+                f"devices={{{name!r}: {count}}}: a node offers at most {MOST_DEVICES} devices of a "
+                "plugin."
+            )
     return dict(counts)
 
 

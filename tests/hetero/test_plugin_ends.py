@@ -9,6 +9,7 @@ from onnx import parser
 import hetero
 from devices.errors import DeviceError
 from devices.plugin.operator_plugin import OperatorProgram
+from hetero import errors
 from hetero.errors import UnsupportedNodesError
 from tests.examples.third_party_plugin import DensePlugin
 
@@ -56,6 +57,21 @@ def test_a_plugin_that_cannot_be_closed_keeps_no_other_from_its_end(monkeypatch,
         assert "ENDING" in core.available_devices
     assert (Ending.closed, Unending.closed) == (1, 1)
     assert "plugin=UNENDING could not be closed" in caplog.text
+
+
+class Forgetful(DensePlugin):
+    name = "FORGETFUL"
+
+    def compile(self, model, config):
+        super().compile(model, config)
+
+
+def test_a_plugin_that_compiles_to_nothing_is_told_so():
+    with (
+        hetero.Core("inprocess", plugins=[Forgetful]) as core,
+        pytest.raises(errors.InferenceError, match=r"FORGETFUL.*NoneType.*devices\.Program"),
+    ):
+        core.compile_model(MODEL, "FORGETFUL")
 
 
 class Unexportable(DensePlugin):

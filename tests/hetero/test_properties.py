@@ -507,6 +507,13 @@ def test_limits_out_of_bounds_are_refused(core: hetero.Core, name: str, value: A
         core.compile_model(branches(), "CPU", {name: value})
 
 
+def test_more_streams_or_devices_than_any_machine_has_are_refused(core: hetero.Core) -> None:
+    with pytest.raises(errors.PropertyError, match=r"NUM_STREAMS.*<= 1024"):
+        core.compile_model(branches(), "CPU", {"NUM_STREAMS": 1_000_000})
+    with pytest.raises(errors.ArgumentError, match="at most 1024"):
+        hetero.Core(executor="inprocess", devices={"NULL": 100_000})
+
+
 # Threads.
 
 
