@@ -104,6 +104,15 @@ def _way(window: Window, group: int, m: int, c: int, itemsize: int) -> Callable[
     return _by_wide_rows if _wide_pays(window, m // group) else _by_columns
 
 
+def first_alike(xp: Xp, w: Array) -> Array | None:
+    """Return for each filter of w (M, ...) the first one that equals it; None if none does."""
+    rows = w.reshape(w.shape[0], -1)
+    if not w.size or xp.unique(rows[:, 0]).size == w.shape[0]:
+        return None  # the first weights alone tell them apart
+    _, first, group = xp.unique(rows, axis=0, return_index=True, return_inverse=True)
+    return None if first.size == w.shape[0] else first[group.reshape(-1)]
+
+
 def _pointwise(
     xp: Xp, x: Array, w: Array, window: Window, group: int, y: Array, finish: _Finish
 ) -> None:

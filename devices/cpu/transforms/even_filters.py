@@ -11,8 +11,10 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
+from onnx import helper
 
 from devices.cpu.transforms.rewriting import Rewrite, fused_node
+from devices.kernels.convolve import first_alike
 from devices.model.model import Model, Node
 
 #: FusedConv's inputs before `alike`: x, w, b, z.
@@ -30,20 +32,15 @@ def even_filters(model: Model) -> Model:
 
 def _mark(rewrite: Rewrite, i: int, conv: Node) -> None:
     attributes = {attribute.name: attribute for attribute in conv.proto.attribute}
-    weights = rewrite.constant(conv.inputs[1])
-    if weights is None or ("group" in attributes and attributes["group"].i != 1):
+    if "group" in attributes and attributes["group"].i != 1:
         return
-    alike = first_alike(weights)
-    if alike is not None:
-        inputs = [*conv.inputs, *("",) * (_INPUTS - len(conv.inputs))]
+    inputs = [*conv.inputs, *("",) * (_INPUTS - len(conv.inputs))]
+    weights = rewrite.constant(conv.inputs[1])
+    if weights is None:  # made elsewhere: to be looked at in each run
+        attributes["even"] = helper.make_attribute("even", 1)
+    else:
+        alike = first_alike(np, weights)
+        if alike is None:
+            return
         inputs.append(rewrite.add_constant(f"{conv.name}/alike", alike))
-        rewrite.replace((i,), fused_node("FusedConv", inputs, conv.outputs, [conv], attributes))
-
-
-def first_alike(w: np.ndarray) -> np.ndarray | None:
-    """Return for each filter of w (M, ...) the first one that equals it; None if none does."""
-    rows = w.reshape(w.shape[0], -1)
-    if not w.size or np.unique(rows[:, 0]).size == w.shape[0]:
-        return None  # the first weights alone tell them apart
-    _, first, group = np.unique(rows, axis=0, return_index=True, return_inverse=True)
-    return None if first.size == w.shape[0] else first[group.reshape(-1)]
+    rewrite.replace((i,), fused_node("FusedConv", inputs, conv.outputs, [conv], attributes))
