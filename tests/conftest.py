@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from zlib import crc32
 
+import numpy as np
 import pytest
 
 from tests.command_line import Shell
@@ -14,6 +16,15 @@ from tests.command_line import Shell
 def _unhurried_searches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let searches for plans end by their steps alone, however slow the machine is."""
     monkeypatch.setattr("hetero.planning.solver.search.PATIENCE", math.inf)
+
+
+@pytest.fixture(autouse=True)
+def _numbers_of_its_own(request: pytest.FixtureRequest) -> None:
+    """Have a module's generator give a test the same numbers whatever ran before it."""
+    generator = getattr(request.module, "RNG", None)
+    if generator is not None:
+        seed = crc32(request.node.nodeid.encode())
+        generator.bit_generator.state = np.random.default_rng(seed).bit_generator.state
 
 
 @pytest.fixture(scope="session", autouse=True)

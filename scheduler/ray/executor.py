@@ -239,7 +239,10 @@ class RayExecutor:
         """Take note that an actor is gone."""
         self._devices.forget(actor_id)
         deployments = [d for d in self._deployments if actor_id in d.actors]
-        _log.warning("actor=%s lost, with %s deployments: %s", actor_id, len(deployments), cause)
+        if not self._session.is_left:  # actors end with the Ray that this process leaves
+            _log.warning(
+                "actor=%s lost, with %s deployments: %s", actor_id, len(deployments), cause
+            )
         for deployment in deployments:
             deployment.device_lost(actor_id, cause)
 

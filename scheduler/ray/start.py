@@ -49,6 +49,8 @@ class RaySession:
         #: How many got it from `connect` and have not closed it.
         self.users = 1
         self._started = started
+        #: Whether this process leaves Ray, or has left it.
+        self.is_left = False
         self.folder = folder
         self._variables = list(variables)
         #: Called with what to raise if the cluster goes.
@@ -113,6 +115,7 @@ class RaySession:
 
     def end(self) -> None:
         """Leave Ray, and stop it if it was started here; again is harmless."""
+        self.is_left = True
         if self._watch is not None:
             self._watch.close()
         if self._started:

@@ -23,13 +23,13 @@ from devices.model.reader import read_model
 from tests.bench.networks import bert
 from tests.cpu.models import make_model, run_cpu, run_onnxruntime, run_reference
 
-RANDOM = np.random.default_rng(0)
+RNG = np.random.default_rng(0)
 #: Networks with so many weights that a plain run leaves them out.
 LARGE = ("bvlc_alexnet", "resnet50", "vgg19", "zfnet512")
 
 
 def floats(*shape: int) -> np.ndarray:
-    return RANDOM.uniform(0.5, 1.5, shape).astype(np.float32)
+    return RNG.uniform(0.5, 1.5, shape).astype(np.float32)
 
 
 def node(op_type: str, inputs: str, output: str, **attributes: Any) -> onnx.NodeProto:

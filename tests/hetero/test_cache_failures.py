@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,7 +13,7 @@ import pytest
 import hetero
 from devices.cpu.plugin import CPUPlugin
 from devices.model.model import Model
-from devices.plugin.program import Payload, Program
+from devices.plugin.program import Payload, Program, RunContext, Value
 from devices.plugin.properties import Config
 from hetero.cache.cached_compile import CachedCompiler
 from tests.hetero.models import branches, branches_output
@@ -21,14 +21,14 @@ from tests.hetero.models import branches, branches_output
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
 
 
-class _Program:
+class _Program(Program):
     """A program whose export is none."""
 
     def __init__(self, inner: Program, export: Any) -> None:
         self._inner, self._export = inner, export
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
+    def run(self, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:
+        return self._inner.run(inputs, context)
 
     def export(self) -> Payload:
         made = self._export
