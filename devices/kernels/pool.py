@@ -12,7 +12,6 @@ from functools import reduce
 from math import prod
 
 from devices.kernels.element_types import Array, Xp, in_float32
-from devices.kernels.precision import row_mean
 from devices.kernels.registry import op
 from devices.kernels.window import Window, per_axis, sliding_window
 
@@ -213,7 +212,10 @@ def global_average_pool_1(xp: Xp, x: Array) -> Array:
     """Return the mean of each channel's plane."""
     axes = _planes(x)
     flat = x.reshape(*x.shape[:2], prod(x.shape[2:]))
-    return row_mean(xp, flat).reshape(*x.shape[:2], *(1 for _ in axes))
+    # Faster than `sum` over short rows. A product with ones is faster still, but some BLAS
+    # libraries give equal rows unequal sums, and classes are chosen by these.
+    means = xp.einsum("...i->...", flat) / x.dtype.type(flat.shape[-1])
+    return means.reshape(*x.shape[:2], *(1 for _ in axes))
 
 
 @op("GlobalLpPool", since=2)
