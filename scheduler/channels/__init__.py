@@ -1,0 +1,1 @@
+"""Channels: the ways on which a deployment's parties, its client and its devices, send messages."""

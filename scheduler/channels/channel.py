@@ -1,0 +1,32 @@
+"""What a channel is: it takes messages to other parties, and hands in those that come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from scheduler.channels.messages import Message
+
+#: Takes what comes for a party.
+Receiver = Callable[[Message], None]
+
+
+class Channel(Protocol):
+    """A party's way to the others, made with the party's `Receiver`.
+
+    Tensors that come are read-only; those that are sent must not be written to afterwards.
+    """
+
+    @property
+    def address(self) -> str:
+        """Where others reach this party; only channels of one kind know what is in it."""
+
+    def send(self, address: str, message: Message) -> None:
+        """Send a message.
+
+        Never waits for the other party, and does not raise because it is gone: whoever watches
+        the devices finds that out.
+        """
+
+    def close(self) -> None:
+        """Send and hand in nothing more; again is harmless."""
