@@ -7,11 +7,13 @@ other.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from devices.errors import ClusterError
 from devices.request.request import Request
+from scheduler.channels.messages import Task
 
 # What the client's machine receives.
 
@@ -149,19 +151,12 @@ class Fail:
 ClientInstruction = StartAttempt | DropAttempt | Deliver | Fail
 
 
-class Task(NamedTuple):
-    """One stage of one attempt of one request."""
-
-    request: Request
-    stage: int
-
-
 class Send(NamedTuple):
-    """Where an output goes: a stage on a device."""
+    """Where outputs go: a stage, on the device at an address."""
 
-    tensor: str
-    device: str
+    address: str
     stage: int
+    tensors: tuple[str, ...]
 
 
 # What a device's machine receives.
@@ -177,14 +172,17 @@ class StageOpened:
     inputs: tuple[str, ...]
     #: The most stages on a path before it.
     level: int
-    #: Where its outputs go, one entry for each consumer.
-    sends: tuple[Send, ...]
+    #: Route -> where its outputs go, one entry for each consumer.
+    sends: Mapping[int, tuple[Send, ...]] = field(default_factory=dict)
+    #: Its outputs that are the model's.
+    outputs: tuple[str, ...] = ()
     #: How many of its tasks may run at once.
     num_streams: int = 1
+    #: The client's address.
+    client: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ValuesArrived:
+class ValuesArrived(NamedTuple):
     """Inputs of a task are there; `sequence` counts the executor's requests.
 
     A stage without inputs gets this event with no tensors. Tensors that came before change nothing.
@@ -195,23 +193,20 @@ class ValuesArrived:
     tensors: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RunEnded:
+class RunEnded(NamedTuple):
     """A run gave its outputs."""
 
     task: Task
 
 
-@dataclass(frozen=True, slots=True)
-class RunFailed:
+class RunFailed(NamedTuple):
     """A run raised."""
 
     task: Task
     error: BaseException
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptDropped:
+class AttemptDropped(NamedTuple):
     """Nobody waits for this attempt any more."""
 
     request: Request
@@ -229,45 +224,39 @@ DeviceEvent = StageOpened | ValuesArrived | RunEnded | RunFailed | AttemptDroppe
 # What a device's machine asks for.
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(NamedTuple):
     """Run the task; all its inputs are there."""
 
     task: Task
 
 
-@dataclass(frozen=True, slots=True)
-class SendOn:
-    """Send an output of the task to a stage."""
+class SendOn(NamedTuple):
+    """Send outputs of the task to a stage."""
 
     task: Task
     send: Send
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """Tell the client that the task ended."""
+class Report(NamedTuple):
+    """Send the client what the task gave of the model's outputs."""
 
     task: Task
 
 
-@dataclass(frozen=True, slots=True)
-class ReportFailure:
+class ReportFailure(NamedTuple):
     """Tell the client that the task raised."""
 
     task: Task
     error: BaseException
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(NamedTuple):
     """Ask the running task to stop at its next node."""
 
     task: Task
 
 
-@dataclass(frozen=True, slots=True)
-class Forget:
+class Forget(NamedTuple):
     """Let go of the values kept for the task."""
 
     task: Task

@@ -164,10 +164,6 @@ class Plan:
         wanted = {*self.output_names, *self.consumers}
         return tuple(tuple(t for t in s.outputs if t in wanted) for s in self.stages)
 
-    def taken_positions(self, stage: int) -> tuple[int, ...]:
-        """Return where the outputs of a stage that are taken stand among all of its outputs."""
-        return tuple(self.stages[stage].outputs.index(t) for t in self.taken[stage])
-
     @cached_property
     def last_use(self) -> dict[str, int]:
         """Value name -> index of the last stage that takes it; after it the value may go."""

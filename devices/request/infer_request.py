@@ -358,7 +358,8 @@ class InferRequest:
             before, self._run, self._state = self._run, run, State.BUSY
             callback = self._callback if call_back else None
         try:
-            submission = self._target.submit(values, Request(timeout_s=run.timeout_s))
+            request = Request(run.timeout_s, inline=not call_back and timeout_s is None)
+            submission = self._target.submit(values, request)
         except BaseException:
             with self._lock:
                 self._run, self._state = before, State.IDLE

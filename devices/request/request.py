@@ -17,16 +17,21 @@ class Request(NamedTuple):
         Whether stages time their nodes, also on devices without ``PERF_COUNT``.
     waits : bool
         Whether to wait for room; else the request is refused where there is none.
-    deployment, id, attempt : str and int
-        Whose request it is, given when it is admitted, and which attempt at it.
+    inline : bool
+        Whether its caller does nothing but wait, so that its thread may run stages.
+    deployment, id, attempt, route : str and int
+        Whose request it is, given when it is admitted; which attempt at it, and which of the
+        deployment's ways the attempt takes.
     """
 
     timeout_s: float | None = None
     profile: bool = False
     waits: bool = True
+    inline: bool = False
     deployment: str = ""
     id: int = 0
     attempt: int = 0
+    route: int = 0
 
 
 #: What a caller that asks for nothing sends.

@@ -6,8 +6,10 @@ import itertools
 import logging
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
@@ -17,6 +19,8 @@ from devices.plugin.program import Value
 from devices.request.answer import Answer, StageRun
 from devices.request.request import PLAIN, Request
 from scheduler import events
+from scheduler.channels.channel import Channel, Receiver
+from scheduler.channels.messages import Dropped, Failure, Message, Outputs, Task, Values
 from scheduler.client.bytes_in_flight import BytesInFlight
 from scheduler.client.machine import Limits, StoryLine
 from scheduler.client.runner import RequestRunner
@@ -28,6 +32,9 @@ _log = logging.getLogger(__name__)
 
 #: Callbacks of a deployment that may run at once: one that waits does not stop the others.
 _CALLBACK_THREADS: Final = 4
+#: A request that takes less runs in the thread of a caller that waits for it: waking another costs
+#: some 50 microseconds, and Ctrl-C and time-outs are not noticed by a thread that computes.
+_QUICK_S: Final = 0.02
 
 
 D = TypeVar("D", bound="BaseDeployment")
@@ -179,6 +186,127 @@ class BaseDeployment(ABC):
     def _failed(self, request: Request, error: BaseException) -> None:
         now_s = self._runner.now_s()
         self._runner.handle(events.AttemptFailed(now_s, request.id, request.attempt, error))
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """What has come of an attempt so far."""
+
+    inputs: Mapping[str, Value]
+    outputs: dict[str, Value] = field(default_factory=dict)
+    runs: dict[int, StageRun] = field(default_factory=dict)
+
+
+class ChannelDeployment(BaseDeployment):
+    """A plan on devices that are reached by a channel.
+
+    `connect`: returns the deployment's channel, given what receives.
+    `addresses`: device name -> where it is reached.
+    `helping`: returns a block in which the calling thread runs stages of the request that it
+        starts, where devices are in this process.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        plan: Plan,
+        constants: Mapping[str, np.ndarray],
+        limits: Limits,
+        deployments: Deployments[Any],
+        *,
+        connect: Callable[[Receiver], Channel],
+        addresses: Mapping[str, str],
+        helping: Callable[[], AbstractContextManager[None]] | None = None,
+    ) -> None:
+        super().__init__(key, plan, constants, limits, deployments)
+        self._addresses = dict(addresses)
+        self._helping = helping
+        #: Whether requests are so short that to run one takes less than to wait for one.
+        self._is_quick = False
+        self._attempts: dict[Request, _Attempt] = {}
+        self._lock = threading.Lock()
+        self._channel = connect(self._receive)
+        #: Stages that take inputs of the model, or none at all.
+        self._firsts = tuple(
+            (stage, tuple(name for name in stage.inputs if name in self._inputs))
+            for stage in plan.stages
+            if not stage.inputs or not self._inputs.isdisjoint(stage.inputs)
+        )
+
+    def opened(self, stage: int, num_streams: int) -> events.StageOpened:
+        """Return what a stage's device is to know of it."""
+        plan = self.plan
+        tensors: dict[int, list[str]] = {}
+        for wire in plan.wires:
+            if wire.producer == stage:
+                tensors.setdefault(wire.consumer, []).append(wire.tensor)
+        sends = tuple(
+            events.Send(self._addresses[plan.stages[consumer].device], consumer, tuple(names))
+            for consumer, names in tensors.items()
+        )
+        return events.StageOpened(
+            self.key,
+            stage,
+            plan.stages[stage].inputs,
+            plan.levels[stage],
+            {0: sends},
+            tuple(name for name in plan.stages[stage].outputs if name in plan.output_names),
+            num_streams,
+            self._channel.address,
+        )
+
+    def submit(self, inputs: Mapping[str, Value], request: Request = PLAIN) -> Submission:
+        """Admit a request; see `scheduler.executor.Deployment.submit`."""
+        if self._is_quick and request.inline and self._helping:
+            with self._helping():
+                return super().submit(inputs, request)
+        return super().submit(inputs, request)
+
+    def start(self, request: Request, inputs: Mapping[str, Value]) -> None:
+        """Send the inputs to the stages that take them."""
+        if not self.plan.stages:
+            self._answered(request, inputs, {}, ())
+            return
+        with self._lock:
+            self._attempts[request] = _Attempt(inputs)
+        for stage, names in self._firsts:
+            values = Values(Task(request, stage.index), {name: inputs[name] for name in names})
+            self._channel.send(self._addresses[stage.device], values)
+
+    def drop(self, request: Request) -> None:
+        """Tell every device that nobody waits for the attempt."""
+        with self._lock:
+            self._attempts.pop(request, None)
+        for device in self.plan.devices:
+            self._channel.send(self._addresses[device], Dropped(request))
+
+    def _receive(self, message: Message) -> None:
+        match message:
+            case Outputs(task, tensors, runs):
+                self._collect(task.request, tensors, runs)
+            case Failure(task, error):
+                self._failed(task.request, error)
+
+    def _collect(
+        self, request: Request, tensors: Mapping[str, Value], runs: Sequence[StageRun]
+    ) -> None:
+        """Take in a part of an answer; the last one makes it whole."""
+        with self._lock:
+            attempt = self._attempts.get(request)
+            if attempt is None:
+                return
+            attempt.outputs |= tensors
+            for run in runs:
+                attempt.runs[run.stage] = run
+            if len(attempt.runs) < len(self.plan.stages):
+                return
+            del self._attempts[request]
+        ended = attempt.runs.values()
+        self._is_quick = sum(run.run_s for run in ended) < _QUICK_S
+        self._answered(request, attempt.inputs, attempt.outputs, tuple(ended))
+
+    def _unload(self) -> None:
+        self._channel.close()
 
 
 def import_failed(plan: Plan, stage: int, error: Exception) -> None:

@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -33,23 +33,11 @@ _REMEMBERED: Final = 4096
 
 
 class DeviceHost:
-    """A device with its stages.
+    """A device with its stages."""
 
-    `read` makes a value of what comes for a stage, `write` what is sent on of a value.
-    """
-
-    def __init__(
-        self,
-        descriptor: DeviceDescriptor,
-        plugin: Plugin,
-        read: Callable[[Any], Value],
-        write: Callable[[Value], Any],
-    ) -> None:
+    def __init__(self, descriptor: DeviceDescriptor, plugin: Plugin) -> None:
         self.descriptor = descriptor
         self._plugin = plugin
-        self._read, self._write = read, write
-        #: Positions of each stage's outputs that somebody takes.
-        self._taken: dict[tuple[str, int], tuple[int, ...]] = {}
         self._stages: dict[tuple[str, int], CompiledModel] = {}
         #: What runs now of each attempt; one entry for each thread.
         self._running: dict[Request, list[RunContext]] = {}
@@ -86,12 +74,10 @@ class DeviceHost:
         stage: int,
         source: StageSource,
         num_threads: int,
-        taken: tuple[int, ...],
     ) -> int:
         """Compile or import a stage; return how many requests it runs at once.
 
-        `num_threads`: what ``INFERENCE_NUM_THREADS=0`` resolves to; `taken`: positions of the
-        outputs that somebody takes.
+        `num_threads`: what ``INFERENCE_NUM_THREADS=0`` resolves to.
         """
         config = self._config(source.config)
         if THREADS in self._plugin.properties and not config.get(THREADS):
@@ -103,20 +89,19 @@ class DeviceHost:
                 compiled = self._plugin.import_model(source.payload, source.model, config)
         with self._lock:
             self._stages[deployment, stage] = compiled
-            self._taken[deployment, stage] = taken
         return int(compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
 
     def run_stage(
         self,
         request: Request,
         stage: int,
-        inputs: Sequence[Any],
+        inputs: Sequence[Value],
         *,
         ready_s: float | None = None,
-    ) -> tuple[list[Any], StageRun]:
-        """Run a stage once; return its outputs that somebody takes, as they are sent, and how.
+    ) -> tuple[dict[str, Value], StageRun]:
+        """Run a stage once; return its outputs by name, and how it went.
 
-        `inputs`: in port order, as they came.
+        `inputs`: in port order.
         `ready_s`: when its last input was there, by this node's monotonic clock.
         Raises HeteroError: what the plugin raised on purpose.
         Raises InferenceError, naming stage, device and cause, for whatever else it raised.
@@ -124,7 +109,6 @@ class DeviceHost:
         with self._lock:
             # What is registered as running is not unloaded under the run.
             compiled = self._stage(request.deployment, stage)
-            taken = self._taken[request.deployment, stage]
             context = RunContext(request.profile or compiled.profiles)
             if request in self._cancelled:
                 raise RequestCancelledError(
@@ -133,16 +117,14 @@ class DeviceHost:
                     request_id=request.id,
                 )
             self._running.setdefault(request, []).append(context)
-        begun_s = time.monotonic()
+        started_s = time.monotonic()
         try:
-            values = [self._read(value) for value in inputs]
-            started_s = time.monotonic()
-            outputs = compiled.run(values, context)
+            outputs = compiled.run(inputs, context)
             ended_s = time.monotonic()
-            sent = [self._write(outputs[position]) for position in taken]
-            sent_s = time.monotonic()
         except HeteroError as error:
             raise self._placed(error, stage, request) from error.__cause__
+        except KeyboardInterrupt:  # the user's, where a caller's own thread runs the stage
+            raise
         except BaseException as error:  # a plugin's sys.exit must not take the device with it
             what = InferenceError(f"{compiled.name!r}: {type(error).__name__}: {error}")
             raise self._placed(what, stage, request) from error
@@ -152,15 +134,16 @@ class DeviceHost:
                 if not self._running[request]:
                     del self._running[request]
                     self._idle.notify_all()
-        return sent, StageRun(
+        named = {port.name: value for port, value in zip(compiled.outputs, outputs, strict=True)}
+        return named, StageRun(
             stage,
             self.descriptor.name,
-            0.0 if ready_s is None else begun_s - ready_s,
+            0.0 if ready_s is None else started_s - ready_s,
             started_s,
             ended_s,
-            started_s - begun_s + context.upload_s,
+            context.upload_s,
             context.infer_s,
-            sent_s - ended_s + context.download_s,
+            context.download_s,
             context.node_times_s,
             nbytes_of(outputs),
         )
@@ -197,8 +180,6 @@ class DeviceHost:
         with self._idle:
             keys = [key for key in self._stages if key[0] == deployment]
             stages = [self._stages.pop(key) for key in keys]
-            for key in keys:
-                del self._taken[key]
             for request, contexts in self._running.items():
                 for context in contexts if request.deployment == deployment else ():
                     context.cancel()

@@ -23,7 +23,8 @@ from typing import Final, NamedTuple
 from devices.errors import DeviceError
 from devices.request.request import Request
 from scheduler import events
-from scheduler.events import DeviceEvent, DeviceInstruction, Task
+from scheduler.channels.messages import Task
+from scheduler.events import DeviceEvent, DeviceInstruction
 
 #: Ended attempts remembered, so that what comes late for them starts nothing.
 _REMEMBERED: Final = 4096
@@ -113,7 +114,9 @@ class DeviceMachine:
         """
         match event:
             case events.StageOpened():
-                self._stages[event.deployment, event.stage] = _Stage(event)
+                key = (event.deployment, event.stage)
+                # One that is there already has other devices to send to: its tasks go on.
+                self._stages.setdefault(key, _Stage(event)).opened = event
                 self._count_streams()
                 return []
             case events.ValuesArrived():
@@ -206,8 +209,14 @@ class DeviceMachine:
             return [events.Forget(event.task)]
         if isinstance(event, events.RunFailed):
             return [events.ReportFailure(event.task, event.error), events.Forget(event.task)]
-        sends = [events.SendOn(event.task, send) for send in stage.opened.sends]
-        return [*sends, events.Report(event.task), events.Forget(event.task)]
+        opened = stage.opened
+        done: list[DeviceInstruction] = [
+            events.SendOn(event.task, send)
+            for send in opened.sends.get(event.task.request.route, ())
+        ]
+        if opened.outputs or not done:
+            done.append(events.Report(event.task))
+        return [*done, events.Forget(event.task)]
 
     def _drop(self, event: events.AttemptDropped) -> list[DeviceInstruction]:
         attempt = event.request

@@ -42,7 +42,9 @@ class DeviceActor:
 
     def __init__(self, descriptor: DeviceDescriptor, specs: Sequence[PluginSpec]) -> None:
         plugin = find_plugin(load_plugins(specs), descriptor.plugin)
-        self._host = DeviceHost(descriptor, plugin, unpacked, packed)
+        self._host = DeviceHost(descriptor, plugin)
+        #: Names of each stage's outputs that somebody takes.
+        self._taken: dict[tuple[str, int], tuple[str, ...]] = {}
         self._streams = threading.Condition()
         #: Stage -> how many requests it may run at once, and how many run.
         self._num_streams: dict[tuple[str, int], int] = {}
@@ -76,7 +78,7 @@ class DeviceActor:
         payload: Payload | StoredPayload | None,
         config: Mapping[str, Any],
         num_threads: int,
-        taken: tuple[int, ...],
+        taken: tuple[str, ...],
     ) -> None:
         """Compile or import a stage, from this node's file if it has one.
 
@@ -94,8 +96,9 @@ class DeviceActor:
             payload = fetch_payload(payload)
         model = _model(parts, weights)
         num_streams = self._host.load_stage(
-            deployment, stage, StageSource(model, payload, config), num_threads, taken
+            deployment, stage, StageSource(model, payload, config), num_threads
         )
+        self._taken[deployment, stage] = taken
         with self._streams:
             self._num_streams[deployment, stage] = num_streams
 
@@ -120,7 +123,7 @@ class DeviceActor:
             )
             self._num_running[key] += 1
         try:
-            outputs, run = self._host.run_stage(request, stage, inputs)
+            outputs, run = self._host.run_stage(request, stage, [unpacked(v) for v in inputs])
         finally:
             with self._streams:
                 self._num_running[key] -= 1
@@ -128,7 +131,8 @@ class DeviceActor:
                     del self._num_running[key]
                 self._streams.notify_all()
         report = [getattr(run, name) for name in REPORT]
-        return (*outputs, report) if outputs else report
+        taken = self._taken.get(key, ())
+        return (*(packed(outputs[name]) for name in taken), report) if taken else report
 
     def _has_stream(self, key: tuple[str, int]) -> bool:
         """Whether a stage may run one more: the device runs as many as its widest stage."""
@@ -159,7 +163,7 @@ class DeviceActor:
         """Let go of a deployment's stages."""
         with self._streams:
             for key in [key for key in self._num_streams if key[0] == deployment]:
-                del self._num_streams[key]
+                del self._num_streams[key], self._taken[key]
             self._streams.notify_all()
         self._host.unload(deployment)
 

@@ -168,7 +168,7 @@ class RayExecutor:
                 way,
                 dict(source.config),
                 num_threads[stage.device],
-                deployment.plan.taken_positions(stage.index),
+                deployment.plan.taken[stage.index],
             )
 
         stages = deployment.plan.stages

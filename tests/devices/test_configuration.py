@@ -20,7 +20,6 @@ from devices.errors import (
 from devices.ort.plugin import ORTPlugin
 from scheduler.device.host import DeviceHost
 from scheduler.device.probe import probe_node
-from scheduler.formats.codec import decode, encode
 from tests.devices.networks import DOUBLE
 from tests.examples.third_party_plugin import DensePlugin
 
@@ -97,7 +96,7 @@ def test_rows_of_a_node_describe_each_device() -> None:
 def _host(plugin: PairPlugin, device_id: str) -> DeviceHost:
     rows = probe_node("n", [PairPlugin], {"CPU": 0, "ORT": 0, "NULL": 0}, num_cores=2)
     (row,) = (row for row in rows if row.device_id == device_id)
-    return DeviceHost(row, plugin, decode, encode)
+    return DeviceHost(row, plugin)
 
 
 @pytest.mark.parametrize(

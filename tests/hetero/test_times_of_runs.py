@@ -86,4 +86,4 @@ def test_the_counters_of_a_cut_model_add_up_over_its_stages(core: hetero.Core) -
     assert 0 < sum(row.real_time.total_seconds() for row in rows[:4]) <= request.latency / 1000
     for run in runs:
         assert 0 < run.infer_s <= run.run_s
-        assert min(run.upload_s, run.download_s) > 0
+        assert min(run.upload_s, run.download_s) >= 0

@@ -6,12 +6,12 @@ import logging
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 
 from devices.request.request import Request
 from scheduler import DeviceDescriptor, StageSource
 from scheduler.device.host import DeviceHost
-from scheduler.formats.codec import decode, encode
 from tests.scheduler.models import chain
 from tests.scheduler.plugins import ToyPlugin
 
@@ -20,10 +20,10 @@ PATIENCE_S = 60
 
 def loaded(*stages: str) -> DeviceHost:
     """Return a host with a deployment for each node name."""
-    host = DeviceHost(DeviceDescriptor("TOY", "TOY", "0", "local"), ToyPlugin(), decode, encode)
+    host = DeviceHost(DeviceDescriptor("TOY", "TOY", "0", "local"), ToyPlugin())
     for name in stages:
         _, (source,) = chain("TOY", name=name)
-        host.load_stage(name, 0, StageSource(source.model), 1, (0,))
+        host.load_stage(name, 0, StageSource(source.model), 1)
     return host
 
 
@@ -45,8 +45,8 @@ def test_a_stage_is_not_closed_between_being_found_and_being_run(
 
     monkeypatch.setattr(host, "_stage", found)
     monkeypatch.setattr(compiled, "close", lambda: (closed.set(), close()))
-    ((output,), _) = host.run_stage(Request(deployment="add"), 0, [encode(1.0)])
-    assert decode(output) == 2.0
+    outputs, _ = host.run_stage(Request(deployment="add"), 0, [np.ones(1, np.float32)])
+    assert outputs["t0"] == 2.0
     unloading.join(PATIENCE_S)
     assert closed.is_set()
 

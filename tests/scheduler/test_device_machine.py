@@ -14,15 +14,15 @@ from scheduler import events as ev
 from scheduler.device.machine import TRANSITIONS, DeviceMachine, InvalidTaskError, TaskState
 from scheduler.events import Send, Task
 
-JOIN = Send("t", "B", 2)
+JOIN = Send("B", 2, ("t",))
 
 
 def machine(num_streams: int = 1) -> DeviceMachine:
     """Stage 0 takes x and sends t on; stage 1 takes a and b, a level further; stage 2 nothing."""
     m = DeviceMachine()
-    m.handle(ev.StageOpened("d", 0, ("x",), 0, (JOIN,), num_streams))
-    m.handle(ev.StageOpened("d", 1, ("a", "b"), 1, (), num_streams))
-    m.handle(ev.StageOpened("d", 2, (), 0, (), num_streams))
+    m.handle(ev.StageOpened("d", 0, ("x",), 0, {0: (JOIN,)}, ("y",), num_streams))
+    m.handle(ev.StageOpened("d", 1, ("a", "b"), 1, num_streams=num_streams))
+    m.handle(ev.StageOpened("d", 2, (), 0, num_streams=num_streams))
     return m
 
 
@@ -43,6 +43,37 @@ def test_a_task_runs_sends_on_and_reports() -> None:
         ev.Forget(task(1)),
     ]
     assert m.num_tasks == 0
+
+
+def test_the_client_hears_of_outputs_and_of_what_leads_nowhere() -> None:
+    m = machine()
+    m.handle(ev.StageOpened("d", 0, ("x",), 0, {0: (JOIN,)}))
+    m.handle(arrived(task(1), "x"))
+    assert m.handle(ev.RunEnded(task(1))) == [ev.SendOn(task(1), JOIN), ev.Forget(task(1))]
+    m.handle(arrived(task(1, 2)))
+    assert m.handle(ev.RunEnded(task(1, 2))) == [ev.Report(task(1, 2)), ev.Forget(task(1, 2))]
+
+
+def test_outputs_go_the_way_that_the_attempt_takes() -> None:
+    m = machine()
+    other_way = Send("C", 3, ("t",))
+    m.handle(ev.StageOpened("d", 0, ("x",), 0, {0: (JOIN,), 1: (other_way,)}))
+    turned = Task(task(1).request._replace(route=1), 0)
+    m.handle(arrived(turned, "x"))
+    assert m.handle(ev.RunEnded(turned)) == [ev.SendOn(turned, other_way), ev.Forget(turned)]
+
+
+def test_a_stage_that_is_opened_again_keeps_its_tasks() -> None:
+    m = machine()
+    m.handle(arrived(task(1), "x"))
+    m.handle(arrived(task(2), "x"))
+    moved = Send("B2", 2, ("t",))
+    m.handle(ev.StageOpened("d", 0, ("x",), 0, {0: (moved,)}))
+    assert m.handle(ev.RunEnded(task(1))) == [
+        ev.SendOn(task(1), moved),
+        ev.Forget(task(1)),
+        ev.Run(task(2)),
+    ]
 
 
 def test_a_stage_waits_for_all_its_inputs_in_any_order() -> None:
@@ -85,7 +116,7 @@ def other(request_id: int) -> Task:
 
 def test_each_stage_keeps_to_its_own_streams() -> None:
     m = machine(4)
-    m.handle(ev.StageOpened("e", 0, ("x",), 0, ()))
+    m.handle(ev.StageOpened("e", 0, ("x",), 0))
     assert m.num_streams == 4
     assert m.handle(arrived(other(1), "x")) == [ev.Run(other(1))]
     assert m.handle(arrived(other(2), "x")) == []
@@ -100,7 +131,7 @@ def test_each_stage_keeps_to_its_own_streams() -> None:
 
 def test_closing_the_wide_stage_leaves_the_narrow_ones_order() -> None:
     m = machine(2)
-    m.handle(ev.StageOpened("e", 0, ("x",), 0, ()))
+    m.handle(ev.StageOpened("e", 0, ("x",), 0))
     for request_id in (1, 2, 3):
         m.handle(arrived(other(request_id), "x"))
     m.handle(ev.DeploymentClosed("d"))

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from devices.errors import (
 )
 from devices.request.request import Request
 from scheduler import InProcessExecutor, Limits, Plan, StageSource, create_executor
+from scheduler.channels.messages import Message, Outputs, Values
 from tests.scheduler.models import build, chain, cut, diamond
 from tests.scheduler.plugins import BrokenPlugin, ToyPlugin, TwinPlugin
 
@@ -259,9 +261,11 @@ def test_streams_of_one_model_are_not_those_of_another(executor: InProcessExecut
     futures = [narrow.submit({"x": X}).future for _ in range(8)]
     runs = sorted((f.result(300).stage_runs[0] for f in futures), key=lambda run: run.started_s)
     assert all(a.ended_s <= b.started_s for a, b in itertools.pairwise(runs))
-    assert executor._threads["TOY.0"]._num_threads == 4
+    assert executor._loops["TOY.0"].num_streams == 4
+    threads = executor._workers.count
     wide.close()
-    assert executor._threads["TOY.0"]._num_threads == 1
+    assert executor._loops["TOY.0"].num_streams == 1
+    assert executor._workers.count == threads - 3
     assert narrow.submit({"x": X}).future.result(300)
 
 
@@ -269,12 +273,21 @@ def test_a_fault_after_a_run_fails_the_request_and_the_device_goes_on(
     executor: InProcessExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deployment = executor.deploy(*chain("TOY.0", "TOY.1"))
-    for method in ("send", "stage_ended"):
+    for stage, kind in enumerate((Values, Outputs)):
+        channel = executor._loops[f"TOY.{stage}"]._channel
+
+        def fail(
+            address: str, message: Message, kind: type = kind, send: Any = channel.send
+        ) -> None:
+            if isinstance(message, kind):
+                raise KeyError(kind)
+            send(address, message)
+
         with monkeypatch.context() as patched:
-            patched.setattr(deployment, method, lambda *arguments: {}["nothing"])
+            patched.setattr(channel, "send", fail)
             with pytest.raises(InferenceError, match="KeyError") as caught:
                 deployment.submit({"x": X}, Request(timeout_s=300)).future.result()
-        assert (caught.value.stage, caught.value.device) == (0, "TOY.0")
+        assert (caught.value.stage, caught.value.device) == (stage, f"TOY.{stage}")
     assert deployment.submit({"x": X}, Request(timeout_s=300)).future.result()
 
 
@@ -282,8 +295,6 @@ def test_values_of_running_and_ended_requests_are_let_go(executor: InProcessExec
     deployment = executor.deploy(*diamond(("TOY.0", "TOY.1", "TOY.2", "TOY.0")))
     for _ in range(50):
         deployment.submit({"x": X}).future.result(300)
-    for device in executor._threads.values():
-        assert not device._values
-        assert device._machine.num_tasks == 0
+    assert all(loop.is_empty for loop in executor._loops.values())
     assert not deployment._attempts
     assert not deployment._runner._calls

@@ -1,0 +1,57 @@
+"""The channel inside one process: arrays go by reference, read-only, and nothing is copied."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from scheduler.channels.channel import Receiver
+from scheduler.channels.messages import Message, Values
+
+
+class Switchboard:
+    """The parties of one process, by address."""
+
+    def __init__(self) -> None:
+        self._receivers: dict[str, Receiver] = {}
+
+    def connect(self, address: str, receive: Receiver) -> MemoryChannel:
+        """Return a party's channel."""
+        self._receivers[address] = receive
+        return MemoryChannel(address, self._receivers)
+
+
+class MemoryChannel:
+    """One party's channel; whoever sends calls the receiver, which only takes in."""
+
+    def __init__(self, address: str, receivers: dict[str, Receiver]) -> None:
+        self.address = address
+        self._receivers = receivers
+
+    def send(self, address: str, message: Message) -> None:
+        """Hand a message to its receiver; one that is gone hears nothing."""
+        receive = self._receivers.get(address)
+        if receive is None:
+            return
+        if isinstance(message, Values):
+            message = message._replace(tensors=_read_only(message.tensors))
+        receive(message)
+
+    def close(self) -> None:
+        """Take nothing more."""
+        self._receivers.pop(self.address, None)
+
+
+def _read_only(value: Any) -> Any:
+    """Return a value whose arrays cannot be written to: other stages read the same memory."""
+    if isinstance(value, np.ndarray):
+        if not value.flags.writeable:
+            return value
+        view = value.view()
+        view.flags.writeable = False
+        return view
+    if isinstance(value, Mapping):
+        return {name: _read_only(item) for name, item in value.items()}
+    return [_read_only(item) for item in value] if isinstance(value, list) else value

@@ -1,0 +1,203 @@
+"""The device loop: a device's machine, its stages and its channel, wherever the device is.
+
+What comes by the channel goes into the machine, and what the machine says is done: tasks are
+given to threads that run them, outputs are sent on, and the client hears of what it waits for.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from devices.errors import HeteroError, InferenceError
+from devices.plugin.program import Value
+from devices.request.answer import StageRun
+from scheduler import events
+from scheduler.channels.channel import Channel, Receiver
+from scheduler.channels.messages import Dropped, Failure, Message, Outputs, Task, Values
+from scheduler.device.host import DeviceHost
+from scheduler.device.machine import DeviceMachine
+from scheduler.events import DeviceEvent, DeviceInstruction, StageOpened
+
+#: Runs that are carried on to the next stage at most; the client hears of so many at once.
+_CARRIED: Final = 8
+
+
+@dataclass(slots=True)
+class _Arrived:
+    """What has come for a task."""
+
+    tensors: dict[str, Value] = field(default_factory=dict)
+    runs: dict[int, StageRun] = field(default_factory=dict)
+    #: When the last of it came.
+    ready_s: float = 0.0
+
+
+class DeviceLoop:
+    """One device at work.
+
+    `connect`: returns the device's channel, given what receives.
+    `start`: takes each task that is to run; some thread then calls `run` with it.
+    """
+
+    def __init__(
+        self,
+        host: DeviceHost,
+        connect: Callable[[Receiver], Channel],
+        start: Callable[[DeviceLoop, Task], None],
+    ) -> None:
+        self.host = host
+        self._machine = DeviceMachine()
+        self._start = start
+        self._lock = threading.Lock()
+        self._arrived: dict[Task, _Arrived] = {}
+        #: Stages that are open, by deployment and number.
+        self._stages: dict[tuple[str, int], StageOpened] = {}
+        self._channel = connect(self.receive)
+
+    @property
+    def address(self) -> str:
+        """Where others reach the device."""
+        return self._channel.address
+
+    @property
+    def num_streams(self) -> int:
+        """How many tasks run at once."""
+        return self._machine.num_streams
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no task is held, nor anything of one."""
+        return not self._arrived and not self._machine.num_tasks
+
+    def open_stage(self, opened: StageOpened) -> None:
+        """Take tasks of a loaded stage; again to change where its outputs go."""
+        with self._lock:
+            self._stages[opened.deployment, opened.stage] = opened
+            self._machine.handle(opened)
+
+    def close_deployment(self, deployment: str) -> None:
+        """Drop a deployment's tasks and let go of its stages."""
+        with self._lock:
+            instructions = self._machine.handle(events.DeploymentClosed(deployment))
+        self._follow(instructions)
+        with self._lock:
+            for key in [key for key in self._stages if key[0] == deployment]:
+                del self._stages[key]
+        self.host.unload(deployment)
+
+    def receive(self, message: Message) -> None:
+        """Take in what comes by the channel."""
+        event: DeviceEvent
+        match message:
+            case Values(task, tensors, runs):
+                event = events.ValuesArrived(task, task.request.id, tuple(tensors))
+                with self._lock:
+                    arrived = self._arrived.get(task)
+                    if arrived is None:
+                        arrived = self._arrived[task] = _Arrived()
+                    arrived.tensors.update(tensors)
+                    for run in runs:
+                        arrived.runs[run.stage] = run
+                    arrived.ready_s = time.monotonic()
+                    instructions = self._machine.handle(event)
+            case Dropped(request):
+                with self._lock:
+                    instructions = self._machine.handle(events.AttemptDropped(request))
+            case _:  # nothing else is sent to devices
+                return
+        self._follow(instructions)
+
+    def run(self, task: Task) -> None:
+        """Run a task that was started, in the calling thread, and send on what it gives."""
+        ended: _Ended | None = None
+        event: DeviceEvent = events.RunEnded(task)
+        interrupt: BaseException | None = None
+        try:
+            ended = self._run(task)
+        except BaseException as error:
+            event = events.RunFailed(task, self._failure(task, error))
+            if not isinstance(error, Exception):
+                interrupt = error
+        with self._lock:
+            instructions = self._machine.handle(event)
+        self._follow(instructions, ended)
+        if interrupt is not None:
+            raise interrupt
+
+    def close(self) -> None:
+        """Let go of every stage and take nothing more."""
+        self._channel.close()
+        self.host.close()
+
+    def _run(self, task: Task) -> _Ended:
+        request, number = task
+        with self._lock:
+            arrived = self._arrived.pop(task)
+            stage = self._stages[request.deployment, number]
+        inputs = [arrived.tensors[name] for name in stage.inputs]
+        outputs, run = self.host.run_stage(request, number, inputs, ready_s=arrived.ready_s)
+        return _Ended(outputs, (*arrived.runs.values(), run))
+
+    def _follow(
+        self, instructions: Sequence[DeviceInstruction], ended: _Ended | None = None
+    ) -> None:
+        for instruction in instructions:
+            task = instruction.task
+            try:
+                self._do(instruction, task, ended)
+            except Exception as error:  # whatever it is: the request hears of it, threads live on
+                self._tell(task, Failure(task, self._failure(task, error)))
+
+    def _do(self, instruction: DeviceInstruction, task: Task, ended: _Ended | None) -> None:
+        match instruction:
+            case events.Run():
+                self._start(self, task)
+            case events.SendOn(_, send) if ended:
+                if len(ended.runs) > _CARRIED:
+                    self._tell(task, Outputs(task, {}, ended.runs))
+                    ended.runs = ()
+                tensors = {name: ended.outputs[name] for name in send.tensors}
+                target = Task(task.request, send.stage)
+                self._channel.send(send.address, Values(target, tensors, ended.runs))
+            case events.Report() if ended:
+                wanted = self._stages[task.request.deployment, task.stage].outputs
+                tensors = {name: ended.outputs[name] for name in wanted}
+                self._tell(task, Outputs(task, tensors, ended.runs))
+            case events.ReportFailure(_, error):
+                self._tell(task, Failure(task, error))
+            case events.Stop():
+                self.host.cancel(task.request)
+            case events.Forget():
+                with self._lock:
+                    self._arrived.pop(task, None)
+
+    def _tell(self, task: Task, message: Message) -> None:
+        """Send the task's client a message; none is left where the deployment was closed."""
+        stage = self._stages.get((task.request.deployment, task.stage))
+        if stage is not None:
+            self._channel.send(stage.client, message)
+
+    def _failure(self, task: Task, error: BaseException) -> HeteroError:
+        """Return what a request is told; an untyped error is a fault of a plugin's, or ours."""
+        if isinstance(error, HeteroError):
+            return error
+        name = self.host.descriptor.name
+        return InferenceError(
+            f"stage {task.stage} on device {name}, request {task.request.id}, attempt "
+            f"{task.request.attempt}: {type(error).__name__}: {error}",
+            stage=task.stage,
+            device=name,
+            cause=repr(error),
+        )
+
+
+@dataclass(slots=True)
+class _Ended:
+    """What a task gave by name, and how it and the stages before it went."""
+
+    outputs: dict[str, Value]
+    runs: tuple[StageRun, ...]

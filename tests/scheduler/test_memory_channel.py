@@ -1,0 +1,42 @@
+"""The channel inside a process: by reference, read-only, and silent where nobody is."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from devices.request.request import Request
+from scheduler.channels.memory import Switchboard
+from scheduler.channels.messages import Dropped, Message, Outputs, Task, Values
+
+TASK = Task(Request(id=1, attempt=1), 0)
+
+
+def test_values_go_by_reference_and_cannot_be_written_to() -> None:
+    switchboard = Switchboard()
+    came: list[Message] = []
+    switchboard.connect("device", came.append)
+    client = switchboard.connect("client", came.append)
+    x = np.arange(3)
+    client.send("device", Values(TASK, {"x": x, "list": [x], "map": {1: x}, "none": None}))
+    (message,) = came
+    assert isinstance(message, Values)
+    for array in (message.tensors["x"], message.tensors["list"][0], message.tensors["map"][1]):
+        assert np.shares_memory(array, x)
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 1
+    x[0] = 7  # the sender's own stays writable
+    # An answer is its receiver's: nobody else reads it any more.
+    client.send("client", Outputs(TASK, {"y": x}))
+    assert isinstance(came[1], Outputs)
+    assert came[1].tensors["y"] is x
+
+
+def test_nobody_at_an_address_hears_nothing() -> None:
+    switchboard = Switchboard()
+    came: list[Message] = []
+    device = switchboard.connect("device", came.append)
+    device.close()
+    device.close()
+    switchboard.connect("client", came.append).send("device", Dropped(TASK.request))
+    assert not came
