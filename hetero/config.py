@@ -14,7 +14,7 @@ from devices.errors import UnknownPropertyError
 from devices.plugin.configuration import Configuration
 from devices.plugin.properties import Config, Property, PropertyTable, unknown_property
 from hetero.affinity.affinity import find_device
-from scheduler.client.machine import Limits
+from scheduler.client.limits import Limits
 from scheduler.device_names import HETERO
 
 

@@ -16,7 +16,7 @@ from devices.errors import DeviceLostError
 from devices.plugin.program import ExecutedNode, Payload, Value
 from devices.request.answer import Answer
 from devices.request.request import PLAIN, Request
-from scheduler.client.machine import StoryLine
+from scheduler.client.record import StoryLine
 from scheduler.executor import Deployment, Submission
 from scheduler.plan import Plan
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from devices.request.answer import Answer, StageRun
-from scheduler.client.machine import Limits, StoryLine
+from scheduler.client.limits import Limits
+from scheduler.client.record import StoryLine
 from scheduler.device.probe import PluginSpec
 from scheduler.device_names import (
     DeviceRequest,

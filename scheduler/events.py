@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from devices.errors import ClusterError
 from devices.request.request import Request
 from scheduler.channels.messages import Task
+from scheduler.placement import Route
 
 # What the client's machine receives.
 
@@ -22,7 +23,8 @@ from scheduler.channels.messages import Task
 class Submitted:
     """A caller wants an answer by `deadline_s`; `nbytes` is the size of what it brings.
 
-    Where `waits` is not set, it is refused rather than made to wait for room.
+    Where `waits` is not set, it is refused rather than made to wait for room. Of those that wait,
+    the ones of greater `priority` are admitted first.
     """
 
     now_s: float
@@ -30,6 +32,7 @@ class Submitted:
     nbytes: int
     deadline_s: float
     waits: bool = True
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +66,24 @@ class CancelAsked:
 
 @dataclass(frozen=True, slots=True)
 class TimePassed:
-    """It is `now_s`; requests with an earlier deadline have waited long enough."""
+    """It is `now_s`; what was to happen before is due."""
 
     now_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceLost:
-    """A device that every request needs is gone."""
+    """A device is away, with all that was sent to it; it may return."""
+
+    now_s: float
+    device: str
+    node: str
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceGone:
+    """A device is away for good: nobody need wait for it."""
 
     now_s: float
     device: str
@@ -95,6 +108,14 @@ class DeviceReturned:
 
 
 @dataclass(frozen=True, slots=True)
+class RoutesAdded:
+    """There are more routes, numbered after those that were there; their stages are loaded."""
+
+    now_s: float
+    routes: tuple[Route, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Closed:
     """No more requests; those in flight are cancelled."""
 
@@ -108,8 +129,10 @@ ClientEvent = (
     | CancelAsked
     | TimePassed
     | DeviceLost
+    | DeviceGone
     | ClusterLost
     | DeviceReturned
+    | RoutesAdded
     | Closed
 )
 
@@ -118,10 +141,11 @@ ClientEvent = (
 
 @dataclass(frozen=True, slots=True)
 class StartAttempt:
-    """Send the request's inputs to the stages that take them, as this attempt."""
+    """Send the request's inputs to the route's stages that take them, as this attempt."""
 
     request_id: int
     attempt: int
+    route: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +154,7 @@ class DropAttempt:
 
     request_id: int
     attempt: int
+    route: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,8 @@ from devices.plugin.properties import COMMON_PROPERTIES, PropertyTable
 from devices.plugin.support import Support
 from devices.request.answer import Answer
 from devices.request.request import PLAIN, Request
-from scheduler.client.machine import Limits, StoryLine
+from scheduler.client.limits import Limits
+from scheduler.client.record import StoryLine
 from scheduler.formats.stored_payload import StoredPayload
 from scheduler.plan import Plan
 

@@ -23,7 +23,7 @@ from hetero.planning.cost_planner import CostPlanner, policy_of
 from hetero.query.answers import Answers
 from hetero.routed_model import RoutedModel
 from hetero.routing import RoutedDeployment
-from scheduler.client.machine import Limits
+from scheduler.client.limits import Limits
 from scheduler.executor import Deployment, Executor, StageSource
 
 _log = logging.getLogger(__name__)

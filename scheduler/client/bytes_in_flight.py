@@ -1,8 +1,12 @@
-"""The count of bytes in flight that the deployments of an executor share."""
+"""Bytes in flight: the count that an executor's deployments share, and what a request may add."""
 
 from __future__ import annotations
 
 import threading
+from typing import Final
+
+#: What the most that requests of a size have made shrinks to with each later one.
+_FADING: Final = 7 / 8
 
 
 class BytesInFlight:
@@ -16,3 +20,25 @@ class BytesInFlight:
         """Count `nbytes` more, or less."""
         with self._lock:
             self.nbytes += nbytes
+
+
+class ExpectedBytes:
+    """What a deployment's stages may make of a request, by what they made of others."""
+
+    def __init__(self) -> None:
+        #: Number of bits of a request's input bytes -> about the most that its stages made.
+        self._made_nbytes: dict[int, int] = {}
+
+    def learn(self, input_nbytes: int, made_nbytes: int) -> None:
+        """Take in what the stages made of a request; older ones fade."""
+        bits = input_nbytes.bit_length()
+        faded = int(self._made_nbytes.get(bits, 0) * _FADING)
+        self._made_nbytes[bits] = max(made_nbytes, faded)
+
+    def of(self, input_nbytes: int) -> int:
+        """Return what stages may make of so much: as of the nearest size seen, up to this one."""
+        bits = input_nbytes.bit_length()
+        if bits in self._made_nbytes:
+            return self._made_nbytes[bits]
+        smaller = [seen for seen in self._made_nbytes if seen < bits]
+        return self._made_nbytes[max(smaller)] if smaller else 0

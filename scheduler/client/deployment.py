@@ -26,6 +26,7 @@ from scheduler.client.machine import Limits, StoryLine
 from scheduler.client.runner import RequestRunner
 from scheduler.executor import StageSource, Submission
 from scheduler.formats.codec import decode, encode
+from scheduler.placement import alone
 from scheduler.plan import Plan
 
 _log = logging.getLogger(__name__)
@@ -91,6 +92,7 @@ class BaseDeployment(ABC):
         self._runner = RequestRunner(
             limits,
             self,
+            routes=alone(plan).routes,
             name=name,
             ids=deployments.request_ids,
             in_flight=deployments.in_flight,

@@ -1,209 +1,101 @@
-"""The client's machine: admission, attempts, deadlines, cancellation, answers. Pure.
+"""The client's machine: admission, routes, attempts, deadlines, answers. Pure.
 
-::
-
-    NEW ──> WAITING ──> RUNNING ──> ANSWERED | FAILED | CANCELLED | EXPIRED
-     │         └──────────────────> FAILED | CANCELLED | EXPIRED
-     └────> RUNNING | FAILED | EXPIRED
-
-A request is admitted in order of arrival while there is room for its count and its bytes. Each
-attempt has a number; what an attempt says after its request ended, or after a later attempt
-began, is dropped. A caller hears of each request exactly once: `Deliver` or `Fail`.
+A request is admitted in order of priority and arrival while there is room for its count and its
+bytes, and a route with all its devices. Each attempt has a number; what an attempt says after its
+request ended, or after a later attempt began, is dropped. A caller hears of each request exactly
+once: `Deliver` or `Fail`. `scheduler.client.transitions` has the states.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections import OrderedDict, deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from enum import Enum
-from typing import Final, NamedTuple
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Final
 
 from devices.errors import (
     ClusterError,
     DeadlineError,
     DeviceLostError,
-    HeteroError,
     OverloadedError,
     RequestCancelledError,
 )
 from scheduler import events
-from scheduler.client.bytes_in_flight import BytesInFlight
+from scheduler.client.bytes_in_flight import BytesInFlight, ExpectedBytes
+from scheduler.client.limits import Limits as Limits
+from scheduler.client.record import RequestRecord
+from scheduler.client.record import StoryLine as StoryLine
+from scheduler.client.retry import Retry, RetryPolicy, replay_lost
+from scheduler.client.routes import Routes
+from scheduler.client.transitions import ENDED, TRANSITIONS, RequestState
 from scheduler.events import ClientEvent, ClientInstruction
+from scheduler.lazy_heap import LazyHeap
+from scheduler.placement import Route
 
-
-class RequestState(Enum):
-    """Where a request is in its life."""
-
-    NEW = "new"
-    WAITING = "waiting"
-    RUNNING = "running"
-    ANSWERED = "answered"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-    EXPIRED = "expired"
-
-
-#: What the most that requests of a size have made shrinks to with each later one.
-_FADING: Final = 7 / 8
-
-_ENDED: Final = frozenset(
-    {
-        RequestState.ANSWERED,
-        RequestState.FAILED,
-        RequestState.CANCELLED,
-        RequestState.EXPIRED,
-    }
-)
-
-
-class StoryLine(NamedTuple):
-    """One line of a request's life.
-
-    Attributes
-    ----------
-    time_s : float
-        When, by the client's monotonic clock.
-    attempt : int
-        Which attempt; 0 before the first.
-    what : str
-        What happened.
-    """
-
-    time_s: float
-    attempt: int
-    what: str
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Bounds of a deployment's queues.
-
-    Attributes
-    ----------
-    requests : int
-        Requests in flight at once, >= 1.
-    nbytes : int
-        Bytes in flight, of all deployments of the executor, at which requests wait: of inputs
-        and of what stages are expected to make. One request of the deployment may exceed it.
-    waiting : int
-        Callers that may wait for admission.
-    timeout_s : float
-        Seconds until a request without a deadline of its own expires.
-    remembered : int
-        Ended requests whose story is kept.
-    """
-
-    requests: int = 32
-    nbytes: int = 2**30
-    waiting: int = 1024
-    timeout_s: float = 600.0
-    remembered: int = 1024
+#: Seconds before a request is sent again to a device that lost it but is not known to be away;
+#: twice as many after each further attempt. In this time the loss is noticed, or is over.
+_PAUSE_S: Final = 0.2
 
 
 class InvalidTransitionError(RuntimeError):
     """An event that cannot be in the request's state: a fault of whoever runs the machine."""
 
 
-@dataclass(slots=True)
-class _Request:
-    id: int
-    input_nbytes: int
-    deadline_s: float
-    #: What it is counted for once it runs: its inputs, and what its stages may make.
-    nbytes: int = 0
-    state: RequestState = RequestState.NEW
-    attempt: int = 0
-    story: list[StoryLine] = field(default_factory=list)
-
-
-class _Transition(NamedTuple):
-    handler: str
-    to: frozenset[RequestState]
-
-
-def _row(handler: str, *to: RequestState) -> _Transition:
-    return _Transition(handler, frozenset(to))
-
-
 _S = RequestState
-#: Every legal (state, event), its handler, and the states that it may lead to.
-TRANSITIONS: Final[dict[tuple[RequestState, type], _Transition]] = {
-    (_S.NEW, events.Submitted): _row("_admit", _S.WAITING, _S.RUNNING, _S.FAILED, _S.EXPIRED),
-    (_S.WAITING, events.CancelAsked): _row("_cancel", _S.CANCELLED),
-    (_S.WAITING, events.TimePassed): _row("_expire", _S.EXPIRED),
-    (_S.WAITING, events.DeviceLost): _row("_lose", _S.FAILED),
-    (_S.WAITING, events.ClusterLost): _row("_lose", _S.FAILED),
-    (_S.WAITING, events.Closed): _row("_cancel", _S.CANCELLED),
-    (_S.RUNNING, events.AttemptAnswered): _row("_answer", _S.ANSWERED, _S.RUNNING),
-    (_S.RUNNING, events.AttemptFailed): _row("_fail", _S.FAILED, _S.RUNNING),
-    (_S.RUNNING, events.CancelAsked): _row("_cancel", _S.CANCELLED),
-    (_S.RUNNING, events.TimePassed): _row("_expire", _S.EXPIRED),
-    (_S.RUNNING, events.DeviceLost): _row("_lose", _S.FAILED, _S.RUNNING),
-    (_S.RUNNING, events.ClusterLost): _row("_lose", _S.FAILED, _S.RUNNING),
-    (_S.RUNNING, events.Closed): _row("_cancel", _S.CANCELLED),
-} | {
-    (ended, late): _row("_drop_late", ended)
-    for ended in sorted(_ENDED, key=lambda s: s.value)
-    for late in (events.AttemptAnswered, events.AttemptFailed, events.CancelAsked)
-}
-
-#: Whether a failed attempt is to be made again: error, number of the failed attempt -> yes.
-RetryPolicy = Callable[[BaseException, int], bool]
-
-
-def never_retry(error: BaseException, attempt: int) -> bool:
-    """Give every failure to the caller."""
-    return False
+#: States in which a request counts as in flight.
+_ADMITTED: Final = frozenset({_S.RUNNING, _S.PARKED, _S.HELD})
+_Next = tuple[RequestState, list[ClientInstruction]]
 
 
 class ClientMachine:
     """Requests of one deployment.
 
-    `retry`: which failures are followed by another attempt.
+    `routes`: the ways of its requests, by their numbers.
+    `retry`: what follows a failed attempt.
     `in_flight`: the executor's count; one of its own by default.
     """
 
     def __init__(
         self,
         limits: Limits,
+        routes: Sequence[Route],
         *,
-        retry: RetryPolicy = never_retry,
+        retry: RetryPolicy = replay_lost,
         name: str = "",
         in_flight: BytesInFlight | None = None,
     ) -> None:
         self.limits = limits
+        self._routes = Routes(routes)
         self._in_flight = in_flight or BytesInFlight()
+        self._expected = ExpectedBytes()
         self._retry = retry
         self._name = name
         #: Requests that have not ended, by id.
-        self._live: dict[int, _Request] = {}
+        self._live: dict[int, RequestRecord] = {}
         #: Requests that have, oldest first; at most `limits.remembered`.
-        self._ended: OrderedDict[int, _Request] = OrderedDict()
-        #: Requests not yet admitted, in order of arrival; may hold ended ones.
-        self._waiting: deque[_Request] = deque()
+        self._ended: OrderedDict[int, RequestRecord] = OrderedDict()
+        #: (-priority, id) of requests not yet admitted.
+        self._waiting: LazyHeap[tuple[int, int]] = LazyHeap(
+            lambda entry: self.state(entry[1]) in (_S.NEW, _S.WAITING)
+        )
+        #: (time, id): when something of a request is due.
+        self._due: LazyHeap[tuple[float, int]] = LazyHeap(lambda entry: entry[1] in self._live)
+        #: Admitted requests, the first first, where answers are to come so.
+        self._order: OrderedDict[int, RequestRecord] = OrderedDict()
         self._num_waiting = 0
-        self._num_running = 0
-        #: Number of bits of a request's input bytes -> about the most that the stages of one made.
-        self._made_nbytes: dict[int, int] = {}
-        #: (deadline, id) of live requests; may hold ended ones.
-        self._deadlines: list[tuple[float, int]] = []
-        #: What was lost, by device; the whole cluster has no name.
-        self._lost: dict[str, events.DeviceLost | events.ClusterLost] = {}
+        self._num_admitted = 0
+        self._cluster_error: ClusterError | None = None
         self._closed = False
 
     @property
     def next_deadline_s(self) -> float | None:
         """When `TimePassed` is wanted next, or None."""
-        while self._deadlines and self._deadlines[0][1] not in self._live:
-            heapq.heappop(self._deadlines)
-        return self._deadlines[0][0] if self._deadlines else None
+        first = self._due.first()
+        return first[0] if first else None
 
     @property
     def num_in_flight(self) -> int:
-        """Requests that run."""
-        return self._num_running
+        """Requests that are admitted and have not ended."""
+        return self._num_admitted
 
     @property
     def num_waiting(self) -> int:
@@ -212,8 +104,12 @@ class ClientMachine:
 
     @property
     def nbytes_in_flight(self) -> int:
-        """Bytes that running requests are counted for, of all machines that share the count."""
+        """Bytes that admitted requests are counted for, of all machines that share the count."""
         return self._in_flight.nbytes
+
+    def num_on_route(self, route: int) -> int:
+        """Return how many attempts run on a route."""
+        return self._routes.num_running(route)
 
     def state(self, request_id: int) -> RequestState | None:
         """Return a request's state; None for one unknown or forgotten."""
@@ -235,34 +131,37 @@ class ClientMachine:
 
         Raises InvalidTransitionError: the event cannot be in the request's state.
         """
-        instructions: list[ClientInstruction] = []
+        concerned = list(self._concerned(event))
+        done = [order for request in concerned for order in self._step(request, event)]
+        return done + self._deliver_held(event.now_s) + self._admit_waiting(event.now_s)
+
+    def _concerned(self, event: ClientEvent) -> Sequence[RequestRecord]:
+        """Take in what an event says of no single request; return the requests that it is for."""
         match event:
+            case events.Submitted():
+                if self.state(event.request_id):
+                    raise InvalidTransitionError(f"request {event.request_id} submitted twice")
+                request = RequestRecord(event, event.now_s + self.limits.admission_timeout_s)
+                self._live[event.request_id] = request
+                return [request]
+            case events.AttemptAnswered() | events.AttemptFailed() | events.CancelAsked():
+                known = self._live.get(event.request_id) or self._ended.get(event.request_id)
+                return [known] if known else []
             case events.TimePassed():
-                for request in self._due(event.now_s):
-                    instructions += self._step(request, event)
-            case events.DeviceLost() | events.ClusterLost():
-                self._lost[event.device if isinstance(event, events.DeviceLost) else ""] = event
-                for request in list(self._live.values()):
-                    instructions += self._step(request, event)
+                return self._take_due(event.now_s)
+            case events.DeviceLost() | events.DeviceGone():
+                self._routes.lose(event)
+            case events.DeviceReturned():
+                self._routes.regain(event.device)
+            case events.RoutesAdded():
+                self._routes.add(event.routes)
+            case events.ClusterLost():
+                self._cluster_error = event.error
             case events.Closed():
                 self._closed = True
-                for request in list(self._live.values()):
-                    instructions += self._step(request, event)
-            case events.DeviceReturned():
-                self._lost.pop(event.device, None)
-            case events.Submitted():
-                if event.request_id in self._live or event.request_id in self._ended:
-                    raise InvalidTransitionError(f"request {event.request_id} submitted twice")
-                request = _Request(event.request_id, event.nbytes, event.deadline_s)
-                self._live[request.id] = request
-                instructions += self._step(request, event)
-            case _:
-                known = self._live.get(event.request_id) or self._ended.get(event.request_id)
-                if known:
-                    instructions += self._step(known, event)
-        return instructions + self._admit_waiting(event.now_s)
+        return [r for r in self._live.values() if (r.state, type(event)) in TRANSITIONS]
 
-    def _step(self, request: _Request, event: ClientEvent) -> list[ClientInstruction]:
+    def _step(self, request: RequestRecord, event: ClientEvent) -> list[ClientInstruction]:
         before = request.state
         row = TRANSITIONS.get((before, type(event)))
         if row is None:
@@ -275,200 +174,283 @@ class ClientMachine:
         self._move(request, after)
         return list(instructions)
 
-    def _move(self, request: _Request, after: RequestState) -> None:
+    def _move(self, request: RequestRecord, after: RequestState) -> None:
         before, request.state = request.state, after
         self._num_waiting += (after is _S.WAITING) - (before is _S.WAITING)
-        running = (after is _S.RUNNING) - (before is _S.RUNNING)
-        self._num_running += running
-        if running:
-            self._in_flight.add(running * request.nbytes)
-        if after in _ENDED and before not in _ENDED:
+        admitted = (after in _ADMITTED) - (before in _ADMITTED)
+        self._num_admitted += admitted
+        if admitted:
+            self._in_flight.add(admitted * request.nbytes)
+        if after in ENDED and before not in ENDED:
             del self._live[request.id]
+            self._order.pop(request.id, None)
             self._ended[request.id] = request
             while len(self._ended) > self.limits.remembered:
                 self._ended.popitem(last=False)
 
-    def _due(self, now_s: float) -> list[_Request]:
-        due = []
-        while self._deadlines and self._deadlines[0][0] <= now_s:
-            _, request_id = heapq.heappop(self._deadlines)
-            if request_id in self._live:
-                due.append(self._live[request_id])
-        return due
+    def _take_due(self, now_s: float) -> list[RequestRecord]:
+        due: dict[int, RequestRecord] = {}
+        while (first := self._due.first()) and first[0] <= now_s:
+            self._due.pop()
+            due[first[1]] = self._live[first[1]]
+        return list(due.values())
 
-    def _has_room(self, request: _Request) -> bool:
-        if self._num_running >= self.limits.requests:
+    def _has_room(self, request: RequestRecord) -> bool:
+        if self._num_admitted >= self.limits.requests or not self._routes.is_any_live():
             return False
-        request.nbytes = request.input_nbytes + self._expected_nbytes(request.input_nbytes)
-        if not self._num_running:
+        nbytes = request.submitted.nbytes
+        request.nbytes = nbytes + self._expected.of(nbytes)
+        if not self._num_admitted:
             return True
         return self._in_flight.nbytes + request.nbytes <= self.limits.nbytes
 
-    def _expected_nbytes(self, input_nbytes: int) -> int:
-        """Return what stages may make of so much: as of the nearest size seen, up to this one."""
-        bits = input_nbytes.bit_length()
-        if bits in self._made_nbytes:
-            return self._made_nbytes[bits]
-        smaller = [seen for seen in self._made_nbytes if seen < bits]
-        return self._made_nbytes[max(smaller)] if smaller else 0
-
     def _admit_waiting(self, now_s: float) -> list[ClientInstruction]:
         started: list[ClientInstruction] = []
-        while self._waiting:
-            request = self._waiting[0]
-            if request.state is not _S.WAITING:
-                self._waiting.popleft()
-                continue
+        while first := self._waiting.first():
+            request = self._live[first[1]]
             if not self._has_room(request):
                 break
-            self._waiting.popleft()
-            started += self._start(request, now_s)
+            self._waiting.pop()
+            started += self._enter(request, now_s)
             self._move(request, _S.RUNNING)
         return started
 
-    def _start(self, request: _Request, now_s: float) -> list[ClientInstruction]:
+    def _deliver_held(self, now_s: float) -> list[ClientInstruction]:
+        delivered: list[ClientInstruction] = []
+        while (first := next(iter(self._order.values()), None)) and first.state is _S.HELD:
+            first.note(now_s, "its turn has come")
+            delivered.append(events.Deliver(first.id, first.answer))
+            self._move(first, _S.ANSWERED)
+        return delivered
+
+    def _enter(self, request: RequestRecord, now_s: float) -> list[ClientInstruction]:
+        """Begin the first attempt of a request for which there are room and a route."""
+        route = self._routes.choose()
+        assert route is not None
+        if self.limits.in_order:
+            self._order[request.id] = request
+        return self._start(request, route, now_s)
+
+    def _start(self, request: RequestRecord, route: int, now_s: float) -> list[ClientInstruction]:
         request.attempt += 1
-        _note(request, now_s, "started")
-        return [events.StartAttempt(request.id, request.attempt)]
+        request.route = route
+        self._routes.begin(route)
+        request.note(now_s, f"started on route {route}" if len(self._routes) > 1 else "started")
+        return [events.StartAttempt(request.id, request.attempt, route)]
 
-    # Handlers of the table: (request, event) -> (next state, instructions).
+    def _stop(self, request: RequestRecord) -> list[ClientInstruction]:
+        """Drop the attempt that runs, if one does."""
+        if request.state is not _S.RUNNING:
+            return []
+        self._routes.end(request.route)
+        return [events.DropAttempt(request.id, request.attempt, request.route)]
 
-    def _admit(
-        self, request: _Request, event: events.Submitted
-    ) -> tuple[RequestState, list[ClientInstruction]]:
-        _note(request, event.now_s, f"submitted with {event.nbytes} bytes")
-        if self._closed:
-            error: BaseException = RequestCancelledError(
-                f"{self._name}: closed; compile the model again.", request_id=request.id
-            )
-            return self._refuse(request, event.now_s, error)
-        if self._lost:
-            lost = self._lost.get("") or next(iter(self._lost.values()))
-            return self._refuse(request, event.now_s, self._lost_error(request, lost))
-        if event.deadline_s <= event.now_s:
-            return self._expire(request, event)
-        if not self._num_waiting and self._has_room(request):
-            heapq.heappush(self._deadlines, (request.deadline_s, request.id))
-            return _S.RUNNING, self._start(request, event.now_s)
-        full = (
-            f"{self._name}: {self._num_running} of {self.limits.requests} requests and "
-            f"{self.nbytes_in_flight} of {self.limits.nbytes} bytes are in flight"
-        )
-        if not event.waits or self._num_waiting >= self.limits.waiting:
-            return self._refuse(
-                request,
-                event.now_s,
-                OverloadedError(
-                    f"{full}, and {self._num_waiting} of {self.limits.waiting} callers wait. "
-                    "Wait for answers, have the request wait, or raise MAX_REQUESTS_IN_FLIGHT, "
-                    "MAX_BYTES_IN_FLIGHT or MAX_REQUESTS_WAITING.",
-                    request_id=request.id,
-                ),
-            )
-        heapq.heappush(self._deadlines, (request.deadline_s, request.id))
-        self._waiting.append(request)
-        _note(request, event.now_s, f"waits: {full}")
-        return _S.WAITING, []
+    def _end_attempt(self, request: RequestRecord, now_s: float, error: BaseException) -> _Next:
+        """Make another attempt, park the request until there can be one, or give up."""
+        request.note(now_s, f"failed: {error}")
+        drop = self._stop(request)
+        retry = self._retry(error)
+        if retry is Retry.NEVER or request.attempt >= self.limits.attempts:
+            return _S.FAILED, [*drop, self._failure(request, error)]
+        if retry is Retry.ELSEWHERE:
+            request.avoided |= {request.route}
+        route = self._routes.choose({*request.avoided, request.route})
+        if route is not None:
+            return _S.RUNNING, [*drop, *self._start(request, route, now_s)]
+        if not self._routes.may_come(request.avoided):
+            request.note(now_s, "no other route is left")
+            return _S.FAILED, [*drop, self._failure(request, error)]
+        request.error, request.resume_s = error, now_s
+        if self._routes.is_any_live(request.avoided):
+            request.resume_s += _PAUSE_S * 2 ** (request.attempt - 1)
+            self._due.push((request.resume_s, request.id))
+        request.note(now_s, f"parked: {self._why_parked(request)}")
+        return _S.PARKED, drop
 
-    def _refuse(
-        self, request: _Request, now_s: float, error: BaseException
-    ) -> tuple[RequestState, list[ClientInstruction]]:
-        _note(request, now_s, f"refused: {error}")
-        return _S.FAILED, [events.Fail(request.id, error)]
+    def _why_parked(self, request: RequestRecord) -> str:
+        away = self._routes.why_away()
+        if away is not None:
+            return _away(away)
+        return f"tried again after a pause, as {request.error}"
 
-    def _answer(
-        self, request: _Request, event: events.AttemptAnswered
-    ) -> tuple[RequestState, list[ClientInstruction]]:
-        if event.attempt != request.attempt:
-            _note(request, event.now_s, f"late answer of attempt {event.attempt} dropped")
-            return _S.RUNNING, []
-        bits = request.input_nbytes.bit_length()
-        faded = int(self._made_nbytes.get(bits, 0) * _FADING)
-        self._made_nbytes[bits] = max(event.nbytes, faded)
-        _note(request, event.now_s, "answered")
-        return _S.ANSWERED, [events.Deliver(request.id, event.answer)]
-
-    def _fail(
-        self, request: _Request, event: events.AttemptFailed
-    ) -> tuple[RequestState, list[ClientInstruction]]:
-        if event.attempt != request.attempt:
-            _note(request, event.now_s, f"late failure of attempt {event.attempt} dropped")
-            return _S.RUNNING, []
-        return self._end_attempt(request, event.now_s, event.error)
-
-    def _lose(
-        self, request: _Request, event: events.DeviceLost | events.ClusterLost
-    ) -> tuple[RequestState, list[ClientInstruction]]:
-        error = self._lost_error(request, event)
-        if request.state is _S.WAITING:
-            return self._refuse(request, event.now_s, error)
-        return self._end_attempt(request, event.now_s, error)
-
-    def _end_attempt(
-        self, request: _Request, now_s: float, error: BaseException
-    ) -> tuple[RequestState, list[ClientInstruction]]:
-        drop = events.DropAttempt(request.id, request.attempt)
-        _note(request, now_s, f"failed: {error}")
-        if self._retry(error, request.attempt):
-            return _S.RUNNING, [drop, *self._start(request, now_s)]
-        return _S.FAILED, [drop, events.Fail(request.id, error)]
-
-    def _cancel(
-        self, request: _Request, event: events.CancelAsked | events.Closed
-    ) -> tuple[RequestState, list[ClientInstruction]]:
-        closed = isinstance(event, events.Closed)
-        why = f"{self._name}: closed with the request in flight" if closed else "cancelled"
-        _note(request, event.now_s, why)
-        error = RequestCancelledError(
-            f"request {request.id}, attempt {request.attempt}: {why}.", request_id=request.id
-        )
-        return _S.CANCELLED, self._end(request, error)
-
-    def _expire(
-        self, request: _Request, event: events.TimePassed | events.Submitted
-    ) -> tuple[RequestState, list[ClientInstruction]]:
-        waited = event.now_s - request.story[0].time_s
-        where = "in flight" if request.state is _S.RUNNING else "waiting for admission"
-        _note(request, event.now_s, f"expired while {where}")
-        error = DeadlineError(
-            f"request {request.id}, attempt {request.attempt}: no answer after {waited:.3f} s "
-            f"({where}). Allow more time, or send fewer requests at once.",
-            request_id=request.id,
-            attempt=request.attempt,
-        )
-        return _S.EXPIRED, self._end(request, error)
-
-    def _end(self, request: _Request, error: BaseException) -> list[ClientInstruction]:
-        drop: list[ClientInstruction] = []
-        if request.state is _S.RUNNING:
-            drop.append(events.DropAttempt(request.id, request.attempt))
-        return [*drop, events.Fail(request.id, error)]
-
-    def _drop_late(
-        self,
-        request: _Request,
-        event: events.AttemptAnswered | events.AttemptFailed | events.CancelAsked,
-    ) -> tuple[RequestState, list[ClientInstruction]]:
-        _note(request, event.now_s, f"{type(event).__name__} came late and was dropped")
-        return request.state, []
+    def _failure(self, request: RequestRecord, error: BaseException) -> events.Fail:
+        """Return the end of an admitted request; errors of what was lost tell its story."""
+        if isinstance(error, DeviceLostError | ClusterError | DeadlineError):
+            cause, data = error.__cause__, error.data | {"story": request.lines()}
+            error = type(error)(error.message, **data)
+            error.__cause__ = cause
+        return events.Fail(request.id, error)
 
     def _lost_error(
-        self, request: _Request, event: events.DeviceLost | events.ClusterLost
-    ) -> HeteroError:
-        attempt = f", attempt {request.attempt}" if request.attempt else ""
-        if isinstance(event, events.ClusterLost):
-            error = event.error
-            return ClusterError(f"request {request.id}{attempt}: {error.message}", **error.data)
+        self, request: RequestRecord, event: events.DeviceLost | events.DeviceGone
+    ) -> DeviceLostError:
+        forever = isinstance(event, events.DeviceGone)
         return DeviceLostError(
-            f"request {request.id}{attempt}: device {event.device} on node {event.node} is gone: "
-            f"{event.cause}. Compile the model again; a device whose node is alive is "
-            "restarted.",
+            f"{request.where}: {_away(event)}. "
+            + (
+                "It does not return, and no other route is left: compile the model again."
+                if forever
+                else "A device whose node is alive is restarted: send the request again."
+            ),
             device=event.device,
             node=event.node,
             attempt=request.attempt,
             request_id=request.id,
         )
 
+    # Handlers of the table: (request, event) -> (next state, instructions).
 
-def _note(request: _Request, now_s: float, what: str) -> None:
-    request.story.append(StoryLine(now_s, request.attempt, what))
+    def _admit(self, request: RequestRecord, event: events.Submitted) -> _Next:
+        request.note(event.now_s, f"submitted with {event.nbytes} bytes")
+        if self._closed:
+            error: BaseException = RequestCancelledError(
+                f"{self._name}: closed; compile the model again.", request_id=request.id
+            )
+            return self._refuse(request, event.now_s, error)
+        if self._cluster_error:
+            return self._refuse(request, event.now_s, self._cluster_failure(request))
+        if event.deadline_s <= event.now_s:
+            return self._expire(request, event.now_s)
+        if not self._num_waiting and self._has_room(request):
+            self._due.push((event.deadline_s, request.id))
+            return _S.RUNNING, self._enter(request, event.now_s)
+        away = self._routes.why_away()
+        if away:
+            lost = self._lost_error(request, away)
+            awaited = self._routes.may_come() and self._retry(lost) is not Retry.NEVER
+            if not (awaited and event.waits):
+                return self._refuse(request, event.now_s, lost)
+        if not event.waits or self._num_waiting >= self.limits.waiting:
+            return self._refuse(request, event.now_s, self._overload(request))
+        for due_s in {event.deadline_s, min(event.deadline_s, request.admit_by_s)}:
+            self._due.push((due_s, request.id))
+        self._waiting.push((-event.priority, request.id))
+        request.note(event.now_s, f"waits: {_away(away) if away else self._full}")
+        return _S.WAITING, []
+
+    @property
+    def _full(self) -> str:
+        return (
+            f"{self._num_admitted} of {self.limits.requests} requests and "
+            f"{self.nbytes_in_flight} of {self.limits.nbytes} bytes are in flight"
+        )
+
+    def _overload(self, request: RequestRecord) -> OverloadedError:
+        return OverloadedError(
+            f"{self._name}: {self._full}, and {self._num_waiting} of {self.limits.waiting} callers "
+            "wait. Wait for answers, have the request wait longer, or raise "
+            "MAX_REQUESTS_IN_FLIGHT, MAX_BYTES_IN_FLIGHT, MAX_REQUESTS_WAITING or "
+            "ADMISSION_TIMEOUT_S.",
+            request_id=request.id,
+        )
+
+    def _refuse(self, request: RequestRecord, now_s: float, error: BaseException) -> _Next:
+        request.note(now_s, f"refused: {error}")
+        return _S.FAILED, [self._failure(request, error)]
+
+    def _answer(self, request: RequestRecord, event: events.AttemptAnswered) -> _Next:
+        if event.attempt != request.attempt:
+            request.note(event.now_s, f"late answer of attempt {event.attempt} dropped")
+            return _S.RUNNING, []
+        self._routes.end(request.route)
+        self._expected.learn(request.submitted.nbytes, event.nbytes)
+        request.note(event.now_s, "answered")
+        if self.limits.in_order:
+            request.answer = event.answer
+            return _S.HELD, []
+        return _S.ANSWERED, [events.Deliver(request.id, event.answer)]
+
+    def _fail(self, request: RequestRecord, event: events.AttemptFailed) -> _Next:
+        if event.attempt != request.attempt:
+            request.note(event.now_s, f"late failure of attempt {event.attempt} dropped")
+            return _S.RUNNING, []
+        return self._end_attempt(request, event.now_s, event.error)
+
+    def _lose(self, request: RequestRecord, event: events.DeviceLost | events.DeviceGone) -> _Next:
+        if not self._routes.uses(request.route, event.device):
+            return _S.RUNNING, []
+        return self._end_attempt(request, event.now_s, self._lost_error(request, event))
+
+    def _wait_on(
+        self, request: RequestRecord, event: events.DeviceLost | events.DeviceGone
+    ) -> _Next:
+        """Go on waiting, or being parked, if what is waited for may come."""
+        error = self._lost_error(request, event)
+        if self._routes.may_come(request.avoided) and (
+            self._routes.is_any_live() or self._retry(error) is not Retry.NEVER
+        ):
+            return request.state, []
+        kept = request.error if request.avoided else None
+        return self._refuse(request, event.now_s, kept or error)
+
+    def _lose_all(self, request: RequestRecord, event: events.ClusterLost) -> _Next:
+        error = self._cluster_failure(request)
+        request.note(event.now_s, f"failed: {error}")
+        return _S.FAILED, [*self._stop(request), self._failure(request, error)]
+
+    def _cluster_failure(self, request: RequestRecord) -> ClusterError:
+        error = self._cluster_error
+        assert error is not None
+        return ClusterError(f"{request.where}: {error.message}", **error.data)
+
+    def _resume(
+        self, request: RequestRecord, event: events.DeviceReturned | events.RoutesAdded
+    ) -> _Next:
+        return self._unpark(request, event.now_s)
+
+    def _unpark(self, request: RequestRecord, now_s: float) -> _Next:
+        if now_s < request.resume_s:
+            return _S.PARKED, []
+        route = self._routes.choose(request.avoided)
+        if route is None:
+            return _S.PARKED, []
+        return _S.RUNNING, self._start(request, route, now_s)
+
+    def _fall_due(self, request: RequestRecord, event: events.TimePassed) -> _Next:
+        if request.submitted.deadline_s <= event.now_s:
+            return self._expire(request, event.now_s)
+        if request.state is _S.WAITING:
+            away = self._routes.why_away()
+            error = self._lost_error(request, away) if away else self._overload(request)
+            return self._refuse(request, event.now_s, error)
+        if request.state is _S.PARKED:
+            return self._unpark(request, event.now_s)
+        return request.state, []
+
+    def _cancel(self, request: RequestRecord, event: events.CancelAsked | events.Closed) -> _Next:
+        closed = isinstance(event, events.Closed)
+        why = f"{self._name}: closed with the request in flight" if closed else "cancelled"
+        request.note(event.now_s, why)
+        error = RequestCancelledError(f"{request.where}: {why}.", request_id=request.id)
+        return _S.CANCELLED, [*self._stop(request), self._failure(request, error)]
+
+    def _expire(self, request: RequestRecord, now_s: float) -> _Next:
+        waited_s = now_s - request.submitted.now_s
+        where = {
+            _S.RUNNING: "in flight",
+            _S.HELD: "answered, waiting for the answers of requests before it",
+        }.get(request.state, "waiting for admission")
+        if request.state is _S.PARKED:
+            where = f"parked: {self._why_parked(request)}"
+        elif request.state is _S.WAITING and (away := self._routes.why_away()):
+            where = f"waiting for admission: {_away(away)}"
+        request.note(now_s, f"expired while {where}")
+        error = DeadlineError(
+            f"{request.where}: no answer after {waited_s:.3f} s ({where}). Allow more time, or "
+            "send fewer requests at once.",
+            request_id=request.id,
+            attempt=request.attempt,
+        )
+        return _S.EXPIRED, [*self._stop(request), self._failure(request, error)]
+
+    def _drop_late(
+        self,
+        request: RequestRecord,
+        event: events.AttemptAnswered | events.AttemptFailed | events.CancelAsked,
+    ) -> _Next:
+        request.note(event.now_s, f"{type(event).__name__} came late and was dropped")
+        return request.state, []
+
+
+def _away(event: events.DeviceLost | events.DeviceGone) -> str:
+    return f"device {event.device} on node {event.node} is gone: {event.cause}"

@@ -8,7 +8,8 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,17 +21,15 @@ from devices.request.request import Request
 from devices.request.run import LONGEST_S, LOOK_S
 from scheduler import events
 from scheduler.client.bytes_in_flight import BytesInFlight
-from scheduler.client.machine import (
-    ClientMachine,
-    Limits,
-    RetryPolicy,
-    StoryLine,
-    never_retry,
-)
+from scheduler.client.limits import Limits
+from scheduler.client.machine import ClientMachine
+from scheduler.client.record import StoryLine
+from scheduler.client.retry import RetryPolicy, never_retry
 from scheduler.events import ClientEvent, ClientInstruction
 from scheduler.executor import Submission
 from scheduler.formats.codec import nbytes_of
 from scheduler.home_process import HomeProcess
+from scheduler.placement import Route
 
 
 class Attempts(Protocol):
@@ -56,12 +55,17 @@ class _Call:
     granted: int = 0
 
 
+#: What an instruction asks for; it may lead to an event.
+_Action = Callable[[], events.AttemptFailed | None]
+
+
 class RequestRunner:
     """Runs requests of one deployment.
 
+    `routes`: the ways of its requests, by their numbers.
     `ids`: gives request ids, ascending; shared by all that share devices, whose queues they order.
     `in_flight`: bytes of all that share devices.
-    `retry`: which failures are followed by another attempt.
+    `retry`: what follows a failed attempt.
     `clock`: returns monotonic seconds.
     """
 
@@ -70,13 +74,14 @@ class RequestRunner:
         limits: Limits,
         attempts: Attempts,
         *,
+        routes: Sequence[Route],
         name: str,
         ids: Iterator[int],
         in_flight: BytesInFlight,
         retry: RetryPolicy = never_retry,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._machine = ClientMachine(limits, retry=retry, name=name, in_flight=in_flight)
+        self._machine = ClientMachine(limits, routes, retry=retry, name=name, in_flight=in_flight)
         self._attempts = attempts
         self._clock = clock
         self._ids = ids
@@ -125,7 +130,8 @@ class RequestRunner:
             error = call.future.exception()
             assert error is not None
             raise error
-        self._start(call.request._replace(attempt=granted), inputs)
+        if failed := self._start(call.request._replace(attempt=granted), inputs):
+            self.handle(failed)
         return Submission(request_id, call.future, partial(self.cancel, request_id))
 
     def cancel(self, request_id: int) -> bool:
@@ -151,6 +157,12 @@ class RequestRunner:
 
     def handle(self, event: ClientEvent) -> None:
         """Give the machine an event and do what it asks for, in the calling thread."""
+        todo = deque(self._take(event))
+        while todo:
+            if failed := todo.popleft()():
+                todo.extend(self._take(failed))
+
+    def _take(self, event: ClientEvent) -> list[_Action]:
         with self._lock:
             instructions = self._machine.handle(event)
             todo = [action for i in instructions if (action := self._action(i)) is not None]
@@ -158,8 +170,7 @@ class RequestRunner:
             if deadline_s is not None and deadline_s < self._wakes_s:
                 self._wakes_s = deadline_s
                 self._orders.put(None)
-        for action in todo:
-            action()
+        return todo
 
     def later(self, order: Callable[[], None]) -> None:
         """Have the runner's own thread do `order`; may be called anywhere, in finalizers too."""
@@ -174,10 +185,10 @@ class RequestRunner:
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=5.0)
 
-    def _action(self, instruction: ClientInstruction) -> Callable[[], None] | None:
+    def _action(self, instruction: ClientInstruction) -> _Action | None:
         """Return what an instruction asks for, to be done outside the lock."""
         match instruction:
-            case events.StartAttempt(request_id, attempt):
+            case events.StartAttempt(request_id, attempt, _):
                 call = self._calls[request_id]
                 if call.gate is not None and not call.granted:
                     # The caller starts its own first attempt: whoever made room for it has its
@@ -186,29 +197,33 @@ class RequestRunner:
                     call.gate.set()
                     return None
                 return lambda: self._start(call.request._replace(attempt=attempt), call.inputs)
-            case events.DropAttempt(request_id, attempt):
+            case events.DropAttempt(request_id, attempt, _):
                 dropped = self._calls[request_id].request._replace(attempt=attempt)
                 return lambda: self._attempts.drop(dropped)
             case events.Deliver(request_id, answer):
                 call = self._calls.pop(request_id)
+                if self._machine.limits.in_order:
+                    # By one thread, in the order of the machine's instructions.
+                    self._orders.put(lambda: call.future.set_result(answer))
+                    return None
                 return lambda: call.future.set_result(answer)
             case events.Fail(request_id, error):
                 call = self._calls.pop(request_id)
                 return lambda: _fail(call, error)
 
-    def _start(self, request: Request, inputs: Mapping[str, Value]) -> None:
-        if not self.is_current(request.id, request.attempt):
-            return
-        try:
-            self._attempts.start(request, inputs)
-        except Exception as error:  # whatever it is, the caller must hear of it
-            now_s = self._clock()
-            self.handle(events.AttemptFailed(now_s, request.id, request.attempt, error))
+    def _start(self, request: Request, inputs: Mapping[str, Value]) -> events.AttemptFailed | None:
+        """Start an attempt that is still wanted; return how that failed."""
+        if self.is_current(request.id, request.attempt):
+            try:
+                self._attempts.start(request, inputs)
+            except Exception as error:  # whatever it is, the caller must hear of it
+                return events.AttemptFailed(self._clock(), request.id, request.attempt, error)
+        return None
 
     def _watch_deadlines(self) -> None:
         while True:
             with self._lock:
-                if self._closed:
+                if self._closed and self._orders.empty():
                     return
                 deadline_s = self._machine.next_deadline_s
                 self._wakes_s = float("inf") if deadline_s is None else deadline_s

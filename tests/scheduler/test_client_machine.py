@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from devices.errors import (
+    ClusterError,
     DeadlineError,
     DeviceLostError,
     HeteroError,
@@ -18,16 +17,21 @@ from devices.errors import (
 from scheduler import Limits
 from scheduler import events as ev
 from scheduler.client.bytes_in_flight import BytesInFlight
-from scheduler.client.machine import (
-    TRANSITIONS,
-    ClientMachine,
-    InvalidTransitionError,
-    RequestState,
-)
+from scheduler.client.machine import ClientMachine, InvalidTransitionError
+from scheduler.client.retry import RetryPolicy, never_retry, replay_lost
+from scheduler.client.transitions import TRANSITIONS, RequestState
+from scheduler.placement import Route
+from scheduler.plan import Plan, Stage
 
 
-def machine(**limits: float) -> ClientMachine:
-    return ClientMachine(Limits(**limits), name="m")
+def route(*devices: str, share: float = 1.0) -> Route:
+    """Return a route with a stage on each device."""
+    stages = tuple(Stage(i, device, (), (), ()) for i, device in enumerate(devices))
+    return Route(Plan("m", (), (), stages), tuple(range(len(stages))), share)
+
+
+def machine(*routes: Route, retry: RetryPolicy = replay_lost, **limits: Any) -> ClientMachine:
+    return ClientMachine(Limits(**limits), routes or (route("A"),), retry=retry, name="m")
 
 
 def submitted(
@@ -107,7 +111,9 @@ def test_a_size_not_seen_yet_is_expected_to_make_what_the_next_smaller_one_did()
 
 def test_machines_that_share_a_count_share_the_bytes_and_none_starves() -> None:
     shared = BytesInFlight()
-    one, other = (ClientMachine(Limits(nbytes=100), in_flight=shared) for _ in range(2))
+    one, other = (
+        ClientMachine(Limits(nbytes=100), (route("A"),), in_flight=shared) for _ in range(2)
+    )
     one.handle(submitted(1, nbytes=60))
     one.handle(submitted(2, nbytes=30))
     assert other.handle(submitted(3, nbytes=50)) == [ev.StartAttempt(3, 1)]  # its only one
@@ -189,27 +195,204 @@ def test_answers_of_ended_requests_are_dropped_and_told() -> None:
 
 
 def test_a_retried_failure_starts_another_attempt_and_the_first_ones_answer_is_dropped() -> None:
-    m = ClientMachine(Limits(), retry=lambda error, attempt: attempt < 3)
+    m = machine(route("A"), route("B"))
     m.handle(submitted(1))
-    again = m.handle(ev.AttemptFailed(1.0, 1, 1, OSError()))
-    assert again == [ev.DropAttempt(1, 1), ev.StartAttempt(1, 2)]
+    again = m.handle(ev.AttemptFailed(1.0, 1, 1, DeviceLostError("x")))
+    assert again == [ev.DropAttempt(1, 1), ev.StartAttempt(1, 2, 1)]
     assert m.handle(ev.AttemptAnswered(1.5, 1, 1, "stale")) == []
     assert not m.is_current(1, 1)
-    assert m.handle(ev.AttemptFailed(2.0, 1, 2, OSError()))[-1] == ev.StartAttempt(1, 3)
+    again = m.handle(ev.AttemptFailed(2.0, 1, 2, DeviceLostError("x")))
+    assert again == [ev.DropAttempt(1, 2, 1), ev.StartAttempt(1, 3)]
     assert m.handle(ev.AttemptAnswered(3.0, 1, 3, "y")) == [ev.Deliver(1, "y")]
 
 
-def test_a_lost_device_fails_all_and_those_to_come_until_it_returns() -> None:
-    m = machine(requests=1)
+def test_without_replay_a_lost_device_fails_all_and_those_to_come_until_it_returns() -> None:
+    m = machine(requests=1, retry=never_retry)
     m.handle(submitted(1))
     m.handle(submitted(2))
-    told = m.handle(ev.DeviceLost(1.0, "ORT.1", "node-7", "killed"))
+    told = m.handle(ev.DeviceLost(1.0, "A", "node-7", "killed"))
     errors = [i.error for i in told if isinstance(i, ev.Fail)]
     assert [type(e) for e in errors] == [DeviceLostError, DeviceLostError]
-    assert (errors[0].device, errors[0].node, errors[0].attempt) == ("ORT.1", "node-7", 1)
+    assert (errors[0].device, errors[0].node, errors[0].attempt) == ("A", "node-7", 1)
     assert isinstance(failure(m.handle(submitted(3))[0]), DeviceLostError)
-    m.handle(ev.DeviceReturned(2.0, "ORT.1"))
+    m.handle(ev.DeviceReturned(2.0, "A"))
     assert m.handle(submitted(4)) == [ev.StartAttempt(4, 1)]
+
+
+LOST = ev.DeviceLost(1.0, "A", "node-7", "killed")
+GONE = ev.DeviceGone(2.0, "A", "node-7", "unplugged")
+BACK = ev.DeviceReturned(3.0, "A")
+
+
+def test_requests_of_a_lost_device_are_parked_and_replayed_once_it_is_back() -> None:
+    m = machine(requests=2)
+    m.handle(submitted(1))
+    m.handle(submitted(2))
+    m.handle(submitted(3))
+    assert m.handle(LOST) == [ev.DropAttempt(1, 1), ev.DropAttempt(2, 1)]
+    assert m.state(1) is RequestState.PARKED
+    assert m.handle(submitted(4)) == []
+    assert m.num_in_flight == 2  # a parked request keeps its room
+    assert m.handle(ev.AttemptAnswered(1.5, 1, 1, "late")) == []
+    assert m.handle(BACK) == [ev.StartAttempt(1, 2), ev.StartAttempt(2, 2)]
+    answered = m.handle(ev.AttemptAnswered(4.0, 1, 2, "y"))
+    assert answered == [ev.Deliver(1, "y"), ev.StartAttempt(3, 1)]
+    gone = "device A on node node-7 is gone: killed"
+    restarted = "A device whose node is alive is restarted: send the request again."
+    assert [line.what for line in m.story(1)] == [
+        "submitted with 1 bytes",
+        "started",
+        f"failed: request 1, attempt 1: {gone}. {restarted}",
+        f"parked: {gone}",
+        "AttemptAnswered came late and was dropped",
+        "started",
+        "answered",
+    ]
+
+
+def test_a_request_that_comes_while_its_device_is_away_waits_for_it() -> None:
+    m = machine()
+    m.handle(LOST)
+    assert m.handle(submitted(1)) == []
+    assert "waits: device A on node node-7 is gone" in m.story(1)[-1].what
+    (refused,) = m.handle(ev.Submitted(2.0, 2, 1, 9.0, waits=False))
+    assert isinstance(failure(refused), DeviceLostError)
+    assert m.handle(BACK) == [ev.StartAttempt(1, 1)]
+
+
+def test_a_device_that_is_gone_for_good_ends_what_waits_for_it_at_once() -> None:
+    m = machine(requests=1)
+    for request_id in (1, 2):
+        m.handle(submitted(request_id))
+    m.handle(LOST)
+    told = m.handle(GONE)
+    errors = [failure(i) for i in told]
+    assert [type(e) for e in errors] == [DeviceLostError] * 2
+    assert errors[0].story[-1].startswith("2.000 s, attempt 1: refused: request 1, attempt 1")
+    assert any("attempt 1: started" in line for line in errors[0].story)
+    assert "unplugged" in str(failure(m.handle(submitted(3))[0]))
+    m.handle(BACK)
+    assert m.handle(submitted(4)) == [ev.StartAttempt(4, 1)]
+
+
+def test_a_device_of_another_route_costs_nothing_and_a_live_route_takes_over() -> None:
+    m = machine(route("A", "C"), route("B", "C"))
+    assert m.handle(submitted(1)) == [ev.StartAttempt(1, 1, 0)]
+    assert m.handle(submitted(2)) == [ev.StartAttempt(2, 1, 1)]
+    assert m.handle(LOST) == [ev.DropAttempt(1, 1, 0), ev.StartAttempt(1, 2, 1)]
+    assert m.handle(submitted(3)) == [ev.StartAttempt(3, 1, 1)]
+    assert m.handle(GONE) == []
+    assert len(m.handle(ev.DeviceLost(3.0, "C", "n", "x"))) == 3
+    assert m.state(1) is RequestState.PARKED
+    back = m.handle(ev.DeviceReturned(4.0, "C"))
+    assert back == [ev.StartAttempt(1, 3, 1), ev.StartAttempt(2, 2, 1), ev.StartAttempt(3, 2, 1)]
+
+
+def test_routes_that_are_added_take_parked_requests_over() -> None:
+    m = machine()
+    m.handle(submitted(1))
+    m.handle(LOST)
+    assert m.handle(ev.RoutesAdded(2.0, (route("B"),))) == [ev.StartAttempt(1, 2, 1)]
+    assert m.handle(GONE) == []
+
+
+def test_a_request_is_tried_only_so_often_and_its_error_tells_its_story() -> None:
+    m = machine(attempts=2)
+    m.handle(submitted(1))
+    m.handle(LOST)
+    m.handle(BACK)
+    drop, failed = m.handle(LOST)
+    assert drop == ev.DropAttempt(1, 2)
+    error = failure(failed)
+    assert isinstance(error, DeviceLostError)
+    assert [line.split(": ")[1][:7] for line in error.data["story"]] == [
+        *("submitt", "started", "failed", "parked", "started", "failed"),
+    ]
+
+
+def test_what_was_lost_by_a_device_that_is_there_is_sent_again_after_a_pause() -> None:
+    m = machine()
+    m.handle(submitted(1))
+    assert m.handle(ev.AttemptFailed(1.0, 1, 1, DeviceLostError("x"))) == [ev.DropAttempt(1, 1)]
+    resume_s = m.next_deadline_s
+    assert resume_s is not None
+    assert 1.0 < resume_s < 2.0
+    assert m.handle(ev.TimePassed(resume_s)) == [ev.StartAttempt(1, 2)]
+
+
+def test_a_full_memory_is_tried_on_another_route_and_a_plugins_error_is_not() -> None:
+    m = machine(route("A"), route("B"))
+    m.handle(submitted(1))
+    full = MemoryError("full")
+    again = m.handle(ev.AttemptFailed(1.0, 1, 1, full))
+    assert again == [ev.DropAttempt(1, 1, 0), ev.StartAttempt(1, 2, 1)]
+    drop, failed = m.handle(ev.AttemptFailed(2.0, 1, 2, full))
+    assert (drop, failure(failed)) == (ev.DropAttempt(1, 2, 1), full)
+    m.handle(submitted(2))
+    assert failure(m.handle(ev.AttemptFailed(3.0, 2, 1, HeteroError("bad")))[-1]).args == ("bad",)
+
+
+def test_parked_requests_expire_are_cancelled_and_end_with_the_deployment_or_the_cluster() -> None:
+    m = machine()
+    for request_id, deadline_s in ((1, 3.0), (2, 9.0), (3, 9.0), (4, 9.0)):
+        m.handle(submitted(request_id, deadline_s=deadline_s))
+    m.handle(LOST)
+    (expired,) = m.handle(ev.TimePassed(3.0))
+    assert "parked: device A on node node-7 is gone: killed" in str(failure(expired))
+    (cancelled,) = m.handle(ev.CancelAsked(3.0, 2))
+    assert isinstance(failure(cancelled), RequestCancelledError)
+    told = m.handle(ev.ClusterLost(4.0, ClusterError("no cluster")))
+    assert [str(failure(i)) for i in told] == [
+        f"request {i}, attempt 1: no cluster" for i in (3, 4)
+    ]
+    assert isinstance(failure(m.handle(submitted(5))[0]), ClusterError)
+    assert m.num_in_flight == m.nbytes_in_flight == 0
+
+
+def test_waiting_for_admission_has_a_time_out_of_its_own() -> None:
+    m = machine(requests=1, admission_timeout_s=2.0)
+    m.handle(submitted(1))
+    m.handle(submitted(2, now_s=1.0))
+    assert m.next_deadline_s == 3.0
+    (late,) = m.handle(ev.TimePassed(3.0))
+    assert isinstance(failure(late), OverloadedError)
+    assert m.handle(ev.TimePassed(8.0)) == []  # who is admitted has the whole time
+    m.handle(LOST)
+    m.handle(submitted(3, now_s=4.0))
+    (away,) = m.handle(ev.TimePassed(6.0))
+    assert isinstance(failure(away), DeviceLostError)
+
+
+def test_greater_priority_is_admitted_first() -> None:
+    m = machine(requests=1)
+    m.handle(submitted(1))
+    for request_id, priority in ((2, 0), (3, 1), (4, 1)):
+        m.handle(ev.Submitted(0.0, request_id, 1, 9.0, priority=priority))
+    order = []
+    for done in (1, 3, 4):
+        _, start = m.handle(ev.AttemptAnswered(1.0, done, 1, "y"))
+        assert isinstance(start, ev.StartAttempt)
+        order.append(start.request_id)
+    assert order == [3, 4, 2]
+
+
+def test_answers_come_in_order_where_that_is_asked_for() -> None:
+    m = machine(in_order=True, requests=3)
+    for request_id in (1, 2, 3, 4):
+        m.handle(submitted(request_id))
+    assert m.handle(ev.AttemptAnswered(1.0, 2, 1, "b")) == []
+    assert m.handle(ev.AttemptAnswered(1.0, 3, 1, "c")) == []  # those held keep their room
+    told = m.handle(ev.AttemptFailed(2.0, 1, 1, HeteroError("x")))[1:]
+    assert isinstance(failure(told[0]), HeteroError)
+    assert told[1:] == [ev.Deliver(2, "b"), ev.Deliver(3, "c"), ev.StartAttempt(4, 1)]
+
+
+def test_requests_that_ended_leave_nothing_behind() -> None:
+    m = machine(remembered=10)
+    for request_id in range(5000):
+        m.handle(submitted(request_id, deadline_s=1e6))
+        m.handle(ev.AttemptAnswered(1.0, request_id, 1, "y"))
+    assert len(m._due._entries) < 200
 
 
 def test_closing_cancels_all_and_those_to_come() -> None:
@@ -234,73 +417,8 @@ def test_impossible_events_are_faults() -> None:
 def test_the_table_is_closed() -> None:
     reached = {RequestState.NEW} | {state for row in TRANSITIONS.values() for state in row.to}
     assert reached == set(RequestState)
-    assert {event for _, event in TRANSITIONS} < set(get_args(ev.ClientEvent))
+    assert {event for _, event in TRANSITIONS} == set(get_args(ev.ClientEvent))
     for row in TRANSITIONS.values():
         assert callable(getattr(ClientMachine, row.handler))
     leaving = {state for state, _ in TRANSITIONS}
     assert leaving == set(RequestState)
-
-
-steps = st.lists(
-    st.tuples(
-        st.sampled_from(["submit", "answer", "fail", "cancel", "time", "lost", "back"]),
-        st.integers(0, 9),
-        st.integers(1, 3),
-    ),
-    max_size=60,
-)
-
-
-@given(steps, st.integers(1, 3), st.integers(0, 2), st.booleans())
-@settings(max_examples=200, deadline=None)
-def test_random_lives_keep_the_invariants(
-    life: list[tuple[str, int, int]], requests: int, waiting: int, retries: bool
-) -> None:
-    m = ClientMachine(
-        Limits(requests=requests, nbytes=20, waiting=waiting),
-        retry=lambda error, attempt: retries and attempt < 3,
-    )
-    answers: dict[int, int] = {}
-    started: dict[int, int] = {}
-    now_s, count = 0.0, 0
-
-    def follow(instructions: list[ev.ClientInstruction]) -> None:
-        for instruction in instructions:
-            match instruction:
-                case ev.StartAttempt(request_id, attempt):
-                    assert attempt == started.get(request_id, 0) + 1
-                    started[request_id] = attempt
-                case ev.Deliver(request_id) | ev.Fail(request_id):
-                    answers[request_id] = answers.get(request_id, 0) + 1
-                case ev.DropAttempt(request_id, attempt):
-                    assert started[request_id] == attempt
-
-    for what, pick, number in life:
-        now_s += 0.5
-        target = 1 + pick % max(1, count)
-        running = m.state(target) is RequestState.RUNNING
-        match what:
-            case "submit":
-                count += 1
-                follow(m.handle(ev.Submitted(now_s, count, 4 * number, now_s + pick + 1)))
-            case "answer" if running:
-                follow(m.handle(ev.AttemptAnswered(now_s, target, number, "y", pick)))
-            case "fail" if running:
-                follow(m.handle(ev.AttemptFailed(now_s, target, number, HeteroError("x"))))
-            case "cancel":
-                follow(m.handle(ev.CancelAsked(now_s, target)))
-            case "time":
-                follow(m.handle(ev.TimePassed(now_s)))
-            case "lost":
-                follow(m.handle(ev.DeviceLost(now_s, "D", "n", "x")))
-            case "back":
-                follow(m.handle(ev.DeviceReturned(now_s, "D")))
-        states = [m.state(i) for i in range(1, count + 1)]
-        assert m.num_in_flight == states.count(RequestState.RUNNING) <= requests
-        assert m.num_waiting == states.count(RequestState.WAITING) <= waiting
-        assert all(n == 1 for n in answers.values())
-        # Nobody waits while there is room for the first in line.
-        assert not m.num_waiting or m.num_in_flight
-    follow(m.handle(ev.Closed(now_s)))
-    assert answers == dict.fromkeys(range(1, count + 1), 1)
-    assert m.num_in_flight == m.num_waiting == m.nbytes_in_flight == 0

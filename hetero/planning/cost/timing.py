@@ -18,7 +18,7 @@ from devices.request.request import Request
 from hetero.in_flight import keep_in_flight
 from hetero.partition.lowering import constant_outputs, stage_sources
 from hetero.partition.partition import partition
-from scheduler.client.machine import Limits
+from scheduler.client.limits import Limits
 from scheduler.executor import Deployment, Executor
 
 #: Bounds of a measuring deployment.

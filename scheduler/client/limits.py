@@ -1,0 +1,40 @@
+"""Limits: the bounds of a deployment's queues, set when it is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of a deployment's queues, and the order of its answers.
+
+    Attributes
+    ----------
+    requests : int
+        Requests in flight at once, >= 1.
+    nbytes : int
+        Bytes in flight, of all deployments of the executor, at which requests wait: of inputs
+        and of what stages are expected to make. One request of the deployment may exceed it.
+    waiting : int
+        Callers that may wait for admission.
+    timeout_s : float
+        Seconds until a request without a deadline of its own expires.
+    remembered : int
+        Ended requests whose story is kept.
+    admission_timeout_s : float
+        Seconds that a request waits for admission at most.
+    attempts : int
+        How often a request is tried at most, >= 1.
+    in_order : bool
+        Whether answers come in the order of admission; else each as soon as it is there.
+    """
+
+    requests: int = 32
+    nbytes: int = 2**30
+    waiting: int = 1024
+    timeout_s: float = 600.0
+    remembered: int = 1024
+    admission_timeout_s: float = 600.0
+    attempts: int = 5
+    in_order: bool = False

@@ -1,0 +1,73 @@
+"""What the client's machine keeps of a request, its story included."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from scheduler import events
+from scheduler.client.transitions import RequestState
+
+
+class StoryLine(NamedTuple):
+    """One line of a request's life.
+
+    Attributes
+    ----------
+    time_s : float
+        When, by the client's monotonic clock.
+    attempt : int
+        Which attempt; 0 before the first.
+    what : str
+        What happened.
+    """
+
+    time_s: float
+    attempt: int
+    what: str
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """A request that was submitted."""
+
+    submitted: events.Submitted
+    #: When it must be admitted.
+    admit_by_s: float
+    #: What it is counted for once it is admitted: its inputs, and what its stages may make.
+    nbytes: int = 0
+    state: RequestState = RequestState.NEW
+    attempt: int = 0
+    #: The attempt's route.
+    route: int = 0
+    #: Routes on which it need not be tried again.
+    avoided: frozenset[int] = frozenset()
+    #: Where it is parked: why, and until when at least.
+    error: BaseException | None = None
+    resume_s: float = 0.0
+    #: Where it is held.
+    answer: object = None
+    story: list[StoryLine] = field(default_factory=list)
+
+    @property
+    def id(self) -> int:
+        """Its number."""
+        return self.submitted.request_id
+
+    @property
+    def where(self) -> str:
+        """Where it is, for errors."""
+        return (
+            f"request {self.id}, attempt {self.attempt}" if self.attempt else f"request {self.id}"
+        )
+
+    def note(self, now_s: float, what: str) -> None:
+        """Add a line to its story."""
+        self.story.append(StoryLine(now_s, self.attempt, what))
+
+    def lines(self) -> tuple[str, ...]:
+        """Return its story as text, in seconds since it was submitted."""
+        return tuple(
+            f"{line.time_s - self.submitted.now_s:.3f} s, attempt {line.attempt}: {line.what}"
+            for line in self.story
+        )

@@ -1,0 +1,154 @@
+"""The placement: which stages there are on which devices, and the routes of requests through them.
+
+It stands beside the plan. A whole plan, or a stage of one, may be there several times; a request
+takes one route. Stages are numbered through all routes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
+
+from devices.errors import PlanError
+from scheduler.plan import Plan, Stage
+
+
+@dataclass(frozen=True)
+class Route:
+    """One way of an attempt.
+
+    Attributes
+    ----------
+    plan : Plan
+        What it runs, each stage on the device of this route.
+    stages : tuple of int
+        The placement's numbers of the plan's stages.
+    share : float
+        Of the requests, in proportion to the other routes' shares; positive.
+    """
+
+    plan: Plan
+    stages: tuple[int, ...]
+    share: float = 1.0
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Stages on devices, and routes through them.
+
+    Attributes
+    ----------
+    stages : tuple of Stage
+        Each with its number through all routes.
+    routes : tuple of Route
+        At least one; all have the same ports.
+
+    Raises
+    ------
+    PlanError
+        No route, a share that is not positive, ports that differ, or a route that gives a stage
+        another number.
+    """
+
+    stages: tuple[Stage, ...]
+    routes: tuple[Route, ...]
+
+    def __post_init__(self) -> None:
+        if not self.routes:
+            raise PlanError("a placement has no route; give at least one plan.")
+        first = self.routes[0].plan
+        for number, route in enumerate(self.routes):
+            plan = route.plan
+            where = f"placement of {first.name!r}: route {number}"
+            if not route.share > 0:
+                raise PlanError(f"{where} has the share {route.share}; wanted a positive number.")
+            if (plan.inputs, plan.outputs) != (first.inputs, first.outputs):
+                raise PlanError(f"{where} has other ports than route 0; wanted the same.")
+            if len(route.stages) != len(plan.stages) or any(
+                self._stage(i) != replace(stage, index=i)
+                for i, stage in zip(route.stages, plan.stages, strict=True)
+            ):
+                raise PlanError(f"{where} says {route.stages}, which are not its plan's stages.")
+
+    def _stage(self, number: int) -> Stage | None:
+        return self.stages[number] if 0 <= number < len(self.stages) else None
+
+    @cached_property
+    def devices(self) -> tuple[str, ...]:
+        """Devices of all routes, in order of first use."""
+        return tuple(dict.fromkeys(stage.device for stage in self.stages))
+
+    @cached_property
+    def levels(self) -> tuple[int, ...]:
+        """Each stage's level: the most stages on a path before it, on any route."""
+        levels = [0] * len(self.stages)
+        for route in self.routes:
+            for number, level in zip(route.stages, route.plan.levels, strict=True):
+                levels[number] = max(levels[number], level)
+        return tuple(levels)
+
+    @cached_property
+    def sends(self) -> tuple[Mapping[int, tuple[tuple[int, tuple[str, ...]], ...]], ...]:
+        """For each stage: route -> (consumer, tensors that it takes), one for each consumer."""
+        found: list[dict[int, tuple[tuple[int, tuple[str, ...]], ...]]] = [{} for _ in self.stages]
+        for number, route in enumerate(self.routes):
+            for producer, place in enumerate(route.stages):
+                tensors: dict[int, list[str]] = {}
+                for wire in route.plan.wires:
+                    if wire.producer == producer:
+                        tensors.setdefault(route.stages[wire.consumer], []).append(wire.tensor)
+                found[place][number] = tuple((c, tuple(names)) for c, names in tensors.items())
+        return tuple(found)
+
+
+def alone(plan: Plan) -> Placement:
+    """Return the placement of one plan."""
+    return share([plan], [1.0])
+
+
+def share(plans: Sequence[Plan], shares: Sequence[float]) -> Placement:
+    """Return the placement of plans that share the requests, replicas included.
+
+    Raises PlanError: plans whose ports differ, or shares that are not one positive number each.
+    """
+    if len(plans) != len(shares):
+        raise PlanError(f"{len(plans)} plans have {len(shares)} shares; wanted one each.")
+    stages: list[Stage] = []
+    routes: list[Route] = []
+    for plan, part in zip(plans, shares, strict=True):
+        numbers = tuple(range(len(stages), len(stages) + len(plan.stages)))
+        stages += (replace(s, index=i) for s, i in zip(plan.stages, numbers, strict=True))
+        routes.append(Route(plan, numbers, part))
+    return Placement(tuple(stages), tuple(routes))
+
+
+def replicate(plan: Plan, replicas: Mapping[int, Mapping[str, float]]) -> Placement:
+    """Return the placement of one plan of which some stages are on several devices.
+
+    `replicas`: stage -> device -> its share of the stage's requests; other stages are where the
+        plan has them.
+    Raises PlanError for a stage that the plan does not have, or one without a device.
+    """
+    if unknown := [i for i in replicas if not 0 <= i < len(plan.stages)]:
+        raise PlanError(f"plan of {plan.name!r} has no stages {unknown} to replicate.")
+    stages: list[Stage] = []
+    choices: list[list[tuple[int, float]]] = []
+    for stage in plan.stages:
+        places = replicas.get(stage.index, {stage.device: 1.0})
+        if not places:
+            raise PlanError(f"plan of {plan.name!r}: stage {stage.index} is given no device.")
+        total = sum(places.values())
+        choices.append([])
+        for device, part in places.items():
+            choices[-1].append((len(stages), part / total))
+            stages.append(replace(stage, index=len(stages), device=device))
+    routes: list[Route] = []
+    for way in product(*choices):
+        part = 1.0
+        for _, portion in way:
+            part *= portion
+        mine = tuple(replace(stages[n], index=i) for i, (n, _) in enumerate(way))
+        routes.append(Route(replace(plan, stages=mine), tuple(n for n, _ in way), part))
+    return Placement(tuple(stages), tuple(routes))

@@ -1,0 +1,131 @@
+"""Placements: one plan, several, and stages on several devices."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from devices.errors import PlanError
+from devices.model.tensor_spec import TensorSpec
+from scheduler import events as ev
+from scheduler.client.routes import Routes
+from scheduler.placement import Placement, alone, replicate, share
+from scheduler.plan import Plan, Stage
+from tests.scheduler.test_client_machine import route
+
+X, Y = (TensorSpec(name, "f32", (1,)) for name in "xy")
+
+
+def chain(*devices: str) -> Plan:
+    """Return x -> t0 -> t1 -> ... -> y, a stage on each device."""
+    names = ["x", *(f"t{i}" for i in range(len(devices) - 1)), "y"]
+    stages = (
+        Stage(i, device, (names[i],), (names[i + 1],), (f"n{i}",))
+        for i, device in enumerate(devices)
+    )
+    return Plan("m", (X,), (Y,), tuple(stages))
+
+
+def test_one_plan_is_one_route() -> None:
+    placed = alone(chain("A", "B"))
+    assert placed.stages == chain("A", "B").stages
+    assert [r.stages for r in placed.routes] == [(0, 1)]
+    assert placed.devices == ("A", "B")
+    assert placed.levels == (0, 1)
+    assert placed.sends == ({0: ((1, ("t0",)),)}, {0: ()})
+
+
+def test_plans_that_share_requests_have_stages_of_their_own() -> None:
+    placed = share([chain("A", "B"), chain("C")], [3, 1])
+    assert [(s.index, s.device) for s in placed.stages] == [(0, "A"), (1, "B"), (2, "C")]
+    assert [(r.stages, r.share) for r in placed.routes] == [((0, 1), 3), ((2,), 1)]
+    assert placed.sends == ({0: ((1, ("t0",)),)}, {0: ()}, {1: ()})
+
+
+def test_a_stage_on_several_devices_has_a_route_through_each() -> None:
+    placed = replicate(chain("A", "B", "C"), {1: {"B": 2.0, "D": 1.0}})
+    assert [(s.index, s.device) for s in placed.stages] == [
+        *((0, "A"), (1, "B"), (2, "D"), (3, "C")),
+    ]
+    assert [r.stages for r in placed.routes] == [(0, 1, 3), (0, 2, 3)]
+    assert [r.share for r in placed.routes] == pytest.approx([2 / 3, 1 / 3])
+    assert [r.plan.devices for r in placed.routes] == [("A", "B", "C"), ("A", "D", "C")]
+    assert placed.levels == (0, 1, 1, 2)
+    assert placed.sends[0] == {0: ((1, ("t0",)),), 1: ((2, ("t0",)),)}
+    assert placed.sends[2] == {1: ((3, ("t1",)),)}
+
+
+def test_placements_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(PlanError, match="no route"):
+        Placement((), ())
+    with pytest.raises(PlanError, match="ports"):
+        share([chain("A"), replace(chain("A"), inputs=(X, TensorSpec("z", "f32", ())))], [1, 1])
+    with pytest.raises(PlanError, match="share"):
+        share([chain("A")], [0])
+    with pytest.raises(PlanError, match="one each"):
+        share([chain("A")], [1, 1])
+    with pytest.raises(PlanError, match=r"\[3\]"):
+        replicate(chain("A"), {3: {"B": 1.0}})
+    with pytest.raises(PlanError, match="no device"):
+        replicate(chain("A"), {0: {}})
+    with pytest.raises(PlanError, match="not its plan's"):
+        Placement((), alone(chain("A")).routes)
+
+
+def test_equal_idle_routes_take_turns() -> None:
+    routes = Routes([route("A"), route("B"), route("C")])
+    assert [routes.choose() for _ in range(7)] == [0, 1, 2, 0, 1, 2, 0]
+
+
+@given(st.lists(st.integers(1, 9), min_size=2, max_size=4))
+@settings(max_examples=50, deadline=None, derandomize=True)
+def test_idle_routes_get_their_shares(shares: list[int]) -> None:
+    routes = Routes([route(str(i), share=part) for i, part in enumerate(shares)])
+    count = 20 * sum(shares)
+    got = Counter(routes.choose() for _ in range(count))
+    for number, part in enumerate(shares):
+        assert abs(got[number] - 20 * part) <= 2
+
+
+def test_a_route_on_which_requests_pile_up_is_passed_by() -> None:
+    routes = Routes([route("A"), route("B")])
+    for _ in range(4):
+        routes.begin(0)
+    assert [routes.choose() for _ in range(4)] == [1] * 4
+
+
+def test_a_slow_route_gets_what_it_can_do_in_the_time() -> None:
+    """A runs a request in 1 s, B in 4 s, and 5 are always in flight: B does a fifth."""
+    routes = Routes([route("A", share=4), route("B", share=1)])
+    takes_s, ends, done = (1, 4), [0, 0], Counter[int]()
+    pending: list[tuple[int, int]] = []
+    now_s = 0
+    for _ in range(200):
+        while len(pending) < 5:
+            way = routes.choose()
+            assert way is not None
+            routes.begin(way)
+            ends[way] = max(ends[way], now_s) + takes_s[way]
+            pending.append((ends[way], way))
+        pending.sort()
+        now_s, way = pending.pop(0)
+        routes.end(way)
+        done[way] += 1
+    assert now_s <= 200 / (1 + 1 / 4) * 1.05
+    assert done[1] == pytest.approx(40, abs=3)
+
+
+def test_routes_with_a_device_away_are_not_taken() -> None:
+    routes = Routes([route("A"), route("A", "B"), route("C")])
+    routes.lose(ev.DeviceLost(0.0, "A", "n", "x"))
+    assert [routes.choose(), routes.choose([2])] == [2, None]
+    routes.lose(ev.DeviceGone(0.0, "C", "n", "x"))
+    assert routes.choose() is None
+    assert routes.may_come()
+    assert not routes.may_come([0, 1])
+    routes.regain("A")
+    assert routes.choose() in (0, 1)
