@@ -7,14 +7,11 @@ the client's. Half of the rounds drop the model without closing it.
 from __future__ import annotations
 
 import argparse
-import ctypes
-import gc
 import json
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +19,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 import hetero
+from tests.bench.processes import device_processes, held
 
 EXECUTORS = ("inprocess", "ray")
 #: Rounds before the first measurement: caches and pools fill up.
@@ -59,19 +57,12 @@ def settled(core: hetero.Core) -> dict[str, int]:
     end_s = time.monotonic() + PATIENCE_S
     while len(core.executor._deployments) and time.monotonic() < end_s:
         time.sleep(0.01)
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
     store_nbytes, pids = 0, ["self"]
     if core._kind == "ray":
-        import ray
-
-        actors = core.executor._devices._actors.values()
-        pids += [str(pid) for pid in ray.get([d.actor.ping.remote() for d in actors])]
+        pids += map(str, device_processes())
         while (store_nbytes := _store_nbytes()) and time.monotonic() < end_s:
             time.sleep(0.1)
-    held = [_held(Path("/proc") / pid) for pid in pids]
-    found = {name: sum(row[name] for row in held) for name in held[0]}
-    return {**found, "object_store_nbytes": store_nbytes}
+    return {**held(pids), "object_store_nbytes": store_nbytes}
 
 
 def _store_nbytes() -> int:
@@ -80,13 +71,6 @@ def _store_nbytes() -> int:
 
     of = "object_store_memory"
     return int(ray.cluster_resources()[of] - ray.available_resources()[of])
-
-
-def _held(process: Path) -> dict[str, int]:
-    lines = (line.split() for line in (process / "status").read_text().splitlines())
-    (kilobytes,) = (int(line[1]) for line in lines if line[0] == "VmRSS:")
-    threads, fds = (len(list((process / of).iterdir())) for of in ("task", "fd"))
-    return {"rss_growth_nbytes": 1024 * kilobytes, "threads": threads, "fds": fds}
 
 
 def measure(executor: Any, rounds: int) -> dict[str, Any]:
@@ -100,9 +84,9 @@ def measure(executor: Any, rounds: int) -> dict[str, Any]:
     return {
         "executor": executor,
         "rounds": rounds,
-        "rss_growth_nbytes": round(grown["rss_growth_nbytes"] / rounds),
+        "rss_growth_nbytes": round(grown["rss_nbytes"] / rounds),
         "threads": grown["threads"],
-        "fds": grown["fds"],
+        "fds": grown["descriptors"],
         "object_store_nbytes": round(grown["object_store_nbytes"] / rounds),
     }
 

@@ -1,0 +1,63 @@
+"""Processes as the kernel tells of them: who descends from whom, what a process holds."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+#: What Ray calls the process of an actor: its class, and what it does.
+_ACTOR = re.compile(r"ray::\w*Device\w*")
+
+
+def descendants(root: int) -> set[int]:
+    """Return the processes that descend from one that lives."""
+    children: dict[int, list[int]] = {}
+    for pid, parent in _parents():
+        children.setdefault(parent, []).append(pid)
+    found: set[int] = set()
+    new = [root]
+    while new:
+        new = [child for pid in new for child in children.get(pid, ()) if child not in found]
+        found.update(new)
+    return found
+
+
+def device_processes(root: int | None = None) -> list[int]:
+    """Return the processes of device actors that descend from one, this one by default."""
+    found = descendants(os.getpid() if root is None else root)
+    return sorted(pid for pid in found if _ACTOR.match(command(pid)))
+
+
+def command(pid: int) -> str:
+    """Return a process's command line; empty once it has ended."""
+    with suppress(OSError):
+        return (Path("/proc") / str(pid) / "cmdline").read_text().replace("\0", " ").strip()
+    return ""
+
+
+def held(pids: Sequence[str]) -> dict[str, int]:
+    """Return what processes hold in all: resident bytes, threads, descriptors."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    rows = [_held(Path("/proc") / pid) for pid in pids]
+    return {name: sum(row[name] for row in rows) for name in rows[0]}
+
+
+def _held(process: Path) -> dict[str, int]:
+    lines = (line.split() for line in (process / "status").read_text().splitlines())
+    (kilobytes,) = (int(line[1]) for line in lines if line[0] == "VmRSS:")
+    threads, descriptors = (len(list((process / of).iterdir())) for of in ("task", "fd"))
+    return {"rss_nbytes": 1024 * kilobytes, "threads": threads, "descriptors": descriptors}
+
+
+def _parents() -> Iterator[tuple[int, int]]:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                status = (entry / "stat").read_text().rpartition(")")[2].split()
+                yield int(entry.name), int(status[1])

@@ -1,0 +1,43 @@
+"""How benchmarks print: rows as a table for people, as one JSON document for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def print_rows(rows: Sequence[Mapping[str, Any]], as_json: bool, **more: Any) -> None:
+    """Print rows that share their columns, and what else there is to say."""
+    if as_json:
+        sys.stdout.write(json.dumps({"rows": rows, **more}) + "\n")
+        return
+    for name, value in more.items():
+        print(f"{name}: {value}")
+    columns = list(rows[0]) if rows else []
+    cells = [columns, *([_cell(row[column]) for column in columns] for row in rows)]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
+    for line in cells:
+        print("  ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True)))
+
+
+def names(text: str) -> list[str]:
+    """Return what a list with commas names; nothing for an empty one."""
+    return [name for name in text.split(",") if name]
+
+
+def numbers(text: str) -> list[int]:
+    """Return the numbers of a list with commas; ``k`` and ``M`` are thousands and millions."""
+    return [_number(word) for word in names(text)]
+
+
+def _number(word: str) -> int:
+    factor = {"k": 1_000, "M": 1_000_000}.get(word[-1], 1)
+    return round(float(word.rstrip("kM")) * factor)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) and abs(value) < 1000 else str(value)

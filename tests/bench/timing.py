@@ -1,0 +1,82 @@
+"""Latency and rate of ways to do the same thing, measured by turns so that all meet one machine."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+#: Starts a request; what it returns waits for the answer and gives it.
+Submit = Callable[[], Callable[[], Any]]
+#: A way is warm after so many requests or seconds, whatever is first.
+_WARM_REQUESTS, _WARM_S = 20, 0.5
+
+
+@dataclass(slots=True)
+class Timing:
+    """What was measured of one way."""
+
+    latencies_s: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+    #: Answers after a turn's first one, and the time from that one to the last.
+    later_answers: int = 0
+    later_s: float = 0.0
+
+    @property
+    def p50_ms(self) -> float:
+        """The median latency."""
+        return statistics.median(self.latencies_s) * 1e3
+
+    @property
+    def rate(self) -> float:
+        """Requests a second."""
+        return len(self.latencies_s) / self.seconds
+
+    @property
+    def steady_rate(self) -> float:
+        """Requests a second once the pipeline is full."""
+        return self.later_answers / self.later_s
+
+
+def measure(submit: Submit, window: int, seconds: float, timing: Timing) -> None:
+    """Keep `window` requests in flight, the oldest awaited first; `window` of them at the least."""
+    waiting: deque[tuple[float, Callable[[], Any]]] = deque()
+    start_s, answers = time.perf_counter(), len(timing.latencies_s)
+    first_s = 0.0
+    while (now_s := time.perf_counter()) - start_s < seconds or len(waiting) < window - 1:
+        waiting.append((now_s, submit()))
+        if len(waiting) == window:
+            _finish(waiting, timing)
+            first_s = first_s or time.perf_counter()
+    while waiting:
+        _finish(waiting, timing)
+    end_s = time.perf_counter()
+    timing.seconds += end_s - start_s
+    timing.later_answers += len(timing.latencies_s) - answers - 1
+    timing.later_s += end_s - (first_s or end_s)
+
+
+def by_turns(
+    ways: Mapping[str, Submit], window: int, seconds: float, rounds: int = 3
+) -> dict[str, Timing]:
+    """Warm each way up, then measure each for `seconds` in all, in `rounds` turns."""
+    for submit in ways.values():
+        end_s = time.perf_counter() + _WARM_S
+        for _ in range(_WARM_REQUESTS):
+            submit()()
+            if time.perf_counter() > end_s:
+                break
+    timings = {name: Timing() for name in ways}
+    for _ in range(rounds):
+        for name, submit in ways.items():
+            measure(submit, window, seconds / rounds, timings[name])
+    return timings
+
+
+def _finish(waiting: deque[tuple[float, Callable[[], Any]]], timing: Timing) -> None:
+    began_s, wait = waiting.popleft()
+    wait()
+    timing.latencies_s.append(time.perf_counter() - began_s)
