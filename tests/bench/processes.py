@@ -6,6 +6,8 @@ import ctypes
 import gc
 import os
 import re
+import signal
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,8 +19,8 @@ _ACTOR = re.compile(r"ray::\w*Device\w*")
 def descendants(root: int) -> set[int]:
     """Return the processes that descend from one that lives."""
     children: dict[int, list[int]] = {}
-    for pid, parent in _parents():
-        children.setdefault(parent, []).append(pid)
+    for pid, stat in _stats():
+        children.setdefault(int(stat[1]), []).append(pid)
     found: set[int] = set()
     new = [root]
     while new:
@@ -40,6 +42,15 @@ def command(pid: int) -> str:
     return ""
 
 
+def end_session(session: int) -> None:
+    """Kill every process of a session that was started for the purpose, stopped ones too."""
+    while found := [pid for pid, stat in _stats() if int(stat[3]) == session and stat[0] != "Z"]:
+        for pid in found:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)  # they may have started others meanwhile
+
+
 def held(pids: Sequence[str]) -> dict[str, int]:
     """Return what processes hold in all: resident bytes, threads, descriptors."""
     gc.collect()
@@ -55,9 +66,9 @@ def _held(process: Path) -> dict[str, int]:
     return {"rss_nbytes": 1024 * kilobytes, "threads": threads, "descriptors": descriptors}
 
 
-def _parents() -> Iterator[tuple[int, int]]:
+def _stats() -> Iterator[tuple[int, list[str]]]:
+    """Return each process with what follows its name: state, parent, group, session, ..."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with suppress(OSError):
-                status = (entry / "stat").read_text().rpartition(")")[2].split()
-                yield int(entry.name), int(status[1])
+                yield int(entry.name), (entry / "stat").read_text().rpartition(")")[2].split()

@@ -1,0 +1,142 @@
+"""Faults of a cluster, at random: actors killed, stopped, ended; nodes removed and added."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+from ray.cluster_utils import Cluster
+
+from tests.bench.processes import device_processes
+
+#: Seconds between faults, and until a stopped actor goes on or a node is back.
+_BETWEEN_S: Final = (2.0, 5.0)
+_UNTIL_MENDED_S: Final = (1.0, 6.0)
+#: What is broken at once, at most.
+_MOST_OPEN: Final = 2
+
+
+class Faults:
+    """A thread that does things to a cluster, the same things in the same order for a seed.
+
+    Nodes that are removed come back under their own names, and all is mended in the end.
+    """
+
+    def __init__(self, cluster: Cluster, nodes: dict[str, Any], seed: int, **options: Any) -> None:
+        self._cluster = cluster
+        #: Name -> node, but for the head's; None for one that is away.
+        self._nodes: dict[str, Any] = dict(nodes)
+        self._options = options
+        self._random = random.Random(seed)
+        self._mendings: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self._stopped = threading.Event()
+        #: What was done, and when.
+        self.done: list[tuple[float, str]] = []
+        self._thread = threading.Thread(target=self._run, name="faults", daemon=True)
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> None:
+        """Do no more, and mend what is broken."""
+        self._stopped.set()
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        next_s = time.monotonic() + 1
+        while not self._stopped.wait(0.1):
+            now_s = time.monotonic()
+            while self._mendings and self._mendings[0][0] <= now_s:
+                heapq.heappop(self._mendings)[2]()
+            if now_s >= next_s and len(self._mendings) < _MOST_OPEN:
+                self._break()
+                next_s = time.monotonic() + self._random.uniform(*_BETWEEN_S)
+        for _, _, mend in sorted(self._mendings):
+            mend()
+
+    def _break(self) -> None:
+        kinds = {
+            "kill": self._signal(signal.SIGKILL),
+            "end": self._signal(signal.SIGTERM),
+            "stop": self._stop_actor,
+            "remove": self._remove_node,
+            "add": self._add_new_node,
+        }
+        kind = self._random.choices(list(kinds), (4, 1, 3, 2, 1))[0]
+        begun_s = time.monotonic()
+        try:
+            happened = kinds[kind]()
+        except Exception as error:  # a node may be on its way: then this was no fault
+            sys.stderr.write(f"fault {kind}: {type(error).__name__}: {error}\n")
+            return
+        if happened:
+            self.done.append((begun_s, kind))
+
+    def _device(self) -> int | None:
+        found = device_processes()
+        return self._random.choice(found) if found else None
+
+    def _signal(self, number: signal.Signals) -> Callable[[], bool]:
+        def send() -> bool:
+            pid = self._device()
+            if pid is not None:
+                os.kill(pid, number)
+            return pid is not None
+
+        return send
+
+    def _stop_actor(self) -> bool:
+        pid = self._device()
+        if pid is None:
+            return False
+        os.kill(pid, signal.SIGSTOP)
+        self._mend_later(lambda: _continue(pid))
+        return True
+
+    def _remove_node(self) -> bool:
+        there = [name for name, node in self._nodes.items() if node is not None]
+        if not there:
+            return False
+        name = self._random.choice(there)
+        node, self._nodes[name] = self._nodes[name], None
+        self._mend_later(lambda: self._add(name))
+        self._cluster.remove_node(node, allow_graceful=False)
+        return True
+
+    def _add_new_node(self) -> bool:
+        """Add a node for a while; its leaving is a fault of its own."""
+        name = f"guest{next(self._order)}"
+        node = self._cluster.add_node(node_name=name, **self._options)
+
+        def leave() -> None:
+            self.done.append((time.monotonic(), "leave"))
+            self._cluster.remove_node(node, allow_graceful=False)
+
+        self._mend_later(leave)
+        return True
+
+    def _add(self, name: str) -> None:
+        self._nodes[name] = self._cluster.add_node(node_name=name, **self._options)
+
+    def _mend_later(self, mend: Callable[[], None]) -> None:
+        def quietly() -> None:
+            try:
+                mend()
+            except Exception as error:
+                sys.stderr.write(f"mending: {type(error).__name__}: {error}\n")
+
+        at_s = time.monotonic() + self._random.uniform(*_UNTIL_MENDED_S)
+        heapq.heappush(self._mendings, (at_s, next(self._order), quietly))
+
+
+def _continue(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)

@@ -1,0 +1,151 @@
+"""A flow of requests whose answers can be checked exactly, and what became of each of them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+import hetero
+
+#: Devices of the model's stages: node -> device. The NULL device's zeros are added to what it got.
+PLACES: Final = {"lift": "TOY.1", "zero": "NULL.2", "join": "TOY.2", "scale": "TOY.0"}
+#: Every so many requests one is large: its tensors take other ways.
+_LARGE_EVERY, _LARGE, _SMALL = 16, 250_000, 64
+#: Wait after a failure, as a caller would before it tries again.
+_PAUSE_S = 0.05
+
+
+def model() -> onnx.ModelProto:
+    """Return ``y = 2 * (x + 1 + 0)`` in four stages, two of which take the first one's output."""
+    lines = [
+        ("Add", ("x", "one"), "a"),
+        ("Neg", ("a",), "z"),
+        ("Add", ("a", "z"), "b"),
+        ("Mul", ("b", "two"), "y"),
+    ]
+    nodes = [
+        helper.make_node(operator, list(takes), [gives], name=name)
+        for (operator, takes, gives), name in zip(lines, PLACES, strict=True)
+    ]
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n"]) for name in "xyz"]
+    weights = {"one": 1, "two": 2}
+    graph = helper.make_graph(
+        nodes,
+        "chaos",
+        ports[:1],
+        ports[1:2],
+        [numpy_helper.from_array(np.full(1, v, np.float32), n) for n, v in weights.items()],
+        value_info=ports[2:],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def question(number: int) -> np.ndarray:
+    """Return the input of a request, which no other one has."""
+    size = _SMALL if number % _LARGE_EVERY else _LARGE
+    return np.arange(size, dtype=np.float32) % 7 + np.float32(8 * number)
+
+
+class Flow:
+    """Requests at a steady rate, at most `window` in flight, until it is stopped.
+
+    `timeout_s`: the deadline of each.
+    """
+
+    def __init__(
+        self, compiled: hetero.CompiledModel, window: int, rate: float, timeout_s: float
+    ) -> None:
+        self._compiled = compiled
+        self._timeout_s = timeout_s
+        self._period_s = 1 / rate
+        self._room = threading.Semaphore(window)
+        self._stopped = threading.Event()
+        self._lock = threading.Lock()
+        self._begun_s: dict[int, float] = {}
+        self._calls: Counter[int] = Counter()
+        #: Right answers: when the request was submitted, when it was answered.
+        self.answers: list[tuple[float, float]] = []
+        self.errors: Counter[str] = Counter()
+        self.wrong = 0
+        self._thread = threading.Thread(target=self._submit, name="flow", daemon=True)
+        self._thread.start()
+
+    @property
+    def requests(self) -> int:
+        """How many were submitted."""
+        return len(self._begun_s)
+
+    @property
+    def duplicated(self) -> int:
+        """How many ended more than once."""
+        with self._lock:
+            return sum(calls > 1 for calls in self._calls.values())
+
+    @property
+    def lost(self) -> int:
+        """How many ended in an error, or not at all."""
+        with self._lock:
+            return len(self._begun_s) - len(self._calls) + self.errors.total()
+
+    def stop(self, timeout_s: float) -> None:
+        """Submit no more, and wait until all have ended or `timeout_s` has passed."""
+        self._stopped.set()
+        end_s = time.monotonic() + timeout_s
+        self._thread.join(timeout_s)
+        while time.monotonic() < end_s and len(self._calls) < len(self._begun_s):
+            time.sleep(0.05)
+
+    def _submit(self) -> None:
+        number, next_s = 0, time.monotonic()
+        while not self._stopped.is_set():
+            if not self._room.acquire(timeout=1):
+                continue
+            number += 1
+            next_s = max(next_s + self._period_s, time.monotonic() - 1)
+            self._stopped.wait(next_s - time.monotonic())
+            self._start(number)
+
+    def _start(self, number: int) -> None:
+        x = question(number)
+        request = self._compiled.create_infer_request()
+        request.set_callback(self._ended(number, request, 2 * (x + 1)))
+        self._begun_s[number] = time.monotonic()
+        try:
+            request.start_async({"x": x}, share_inputs=True, timeout_s=self._timeout_s)
+        except Exception as error:  # whatever it is, the request has no answer
+            self._end(number, error=error)
+
+    def _ended(
+        self, number: int, request: hetero.InferRequest, wanted: np.ndarray
+    ) -> Callable[[Any], None]:
+        def ended(_: Any) -> None:
+            try:
+                got = request.results["y"]
+            except Exception as error:
+                self._end(number, error=error)
+            else:
+                self._end(number, right=np.array_equal(got, wanted))
+
+        return ended
+
+    def _end(self, number: int, *, right: bool = False, error: Exception | None = None) -> None:
+        with self._lock:
+            self._calls[number] += 1
+            if self._calls[number] > 1:
+                return
+            if error is not None:
+                self.errors[type(error).__name__] += 1
+            elif right:
+                self.answers.append((self._begun_s[number], time.monotonic()))
+            else:
+                self.wrong += 1
+        if error is not None:
+            self._stopped.wait(_PAUSE_S)
+        self._room.release()
