@@ -13,9 +13,17 @@ from hetero.cache.blob import hetero_version
 from hetero.compare.compare import Comparison, compare
 from hetero.compiled_model import CompiledModel
 from hetero.core import Core
+from hetero.element_type import Type
 from hetero.errors import *  # noqa: F403 - each error is also hetero's own name
 from hetero.planning.cost import Costs
 from hetero.planning.report import PlanReport
+from hetero.preprocess import (
+    ColorFormat,
+    Layout,
+    PaddingMode,
+    PrePostProcessor,
+    ResizeAlgorithm,
+)
 from hetero.query.survey import Survey
 
 #: This package's version.
@@ -24,19 +32,25 @@ __version__ = hetero_version()
 __all__ = [
     "Affinity",
     "AsyncInferQueue",
+    "ColorFormat",
     "Comparison",
     "CompiledModel",
     "Core",
     "Costs",
     "InferRequest",
+    "Layout",
     "Model",
+    "PaddingMode",
     "PlanReport",
+    "PrePostProcessor",
     "Refusal",
+    "ResizeAlgorithm",
     "Results",
     "Support",
     "Survey",
     "Tensor",
     "TensorSpec",
+    "Type",
     "__version__",
     "compare",
     "errors",

@@ -237,11 +237,12 @@ class Plan:
 
 
 def pack_spec(spec: TensorSpec) -> list[Any]:
-    """Return a type as [name, type, shape or None]."""
-    return [spec.name, spec.type, None if spec.shape is None else list(spec.shape)]
+    """Return a type as [name, type, shape or None], and a layout where there is one."""
+    layout = [spec.layout] if spec.layout else []
+    return [spec.name, spec.type, None if spec.shape is None else list(spec.shape), *layout]
 
 
 def unpack_spec(entry: list[Any]) -> TensorSpec:
     """Return the type that `pack_spec` packed."""
-    name, kind, shape = entry
-    return TensorSpec(name, kind, None if shape is None else tuple(shape))
+    name, kind, shape, *layout = entry
+    return TensorSpec(name, kind, None if shape is None else tuple(shape), *layout)

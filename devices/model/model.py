@@ -278,8 +278,7 @@ class Model:
         for field in ("doc_string", "producer_name", "producer_version"):
             header.ClearField(field)
         parts: list[bytes] = [header.SerializeToString(deterministic=True), self.name.encode()]
-        parts += [repr((s.name, s.type, s.shape)).encode() for s in (*self.inputs, *self.outputs)]
-        parts += [repr((s.name, s.type, s.shape)).encode() for s in self.optional_inputs]
+        parts += [_port_bytes(s) for s in (*self.inputs, *self.outputs, *self.optional_inputs)]
         parts += [node.proto.SerializeToString(deterministic=True) for node in self.nodes]
         parts += [name.encode() + self.constants[name].digest for name in sorted(self.constants)]
         for part in parts:
@@ -453,6 +452,11 @@ def _free_names(graph: onnx.GraphProto) -> Iterator[str]:
 
 def _has_body(proto: onnx.NodeProto) -> bool:
     return any(a.HasField("g") or a.graphs for a in proto.attribute)
+
+
+def _port_bytes(spec: TensorSpec) -> bytes:
+    layout = (spec.layout,) if spec.layout else ()
+    return repr((spec.name, spec.type, spec.shape, *layout)).encode()
 
 
 def _declared(spec: TensorSpec) -> onnx.ValueInfoProto:

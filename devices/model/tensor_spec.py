@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Final
 
 import ml_dtypes
@@ -24,6 +25,11 @@ _TYPE_NAMES: Final[dict[int, str]] = {
     number: name.lower() for name, number in onnx.TensorProto.DataType.items()
 }
 _TYPE_NUMBERS: Final = {name: number for number, name in _TYPE_NAMES.items()}
+#: Names of the element types that a tensor may have.
+ELEMENT_TYPES: Final = frozenset(_TYPE_NUMBERS) - {"undefined"}
+#: Letter of a layout -> ONNX's own word for such a dimension; others are written as they are.
+_DENOTATIONS: Final = {"N": "DATA_BATCH", "C": "DATA_CHANNEL", "?": ""}
+_LETTERS: Final = {word: letter for letter, word in _DENOTATIONS.items()}
 #: Element types narrower than a byte, with their widths in bits.
 _NARROW_BITS: Final = {"int4": 4, "uint4": 4, "float4e2m1": 4, "int2": 2, "uint2": 2}
 
@@ -44,11 +50,15 @@ class TensorSpec:
     shape : tuple of (int, str or None), or None
         One entry per dimension: a size, a symbol, or None where unknown; None where the rank is
         unknown or the value is not a tensor.
+    layout : str
+        What each dimension means, one letter each, as ``NHWC``; ``?`` where one means nothing, and
+        empty where nothing is known. In ONNX these are the dimensions' denotations.
     """
 
     name: str
     type: str
     shape: tuple[Dimension, ...] | None = None
+    layout: str = ""
 
     @property
     def is_tensor(self) -> bool:
@@ -101,7 +111,7 @@ class TensorSpec:
     def from_proto(cls, info: onnx.ValueInfoProto) -> TensorSpec:
         """Read a spec from ONNX's value info."""
         check_text((info.name,), "a value")
-        return cls(info.name, type_string(info.type), _shape(info.type))
+        return cls(info.name, type_string(info.type), _shape(info.type), _layout(info.type))
 
     @classmethod
     def from_array(cls, name: str, array: np.ndarray) -> TensorSpec:
@@ -115,8 +125,10 @@ class TensorSpec:
         if self.is_tensor and self.shape is not None:
             shape = info.type.tensor_type.shape
             shape.SetInParent()
-            for dimension in self.shape:
+            for dimension, letter in zip_longest(self.shape, self.layout, fillvalue="?"):
                 entry = shape.dim.add()
+                if denotation := _DENOTATIONS.get(letter, letter):
+                    entry.denotation = denotation
                 if isinstance(dimension, int):
                     entry.dim_value = dimension
                 elif dimension is not None:
@@ -210,6 +222,15 @@ def _shape(proto: onnx.TypeProto) -> tuple[Dimension, ...] | None:
         else (d.dim_param or None)
         for d in tensor.shape.dim
     )
+
+
+def _layout(proto: onnx.TypeProto) -> str:
+    """Return the layout that the dimensions' denotations make, empty where they have none."""
+    words = [dimension.denotation for dimension in proto.tensor_type.shape.dim]
+    if not any(words):
+        return ""
+    letters = [_LETTERS.get(word, word) for word in words]
+    return "".join(letter if len(letter) == 1 else "?" for letter in letters)
 
 
 #: numpy dtypes that numpy itself cannot compute on; kernels widen these.

@@ -89,7 +89,7 @@ class RequestTensors:
         self._kept.add(port.name)
 
     def set_batch(self, port: TensorSpec, tensors: Sequence[Any]) -> None:
-        """Read an input from items that make a batch along axis 0."""
+        """Read an input from items that make a batch along the layout's N, or else axis 0."""
         items = [t.held() if isinstance(t, Tensor) else t for t in tensors]
         if len(items) == 1:
             self.set_input(port, tensors[0])
@@ -136,7 +136,8 @@ class RequestTensors:
                 values[port.name] = convert(given[port.name], port, copy=copy)
             elif port.name in self._batches:
                 items = [np.asarray(item) for item in self._batches[port.name]]
-                values[port.name] = convert(np.concatenate(items), port, copy=False)
+                whole = np.concatenate(items, _batch_axis(port))
+                values[port.name] = convert(whole, port, copy=False)
             elif port.name in self._given and (inputs is None or port.name in self._kept):
                 held = self._given[port.name]
                 values[port.name] = convert(held.held(), port, copy=copy)
@@ -256,10 +257,20 @@ def _only(ports: tuple[TensorSpec, ...], role: str) -> TensorSpec:
     return ports[0]
 
 
+def _batch_axis(port: TensorSpec) -> int:
+    """Return the axis of the batch: N of the layout, the first where nothing is known of it."""
+    return port.layout.find("N") if port.layout else 0
+
+
 def _check_batch(port: TensorSpec, items: Sequence[Any]) -> None:
-    if not port.is_tensor or not port.shape:
-        raise TensorShapeError(f"input {port.name!r} ({port}) has no batch axis.", port=port.name)
-    want = port.shape[0]
+    axis = _batch_axis(port)
+    if not port.is_tensor or not port.shape or axis < 0:
+        layout = f", layout {port.layout}" if port.layout else ""
+        raise TensorShapeError(
+            f"input {port.name!r} ({port}{layout}) has no batch axis; set_tensor takes it whole.",
+            port=port.name,
+        )
+    want = port.shape[axis]
     if not items or (isinstance(want, int) and want != len(items)):
         raise TensorShapeError(
             f"input {port.name!r} ({port}) takes {want or 'some'} tensors as a batch, got "
@@ -269,13 +280,14 @@ def _check_batch(port: TensorSpec, items: Sequence[Any]) -> None:
     first = np.asarray(items[0]).shape
     for i, item in enumerate(items):
         array = np.asarray(item)
-        if array.shape != first or array.shape[:1] != (1,):
+        if array.shape != first or array.shape[axis : axis + 1] != (1,):
             raise TensorShapeError(
                 f"input {port.name!r}: batch item {i} has shape {list(array.shape)}; each has the "
-                f"first one's, {list(first)}, and 1 on axis 0.",
+                f"first one's, {list(first)}, and 1 on axis {axis}.",
                 port=port.name,
             )
-        item_port = TensorSpec(port.name, port.type, (1, *port.shape[1:]))
+        shape = (*port.shape[:axis], 1, *port.shape[axis + 1 :])
+        item_port = TensorSpec(port.name, port.type, shape)
         check_tensor(array, item_port, f"batch item {i} of input")
 
 

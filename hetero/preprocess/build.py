@@ -1,0 +1,294 @@
+"""The model with its preprocessing and postprocessing: Model -> Model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+from devices.errors import ArgumentError
+from devices.model.model import Model
+from devices.model.opset import raised_opset
+from devices.model.rename import renamed
+from devices.model.tensor_spec import Dimension, TensorSpec
+from hetero.preprocess.colors import PLANES, ColorFormat, plane_shapes
+from hetero.preprocess.emit import Emitter, Flow
+from hetero.preprocess.layout import Layout, axis_of, permutation
+from hetero.preprocess.pictures import Resize
+from hetero.preprocess.steps import (
+    ConvertElementType,
+    ConvertLayout,
+    Permute,
+    Step,
+    check_order,
+    to_layout,
+)
+
+
+@dataclass
+class Port:
+    """What was said of a port: the user's tensor, the steps, and the model's side."""
+
+    spec: TensorSpec
+    element_type: str = ""
+    tensor_layout: Layout | None = None
+    model_layout: Layout | None = None
+    shape: tuple[Dimension, ...] | None = None
+    spatial: tuple[Dimension, Dimension] | None = None
+    color: ColorFormat = ColorFormat.UNDEFINED
+    planes: tuple[str, ...] = ()
+    steps: list[Step] = field(default_factory=list)
+
+
+def build(model: Model, inputs: Mapping[str, Port], outputs: Mapping[str, Port]) -> Model:
+    """Return the model with the steps of its ports in it; see `PrePostProcessor.build`."""
+    emit = Emitter(model)
+    ports: list[TensorSpec] = []
+    names: dict[str, str] = {}
+    for spec in model.inputs:
+        given, read = [spec], spec.name
+        if spec.name in inputs:
+            given, read = _input(inputs[spec.name], emit)
+        ports += given
+        if read != spec.name:
+            _check_free(model, spec.name)
+            names[spec.name] = read
+    before = list(emit.nodes)
+    results: dict[str, TensorSpec] = {}
+    for name, port in outputs.items():
+        raw = emit.name(f"{name}/model")
+        results[name], wrote = _output(port, raw, emit)
+        if wrote:
+            _check_made(model, name)
+            names[name] = raw
+    if emit.needs > emit.opset:
+        return build(raised_opset(model, emit.needs), inputs, outputs)
+    nodes = [renamed(node, names) for node in model.nodes]
+    return model.replace(
+        nodes=[*before, *nodes, *emit.nodes[len(before) :]],
+        inputs=ports,
+        outputs=[results.get(spec.name, spec) for spec in model.outputs],
+        constants=dict(model.constants) | emit.constants,
+    )
+
+
+def _input(port: Port, emit: Emitter) -> tuple[list[TensorSpec], str]:
+    """Write an input's steps; return the ports in its place, and the value that the model reads."""
+    spec, where = port.spec, f"input {port.spec.name!r}"
+    if not spec.is_tensor:
+        raise ArgumentError(f"{where} is a {spec.type}; only tensors are preprocessed.")
+    emit.begin(spec.name)
+    start = _start(port, where)
+    given = _given(port, start, emit)
+    flow = replace(start, values=tuple(p.name for p in given), shape=given[0].shape)
+    wanted = _wanted_layout(port, start.layout, where)
+    for step in port.steps:
+        flow = _sized(step, spec, wanted, where).write(flow, emit)
+    flow = ConvertElementType(spec.element_type).write(flow, emit)
+    if wanted and flow.layout and len(flow.values) == 1:
+        flow = to_layout(flow, wanted, emit)
+    _check_fits(flow, spec)
+    return given, flow.value
+
+
+def _output(port: Port, raw: str, emit: Emitter) -> tuple[TensorSpec, bool]:
+    """Write an output's steps behind the value `raw`; return the port, and whether there are any.
+
+    The last of the nodes makes the output itself.
+    """
+    spec, where = port.spec, f"output {port.spec.name!r}"
+    if not spec.is_tensor:
+        raise ArgumentError(f"{where} is a {spec.type}; only tensors are postprocessed.")
+    emit.begin(spec.name)
+    layout = _ranked(port.model_layout, spec.shape, where)
+    flow = Flow(where, (raw,), spec.element_type, spec.shape, layout)
+    for step in port.steps:
+        if isinstance(step, ConvertLayout) and not flow.layout:
+            raise ArgumentError(
+                f"{where}: convert_layout({str(step.layout)!r}) of a tensor whose layout is not "
+                "known; say it with .model().set_layout('NCHW'), or give the dimensions."
+            )
+        flow = step.write(flow, emit)
+    flow = ConvertElementType(port.element_type or flow.element_type).write(flow, emit)
+    if port.tensor_layout and flow.layout:
+        flow = ConvertLayout(port.tensor_layout).write(flow, emit)
+    layout = flow.layout or _ranked(port.tensor_layout, flow.shape, where)
+    made = TensorSpec(spec.name, f"tensor({flow.element_type})", flow.shape, layout)
+    if flow.value == raw:
+        return made, False
+    last = emit.nodes[-1]
+    emit.nodes[-1] = renamed(last, {last.outputs[0]: spec.name})
+    return made, True
+
+
+def _start(port: Port, where: str) -> Flow:
+    """Return the user's tensor as far as it follows from the model: before sizes and planes."""
+    spec = port.spec
+    shape = spec.shape if port.shape is None else port.shape
+    kind = port.element_type or spec.element_type
+    if shape is None:
+        return Flow(where, (spec.name,), kind, None, "", port.color)
+    orders = [step for step in port.steps if isinstance(step, Permute | ConvertLayout)]
+    model_layout = _ranked(port.model_layout, spec.shape, where)
+    if port.shape is not None:
+        layout = _ranked(port.tensor_layout, shape, where)
+        if not layout and not orders and len(shape) == len(model_layout):
+            layout = model_layout
+        return Flow(where, (spec.name,), kind, shape, layout, port.color)
+    if port.tensor_layout is None:
+        layout = model_layout
+        for step in reversed(orders):
+            shape, layout = _before(step, shape, layout, where)
+        return Flow(where, (spec.name,), kind, shape, layout, port.color)
+    rank = len(port.tensor_layout.replace("...", ""))
+    layout = port.tensor_layout.of_rank(len(shape) if "..." in port.tensor_layout else rank, where)
+    # What the layout is before each change of order, and after the last.
+    layouts = [layout]
+    for step in orders:
+        layouts.append(_after(step, layouts[-1], where))
+    if model_layout:
+        shape = _arranged(shape, model_layout, layouts[-1], where)
+    elif len(layouts[-1]) != len(shape):
+        raise ArgumentError(
+            f"{where}: layout {layouts[-1]} has {len(layouts[-1])} dimensions, the model takes "
+            f"{len(shape)}; say the model's with .model().set_layout('NCHW')."
+        )
+    for step, (earlier, later) in reversed([*zip(orders, pairwise(layouts), strict=True)]):
+        if isinstance(step, Permute):
+            shape = _inverse(step, shape, where)
+        else:
+            shape = _arranged(shape, later, earlier, where)
+    return Flow(where, (spec.name,), kind, shape, layout, port.color)
+
+
+def _given(port: Port, start: Flow, emit: Emitter) -> list[TensorSpec]:
+    """Return the ports of the user's tensor: with its own size, in planes where it is in such."""
+    shape, where = start.shape, start.where
+    if port.spatial is not None or (port.color is not ColorFormat.UNDEFINED and not port.shape):
+        sizes = list(shape or ())
+        axes = {letter: axis_of(letter, start.layout, where) for letter in "HW"}
+        for letter, size in zip("HW", port.spatial or (), strict=False):
+            sizes[axes[letter]] = size
+        shape = tuple(sizes)
+    shapes, names = [shape], [port.spec.name]
+    if port.color is not ColorFormat.UNDEFINED:
+        channels, height, width = (axis_of(letter, start.layout, where) for letter in "CHW")
+        axes_ = (channels, height, width)
+        if port.shape is None or port.color in PLANES:
+            shapes = [*plane_shapes(port.color, shape or (), axes_, where)]
+    if port.planes:
+        names = [emit.name(plane) for plane in port.planes]
+    kind = f"tensor({start.element_type})"
+    return [
+        TensorSpec(name, kind, plane, start.layout)
+        for name, plane in zip(names, shapes, strict=True)
+    ]
+
+
+def _wanted_layout(port: Port, start: str, where: str) -> str:
+    """Return the layout in which the model takes it: what is said, or what the steps lead to."""
+    if port.model_layout is not None:
+        return _ranked(port.model_layout, port.spec.shape, where)
+    layout = start
+    for step in port.steps:
+        if isinstance(step, Permute | ConvertLayout):
+            layout = _after(step, layout, where)
+    return layout
+
+
+def _sized(step: Step, spec: TensorSpec, layout: str, where: str) -> Step:
+    """Return a resize to the model's size with that size."""
+    if not isinstance(step, Resize) or step.height is not None or spec.shape is None:
+        return step
+    height, width = (spec.shape[axis_of(x, layout, f"{where}: resize")] for x in "HW")
+    return replace(step, height=height, width=width)
+
+
+def _after(step: Permute | ConvertLayout, layout: str, where: str) -> str:
+    if isinstance(step, Permute):
+        if layout:
+            check_order(step.order, len(layout), where)
+        return "".join(layout[i] for i in step.order) if layout else ""
+    letters = step.layout.replace("...", "")
+    return step.layout.of_rank(max(len(layout), len(letters)), where)
+
+
+def _before(
+    step: Permute | ConvertLayout, shape: tuple[Dimension, ...], layout: str, where: str
+) -> tuple[tuple[Dimension, ...], str]:
+    if isinstance(step, ConvertLayout):
+        raise ArgumentError(
+            f"{where}: convert_layout({str(step.layout)!r}): from which layout? Say it with "
+            ".tensor().set_layout('NHWC')."
+        )
+    inverse = _inverse(step, shape, where)
+    order = [step.order.index(i) for i in range(len(step.order))]
+    return inverse, "".join(layout[i] for i in order) if layout else ""
+
+
+def _inverse(step: Permute, shape: Sequence[Dimension], where: str) -> tuple[Dimension, ...]:
+    check_order(step.order, len(shape), where)
+    return tuple(shape[step.order.index(i)] for i in range(len(shape)))
+
+
+def _arranged(shape: Sequence[Dimension], old: str, new: str, where: str) -> tuple[Dimension, ...]:
+    """Return a shape in another layout; what `new` leaves out has to be of size 1."""
+    left_out = [i for i, letter in enumerate(old) if len(new) < len(old) and letter not in new]
+    for i in left_out:
+        if shape[i] != 1:
+            raise ArgumentError(
+                f"{where}: the tensor's layout {new} is without {old[i]}, which is {shape[i]} in "
+                f"the model, not 1. Give it one: {old[i]}{new}."
+            )
+    rest = [i for i in range(len(old)) if i not in left_out]
+    order = permutation("".join(old[i] for i in rest), new, where)
+    return tuple(shape[rest[i]] for i in order)
+
+
+def _ranked(layout: Layout | None, shape: Sequence[Dimension] | None, where: str) -> str:
+    if layout is None or shape is None:
+        return ""
+    return layout.of_rank(len(shape), where)
+
+
+def _check_fits(flow: Flow, spec: TensorSpec) -> None:
+    """Raise ArgumentError if what the steps lead to is not what the model takes."""
+    if len(flow.values) > 1:
+        raise ArgumentError(
+            f"{flow.where}: the {flow.color.name} picture is still in planes; write "
+            ".preprocess().convert_color(ColorFormat.RGB)."
+        )
+    if flow.shape is None or spec.shape is None:
+        return
+    fits = len(flow.shape) == len(spec.shape) and all(
+        got == wanted or not (isinstance(got, int) and isinstance(wanted, int))
+        for got, wanted in zip(flow.shape, spec.shape, strict=True)
+    )
+    if not fits:
+        raise ArgumentError(
+            f"{flow.where}: the steps lead to {_shown(flow.shape)}"
+            f"{f' ({flow.layout})' if flow.layout else ''}, the model takes {_shown(spec.shape)}. "
+            "Say what the tensor is with .tensor().set_layout, .set_shape or "
+            ".set_spatial_static_shape, what the model takes with .model().set_layout, and use "
+            ".resize, .crop or .pad to fit."
+        )
+
+
+def _check_free(model: Model, name: str) -> None:
+    if any(port.name == name for port in model.outputs):
+        raise ArgumentError(
+            f"input {name!r} is an output of the model as well, so it cannot be changed; put an "
+            "Identity node before that output."
+        )
+
+
+def _check_made(model: Model, name: str) -> None:
+    if name not in model.producers:
+        raise ArgumentError(
+            f"output {name!r} is made by no node: it is an input or a constant; put an Identity "
+            "node before it to postprocess it."
+        )
+
+
+def _shown(shape: Sequence[Dimension]) -> str:
+    return f"[{', '.join('?' if d is None else str(d) for d in shape)}]"

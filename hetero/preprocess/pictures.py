@@ -1,0 +1,213 @@
+"""Steps of pictures: resizing, and converting colours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Final
+
+import numpy as np
+
+from devices.errors import ArgumentError
+from devices.model.tensor_spec import Dimension
+from hetero.preprocess.colors import CHANNELS, STACKED, ColorFormat
+from hetero.preprocess.emit import Emitter, Flow
+from hetero.preprocess.layout import axis_of
+from hetero.preprocess.steps import as_float, single, with_last
+
+
+class ResizeAlgorithm(Enum):
+    """How a picture is resized; pixels have their values at their centres."""
+
+    RESIZE_LINEAR = "linear"
+    RESIZE_CUBIC = "cubic"
+    RESIZE_NEAREST = "nearest"
+
+
+@dataclass(frozen=True)
+class Resize:
+    """Resize height and width, to those that the model takes where none are given."""
+
+    algorithm: ResizeAlgorithm
+    height: Dimension = None
+    width: Dimension = None
+
+    def write(self, flow: Flow, emit: Emitter) -> Flow:
+        """Write a Resize; of integers on floats, unless it only picks pixels."""
+        axes = {letter: axis_of(letter, flow.layout, f"{flow.where}: resize") for letter in "HW"}
+        sizes = dict(zip("HW", (self.height, self.width), strict=True))
+        if not all(isinstance(size, int) and size > 0 for size in sizes.values()):
+            raise ArgumentError(
+                f"{flow.where}: resize to {self.height} by {self.width}; the model leaves its size "
+                "open, so give one: resize(ResizeAlgorithm.RESIZE_LINEAR, 224, 224)."
+            )
+        if all((flow.shape or ())[axes[letter]] == size for letter, size in sizes.items()):
+            return flow
+        if self.algorithm is ResizeAlgorithm.RESIZE_NEAREST:
+            return self._resized(single(flow), emit)
+        # Runtimes resize by cubics only where height and width are last.
+        last = self.algorithm is ResizeAlgorithm.RESIZE_CUBIC
+
+        def write(found: Flow) -> Flow:
+            return self._resized(found, emit)
+
+        def compute(found: Flow) -> Flow:
+            return with_last(found, "HW", emit, write, "resize") if last else write(found)
+
+        return as_float(single(flow), emit, compute)
+
+    def _resized(self, flow: Flow, emit: Emitter) -> Flow:
+        shape = list(flow.shape or ())
+        for letter, size in (("H", self.height), ("W", self.width)):
+            shape[flow.layout.index(letter)] = size
+        # Before opset 13 these inputs are not optional.
+        empty = emit.constant([], np.float32) if emit.opset < 13 else ""
+        value = emit.node(
+            "Resize", flow.value, empty, empty, _sizes(flow, shape, emit), since=11,
+            mode=self.algorithm.value, coordinate_transformation_mode="half_pixel",
+            nearest_mode="round_prefer_floor", cubic_coeff_a=-0.75,
+        )  # fmt: skip
+        return replace(flow, values=(value,), shape=tuple(shape))
+
+
+def _sizes(flow: Flow, shape: list[Dimension], emit: Emitter) -> str:
+    """Return the value that holds all sizes; those that are open come from the tensor itself."""
+    if all(isinstance(size, int) for size in shape):
+        return emit.constant(shape)
+    whole = emit.node("Shape", flow.value)
+    parts = [
+        emit.constant([size]) if isinstance(size, int) else emit.pick(whole, 0, [axis])
+        for axis, size in enumerate(shape)
+    ]
+    return emit.node("Concat", *parts, since=4, axis=0)
+
+
+#: Red, green and blue of Y - 16, U - 128 and V - 128, a row each.
+_OF_YUV: Final = ((1.164, 0.0, 1.596), (1.164, -0.391, -0.813), (1.164, 2.018, 0.0))
+#: Grey of red, green and blue.
+_GRAY: Final = (0.299, 0.587, 0.114)
+#: Format -> positions of red, green and blue among its channels.
+_RGB: Final = {
+    ColorFormat.RGB: (0, 1, 2), ColorFormat.RGBX: (0, 1, 2),
+    ColorFormat.BGR: (2, 1, 0), ColorFormat.BGRX: (2, 1, 0),
+}  # fmt: skip
+_TARGETS: Final = (ColorFormat.RGB, ColorFormat.BGR, ColorFormat.GRAY)
+
+
+@dataclass(frozen=True)
+class ConvertColor:
+    """Convert a picture's colours."""
+
+    color: ColorFormat
+
+    def write(self, flow: Flow, emit: Emitter) -> Flow:
+        """Write a Gather between orders of channels; otherwise sums of channels."""
+        if flow.color is self.color:
+            return flow
+        gray = self.color is ColorFormat.GRAY
+        if self.color not in _TARGETS or flow.color in (ColorFormat.UNDEFINED, ColorFormat.GRAY):
+            raise ArgumentError(
+                f"{flow.where}: {flow.color.name} cannot become {self.color.name}. Say what the "
+                "tensor holds with .tensor().set_color_format(ColorFormat.BGR); pictures in colour "
+                f"can become {', '.join(color.name for color in _TARGETS)}."
+            )
+        if flow.color in _RGB:
+            made = self._gray(flow, emit) if gray else self._reordered(flow, emit)
+        else:
+            planes = _planes(flow, emit)
+            made = planes[0] if gray else self._of_planes(flow, planes, emit)
+        return replace(made, color=self.color)
+
+    def _reordered(self, flow: Flow, emit: Emitter) -> Flow:
+        axis = flow.layout.index("C")
+        order = [_RGB[flow.color][i] for i in _RGB[self.color]]
+        value = emit.pick(flow.value, axis, order)
+        return replace(flow, values=(value,), shape=_with(flow, axis, len(order)))
+
+    def _gray(self, flow: Flow, emit: Emitter) -> Flow:
+        weights = np.zeros((CHANNELS[flow.color], 1), np.float32)
+        weights[list(_RGB[flow.color]), 0] = _GRAY
+        return _summed(flow, weights, emit)
+
+    def _of_planes(self, flow: Flow, planes: list[Flow], emit: Emitter) -> Flow:
+        """Return the colours of planes of Y, U and V (or of U and V in one)."""
+        axes = [flow.layout.index(letter) for letter in "HW"]
+        scales = np.ones(len(flow.layout), np.float32)
+        scales[axes] = 2
+
+        def write(whole: Flow) -> Flow:
+            y, *rest = whole.values
+            empty = emit.constant([], np.float32) if emit.opset < 13 else ""
+            # Four pixels share a colour.
+            spread = [
+                emit.node(
+                    "Resize", value, empty, emit.constant(scales, np.float32), since=11,
+                    mode="nearest", coordinate_transformation_mode="asymmetric",
+                    nearest_mode="floor",
+                )
+                for value in rest
+            ]  # fmt: skip
+            channels = flow.layout.index("C")
+            joined = emit.node("Concat", y, *spread, since=4, axis=channels)
+            start = np.reshape([16, 128, 128], [-1] + [1] * (len(flow.layout) - channels - 1))
+            centred = emit.node("Sub", joined, emit.constant(start, whole.dtype), since=7)
+            shape = _with(planes[0], channels, 3)
+            found = replace(whole, values=(centred,), shape=shape)
+            weights = np.transpose(_OF_YUV)[:, list(_RGB[self.color])]
+            colours = _summed(found, weights, emit)
+            bounds = (emit.constant(limit, whole.dtype) for limit in (0, 255))
+            return replace(colours, values=(emit.node("Clip", colours.value, *bounds, since=11),))
+
+        return as_float(replace(flow, values=tuple(p.value for p in planes)), emit, write)
+
+
+def _summed(flow: Flow, weights: np.ndarray, emit: Emitter) -> Flow:
+    """Return weighted sums of the channels, one for each column of `weights`."""
+
+    def write(last: Flow) -> Flow:
+        value = emit.node("MatMul", last.value, emit.constant(weights, last.dtype))
+        return replace(last, values=(value,), shape=_with(last, -1, weights.shape[1]))
+
+    def compute(floats: Flow) -> Flow:
+        return with_last(floats, "C", emit, write, "convert_color")
+
+    return as_float(flow, emit, compute)
+
+
+def _planes(flow: Flow, emit: Emitter) -> list[Flow]:
+    """Return the planes of a YUV picture, taken apart where they stand one under the other.
+
+    ArgumentError for such a picture of unknown size.
+    """
+    height, width = (flow.layout.index(letter) for letter in "HW")
+    shape = flow.shape or ()
+    if flow.color not in STACKED:
+        return [replace(flow, values=(value,)) for value in flow.values]
+    rows, columns = shape[height], shape[width]
+    if not (isinstance(rows, int) and isinstance(columns, int)):
+        raise ArgumentError(
+            f"{flow.where}: convert_color of {flow.color.name} needs to know the size; write "
+            ".tensor().set_spatial_static_shape(height, width), or give the planes as inputs of "
+            "their own: NV12_TWO_PLANES, I420_THREE_PLANES."
+        )
+    sizes = list(shape)
+    sizes[height] = rows * 2 // 3
+    first = emit.slice(flow.value, height, 0, rows * 2 // 3)
+    # Below it are pairs of U and V, or all of U and then all of V.
+    letters = "HWC" if flow.color is ColorFormat.NV12_SINGLE_PLANE else "CHW"
+    halves = {"H": rows // 3, "W": columns // 2, "C": 2}
+    order = [i for i, letter in enumerate(flow.layout) if letter not in letters]
+    kept = [0] * len(order)
+    order += [flow.layout.index(letter) for letter in letters]
+    below = emit.transpose(emit.slice(flow.value, height, rows * 2 // 3, rows), order)
+    inner = emit.constant([*kept, *(halves[letter] for letter in letters)])
+    second = emit.transpose(
+        emit.node("Reshape", below, inner, since=5), [order.index(i) for i in range(len(order))]
+    )
+    return [replace(flow, values=(value,), shape=tuple(sizes)) for value in (first, second)]
+
+
+def _with(flow: Flow, axis: int, size: int) -> tuple[Dimension, ...]:
+    shape = list(flow.shape or ())
+    shape[axis] = size
+    return tuple(shape)

@@ -1,0 +1,281 @@
+"""Steps: frozen values, each of which writes its ONNX nodes behind a tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any, Protocol
+
+import numpy as np
+
+from devices.errors import ArgumentError
+from devices.model.tensor_spec import Dimension
+from hetero.preprocess.emit import Emitter, Flow, element_type_dtype
+from hetero.preprocess.layout import Layout, axis_of, permutation
+
+
+class Step(Protocol):
+    """One step of preprocessing or postprocessing."""
+
+    def write(self, flow: Flow, emit: Emitter) -> Flow:
+        """Write the step's nodes; return what the next step finds."""
+
+
+class PaddingMode(Enum):
+    """What stands in a picture's border; the names are OpenVINO's, and EDGE."""
+
+    CONSTANT = 0
+    EDGE = 1
+    REFLECT = 2
+    SYMMETRIC = 3
+
+
+@dataclass(frozen=True)
+class ConvertElementType:
+    """Convert the elements to `element_type`."""
+
+    element_type: str
+
+    def write(self, flow: Flow, emit: Emitter) -> Flow:
+        """Write a Cast for each plane."""
+        if flow.element_type == self.element_type:
+            return flow
+        values = tuple(emit.cast(value, self.element_type) for value in flow.values)
+        return replace(flow, values=values, element_type=self.element_type)
+
+
+@dataclass(frozen=True)
+class ConvertLayout:
+    """Put the dimensions into the order of `layout`; those that are missing get size 1."""
+
+    layout: Layout
+
+    def write(self, flow: Flow, emit: Emitter) -> Flow:
+        """Write an Unsqueeze for missing dimensions, and a Transpose."""
+        rank = _rank(flow)
+        if not flow.layout:
+            raise ArgumentError(
+                f"{flow.where}: convert_layout({str(self.layout)!r}) of a tensor whose layout is "
+                "not known; say it with .tensor().set_layout('NHWC'), or give the dimensions, as "
+                "convert_layout([0, 3, 1, 2])."
+            )
+        wanted = self.layout.of_rank(max(rank, _letters(self.layout)), flow.where)
+        return to_layout(single(flow), wanted, emit)
+
+
+@dataclass(frozen=True)
+class Permute:
+    """Put the dimensions into an order that is given as positions."""
+
+    order: tuple[int, ...]
+
+    def write(self, flow: Flow, emit: Emitter) -> Flow:
+        """Write a Transpose."""
+        check_order(self.order, _rank(flow), flow.where)
+        return permuted(single(flow), self.order, emit)
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """Subtract (`Sub`) or divide by (`Div`) a number, or one for each channel."""
+
+    op_type: str
+    numbers: tuple[float, ...]
+
+    def write(self, flow: Flow, emit: Emitter) -> Flow:
+        """Write one node and its constant."""
+        step = "mean" if self.op_type == "Sub" else "scale"
+        if flow.element_type not in ("float", "double", "float16", "bfloat16"):
+            raise ArgumentError(
+                f"{flow.where}: {step} computes with floats, not with {flow.element_type}; write "
+                f"convert_element_type('f32') before {step}."
+            )
+        if len(self.numbers) == 1:
+            constant = np.array(self.numbers[0])
+        else:
+            axis = axis_of("C", flow.layout, f"{flow.where}: {step} of each channel")
+            channels = (flow.shape or ())[axis]
+            if isinstance(channels, int) and channels != len(self.numbers):
+                raise ArgumentError(
+                    f"{flow.where}: {step} of {len(self.numbers)} channels; the tensor has "
+                    f"{channels}. Give one number, or one for each channel."
+                )
+            constant = np.reshape(self.numbers, [-1] + [1] * (len(flow.layout) - axis - 1))
+        other = emit.constant(constant, flow.dtype)
+        return replace(flow, values=(emit.node(self.op_type, single(flow).value, other, since=7),))
+
+
+@dataclass(frozen=True)
+class ReverseChannels:
+    """Turn the order of the channels round."""
+
+    def write(self, flow: Flow, emit: Emitter) -> Flow:
+        """Write a Gather."""
+        axis = axis_of("C", flow.layout, f"{flow.where}: reverse_channels")
+        channels = (flow.shape or ())[axis]
+        if not isinstance(channels, int):
+            raise ArgumentError(
+                f"{flow.where}: reverse_channels needs to know how many there are; say the shape "
+                "with .tensor().set_shape([...])."
+            )
+        return replace(flow, values=(emit.pick(single(flow).value, axis, range(channels)[::-1]),))
+
+
+@dataclass(frozen=True)
+class Crop:
+    """Take ``[begin, end)`` of each dimension, counted from its end where negative."""
+
+    begin: tuple[int, ...]
+    end: tuple[int, ...]
+
+    def write(self, flow: Flow, emit: Emitter) -> Flow:
+        """Write a Slice."""
+        shape = _sides(flow, "crop", self.begin, self.end)
+        sizes: list[Dimension] = []
+        for size, begin, end in zip(shape, self.begin, self.end, strict=True):
+            if isinstance(size, int):
+                taken = len(range(*slice(begin, end).indices(size)))
+                if not taken:
+                    raise ArgumentError(
+                        f"{flow.where}: crop takes [{begin}, {end}) of {size}: nothing. Ends are "
+                        "exclusive."
+                    )
+                sizes.append(taken)
+            else:
+                sizes.append(None)
+        bounds = (emit.constant(x) for x in (self.begin, self.end, range(len(shape))))
+        value = emit.node("Slice", single(flow).value, *bounds, since=10)
+        return replace(flow, values=(value,), shape=tuple(sizes))
+
+
+@dataclass(frozen=True)
+class Pad:
+    """Add elements before and after each dimension, or take them away where negative."""
+
+    begin: tuple[int, ...]
+    end: tuple[int, ...]
+    number: float
+    mode: PaddingMode
+
+    def write(self, flow: Flow, emit: Emitter) -> Flow:
+        """Write a Pad, or a Gather for each dimension of a mirror that ONNX lacks."""
+        shape = _sides(flow, "pad", self.begin, self.end)
+        sides = list(zip(shape, self.begin, self.end, strict=True))
+        sizes = [
+            size + begin + end if isinstance(size, int) else None if begin or end else size
+            for size, begin, end in sides
+        ]
+        value = single(flow).value
+        if self.mode is PaddingMode.SYMMETRIC:
+            for axis, (size, begin, end) in enumerate(sides):
+                if begin or end:
+                    value = emit.pick(value, axis, _mirrored(size, begin, end, flow.where))
+        else:
+            more = [emit.constant([*self.begin, *self.end])]
+            if self.mode is PaddingMode.CONSTANT:
+                more.append(emit.constant(self.number, flow.dtype))
+            value = emit.node("Pad", value, *more, since=11, mode=self.mode.name.lower())
+        return replace(flow, values=(value,), shape=tuple(sizes))
+
+
+def single(flow: Flow) -> Flow:
+    """Return the flow, of one plane; ArgumentError for several."""
+    if len(flow.values) > 1:
+        raise ArgumentError(
+            f"{flow.where}: a {flow.color.name} picture is in {len(flow.values)} planes; write "
+            "convert_color(ColorFormat.RGB) first; convert_element_type alone may stand before it."
+        )
+    return flow
+
+
+def permuted(flow: Flow, order: Sequence[int], emit: Emitter) -> Flow:
+    """Put the dimensions into another order."""
+    return replace(
+        flow,
+        values=(emit.transpose(flow.value, order),),
+        shape=tuple((flow.shape or ())[i] for i in order),
+        layout="".join(flow.layout[i] for i in order) if flow.layout else "",
+    )
+
+
+def to_layout(flow: Flow, wanted: str, emit: Emitter) -> Flow:
+    """Put the dimensions into the order of `wanted`, which may have more of them."""
+    missing = [x for x in wanted if x != "?" and x not in flow.layout]
+    for letter in missing[: max(len(wanted) - len(flow.layout), 0)]:
+        if emit.opset < 13:
+            value = emit.node("Unsqueeze", flow.value, axes=[0])
+        else:
+            value = emit.node("Unsqueeze", flow.value, emit.constant([0]), since=13)
+        shape = (1, *(flow.shape or ()))
+        flow = replace(flow, values=(value,), shape=shape, layout=letter + flow.layout)
+    if len(wanted) != len(flow.layout):
+        raise ArgumentError(
+            f"{flow.where}: layout {flow.layout} cannot become {wanted}: it has other dimensions."
+        )
+    order = permutation(flow.layout, wanted, flow.where)
+    return replace(permuted(flow, order, emit), layout=wanted)
+
+
+def with_last(
+    flow: Flow, letters: str, emit: Emitter, write: Callable[[Flow], Flow], step: str
+) -> Flow:
+    """Let `write` find some dimensions at the end, and put all back where they were."""
+    axes = [axis_of(letter, flow.layout, f"{flow.where}: {step}") for letter in letters]
+    order = [i for i in range(len(flow.layout)) if i not in axes] + axes
+    back = [order.index(i) for i in range(len(order))]
+    return permuted(write(permuted(flow, order, emit)), back, emit)
+
+
+def as_float(flow: Flow, emit: Emitter, write: Callable[[Flow], Flow]) -> Flow:
+    """Let `write` compute on floats; integers are rounded back to what they were."""
+    dtype = element_type_dtype(flow.element_type)
+    if dtype.kind not in "iu":
+        return write(flow)
+    values = tuple(emit.cast(value, "float") for value in flow.values)
+    made = write(replace(flow, values=values, element_type="float"))
+    whole = tuple(emit.rounded(value, flow.element_type) for value in made.values)
+    return replace(made, values=whole, element_type=flow.element_type)
+
+
+def check_order(order: Sequence[int], rank: int, where: str) -> None:
+    """Raise ArgumentError if an order is none of `rank` dimensions."""
+    if sorted(order) != list(range(rank)):
+        raise ArgumentError(
+            f"{where}: convert_layout({list(order)}): wanted each of the dimensions 0 to "
+            f"{rank - 1} once, as {[0, 3, 1, 2] if rank == 4 else list(range(rank))[::-1]}."
+        )
+
+
+def _letters(layout: Layout) -> int:
+    return len(layout.replace("...", ""))
+
+
+def _rank(flow: Flow) -> int:
+    if flow.shape is None:
+        raise ArgumentError(
+            f"{flow.where}: nothing is known of its dimensions; say them with "
+            ".tensor().set_shape([...])."
+        )
+    return len(flow.shape)
+
+
+def _sides(flow: Flow, step: str, *sides: Any) -> tuple[Dimension, ...]:
+    rank = _rank(flow)
+    if any(len(side) != rank for side in sides):
+        raise ArgumentError(
+            f"{flow.where}: {step} got {' and '.join(str(len(side)) for side in sides)} numbers; "
+            f"wanted one for each of the tensor's {rank} dimensions."
+        )
+    return flow.shape or ()
+
+
+def _mirrored(size: Dimension, begin: int, end: int, where: str) -> Sequence[int]:
+    if not isinstance(size, int):
+        raise ArgumentError(
+            f"{where}: pad with SYMMETRIC needs a size that is known; say it with "
+            ".tensor().set_shape([...]), or use REFLECT."
+        )
+    kept = np.arange(max(-begin, 0), size - max(-end, 0))
+    whole: list[int] = np.pad(kept, (max(begin, 0), max(end, 0)), "symmetric").tolist()
+    return whole
