@@ -44,10 +44,12 @@ class Timing:
 def measure(submit: Submit, window: int, seconds: float, timing: Timing) -> None:
     """Keep `window` requests in flight, the oldest awaited first; `window` of them at the least."""
     waiting: deque[tuple[float, Callable[[], Any]]] = deque()
-    start_s, answers = time.perf_counter(), len(timing.latencies_s)
-    first_s = 0.0
-    while (now_s := time.perf_counter()) - start_s < seconds or len(waiting) < window - 1:
+    before = len(timing.latencies_s)
+    submitted, first_s = 0, 0.0
+    start_s = time.perf_counter()
+    while (now_s := time.perf_counter()) - start_s < seconds or submitted < window:
         waiting.append((now_s, submit()))
+        submitted += 1
         if len(waiting) == window:
             _finish(waiting, timing)
             first_s = first_s or time.perf_counter()
@@ -55,7 +57,7 @@ def measure(submit: Submit, window: int, seconds: float, timing: Timing) -> None
         _finish(waiting, timing)
     end_s = time.perf_counter()
     timing.seconds += end_s - start_s
-    timing.later_answers += len(timing.latencies_s) - answers - 1
+    timing.later_answers += len(timing.latencies_s) - before - 1
     timing.later_s += end_s - (first_s or end_s)
 
 
