@@ -1,41 +1,53 @@
-"""The drawings of a report: subgraphs as boxes, in them blocks or nodes, between them wires.
+"""The drawings of a report: a column for each device, its subgraphs from top to bottom, and wires.
 
-Each is laid out here, so that the page only paints: subgraphs are laid out one by one, then as
-boxes of a graph of their own, so that no box overlaps another.
+A subgraph stands below those that it gets data from, so that subgraphs side by side can run at the
+same time. Inputs stand left of the devices, outputs right of them. Inside a subgraph its blocks or
+nodes stand in their order, one below the other; an edge that passes some of them is an arc.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from hetero.report.blocks import Item, block_items, single_items, visible_nodes
-from hetero.report.layered import Drawing, draw
 from hetero.report.units import counted, nbytes_text, seconds_text
 
-#: Pixels: a node, a block, a subgraph drawn closed, an input or output; a point where wires enter.
-NODE: Final = (172.0, 40.0)
-BLOCK: Final = (236.0, 64.0)
-CLOSED: Final = (226.0, 66.0)
-PILL: Final = (150.0, 28.0)
+#: Pixels: a node, a block, a subgraph drawn closed, an input or output.
+NODE: Final = (172, 40)
+BLOCK: Final = (236, 64)
+CLOSED: Final = (226, 66)
+PILL: Final = (150, 28)
 #: Drawings of more boxes than this are left out: nobody could read them.
 LARGEST: Final = 6000
-POINT: Final = (8.0, 0.0)
-#: Pixels around a subgraph's items, and for its title.
-PAD: Final = 20.0
-TITLE: Final = 30.0
-#: Pixels between subgraphs, above each other and side by side, for a wire's label.
-WIRE: Final = 46.0
-LANE: Final = 116.0
+#: Pixels around a subgraph's items, for its title, and for the arcs right of its items.
+PAD: Final = 20
+TITLE: Final = 30
+ARCS: Final = 60
+#: Pixels between items, between subgraphs, and between columns.
+GAP: Final = 16
+ROW: Final = 46
+GUTTER: Final = 150
 #: Characters of a label, by box.
 _TEXT: Final = {NODE: (22, 29), BLOCK: (29, 40)}
 #: Operators that say most about a block.
 _TELLING: Final = ("Attention", "Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU")
 #: Where a value comes from or goes to: a subgraph's index, or ``input``/``output`` and a name.
 End = int | tuple[str, str]
+
+
+class _Place(NamedTuple):
+    """Upper left corner and size, in pixels."""
+
+    x: int
+    y: int
+    w: int
+    h: int
+
+    def row(self) -> dict[str, int]:
+        return self._asdict()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +61,11 @@ class _Graph:
     makers: dict[str, int]
     #: Value -> its type and size.
     ports: dict[str, Mapping[str, Any]]
+    #: What goes between subgraphs, inputs and outputs: (from, to) -> values.
+    links: dict[tuple[End, End], list[str]]
 
-    def group(self, position: int) -> int:
-        subgraph = self.document["nodes"][position]["subgraph"]
-        return -1 if subgraph is None else int(subgraph)
+    def device(self, group: int) -> str | None:
+        return self.document["subgraphs"][group]["device"] if group >= 0 else None
 
 
 def drawings(document: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -60,14 +73,13 @@ def drawings(document: Mapping[str, Any]) -> list[dict[str, Any]]:
 
     Returns: ``name``, ``width``, ``height``; ``boxes`` (subgraphs), ``items`` with their nodes'
         positions in the document, ``pills`` (inputs and outputs), ``edges`` as SVG paths, and
-        ``wires``, edges between subgraphs with their tensors and bytes.
+        ``wires``, edges between subgraphs with their tensors and bytes. All in pixels.
     """
     drawn, _ = visible_nodes(document)
     nodes = document["nodes"]
     groups: dict[int, list[int]] = {s["index"]: [] for s in document["subgraphs"]}
     for p in drawn:
-        subgraph = nodes[p]["subgraph"]
-        groups.setdefault(-1 if subgraph is None else subgraph, []).append(p)
+        groups.setdefault(_group(nodes[p]), []).append(p)
     # A subgraph of nothing but constants is drawn as one box of them.
     bare = {group for group, members in groups.items() if not members}
     for position, node in enumerate(nodes):
@@ -77,215 +89,193 @@ def drawings(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     makers = {port["name"]: p for p in everything for port in nodes[p]["outputs"]}
     ports = {port["name"]: port for node in nodes for port in node["outputs"]}
     ports |= {port["name"]: port for port in document["model"]["inputs"]}
-    graph = _Graph(document, groups, makers, ports)
+    graph = _Graph(document, groups, makers, ports, _links(document, groups, makers))
     views = []
     if 1 < len(groups) <= LARGEST:
-        views.append({"name": "Subgraphs", **_macro(graph, None, CLOSED)})
+        views.append({"name": "Subgraphs", **_view(graph, None, CLOSED)})
     blocks = {
         g: [Item(tuple(members))] if g in bare else block_items(members, nodes)
         for g, members in groups.items()
     }
     if sum(map(len, blocks.values())) < min(len(drawn), LARGEST):
-        views.append({"name": "Blocks", **_macro(graph, blocks, BLOCK)})
+        views.append({"name": "Blocks", **_view(graph, blocks, BLOCK)})
     singles = {
         g: [Item(tuple(members))] if g in bare else single_items(members)
         for g, members in groups.items()
     }
     if len(everything) <= LARGEST:
-        views.append({"name": "Nodes", **_macro(graph, singles, NODE)})
+        views.append({"name": "Nodes", **_view(graph, singles, NODE)})
     return views
 
 
-@dataclass(frozen=True, slots=True)
-class _Inside:
-    """A subgraph's own drawing: its items, and where wires enter and leave."""
-
-    items: Sequence[Item]
-    drawing: Drawing
-    edges: tuple[tuple[int, int], ...]
-    ends_in: tuple[End, ...]
-    ends_out: tuple[End, ...]
+def _group(node: Mapping[str, Any]) -> int:
+    return -1 if node["subgraph"] is None else int(node["subgraph"])
 
 
-def _inside(
-    graph: _Graph,
-    group: int,
-    items: Sequence[Item],
-    size: tuple[float, float],
-    links: Mapping[tuple[End, End], list[str]],
-) -> _Inside:
-    item_of = {p: i for i, item in enumerate(items) for p in item.nodes}
-    ends_in = tuple(a for a, b in links if b == group)
-    ends_out = tuple(b for a, b in links if a == group)
-    entry = {end: len(items) + i for i, end in enumerate(ends_in)}
-    leave = {end: len(items) + len(ends_in) + i for i, end in enumerate(ends_out)}
-    edges: dict[tuple[int, int], None] = {}
-    nodes = graph.document["nodes"]
-    crossing = {value: a for (a, b), values in links.items() if b == group for value in values}
-    for item in items:
-        for p in item.nodes:
-            for value in nodes[p]["inputs"]:
-                if (maker := graph.makers.get(value)) in item_of:
-                    if item_of[maker] != item_of[p]:
-                        edges[item_of[maker], item_of[p]] = None
-                elif value in crossing:
-                    edges[entry[crossing[value]], item_of[p]] = None
-    for end in ends_out:
-        for value in links[group, end]:
-            if (maker := graph.makers.get(value)) in item_of:
-                edges[item_of[maker], leave[end]] = None
-    sizes = [size] * len(items) + [POINT] * (len(ends_in) + len(ends_out))
-    drawing = draw(sizes, list(edges), first=entry.values(), last=leave.values())
-    return _Inside(items, drawing, tuple(edges), ends_in, ends_out)
-
-
-def _links(graph: _Graph) -> dict[tuple[End, End], list[str]]:
-    """Return what goes between subgraphs, inputs and outputs: (from, to) -> values."""
-    links: dict[tuple[End, End], list[str]] = {}
-    nodes = graph.document["nodes"]
-    inputs = {port["name"] for port in graph.document["model"]["inputs"]}
+def _links(
+    document: Mapping[str, Any], groups: Mapping[int, Sequence[int]], makers: Mapping[str, int]
+) -> dict[tuple[End, End], list[str]]:
+    links: dict[tuple[End, End], dict[str, None]] = {}
+    nodes = document["nodes"]
+    inputs = {port["name"] for port in document["model"]["inputs"]}
 
     def add(source: End, target: End, value: str) -> None:
-        values = links.setdefault((source, target), [])
-        if value not in values:
-            values.append(value)
+        links.setdefault((source, target), {})[value] = None
 
-    for group, members in graph.groups.items():
+    for group, members in groups.items():
         for p in members:
             for value in nodes[p]["inputs"]:
-                if (maker := graph.makers.get(value)) is not None:
-                    if graph.group(maker) != group:
-                        add(graph.group(maker), group, value)
+                if (maker := makers.get(value)) is not None:
+                    if _group(nodes[maker]) != group:
+                        add(_group(nodes[maker]), group, value)
                 elif value in inputs:
                     add(("input", value), group, value)
     # Constants are drawn with their readers, but where they cross, that shows.
-    for wire in graph.document["wires"]:
-        if wire["tensor"] not in graph.makers:
+    for wire in document["wires"]:
+        if wire["tensor"] not in makers:
             add(wire["producer"], wire["consumer"], wire["tensor"])
-    for port in graph.document["model"]["outputs"]:
-        if (maker := graph.makers.get(port["name"])) is not None:
-            add(graph.group(maker), ("output", port["name"]), port["name"])
+    for port in document["model"]["outputs"]:
+        if (maker := makers.get(port["name"])) is not None:
+            add(_group(nodes[maker]), ("output", port["name"]), port["name"])
         elif port["name"] in inputs:
             add(("input", port["name"]), ("output", port["name"]), port["name"])
-    return links
+    return {ends: list(values) for ends, values in links.items()}
 
 
-def _macro(
-    graph: _Graph, items: Mapping[int, Sequence[Item]] | None, size: tuple[float, float]
+def _view(
+    graph: _Graph, items: Mapping[int, Sequence[Item]] | None, size: tuple[int, int]
 ) -> dict[str, Any]:
-    """Lay out the subgraphs, closed or with their items in them."""
-    links = _links(graph)
-    pills = [("input", p["name"]) for p in graph.document["model"]["inputs"]]
-    pills += [("output", p["name"]) for p in graph.document["model"]["outputs"]]
-    ends: list[End] = [*graph.groups, *dict.fromkeys(pills)]
-    index = {end: i for i, end in enumerate(ends)}
-    insides: dict[End, _Inside] = {}
-    sizes = []
-    for end in ends:
-        if not isinstance(end, int):
-            sizes.append(PILL)
-        elif items is None:
-            sizes.append(CLOSED)
-        else:
-            insides[end] = inside = _inside(graph, end, items[end], size, links)
-            box = inside.drawing
-            sizes.append((max(box.width, PILL[0]) + 2 * PAD, box.height + 2 * PAD + TITLE))
-    pairs = [(index[a], index[b]) for a, b in links]
-    whole = draw(sizes, pairs, gap=WIRE, gutter=LANE)
-    boxes = [
-        _box(graph, end, whole.places[i], sizes[i])
-        for i, end in enumerate(ends)
-        if isinstance(end, int)
-    ]
-    view: dict[str, Any] = {
-        "width": whole.width,
-        "height": whole.height,
-        "boxes": boxes,
+    """Draw the subgraphs, closed or with their items in them."""
+    boxes = _boxes(graph, items, size)
+    at: dict[End, _Place] = dict(boxes.items())
+    places = {
+        p: _Place(box.x + PAD, box.y + TITLE + PAD + i * (size[1] + GAP), *size)
+        for group, box in boxes.items()
+        for i, item in enumerate(items[group] if items else ())
+        for p in item.nodes
+    }
+    nodes = graph.document["nodes"]
+    made_at = {value: places[p] for value, p in graph.makers.items() if p in places}
+    read_at: dict[tuple[End, str], _Place] = {}
+    for p, place in places.items():
+        for value in nodes[p]["inputs"]:
+            read_at.setdefault((_group(nodes[p]), value), place)
+    ends: dict[tuple[End, End], list[_Place | None]] = {}
+    for (a, b), values in graph.links.items():
+        made = [made_at[v] for v in values if v in made_at]
+        read = [read_at[b, v] for v in values if (b, v) in read_at]
+        ends[a, b] = [
+            max(made, key=lambda place: place.y, default=at.get(a)),
+            min(read, key=lambda place: place.y, default=at.get(b)),
+        ]
+    right = max(box.x + box.w for box in boxes.values()) + GUTTER
+    pills = _pills(graph, ends, "input", 0, 0) | _pills(graph, ends, "output", 1, right)
+    at.update(pills.items())
+    return {
+        "width": max(place.x + place.w for place in at.values()),
+        "height": max(place.y + place.h for place in at.values()),
+        "boxes": [_box(graph, group, place) for group, place in boxes.items()],
         "pills": [
-            {"x": x, "y": y, "w": PILL[0], "h": PILL[1], "kind": end[0], "label": _clip(end[1], 20),
-             "name": end[1]}
-            for end, (x, y) in zip(ends, whole.places, strict=True)
-            if not isinstance(end, int)
+            {**place.row(), "kind": kind, "label": _clip(name, 20), "name": name}
+            for (kind, name), place in pills.items()
         ],
-        "items": [],
-        "edges": [],
-    }  # fmt: skip
-    corner: dict[End, Callable[[float, float], tuple[float, float]]] = {}
-    for end, inside in insides.items():
-        x0, y0 = whole.places[index[end]]
-        # A subgraph narrower than its title is centred in its box.
-        slack = (sizes[index[end]][0] - 2 * PAD - inside.drawing.width) / 2
-
-        def shift(
-            x: float, y: float, dx: float = x0 + PAD + slack, dy: float = y0 + PAD + TITLE
-        ) -> tuple[float, float]:
-            return x + dx, y + dy
-
-        corner[end] = shift
-        for item, place in zip(inside.items, inside.drawing.places, strict=False):
-            x, y = shift(*place)
-            view["items"].append(_item(graph, item, x, y, size))
-        for route in inside.drawing.routes:
-            view["edges"].append(_path([shift(*point) for point in route]))
-    view["wires"] = [
-        _wire(graph, a, b, values, route, _ends(a, b, route, insides, corner))
-        for ((a, b), values), route in zip(links.items(), whole.routes, strict=True)
-    ]
-    _round(view)
-    return view
+        "items": [
+            {**places[item.nodes[0]].row(), **_item(graph, item, size)}
+            for group in boxes
+            for item in (items[group] if items else ())
+        ],
+        "edges": _edges(graph, places),
+        "wires": [
+            _wire(graph, a, b, values, ends[a, b][0] or at[a], ends[a, b][1] or at[b])
+            for (a, b), values in graph.links.items()
+        ],
+    }
 
 
-def _ends(
-    a: End,
-    b: End,
-    route: Sequence[tuple[float, float]],
-    insides: Mapping[End, _Inside],
-    corner: Mapping[End, Callable[[float, float], tuple[float, float]]],
-) -> list[tuple[float, float]]:
-    """Let a wire begin and end at the points inside the subgraphs, not at their borders."""
-    points = list(route)
-    if a in insides:
-        inside = insides[a]
-        number = len(inside.items) + len(inside.ends_in) + inside.ends_out.index(b)
-        place = inside.drawing.places[number]
-        points = _moved(points, *corner[a](place[0] + POINT[0] / 2, place[1]))
-    if b in insides:
-        inside = insides[b]
-        place = inside.drawing.places[len(inside.items) + inside.ends_in.index(a)]
-        points = _moved(points[::-1], *corner[b](place[0] + POINT[0] / 2, place[1]))[::-1]
-    return points
+def _boxes(
+    graph: _Graph, items: Mapping[int, Sequence[Item]] | None, size: tuple[int, int]
+) -> dict[int, _Place]:
+    """Return each subgraph's place: its device's column, below its column and its sources."""
+    used = {graph.device(group) for group in graph.groups}
+    columns = [d for d in (*graph.document["request"]["devices"], None) if d in used]
+    width = size[0] + (2 * PAD + ARCS if items else 0)
+    left = PILL[0] + GUTTER
+    x = {device: left + i * (width + GUTTER) for i, device in enumerate(columns)}
+    sources: dict[int, list[int]] = {group: [] for group in graph.groups}
+    for a, b in graph.links:
+        if isinstance(a, int) and isinstance(b, int):
+            sources[b].append(a)
+    boxes: dict[int, _Place] = {}
+    bottom = dict.fromkeys(columns, 0)
+    for group in sorted(graph.groups):  # a topological order
+        device, height = graph.device(group), size[1]
+        if items:
+            height = 2 * PAD + TITLE + len(items[group]) * (size[1] + GAP) - GAP
+        y = max([bottom[device], *(boxes[s].y + boxes[s].h + ROW for s in sources[group])])
+        boxes[group] = _Place(x[device], y, width, height)
+        bottom[device] = y + height + ROW
+    return boxes
 
 
-def _moved(points: Sequence[tuple[float, float]], x: float, y: float) -> list[tuple[float, float]]:
-    """Let a route begin at another point, and pass its old beginning's height below that."""
-    rest = list(points[1:])
-    # On its way to another column it first goes straight down, then aside.
-    if len(rest) > 1 and rest[0][1] == rest[1][1]:
-        rest[0] = (x, rest[0][1])
-    return [(x, y), (x, points[0][1]), *rest]
+def _pills(
+    graph: _Graph,
+    ends: Mapping[tuple[End, End], Sequence[_Place | None]],
+    kind: str,
+    side: int,
+    x: int,
+) -> dict[tuple[str, str], _Place]:
+    """Return the place of each input or output: beside the first one that it is linked with."""
+    beside: dict[End, int] = {}
+    for pair, places in ends.items():
+        if (other := places[1 - side]) is not None:
+            beside[pair[side]] = min(other.y, beside.get(pair[side], other.y))
+    pills: dict[tuple[str, str], _Place] = {}
+    y = 0
+    names = dict.fromkeys(port["name"] for port in graph.document["model"][kind + "s"])
+    for name in sorted(names, key=lambda name: beside.get((kind, name), 0)):
+        y = max(y, beside.get((kind, name), 0))
+        pills[kind, name] = _Place(x, y, *PILL)
+        y += PILL[1] + GAP
+    return pills
 
 
-def _box(
-    graph: _Graph, group: int, place: tuple[float, float], size: tuple[float, float]
-) -> dict[str, Any]:
-    subgraph = graph.document["subgraphs"][group] if group >= 0 else None
+def _edges(graph: _Graph, places: Mapping[int, _Place]) -> list[str]:
+    """Return the paths between the items of each subgraph: down, or around those between."""
+    nodes = graph.document["nodes"]
+    pairs = {
+        (places[maker], places[p]): None
+        for p in places
+        for value in nodes[p]["inputs"]
+        if (maker := graph.makers.get(value)) is not None
+        and _group(nodes[maker]) == _group(nodes[p])
+        and places[maker] != places[p]
+    }
+    paths = []
+    for a, b in pairs:
+        passed = (b.y - a.y) // (a.h + GAP) - 1
+        if passed == 0:
+            paths.append(f"M{a.x + a.w // 2} {a.y + a.h}L{b.x + b.w // 2} {b.y}")
+        else:
+            x, bulge = a.x + a.w, min(ARCS + PAD, 12 + 6 * passed)
+            y, to_y = a.y + 2 * a.h // 3, b.y + b.h // 3
+            paths.append(f"M{x} {y}C{x + bulge} {y} {x + bulge} {to_y} {x} {to_y}")
+    return paths
+
+
+def _box(graph: _Graph, group: int, place: _Place) -> dict[str, Any]:
+    device = graph.device(group)
     title = "whole model, not cut"
-    device, detail = None, counted(len(graph.groups[group]), "node")
-    if subgraph is not None:
-        device = subgraph["device"]
+    detail = counted(len(graph.groups[group]), "node")
+    if group >= 0:
+        subgraph = graph.document["subgraphs"][group]
         title = f"{group} · {device or 'no device'}"
         detail = counted(len(subgraph["nodes"]), "node")
         if subgraph["run_s"] is not None:
             detail += f" · {seconds_text(subgraph['run_s'])}"
-    return {
-        "x": place[0], "y": place[1], "w": size[0], "h": size[1],
-        "subgraph": group, "device": device, "title": title, "detail": detail,
-    }  # fmt: skip
+    return {**place.row(), "subgraph": group, "device": device, "title": title, "detail": detail}
 
 
-def _item(
-    graph: _Graph, item: Item, x: float, y: float, size: tuple[float, float]
-) -> dict[str, Any]:
+def _item(graph: _Graph, item: Item, size: tuple[int, int]) -> dict[str, Any]:
     nodes = graph.document["nodes"]
     label_room, detail_room = _TEXT[size]
     single = len(item.nodes) == 1
@@ -299,56 +289,42 @@ def _item(
         ranked = sorted(counts.items(), key=lambda pair: pair[0] not in _TELLING)
         detail = " · ".join(f"{op} {n}" if n > 1 else op for op, n in ranked)
     return {
-        "x": x, "y": y, "w": size[0], "h": size[1],
         "label": _clip(label, label_room, end=True),
         "detail": _clip(detail, detail_room) if single else _lines(detail, detail_room),
-        "repeats": item.repeats, "device": nodes[item.nodes[0]]["device"],
+        "repeats": item.repeats,
+        "device": nodes[item.nodes[0]]["device"],
         "nodes": list(item.nodes),
-    }  # fmt: skip
+    }
 
 
 def _wire(
-    graph: _Graph,
-    a: End,
-    b: End,
-    values: Sequence[str],
-    outside: Sequence[tuple[float, float]],
-    points: Sequence[tuple[float, float]],
+    graph: _Graph, a: End, b: End, values: Sequence[str], start: _Place, stop: _Place
 ) -> dict[str, Any]:
-    """Describe a wire; its label stands outside of the subgraphs."""
-    sizes = graph.ports
-    total = sum(sizes[v]["nbytes"] or 0 for v in values if v in sizes)
-    unsure = any(sizes[v]["nbytes"] is None or sizes[v]["open_dims"] for v in values if v in sizes)
-    label = ("≥ " if unsure else "") + nbytes_text(total)
+    """Describe a wire between two sides that face each other, or two left sides in one column."""
+    sizes = [graph.ports[v] for v in values if v in graph.ports]
+    unsure = any(port["nbytes"] is None or port["open_dims"] for port in sizes)
+    label = ("≥ " if unsure else "") + nbytes_text(sum(port["nbytes"] or 0 for port in sizes))
     if len(values) > 1:
         label = f"{len(values)} tensors, {label}"
-    middle = max(
-        pairwise(outside),
-        key=lambda ends: abs(ends[0][0] - ends[1][0]) + abs(ends[0][1] - ends[1][1]),
-    )
+    y, to_y = start.y + start.h // 2, stop.y + stop.h // 2
+    if start.x + start.w <= stop.x:
+        x, to_x = start.x + start.w, stop.x
+        bend = (x + to_x) // 2
+    elif stop.x + stop.w <= start.x:
+        x, to_x = start.x, stop.x + stop.w
+        bend = (x + to_x) // 2
+    else:
+        x, to_x = start.x, stop.x
+        bend = min(x, to_x) - 2 * GUTTER // 3
     return {
-        "d": _path(points),
+        "d": f"M{x} {y}C{bend} {y} {bend} {to_y} {to_x} {to_y}",
         "from": a if isinstance(a, int) else None,
         "to": b if isinstance(b, int) else None,
         "tensors": list(values),
         "label": label,
-        "x": (middle[0][0] + middle[1][0]) / 2,
-        "y": (middle[0][1] + middle[1][1]) / 2,
+        "x": (x + 6 * bend + to_x) // 8,
+        "y": (y + to_y) // 2,
     }
-
-
-def _path(points: Sequence[tuple[float, float]]) -> str:
-    """Return an SVG path: straight along rows and columns, curved in between."""
-    x, y = points[0]
-    parts = [f"M{x:.0f} {y:.0f}"]
-    for to_x, to_y in points[1:]:
-        if abs(to_x - x) < 1 or abs(to_y - y) < 1:
-            parts.append(f"L{to_x:.0f} {to_y:.0f}")
-        else:
-            half = (y + to_y) / 2
-            parts.append(f"C{x:.0f} {half:.0f} {to_x:.0f} {half:.0f} {to_x:.0f} {to_y:.0f}")
-        x, y = to_x, to_y
-    return "".join(parts)
 
 
 def _lines(text: str, room: int) -> str:
@@ -369,13 +345,3 @@ def _clip(text: str, room: int, *, end: bool = False) -> str:
         return text[: room - 1] + "…"
     head = (room - 1) // 3
     return text[:head] + "…" + text[len(text) - (room - 1 - head) :]
-
-
-def _round(view: dict[str, Any]) -> None:
-    """Whole pixels are enough, and half the file."""
-    for name in ("boxes", "pills", "items", "wires"):
-        for row in view[name]:
-            for key in ("x", "y", "w", "h"):
-                if key in row:
-                    row[key] = round(row[key])
-    view["width"], view["height"] = round(view["width"]), round(view["height"])

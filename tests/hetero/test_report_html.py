@@ -16,7 +16,6 @@ import pytest
 from devices.model.reader import read_model
 from hetero.report import build_report, report_html
 from hetero.report.blocks import block_items, visible_nodes
-from hetero.report.layered import draw
 from hetero.report.layout import drawings
 from tests.hetero.report_cases import (
     branches_plan,
@@ -155,28 +154,36 @@ def overlap(a: dict[str, Any], b: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_boxes_of_random_graphs_do_not_overlap_and_edges_go_down(seed: int) -> None:
+def test_wires_of_random_placements_go_down_from_their_makers_to_their_readers(seed: int) -> None:
     rng = random.Random(seed)
-    count = rng.randint(2, 60)
-    sizes = [(float(rng.randint(20, 200)), float(rng.randint(20, 80))) for _ in range(count)]
-    edges = [(a, b) for b in range(count) for a in range(b) if rng.random() < 2.5 / count]
-    drawing = draw(sizes, edges)
-    boxes = [
-        {"x": x, "y": y, "w": w, "h": h}
-        for (x, y), (w, h) in zip(drawing.places, sizes, strict=True)
-    ]
-    assert not any(overlap(a, b) for i, a in enumerate(boxes) for b in boxes[:i])
-    for box in boxes:
-        assert box["x"] >= -0.01
-        assert box["x"] + box["w"] <= drawing.width + 0.01
-        assert box["y"] >= -0.01
-        assert box["y"] + box["h"] <= drawing.height + 0.01
-    for (a, b), route in zip(edges, drawing.routes, strict=True):
-        top = boxes[a]["y"] + boxes[a]["h"]
-        assert route[0] == pytest.approx((boxes[a]["x"] + boxes[a]["w"] / 2, top))
-        assert route[-1] == pytest.approx((boxes[b]["x"] + boxes[b]["w"] / 2, boxes[b]["y"]))
-        same_column = len(route) == 2 or all(y >= 0 for _, y in route)
-        assert not same_column or route[0][1] <= route[-1][1]
+    model = repeated(rng.randint(1, 12))
+    names = ("ORT", "CPU", "NULL")
+    pins = {node.name: rng.choice(names) for node in model.graph.node}
+    document = build_report(survey_of(model, dict.fromkeys(names), pins))
+    for view in drawings(document):
+        boxes = {box["subgraph"]: box for box in view["boxes"]}
+        places = {p: item for item in view["items"] for p in item["nodes"]}
+        makers = {o["name"]: p for p, n in enumerate(document["nodes"]) for o in n["outputs"]}
+        for wire in view["wires"]:
+            start, stop = boxes.get(wire["from"]), boxes.get(wire["to"])
+            if start and stop:
+                assert start["y"] + start["h"] < stop["y"]
+            if start:
+                x, y = map(int, re.findall(r"-?\d+", wire["d"])[:2])
+                ends = [places.get(makers[v], start) for v in wire["tensors"]]
+                assert any(
+                    x in (end["x"], end["x"] + end["w"]) and end["y"] < y < end["y"] + end["h"]
+                    for end in ends
+                )
+        for place in (*boxes.values(), *view["pills"]):
+            assert 0 <= place["x"] <= place["x"] + place["w"] <= view["width"]
+            assert 0 <= place["y"] <= place["y"] + place["h"] <= view["height"]
+        columns = {(box["device"], box["x"]) for box in boxes.values()}
+        assert len(columns) == len({box["device"] for box in boxes.values()})
+        everything = [*boxes.values(), *view["pills"]]
+        assert not any(overlap(a, b) for i, a in enumerate(everything) for b in everything[:i])
+        items = view["items"]
+        assert not any(overlap(a, b) for i, a in enumerate(items) for b in items[:i])
 
 
 @pytest.mark.parametrize("pins", [{}, {"*5": "CPU"}, {"op:Relu": "CPU"}])
