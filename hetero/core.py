@@ -26,9 +26,8 @@ from hetero.cache.importing import (
     recompilation,
     remapped,
 )
-from hetero.compile.compiler import Compiler
-from hetero.compile.request import CompileRequest
 from hetero.compiled_model import CompiledModel
+from hetero.compiler import Compiler, CompileRequest
 from hetero.planning import PlanReport
 from hetero.planning.cost import Costs
 from hetero.planning.cost.profile import Progress

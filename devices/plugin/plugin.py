@@ -54,7 +54,8 @@ class Plugin(ABC):
             self.properties, self.name, read=self._read, check=self._check_device_id
         )
         self._lock = threading.Lock()
-        self._exclusive: dict[str, threading.Lock] = {}
+        #: What runs with EXCLUSIVE_ASYNC_REQUESTS hold, by device id.
+        self._turns: dict[str, threading.Lock] = {}
 
     # What an author writes.
 
@@ -172,7 +173,7 @@ class Plugin(ABC):
                 "devices.Program. That is a fault of the plugin.",
                 device=self.name,
             )
-        return CompiledModel(self, model, program, effective)
+        return self._compiled(model, program, effective)
 
     def import_model(
         self, payload: Payload, model: Model, config: Config | None = None
@@ -198,7 +199,7 @@ class Plugin(ABC):
                 f"{self.name} cannot import model {model.name!r}: {type(error).__name__}: {error}. "
                 "It is damaged, or of another version; compile the model again."
             ) from error
-        return CompiledModel(self, model, program, effective)
+        return self._compiled(model, program, effective)
 
     def effective_config(self, config: Config | None = None) -> dict[str, Any]:
         """Return defaults, then what `set_property` set, then `config`, checked and typed."""
@@ -215,11 +216,6 @@ class Plugin(ABC):
         else:
             self._check_device_id({"DEVICE_ID": device_id})
         return device_id if name == "DEVICE_ID" else self.configuration.get(name, device_id)
-
-    def exclusive(self, device_id: str) -> threading.Lock:
-        """Return the lock that runs with EXCLUSIVE_ASYNC_REQUESTS hold on a device."""
-        with self._lock:
-            return self._exclusive.setdefault(device_id, threading.Lock())
 
     def create_context(self, config: Config | None = None) -> RemoteContext:
         """Return a RemoteContext, for devices with memory of their own.
@@ -242,6 +238,22 @@ class Plugin(ABC):
         raise UnsupportedOperationError(
             f"{self.name} takes no extensions; give such nodes to a device that does."
         )
+
+    def _compiled(self, model: Model, program: Program, config: Config) -> CompiledModel:
+        device_id = config["DEVICE_ID"]
+        device = f"{self.name}.{device_id}"
+        turn = None
+        if config["EXCLUSIVE_ASYNC_REQUESTS"]:
+            with self._lock:
+                turn = self._turns.setdefault(device_id, threading.Lock())
+
+        def read(name: str, _: str) -> Any:
+            return self.get_property(name, device_id)
+
+        configuration = Configuration(
+            self.properties, f"model {model.name!r} on {device}", config, read=read
+        )
+        return CompiledModel(model, program, device=device, configuration=configuration, turn=turn)
 
     def _read(self, name: str, device_id: str) -> Any:
         """Return what a property that nobody set is on a device."""

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from threading import Lock
+from typing import Any, Final
 
 import numpy as np
 
@@ -23,9 +24,6 @@ from devices.request.node_times import NodeTimes
 from devices.request.request import Request
 from devices.request.stage_outputs import StageOutputs
 from devices.request.target import RequestTarget
-
-if TYPE_CHECKING:
-    from devices.plugin.plugin import Plugin
 
 #: Callbacks that may run at once: enough that one that waits does not stop the others.
 _CALLBACK_THREADS = 4
@@ -52,47 +50,46 @@ class CompiledModel(BaseCompiledModel):
 
     Parameters
     ----------
-    plugin : Plugin
-        Who compiled it.
     model : Model
         What was compiled: it gives the ports.
     program : Program
         What runs.
-    config : mapping
-        The effective configuration.
+    device : str
+        The device that runs it, id included.
+    configuration : Configuration
+        What it was compiled with, and what its device says for the rest.
+    turn : Lock, optional
+        What each run holds, where only one at a time may run on the device.
     """
 
     def __init__(
         self,
-        plugin: Plugin,
         model: Model,
         program: Program,
-        config: Mapping[str, Any],
+        *,
+        device: str,
+        configuration: Configuration,
+        turn: Lock | None = None,
     ) -> None:
         super().__init__(model)
-        self._plugin = plugin
         self._program = program
-        self._device_id: str = config["DEVICE_ID"]
-        self._configuration = Configuration(plugin.properties, repr(self), config)
+        self.device: Final = device
+        self._configuration = configuration
+        self._turn = turn
         #: Whether requests time executed nodes.
-        self.profiles: bool = config["PERF_COUNT"]
-        self._exclusive: bool = config["EXCLUSIVE_ASYNC_REQUESTS"]
+        self.profiles: bool = configuration.get("PERF_COUNT")
         #: Times of its requests' executed nodes.
         self.node_times = NodeTimes()
         self._received = StageOutputs(model, self.device)
         self._closed = False
         # Without a request of its own, as in a plan, a model starts none of their threads.
-        self._runs = ThreadPoolExecutor(config["NUM_STREAMS"], f"{self.device}-device")
+        streams = configuration.get("NUM_STREAMS")
+        self._runs = ThreadPoolExecutor(streams, f"{device}-device")
         #: Where callbacks run.
-        self.callback_executor = ThreadPoolExecutor(_CALLBACK_THREADS, f"{self.device}-callback")
+        self.callback_executor = ThreadPoolExecutor(_CALLBACK_THREADS, f"{device}-callback")
 
     def __repr__(self) -> str:
         return f"<CompiledModel {self.name!r} on {self.device}>"
-
-    @property
-    def device(self) -> str:
-        """The device that runs it, id included."""
-        return f"{self._plugin.name}.{self._device_id}"
 
     def run(self, inputs: Sequence[Value], context: RunContext | None = None) -> Sequence[Value]:
         """Run once, unchecked, in the calling thread: what a stage of a plan does.
@@ -114,7 +111,7 @@ class CompiledModel(BaseCompiledModel):
             raise self._closed_error()
         context = context or RunContext(self.profiles)
         try:
-            with self._turn(context) if self._exclusive else _AT_ONCE:
+            with _AT_ONCE if self._turn is None else _held(self._turn, context):
                 start_s = time.perf_counter()
                 outputs = self._program.run(inputs, context)
         except HeteroError:
@@ -168,8 +165,9 @@ class CompiledModel(BaseCompiledModel):
     def executed_nodes(self) -> tuple[ExecutedNode, ...]:
         """Return the runtime model, in execution order."""
         names = self.source.node_names
+        plugin, _, _ = self.device.partition(".")
         return self._program.executed_nodes() or (
-            (ExecutedNode(self.name, "Subgraph", 0, self._plugin.name, names),) if names else ()
+            (ExecutedNode(self.name, "Subgraph", 0, plugin, names),) if names else ()
         )
 
     # Properties, export, end.
@@ -187,11 +185,7 @@ class CompiledModel(BaseCompiledModel):
             "EXECUTION_DEVICES": (self.device,),
             "OPTIMAL_NUMBER_OF_INFER_REQUESTS": self._configuration.get("NUM_STREAMS"),
         }
-        if name in mine:
-            return mine[name]
-        if name in self._configuration.values:
-            return self._configuration.get(name)
-        return self._plugin.get_property(name, self._device_id)
+        return mine[name] if name in mine else self._configuration.get(name)
 
     def export(self) -> Payload:
         """Return the device's own form of the compiled model.
@@ -217,17 +211,6 @@ class CompiledModel(BaseCompiledModel):
             f"model {self.name!r} on {self.device} was closed; compile or import it again.",
             device=self.device,
         )
-
-    @contextmanager
-    def _turn(self, context: RunContext) -> Iterator[None]:
-        """Wait for the device's other runs: EXCLUSIVE_ASYNC_REQUESTS has them one at a time."""
-        turn = self._plugin.exclusive(self._device_id)
-        while not turn.acquire(timeout=_CHECK_S):
-            context.check_cancelled()
-        try:
-            yield
-        finally:
-            turn.release()
 
     def _answer(
         self, inputs: Sequence[Value], context: RunContext, begun_s: float, ready_s: float
@@ -257,3 +240,14 @@ class CompiledModel(BaseCompiledModel):
         if isinstance(value, RemoteTensor) and not self._program.takes_remote(value):
             return value.to_host()
         return value
+
+
+@contextmanager
+def _held(turn: Lock, context: RunContext) -> Iterator[None]:
+    """Wait for the device's other runs, and keep them waiting."""
+    while not turn.acquire(timeout=_CHECK_S):
+        context.check_cancelled()
+    try:
+        yield
+    finally:
+        turn.release()

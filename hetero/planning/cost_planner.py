@@ -14,8 +14,6 @@ from devices.errors import DeviceError, PlanError, UnsupportedNodesError
 from devices.model.model import Model
 from devices.plugin.support import Refusal, Support
 from hetero.affinity.affinity import find_device, resolve_pins
-from hetero.compile.placement import Refused, place_by_priority, refusals, without
-from hetero.compile.request import CompileRequest
 from hetero.planning.choose import Choice, Policy, choose
 from hetero.planning.cost import Costs, DeviceIdentity
 from hetero.planning.cost.cost_file import check_costs, read_costs, write_costs
@@ -23,6 +21,13 @@ from hetero.planning.cost.profile import Progress, Subject, identify, profile
 from hetero.planning.problem import Constraints, Task
 from hetero.planning.report import PlanReport
 from hetero.query.answers import Answers
+from hetero.query.placement import (
+    PlacementRequest,
+    Refused,
+    place_by_priority,
+    refusals,
+    without,
+)
 from hetero.sample_inputs import sample_inputs
 from scheduler.executor import Executor
 
@@ -44,7 +49,7 @@ class CostPlanner:
     def profile(
         self,
         model: Model,
-        request: CompileRequest,
+        request: PlacementRequest,
         inputs: Mapping[str, Any] | None,
         seconds: float,
         progress: Progress | None,
@@ -63,7 +68,7 @@ class CostPlanner:
         )
         return profile(subject, progress)
 
-    def read_costs(self, path: str | Path, model: Model, request: CompileRequest) -> Costs:
+    def read_costs(self, path: str | Path, model: Model, request: PlacementRequest) -> Costs:
         """Read a cost file that is to hold for a model and devices; see `Core.read_costs`."""
         costs = read_costs(path)
         identities = self._identities(request)
@@ -73,7 +78,7 @@ class CostPlanner:
     def plan(
         self,
         model: Model,
-        request: CompileRequest,
+        request: PlacementRequest,
         refused: Refused,
         *,
         costs: Costs | None = None,
@@ -118,7 +123,7 @@ class CostPlanner:
     def verified(
         self,
         model: Model,
-        request: CompileRequest,
+        request: PlacementRequest,
         *,
         costs: Costs | None = None,
         progress: Progress | None = None,
@@ -140,7 +145,7 @@ class CostPlanner:
             refused = refusals([v.affinity for v in report.variants], error, refused)
 
     def _refusal(
-        self, model: Model, request: CompileRequest, report: PlanReport
+        self, model: Model, request: PlacementRequest, report: PlanReport
     ) -> UnsupportedNodesError | None:
         """Return the nodes that devices do not take in the subgraphs that they would get."""
         found: dict[str, Mapping[str, Refusal]] = {}
@@ -158,7 +163,7 @@ class CostPlanner:
             unsupported=found,
         )
 
-    def _costs(self, model: Model, request: CompileRequest, progress: Progress | None) -> Costs:
+    def _costs(self, model: Model, request: PlacementRequest, progress: Progress | None) -> Costs:
         """Return the cost file's costs, those measured before, or measure now."""
         own = request.config.own
         if own["COST_FILE"]:
@@ -186,13 +191,13 @@ class CostPlanner:
                     _log.warning("model=%s: its costs are not kept: %s", model.name, error)
         return costs
 
-    def _identities(self, request: CompileRequest) -> dict[str, DeviceIdentity]:
+    def _identities(self, request: PlacementRequest) -> dict[str, DeviceIdentity]:
         described = {d.name: d for d in self._executor().devices()}
         configs = request.config.devices
         return {n: identify(described[n], configs.get(n, {})) for n in request.devices}
 
     def _supports(
-        self, model: Model, request: CompileRequest, refused: Refused
+        self, model: Model, request: PlacementRequest, refused: Refused
     ) -> dict[str, Support]:
         configs = request.config.devices
         return {
@@ -200,7 +205,7 @@ class CostPlanner:
             for n in request.devices
         }
 
-    def _constraints(self, model: Model, request: CompileRequest) -> Constraints:
+    def _constraints(self, model: Model, request: PlacementRequest) -> Constraints:
         own = request.config.own
         described = {d.name: d for d in self._executor().devices()}
         rows = [described[name] for name in request.devices]

@@ -7,22 +7,33 @@ that: the refusals found so far are taken from what the device said.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from devices.errors import UnsupportedNodesError
 from devices.model.model import Model
 from devices.plugin.support import Refusal, Support
 from hetero.affinity.affinity import Affinity, assign
-from hetero.compile.request import CompileRequest
+from hetero.config import SplitConfig
 from hetero.query.query import query_priority, require_supported
 
 #: Device -> node -> why it does not take it in the part that it would get.
 Refused = Mapping[str, Mapping[str, Refusal]]
 
 
+@dataclass(frozen=True, slots=True)
+class PlacementRequest:
+    """What a model is to be queried, planned or compiled for, and with."""
+
+    #: Names, the most preferred first.
+    devices: tuple[str, ...]
+    config: SplitConfig
+    #: Nodes that are placed already.
+    pins: Affinity
+
+
 def place_by_priority(
     model: Model,
-    request: CompileRequest,
+    request: PlacementRequest,
     ask: Callable[[str, Model], Support],
     refused: Refused,
 ) -> Affinity:

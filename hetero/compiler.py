@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from devices.errors import UnsupportedNodesError
@@ -12,8 +13,6 @@ from hetero.affinity.affinity import Affinity
 from hetero.cache.blob import Compilation, Cut
 from hetero.cache.cached_compile import Cached, CachedCompiler
 from hetero.cache.folder import Cache
-from hetero.compile.placement import Refused, place_by_priority, refusals
-from hetero.compile.request import CompileRequest
 from hetero.compiled_model import CompiledModel
 from hetero.deployed_model import DeployedModel
 from hetero.partition.lowering import constant_outputs, stage_sources
@@ -21,6 +20,7 @@ from hetero.partition.partition import partition
 from hetero.planning import PlannedAffinity
 from hetero.planning.cost_planner import CostPlanner, policy_of
 from hetero.query.answers import Answers
+from hetero.query.placement import PlacementRequest, Refused, place_by_priority, refusals
 from hetero.routed_model import RoutedModel
 from hetero.routing import RoutedDeployment
 from scheduler.client.limits import Limits
@@ -30,6 +30,14 @@ _log = logging.getLogger(__name__)
 
 #: Gives cuts what each of their stages is made from, numbered through.
 Sources = Callable[[Sequence[Cut]], list[StageSource]]
+
+
+@dataclass(frozen=True, slots=True)
+class CompileRequest(PlacementRequest):
+    """A request for a compiled model."""
+
+    #: The same as a blob records it.
+    compilation: Compilation
 
 
 class Compiler:

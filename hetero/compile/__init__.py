@@ -1,1 +1,0 @@
-"""From a request of the user's to what is deployed."""
