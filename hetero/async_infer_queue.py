@@ -207,7 +207,7 @@ class AsyncInferQueue:
                 left_s = self._timeout_s if deadline_s is None else deadline_s - time.monotonic()
                 if left_s <= 0 or not self._shared.changed.wait(left_s):
                     raise DeadlineError(
-                        f"none of {len(self)} jobs has ended in time. Allow more (timeout_s, or "
-                        "the model's REQUEST_TIMEOUT_S), or look for a callback that hangs."
+                        f"none of {len(self)} jobs has ended in time. Allow more time (timeout_s, "
+                        "or the model's REQUEST_TIMEOUT_S), or look for a callback that hangs."
                     )
             return found

@@ -27,7 +27,7 @@ def _check_callbacks(callbacks: tuple[Any, ...]) -> str | None:
 def _check_colocation(groups: Mapping[str, Any]) -> str | None:
     for name, patterns in groups.items():
         if not isinstance(patterns, list | tuple) or not all(isinstance(p, str) for p in patterns):
-            return f"group {name!r} is no list of patterns"
+            return f"group {name!r} is not a list of patterns"
     return None
 
 
@@ -62,7 +62,7 @@ HETERO_PROPERTIES: Final = PropertyTable(
     Property("COST_DIGEST", str, "", False, "Hash of the cost file.", shapes_result=True),
     Property(
         "PROFILE_SECONDS", float, 8.0, True,
-        "Seconds, about, for measuring costs where no cost file is given.", minimum=0.1,
+        "About how many seconds to measure costs for, if no cost file is given.", minimum=0.1,
     ),
     Property(
         "PLAN_SECONDS", float, 5.0, True,
@@ -88,7 +88,7 @@ HETERO_PROPERTIES: Final = PropertyTable(
     ),
     Property(
         "DEVICE_MEMORY_NBYTES", dict, {}, True,
-        "Bytes for weights by device name, where a plan by cost may use less than there is.",
+        "Bytes for weights by device name, if a plan by cost may use less than all of it.",
         minimum=0, shapes_result=True,
     ),
     Property(

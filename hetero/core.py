@@ -86,7 +86,7 @@ class Core:
             )
         if address is not None and executor != "ray":
             raise ArgumentError(
-                f"address={address!r} is a Ray cluster's; executor is {executor!r}."
+                f"address={address!r} names a Ray cluster, but executor is {executor!r}."
             )
         if isinstance(plugins, str) or not isinstance(plugins, Iterable):
             raise ArgumentTypeError(
@@ -316,7 +316,7 @@ class Core:
         inputs : mapping, optional
             A request to measure with, input name -> value; made up to fit by default.
         seconds : float
-            Time to spend, about.
+            About how long to measure.
         progress : callable (int, int, str), optional
             Called with steps done, steps in all, and what is measured.
 

@@ -28,7 +28,7 @@ def sample_inputs(
         value or shape says of it holds for the others.
     Raises TensorShapeError: a shape that does not fit its port or the other shapes, or that memory
         does not hold.
-    Raises TensorTypeError: an input that is no tensor, and that has no value.
+    Raises TensorTypeError: an input that is not a tensor and has no value.
     """
     given, shapes = given or {}, shapes or {}
     fixed = {name: tuple(np.shape(value)) for name, value in given.items()} | dict(shapes)

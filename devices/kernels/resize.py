@@ -64,7 +64,7 @@ def _source(xp: Xp, a: _Axis, mode: str) -> Array:
         return a.size / 2 * (1 - a.output / exact) + (x + 0.5) / scale - 0.5
     if mode == "tf_half_pixel_for_nn":
         return (x + 0.5) / scale
-    # What is left is tf_crop_and_resize.
+    # The remaining mode is tf_crop_and_resize.
     if a.output == 1:
         return xp.full_like(x, 0.5 * (a.start + a.end) * (a.size - 1))
     step = (a.end - a.start) * (a.size - 1) / (a.output - 1)

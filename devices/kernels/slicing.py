@@ -171,7 +171,7 @@ def _pad(
     sizes = list(zip(begins, data.shape, ends, strict=True))
     if any(begin + size + end < 0 or min(begin, end) < -size for begin, size, end in sizes):
         raise ValueError(f"pads {tuple(pads)} remove more than shape {data.shape} has")
-    # Negative pads remove first; what is left is then padded.
+    # Negative pads remove first; the rest is then padded.
     kept = data[tuple(slice(max(-begin, 0), size - max(-end, 0)) for begin, size, end in sizes)]
     begins, ends = [max(n, 0) for n in begins], [max(n, 0) for n in ends]
     padded, inside = _frame(xp, kept, begins, ends)

@@ -44,7 +44,7 @@ def string_normalizer(
     locale: str | None = None,
     stopwords: Sequence[str] | None = None,
 ) -> Array:
-    """Drop the stop words, then change the case of what is left; one empty string if nothing is.
+    """Drop the stop words, then change the case of the rest; one empty string if nothing is left.
 
     x is (C,) or (1, C). `locale` is not used: letters change case as Unicode says.
     """

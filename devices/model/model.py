@@ -332,7 +332,7 @@ class Model:
         )
 
     def replace(self, **changes: Any) -> Model:
-        """Return a model with some constructor arguments replaced; types are inferred anew."""
+        """Return a model with some constructor arguments replaced; types are inferred again."""
         return Model(**(self._arguments() | changes))
 
     def _arguments(self) -> dict[str, Any]:

@@ -147,7 +147,7 @@ def element_type_name(dtype: np.dtype | type) -> str:
     try:
         return _TYPE_NAMES[onnx.helper.np_dtype_to_tensor_dtype(dtype)]
     except (KeyError, ValueError) as error:
-        raise TypeError(f"numpy dtype {dtype} is no ONNX element type") from error
+        raise TypeError(f"numpy dtype {dtype} is not an ONNX element type") from error
 
 
 def type_string(proto: onnx.TypeProto) -> str:
@@ -178,7 +178,7 @@ def check_text(texts: Iterable[str], where: str) -> None:
     except TypeError as error:
         wrong = next(text for text in texts if not isinstance(text, str))
         raise ModelError(
-            f"{where}: the name {wrong!r} is no UTF-8. Export the model again."
+            f"{where}: the name {wrong!r} is not UTF-8. Export the model again."
         ) from error
 
 

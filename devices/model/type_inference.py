@@ -48,9 +48,9 @@ def infer_types(model: onnx.ModelProto) -> onnx.GraphProto:
             typed.ParseFromString(found)
             return typed.graph
     raise ModelError(
-        f"model {model.graph.name!r}: onnx {onnx.__version__} breaks off when it infers the shapes "
-        "of this model: some attribute or shape is far outside what it may be. Run onnx.checker "
-        "on the model, and export it again."
+        f"model {model.graph.name!r}: onnx {onnx.__version__} fails when it infers the shapes "
+        "of this model: some attribute or shape is far out of range. Run onnx.checker on the "
+        "model, and export it again."
     )
 
 

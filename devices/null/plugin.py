@@ -144,7 +144,7 @@ class NullPlugin(Plugin):
         ),
         Property(
             "NULL_UNSUPPORTED", tuple, (), True,
-            "Nodes that it refuses all the same: names, globs or op:Type.", shapes_result=True,
+            "Nodes that it refuses even so: names, globs or op:Type.", shapes_result=True,
         ),
         Property(
             "NULL_DYNAMIC_SHAPES", bool, True, True,

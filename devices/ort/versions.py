@@ -1,4 +1,4 @@
-"""Which ONNX versions the installed ONNX Runtime reads, and how newer models reach it all the same.
+"""Which ONNX versions the installed ONNX Runtime reads, and how newer models reach it even so.
 
 An operator's definition changes rarely: a model of a newer operator set still means the same under
 an older one if none of its operators changed in between.

@@ -225,7 +225,7 @@ class Plugin(ABC):
         UnsupportedOperationError
             The device has none.
         """
-        raise UnsupportedOperationError(f"{self.name} has no memory of its own to share")
+        raise UnsupportedOperationError(f"{self.name} has no device memory to share")
 
     def add_extension(self, extension: Any) -> None:
         """Accept custom operators.

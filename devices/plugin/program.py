@@ -201,7 +201,7 @@ class Program(ABC):
         UnsupportedOperationError
             If it has none; the subgraph's ONNX is kept instead and compiled again on import.
         """
-        raise UnsupportedOperationError(f"{type(self).__name__} has no form of its own to export")
+        raise UnsupportedOperationError(f"{type(self).__name__} cannot be exported")
 
     def close(self) -> None:  # noqa: B027 - most programs hold nothing beyond their memory
         """Give back what the program holds on the device."""

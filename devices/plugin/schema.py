@@ -170,7 +170,7 @@ def check_operator(
     if schema.deprecated:
         return Refusal(
             "opset",
-            f"{operator} is gone from operator set {schema.since_version} on; the model imports "
+            f"{operator} was removed in operator set {schema.since_version}; the model imports "
             f"{opset}",
         )
     said = _attributes(schema, attributes) or _counts(schema, inputs, outputs)

@@ -1,4 +1,4 @@
-"""What a request comes to: its outputs, and how each stage of it went."""
+"""The answer to a request: its outputs, and how each stage of it went."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class StageRun:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a request comes to.
+    """The answer to a request.
 
     Attributes
     ----------

@@ -97,7 +97,7 @@ class CompiledModel(BaseCompiledModel):
         Parameters
         ----------
         inputs : sequence of values
-            One a port, of its type and shape.
+            One per port, of its type and shape.
         context : RunContext, optional
             For cancellation and timing.
 

@@ -431,7 +431,7 @@ class InferRequest:
             run.ended.wait(_STOP_S)
             raise DeadlineError(
                 f"no answer of model {self._target.name!r} within {run.timeout_s} s; the request "
-                "was cancelled. Allow more, or see what is slow with PERF_COUNT.",
+                "was cancelled. Allow more time, or find what is slow with PERF_COUNT.",
                 timeout_s=run.timeout_s,
             )
         run.wait()  # for the callback

@@ -110,5 +110,5 @@ def find_port(ports: Sequence[TensorSpec], key: Any, role: str) -> TensorSpec:
             f"{role} {key} is out of range: there are {len(ports)}: {names}.", name=key
         )
     raise TensorNameError(
-        f"a port is meant by its name, position or port object; got {type(key).__name__}.", name=key
+        f"a port is named by its name, position or port object; got {type(key).__name__}.", name=key
     )

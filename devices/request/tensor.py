@@ -57,7 +57,7 @@ class Tensor:
 
     @property
     def element_type(self) -> str:
-        """ONNX's name of the element type; empty for what is no tensor."""
+        """ONNX's name of the element type; empty if the value is not a tensor."""
         return element_type_name(self._data.dtype) if self.is_array else ""
 
     @property
@@ -183,7 +183,7 @@ def _read(value: Any, spec: TensorSpec, role: str) -> np.ndarray:
         return _array(value)
     except ValueError as error:
         raise TensorShapeError(
-            f"{role} {spec.name!r} wants {spec}, got a nested list that is no array: {error}.",
+            f"{role} {spec.name!r} wants {spec}, got a nested list that is not an array: {error}.",
             port=spec.name,
         ) from error
     except (TypeError, RuntimeError, BufferError) as error:

@@ -196,7 +196,7 @@ class RequestTensors:
                 name=key,
             )
         name = key.name if isinstance(key, TensorSpec) else key
-        # A value that passes through is both; a port object says which one is meant.
+        # A value that passes through is both; a port object says which one it is.
         if isinstance(key, TensorSpec) and key in self._outputs and key not in self._inputs:
             return key, False
         if name in self._optional or name in (port.name for port in self._inputs):

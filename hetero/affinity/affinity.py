@@ -83,7 +83,7 @@ def resolve_pins(
     found: dict[str, dict[str, tuple[str, str]]] = {kind: {} for kind in _KINDS}
     for pattern, device in pins.items():
         if not isinstance(device, str) or not device:
-            problems.append(f"pin {pattern!r}{where}: {device!r} is no device name")
+            problems.append(f"pin {pattern!r}{where}: {device!r} is not a device name")
             continue
         if devices is not None:
             listed = find_device(device, devices)

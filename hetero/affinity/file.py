@@ -33,7 +33,7 @@ def load_affinity(path: str | Path) -> dict[str, str]:
     pins: dict[str, str] = {}
     for pattern, device, line in entries:
         if pattern in pins:
-            raise _error(path, line, f"pattern {pattern!r} is there twice; keep one")
+            raise _error(path, line, f"pattern {pattern!r} is given twice; keep one")
         if not isinstance(device, str) or not device:
             raise _error(path, line, f"pattern {pattern!r}: expected a device name, got {device!r}")
         pins[pattern] = device
@@ -44,13 +44,13 @@ def parse_pins(texts: Iterable[str]) -> dict[str, str]:
     """Read pins as a command line has them: ``PATTERN=DEVICE``, or the name of an affinity file.
 
     Raises AffinityError: a text that is neither.
-    Raises ArgumentTypeError: what is given is no sequence of texts.
+    Raises ArgumentTypeError: what is given is not a sequence of texts.
     """
     texts = list(texts) if isinstance(texts, Iterable) else [texts]
     if wrong := [text for text in texts if not isinstance(text, str)]:
         raise ArgumentTypeError(
-            f"affinity: {wrong[0]!r} is no text; give {{pattern: device}}, the path of an affinity "
-            "file, or a list of texts PATTERN=DEVICE."
+            f"affinity: {wrong[0]!r} is not a text; give {{pattern: device}}, the path of an "
+            "affinity file, or a list of texts PATTERN=DEVICE."
         )
     pins: dict[str, str] = {}
     for text in texts:
@@ -64,7 +64,7 @@ def parse_pins(texts: Iterable[str]) -> dict[str, str]:
             missing = "" if "=" in text else f"there is no file {text}; "
             raise AffinityError(
                 f"affinity {text!r}: {missing}expected PATTERN=DEVICE, such as op:Concat=CPU or "
-                "'conv*=ORT', or an affinity file that is there."
+                "'conv*=ORT', or an existing affinity file."
             )
     return pins
 

@@ -210,9 +210,9 @@ def export_payloads(num_stages: int, export: Callable[[int], Payload]) -> list[P
 def open_blob(source: str | Path | bytes | bytearray | memoryview | BinaryIO) -> BlobFile:
     """Open a blob that the user names.
 
-    Raises ArgumentTypeError: `source` is nothing that could be read.
+    Raises ArgumentTypeError: `source` cannot be read.
     Raises ModelNotFoundError: there is no such file.
-    Raises BlobError: it cannot be read, or is no blob.
+    Raises BlobError: it cannot be read, or is not a blob.
     """
     if not isinstance(source, str | Path | bytes | bytearray | memoryview):
         if not hasattr(source, "read"):
@@ -308,7 +308,7 @@ class ModelBlob:
         except (TypeError, AttributeError) as error:
             raise BlobError(f"{self._where}: source: damaged: {error}.") from error
         if any(not isinstance(c.array, np.ndarray) for c in model.constants.values()):
-            raise BlobError(f"{self._where}: source: a weight that is no tensor.")
+            raise BlobError(f"{self._where}: source: a weight that is not a tensor.")
         self.check_positions(model)
         return model
 
@@ -387,7 +387,7 @@ def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read_variants(rows: Any) -> list[dict[str, Any]]:
     if not isinstance(rows, list) or len(rows) < 2 or not all(isinstance(r, dict) for r in rows):
-        raise ValueError("fewer than two plans, or one that is no map")
+        raise ValueError("fewer than two plans, or one that is not a map")
     return rows
 
 
@@ -409,7 +409,7 @@ def _partition(source: Model, plan: Plan, positions: Sequence[tuple[int, ...]]) 
     """Return the cut that a plan and the positions of each stage's nodes describe."""
     for rows in positions:
         if any(type(p) is not int or p < 0 for p in rows):
-            raise ValueError("a position that is no number")
+            raise ValueError("a position that is not a number")
     subgraphs = tuple(
         Subgraph(s.index, s.device, s.inputs, s.outputs, s.node_names, source, rows)
         for s, rows in zip(plan.stages, positions, strict=True)

@@ -135,7 +135,7 @@ class CachedCompiler:
         return tuple(self._with_reasons(cut) for cut in cuts), [str(k) for k in keys]
 
     def _with_reasons(self, cut: Cut) -> Cut:
-        """Return a cut with the pins' reasons as they are here: they are no part of the key."""
+        """Return a cut with the pins' reasons as they are here: they are not part of the key."""
         reasons = {**cut.affinity.reasons, **self.pins.reasons}
         return replace(cut, affinity=Affinity(cut.affinity.devices, reasons))
 

@@ -16,11 +16,11 @@ from scheduler.plan import Plan
 def describe(blob: BlobFile) -> dict[str, Any]:
     """Return what is in a blob of any kind as plain values, read from its header alone.
 
-    Raises BlobError: its header is not one of ours.
+    Raises BlobError: its header is not a hetero header.
     """
     head = blob.outline()
     if not isinstance(head, dict):
-        raise BlobError(f"blob {blob.path or ''}: it has no header of ours.")
+        raise BlobError(f"blob {blob.path or ''}: its header is not a hetero header.")
     try:
         rows = head.get("variants", [head] if "plan" in head else [])
         plans = [Plan.from_bytes(row["plan"]) for row in rows]

@@ -148,7 +148,7 @@ class Cache:
         The operating system passes the lock on when its holder ends, however that happens.
 
         Yields: whether the lock is held; without it, after the timeout or where the folder has no
-            locks, the work is done all the same.
+            locks, the work is done even so.
         """
         lock = filelock.FileLock(self._lock_path(key), timeout=self._lock_timeout_s)
         held = self._acquire(lock, key)
@@ -164,7 +164,7 @@ class Cache:
             lock.acquire()
         except filelock.Timeout:
             _log.warning(
-                "cache key %s: another compiles it for more than %g s; compiling here as well.",
+                "cache key %s: another process has compiled it for over %g s; compiling here too.",
                 key, self._lock_timeout_s,
             )  # fmt: skip
             return False

@@ -27,7 +27,7 @@ def place_devices(
     """Return which device here stands for each device of a blob's plan, where there is one.
 
     `remap`: devices of the blob -> devices here, both by any spelling.
-    Raises ArgumentTypeError: `remap` is no mapping.
+    Raises ArgumentTypeError: `remap` is not a mapping.
     Raises BlobError: `remap` names a device that the blob does not use.
     Raises UnknownDeviceError: `remap` leads to devices that are not here.
     """

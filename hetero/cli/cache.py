@@ -101,7 +101,7 @@ def clear(folder: Path, as_json: bool) -> None:
 
 def _open(folder: Path) -> Cache:
     if not folder.is_dir():
-        raise click.BadParameter(f"{folder} is no folder", param_hint="--dir")
+        raise click.BadParameter(f"{folder} is not a folder", param_hint="--dir")
     return Cache(folder)
 
 

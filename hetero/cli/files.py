@@ -25,7 +25,7 @@ def check_file(
     if path.is_dir():
         raise click.BadParameter(f"{path} is a folder; name a file.")
     if path.exists() and not path.is_file():
-        raise click.BadParameter(f"{path} is no regular file; name another.")
+        raise click.BadParameter(f"{path} is not a regular file; name another.")
     _check_folder(path.parent)
     return path
 

@@ -31,7 +31,7 @@ def input_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--shape", "shapes", multiple=True, metavar="NAME=1,3,...", callback=_parse_shapes,
             help="The shape of a generated input. Inputs with the same open dimensions get the "
-            "same sizes; dimensions that stay open are 1.",
+            "same sizes; dimensions left open are 1.",
         ),
     )  # fmt: skip
     for decorator in reversed(decorators):

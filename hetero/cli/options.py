@@ -99,7 +99,7 @@ def with_core(function: Callable[..., Any]) -> Callable[..., Any]:
         context = click.get_current_context()
         refuse_overwriting(context)
         if address and executor == "inprocess":
-            raise click.UsageError("--address is a Ray cluster's; leave out --executor inprocess.")
+            raise click.UsageError("--address names a Ray cluster; leave out --executor inprocess.")
         take_planning(context.info_name or "", rest)
         if "pins" in rest:
             rest["pins"] = parse_pins(rest["pins"])

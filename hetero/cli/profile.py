@@ -28,7 +28,7 @@ from hetero.report.units import counted
 @output_file("--output", "-o", help="The cost file to write; MODEL.costs.json here by default.")
 @input_options
 @click.option("--seconds", "-t", type=click.FloatRange(min=0, min_open=True), default=60.0,
-              show_default=True, help="Time to spend, about.")  # fmt: skip
+              show_default=True, help="About how long to measure.")  # fmt: skip
 @with_core
 def profile_command(
     core: Core,
@@ -82,7 +82,7 @@ def _default_path(model: str, source: Model) -> Path:
         try:
             other = read_costs(path)
         except PlanError as error:
-            raise click.UsageError(f"{path} is no cost file; name another with -o.") from error
+            raise click.UsageError(f"{path} is not a cost file; name another with -o.") from error
         if other.model_hash != source.content_hash:
             raise click.UsageError(
                 f"{path} is there, with the costs of another model ({other.model}); name a file "

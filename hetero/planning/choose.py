@@ -35,7 +35,7 @@ Policy = Literal["PRIORITY", "PIPELINE_PARALLEL", "AUTO"]
 MOST_ALTERNATIVES: Final = 16
 #: Effort of the search beside a plan that is only judged, as a share of what was granted.
 JUDGING: Final = 0.1
-#: What would help less than this share is no advice.
+#: Advice that would help by less than this share is left out.
 LEAST_HELP: Final = 0.01
 
 

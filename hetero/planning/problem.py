@@ -147,13 +147,13 @@ def build(task: Task, hint: Hint) -> Planned:
             max_subgraphs=task.constraints.max_subgraphs,
         )
 
-    dearest = _lines(task, hint, max)
+    costliest = _lines(task, hint, max)
     reached = times + _ends(task, model, place, hint)
-    whole = problem(reached, dearest)
+    whole = problem(reached, costliest)
     if hint == "LATENCY":
         # A device may fetch several inputs at once: only the nodes are sure to take time.
-        floor = problem(times, dearest)
-    elif (cheapest := _lines(task, hint, min)) == dearest:
+        floor = problem(times, costliest)
+    elif (cheapest := _lines(task, hint, min)) == costliest:
         floor = whole
     else:
         floor = problem(reached, cheapest)
@@ -169,8 +169,8 @@ def wire_latency(costs: Costs, sender: str, receiver: str, nbytes: int) -> float
 def end_line(task: Task, device: str, hint: Hint, *, outgoing: bool) -> Line:
     """Return what a device pays for an output, or an input, of the whole model.
 
-    What lies between a device and the client is not measured: the dearest of the device's lines to
-    others is taken.
+    What lies between a device and the client is not measured: the most expensive of the device's
+    lines to others is taken.
     """
     sender, receiver = (device, None) if outgoing else (None, device)
     return _line(task, sender, receiver, hint, max)

@@ -99,7 +99,7 @@ def identified(device: str, config: Config) -> tuple[str, Config]:
 def parse_counts(devices: Mapping[str, int] | None) -> dict[str, int]:
     """Return how many devices of a plugin each node offers.
 
-    Raises ArgumentTypeError: what is given is no mapping of names to whole numbers of 0 or more.
+    Raises ArgumentTypeError: what is given is not a mapping of names to whole numbers of 0 or more.
     Raises ArgumentError: more devices than a node offers.
     """
     counts = {} if devices is None else devices

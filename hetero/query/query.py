@@ -1,4 +1,4 @@
-"""The priority policy: the first device takes all it can, later ones what is left.
+"""The priority policy: the first device takes all it can, later ones the rest.
 
 A device is asked about exactly the nodes that it could get: those that no earlier device took and
 nobody pinned elsewhere, as a model of their own. So it sees the graph that it will later compile.
@@ -51,7 +51,7 @@ def query_priority(
                 taken[name] = device
                 left.discard(position)
             else:
-                refusals.setdefault(name, {})[device] = _reason(answer, name, device)
+                refusals.setdefault(name, {})[device] = reason(answer, name, device)
             if name in answer.notes and name in answer.devices:
                 notes[name] = answer.notes[name]
     for position in literals:
@@ -86,9 +86,9 @@ def require_supported(support: Support, model: Model, devices: Sequence[str]) ->
     if (more := len(support.unsupported) - SHOWN_NODES) > 0:
         lines.append(f"\n  and {more} more; `.unsupported` has all of them")
     raise UnsupportedNodesError(
-        f"model {model.name!r}: none of {', '.join(devices)} takes {len(support.unsupported)} of "
-        f"its {len(model.nodes)} nodes:{''.join(lines)}\n"
-        "Add a device that takes them to the list, or export the model without them.",
+        f"model {model.name!r}: {len(support.unsupported)} of its {len(model.nodes)} nodes cannot "
+        f"run on {' or '.join(devices)}:{''.join(lines)}\n"
+        "Add a device that supports them to the list, or export the model without them.",
         unsupported={name: dict(reasons) for name, reasons in support.unsupported.items()},
     )
 
@@ -147,8 +147,9 @@ def _part(model: Model, positions: Sequence[int], literals: set[int]) -> Model:
     return model.extract([*positions, *(read & literals)], outputs)
 
 
-def _reason(answer: Support, name: str, device: str) -> Refusal:
+def reason(answer: Support, name: str, device: str) -> Refusal:
+    """Return why a device does not take a node."""
     for refusals in (answer.unsupported.get(name), answer.refusals.get(name)):
         if refusals:
             return refusals.get(device) or next(iter(refusals.values()))
-    return Refusal("policy", f"{device} left it out and gave no reason")
+    return Refusal("policy", f"{device} did not name it and gave no reason")

@@ -8,6 +8,7 @@ from typing import Any
 
 from devices.model.model import Model
 from devices.plugin.support import Support
+from hetero.query.query import reason
 
 
 def support_matrix(model: Model, answers: Mapping[str, Support]) -> list[dict[str, Any]]:
@@ -39,18 +40,11 @@ def supporters(name: str, answers: Mapping[str, Support]) -> list[str]:
 
 def _cell(names: list[str], device: str, answer: Support) -> dict[str, Any]:
     refused = [name for name in names if name not in answer.devices]
-    said: Counter[tuple[str, str]] = Counter()
-    for name in refused:
-        refusal = answer.refusals.get(name, {}).get(device)
-        said[
-            (refusal.code, refusal.message)
-            if refusal
-            else ("policy", f"{device} left it out and gave no reason")
-        ] += 1
+    reasons = Counter(reason(answer, name, device) for name in refused)
     return {
         "supported": len(names) - len(refused),
         "refusals": [
-            {"code": code, "message": message, "count": count}
-            for (code, message), count in said.most_common()
+            {"code": refusal.code, "message": refusal.message, "count": count}
+            for refusal, count in reasons.most_common()
         ],
     }

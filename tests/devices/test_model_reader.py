@@ -174,7 +174,7 @@ def test_a_constant_node_without_one_whole_value_is_refused(model, word):
 @pytest.mark.parametrize("name", ["g", "x", "t1", "Relu"])
 def test_text_that_is_no_utf_8_is_a_model_error(name):
     data = parse("g (float[2] x) => (float[2] t1) { t1 = Relu(x) }").SerializeToString()
-    with pytest.raises(ModelError, match="is no UTF-8"):
+    with pytest.raises(ModelError, match="is not UTF-8"):
         read_model(data.replace(name.encode(), b"\xff" * len(name)))
 
 

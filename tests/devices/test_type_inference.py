@@ -32,7 +32,7 @@ def sizes(count):
 
 def test_after_a_model_that_ended_it_others_are_inferred():
     for count in (5, 7):
-        with pytest.raises(ModelError, match="breaks off"):
+        with pytest.raises(ModelError, match="fails when it infers"):
             infer_types(parse(ENDS_IT))
         assert sizes(count) == [count, 3]
 

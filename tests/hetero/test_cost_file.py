@@ -45,7 +45,7 @@ def _set(document: Any, keys: tuple[Any, ...], value: Any) -> None:
 @pytest.mark.parametrize(
     ("keys", "value", "said"),
     [
-        (("format",), "other", "no cost file"),
+        (("format",), "other", "not a cost file"),
         (("version",), 99, "version 99"),
         (("devices", "ORT", "nodes", "a"), [-1.0, "measured"], "devices.ORT.nodes.a"),
         (("devices", "ORT", "nodes", "a"), [float("nan"), "measured"], "devices.ORT.nodes.a"),

@@ -48,7 +48,7 @@ def _match(rewrite: Rewrite, inner: int, approximate: str) -> tuple[str, set[int
     if plus is None or not _with_number(rewrite, plus, "Add", 1.0):
         return None
     parts |= {inner, plus}
-    # What is left is a product of (1 + ...), x and one half, in one of three orders.
+    # The rest is a product of (1 + ...), x and one half, in one of three orders.
     seen_x = seen_half = False
     value = nodes[plus].outputs[0]
     while not (seen_x and seen_half):

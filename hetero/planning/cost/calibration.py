@@ -40,7 +40,7 @@ def fit_load(
 ) -> tuple[Time, Time]:
     """Return what times are multiplied by while all devices are busy, and what a call costs then.
 
-    The median of the rounds counts: what disturbed a few of them is no property of the device.
+    The median of the rounds counts: what disturbed a few of them is not a property of the device.
 
     `alone_s`: median seconds of a subgraph's run on an otherwise idle machine.
     `call_s`: seconds that a call keeps the device busy besides, at least.

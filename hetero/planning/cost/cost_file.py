@@ -59,8 +59,8 @@ def write_costs(costs: Costs, path: str | Path) -> None:
 def read_costs(path: str | Path) -> Costs:
     """Read a cost file.
 
-    Raises PlanError: the file is missing, is no cost file, is of another version, or a value in it
-        is wrong; the message says which.
+    Raises PlanError: the file is missing, is not a cost file, is of another version, or a value in
+        it is wrong; the message says which.
     """
     path = Path(path)
     try:
@@ -72,7 +72,7 @@ def read_costs(path: str | Path) -> Costs:
         ) from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise PlanError(
-            f"cost file {path}: it is no cost file: wanted format {FORMAT!r}. Make one with "
+            f"cost file {path}: not a cost file: wanted format {FORMAT!r}. Make one with "
             "`hetero profile`.",
             path=str(path),
         )

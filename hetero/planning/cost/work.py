@@ -73,7 +73,7 @@ def with_shapes(model: Model, shapes: Mapping[str, Sequence[int]]) -> Model:
 
 
 def value_nbytes(spec: TensorSpec) -> int:
-    """Bytes of a value; open dimensions count as 1, values that are no tensors as nothing."""
+    """Bytes of a value; open dimensions count as 1, values that are not tensors as nothing."""
     if (known := spec.nbytes) is not None:
         return known
     itemsize = spec.dtype.itemsize if spec.dtype is not None else 0
