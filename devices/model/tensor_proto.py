@@ -145,7 +145,7 @@ def _file(location: str, what: str, folder: Path | None) -> Path:
         root = folder.resolve()
         path = root if "\0" in location else (root / location).resolve()
         if path == root:
-            raise ExternalDataError(f"{what}, which names a file that does not exist in {root}.")
+            raise ExternalDataError(f"{what}, which does not name a file in {root}.")
         if Path(location).is_absolute() or not path.is_relative_to(root):
             raise ExternalDataError(
                 f"{what}, outside the model's folder {root}; refused. Keep a model's files "

@@ -152,4 +152,4 @@ def reason(answer: Support, name: str, device: str) -> Refusal:
     for refusals in (answer.unsupported.get(name), answer.refusals.get(name)):
         if refusals:
             return refusals.get(device) or next(iter(refusals.values()))
-    return Refusal("policy", f"{device} did not name it and gave no reason")
+    return Refusal("policy", f"{device} gave no answer and no reason")

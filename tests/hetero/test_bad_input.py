@@ -124,9 +124,9 @@ EXTERNAL: dict[str, tuple[dict[str, object], str]] = {
     "negative": ({"location": "weight.bin", "offset": -8, "length": 48}, "the file has 48"),
     "no number": ({"location": "weight.bin", "offset": "x"}, "not a number"),
     "another size": ({"location": "weight.bin", "length": 8}, "48 wanted"),
-    "folder": ({"location": "."}, "names a file that does not exist"),
-    "nothing": ({}, "names a file that does not exist"),
-    "null byte": ({"location": "weight\0.bin"}, "names a file that does not exist"),
+    "folder": ({"location": "."}, "does not name a file"),
+    "nothing": ({}, "does not name a file"),
+    "null byte": ({"location": "weight\0.bin"}, "does not name a file"),
 }
 
 

@@ -103,9 +103,7 @@ def test_a_long_list_is_cut_in_the_message_only() -> None:
 def test_a_device_that_says_nothing_has_refused() -> None:
     model = build("n1: y = Abs(x)", outputs="y")
     support = query_priority(model, ["CPU"], lambda device, part: Support({}))
-    assert (
-        str(support.unsupported["n1"]["CPU"]) == "CPU did not name it and gave no reason [policy]"
-    )
+    assert str(support.unsupported["n1"]["CPU"]) == "CPU gave no answer and no reason [policy]"
 
 
 def test_pinned_nodes_are_asked_of_their_device_only(model: Model) -> None:
