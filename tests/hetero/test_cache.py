@@ -486,7 +486,7 @@ def test_who_waits_too_long_compiles_without(
     plan.unlink()
     with Cache(tmp_path).lock(plan.stem):
         assert not hit(core, tmp_path, CACHE_LOCK_TIMEOUT_S=0.2)
-    assert "compiling here as well" in one_warning(caplog)
+    assert "compiling here too" in one_warning(caplog)
 
 
 def test_the_least_recently_used_goes_first(core: hetero.Core, tmp_path: Path) -> None:
