@@ -127,6 +127,10 @@ def _from_proto(proto: onnx.ModelProto, where: str, folder: Path | None) -> Mode
     # Before IR version 4 initializers had to be inputs as well, and were not to be given.
     optional = [i for i in graph.input if i.name in constants and proto.ir_version >= 4]
     outputs = [TensorSpec.from_proto(o) for o in graph.output]
+    if twice := [n for n, count in Counter(i.name for i in graph.input).items() if count > 1]:
+        raise ModelError(f"{where}: inputs {twice} are declared twice; give each its own name.")
+    if not outputs:
+        raise ModelError(f"{where}: the graph has no outputs; declare what the model computes.")
     protos = [_whole(node, where, folder) for node in graph.node]
     nodes = _sort(_named(protos), {i.name for i in inputs} | set(constants), outputs, where)
     return Model(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar
 
-from devices.errors import KernelError
+import onnx
+
+from devices.errors import KernelError, PluginLoadError
 from devices.model.model import Model, Node
 from devices.plugin.plugin import Plugin
 from devices.plugin.program import ExecutedNode, Program, RunContext, Value
@@ -31,6 +34,16 @@ class OperatorPlugin(Plugin):
     since: ClassVar[int]
     #: What they compute in: names as in ``tensor(float)``, of every input and output.
     element_types: ClassVar[Collection[str]]
+
+    def __init__(self) -> None:
+        super().__init__()
+        known = {s.name for s in onnx.defs.get_all_schemas() if s.domain == self.domain}
+        for name in sorted(self.operators.keys() - known) if known else ():
+            near = difflib.get_close_matches(name, sorted(known), 3, 0.5)
+            raise PluginLoadError(
+                f"plugin {self.name}: its table has {name!r}, which is not an operator of "
+                f"{self.domain or 'ai.onnx'}; did you mean {' or '.join(near) or 'another domain'}?"
+            )
 
     def refuse(self, node: Node, model: Model, config: Config) -> Refusal | None:
         """Refuse other operators, older operator sets, other attributes and element types."""

@@ -179,6 +179,18 @@ def test_text_that_is_no_utf_8_is_a_model_error(name):
 
 
 @pytest.mark.parametrize(
+    ("ports", "word"),
+    [("(float[2] x) => ()", "no outputs"), ("(float[2] x, float[2] x) => (float[2] y)", "twice")],
+)
+def test_a_graph_without_outputs_or_with_one_name_for_two_inputs_is_refused(ports, word):
+    model = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["" : 17]> g {ports} {{ y = Abs(x) }}'
+    )
+    with pytest.raises(ModelError, match=word):
+        read_model(model)
+
+
+@pytest.mark.parametrize(
     ("text", "word"),
     [
         ("o = Relu(a) p = Relu(q)", "reads"),

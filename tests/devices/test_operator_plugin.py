@@ -8,7 +8,7 @@ from onnx import parser
 
 import hetero
 from devices import OperatorPlugin, read_model
-from devices.errors import KernelError
+from devices.errors import KernelError, PluginLoadError
 from devices.testing import check_device
 from tests.examples.third_party_plugin import DensePlugin
 
@@ -64,6 +64,17 @@ def refusals(plugin, graph, imports='"" : 17, "own" : 1'):
 )
 def test_a_table_refuses_what_it_is_not_about(graph, imports, code):
     assert refusals(DensePlugin(), graph, imports)["y"] == code
+
+
+def test_a_misspelt_operator_is_named_with_the_nearest_ones():
+    class Misspelt(DensePlugin):
+        operators: ClassVar = {**DensePlugin.operators, "Sigmod": np.tanh}
+
+    with pytest.raises(PluginLoadError, match=r"DENSE.*'Sigmod'.*mean Sigmoid or"):
+        Misspelt()
+    with hetero.Core(executor="inprocess", plugins=[Misspelt]) as core:
+        (row,) = [d for d in core.device_descriptors if d.plugin == "DENSE"]
+        assert "'Sigmod'" in row.error
 
 
 def test_operators_of_another_domain_are_run_where_they_are_meant():
