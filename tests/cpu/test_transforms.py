@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,56 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
 
-from devices.cpu import block
 from devices.cpu.plugin import CPUPlugin
 from devices.cpu.transforms import transform
-from devices.cpu.transforms.inline_functions import inline_functions
 from devices.model.light import light_model_names
-from devices.model.model import Model
 from devices.model.reader import read_model
 from tests.bench.networks import bert
-from tests.cpu.models import make_model, run_cpu, run_onnxruntime, run_reference
+from tests.cpu.models import make_model, run_cpu, run_reference
+from tests.cpu.transformed import check, check_covers, floats, node, operators
 
-RNG = np.random.default_rng(0)
 #: Networks with so many weights that a plain run leaves them out.
 LARGE = ("bvlc_alexnet", "resnet50", "vgg19", "zfnet512")
-
-
-def floats(*shape: int) -> np.ndarray:
-    return RNG.uniform(0.5, 1.5, shape).astype(np.float32)
-
-
-def node(op_type: str, inputs: str, output: str, **attributes: Any) -> onnx.NodeProto:
-    return helper.make_node(op_type, inputs.split(), [output], name=f"n_{output}", **attributes)
-
-
-def operators(model: onnx.ModelProto) -> list[str]:
-    return [n.op_type for n in transform(read_model(model)).nodes]
-
-
-def check(
-    model: onnx.ModelProto,
-    feeds: dict[str, np.ndarray],
-    oracle: Callable[..., list[Any]] = run_onnxruntime,
-) -> None:
-    """Compare transformed and untransformed runs with the oracle, and check what is covered."""
-    wanted = oracle(model, feeds)
-    for raw in (True, False):
-        got = run_cpu(model, feeds, DISABLE_TRANSFORMATIONS=raw)
-        for a, b in zip(got, wanted, strict=True):
-            assert a.dtype == b.dtype
-            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
-    check_covers(read_model(model))
-
-
-def check_covers(model: Model) -> None:
-    """Each original node is covered at most once; those that are not, needed no running."""
-    transformed = transform(model)
-    covered = [name for n in transformed.nodes for name in n.covers]
-    assert len(set(covered)) == len(covered)
-    assert set(covered) <= set(model.node_names)
-    assert [p.name for p in transformed.inputs] == [p.name for p in model.inputs]
-    assert [p.name for p in transformed.outputs] == [p.name for p in model.outputs]
 
 
 X4 = floats(1, 4, 6, 6)
@@ -347,45 +306,6 @@ def test_all_of_bert_is_covered() -> None:
     assert covered == set(model.node_names)
 
 
-def scaled_tanh(opset: int) -> list[onnx.FunctionProto]:
-    """Return ``0.5 * factor * tanh(a + shift)``, with a call inside, and absent shift allowed."""
-    inner = helper.make_function(
-        "own", "Half", ["v"], ["w"],
-        [helper.make_node("Constant", [], ["h"], value_float=0.5),
-         helper.make_node("Mul", ["v", "h"], ["w"])], [helper.make_opsetid("", opset)],
-    )  # fmt: skip
-    factor = helper.make_node("Constant", [], ["f"])
-    factor.attribute.add(name="value_float", ref_attr_name="factor", type=1)
-    outer = helper.make_function(
-        "own", "ScaledTanh", ["a", "low"], ["y"],
-        [factor, helper.make_node("Clip", ["a", "low"], ["c"]),
-         helper.make_node("Tanh", ["c"], ["t"]), helper.make_node("Mul", ["t", "f"], ["g"]),
-         helper.make_node("Half", ["g"], ["y"], domain="own")],
-        [helper.make_opsetid("", opset), helper.make_opsetid("own", 1)], ["factor"],
-    )  # fmt: skip
-    return [inner, outer]
-
-
-@pytest.mark.parametrize(("opset", "inlined"), [(17, True), (16, False)])
-def test_functions_are_inlined_where_their_opsets_are_the_models(opset: int, inlined: bool) -> None:
-    nodes = [
-        helper.make_node("ScaledTanh", ["x"], ["h"], name="one", domain="own", factor=3.0),
-        helper.make_node("ScaledTanh", ["h", "zero"], ["y"], name="two", domain="own", factor=2.0),
-    ]
-    model = make_model(
-        nodes, {"x": X4}, ["h", "y"], {"zero": WEIGHTS["zero"]},
-        functions=scaled_tanh(opset), domains={"own": 1},
-    )  # fmt: skip
-    x = X4 - 1
-    h, y = run_cpu(model, {"x": x})
-    np.testing.assert_allclose(h, 1.5 * np.tanh(x), rtol=1e-5)
-    np.testing.assert_allclose(y, np.tanh(np.maximum(h, 0)), rtol=1e-5)
-    ran = transform(read_model(model)).nodes
-    assert ("ScaledTanh" not in [n.op_type for n in ran]) == inlined
-    assert {name for n in ran for name in n.covers} == {"one", "two"}
-    assert len({n.name for n in ran}) == len(ran)
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -452,43 +372,6 @@ def test_random_networks_give_the_same_transformed(model: onnx.ModelProto) -> No
     check_covers(read_model(model))
 
 
-def test_values_of_an_inlined_function_take_no_name_of_the_graph() -> None:
-    x = floats(2, 3)
-    body = [node("Exp", "a", "t"), node("Neg", "t", "o")]
-    function = helper.make_function("own", "F", ["a"], ["o"], body, [helper.make_opsetid("", 17)])
-    nodes = [
-        node("Abs", "x", "call/t"),
-        helper.make_node("F", ["x"], ["y"], "call", domain="own"),
-        node("Identity", "call/t", "z"),
-    ]
-    model = make_model(nodes, {"x": x}, ["y", "z"], functions=[function], domains={"own": 1})
-    assert "F" not in operators(model)
-    y, z = run_cpu(model, {"x": x})
-    np.testing.assert_allclose(y, -np.exp(x), rtol=1e-6)
-    np.testing.assert_array_equal(z, x)
-
-
-def test_a_function_of_one_node_is_inlined() -> None:
-    x = floats(2, 3)
-    function = helper.make_function(
-        "own", "F", ["a"], ["o"], [node("Exp", "a", "o")], [helper.make_opsetid("", 17)]
-    )
-    nodes = [helper.make_node("F", ["x"], ["y"], "call", domain="own")]
-    model = make_model(nodes, {"x": x}, ["y"], functions=[function], domains={"own": 1})
-    assert operators(model) == ["Exp"]
-    check(model, {"x": x})
-
-
-def test_a_function_that_gives_out_a_value_twice_runs() -> None:
-    x = floats(2, 3)
-    function = helper.make_function(
-        "own", "F", ["a"], ["o", "o"], [node("Exp", "a", "o")], [helper.make_opsetid("", 17)]
-    )
-    nodes = [helper.make_node("F", ["x"], ["y", "z"], "call", domain="own")]
-    model = make_model(nodes, {"x": x}, ["y", "z"], functions=[function], domains={"own": 1})
-    check(model, {"x": x}, run_reference)
-
-
 def test_a_loop_of_constants_is_left_to_the_run() -> None:
     body = onnx.parser.parse_graph(
         "b (int64 i, bool c, float v) => (bool d, float o) { d = Identity(c) o = Neg(v) }"
@@ -507,26 +390,3 @@ def test_parameters_that_fit_no_channel_are_left_to_the_run(
     nodes = [node("Conv", "x w b", "c"), node("BatchNormalization", "c s s m v", "y")]
     model = make_model(nodes, {"x": floats(1, 2, 4, 4)}, ["y"], constants)
     assert transform(read_model(model).replace(specs={})).node_names == ("n_c", "n_y")
-
-
-def test_functions_that_call_one_another_twice_are_built_once_each(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    x, opsets = floats(2, 3), [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
-    bodies = [[node("Neg", "a", "o")]]
-    for i in range(12):
-        bodies.append(
-            [helper.make_node(f"F{i}", [a], [o], domain="own") for a, o in (("a", "t"), ("t", "o"))]
-        )
-    functions = [
-        helper.make_function("own", f"F{i}", ["a"], ["o"], body, opsets)
-        for i, body in enumerate(bodies)
-    ]
-    call = helper.make_node("F12", ["x"], ["y"], domain="own")
-    model = make_model([call], {"x": x}, ["y"], functions=functions, domains={"own": 1})
-    built = []
-    build = block.build_block
-    monkeypatch.setattr(block, "build_block", lambda *a, **k: built.append(1) or build(*a, **k))
-    monkeypatch.setattr(sys.modules[inline_functions.__module__], "_MOST_NODES", 10)
-    np.testing.assert_array_equal(run_cpu(model, {"x": x})[0], x)
-    assert len(built) <= len(functions)

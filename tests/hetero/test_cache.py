@@ -1,14 +1,9 @@
-"""The cache: what must be a hit, what must be a miss, and folders that misbehave."""
+"""The cache: what must be a hit, what must be a miss, its size, its secrets and its commands."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import logging
 import os
-import resource
-import shutil
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,44 +20,15 @@ from devices.errors import PropertyError
 from hetero.cache.folder import Cache
 from hetero.cli import cli
 from scheduler.formats.blob_file import BlobFile
-from tests.examples.third_party_plugin import DensePlugin
+from tests.hetero.caches import DEVICES, PINS, entries, flip, hit, one_warning, opened
 from tests.hetero.counting_plugin import CountingPlugin, lines
-from tests.hetero.models import branches, branches_output
-
-X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
-DEVICES = "HETERO:COUNT.0,COUNT.1,CPU"
-PINS = {"op:Neg": "CPU"}
-PLUGINS = (CountingPlugin, DensePlugin)
-
-
-@contextlib.contextmanager
-def opened() -> Iterator[hetero.Core]:
-    counts = {"COUNT": 2}
-    with hetero.Core(executor="inprocess", devices=counts, plugins=PLUGINS) as core:
-        yield core
+from tests.hetero.models import branches
 
 
 @pytest.fixture(scope="module")
 def core() -> Iterator[hetero.Core]:
     with opened() as core:
         yield core
-
-
-def hit(core: hetero.Core, folder: Path, model: Any = None, **changes: Any) -> bool:
-    """Compile, check the result, and return whether it came from the cache."""
-    model = branches() if model is None else model
-    device = changes.pop("device", DEVICES)
-    affinity = changes.pop("affinity", PINS)
-    check = changes.pop("check", branches_output)
-    config = {"CACHE_DIR": str(folder), **changes}
-    with core.compile_model(model, device, config, affinity=affinity) as compiled:
-        np.testing.assert_allclose(compiled({"x": X})[0], check(X), rtol=1e-5)
-        found: bool = compiled.get_property("LOADED_FROM_CACHE")
-    return found
-
-
-def entries(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if path.name != ".locks")
 
 
 def test_first_a_miss_then_a_hit_with_the_same_files(core: hetero.Core, tmp_path: Path) -> None:
@@ -301,163 +267,6 @@ def test_a_device_that_exports_nothing_leaves_no_file(core: hetero.Core, tmp_pat
     assert entries(tmp_path) == []
 
 
-# Entries that are of no use.
-
-
-def _flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-
-
-def _swap(path: Path) -> None:
-    others = [other for other in path.parent.glob(f"*{path.suffix}") if other != path]
-    path.write_bytes(others[0].read_bytes() if others else b"another file")
-
-
-DAMAGES: dict[str, Callable[[Path], object]] = {
-    "bit": _flip,
-    "cut": lambda path: path.write_bytes(path.read_bytes()[:-1]),
-    "longer": lambda path: path.write_bytes(path.read_bytes() + b"\0"),
-    "empty": lambda path: path.write_bytes(b""),
-    "foreign": lambda path: path.write_text("<xml/>"),
-    "swapped": _swap,
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("suffix", [".hetero", ".stage"])
-def test_a_damaged_entry_is_a_miss_with_its_reason_and_is_written_again(
-    core: hetero.Core,
-    tmp_path: Path,
-    damage: str,
-    suffix: str,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    assert not hit(core, tmp_path)
-    before = {name: (tmp_path / name).read_bytes() for name in entries(tmp_path)}
-    path = sorted(tmp_path.glob(f"*{suffix}"))[0]
-    DAMAGES[damage](path)
-    with caplog.at_level(logging.WARNING):
-        assert not hit(core, tmp_path)
-    assert "a miss: " in caplog.text
-    assert {name: (tmp_path / name).read_bytes() for name in entries(tmp_path)} == before
-    assert hit(core, tmp_path)
-
-
-def test_a_link_in_place_of_an_entry_is_not_followed(core: hetero.Core, tmp_path: Path) -> None:
-    folder = tmp_path / "cache"
-    assert not hit(core, folder)
-    outside = {}
-    for name in entries(folder):
-        target = tmp_path / f"outside-{name}"
-        target.write_bytes((folder / name).read_bytes())
-        outside[target] = target.read_bytes()
-        (folder / name).unlink()
-        (folder / name).symlink_to(target)
-    assert not hit(core, folder)
-    assert hit(core, folder)
-    assert not any((folder / name).is_symlink() for name in entries(folder))
-    assert {path: path.read_bytes() for path in outside} == outside
-
-
-def test_an_export_that_the_device_refuses_is_replaced(
-    core: hetero.Core, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert not hit(core, tmp_path)
-    monkeypatch.setattr(CountingPlugin, "broken", True)
-    assert not hit(core, tmp_path)
-    monkeypatch.undo()
-    assert hit(core, tmp_path)
-
-
-# Folders that misbehave.
-
-
-def one_warning(caplog: pytest.LogCaptureFixture) -> str:
-    (record,) = [r for r in caplog.records if r.levelno >= logging.WARNING]
-    return record.getMessage()
-
-
-@contextlib.contextmanager
-def mounted(folder: Path, options: str) -> Iterator[None]:
-    """Mount a small file system in memory."""
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
-    if os.geteuid() or subprocess.run(command, check=False, capture_output=True).returncode:
-        pytest.skip("only root may mount a file system, and not in every container")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-def test_a_full_disk(core: hetero.Core, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with mounted(tmp_path / "full", "size=4k"):
-        assert not hit(core, tmp_path / "full")
-        assert "No space left" in one_warning(caplog)
-        assert not list((tmp_path / "full").glob(".*.tmp"))
-        assert not hit(core, tmp_path / "full")
-
-
-def test_a_file_that_cannot_grow(
-    core: hetero.Core, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (700, before[1]))
-    try:
-        assert not hit(core, tmp_path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert "too large" in one_warning(caplog)
-    assert entries(tmp_path) == []
-    assert not hit(core, tmp_path)
-    assert hit(core, tmp_path)
-
-
-def test_a_folder_that_may_only_be_read(
-    core: hetero.Core, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with mounted(tmp_path / "ro", "size=1m,ro"):
-        assert not hit(core, tmp_path / "ro")
-        assert "Read-only" in one_warning(caplog)
-
-
-def test_entries_are_read_from_a_folder_that_may_only_be_read(
-    core: hetero.Core, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with mounted(tmp_path / "disk", "size=1m"):
-        assert not hit(core, tmp_path / "disk")
-        subprocess.run(["mount", "-o", "remount,ro", str(tmp_path / "disk")], check=True)
-        assert hit(core, tmp_path / "disk")
-    assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
-
-
-@pytest.mark.parametrize("kind", ["file", "nowhere"])
-def test_a_folder_that_cannot_be(
-    core: hetero.Core, tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "file").write_text("here already")
-    folder = tmp_path / "file" if kind == "file" else Path("/proc/hetero/cache")
-    assert not hit(core, folder)
-    assert one_warning(caplog)
-    assert (tmp_path / "file").read_text() == "here already"
-
-
-def test_a_folder_that_vanishes(
-    core: hetero.Core, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "cache"
-    remove = staticmethod(lambda: shutil.rmtree(folder, ignore_errors=True))
-    monkeypatch.setattr(CountingPlugin, "on_compile", remove)
-    assert not hit(core, folder)
-    monkeypatch.undo()
-    assert hit(core, folder)
-    shutil.rmtree(folder)
-    assert not hit(core, folder)
-    assert hit(core, folder)
-
-
 # Concurrency, size, encryption, command line.
 
 
@@ -553,7 +362,7 @@ def test_command_line(core: hetero.Core, tmp_path: Path) -> None:
     assert {row["model"] for row in listed} == {"branches"}
     assert {d for row in listed for d in row["devices"]} == {"COUNT.0", "COUNT.1", "CPU"}
     assert call("verify")["damaged"] == {}
-    _flip(tmp_path / listed[0]["file"])
+    flip(tmp_path / listed[0]["file"])
     assert list(call("verify", code=1)["damaged"]) == [listed[0]["file"]]
     call("prune", code=2)
     removed = call("prune", "--max-size", "1kB")["removed"]
