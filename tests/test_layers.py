@@ -40,7 +40,8 @@ INNER = {
     "devices/conformance": {"kernels", "cpu", "ort", "null"},
     "scheduler/client": {"device", "inprocess", "ray"},
     "scheduler/device": {"client", "inprocess", "ray"},
-    "scheduler/formats": {"client", "device", "executor", "inprocess", "ray"},
+    "scheduler/channels": {"client", "device", "executor", "inprocess", "ray"},
+    "scheduler/formats": {"channels", "client", "device", "executor", "inprocess", "ray"},
     "scheduler/ray": {"inprocess"},
     "scheduler/executor.py": {"device", "inprocess", "ray"},
     "hetero/preprocess": {
@@ -65,6 +66,7 @@ INNER = {
 #: Library -> where it may be imported: glob patterns of paths.
 RESERVED = {
     "ray": ["scheduler/ray/*.py"],
+    "zmq": ["scheduler/channels/*.py"],
     "onnxruntime": ["devices/ort/*.py"],
     "openvino": ["devices/openvino/*.py"],
     "cupy": ["devices/gpu/*.py"],

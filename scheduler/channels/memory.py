@@ -12,15 +12,16 @@ from scheduler.channels.messages import Message, Values
 
 
 class Switchboard:
-    """The parties of one process, by address."""
+    """The parties of one process, by address; `kind` is the class of their channels."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: type[MemoryChannel] | None = None) -> None:
+        self._kind = kind or MemoryChannel
         self._receivers: dict[str, Receiver] = {}
 
     def connect(self, address: str, receive: Receiver) -> MemoryChannel:
         """Return a party's channel."""
         self._receivers[address] = receive
-        return MemoryChannel(address, self._receivers)
+        return self._kind(address, self._receivers)
 
 
 class MemoryChannel:

@@ -31,11 +31,10 @@ def little_endian(array: np.ndarray) -> np.ndarray:
 
 def shape_of(sizes: Any, most_rank: int, where: str) -> tuple[int, ...]:
     """Return a shape that was read, checked."""
-    if (
-        not isinstance(sizes, list)
-        or len(sizes) > most_rank
-        or any(type(size) is not int or not 0 <= size < 2**62 for size in sizes)
-    ):
+    sound = isinstance(sizes, list) and len(sizes) <= most_rank
+    for size in sizes if sound else ():
+        sound = sound and type(size) is int and 0 <= size < 2**62
+    if not sound:
         raise BlobError(f"{where}: a tensor of shape {str(sizes)[:80]}.")
     return tuple(sizes)
 

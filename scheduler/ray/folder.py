@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from devices.errors import ClusterError
+from scheduler.owned_files import process_start
 
 _PREFIX: Final = "het-"
 #: In each folder: whose it is, by process id and the time when that process started.
@@ -27,7 +28,7 @@ def make_folder() -> Path:
         parent = tempfile.gettempdir()
         parent = parent if len(parent) <= _LONGEST_FOLDER else "/tmp"
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-        (folder / _OWNER).write_text(f"{os.getpid()} {_started(os.getpid())}")
+        (folder / _OWNER).write_text(f"{os.getpid()} {process_start(os.getpid())}")
     except OSError as error:
         raise ClusterError(
             f"Ray cannot start on this machine: it needs a temporary folder, and {error}. Set "
@@ -42,15 +43,5 @@ def _sweep(parent: Path) -> None:
     for folder in parent.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError, ValueError):  # not one of ours, or somebody is faster
             number, started = (folder / _OWNER).read_text().split()
-            if _started(int(number)) != started:
+            if process_start(int(number)) != started:
                 shutil.rmtree(folder, ignore_errors=True)
-
-
-def _started(process: int) -> str:
-    """Return when a process started, in the kernel's ticks; empty for one that is gone."""
-    try:
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    # The 3rd field of the whole line comes first here; the 22nd is the start. Z: only a number.
-    return "" if fields[0] == "Z" else fields[19]

@@ -171,7 +171,7 @@ def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
         b"\xdd\xff\xff\xff\xff",
         b"\xdf\x00\x00\x00\x05\x01",
         b"\xc6\xff\xff\xff\xff",
-        b"\x91" * 40 + b"\xc0",
+        b"\x91" * 2000 + b"\xc0",
         b"\xc1",
         b"\x01\x02",
         b"\xc9\x00\x00\x01\x00\x01",

@@ -1,0 +1,274 @@
+"""The control thread of a direct channel: beats, silence, clocks, losses, and requests dropped.
+
+It has sockets of its own, so that large tensors never hold it up, and answers while the party's
+other threads compute.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import zmq
+
+from devices.errors import BlobError, ClusterError
+from scheduler.channels import envelope
+from scheduler.channels.channel import Receiver
+from scheduler.channels.direct_address import this_node
+from scheduler.channels.links import Incoming
+from scheduler.channels.peers import Peer, Peers
+from scheduler.channels.protocol import BEAT, DROPPED, LOST, control_message
+from scheduler.channels.sockets import Socket
+
+_log = logging.getLogger(__name__)
+
+#: Peers that nobody watches are forgotten after so many time-outs without a beat.
+_FORGOTTEN_AFTER: Final = 10
+#: An empty queue is empty, and not about to be read, once the pump has waited so long.
+_EMPTY_S: Final = 0.05
+_MOST_STATUS: Final = 64
+
+
+@dataclass(slots=True)
+class Callbacks:
+    """Whom the control thread tells what; see `DirectChannel`."""
+
+    receive: Receiver
+    on_silent: Callable[[str, float], None] = lambda address, silent_s: None
+    on_heard: Callable[[str], None] = lambda address: None
+    on_lost: Callable[[str], None] = lambda address: None
+    status: Callable[[], Mapping[str, float]] = dict
+    #: Called with a link of ours and the numbers of messages that did not come whole.
+    on_undelivered: Callable[[bytes, int, int], None] = lambda link, first, last: None
+    #: Called when a peer's process, on this node, is known to have ended.
+    on_gone: Callable[[Peer], None] = lambda peer: None
+
+
+@dataclass(slots=True)
+class Reception:
+    """What the pump and the control thread tell each other."""
+
+    #: By link.
+    incoming: dict[bytes, Incoming] = field(default_factory=dict)
+    #: (link, first number, last number, why) of what did not come.
+    losses: deque[tuple[bytes, int, int, str]] = field(default_factory=deque)
+    #: Since when a thread waits for data; None while none does.
+    waiting_since_s: float | None = None
+
+    def link(self, link: bytes) -> Incoming:
+        """Return what is known of a link, maybe nothing yet."""
+        return self.incoming.setdefault(link, Incoming())
+
+
+class Control:
+    """The thread and its state."""
+
+    def __init__(
+        self,
+        address: str,
+        identity: bytes,
+        pulls: list[Socket],
+        peers: Peers,
+        reception: Reception,
+        callbacks: Callbacks,
+        *,
+        beat_s: float,
+        timeout_s: float,
+    ) -> None:
+        self._address = address
+        self._identity = identity
+        self._pulls = pulls
+        self._peers = peers
+        self._reception = reception
+        self._callbacks = callbacks
+        self._beat_s = beat_s
+        # The last beat may be so much older than what ended them.
+        self._silent_after_s = timeout_s - beat_s
+        self._forgotten_after_s = timeout_s * _FORGOTTEN_AFTER
+        self._num_lost = 0
+        #: File descriptors that tell the end of processes on this node.
+        self._processes: dict[int, Peer] = {}
+        self._poller = zmq.Poller()
+        for pull in pulls:
+            self._poller.register(pull, zmq.POLLIN)
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="hetero-control", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop the thread; the caller wakes it with any message."""
+        self._closed = True
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def greet(self, peer: Peer) -> None:
+        """Send the first beat, that says whose link it is; from any thread."""
+        self._send_beat(peer, time.monotonic())
+
+    def _run(self) -> None:
+        next_s = time.monotonic()
+        while not self._closed:
+            wait_s = max(0.0, next_s - time.monotonic())
+            for found, _ in self._poller.poll(int(wait_s * 1e3) + 1):
+                if isinstance(found, int):
+                    self._end(self._processes.get(found))
+                elif not self._drain(found):
+                    break
+            now_s = time.monotonic()
+            if self._closed or now_s < next_s:
+                continue
+            self._guarded(self._tick, now_s, now_s - next_s)
+            next_s = now_s + self._beat_s
+        for pull in self._pulls:
+            pull.close()
+        for descriptor in self._processes:
+            os.close(descriptor)
+
+    def _drain(self, pull: Socket) -> bool:
+        while not self._closed:
+            try:
+                data = pull.recv(zmq.DONTWAIT)
+            except zmq.Again:
+                return True
+            if data:
+                self._guarded(self._take, data, time.monotonic())
+        return False
+
+    @staticmethod
+    def _guarded(action: Callable[..., None], *arguments: Any) -> None:
+        try:
+            action(*arguments)
+        except (BlobError, ClusterError) as error:
+            _log.warning("a control message is dropped: %s", error)
+        except Exception:  # a callback's fault must not end the thread
+            _log.exception("the control thread of a channel goes on")
+
+    def _take(self, data: bytes, now_s: float) -> None:
+        kind, sender, fields = control_message(data, self._identity)
+        if kind == BEAT:
+            self._hear(sender, fields, now_s)
+        elif kind == DROPPED:
+            self._callbacks.receive(envelope.message(fields))
+        elif kind == LOST:
+            link, first, last, why = fields
+            peer = self._peers.find(sender)
+            if peer is None or peer.link != link:
+                return
+            _log.warning("%s lost messages %d to %d: %s", peer.endpoint, first, last, why)
+            self._callbacks.on_undelivered(link, first, last)
+            self._callbacks.on_lost(sender)
+
+    def _hear(self, sender: str, fields: list[Any], now_s: float) -> None:
+        link, count, nbytes, clock_s, echo_s, held_s, num_lost, status = fields
+        met = self._peers.meet(sender, now_s)
+        if met is None:
+            return
+        peer, is_new = met
+        incoming = self._reception.link(link)
+        incoming.address = sender
+        incoming.announce(count, nbytes, now_s)
+        peer.heard_s = now_s
+        peer.beat_s = (clock_s, now_s)
+        peer.status = dict(list(status.items())[:_MOST_STATUS])
+        if echo_s is not None:
+            round_s = max(0.0, now_s - echo_s - held_s)
+            peer.clocks.append((round_s, clock_s + round_s / 2 - now_s))
+        peer.silent = False
+        if is_new:
+            self._send_beat(peer, now_s)
+        if peer.told:
+            peer.told = False
+            self._callbacks.on_heard(sender)
+        if num_lost > peer.lost:
+            peer.lost = num_lost
+            self._callbacks.on_lost(sender)
+
+    def _send_beat(self, peer: Peer, now_s: float) -> None:
+        echo_s, held_s = (None, 0.0) if peer.beat_s is None else peer.beat_s
+        if echo_s is not None:
+            held_s = now_s - held_s
+        status = dict(self._callbacks.status())
+        fields = (peer.link, peer.sent, peer.sent_nbytes, now_s, echo_s, held_s, self._num_lost)
+        peer.tell(self._address, BEAT, *fields, status)
+
+    def _tick(self, now_s: float, late_s: float) -> None:
+        self._report_losses(now_s)
+        for peer in self._peers:
+            if late_s > self._beat_s:
+                peer.heard_s += late_s  # we ourselves were stopped, and heard nobody
+            self._send_beat(peer, now_s)
+            self._guard_process(peer)
+            silent_s = now_s - peer.heard_s
+            if silent_s > self._silent_after_s:
+                self._silence(peer, silent_s)
+            if silent_s > self._forgotten_after_s and not peer.watched:
+                self._forget(peer)
+
+    def _silence(self, peer: Peer, silent_s: float) -> None:
+        peer.silent = True
+        if peer.watched and not peer.told:
+            peer.told = True
+            self._callbacks.on_silent(peer.address, silent_s)
+
+    def _guard_process(self, peer: Peer) -> None:
+        """Have the end of a peer's process told at once, where it is on this node."""
+        endpoint = peer.endpoint
+        if peer.guarded or endpoint.node != this_node() or endpoint.process == os.getpid():
+            return
+        peer.guarded = True
+        with contextlib.suppress(OSError):
+            descriptor = os.pidfd_open(endpoint.process)
+            self._processes[descriptor] = peer
+            self._poller.register(descriptor, zmq.POLLIN)
+        if endpoint.is_gone:
+            self._end(peer)
+
+    def _end(self, peer: Peer | None) -> None:
+        """Take in that a peer's process has ended."""
+        if peer is None:
+            return
+        self._unguard(peer)
+        self._guarded(self._callbacks.on_gone, peer)
+        peer.heard_s = -float("inf")
+        self._guarded(self._silence, peer, 0.0)
+
+    def _unguard(self, peer: Peer) -> None:
+        for descriptor in [d for d, guarded in self._processes.items() if guarded is peer]:
+            self._poller.unregister(descriptor)
+            del self._processes[descriptor]
+            os.close(descriptor)
+
+    def _forget(self, peer: Peer) -> None:
+        self._unguard(peer)
+        self._peers.forget(peer.address)
+        incoming = self._reception.incoming
+        for link in [link for link, it in incoming.items() if it.address == peer.address]:
+            del incoming[link]
+
+    def _report_losses(self, now_s: float) -> None:
+        reception = self._reception
+        since_s = reception.waiting_since_s
+        if since_s is not None and now_s - since_s > _EMPTY_S:
+            for link, incoming in list(reception.incoming.items()):
+                if lost := incoming.give_up(now_s):
+                    last = incoming.count
+                    reception.losses.append((link, last - lost + 1, last, "they did not come"))
+        lost_by: set[Peer] = set()
+        while reception.losses:
+            link, first, last, why = reception.losses.popleft()
+            self._num_lost += last - first + 1
+            peer = self._peers.find(reception.link(link).address)
+            if peer is not None:
+                peer.tell(self._address, LOST, link, first, last, why)
+                lost_by.add(peer)
+            of = link.hex() if peer is None else peer.endpoint
+            _log.warning("messages %d to %d of %s are lost: %s", first, last, of, why)
+        for peer in lost_by:
+            self._callbacks.on_lost(peer.address)

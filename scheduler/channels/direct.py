@@ -1,0 +1,313 @@
+"""The direct channel: messages between processes over ZeroMQ, on one node or between nodes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import zmq
+
+from devices.errors import BlobError
+from scheduler.channels import envelope
+from scheduler.channels.channel import Receiver
+from scheduler.channels.control import Callbacks, Control, Reception
+from scheduler.channels.direct_address import Endpoint, this_node, to_address
+from scheduler.channels.envelope import Frame
+from scheduler.channels.messages import Dropped, Message
+from scheduler.channels.peers import Peer, Peers
+from scheduler.channels.protocol import DROPPED, PREFIX
+from scheduler.channels.sockets import Socket, Sockets, socket_path
+from scheduler.owned_files import process_start
+
+_log = logging.getLogger(__name__)
+
+_WAKE: Final = "inproc://wake"
+_WAKE_CONTROL: Final = "inproc://wake-control"
+
+
+class DirectChannel:
+    """A party's way to parties in other processes.
+
+    What comes is received by whoever calls `pump`; liveness has a thread of its own, which calls
+    the callbacks, and hands in `Dropped`: these overtake what was sent before. Callbacks must
+    return quickly, and may use the channel, but for `close`.
+
+    Parameters
+    ----------
+    receive : callable
+        Takes the messages that come: in the threads that pump, and in the control thread.
+    folder : path, optional
+        Where the sockets lie: for this user alone (mode 0700), at most 47 bytes. By default a
+        folder of the user's among the temporary ones.
+    host : str, optional
+        This node's network address, for parties on other nodes; without it only those on this
+        node reach the party.
+    curve : bool, default True
+        Whether what goes between nodes is encrypted, and taken only from those who have the
+        address.
+    beat_s : float, default 0.25
+        Seconds between two beats.
+    timeout_s : float, default 2.0
+        Silence after which a party is taken for lost.
+    on_silent : callable, optional
+        Called as ``on_silent(address, silent_s)``, once, when a watched party has been silent for
+        the time-out, or its process on this node has ended: at once then, with 0 seconds.
+    on_heard : callable, optional
+        Called as ``on_heard(address)`` when a party that was silent is heard again.
+    on_lost : callable, optional
+        Called as ``on_lost(address)`` when messages from or to a party were lost or damaged on
+        their way, or when that party says so of its own. What was sent to it, or through it, may
+        have to be sent anew.
+    status : callable, optional
+        Returns up to 64 numbers by name, that each beat carries; called in any thread.
+
+    Raises
+    ------
+    ClusterError
+        If it cannot listen: the folder is not private, the host is not this node's.
+    """
+
+    def __init__(
+        self,
+        receive: Receiver,
+        *,
+        folder: Path | None = None,
+        host: str | None = None,
+        curve: bool = True,
+        beat_s: float = 0.25,
+        timeout_s: float = 2.0,
+        on_silent: Callable[[str, float], None] = lambda address, silent_s: None,
+        on_heard: Callable[[str], None] = lambda address: None,
+        on_lost: Callable[[str], None] = lambda address: None,
+        status: Callable[[], Mapping[str, float]] = dict,
+    ) -> None:
+        self._receive = receive
+        self._identity = os.urandom(8)
+        path = self._path = socket_path(folder, self._identity.hex()[:8])
+        self._sockets = Sockets(curve=curve and host is not None)
+        self._data, _ = self._sockets.pull(f"ipc://{path}.data", _WAKE)
+        pulls = [self._sockets.pull(f"ipc://{path}.control", _WAKE_CONTROL)[0]]
+        ports = (0, 0)
+        if host is not None:
+            ports = self._listen(host, pulls)
+        self._address = to_address(
+            Endpoint(
+                self._identity,
+                this_node(),
+                os.getpid(),
+                process_start(os.getpid()),
+                path,
+                host or "",
+                *ports,
+                self._sockets.public_key,
+            )
+        )
+        self._wakers = (self._sockets.push(_WAKE), self._sockets.push(_WAKE_CONTROL))
+        self._waking = threading.Lock()
+        self._turn = threading.Lock()
+        self._timeout_ms = -1
+        self._closed = False
+        self._peers = Peers(self._sockets)
+        self._reception = Reception()
+        callbacks = Callbacks(receive, on_silent, on_heard, on_lost, status)
+        self._control = Control(
+            self._address,
+            self._identity,
+            pulls,
+            self._peers,
+            self._reception,
+            callbacks,
+            beat_s=beat_s,
+            timeout_s=timeout_s,
+        )
+
+    @property
+    def address(self) -> str:
+        """Where others reach this party; it holds the key, so hand it to friends only."""
+        return self._address
+
+    def send(self, address: str, message: Message) -> None:
+        """Send a message; never waits for the other party, and does not raise if it is gone.
+
+        Parameters
+        ----------
+        address : str
+            The other party's.
+        message : Message
+            Its tensors must not be written to afterwards.
+
+        Raises
+        ------
+        TypeError, BlobError
+            If the message holds what cannot be sent, or `address` is none.
+        ClusterError
+            If the party is on another node and listens on its own only.
+        """
+        peer = self._peers.find(address) or self._meet(address)
+        if peer is None:
+            return
+        if isinstance(message, Dropped):
+            peer.tell(self._address, DROPPED, envelope.frames(message)[0])
+        else:
+            peer.send(envelope.frames(message))
+
+    def pump(self, timeout_s: float | None = None) -> int:
+        """Receive one message and hand it to `receive`, in this thread.
+
+        Any number of threads may call it; one waits for messages, the others for their turn. The
+        turn is passed on before the message is handed in.
+
+        Parameters
+        ----------
+        timeout_s : float, optional
+            How long to wait for a message, the turn included: 0 takes what is there, None waits
+            until one comes, or `wake`, or `close`.
+
+        Returns
+        -------
+        int
+            1 if a message was handed in; 0 if time was up, it was woken, or is closed, or if what
+            came was no message for this party: a double, or damaged.
+        """
+        if self._closed or not self._turn.acquire(timeout=-1 if timeout_s is None else timeout_s):
+            return 0
+        try:
+            parts = None if self._closed else self._next(timeout_s)
+        finally:
+            self._turn.release()
+        if parts is None:
+            return 0
+        link, number, frames = parts
+        try:
+            message = envelope.message(frames)
+        except BlobError as error:
+            self._reception.losses.append((link, number, number, str(error)))
+            return 0
+        self._receive(message)
+        return 1
+
+    def wake(self) -> None:
+        """Make one `pump`, that waits or the next, return early."""
+        self._wake(0)
+
+    def watch(self, address: str) -> None:
+        """Tell of a party from now on when it is silent or heard again.
+
+        Raises
+        ------
+        BlobError, ClusterError
+            As `send` does.
+        """
+        peer = self._peers.find(address) or self._meet(address)
+        if peer is not None:
+            peer.watched = True
+
+    def unwatch(self, address: str) -> None:
+        """Tell nothing more of a party; it is forgotten once it is silent for long."""
+        peer = self._peers.find(address)
+        if peer is not None:
+            peer.watched = peer.told = False
+
+    def clock_offset_s(self, address: str) -> float | None:
+        """Return a party's monotonic clock less ours, seconds; None before two of its beats.
+
+        0 on one node, where all share a clock. Else from the beat of late with the shortest way
+        there and back; wrong by at most half of that.
+        """
+        peer = self._peers.find(address)
+        if peer is None or not peer.clocks:
+            return None
+        return 0.0 if peer.endpoint.node == this_node() else min(peer.clocks)[1]
+
+    def status_of(self, address: str) -> Mapping[str, float]:
+        """Return the numbers in a party's last beat; empty before the first."""
+        peer = self._peers.find(address)
+        return {} if peer is None else peer.status
+
+    def close(self) -> None:
+        """Stop at once: what is still on its way is dropped, threads that pump return 0."""
+        with self._waking:
+            if self._closed:
+                return
+            self._closed = True
+        self._wake(1)
+        self._control.close()
+        while not self._turn.acquire(timeout=0.01):
+            self._wake(0)
+        self._data.close()
+        self._turn.release()
+        self._peers.close()
+        with self._waking:
+            for waker in self._wakers:
+                waker.close()
+        self._sockets.context.term()
+        for suffix in (".data", ".control"):
+            Path(self._path + suffix).unlink(missing_ok=True)  # ZeroMQ leaves them
+
+    def _listen(self, host: str, pulls: list[Socket]) -> tuple[int, int]:
+        url = f"tcp://[{host}]:*" if ":" in host else f"tcp://{host}:*"
+        data, data_port = self._sockets.pull(url, secured=True)
+        control, control_port = self._sockets.pull(url, secured=True)
+        pulls.append(control)
+        # CURVE holds for a whole socket, and would slow this node's own messages down as well.
+        threading.Thread(
+            target=self._sockets.forward, args=(data, _WAKE), name="hetero-tcp", daemon=True
+        ).start()
+        return data_port, control_port
+
+    def _meet(self, address: str) -> Peer | None:
+        met = self._peers.meet(address, time.monotonic())
+        if met is None:
+            return None
+        peer, is_new = met
+        if is_new:
+            self._control.greet(peer)
+        return peer
+
+    def _wake(self, which: int) -> None:
+        with self._waking:
+            waker = self._wakers[which]
+            if not waker.closed:
+                waker.send(b"", zmq.DONTWAIT)
+
+    def _next(self, timeout_s: float | None) -> tuple[bytes, int, list[Frame]] | None:
+        """Receive one message's frames; call it in turn."""
+        timeout_ms = -1 if timeout_s is None else int(timeout_s * 1e3 + 0.999)
+        if timeout_ms != self._timeout_ms:
+            self._timeout_ms = self._data.rcvtimeo = timeout_ms
+        self._reception.waiting_since_s = time.monotonic()
+        try:
+            head = self._data.recv()
+        except zmq.Again:
+            return None
+        finally:
+            self._reception.waiting_since_s = None
+        if not head:
+            return None
+        receiver, link, number, num_more = b"", b"", 0, 1
+        if len(head) >= PREFIX.size:
+            receiver, link, number, num_more = PREFIX.unpack_from(head)
+        frames: list[Any] = [memoryview(head)[PREFIX.size :]]
+        nbytes = len(head) - PREFIX.size
+        while num_more and self._data.get(zmq.RCVMORE):
+            frame = self._data.recv(copy=False).buffer
+            frames.append(frame)
+            nbytes += frame.nbytes
+        if receiver != self._identity:
+            _log.warning("a message of %d bytes for another party is dropped", nbytes)
+            return None
+        lost = self._reception.link(link).take(number, nbytes)
+        if lost is None:
+            return None
+        if lost:
+            why = "later ones came before them"
+            self._reception.losses.append((link, number - lost, number - 1, why))
+        if len(frames) != num_more + 1:
+            self._reception.losses.append((link, number, number, "it is cut short"))
+            return None
+        return link, number, frames

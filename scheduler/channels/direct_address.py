@@ -1,0 +1,110 @@
+"""Addresses of direct channels: one string that says how to reach a party, from its node or not."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import os
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgpack
+
+from devices.errors import BlobError
+from scheduler.formats.msgpack_check import unpack
+from scheduler.owned_files import process_start
+
+_SCHEME: Final = "hetero1:"
+_LONGEST: Final = 1024
+
+
+class Endpoint(NamedTuple):
+    """Where a party's two sockets are: data and control.
+
+    Attributes
+    ----------
+    identity : bytes
+        8 random bytes: no two channels share them, not even one after another.
+    node : str
+        The node as `this_node` tells it: those that share it share sockets in files and
+        ``/dev/shm``.
+    process, started : int and str
+        The process, and when it started: see `process_start`.
+    path : str
+        Of the ipc sockets, less their suffixes ".data" and ".control".
+    host : str
+        Where the tcp sockets listen; empty without.
+    data_port, control_port : int
+        Their ports.
+    key : bytes
+        CURVE's public key, as Z85; empty without.
+    """
+
+    identity: bytes
+    node: str
+    process: int
+    started: str
+    path: str
+    host: str = ""
+    data_port: int = 0
+    control_port: int = 0
+    key: bytes = b""
+
+    def __str__(self) -> str:
+        at = f"{self.host}:{self.data_port}" if self.host else "this node only"
+        return f"process {self.process} ({self.identity.hex()}, {at})"
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether its process has ended; asked on its own node only."""
+        return process_start(self.process) != self.started
+
+    def urls(self) -> tuple[str, str] | None:
+        """Return where this process connects to, data and control; None if it cannot."""
+        if self.node == this_node():
+            return f"ipc://{self.path}.data", f"ipc://{self.path}.control"
+        if not self.host:
+            return None
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"tcp://{host}:{self.data_port}", f"tcp://{host}:{self.control_port}"
+
+
+def to_address(endpoint: Endpoint) -> str:
+    """Return the address of an endpoint."""
+    return _SCHEME + base64.urlsafe_b64encode(msgpack.packb(endpoint)).decode()
+
+
+@functools.lru_cache(4096)
+def to_endpoint(address: str) -> Endpoint:
+    """Return the endpoint of an address.
+
+    Raises BlobError: it is none of a direct channel, or of another version.
+    """
+    if not address.startswith(_SCHEME) or len(address) > _LONGEST:
+        raise BlobError(f"address {address[:80]!r} is none of a direct channel: {_SCHEME}...")
+    try:
+        data = base64.urlsafe_b64decode(address[len(_SCHEME) :])
+    except ValueError as error:
+        raise BlobError(f"address {address[:80]!r} is damaged: {error}") from error
+    fields = unpack(data, "address")
+    kinds = (bytes, str, int, str, str, str, int, int, bytes)
+    if (
+        not isinstance(fields, list)
+        or len(fields) != len(kinds)
+        or not all(map(isinstance, fields, kinds))
+        or len(fields[0]) != 8
+        or len(fields[8]) not in (0, 40)
+        or not all(0 <= number < 2**31 for number in (fields[2], fields[6], fields[7]))
+    ):
+        raise BlobError(f"address {address[:80]!r} is damaged.")
+    return Endpoint(*fields)
+
+
+@functools.cache
+def this_node() -> str:
+    """Return what tells this node from others: a machine, or a container or network name space."""
+    parts = [Path("/proc/sys/kernel/random/boot_id").read_text(), str(os.getuid())]
+    parts += [str(Path(f"/proc/self/ns/{kind}").readlink()) for kind in ("net", "pid", "mnt")]
+    parts.append(str(Path("/dev/shm").stat().st_dev))
+    return hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()

@@ -1,0 +1,217 @@
+"""The envelope: a message as frames, a small head with large tensors beside it, and back.
+
+The first frame is the magic "HTE", the version's byte and msgpack: a kind, then the message's
+fields, whose values are the trees of `value_tree`. The contents of a small tensor lie in the tree
+itself, of others in a frame each, or wherever a store of the channel's put them. No pickle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from operator import attrgetter
+from typing import Any, Final, get_args, get_origin, get_type_hints
+
+import msgpack
+import numpy as np
+
+from devices.errors import BlobError
+from devices.request.answer import StageRun
+from devices.request.request import Request
+from scheduler.channels.messages import Dropped, Failure, Message, Outputs, Task, Values
+from scheduler.formats.error_entries import error_entry, error_of
+from scheduler.formats.msgpack_check import unpack
+from scheduler.formats.value_tree import TreeReader, TreeWriter
+
+#: Raised whenever the form changes; other versions are refused by name.
+VERSION: Final = 1
+#: Tensors of up to so many bytes lie in the head: another frame costs as much as copying them
+#: twice (ZeroMQ 4.3.5 over ipc, pyzmq 27: 3 to 5 microseconds).
+INLINE_NBYTES: Final = 16 * 1024
+
+_PREFIX: Final = b"HTE" + bytes([VERSION])
+_VALUES, _OUTPUTS, _FAILURE, _DROPPED = range(4)
+
+#: One frame, as it is sent or as it came.
+Frame = bytes | memoryview
+#: Puts the contents of a flat array of bytes elsewhere: returns what finds them, None to decline.
+Put = Callable[[np.ndarray], Sequence[int | str] | None]
+#: The reverse: returns so many bytes, read-only, or raises BlobError.
+Get = Callable[[Any, int], np.ndarray]
+
+
+def frames(message: Message, put: Put | None = None) -> list[Frame]:
+    """Return a message as frames; those after the first are the tensors' own memory.
+
+    Parameters
+    ----------
+    message : Message
+        A message of any kind. Errors outside the error tree become their nearest base in it.
+    put : callable, optional
+        Where contents of more than `INLINE_NBYTES` go if it takes them.
+
+    Raises
+    ------
+    TypeError
+        If a value in it is none of ONNX's.
+    BlobError
+        If one is nested too deep.
+    """
+    writer = _Writer(put)
+    tree: tuple[Any, ...]
+    if isinstance(message, Values | Outputs):
+        kind = _VALUES if type(message) is Values else _OUTPUTS
+        tensors: list[Any] = []
+        for name, value in message.tensors.items():
+            tensors += (name, writer.tree(value))
+        tree = (kind, message.task, tensors, [_run_entry(run) for run in message.runs])
+    elif isinstance(message, Failure):
+        tree = (_FAILURE, message.task, error_entry(message.error, writer))
+    else:
+        tree = (_DROPPED, message.request)
+    return [_PREFIX + msgpack.packb(tree, default=_plain), *writer.segments]
+
+
+def message(parts: Sequence[Frame], get: Get | None = None) -> Message:
+    """Return the message of frames; its tensors are read-only views of them.
+
+    Parameters
+    ----------
+    parts : sequence of bytes or memoryview
+        As `frames` gave them.
+    get : callable, optional
+        Finds what `put` put elsewhere.
+
+    Raises
+    ------
+    BlobError
+        If they are no message, one of another version, damaged, or cut short.
+    """
+    head = parts[0]
+    if head[:4] != _PREFIX:
+        if len(head) > 3 and head[:3] == _PREFIX[:3]:
+            raise BlobError(
+                f"message of version {head[3]}; this program reads version {VERSION}. Run the same "
+                "version on every node."
+            )
+        raise BlobError(f"not a message: it starts with {bytes(head[:4])!r}.")
+    tree = unpack(memoryview(head)[4:], "message")
+    reader = _Reader(parts, get)
+    try:
+        kind, *rest = tree
+        if kind in (_VALUES, _OUTPUTS):
+            task, tensors, runs = rest
+            pairs = zip(tensors[::2], tensors[1::2], strict=True)
+            values = {_name(name): reader.value(value) for name, value in pairs}
+            made = Values if kind == _VALUES else Outputs
+            return made(_task(task), values, tuple([_run(run) for run in runs]))
+        if kind == _FAILURE:
+            task, error = rest
+            return Failure(_task(task), error_of(error, reader))
+        if kind == _DROPPED:
+            (request,) = rest
+            return Dropped(_request(request))
+    except (TypeError, ValueError, RecursionError) as error:
+        if isinstance(error, BlobError):
+            raise
+        raise BlobError(f"message that is damaged: {error}.") from error
+    raise BlobError(f"message of an unknown kind {str(kind)[:80]}.")
+
+
+class _Writer(TreeWriter):
+    """Places contents in the tree, in frames, or elsewhere."""
+
+    def __init__(self, put: Put | None) -> None:
+        self._put = put
+        self.segments: list[Frame] = []
+
+    def place(self, array: np.ndarray) -> Any:
+        if array.nbytes <= INLINE_NBYTES:
+            return array.tobytes()
+        flat = array.reshape(-1).view(np.uint8)
+        if self._put is not None and (place := self._put(flat)) is not None:
+            return place
+        self.segments.append(flat.data)
+        return len(self.segments)
+
+
+class _Reader(TreeReader):
+    """Finds contents where a `_Writer` placed them."""
+
+    def __init__(self, parts: Sequence[Frame], get: Get | None) -> None:
+        self._parts = parts
+        self._get = get
+
+    def contents(self, place: Any, dtype: np.dtype, count: int) -> np.ndarray:
+        nbytes = count * dtype.itemsize
+        if type(place) is bytes:
+            found: Frame = place
+        elif type(place) is int and 0 < place < len(self._parts):
+            found = memoryview(self._parts[place]).toreadonly()
+        elif type(place) is list and self._get is not None:
+            return self._get(place, nbytes).view(dtype)
+        else:
+            raise BlobError("message with a tensor that is nowhere.")
+        if len(found) != nbytes:
+            raise BlobError(
+                f"message is cut short or damaged: {len(found)} bytes for {count} {dtype}."
+            )
+        flat = np.frombuffer(found, dtype)
+        if not flat.flags.aligned:
+            flat = flat.copy()
+            flat.setflags(write=False)
+        return flat
+
+
+def _kinds(record: type) -> tuple[tuple[type, ...], ...]:
+    """Return what `isinstance` takes for each field; integers pass for floats."""
+    found: list[tuple[type, ...]] = []
+    for hint in get_type_hints(record).values():
+        kinds = (dict,) if get_origin(hint) is Mapping else get_args(hint) or (hint,)
+        found.append((*kinds, int) if float in kinds else kinds)
+    return tuple(found)
+
+
+_REQUEST: Final = _kinds(Request)
+_RUN: Final = _kinds(StageRun)
+_run_entry: Final = attrgetter(*(field.name for field in fields(StageRun)))
+
+
+def _plain(value: Any) -> Any:
+    """Return what msgpack takes for numpy's numbers and for maps that are no dicts."""
+    return value.item() if isinstance(value, np.generic) else dict(value)
+
+
+def _checked(entry: Any, kinds: tuple[Any, ...], what: str) -> list[Any]:
+    if (
+        type(entry) is not list
+        or len(entry) != len(kinds)
+        or not all(map(isinstance, entry, kinds))
+    ):
+        raise BlobError(f"message with a damaged {what}.")
+    return entry
+
+
+def _request(entry: Any) -> Request:
+    return Request._make(_checked(entry, _REQUEST, "request"))
+
+
+def _task(entry: Any) -> Task:
+    request, stage = entry
+    if type(stage) is not int:
+        raise BlobError("message with a damaged task.")
+    return Task(_request(request), stage)
+
+
+def _run(entry: Any) -> StageRun:
+    run = StageRun(*_checked(entry, _RUN, "stage's run"))
+    for node, seconds in run.node_times_s.items():
+        if type(node) is not str or type(seconds) is not float:
+            raise BlobError("message with damaged times of nodes.")
+    return run
+
+
+def _name(name: Any) -> str:
+    if type(name) is not str:
+        raise BlobError("message with a tensor that has no name.")
+    return name

@@ -1,0 +1,155 @@
+"""The parties that a direct channel sends to: a socket for data and one for control each."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import msgpack
+import zmq
+
+from devices.errors import ClusterError
+from scheduler.channels.direct_address import Endpoint, to_endpoint
+from scheduler.channels.envelope import Frame
+from scheduler.channels.protocol import PREFIX, VERSION
+from scheduler.channels.sockets import Socket, Sockets
+
+_log = logging.getLogger(__name__)
+
+#: Control messages that wait for a party that does not read.
+_MOST_CONTROL: Final = 256
+#: Measurements of a clock that are kept.
+_SAMPLES: Final = 16
+
+
+class Peer:
+    """One party that is sent to.
+
+    What is about liveness is the control thread's; `silent` is read by all.
+    """
+
+    def __init__(self, address: str, endpoint: Endpoint, sockets: Sockets, now_s: float) -> None:
+        urls = endpoint.urls()
+        if urls is None:
+            raise ClusterError(
+                f"{endpoint} is on another node and listens on its own only: give its channel "
+                "the node's network address."
+            )
+        self.address = address
+        self.endpoint = endpoint
+        self.link = os.urandom(8)
+        self.sent = 0
+        self.sent_nbytes = 0
+        self.watched = False
+        self.silent = False
+        #: Whether whoever watches it was told that it is silent.
+        self.told = False
+        #: Whether the end of its process is waited for, or has come.
+        self.guarded = False
+        self.heard_s = now_s
+        self.status: Mapping[str, float] = {}
+        self.lost = 0
+        #: Its clock at its last beat, and ours then.
+        self.beat_s: tuple[float, float] | None = None
+        #: (round trip, its clock less ours) of late.
+        self.clocks: deque[tuple[float, float]] = deque(maxlen=_SAMPLES)
+        self._lock = threading.Lock()
+        self._sockets = sockets
+        self._data_url, control_url = urls
+        self._data: Socket | None = None
+        self._control: Socket | None = sockets.push(control_url, endpoint.key)
+        self._control.sndhwm = _MOST_CONTROL
+
+    def send(self, frames: Sequence[Frame]) -> int:
+        """Send a message's frames; return its number on the link, 0 if it went nowhere."""
+        nbytes = sum(map(len, frames))
+        with self._lock:
+            if self._control is None:
+                return 0
+            self.sent += 1
+            self.sent_nbytes += nbytes
+            if self.silent:
+                return 0
+            if self._data is None:
+                self._data = self._sockets.push(self._data_url, self.endpoint.key)
+            prefix = PREFIX.pack(self.endpoint.identity, self.link, self.sent, len(frames) - 1)
+            try:
+                if len(frames) == 1:
+                    self._data.send(prefix + frames[0], zmq.DONTWAIT)
+                else:
+                    parts = [prefix + frames[0], *frames[1:]]
+                    self._data.send_multipart(parts, zmq.DONTWAIT, copy=False)
+            except zmq.ZMQError as error:
+                _log.warning("nothing can be sent to %s: %s", self.endpoint, error)
+                return 0
+            return self.sent
+
+    def tell(self, own_address: str, kind: int, *fields: Any) -> None:
+        """Send a control message; it is dropped where many wait already."""
+        data = msgpack.packb((VERSION, self.endpoint.identity, kind, own_address, *fields))
+        with self._lock:
+            if self._control is not None:
+                try:
+                    self._control.send(data, zmq.DONTWAIT)
+                except zmq.ZMQError as error:
+                    _log.debug("no control message to %s: %s", self.endpoint, error)
+
+    def close(self) -> None:
+        """Send nothing more."""
+        with self._lock:
+            for socket in (self._data, self._control):
+                if socket is not None:
+                    socket.close()
+            self._data = self._control = None
+
+
+class Peers:
+    """All of them, by address."""
+
+    def __init__(self, sockets: Sockets) -> None:
+        self._sockets = sockets
+        self._peers: dict[str, Peer] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def __iter__(self) -> Iterator[Peer]:
+        with self._lock:
+            return iter(list(self._peers.values()))
+
+    def find(self, address: str) -> Peer | None:
+        """Return the peer of an address that was met."""
+        return self._peers.get(address)
+
+    def meet(self, address: str, now_s: float) -> tuple[Peer, bool] | None:
+        """Return the peer of an address, and whether it is new; None once closed.
+
+        Raises BlobError: it is no address; ClusterError: it cannot be reached from here.
+        """
+        with self._lock:
+            peer = self._peers.get(address)
+            if peer is not None:
+                return peer, False
+            if self._closed:
+                return None
+            peer = self._peers[address] = Peer(address, to_endpoint(address), self._sockets, now_s)
+            return peer, True
+
+    def forget(self, address: str) -> None:
+        """Close what leads to an address."""
+        with self._lock:
+            peer = self._peers.pop(address, None)
+        if peer is not None:
+            peer.close()
+
+    def close(self) -> None:
+        """Close all, and meet nobody any more."""
+        with self._lock:
+            self._closed = True
+            peers = list(self._peers.values())
+            self._peers.clear()
+        for peer in peers:
+            peer.close()

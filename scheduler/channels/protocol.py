@@ -1,0 +1,58 @@
+"""What direct channels put around messages, and say to each other beside them.
+
+Data: each message starts with the receiver's identity, the link it comes on, its number there and
+how many more frames it has. Control: msgpack of version, the receiver's identity, a kind, the
+sender's address, and the kind's fields::
+
+    BEAT     link, messages sent, bytes sent, clock, the receiver's clock at its last beat or None,
+             seconds since then, messages that the sender has lost, {name: number}
+    DROPPED  the request, as an envelope
+    LOST     link, first number, last number, why: they did not come, or came damaged
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Final
+
+from devices.errors import BlobError
+from scheduler.formats.msgpack_check import unpack
+
+VERSION: Final = 1
+PREFIX: Final = struct.Struct("<8s8sQI")
+BEAT, DROPPED, LOST = range(3)
+
+_NUMBER = (int, float)
+_FIELDS: Final[dict[int, tuple[Any, ...]]] = {
+    BEAT: (bytes, int, int, _NUMBER, (*_NUMBER, type(None)), _NUMBER, int, dict),
+    DROPPED: (bytes,),
+    LOST: (bytes, int, int, str),
+}
+_LONGEST: Final = 64 * 1024
+
+
+def control_message(data: bytes, identity: bytes) -> tuple[int, str, list[Any]]:
+    """Return kind, sender's address and fields of a control message to `identity`.
+
+    Raises BlobError: it is damaged, of another version, or for somebody else.
+    """
+    if len(data) > _LONGEST:
+        raise BlobError(f"control message of {len(data)} bytes.")
+    tree = unpack(data, "control message")
+    if not isinstance(tree, list) or len(tree) < 4:
+        raise BlobError("control message that is cut short.")
+    version, receiver, kind, sender, *fields = tree
+    if version != VERSION:
+        raise BlobError(f"control message of version {version!r}; this program reads {VERSION}.")
+    if receiver != identity:
+        raise BlobError("control message for another party.")
+    kinds = _FIELDS.get(kind) if type(kind) is int else None
+    if kinds is None or type(sender) is not str or len(fields) != len(kinds):
+        raise BlobError("control message of an unknown kind.")
+    if not all(map(isinstance, fields, kinds)):
+        raise BlobError("control message with damaged fields.")
+    if kind == BEAT:
+        items = fields[-1].items()
+        if not all(type(name) is str and isinstance(value, _NUMBER) for name, value in items):
+            raise BlobError("beat with a damaged status.")
+    return kind, sender, fields

@@ -1,0 +1,68 @@
+"""Errors in messages: a class of the error tree by name, its message, its data and its cause."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from devices import errors
+from devices.errors import BlobError, HeteroError
+from scheduler.formats.value_tree import TreeReader, TreeWriter
+
+_CLASSES: Final[dict[str, type[HeteroError]]] = {
+    name: getattr(errors, name) for name in errors.__all__
+}
+#: Causes of causes that travel.
+_CAUSES: Final = 4
+
+
+def error_entry(error: BaseException, writer: TreeWriter, causes: int = _CAUSES) -> list[Any]:
+    """Return an error as a tree.
+
+    One whose class is not of the tree travels as its nearest base, one that is not of ours at all
+    as an InferenceError. Data that are no values travel as what `repr` says.
+    """
+    name = next((base.__name__ for base in type(error).__mro__ if _is_ours(base)), None)
+    if name is None or not isinstance(error, HeteroError):
+        name, message = "InferenceError", f"{type(error).__name__}: {error}"
+        data: dict[str, Any] = {"cause": repr(error)}
+    else:
+        message, data = str(error), error.data
+    pairs: list[Any] = []
+    for key, value in data.items():
+        pairs += (key, _tree(value, writer))
+    cause = error.__cause__
+    below = error_entry(cause, writer, causes - 1) if cause is not None and causes else None
+    return [name, message, pairs, below]
+
+
+def error_of(entry: Any, reader: TreeReader, causes: int = _CAUSES) -> HeteroError:
+    """Return the error of an entry.
+
+    Raises BlobError: it is no error's.
+    """
+    try:
+        name, message, pairs, below = entry
+        data = {key: reader.value(tree) for key, tree in zip(pairs[::2], pairs[1::2], strict=True)}
+        if not isinstance(message, str):
+            raise BlobError("message with an error that says nothing.")
+        error = _CLASSES[name](message, **data)
+    except (TypeError, ValueError, KeyError, RecursionError) as caught:
+        if isinstance(caught, BlobError):
+            raise
+        raise BlobError(f"message with a damaged error: {caught}.") from caught
+    if below is not None:
+        if not causes:
+            raise BlobError("message with an error that has too many causes.")
+        error.__cause__ = error_of(below, reader, causes - 1)
+    return error
+
+
+def _is_ours(kind: type) -> bool:
+    return _CLASSES.get(kind.__name__) is kind
+
+
+def _tree(value: Any, writer: TreeWriter) -> Any:
+    try:
+        return writer.tree(value)
+    except (TypeError, BlobError):
+        return repr(value)

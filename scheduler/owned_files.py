@@ -1,0 +1,41 @@
+"""Files whose names say which process owns them, so that others may remove those of dead ones."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from pathlib import Path
+
+
+def process_start(process: int) -> str:
+    """Return when a process started, in the kernel's ticks; empty for one that is gone."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    # The 3rd field of the whole line comes first here; the 22nd is the start. Z: only a number.
+    return "" if fields[0] == "Z" else fields[19]
+
+
+def owned_name(what: str) -> str:
+    """Return a name for a file of this process: ``<name space>-<process>-<start>-<what>``.
+
+    Process numbers say nothing outside their name space, so it is in the name.
+    """
+    process = os.getpid()
+    return f"{_name_space()}-{process}-{process_start(process)}-{what}"
+
+
+def sweep(folder: Path, prefix: str = "") -> None:
+    """Remove the files ``<prefix><owned name>`` of processes that are gone."""
+    for path in folder.glob(f"{prefix}{_name_space()}-*-*-*"):
+        with contextlib.suppress(OSError, ValueError):  # not one of ours, or somebody is faster
+            _, process, started, _ = path.name.removeprefix(prefix).split("-", 3)
+            if process_start(int(process)) != started:
+                path.unlink()
+
+
+@functools.cache
+def _name_space() -> str:
+    return f"{Path('/proc/self/ns/pid').stat().st_ino:x}"

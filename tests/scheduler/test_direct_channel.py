@@ -1,0 +1,440 @@
+"""The direct channel: messages arrive once, silence and losses are told, and nothing crashes it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+import zmq
+
+from devices.errors import BlobError, ClusterError
+from devices.request.request import Request
+from scheduler.channels import direct_address, envelope
+from scheduler.channels.direct import DirectChannel
+from scheduler.channels.direct_address import to_address, to_endpoint
+from scheduler.channels.links import Incoming
+from scheduler.channels.messages import Dropped, Message, Task, Values
+from scheduler.channels.protocol import BEAT, LOST, PREFIX, VERSION
+
+#: Longer than anything here takes on a busy machine.
+LONG_S = 60
+TASK = Task(Request(deployment="key/model:0", id=1), 0)
+
+
+class Party:
+    """A channel, and queues of what it is told."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        self.came: Queue[Message] = Queue()
+        self.silent: Queue[tuple[str, float]] = Queue()
+        self.heard: Queue[str] = Queue()
+        self.lost: Queue[str] = Queue()
+        self.channel = DirectChannel(
+            self.came.put,
+            folder=folder,
+            on_silent=lambda address, silent_s: self.silent.put((address, silent_s)),
+            on_heard=self.heard.put,
+            on_lost=self.lost.put,
+            **options,
+        )
+        self.address = self.channel.address
+
+    def next(self) -> Message:
+        while self.came.empty():
+            assert self.channel.pump(LONG_S)
+        return self.came.get()
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="het") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def party(folder: Path) -> Iterator[Callable[..., Party]]:
+    made: list[Party] = []
+
+    def make(**options: Any) -> Party:
+        made.append(Party(folder, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.channel.close()
+    assert list(folder.iterdir()) == []
+
+
+def values(number: int, size: int = 4) -> Values:
+    return Values(Task(Request(id=number), 0), {"x": np.full(size, number, np.int32)})
+
+
+def check(message: Message, number: int, size: int = 4) -> None:
+    assert isinstance(message, Values)
+    assert message.task.request.id == number
+    np.testing.assert_array_equal(message.tensors["x"], np.full(size, number, np.int32))
+    assert not message.tensors["x"].flags.writeable
+
+
+@pytest.fixture(params=["ipc", "tcp", "tcp with CURVE"])
+def pair(
+    request: pytest.FixtureRequest, party: Callable[..., Party], monkeypatch: pytest.MonkeyPatch
+) -> tuple[Party, Party]:
+    """Two parties that reach each other on a node, or as if they were on two."""
+    if request.param == "ipc":
+        return party(), party()
+    parties = [party(host="127.0.0.1", curve="CURVE" in request.param) for _ in range(2)]
+    monkeypatch.setattr(direct_address, "this_node", lambda: "elsewhere")
+    return parties[0], parties[1]
+
+
+@pytest.mark.parametrize("size", [4, 1_000_000])
+def test_messages_arrive_in_order_and_are_answered(pair: tuple[Party, Party], size: int) -> None:
+    first, second = pair
+    for number in range(20):
+        first.channel.send(second.address, values(number, size))
+    for number in range(20):
+        check(second.next(), number, size)
+    second.channel.send(first.address, values(7, size))
+    check(first.next(), 7, size)
+
+
+def test_a_dropped_attempt_arrives_though_nobody_pumps(pair: tuple[Party, Party]) -> None:
+    first, second = pair
+    first.channel.send(second.address, Dropped(TASK.request))
+    assert second.came.get(timeout=LONG_S) == Dropped(TASK.request)
+
+
+def test_beats_carry_numbers_and_measure_clocks(
+    party: Callable[..., Party], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = threading.Event()
+
+    def status() -> dict[str, float]:
+        told.set()
+        return {"queued": 3, "running": 1.5}
+
+    first, second = party(host="127.0.0.1"), party(host="127.0.0.1", status=status, beat_s=0.01)
+    monkeypatch.setattr(direct_address, "this_node", lambda: "elsewhere")
+    first.channel.watch(second.address)
+    assert told.wait(LONG_S)
+    wait_for(lambda: first.channel.clock_offset_s(second.address) is not None)
+    assert first.channel.status_of(second.address) == {"queued": 3, "running": 1.5}
+    offset_s = first.channel.clock_offset_s(second.address)
+    assert offset_s is not None
+    assert abs(offset_s) < LONG_S  # one machine: the clocks are the same
+    assert second.channel.status_of("nobody") == {}
+
+
+def wait_for(found: Callable[[], Any]) -> None:
+    end_s = time.monotonic() + LONG_S
+    while not found():
+        assert time.monotonic() < end_s
+        time.sleep(0.001)
+
+
+def test_a_pump_is_woken_and_one_of_a_closed_channel_returns(party: Callable[..., Party]) -> None:
+    one = party()
+    one.channel.wake()
+    assert one.channel.pump(LONG_S) == 0
+    ended: Queue[int] = Queue()
+    threads = [threading.Thread(target=lambda: ended.put(one.channel.pump())) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    one.channel.close()
+    for thread in threads:
+        thread.join(LONG_S)
+    assert [ended.get(timeout=LONG_S) for _ in threads] == [0, 0, 0]
+    assert one.channel.pump(0) == 0
+    one.channel.send(one.address, values(1))
+    one.channel.wake()
+    one.channel.close()
+
+
+def test_several_threads_pump_and_each_message_is_handed_in_once(
+    party: Callable[..., Party],
+) -> None:
+    first, second = party(), party()
+    count = 200
+
+    def pump() -> None:
+        while second.came.qsize() < count:
+            second.channel.pump(0.05)
+
+    threads = [threading.Thread(target=pump) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for number in range(count):
+        first.channel.send(second.address, values(number))
+    for thread in threads:
+        thread.join(LONG_S)
+    numbers = [second.came.get_nowait().task.request.id for _ in range(count)]  # type: ignore[union-attr]
+    assert sorted(numbers) == list(range(count))
+
+
+OTHER = """
+import sys, time
+from pathlib import Path
+from scheduler.channels.direct import DirectChannel
+_, folder, client = sys.argv
+channel = DirectChannel(lambda message: channel.send(client, message), folder=Path(folder))
+print(channel.address, flush=True)
+while True:
+    channel.pump(1)
+"""
+
+
+@pytest.fixture
+def other(folder: Path, party: Callable[..., Party]) -> Iterator[tuple[Party, Any, str]]:
+    """A party here, and one in a process of its own that sends back what comes."""
+    one = party(timeout_s=0.8, beat_s=0.1)
+    process = subprocess.Popen(
+        [sys.executable, "-c", OTHER, folder, one.address],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+    assert process.stdout is not None
+    yield one, process, process.stdout.readline().strip()
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    for left in folder.glob(f"*-{process.pid}-*"):
+        left.unlink()
+
+
+def test_a_process_that_is_stopped_is_silent_then_heard_again(
+    other: tuple[Party, Any, str],
+) -> None:
+    one, process, address = other
+    one.channel.watch(address)
+    one.channel.send(address, values(1))
+    check(one.next(), 1)
+    process.send_signal(signal.SIGSTOP)
+    silent, silent_s = one.silent.get(timeout=LONG_S)
+    assert silent == address
+    assert silent_s >= 0.7
+    process.send_signal(signal.SIGCONT)
+    assert one.heard.get(timeout=LONG_S) == address
+    one.channel.send(address, values(2))
+    check(one.next(), 2)
+
+
+def test_the_end_of_a_process_on_the_node_is_told_at_once(other: tuple[Party, Any, str]) -> None:
+    one, process, address = other
+    one.channel.watch(address)
+    one.channel.send(address, values(1))
+    check(one.next(), 1)
+    process.kill()
+    assert one.silent.get(timeout=LONG_S) == (address, 0.0)
+    one.channel.send(address, values(2))  # goes nowhere, and raises nothing
+
+
+def test_sockets_of_a_killed_process_are_removed_by_the_next(
+    folder: Path, other: tuple[Party, Any, str], party: Callable[..., Party]
+) -> None:
+    _, process, _ = other
+    process.kill()
+    process.wait()
+    assert list(folder.glob(f"*-{process.pid}-*"))
+    party()
+    assert not list(folder.glob(f"*-{process.pid}-*"))
+
+
+class Foreign:
+    """Sends a party frames of any kind."""
+
+    def __init__(self, party: Party) -> None:
+        self.endpoint = to_endpoint(party.address)
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.data, self.control = (self.context.socket(zmq.PUSH) for _ in range(2))
+        for socket, url in zip((self.data, self.control), self.endpoint.urls() or (), strict=True):
+            socket.connect(url)
+
+    def frame(self, number: int, message: Message, link: bytes = b"12345678") -> bytes:
+        head = envelope.frames(message)[0]
+        return PREFIX.pack(self.endpoint.identity, link, number, 0) + head
+
+    def close(self) -> None:
+        self.context.destroy(linger=0)
+
+
+@pytest.fixture
+def foreign(party: Callable[..., Party]) -> Iterator[tuple[Party, Foreign]]:
+    one = party()
+    sender = Foreign(one)
+    yield one, sender
+    sender.close()
+
+
+def test_doubles_are_dropped_and_what_is_damaged_or_foreign_is_passed_over(
+    foreign: tuple[Party, Foreign],
+) -> None:
+    one, sender = foreign
+    first = sender.frame(1, values(1))
+    bad = [
+        b"x",
+        b"y" * 100,
+        PREFIX.pack(b"somebody", b"12345678", 2, 0) + envelope.frames(values(9))[0],
+        first[:-3],
+        sender.frame(2, values(2))[: PREFIX.size],
+        PREFIX.pack(sender.endpoint.identity, b"12345678", 3, 1) + first[PREFIX.size :],
+    ]
+    for data in (first, first, *bad):
+        sender.data.send(data)
+    sender.data.send_multipart([b"z", b"more"])
+    sender.data.send_multipart([first, b"more"])
+    for data in (b"x", b"\x93", msgpack.packb([VERSION, b"somebody", BEAT, "a"])):
+        sender.control.send(data)
+    beat = [VERSION, sender.endpoint.identity, BEAT, "no address", b"l", 1, 1, 0.5, None, 0, 0, {}]
+    sender.control.send(msgpack.packb(beat))
+    sender.control.send(msgpack.packb([*beat[:3], one.address, *beat[4:-1], {"x": "y"}]))
+    sender.data.send(sender.frame(9, values(3)))
+    while one.came.qsize() < 2:
+        one.channel.pump(LONG_S)
+    check(one.came.get(), 1)
+    check(one.came.get(), 3)
+
+
+def test_messages_that_did_not_come_are_told_to_both_sides(party: Callable[..., Party]) -> None:
+    first, second = party(beat_s=0.02), party(beat_s=0.02)
+    first.channel.send(second.address, values(1))
+    check(second.next(), 1)
+    peer = first.channel._peers.find(second.address)
+    assert peer is not None
+    peer.sent += 2  # as if a connection had broken with two on their way
+    first.channel.send(second.address, values(4))
+    check(second.next(), 4)
+    assert second.lost.get(timeout=LONG_S) == first.address
+    assert first.lost.get(timeout=LONG_S) == second.address
+    check_nothing_more(second)
+
+
+def test_an_end_that_does_not_come_is_told_to_both_sides(party: Callable[..., Party]) -> None:
+    first, second = party(beat_s=0.02), party(beat_s=0.02)
+    first.channel.send(second.address, values(1))
+    check(second.next(), 1)
+    peer = first.channel._peers.find(second.address)
+    assert peer is not None
+    peer.sent += 2
+    pumping = threading.Thread(target=second.channel.pump)
+    pumping.start()
+    assert second.lost.get(timeout=LONG_S) == first.address
+    assert first.lost.get(timeout=LONG_S) == second.address
+    second.channel.wake()
+    pumping.join(LONG_S)
+
+
+def check_nothing_more(party: Party) -> None:
+    party.channel.wake()
+    assert party.channel.pump(LONG_S) == 0
+    assert party.came.empty()
+
+
+def test_a_link_tells_gaps_doubles_and_late_ends() -> None:
+    link = Incoming()
+    assert link.take(1, 100) == 0
+    assert link.take(1, 100) is None
+    assert link.take(4, 100) == 2
+    assert link.take(3, 100) is None
+    link.announce(6, 10_000_000, now_s=10.0)
+    link.announce(9, 90_000_000, now_s=11.0)
+    assert link.give_up(10.5) == 0
+    assert link.give_up(11.4) == 0  # ten million bytes may still be on their way
+    assert link.give_up(12.0) == 2
+    assert link.give_up(99.0) == 0
+    assert link.take(7, 100) == 0
+
+
+def test_a_beat_that_says_what_is_lost_is_told_on(party: Callable[..., Party]) -> None:
+    one, two = party(), party()
+    sender = Foreign(one)
+    identity = sender.endpoint.identity
+    for num_lost in (0, 3, 3):
+        fields = (b"12345678", 0, 0, 0.5, None, 0, num_lost, {})
+        sender.control.send(msgpack.packb([VERSION, identity, BEAT, two.address, *fields]))
+    assert one.lost.get(timeout=LONG_S) == two.address
+    lost = (VERSION, identity, LOST, two.address, b"not ours", 1, 2, "why")
+    sender.control.send(msgpack.packb(lost))
+    sender.control.send(msgpack.packb((VERSION, identity, 2, "x")))
+    assert one.lost.empty()
+    sender.close()
+
+
+@pytest.mark.parametrize("address", ["", "tcp://x", "hetero1:", "hetero1:!!", "hetero1:kwECAw=="])
+def test_an_address_that_is_none_is_refused(address: str, party: Callable[..., Party]) -> None:
+    with pytest.raises(BlobError, match="address"):
+        party().channel.send(address, values(1))
+
+
+def test_a_party_that_listens_on_its_own_node_only_is_not_reached_from_another(
+    party: Callable[..., Party], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = party(), party()
+    monkeypatch.setattr(direct_address, "this_node", lambda: "elsewhere")
+    with pytest.raises(ClusterError, match="network address"):
+        one.channel.watch(two.address)
+
+
+def test_a_key_other_than_the_address_says_reaches_nobody(
+    party: Callable[..., Party], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = party(host="127.0.0.1"), party(host="127.0.0.1")
+    endpoint = to_endpoint(two.address)
+    wrong = to_address(endpoint._replace(key=zmq.curve_keypair()[0]))
+    monkeypatch.setattr(direct_address, "this_node", lambda: "elsewhere")
+    one.channel.send(wrong, values(1))
+    one.channel.send(two.address, values(2))
+    check(two.next(), 2)
+    assert two.channel.pump(0.2) == 0
+
+
+def test_a_folder_that_others_can_open_is_refused(folder: Path) -> None:
+    folder.chmod(0o755)
+    with pytest.raises(ClusterError, match="chmod 700"):
+        Party(folder)
+    with pytest.raises(ClusterError, match="bytes"):
+        Party(folder / ("x" * 60))
+    (folder / "file").touch()
+    with pytest.raises(ClusterError, match="folder"):
+        Party(folder / "file")
+
+
+def test_a_new_folder_is_private(folder: Path) -> None:
+    one = Party(folder / "new")
+    assert (folder / "new").stat().st_mode & 0o777 == 0o700
+    one.channel.close()
+
+
+def test_a_host_that_is_not_this_nodes_is_refused(folder: Path) -> None:
+    with pytest.raises(ClusterError, match="listen"):
+        Party(folder, host="192.0.2.1")
+
+
+def test_channels_leave_no_descriptors_and_no_threads(folder: Path) -> None:
+    def count() -> tuple[int, int]:
+        return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
+
+    def use() -> None:
+        first, second = Party(folder, host="127.0.0.1"), Party(folder)
+        first.channel.send(second.address, values(1, 100_000))
+        check(second.next(), 1, 100_000)
+        first.channel.close()
+        second.channel.close()
+
+    use()
+    before = count()
+    for _ in range(3):
+        use()
+    wait_for(lambda: count() <= before)

@@ -1,0 +1,276 @@
+"""The envelope: every message survives it, and no damage to its frames gets through or crashes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import ml_dtypes
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from devices.errors import (
+    BlobError,
+    DeviceLostError,
+    HeteroError,
+    InferenceError,
+    TensorShapeError,
+)
+from devices.request.answer import StageRun
+from devices.request.request import Request
+from scheduler.channels import envelope
+from scheduler.channels.envelope import INLINE_NBYTES, VERSION, frames
+from scheduler.channels.loopback import LoopbackChannel
+from scheduler.channels.memory import Switchboard
+from scheduler.channels.messages import Dropped, Failure, Message, Outputs, Task, Values
+from tests.scheduler.test_codec import ELEMENT_TYPES, check_equal
+
+REQUEST = Request(1.5, True, False, deployment="key/model:0", id=2**40, attempt=3)
+TASK = Task(REQUEST, 7)
+RUN = StageRun(7, "ORT.0@host", 1e-5, 10.5, 11.5, 0.1, 0.8, 0.1, {"conv": 0.25}, 4096)
+
+
+def arrived(message: Message) -> Any:
+    return envelope.message([bytes(frame) for frame in frames(message)])
+
+
+def check_tensors(got: Any, want: Any) -> None:
+    assert got._replace(tensors={}) == want._replace(tensors={})
+    check_equal(got.tensors, want.tensors)
+
+
+@pytest.mark.parametrize("kind", [Values, Outputs])
+def test_values_of_every_kind(kind: type) -> None:
+    tensors = {
+        "x": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "y": np.arange(24).reshape(2, 3, 4).transpose(2, 0, 1),
+        "scalar": np.float16(2.5),
+        "strings": np.array([["a", "ü"]], object),
+        "sequence": [np.zeros((0, 4), np.float32), np.ones(2, bool)],
+        "map": {"k": 1, 3: np.arange(3)},
+        "optional": None,
+        "large": np.arange(INLINE_NBYTES, dtype=np.int32),
+    }
+    message = kind(TASK, tensors, (RUN, StageRun(0, "NULL.1")))
+    check_tensors(arrived(message), message)
+
+
+@pytest.mark.parametrize("size", [1, INLINE_NBYTES])
+@pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
+def test_tensors_of_every_element_type_small_and_large(dtype: np.dtype, size: int) -> None:
+    array = (np.arange(2 * size) % 2).astype(dtype).reshape(2, size)
+    for case in (array, array.T, array[:, ::-1], array[:0], array[0, 0]):
+        message = Values(TASK, {"x": case})
+        check_tensors(arrived(message), message)
+
+
+def test_numbers_of_numpy_in_a_request_and_a_run() -> None:
+    request = Request(np.float64(2), id=np.int64(5), deployment="d")  # type: ignore[arg-type]
+    run = StageRun(np.int32(1), "d", queued_s=np.float32(0.5))  # type: ignore[arg-type]
+    got = arrived(Outputs(Task(request, 0), {}, (run,)))
+    assert got.task.request == request
+    assert got.runs == (StageRun(1, "d", queued_s=0.5),)
+
+
+def test_a_dropped_attempt() -> None:
+    assert arrived(Dropped(REQUEST)) == Dropped(REQUEST)
+
+
+def test_large_tensors_are_frames_without_a_copy() -> None:
+    array = np.arange(INLINE_NBYTES, dtype=np.int32)
+    parts = frames(Values(TASK, {"x": array}))
+    assert np.shares_memory(np.frombuffer(parts[1], np.int32), array)
+    received = [parts[0], memoryview(bytearray(parts[1]))]
+    got = envelope.message(received)
+    assert isinstance(got, Values)
+    assert np.shares_memory(got.tensors["x"], np.frombuffer(received[1], np.int32))
+    assert not got.tensors["x"].flags.writeable
+
+
+def test_tensors_in_memory_that_is_not_aligned_become_aligned() -> None:
+    array = np.arange(INLINE_NBYTES, dtype=np.int32)
+    head, segment = frames(Values(TASK, {"x": array}))
+    moved = memoryview(b"x" + bytes(segment))[1:]
+    got = envelope.message([head, moved])
+    assert isinstance(got, Values)
+    assert got.tensors["x"].flags.aligned
+    np.testing.assert_array_equal(got.tensors["x"], array)
+
+
+def test_what_a_store_takes_is_found_again() -> None:
+    store: list[np.ndarray] = []
+
+    def put(flat: np.ndarray) -> Sequence[int] | None:
+        if flat.nbytes > 10 * INLINE_NBYTES:
+            return None
+        store.append(flat)
+        return (len(store) - 1,)
+
+    tensors = {
+        "stored": np.arange(INLINE_NBYTES, dtype=np.int16),
+        "sent": np.zeros(INLINE_NBYTES * 2),
+    }
+    parts = frames(Values(TASK, tensors), put)
+    assert len(parts) == 2
+    got = envelope.message(parts, lambda place, nbytes: store[place[0]][:nbytes])
+    check_tensors(got, Values(TASK, tensors))
+
+
+def test_values_that_cannot_be_sent_are_refused() -> None:
+    with pytest.raises(TypeError, match="no value of ONNX"):
+        frames(Values(TASK, {"x": object()}))
+
+
+def test_an_error_keeps_its_class_message_data_and_cause() -> None:
+    error = DeviceLostError("gone", device="ORT.0", node="n", attempt=2, shape=(1, 2))
+    error.__cause__ = TensorShapeError("wrong", port="x")
+    got = arrived(Failure(TASK, error)).error
+    assert type(got) is DeviceLostError
+    assert (str(got), got.node, got.data["shape"]) == ("gone", "n", [1, 2])
+    assert type(got.__cause__) is TensorShapeError
+    assert got.__cause__.port == "x"
+
+
+class OwnError(TensorShapeError):
+    """A plugin's."""
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (OwnError("wrong"), TensorShapeError),
+        (KeyError("x"), InferenceError),
+        (SystemExit(3), InferenceError),
+    ],
+)
+def test_errors_of_others_become_the_nearest_of_ours(error: Any, kind: type) -> None:
+    got = arrived(Failure(TASK, error)).error
+    assert type(got) is kind
+    assert str(error) in str(got)
+
+
+def test_data_of_an_error_that_is_no_value_is_told_in_words() -> None:
+    got = arrived(Failure(TASK, HeteroError("x", what=slice(1)))).error
+    assert got.what == "slice(None, 1, None)"
+
+
+def test_a_long_chain_of_causes_is_cut() -> None:
+    error = HeteroError("0")
+    for i in range(1, 2000):
+        outer = HeteroError(str(i))
+        outer.__cause__ = error
+        error = outer
+    assert str(arrived(Failure(TASK, error)).error.__cause__) == "1998"
+
+
+def test_another_version_is_refused_by_name() -> None:
+    head = bytearray(frames(Dropped(REQUEST))[0])
+    head[3] = VERSION + 1
+    with pytest.raises(BlobError, match=f"version {VERSION + 1}"):
+        envelope.message([bytes(head)])
+
+
+def rewritten(change: Any) -> bytes:
+    head = frames(Values(TASK, {"x": np.arange(6).reshape(2, 3)}, (RUN,)))[0]
+    tree = msgpack.unpackb(head[4:])
+    change(tree)
+    return bytes(head[:4]) + msgpack.packb(tree)
+
+
+def deep() -> Any:
+    tree: Any = None
+    for _ in range(400):
+        tree = [0, tree]
+    return tree
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tree: tree.__setitem__(0, 9),
+        lambda tree: tree.__setitem__(0, [0]),
+        lambda tree: tree.pop(),
+        lambda tree: tree[1].__setitem__(1, "7"),
+        lambda tree: tree[1][0].__setitem__(4, b"key"),
+        lambda tree: tree[1][0].pop(),
+        lambda tree: tree[2].pop(),
+        lambda tree: tree[2].__setitem__(0, 5),
+        lambda tree: tree[2].__setitem__(1, deep()),
+        lambda tree: tree[2][1].__setitem__(1, "float128"),
+        lambda tree: tree[2][1].__setitem__(2, [2, 2**61]),
+        lambda tree: tree[2][1].__setitem__(2, [2, 4]),
+        lambda tree: tree[2][1].__setitem__(2, deep()),
+        lambda tree: tree[2][1].__setitem__(3, 1),
+        lambda tree: tree[2][1].__setitem__(3, -1),
+        lambda tree: tree[2][1].__setitem__(3, deep()),
+        lambda tree: tree[2][1].__setitem__(3, ["f", 0]),
+        lambda tree: tree[3][0].__setitem__(2, "0"),
+        lambda tree: tree[3][0].__setitem__(8, {"conv": "x"}),
+        lambda tree: tree[3].__setitem__(0, None),
+    ],
+)
+def test_damaged_fields_are_refused(change: Any) -> None:
+    with pytest.raises(BlobError):
+        envelope.message([rewritten(change)])
+
+
+@pytest.mark.parametrize("head", [b"", b"HTE", b"XYZ\x01\x93", b"HTE\x01\xdd\xff\xff\xff\xff"])
+def test_what_is_no_message_is_refused(head: bytes) -> None:
+    with pytest.raises(BlobError):
+        envelope.message([head])
+
+
+def test_a_frame_of_another_length_is_refused() -> None:
+    head, segment = frames(Values(TASK, {"x": np.zeros(INLINE_NBYTES)}))
+    for parts in ([head], [head, segment[:-8]], [head, bytes(segment) + b"x"]):
+        with pytest.raises(BlobError):
+            envelope.message(parts)
+
+
+SAMPLES = [
+    frames(message)[0]
+    for message in (
+        Values(
+            TASK,
+            {"x": np.arange(3).astype(ml_dtypes.bfloat16), "s": np.array(["a"], object)},
+            (RUN,),
+        ),
+        Outputs(TASK, {"y": [np.float32(1), {"k": None}]}),
+        Failure(TASK, InferenceError("no", device="d")),
+        Dropped(REQUEST),
+    )
+]
+
+
+@given(
+    st.sampled_from(SAMPLES),
+    st.lists(st.tuples(st.integers(0, 400), st.binary(max_size=4)), min_size=1, max_size=4),
+)
+@settings(max_examples=600, deadline=None)
+def test_mutated_bytes_are_read_or_refused(head: bytes, changes: list[tuple[int, bytes]]) -> None:
+    data = bytearray(head)
+    for position, replacement in changes:
+        at = 4 + position % (len(data) - 4)
+        data[at : at + max(1, len(replacement))] = replacement
+    try:
+        message = envelope.message([bytes(data)])
+    except BlobError:
+        return
+    assert isinstance(message, Message)
+
+
+def test_the_loopback_channel_hands_in_what_is_read_from_bytes() -> None:
+    came: list[Message] = []
+    parties = Switchboard(LoopbackChannel)
+    parties.connect("b", came.append)
+    channel = parties.connect("a", came.append)
+    array = np.arange(4)
+    channel.send("b", Values(TASK, {"x": array}))
+    channel.send("nobody", Dropped(REQUEST))
+    (message,) = came
+    check_tensors(message, Values(TASK, {"x": array}))
+    assert isinstance(message, Values)
+    assert not np.shares_memory(message.tensors["x"], array)
