@@ -216,6 +216,7 @@ class ValuesArrived(NamedTuple):
     task: Task
     sequence: int
     tensors: tuple[str, ...]
+    nbytes: int = 0
 
 
 class RunEnded(NamedTuple):
@@ -244,7 +245,22 @@ class DeploymentClosed:
     deployment: str
 
 
-DeviceEvent = StageOpened | ValuesArrived | RunEnded | RunFailed | AttemptDropped | DeploymentClosed
+@dataclass(frozen=True, slots=True)
+class ClientGone:
+    """A client has gone without closing its deployments."""
+
+    client: str
+
+
+DeviceEvent = (
+    StageOpened
+    | ValuesArrived
+    | RunEnded
+    | RunFailed
+    | AttemptDropped
+    | DeploymentClosed
+    | ClientGone
+)
 
 # What a device's machine asks for.
 

@@ -22,6 +22,8 @@ class Request(NamedTuple):
     deployment, id, attempt, route : str and int
         Whose request it is, given when it is admitted; which attempt at it, and which of the
         deployment's ways the attempt takes.
+    priority : int
+        Of requests that wait for the same, those of greater priority go first.
     """
 
     timeout_s: float | None = None
@@ -32,6 +34,7 @@ class Request(NamedTuple):
     id: int = 0
     attempt: int = 0
     route: int = 0
+    priority: int = 0
 
 
 #: What a caller that asks for nothing sends.

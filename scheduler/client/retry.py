@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum
 
-from devices.errors import DeviceLostError
+from devices.errors import DeviceLostError, OverloadedError
 
 
 class Retry(Enum):
@@ -24,11 +24,12 @@ RetryPolicy = Callable[[BaseException], Retry]
 
 
 def replay_lost(error: BaseException) -> Retry:
-    """Replay what was lost with a device, or on its way; a full memory may fit elsewhere.
+    """Replay what was lost with a device, or on its way, or turned away by a full queue.
 
-    What a plugin raised would be raised again.
+    What does not fit into a device's memory may fit into another's; what else a plugin raised
+    would be raised again.
     """
-    if isinstance(error, DeviceLostError):
+    if isinstance(error, DeviceLostError | OverloadedError):
         return Retry.REPLAY
     return Retry.ELSEWHERE if isinstance(error, MemoryError) else Retry.NEVER
 

@@ -21,6 +21,7 @@ from scheduler.channels.messages import Dropped, Failure, Message, Outputs, Task
 from scheduler.device.host import DeviceHost
 from scheduler.device.machine import DeviceMachine
 from scheduler.events import DeviceEvent, DeviceInstruction, StageOpened
+from scheduler.formats.codec import nbytes_of
 
 #: Runs that are carried on to the next stage at most; the client hears of so many at once.
 _CARRIED: Final = 8
@@ -94,7 +95,9 @@ class DeviceLoop:
         event: DeviceEvent
         match message:
             case Values(task, tensors, runs):
-                event = events.ValuesArrived(task, task.request.id, tuple(tensors))
+                event = events.ValuesArrived(
+                    task, task.request.id, tuple(tensors), sum(map(nbytes_of, tensors.values()))
+                )
                 with self._lock:
                     arrived = self._arrived.get(task)
                     if arrived is None:

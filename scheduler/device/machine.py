@@ -6,10 +6,10 @@
        │          │          └──────> DROPPED ──> gone, silently
        └──────────┴──> gone, with its attempt
 
-Of the tasks that are ready the one with the least request number plus stage level runs first, and
-of those the one that was ready first: old requests go before new ones, and a request at level k
-may overtake at most k earlier ones. A stage runs as many tasks at once as it has streams, the
-device as many as its widest stage.
+`scheduler.device.order` says which of the tasks that are ready runs first. A stage runs as many
+tasks at once as it has streams, the device as many as its widest stage. What comes twice, or for
+an attempt that was dropped, changes nothing. Where a client has more on the device than it may,
+its attempts that came first and still wait end: their clients have long forgotten them.
 """
 
 from __future__ import annotations
@@ -18,16 +18,21 @@ import heapq
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
-from devices.errors import DeviceError
+from devices.errors import DeviceError, DeviceLostError, OverloadedError
 from devices.request.request import Request
 from scheduler import events
 from scheduler.channels.messages import Task
+from scheduler.device.order import FairOrder, Key, QueueOrder
 from scheduler.events import DeviceEvent, DeviceInstruction
 
-#: Ended attempts remembered, so that what comes late for them starts nothing.
+#: Dropped attempts and ended tasks remembered, so that what comes late for them starts nothing.
 _REMEMBERED: Final = 4096
+#: Of a client that has too much on the device so much is kept.
+_KEPT: Final = 3 / 4
+
+T = TypeVar("T")
 
 
 class TaskState(Enum):
@@ -62,16 +67,26 @@ class InvalidTaskError(RuntimeError):
 @dataclass(slots=True)
 class _Task:
     id: Task
+    client: str
+    #: Its request's, in the queue.
+    place: int
+    level: int
     missing: set[str]
-    order: int
+    nbytes: int = 0
     state: TaskState = TaskState.JOINING
 
 
 class _Ready(NamedTuple):
-    #: Request number + level.
-    order: int
-    arrival: int
+    key: Key
     task: _Task
+
+
+@dataclass(slots=True)
+class _Held:
+    """What a client has on the device."""
+
+    num_tasks: int = 0
+    nbytes: int = 0
 
 
 @dataclass(slots=True)
@@ -83,9 +98,23 @@ class _Stage:
 
 
 class DeviceMachine:
-    """Tasks of one device."""
+    """Tasks of one device.
 
-    def __init__(self) -> None:
+    `order`: which task runs first; fair between clients by default.
+    `max_tasks`, `max_nbytes`: how many tasks, and how many bytes of values that wait, a client may
+        have here; one task may exceed them.
+    """
+
+    def __init__(
+        self,
+        order: QueueOrder | None = None,
+        *,
+        max_tasks: int = 2**14,
+        max_nbytes: int = 2**32,
+    ) -> None:
+        self._order = order or FairOrder()
+        self._max_tasks = max_tasks
+        self._max_nbytes = max_nbytes
         #: How many tasks run at once.
         self.num_streams = 1
         self._stages: dict[tuple[str, int], _Stage] = {}
@@ -95,7 +124,9 @@ class DeviceMachine:
         self._ready: list[_Ready] = []
         self._arrivals = 0
         self._num_running = 0
+        self._held: dict[str, _Held] = {}
         self._dropped: OrderedDict[Request, None] = OrderedDict()
+        self._ended: OrderedDict[Task, None] = OrderedDict()
 
     @property
     def num_running(self) -> int:
@@ -106,6 +137,10 @@ class DeviceMachine:
     def num_tasks(self) -> int:
         """Tasks that are not gone."""
         return sum(len(tasks) for tasks in self._tasks.values())
+
+    def nbytes_of(self, client: str) -> int:
+        """Return the bytes of values that a client's tasks wait with or run on."""
+        return self._held[client].nbytes if client in self._held else 0
 
     def handle(self, event: DeviceEvent) -> list[DeviceInstruction]:
         """Take in one event; return what is to be done, in order.
@@ -124,7 +159,12 @@ class DeviceMachine:
             case events.AttemptDropped():
                 done = self._drop(event)
             case events.DeploymentClosed():
-                done = self._close(event)
+                done = self._close(event.deployment)
+            case events.ClientGone():
+                own = {
+                    k[0]: None for k, s in self._stages.items() if s.opened.client == event.client
+                }
+                done = [order for deployment in own for order in self._close(deployment)]
             case events.RunEnded():
                 done = self._end(event)
             case events.RunFailed():
@@ -142,35 +182,77 @@ class DeviceMachine:
             del self._tasks[attempt][task.id]
             if not self._tasks[attempt]:
                 del self._tasks[attempt]
+            held = self._held[task.client]
+            held.num_tasks -= 1
+            held.nbytes -= task.nbytes
+            if not held.num_tasks:
+                del self._held[task.client]
+            self._order.left(task.client)
+            _remember(self._ended, task.id)
 
     def _join(self, event: events.ValuesArrived) -> list[DeviceInstruction]:
         attempt = event.task.request
         stage = self._stages.get((event.task.request.deployment, event.task.stage))
-        if attempt in self._dropped:
+        if attempt in self._dropped or event.task in self._ended:
             return [events.Forget(event.task)]
         if stage is None or not set(event.tensors) <= set(stage.opened.inputs):
-            error = DeviceError(
-                f"{event.task}: {list(event.tensors)} came for a stage that does not take them or "
-                "is not loaded here: it was closed, or its device has restarted. Compile the "
-                "model again.",
-                stage=event.task.stage,
-                request_id=event.task.request.id,
-                attempt=event.task.request.attempt,
-            )
-            return [events.ReportFailure(event.task, error), events.Forget(event.task)]
+            return [
+                events.ReportFailure(event.task, _misplaced(event, stage)),
+                events.Forget(event.task),
+            ]
         tasks = self._tasks.setdefault(attempt, {})
         task = tasks.get(event.task)
         if task is None:
-            order = event.sequence + stage.opened.level
-            task = tasks[event.task] = _Task(event.task, set(stage.opened.inputs), order)
+            opened = stage.opened
+            place = self._order.place(opened.client, event.sequence)
+            missing = set(opened.inputs)
+            task = _Task(event.task, opened.client, place, opened.level, missing)
+            tasks[event.task] = task
+            self._held.setdefault(task.client, _Held()).num_tasks += 1
         elif not task.missing.intersection(event.tensors):
             return []
         task.missing.difference_update(event.tensors)
+        task.nbytes += event.nbytes
+        self._held[task.client].nbytes += event.nbytes
         self._step(task, event, _S.JOINING if task.missing else _S.READY)
         if not task.missing:
             self._arrivals += 1
-            heapq.heappush(self._ready, _Ready(task.order, self._arrivals, task))
-        return []
+            key = Key(task.place + task.level, -attempt.priority, self._arrivals)
+            heapq.heappush(self._ready, _Ready(key, task))
+        return self._relieve(task)
+
+    def _relieve(self, newest: _Task) -> list[DeviceInstruction]:
+        """End what a client has too much of: what still joins first, and of that the oldest."""
+        held = self._held[newest.client]
+        if held.num_tasks <= self._max_tasks and held.nbytes <= self._max_nbytes:
+            return []
+        mine = [
+            task
+            for tasks in self._tasks.values()
+            for task in tasks.values()
+            if task.client == newest.client
+            and task.state in (_S.JOINING, _S.READY)
+            and task.id.request != newest.id.request
+        ]
+        mine.sort(key=lambda task: (task.state is _S.READY, task.place, task.level))
+        done: list[DeviceInstruction] = []
+        for task in mine:
+            if (
+                held.num_tasks <= _KEPT * self._max_tasks
+                and held.nbytes <= _KEPT * self._max_nbytes
+            ):
+                break
+            if task.state is _S.GONE:  # with another of its attempt
+                continue
+            error = OverloadedError(
+                f"{task.id}: its client has {held.num_tasks} of {self._max_tasks} tasks and "
+                f"{held.nbytes} of {self._max_nbytes} bytes on the device. Send fewer requests at "
+                "once.",
+                request_id=task.id.request.id,
+            )
+            done.append(events.ReportFailure(task.id, error))
+            done += self._drop(events.AttemptDropped(task.id.request))
+        return done
 
     def _run_ready(self) -> list[DeviceInstruction]:
         started: list[DeviceInstruction] = []
@@ -184,6 +266,7 @@ class DeviceMachine:
                 stage.held.append(first)
                 continue
             task.state = _S.RUNNING
+            self._order.ran(task.place)
             stage.num_running += 1
             self._num_running += 1
             started.append(events.Run(task.id))
@@ -220,9 +303,7 @@ class DeviceMachine:
 
     def _drop(self, event: events.AttemptDropped) -> list[DeviceInstruction]:
         attempt = event.request
-        self._dropped[attempt] = None
-        while len(self._dropped) > _REMEMBERED:
-            self._dropped.popitem(last=False)
+        _remember(self._dropped, attempt)
         done: list[DeviceInstruction] = []
         for task in list(self._tasks.get(attempt, {}).values()):
             if task.state is _S.RUNNING:
@@ -234,11 +315,38 @@ class DeviceMachine:
                 done.append(events.Forget(task.id))
         return done
 
-    def _close(self, event: events.DeploymentClosed) -> list[DeviceInstruction]:
+    def _close(self, deployment: str) -> list[DeviceInstruction]:
         done: list[DeviceInstruction] = []
-        for attempt in [a for a in self._tasks if a.deployment == event.deployment]:
+        for attempt in [a for a in self._tasks if a.deployment == deployment]:
             done += self._drop(events.AttemptDropped(attempt))
-        for key in [k for k in self._stages if k[0] == event.deployment]:
-            del self._stages[key]
+        closed = [k for k in self._stages if k[0] == deployment]
+        clients = {self._stages.pop(key).opened.client for key in closed}
+        for client in clients.difference(s.opened.client for s in self._stages.values()):
+            self._order.forget(client)
         self._count_streams()
         return done
+
+
+def _remember(kept: OrderedDict[T, None], what: T) -> None:
+    kept[what] = None
+    if len(kept) > _REMEMBERED:
+        kept.popitem(last=False)
+
+
+def _misplaced(event: events.ValuesArrived, stage: _Stage | None) -> DeviceError:
+    """Return why values cannot be taken in."""
+    request, number = event.task
+    data = {"stage": number, "request_id": request.id, "attempt": request.attempt}
+    if stage is None:
+        return DeviceLostError(
+            f"{event.task}: its stage is not loaded here: it was closed, or its device has "
+            "restarted.",
+            device="",
+            node="",
+            **data,
+        )
+    return DeviceError(
+        f"{event.task}: {list(event.tensors)} came for a stage that takes "
+        f"{list(stage.opened.inputs)}. Compile the model again.",
+        **data,
+    )

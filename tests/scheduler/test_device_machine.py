@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from devices.errors import DeviceError
+from devices.errors import DeviceError, DeviceLostError
 from devices.request.request import Request
 from scheduler import events as ev
 from scheduler.device.machine import TRANSITIONS, DeviceMachine, InvalidTaskError, TaskState
@@ -258,3 +258,48 @@ def test_random_lives_keep_the_invariants(life: list[tuple[str, int]], streams: 
     ready = {task(n) for n, t in sent if t == "x"}
     ready |= {task(n, 1) for n, t in sent if t == "a" and (n, "b") in sent}
     assert {t for t in ready if t.request.id not in dropped} <= set(runs) <= ready
+
+
+def test_what_comes_again_for_a_task_that_has_run_is_forgotten() -> None:
+    m = machine()
+    m.handle(arrived(task(1), "x"))
+    m.handle(ev.RunEnded(task(1)))
+    assert m.handle(arrived(task(1), "x")) == [ev.Forget(task(1))]
+    assert m.num_tasks == 0
+
+
+def test_a_client_that_is_gone_leaves_nothing_and_others_go_on() -> None:
+    m = DeviceMachine()
+    for deployment, client in (("d", "one"), ("e", "other")):
+        m.handle(ev.StageOpened(deployment, 0, ("x",), 0, client=client))
+    m.handle(arrived(task(1), "x"))
+    m.handle(arrived(task(2), "x"))
+    m.handle(arrived(other(1), "x"))
+    assert m.handle(ev.ClientGone("one")) == [ev.Stop(task(1)), ev.Forget(task(2))]
+    assert m.handle(ev.RunEnded(task(1))) == [ev.Forget(task(1)), ev.Run(other(1))]
+    assert isinstance(refusal(m.handle(arrived(task(3), "x")), task(3)), DeviceLostError)
+    assert m.nbytes_of("one") == 0
+
+
+def joining(request_id: int, nbytes: int = 10) -> ev.ValuesArrived:
+    return arrived(task(request_id, 1), "a")._replace(nbytes=nbytes)
+
+
+@pytest.mark.parametrize("bounds", [{"max_tasks": 8}, {"max_nbytes": 80}])
+def test_a_client_has_so_much_on_a_device_at_most_and_what_joins_longest_ends(
+    bounds: dict[str, int],
+) -> None:
+    m = DeviceMachine(**bounds)
+    m.handle(ev.StageOpened("d", 1, ("a", "b"), 1, client="one"))
+    m.handle(ev.StageOpened("e", 0, ("x",), 0, client="other"))
+    m.handle(arrived(other(1), "x"))  # another client's runs, and stays
+    m.handle(arrived(other(2), "x"))
+    for request_id in range(1, 9):
+        assert m.handle(joining(request_id)) == []
+    done = m.handle(joining(9))
+    ended = [i.task for i in done if isinstance(i, ev.ReportFailure)]
+    assert ended == [task(1, 1), task(2, 1), task(3, 1)]
+    assert all(isinstance(i, ev.ReportFailure | ev.Forget) for i in done)
+    assert m.nbytes_of("one") == 60
+    assert m.num_tasks == 6 + 2
+    assert m.handle(joining(1)) == [ev.Forget(task(1, 1))]  # late for what has ended
