@@ -1,0 +1,269 @@
+"""Which devices are there: what is seen of them in, what is to be done about it out. Pure.
+
+::
+
+    LIVE ──> SILENT ──> RESTARTING ──> GONE
+      ↑ ↖──────┘            │           │
+      └─────────────────────┴───────────┘
+
+A device is a process at an address. One that is not heard, or lost messages, may have lost
+requests: clients are told, and send them again once it is back. One that stays silent, whose
+process ended or in which a stage hangs is started anew, which gives it another address; what is
+heard of an earlier address counts for nothing. A device that cannot be started again soon is
+tried less and less often.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from scheduler.events import DeviceGone, DeviceLost, DeviceReturned
+
+#: Seconds before the second start in a row, and the most before a later one.
+_PAUSE_S: Final = 0.5
+_LONGEST_PAUSE_S: Final = 10.0
+#: A device that has lived so long has started well.
+_STEADY_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A device listens at an address, its stages loaded."""
+
+    now_s: float
+    device: str
+    node: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartFailed:
+    """A device could not be started; `forever` where it never can."""
+
+    now_s: float
+    device: str
+    cause: str
+    forever: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Silent:
+    """Nothing was heard from an address for `silent_s`."""
+
+    now_s: float
+    address: str
+    silent_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """An address that was silent is heard; its oldest run has taken `running_s`."""
+
+    now_s: float
+    address: str
+    running_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class MessagesLost:
+    """Messages from or to an address were lost on their way."""
+
+    now_s: float
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessEnded:
+    """The process at an address has ended."""
+
+    now_s: float
+    address: str
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLeft:
+    """A device's node has left the cluster."""
+
+    now_s: float
+    device: str
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class TimePassed:
+    """It is `now_s`; restarts may be due."""
+
+    now_s: float
+
+
+Sighting = (
+    Started | StartFailed | Silent | Heard | MessagesLost | ProcessEnded | NodeLeft | TimePassed
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """End the process at an address, whatever it does, and start the device anew."""
+
+    device: str
+    address: str
+    cause: str
+
+
+Order = DeviceLost | DeviceGone | DeviceReturned | Restart
+
+
+class DeviceState(Enum):
+    """How a device is."""
+
+    LIVE = "live"
+    SILENT = "silent"
+    RESTARTING = "restarting"
+    GONE = "gone"
+
+
+_S = DeviceState
+
+
+@dataclass(slots=True)
+class _Device:
+    name: str
+    node: str
+    address: str
+    state: DeviceState = DeviceState.LIVE
+    #: When it came to be live.
+    since_s: float = 0.0
+    cause: str = ""
+    #: Starts in a row after which it did not live long.
+    num_starts: int = 0
+    #: When it is to be started; None while that is under way, or not wanted.
+    restart_s: float | None = None
+
+
+class Liveness:
+    """The devices of an executor.
+
+    `device_timeout_s`: a device that is silent for so long more, once it is found silent, is
+        started anew.
+    `stage_timeout_s`: a stage that runs for longer hangs; None: none does.
+    """
+
+    def __init__(
+        self, *, device_timeout_s: float = 2.0, stage_timeout_s: float | None = None
+    ) -> None:
+        self._device_timeout_s = device_timeout_s
+        self._stage_timeout_s = stage_timeout_s
+        self._devices: dict[str, _Device] = {}
+        #: Address -> device, for the present addresses.
+        self._at: dict[str, _Device] = {}
+
+    @property
+    def next_time_s(self) -> float | None:
+        """When `TimePassed` is wanted next, or None."""
+        due = [d.restart_s for d in self._devices.values() if d.restart_s is not None]
+        return min(due, default=None)
+
+    def state(self, device: str) -> DeviceState | None:
+        """Return how a device is; None for one that was never started."""
+        return self._devices[device].state if device in self._devices else None
+
+    def handle(self, seen: Sighting) -> list[Order]:
+        """Take in what was seen; return what is to be done, in order."""
+        match seen:
+            case Started():
+                return self._start(seen)
+            case TimePassed(now_s):
+                return [order for d in self._devices.values() for order in self._restart(d, now_s)]
+            case StartFailed(now_s, name, cause, forever):
+                device = self._devices.get(name)
+                if device is None or device.state is not _S.RESTARTING:
+                    return []
+                return self._lose(device, now_s, cause) if forever else self._again(device, now_s)
+            case NodeLeft(now_s, name, cause):
+                device = self._devices.get(name)
+                return self._lose(device, now_s, cause) if device else []
+        device = self._at.get(seen.address)
+        if device is None:
+            return []
+        match seen:
+            case Silent(now_s, _, silent_s):
+                return self._silence(device, now_s, f"nothing was heard for {silent_s:.1f} s")
+            case Heard(now_s, _, running_s):
+                return self._hear(device, now_s, running_s)
+            case MessagesLost(now_s):
+                if device.state is not _S.LIVE:
+                    return []
+                lost = self._lost(device, now_s, "messages were lost on their way")
+                return [lost, DeviceReturned(now_s, device.name)]
+            case ProcessEnded(now_s, _, cause):
+                return self._end(device, now_s, cause)
+
+    def _start(self, seen: Started) -> list[Order]:
+        device = self._devices.setdefault(
+            seen.device, _Device(seen.device, seen.node, seen.address)
+        )
+        was_away = device.state is not _S.LIVE
+        self._at.pop(device.address, None)
+        self._at[seen.address] = device
+        device.address, device.node = seen.address, seen.node
+        device.state, device.since_s, device.restart_s = _S.LIVE, seen.now_s, None
+        return [DeviceReturned(seen.now_s, seen.device)] if was_away else []
+
+    def _silence(self, device: _Device, now_s: float, cause: str) -> list[Order]:
+        if device.state is not _S.LIVE:
+            return []
+        device.state, device.cause = _S.SILENT, cause
+        device.restart_s = now_s + self._device_timeout_s
+        return [self._lost(device, now_s, cause)]
+
+    def _hear(self, device: _Device, now_s: float, running_s: float) -> list[Order]:
+        if self._stage_timeout_s is not None and running_s > self._stage_timeout_s:
+            return self._end(
+                device,
+                now_s,
+                f"a stage has run for {running_s:.1f} s, longer than STAGE_TIMEOUT_S="
+                f"{self._stage_timeout_s:g}",
+            )
+        if device.state is not _S.SILENT:
+            return []
+        device.state, device.since_s, device.restart_s = _S.LIVE, now_s, None
+        return [DeviceReturned(now_s, device.name)]
+
+    def _end(self, device: _Device, now_s: float, cause: str) -> list[Order]:
+        """Give up a process: start the device anew, at once if it is the first time of late."""
+        orders: list[Order] = []
+        if device.state is _S.LIVE:
+            orders.append(self._lost(device, now_s, cause))
+            if now_s - device.since_s >= _STEADY_S:
+                device.num_starts = 0
+        del self._at[device.address]
+        device.state, device.cause = _S.RESTARTING, cause
+        return orders + self._again(device, now_s)
+
+    def _again(self, device: _Device, now_s: float) -> list[Order]:
+        """Start a device now, or after a pause that grows with each start in a row."""
+        pause_s = _PAUSE_S * 2 ** min(device.num_starts - 1, 10) if device.num_starts else 0.0
+        device.num_starts += 1
+        device.restart_s = now_s + min(pause_s, _LONGEST_PAUSE_S)
+        return self._restart(device, now_s)
+
+    def _restart(self, device: _Device, now_s: float) -> list[Order]:
+        if device.restart_s is None or now_s < device.restart_s:
+            return []
+        if device.state is _S.SILENT:
+            return self._end(device, now_s, device.cause)
+        device.restart_s = None
+        return [Restart(device.name, device.address, device.cause)]
+
+    def _lose(self, device: _Device, now_s: float, cause: str) -> list[Order]:
+        if device.state is _S.GONE:
+            return []
+        self._at.pop(device.address, None)
+        device.state, device.restart_s = _S.GONE, None
+        return [DeviceGone(now_s, device.name, device.node, cause)]
+
+    def _lost(self, device: _Device, now_s: float, cause: str) -> DeviceLost:
+        return DeviceLost(now_s, device.name, device.node, cause)

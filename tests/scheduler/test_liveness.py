@@ -1,0 +1,156 @@
+"""Liveness: what is seen of devices, and what becomes of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import count
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler.client import liveness as see
+from scheduler.client.liveness import DeviceState, Liveness, Order, Restart
+from scheduler.events import DeviceGone, DeviceLost, DeviceReturned
+
+
+def live(**options: float) -> Liveness:
+    """Return two devices that live, A at a0 and B at b0."""
+    made = Liveness(**options)
+    assert made.handle(see.Started(0.0, "A", "n1", "a0")) == []
+    assert made.handle(see.Started(0.0, "B", "n2", "b0")) == []
+    return made
+
+
+def test_a_silent_device_is_lost_and_back_when_it_is_heard() -> None:
+    m = live()
+    lost = DeviceLost(1.0, "A", "n1", "nothing was heard for 1.8 s")
+    assert m.handle(see.Silent(1.0, "a0", 1.8)) == [lost]
+    assert m.handle(see.Silent(1.5, "a0", 2.3)) == []
+    assert m.handle(see.Heard(2.0, "a0")) == [DeviceReturned(2.0, "A")]
+    assert m.handle(see.Heard(2.1, "a0")) == []
+    assert m.next_time_s is None
+
+
+def test_a_device_that_stays_silent_is_started_anew_elsewhere() -> None:
+    m = live(device_timeout_s=2.0)
+    m.handle(see.Silent(1.0, "a0", 2.0))
+    assert m.next_time_s == 3.0
+    assert m.handle(see.TimePassed(2.9)) == []
+    restart = Restart("A", "a0", "nothing was heard for 2.0 s")
+    assert m.handle(see.TimePassed(3.0)) == [restart]
+    assert m.handle(see.TimePassed(9.0)) == []
+    assert m.handle(see.Heard(9.0, "a0")) == []  # too late: it is being ended
+    assert m.handle(see.Started(10.0, "A", "n1", "a1")) == [DeviceReturned(10.0, "A")]
+    assert m.handle(see.Silent(11.0, "a0", 9.0)) == []
+    assert m.state("A") is DeviceState.LIVE
+
+
+def test_lost_messages_have_all_that_was_sent_replayed() -> None:
+    told = live().handle(see.MessagesLost(1.0, "a0"))
+    assert [type(order) for order in told] == [DeviceLost, DeviceReturned]
+
+
+def test_a_process_that_ends_is_started_at_once_and_then_less_and_less_often() -> None:
+    m = live()
+    told = m.handle(see.ProcessEnded(1.0, "a0", "killed"))
+    assert told == [DeviceLost(1.0, "A", "n1", "killed"), Restart("A", "a0", "killed")]
+    now_s, pauses = 1.0, []
+    for _ in range(7):
+        assert m.handle(see.StartFailed(now_s, "A", "no memory")) == []
+        assert m.next_time_s is not None
+        pauses.append(m.next_time_s - now_s)
+        now_s = m.next_time_s
+        assert [type(order) for order in m.handle(see.TimePassed(now_s))] == [Restart]
+    assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
+    m.handle(see.Started(now_s, "A", "n1", "a1"))
+    told = m.handle(see.ProcessEnded(now_s + 60, "a1", "killed"))
+    assert [type(order) for order in told] == [DeviceLost, Restart]  # it had lived long
+
+
+def test_a_stage_that_hangs_has_its_process_ended() -> None:
+    m = live(stage_timeout_s=5.0)
+    assert m.handle(see.Heard(4.0, "a0", running_s=4.9)) == []
+    lost, restart = m.handle(see.Heard(5.2, "a0", running_s=5.1))
+    assert isinstance(lost, DeviceLost)
+    assert "longer than STAGE_TIMEOUT_S=5" in lost.cause
+    assert restart == Restart("A", "a0", lost.cause)
+    assert m.handle(see.Heard(5.4, "a0", running_s=5.3)) == []
+    assert live().handle(see.Heard(99.0, "a0", running_s=99.0)) == []
+
+
+@pytest.mark.parametrize(
+    "seen", [see.NodeLeft(3.0, "A", "left"), see.StartFailed(3.0, "A", "left", forever=True)]
+)
+def test_a_device_that_cannot_come_back_is_gone_until_it_does(seen: see.Sighting) -> None:
+    m = live()
+    m.handle(see.ProcessEnded(1.0, "a0", "killed"))
+    assert m.handle(seen) == [DeviceGone(3.0, "A", "n1", "left")]
+    assert m.handle(see.NodeLeft(4.0, "A", "left")) == []
+    assert m.next_time_s is None
+    assert m.handle(see.Started(9.0, "A", "n3", "a1")) == [DeviceReturned(9.0, "A")]
+
+
+kinds = st.sampled_from(["silent", "heard", "hangs", "lost", "ended", "failed", "left", "started"])
+sights = st.lists(st.tuples(kinds, st.sampled_from("AB"), st.booleans(), st.floats(0, 5)))
+
+
+@given(sights)
+@settings(max_examples=80, deadline=None, derandomize=True)
+def test_clients_hear_of_each_loss_and_return_once_and_each_loss_ends(
+    life: list[tuple[str, str, bool, float]],
+) -> None:
+    m = live(stage_timeout_s=5.0)
+    number, now_s = count(1), 0.0
+    present = {"A": "a0", "B": "b0"}
+    earlier = {"A": "?", "B": "?"}
+    away: Counter[str] = Counter()
+    restarting: set[str] = set()
+
+    def follow(orders: list[Order]) -> None:
+        for order in orders:
+            name = order.device
+            match order:
+                case DeviceLost():
+                    assert not away[name]
+                    away[name] = 1
+                case DeviceGone():
+                    assert away[name] < 2
+                    away[name] = 2
+                    restarting.discard(name)
+                case DeviceReturned():
+                    assert away[name]
+                    away[name] = 0
+                case Restart():
+                    assert away[name] == 1
+                    assert name not in restarting
+                    restarting.add(name)
+
+    for what, name, forever, seconds in life:
+        now_s += seconds
+        follow(m.handle(see.TimePassed(now_s)))
+        address = earlier[name] if forever else present[name]
+        sight: dict[str, see.Sighting] = {
+            "silent": see.Silent(now_s, address, 2.0),
+            "heard": see.Heard(now_s, address),
+            "hangs": see.Heard(now_s, address, running_s=9.0),
+            "lost": see.MessagesLost(now_s, address),
+            "ended": see.ProcessEnded(now_s, address, "x"),
+            "left": see.NodeLeft(now_s, name, "x"),
+        }
+        if what == "failed" and name in restarting:
+            restarting.discard(name)
+            follow(m.handle(see.StartFailed(now_s, name, "x", forever)))
+        elif what == "started" and (name in restarting or away[name] == 2):
+            restarting.discard(name)
+            earlier[name], present[name] = present[name], f"{name}{next(number)}"
+            follow(m.handle(see.Started(now_s, name, "n", present[name])))
+            assert not away[name]
+        elif what in sight:
+            follow(m.handle(sight[what]))
+        # Whoever is away is heard again, is started, is to be started, or is gone.
+        for device in "AB":
+            state = m.state(device)
+            assert (state is DeviceState.LIVE) == (not away[device])
+            if state in (DeviceState.SILENT, DeviceState.RESTARTING):
+                assert device in restarting or m.next_time_s is not None
