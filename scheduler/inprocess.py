@@ -19,7 +19,7 @@ from devices.plugin.support import Support
 from scheduler.channels.channel import Channel, Receiver
 from scheduler.channels.memory import Switchboard
 from scheduler.client.deployment import (
-    ChannelDeployment,
+    BaseDeployment,
     Deployments,
     check_sources,
     import_failed,
@@ -36,7 +36,7 @@ from scheduler.plan import Plan
 from scheduler.thread_shares import plan_shares
 
 
-class InProcessDeployment(ChannelDeployment):
+class InProcessDeployment(BaseDeployment):
     """A plan on devices of this process.
 
     `devices`: the plan's, by name.
@@ -107,7 +107,6 @@ class InProcessDeployment(ChannelDeployment):
         for device in self._devices.values():
             device.close_deployment(self.key)
         self._count_streams()
-        super()._unload()
 
 
 class InProcessExecutor:

@@ -30,6 +30,10 @@ ELEMENT_TYPES: Final = frozenset(_TYPE_NUMBERS) - {"undefined"}
 #: Letter of a layout -> ONNX's own word for such a dimension; others are written as they are.
 _DENOTATIONS: Final = {"N": "DATA_BATCH", "C": "DATA_CHANNEL", "?": ""}
 _LETTERS: Final = {word: letter for letter, word in _DENOTATIONS.items()}
+#: Type string of a dense tensor -> its elements' numpy dtype.
+_TENSOR_DTYPES: Final = {
+    f"tensor({name})": DTYPES[number] for name, number in _TYPE_NUMBERS.items() if number in DTYPES
+}
 #: Element types narrower than a byte, with their widths in bits.
 _NARROW_BITS: Final = {"int4": 4, "uint4": 4, "float4e2m1": 4, "int2": 2, "uint2": 2}
 
@@ -73,8 +77,7 @@ class TensorSpec:
     @property
     def dtype(self) -> np.dtype | None:
         """The numpy dtype of a dense tensor's elements, else None."""
-        number = _TYPE_NUMBERS.get(self.element_type)
-        return DTYPES.get(number) if number is not None else None
+        return _TENSOR_DTYPES.get(self.type)
 
     @property
     def is_static(self) -> bool:

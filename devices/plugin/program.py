@@ -42,13 +42,17 @@ class RunContext:
     upload_s: float = 0.0
     infer_s: float = 0.0
     download_s: float = 0.0
-    _cancelled: threading.Event = field(default_factory=threading.Event)
+    _is_cancelled: bool = False
+    #: What `sleep` waits on; made by the first, as most runs never sleep.
+    _woken: threading.Event | None = None
     _deadline: float | None = None
     _hook: Callable[[], object] | None = None
 
     def cancel(self) -> None:
         """Ask the run to stop at the next node."""
-        self._cancelled.set()
+        self._is_cancelled = True
+        if self._woken is not None:
+            self._woken.set()
         hook = self._hook
         if hook is not None:
             hook()
@@ -57,7 +61,7 @@ class RunContext:
     def on_cancel(self, stop: Callable[[], object]) -> Iterator[None]:
         """While inside, have `cancel` call `stop`: for backends that stop themselves."""
         self._hook = stop
-        if self._cancelled.is_set():
+        if self._is_cancelled:
             stop()
         try:
             yield
@@ -76,7 +80,7 @@ class RunContext:
         RequestCancelledError, DeadlineError
             What stopped it.
         """
-        if self._cancelled.is_set():
+        if self._is_cancelled:
             raise RequestCancelledError("the request was cancelled while it ran")
         if self._deadline is not None and time.monotonic() > self._deadline:
             raise DeadlineError("the request's time was up before it had run to its end")
@@ -86,7 +90,9 @@ class RunContext:
         left = seconds
         if self._deadline is not None:
             left = min(seconds, max(0.0, self._deadline - time.monotonic()) + 1e-3)
-        self._cancelled.wait(left)
+        self._woken = self._woken or threading.Event()
+        if not self._is_cancelled:
+            self._woken.wait(left)
         self.check_cancelled()
 
     def record(self, node: str, seconds: float) -> None:

@@ -30,3 +30,16 @@ class Channel(Protocol):
 
     def close(self) -> None:
         """Send and hand in nothing more; again is harmless."""
+
+
+class PumpedChannel(Channel, Protocol):
+    """A channel whose messages come from other processes: some thread has to wait for them."""
+
+    def pump(self, timeout_s: float) -> int:
+        """Wait for messages and hand in those that have come; return how many.
+
+        Any thread may; they take turns.
+        """
+
+    def wake(self) -> None:
+        """Have who waits in `pump` return."""

@@ -23,6 +23,7 @@ from scheduler.channels.channel import Channel, Receiver
 from scheduler.channels.messages import Dropped, Failure, Message, Outputs, Task, Values
 from scheduler.client.bytes_in_flight import BytesInFlight
 from scheduler.client.machine import Limits, StoryLine
+from scheduler.client.retry import replay_lost
 from scheduler.client.runner import RequestRunner
 from scheduler.executor import StageSource, Submission
 from scheduler.formats.codec import decode, encode
@@ -65,11 +66,24 @@ class Deployments(Generic[D]):
         self._open.pop(deployment.key, None)
 
 
+@dataclass(slots=True)
+class _Attempt:
+    """What has come of an attempt so far."""
+
+    inputs: Mapping[str, Value]
+    outputs: dict[str, Value] = field(default_factory=dict)
+    runs: dict[int, StageRun] = field(default_factory=dict)
+
+
 class BaseDeployment(ABC):
-    """A plan with a request runner.
+    """A plan on devices that are reached by a channel, with a request runner.
 
     `key`: the deployment's name, unique in its executor.
     `deployments`: the executor's, which hold this one until it is closed.
+    `connect`: returns the deployment's channel, given what receives.
+    `addresses`: device name -> where it is reached.
+    `helping`: returns a block in which the calling thread runs stages of the request that it
+        starts, where devices are in this process.
     """
 
     def __init__(
@@ -79,6 +93,10 @@ class BaseDeployment(ABC):
         constants: Mapping[str, np.ndarray],
         limits: Limits,
         deployments: Deployments[Any],
+        *,
+        connect: Callable[[Receiver], Channel],
+        addresses: Mapping[str, str],
+        helping: Callable[[], AbstractContextManager[None]] | None = None,
     ) -> None:
         if missing := [name for name in plan.constant_outputs if name not in constants]:
             raise PlanError(f"plan of {plan.name!r}: no values for constant outputs {missing}.")
@@ -88,6 +106,18 @@ class BaseDeployment(ABC):
         self.imported: set[int] = set()
         self._constants = {name: constants[name] for name in plan.constant_outputs}
         self._inputs = frozenset(spec.name for spec in plan.inputs)
+        #: Stages that take inputs of the model, or none at all.
+        self._firsts = tuple(
+            (stage, tuple(name for name in stage.inputs if name in self._inputs))
+            for stage in plan.stages
+            if not stage.inputs or not self._inputs.isdisjoint(stage.inputs)
+        )
+        self._addresses = dict(addresses)
+        self._helping = helping
+        #: Whether requests are so short that to run one takes less than to wait for one.
+        self._is_quick = False
+        self._attempts: dict[Request, _Attempt] = {}
+        self._lock = threading.Lock()
         name = f"{plan.name} ({key})"
         self._runner = RequestRunner(
             limits,
@@ -96,21 +126,15 @@ class BaseDeployment(ABC):
             name=name,
             ids=deployments.request_ids,
             in_flight=deployments.in_flight,
+            retry=replay_lost,
         )
         #: Where callbacks of its requests run; threads start with the first callback.
         self.callback_executor = ThreadPoolExecutor(_CALLBACK_THREADS, f"{name}-callback")
         self._close_lock = threading.RLock()
         self._closed = False
         self._deployments = deployments
+        self._channel = connect(self._receive)
         deployments.add(self)
-
-    @abstractmethod
-    def start(self, request: Request, inputs: Mapping[str, Value]) -> None:
-        """Send an attempt on its way."""
-
-    @abstractmethod
-    def drop(self, request: Request) -> None:
-        """Stop an attempt."""
 
     @abstractmethod
     def _unload(self) -> None:
@@ -133,7 +157,11 @@ class BaseDeployment(ABC):
                 f"model {self.plan.name!r}: inputs missing {missing}, unknown {extra}; it takes "
                 f"{sorted(self._inputs)}."
             )
-        return self._runner.submit(inputs, request._replace(deployment=self.key))
+        request = request._replace(deployment=self.key)
+        if self._is_quick and request.inline and self._helping:
+            with self._helping():
+                return self._runner.submit(inputs, request)
+        return self._runner.submit(inputs, request)
 
     def story(self, request_id: int) -> list[StoryLine]:
         """Return what happened to a request so far."""
@@ -149,6 +177,7 @@ class BaseDeployment(ABC):
                 self._runner.close()
                 self._unload()
             finally:
+                self._channel.close()
                 self.callback_executor.shutdown(wait=False)
                 self._deployments.discard(self)
 
@@ -156,84 +185,9 @@ class BaseDeployment(ABC):
         """Close soon, in a thread of the deployment's own; see `Deployment.close_later`."""
         self._runner.later(lambda: None if self._closed else self.close())
 
-    def _answered(
-        self,
-        request: Request,
-        inputs: Mapping[str, Value],
-        made: Mapping[str, Value],
-        runs: Sequence[StageRun],
-    ) -> None:
-        """Put an attempt's answer together and hand it in."""
-        outputs: dict[str, Value] = {}
-        for name in self.plan.output_names:
-            if name in made:
-                outputs[name] = made[name]
-            elif name in self._constants:
-                outputs[name] = self._constants[name]
-            else:
-                # A copy: the caller may write to its input once the answer is there.
-                outputs[name] = decode(encode(inputs[name]))
-        ordered = tuple(sorted(runs, key=lambda run: run.stage))
-        nbytes = sum(run.output_nbytes for run in ordered)
-        self._runner.handle(
-            events.AttemptAnswered(
-                self._runner.now_s(),
-                request.id,
-                request.attempt,
-                Answer(outputs, ordered),
-                nbytes,
-            )
-        )
-
-    def _failed(self, request: Request, error: BaseException) -> None:
-        now_s = self._runner.now_s()
-        self._runner.handle(events.AttemptFailed(now_s, request.id, request.attempt, error))
-
-
-@dataclass(slots=True)
-class _Attempt:
-    """What has come of an attempt so far."""
-
-    inputs: Mapping[str, Value]
-    outputs: dict[str, Value] = field(default_factory=dict)
-    runs: dict[int, StageRun] = field(default_factory=dict)
-
-
-class ChannelDeployment(BaseDeployment):
-    """A plan on devices that are reached by a channel.
-
-    `connect`: returns the deployment's channel, given what receives.
-    `addresses`: device name -> where it is reached.
-    `helping`: returns a block in which the calling thread runs stages of the request that it
-        starts, where devices are in this process.
-    """
-
-    def __init__(
-        self,
-        key: str,
-        plan: Plan,
-        constants: Mapping[str, np.ndarray],
-        limits: Limits,
-        deployments: Deployments[Any],
-        *,
-        connect: Callable[[Receiver], Channel],
-        addresses: Mapping[str, str],
-        helping: Callable[[], AbstractContextManager[None]] | None = None,
-    ) -> None:
-        super().__init__(key, plan, constants, limits, deployments)
-        self._addresses = dict(addresses)
-        self._helping = helping
-        #: Whether requests are so short that to run one takes less than to wait for one.
-        self._is_quick = False
-        self._attempts: dict[Request, _Attempt] = {}
-        self._lock = threading.Lock()
-        self._channel = connect(self._receive)
-        #: Stages that take inputs of the model, or none at all.
-        self._firsts = tuple(
-            (stage, tuple(name for name in stage.inputs if name in self._inputs))
-            for stage in plan.stages
-            if not stage.inputs or not self._inputs.isdisjoint(stage.inputs)
-        )
+    def move(self, device: str, address: str) -> None:
+        """Reach a device at another address from now on."""
+        self._addresses[device] = address
 
     def opened(self, stage: int, num_streams: int) -> events.StageOpened:
         """Return what a stage's device is to know of it."""
@@ -256,13 +210,6 @@ class ChannelDeployment(BaseDeployment):
             num_streams,
             self._channel.address,
         )
-
-    def submit(self, inputs: Mapping[str, Value], request: Request = PLAIN) -> Submission:
-        """Admit a request; see `scheduler.executor.Deployment.submit`."""
-        if self._is_quick and request.inline and self._helping:
-            with self._helping():
-                return super().submit(inputs, request)
-        return super().submit(inputs, request)
 
     def start(self, request: Request, inputs: Mapping[str, Value]) -> None:
         """Send the inputs to the stages that take them."""
@@ -307,8 +254,38 @@ class ChannelDeployment(BaseDeployment):
         self._is_quick = sum(run.run_s for run in ended) < _QUICK_S
         self._answered(request, attempt.inputs, attempt.outputs, tuple(ended))
 
-    def _unload(self) -> None:
-        self._channel.close()
+    def _answered(
+        self,
+        request: Request,
+        inputs: Mapping[str, Value],
+        made: Mapping[str, Value],
+        runs: Sequence[StageRun],
+    ) -> None:
+        """Put an attempt's answer together and hand it in."""
+        outputs: dict[str, Value] = {}
+        for name in self.plan.output_names:
+            if name in made:
+                outputs[name] = made[name]
+            elif name in self._constants:
+                outputs[name] = self._constants[name]
+            else:
+                # A copy: the caller may write to its input once the answer is there.
+                outputs[name] = decode(encode(inputs[name]))
+        ordered = tuple(sorted(runs, key=lambda run: run.stage))
+        nbytes = sum(run.output_nbytes for run in ordered)
+        self._runner.handle(
+            events.AttemptAnswered(
+                self._runner.now_s(),
+                request.id,
+                request.attempt,
+                Answer(outputs, ordered),
+                nbytes,
+            )
+        )
+
+    def _failed(self, request: Request, error: BaseException) -> None:
+        now_s = self._runner.now_s()
+        self._runner.handle(events.AttemptFailed(now_s, request.id, request.attempt, error))
 
 
 def import_failed(plan: Plan, stage: int, error: Exception) -> None:

@@ -1,54 +1,65 @@
-"""The device actor: a device host inside a Ray actor, and the probe of a node.
+"""The device actor: a device loop inside a Ray actor, and the probe of a node.
 
-Work comes by the default group of threads, compilation and queries by `load`, and everything
-that must be answered while the device is busy by `control`.
+Requests come by the channel, and never through Ray. Compilation and queries come by its group of
+threads `load`, and what must be answered while those take their time by `control`.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import threading
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import ray
 
-from devices.errors import HeteroError, PluginLoadError, PropertyError
+from devices.errors import HeteroError, PluginLoadError
 from devices.model.model import Model
-from devices.plugin.program import ExecutedNode, Payload, Value
+from devices.plugin.program import ExecutedNode, Payload
 from devices.plugin.registry import find_plugin, load_plugins
 from devices.plugin.support import Support
-from devices.request.answer import StageRun
-from devices.request.request import Request
+from scheduler.channels.channel import Channel, Receiver
+from scheduler.channels.direct import DirectChannel
 from scheduler.device.host import DeviceHost
+from scheduler.device.loop import DeviceLoop
 from scheduler.device.probe import PluginSpec, probe_node
+from scheduler.device.workers import PumpingWorkers
+from scheduler.events import StageOpened
 from scheduler.executor import DeviceDescriptor, StageSource
-from scheduler.formats.memory_order import packed, unpacked
 from scheduler.formats.model_parts import ModelParts, join_model
 from scheduler.formats.stored_payload import StoredPayload, fetch_payload
 
-#: Threads of an actor; how many of them compute at once is the stages' affair.
-MAX_STREAMS: Final = 8
-CONCURRENCY_GROUPS: Final = {"control": 2, "load": 1}
-
-
-#: What a report lists, in order.
-REPORT: Final = tuple(field.name for field in dataclasses.fields(StageRun))
+CONCURRENCY_GROUPS: Final = {"control": 2, "load": 1, "life": 1}
 
 
 class DeviceActor:
-    """One device."""
+    """One device.
 
-    def __init__(self, descriptor: DeviceDescriptor, specs: Sequence[PluginSpec]) -> None:
+    `host`: the node's address where other nodes reach it, or None where there are none.
+    """
+
+    def __init__(
+        self, descriptor: DeviceDescriptor, specs: Sequence[PluginSpec], host: str | None
+    ) -> None:
         plugin = find_plugin(load_plugins(specs), descriptor.plugin)
         self._host = DeviceHost(descriptor, plugin)
-        #: Names of each stage's outputs that somebody takes.
-        self._taken: dict[tuple[str, int], tuple[str, ...]] = {}
-        self._streams = threading.Condition()
-        #: Stage -> how many requests it may run at once, and how many run.
-        self._num_streams: dict[tuple[str, int], int] = {}
-        self._num_running: Counter[tuple[str, int]] = Counter()
+        self._workers = PumpingWorkers(descriptor.name)
+
+        def connect(receive: Receiver) -> Channel:
+            channel = DirectChannel(receive, host=host)
+            self._workers.serve(channel)
+            return channel
+
+        self._loop = DeviceLoop(self._host, connect, self._workers.start)
+
+    @ray.method(concurrency_group="life")
+    def stay(self) -> None:
+        """Never return: whoever waits for it hears when the process ends."""
+        threading.Event().wait()
+
+    @ray.method(concurrency_group="control")
+    def address(self) -> str:
+        """Return where the device's channel is reached."""
+        return self._loop.address
 
     @ray.method(concurrency_group="control")
     def ping(self) -> int:
@@ -78,75 +89,24 @@ class DeviceActor:
         payload: Payload | StoredPayload | None,
         config: Mapping[str, Any],
         num_threads: int,
-        taken: tuple[str, ...],
-    ) -> None:
+    ) -> int:
         """Compile or import a stage, from this node's file if it has one.
 
         See `DeviceHost.load_stage`.
-
-        Raises PropertyError: more streams than the actor has threads.
         """
-        if config.get("NUM_STREAMS", 1) > MAX_STREAMS:
-            raise PropertyError(
-                f"NUM_STREAMS={config['NUM_STREAMS']}: a device on Ray runs at most {MAX_STREAMS} "
-                "requests at once; use more devices.",
-                property="NUM_STREAMS",
-            )
         if isinstance(payload, StoredPayload):
             payload = fetch_payload(payload)
         model = _model(parts, weights)
-        num_streams = self._host.load_stage(
+        return self._host.load_stage(
             deployment, stage, StageSource(model, payload, config), num_threads
         )
-        self._taken[deployment, stage] = taken
-        with self._streams:
-            self._num_streams[deployment, stage] = num_streams
-
-    def run_stage(self, call: list[Any], *inputs: Value) -> Any:
-        """Run a stage; return the outputs that somebody takes, then the report.
-
-        `call`: the stage, and the request's fields. One list of plain values, as the report is:
-            Ray sends those without pickling, and each argument by itself.
-        `*inputs`: in port order.
-        """
-        stage, *fields = call
-        request = Request(*fields)
-        key = (request.deployment, stage)
-        with self._streams:
-            # One that nobody waits for any more ends at the host, and frees its thread.
-            self._streams.wait_for(
-                lambda: (
-                    self._has_stream(key)
-                    or key not in self._num_streams
-                    or self._host.is_cancelled(request)
-                )
-            )
-            self._num_running[key] += 1
-        try:
-            outputs, run = self._host.run_stage(request, stage, [unpacked(v) for v in inputs])
-        finally:
-            with self._streams:
-                self._num_running[key] -= 1
-                if not self._num_running[key]:
-                    del self._num_running[key]
-                self._streams.notify_all()
-        report = [getattr(run, name) for name in REPORT]
-        taken = self._taken.get(key, ())
-        return (*(packed(outputs[name]) for name in taken), report) if taken else report
-
-    def _has_stream(self, key: tuple[str, int]) -> bool:
-        """Whether a stage may run one more: the device runs as many as its widest stage."""
-        if self._num_running[key] >= self._num_streams.get(key, 1):
-            return False
-        widest = max(self._num_streams.values(), default=1)
-        return self._num_running.total() < widest
 
     @ray.method(concurrency_group="control")
-    def cancel(self, request: Request) -> None:
-        """Stop an attempt where it runs, and keep it from running where it waits."""
-        self._host.cancel(request)
-        with self._streams:
-            self._streams.notify_all()
+    def open_stages(self, stages: Sequence[StageOpened]) -> None:
+        """Take tasks of loaded stages; see `DeviceLoop.open_stage`."""
+        for opened in stages:
+            self._loop.open_stage(opened)
+        self._workers.run_at_once(self._loop.num_streams)
 
     @ray.method(concurrency_group="control")
     def executed_nodes(self, deployment: str, stage: int) -> tuple[ExecutedNode, ...]:
@@ -161,11 +121,8 @@ class DeviceActor:
     @ray.method(concurrency_group="load")
     def unload(self, deployment: str) -> None:
         """Let go of a deployment's stages."""
-        with self._streams:
-            for key in [key for key in self._num_streams if key[0] == deployment]:
-                del self._num_streams[key], self._taken[key]
-            self._streams.notify_all()
-        self._host.unload(deployment)
+        self._loop.close_deployment(deployment)
+        self._workers.run_at_once(self._loop.num_streams)
 
 
 def _model(parts: Sequence[Any], weights: Mapping[str, Any]) -> Model:
@@ -180,8 +137,6 @@ def remote_device(**options: Any) -> Any:
     # Ray's stubs do not know of concurrency groups.
     remote: Any = ray.remote
     return remote(concurrency_groups=CONCURRENCY_GROUPS)(DeviceActor).options(
-        max_concurrency=MAX_STREAMS,
-        allow_out_of_order_execution=True,
         max_restarts=0,
         max_task_retries=0,
         # Each call has its story here; to have the cluster keep one as well costs time and memory.

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -37,12 +38,22 @@ class ActorDevice:
     descriptor: DeviceDescriptor
     node_id: str
     actor: Any
+    #: Where its channel is reached, once somebody has asked.
+    address: str = ""
 
     @property
     def actor_id(self) -> str:
         """The actor's id, as Ray's errors give it."""
         found: str = self.actor._actor_id.hex()
         return found
+
+
+#: Takes a device whose actor has ended, and what Ray says of it.
+OnEnd = Callable[[ActorDevice, BaseException], None]
+
+
+def _nothing(device: ActorDevice, error: BaseException) -> None:
+    """Leave it to those who use the device to find out."""
 
 
 @dataclass(slots=True)
@@ -71,6 +82,8 @@ class RayDevices:
     `counts`: plugin -> logical devices on each node.
     `probe_timeout_s`: seconds that a node may take to list its devices before the others are used
         without it.
+    `ended`: is given a device whose actor has ended, and Ray's reason, in a thread of Ray's that
+        must not be kept.
     """
 
     def __init__(
@@ -79,8 +92,10 @@ class RayDevices:
         specs: Sequence[PluginSpec],
         counts: Mapping[str, int],
         probe_timeout_s: float,
+        ended: OnEnd = _nothing,
     ) -> None:
         self._session = session
+        self._ended = ended
         self._specs = tuple(specs)
         self._counts = dict(counts)
         self._probe_timeout_s = probe_timeout_s
@@ -124,16 +139,33 @@ class RayDevices:
             descriptor, node_id = self._rows[resolve_name(name, self._rows)]
             found = self._actors.get(usable(descriptor).name)
             if found is None:
-                options = self._nodes[node_id].options
-                actor = remote_device(**options).remote(descriptor, self._specs)
+                node = self._nodes[node_id]
+                host = None if self._session.is_local else node.address.rpartition(":")[0]
+                actor = remote_device(**node.options).remote(descriptor, self._specs, host)
                 found = self._actors[descriptor.name] = ActorDevice(descriptor, node_id, actor)
+                self.watch(found)
             return found
 
-    def forget(self, actor_id: str) -> None:
-        """Let go of an actor that is gone; who asks for its device next gets a new one."""
+    def watch(self, device: ActorDevice) -> None:
+        """Have `ended` hear of the end of a device's actor."""
+
+        def end(answer: Future[Any]) -> None:
+            error = answer.exception()
+            if error is not None:
+                self._ended(device, error)
+
+        device.actor.stay.remote().future().add_done_callback(end)
+
+    def forget(self, actor_id: str) -> str | None:
+        """Let go of an actor that is gone; who asks for its device next gets a new one.
+
+        Return the device's name; None where the actor is known no more.
+        """
         with self._lock:
             for name in [n for n, d in self._actors.items() if d.actor_id == actor_id]:
                 self._doubted.add(self._actors.pop(name).node_id)
+                return name
+        return None
 
     def fetch(self, device: ActorDevice, ref: Any, timeout_s: float) -> Any:
         """Return what a device's actor answered.
@@ -299,10 +331,6 @@ class RayDevices:
                 wanted = plugin if alone else f"{plugin}.{number}"
                 name = self._names.setdefault((node_id, plugin, number), wanted)
                 self._rows[name] = (replace(row, name=name), node_id)
-
-
-#: Takes the id of an actor that is gone, and the cause.
-OnLost = Callable[[str, str], None]
 
 
 def _lost(descriptor: DeviceDescriptor, cause: str) -> DeviceLostError:

@@ -6,10 +6,11 @@ import itertools
 import logging
 import queue
 import threading
+import time
 import weakref
-from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -20,6 +21,8 @@ from devices.errors import ClusterError, DeviceLostError, HeteroError
 from devices.model.model import Constant, Model
 from devices.plugin.program import Payload
 from devices.plugin.support import Support
+from scheduler.channels.direct import DirectChannel
+from scheduler.channels.shared import SharedChannel
 from scheduler.client.deployment import Deployments, check_sources, import_failed
 from scheduler.client.machine import Limits
 from scheduler.device.probe import PluginSpec
@@ -28,9 +31,8 @@ from scheduler.formats.model_parts import outline, split_model
 from scheduler.formats.stored_payload import StoredPayload
 from scheduler.home_process import HomeProcess
 from scheduler.plan import Plan, Stage
-from scheduler.ray.deployment import Arrival, RayDeployment
+from scheduler.ray.deployment import RayDeployment
 from scheduler.ray.devices import ActorDevice, RayDevices, why_lost
-from scheduler.ray.nodes import alive_nodes
 from scheduler.ray.start import connect
 from scheduler.thread_shares import plan_shares
 
@@ -38,6 +40,10 @@ _log = logging.getLogger(__name__)
 
 #: Weights over this size go to the object store one by one, once for all stages that have them.
 _SHARED_NBYTES: Final = 100_000
+#: Seconds after which a wait for messages is begun again.
+_LOOK_S: Final = 0.5
+#: Seconds between two tries to start a device that was lost.
+_AGAIN_S: Final = 0.5
 
 
 class RayExecutor:
@@ -76,7 +82,11 @@ class RayExecutor:
         load_timeout_s: float = 3600.0,
     ) -> None:
         self._session = connect(address, options=ray_options)
-        self._devices = RayDevices(self._session, plugins, devices or {}, probe_timeout_s)
+        #: Work for the keeper's thread: what is to be done about actors that end.
+        self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._devices = RayDevices(
+            self._session, plugins, devices or {}, probe_timeout_s, self._actor_ended
+        )
         self._load_timeout_s = load_timeout_s
         self._deployments: Deployments[RayDeployment] = Deployments()
         #: References to weights in the object store, as long as somebody here has the weight.
@@ -89,9 +99,15 @@ class RayExecutor:
         self._lock = threading.Lock()
         self._home = HomeProcess()
         self._closed = False
-        self._arrivals: queue.SimpleQueue[Arrival | None] = queue.SimpleQueue()
-        self._collector = threading.Thread(target=self._collect, name="collector", daemon=True)
-        self._collector.start()
+        self._shared = SharedChannel()
+        self._channel = DirectChannel(self._shared.receive, host=self._host())
+        self._shared.channel = self._channel
+        self._threads = [
+            threading.Thread(target=work, name=name, daemon=True)
+            for name, work in (("receiver", self._receive), ("keeper", self._keep))
+        ]
+        for thread in self._threads:
+            thread.start()
         self._session.when_gone.append(self._cluster_gone)
 
     def devices(self) -> tuple[DeviceDescriptor, ...]:
@@ -119,42 +135,42 @@ class RayExecutor:
     ) -> RayDeployment:
         """Compile every stage on its device, all at once; see `Executor.deploy`."""
         check_sources(plan, sources)
-        limits = limits or Limits()
-        rows = self.devices()
+        key = f"deployment-{ray.get_runtime_context().get_job_id()}-{next(self._keys)}"
         deployment = RayDeployment(
-            f"deployment-{ray.get_runtime_context().get_job_id()}-{next(self._keys)}",
+            key,
             plan,
             constants or {},
-            replace(limits, nbytes=min(limits.nbytes, self._store_nbytes() // 2)),
+            limits or Limits(),
             self._deployments,
-            devices={name: self._devices.device(name) for name in plan.devices},
+            devices=self._reached([self._devices.device(name) for name in plan.devices]),
+            sources=sources,
+            num_threads=plan_shares(plan, sources, self.devices(), company),
+            connect=partial(self._shared.connect, key),
             session=self._session,
-            arrived=self._arrivals.put,
-            lost=self._lose,
-            suspect=self._suspect,
             ask=self._ask,
         )
         try:
-            self._load(deployment, sources, plan_shares(plan, sources, rows, company))
+            deployment.open(self._load(deployment, plan.stages))
         except BaseException:
             deployment.close()
             raise
         return deployment
 
-    def _store_nbytes(self) -> int:
-        """Return the size of the smallest node's object store; requests share half of it."""
-        return min(node.store_nbytes for node in alive_nodes())
+    def _reached(self, devices: Sequence[ActorDevice]) -> dict[str, ActorDevice]:
+        """Return devices by name, once each has said where its channel is reached."""
+        refs = [(d, d.actor.address.remote()) for d in devices if not d.address]
+        for device, ref in refs:
+            device.address = self._fetch(device, ref)
+        return {device.descriptor.name: device for device in devices}
 
-    def _load(
-        self,
-        deployment: RayDeployment,
-        sources: Sequence[StageSource],
-        num_threads: Mapping[str, int],
-    ) -> None:
-        """Start every stage's way onto its device, then see to those that must try another."""
+    def _load(self, deployment: RayDeployment, stages: Sequence[Stage]) -> dict[int, int]:
+        """Start every stage's way onto its device, then see to those that must try another.
+
+        Return how many requests each runs at once.
+        """
 
         def start(stage: Stage, way: Payload | StoredPayload | None) -> Any:
-            source = sources[stage.index]
+            source = deployment.sources[stage.index]
             if way is None:
                 parts, weights = self._pack(source.model)
             else:  # neither nodes nor weights: an imported model may not have been read here
@@ -167,17 +183,16 @@ class RayExecutor:
                 weights,
                 way,
                 dict(source.config),
-                num_threads[stage.device],
-                deployment.plan.taken[stage.index],
+                deployment.num_threads[stage.device],
             )
 
-        stages = deployment.plan.stages
-        ways = [_ways(source) for source in sources]
+        num_streams: dict[int, int] = {}
+        ways = [_ways(deployment.sources[stage.index]) for stage in stages]
         refs = [start(stage, mine[0]) for stage, mine in zip(stages, ways, strict=True)]
         for stage, mine, ref in zip(stages, ways, refs, strict=True):
             for way, after in zip(mine, [*mine[1:], None], strict=True):
                 try:
-                    self._fetch(deployment.device_of(stage.index), ref)
+                    streams = self._fetch(deployment.device_of(stage.index), ref)
                 except HeteroError as error:
                     if way is None or isinstance(error, DeviceLostError | ClusterError):
                         raise
@@ -185,9 +200,11 @@ class RayExecutor:
                         import_failed(deployment.plan, stage.index, error)
                     ref = start(stage, after)
                 else:
+                    num_streams[stage.index] = streams
                     if way is not None:
                         deployment.imported.add(stage.index)
                     break
+        return num_streams
 
     def close(self) -> None:
         """Close every deployment and stop what this executor started; again is harmless."""
@@ -199,9 +216,12 @@ class RayExecutor:
             deployment.close()
         if self._session.is_ours:
             self._devices.close()
-        self._arrivals.put(None)
-        if threading.current_thread() is not self._collector:
-            self._collector.join(timeout=5.0)
+        self._orders.put(None)
+        self._channel.wake()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(timeout=5.0)
+        self._channel.close()
         self._packed.clear()
         self._weights.clear()
         self._session.when_gone.remove(self._cluster_gone)
@@ -235,46 +255,78 @@ class RayExecutor:
             self._weights[constant] = ray.put(np.asarray(constant.array))
         return self._weights[constant]
 
+    def _host(self) -> str | None:
+        """Return this node's address where other nodes reach it, or None where there are none."""
+        if self._session.is_local:
+            return None
+        host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # Ray's gap
+        return host
+
+    def _actor_ended(self, device: ActorDevice, error: BaseException) -> None:
+        """Have the keeper find out what an actor's end means; called in a thread of Ray's."""
+        if isinstance(error, exceptions.ActorUnavailableError):
+            self._orders.put(partial(self._suspect, device))
+        else:
+            self._orders.put(partial(self._lose, device.actor_id, why_lost(error)))
+
     def _lose(self, actor_id: str, cause: str) -> None:
-        """Take note that an actor is gone."""
-        self._devices.forget(actor_id)
-        deployments = [d for d in self._deployments if actor_id in d.actors]
-        if not self._session.is_left:  # actors end with the Ray that this process leaves
-            _log.warning(
-                "actor=%s lost, with %s deployments: %s", actor_id, len(deployments), cause
-            )
+        """Take note that an actor is gone, and have its device start again."""
+        name = self._devices.forget(actor_id)
+        deployments = [d for d in self._deployments if d.is_on(actor_id)]
+        if self._closed or self._session.is_left or not deployments:
+            return  # actors end with the Ray that this process leaves
+        _log.warning("actor=%s lost, with %s deployments: %s", actor_id, len(deployments), cause)
         for deployment in deployments:
             deployment.device_lost(actor_id, cause)
+        if name is not None:
+            threading.Thread(target=self._restore, args=(name,), name=f"{name}-return").start()
+
+    def _restore(self, name: str) -> None:
+        """Start a lost device again, wherever it is by then, and load its stages."""
+        while deployments := [d for d in self._deployments if name in d.lost]:
+            try:
+                device = self._reached([self._devices.device(name)])[name]
+                for deployment in deployments:
+                    stages = [deployment.plan.stages[i] for i in deployment.stages_on(name)]
+                    deployment.devices[name] = device
+                    deployment.device_returned(name, device, self._load(deployment, stages))
+            except HeteroError as error:
+                if self._closed or self._session.is_left:
+                    return
+                _log.info("device=%s is not back: %s", name, error)
+                time.sleep(_AGAIN_S)
 
     def _suspect(self, device: ActorDevice) -> None:
         """Find out whether an actor that could not be reached is gone, or only was cut off."""
-        if not self._devices.answers(device):
-            try:
-                self._session.check_head()
-            except ClusterError as error:
-                self._cluster_gone(error)
-            else:
-                self._lose(device.actor_id, "its node does not answer")
+        if self._devices.answers(device):
+            self._devices.watch(device)  # it has ended, or it has not: that tells
             return
-
-        def judge(answer: Future[Any]) -> None:
-            error = answer.exception()
-            if isinstance(error, exceptions.ActorDiedError):
-                self._lose(device.actor_id, why_lost(error))
-
-        device.actor.ping.remote().future().add_done_callback(judge)
+        try:
+            self._session.check_head()
+        except ClusterError as error:
+            self._cluster_gone(error)
+        else:
+            self._lose(device.actor_id, "its node does not answer")
 
     def _cluster_gone(self, error: ClusterError) -> None:
         """Fail whatever is in flight, and what is to come."""
         for deployment in self._deployments:
             deployment.cluster_lost(error)
 
-    def _collect(self) -> None:
-        while (arrival := self._arrivals.get()) is not None:
+    def _receive(self) -> None:
+        """Hand in what devices send, in a thread of its own."""
+        while not self._closed:
             try:
-                arrival.deployment.collect(arrival)
+                self._channel.pump(_LOOK_S)
             except Exception:  # one request's trouble must not end the others' answers
-                _log.exception("request=%s attempt=%s", arrival.request.id, arrival.request.attempt)
+                _log.exception("a message could not be taken in")
+
+    def _keep(self) -> None:
+        while (order := self._orders.get()) is not None:
+            try:
+                order()
+            except Exception:
+                _log.exception("an actor's end could not be dealt with")
 
 
 def _ways(source: StageSource) -> list[Payload | StoredPayload | None]:

@@ -67,6 +67,11 @@ class RaySession:
         return self
 
     @property
+    def is_local(self) -> bool:
+        """Whether it is a Ray that was started here, of one node."""
+        return self.folder is not None
+
+    @property
     def is_ours(self) -> bool:
         """Whether this process is still connected as it was when the session began."""
         return bool(self._connection) and _connection() == self._connection
