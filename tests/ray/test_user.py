@@ -156,8 +156,8 @@ def test_options_are_checked_by_the_devices(core: hetero.Core) -> None:
         core.set_property("CPU.1", {"NUM_STREAMS": "many"})
     with pytest.raises(errors.PropertyError, match="NUM_STREAMS='many'"):
         core.compile_model(branches(), SPLIT, {"NUM_STREAMS": "many"})
-    with pytest.raises(errors.PropertyError, match=r"NUM_STREAMS=9: .* at most 8"):
-        core.compile_model(branches(), SPLIT, {"NUM_STREAMS": 9})
+    with core.compile_model(branches(), SPLIT, {"NUM_STREAMS": 9}) as compiled:
+        assert compiled(X)
 
 
 def test_a_device_id_and_a_devices_options_reach_the_device(core: hetero.Core) -> None:
@@ -182,7 +182,7 @@ def test_profiled_runs_tell_times_of_every_subgraph(core: hetero.Core) -> None:
         subgraphs = len(compiled.subgraphs)
     timed = [n.name for n in nodes if n.metadata["execTimeMcs"] != "not_executed"]
     assert {name.partition(":")[0] for name in timed} == {f"subgraph{i}" for i in range(subgraphs)}
-    assert all(min(run.upload_s, run.infer_s, run.download_s) > 0 for run in runs)
+    assert all(0 < run.infer_s <= run.run_s for run in runs)
 
 
 def without_place(value: Any) -> Any:
