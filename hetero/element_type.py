@@ -50,8 +50,9 @@ def element_type(given: Any) -> str:
         if name in ELEMENT_TYPES:
             return str(name)
     try:
-        return element_type_name(np.dtype(given))
-    except TypeError as error:
+        # numpy takes None for double.
+        return element_type_name(np.dtype("none" if given is None else given))
+    except (TypeError, ValueError) as error:
         raise ArgumentError(
             f"element type {given!r} is none; valid ones are {', '.join(_SHORT)}, ONNX's names "
             "and numpy's dtypes."
