@@ -58,12 +58,16 @@ def test_its_query_prints_what_it_says(shell: Shell) -> None:
     assert stable(done.out) == stable(output_after(line))
 
 
-def test_its_python_runs_and_prints_what_it_says() -> None:
-    program = block_with("python", "with hetero.Core")
+@pytest.mark.parametrize(
+    ("words", "last"),
+    [("AsyncInferQueue", "queue.wait_all()"), ("PrePostProcessor(", ".uint8))[0]")],
+)
+def test_its_python_runs_and_prints_what_it_says(words: str, last: str) -> None:
+    program = block_with("python", words)
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(compile(program, "README.md", "exec"), {})
-    assert printed.getvalue() == output_after("queue.wait_all()")
+    assert printed.getvalue() == output_after(last)
 
 
 def test_its_plugin_is_the_file_that_is_tested_and_short() -> None:

@@ -73,6 +73,7 @@ RESERVED = {
     "scipy": ["hetero/planning/*/*.py"],
     "highspy": ["hetero/planning/solver/*.py"],
     "click": ["hetero/cli/*.py"],
+    "PIL": ["hetero/cli/pictures.py"],
 }
 
 

@@ -9,11 +9,12 @@ from typing import Any
 import click
 
 from hetero.cli.inputs import input_options, model_inputs
-from hetero.cli.loading import is_blob, load, remap_option, show_subgraphs, subgraph_rows
+from hetero.cli.loading import load, remap_option, show_subgraphs, subgraph_rows
 from hetero.cli.measuring import PERCENTILES, measure
 from hetero.cli.options import model_options, start, with_core
 from hetero.cli.planning import planning_options
 from hetero.cli.prediction import prediction, show_prediction, stage_measurements
+from hetero.cli.preprocessing import Preprocessing, preprocess_options
 from hetero.cli.terminal import print_json, progress, remark, show
 from hetero.core import Core
 from hetero.planning.cost.cost_file import write_costs
@@ -27,6 +28,7 @@ SHOWN = 40
 @click.command()
 @model_options
 @input_options
+@preprocess_options
 @click.option("--jobs", "-j", type=click.IntRange(min=0), default=0,
               help="Requests in flight; 0 lets the model choose.")  # fmt: skip
 @click.option("--requests", "-n", type=click.IntRange(min=1), help="Stop after this many requests.")
@@ -45,6 +47,7 @@ def bench(
     config: dict[str, Any],
     inputs: tuple[str, ...],
     shapes: dict[str, tuple[int, ...]],
+    preprocessing: Preprocessing,
     jobs: int,
     requests: int | None,
     seconds: float,
@@ -57,7 +60,7 @@ def bench(
     A plan by cost is measured against its prediction, stage by stage and wire by wire. Ctrl-C ends
     it with the figures so far and exit code 1.
     """
-    source = None if is_blob(model) else core.read_model(model)
+    source = preprocessing.of_model(core, model, inputs)
     if source is None and update_costs is not None:
         raise click.UsageError("--update-costs is for models; a blob was planned already.")
     values = None if source is None else model_inputs(model, source, inputs, shapes)

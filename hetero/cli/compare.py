@@ -16,6 +16,7 @@ from hetero.cli.options import (
     start,
     with_core,
 )
+from hetero.cli.preprocessing import Preprocessing, preprocess_options
 from hetero.cli.terminal import print_json, progress, show
 from hetero.compare.compare import compare as compare_devices
 from hetero.compare.difference import ATOL, RTOL, Difference
@@ -50,6 +51,7 @@ def _parse_devices(
 @affinity_option
 @config_option
 @input_options
+@preprocess_options
 @click.option("--rtol", type=click.FloatRange(min=0), default=RTOL, show_default=True)
 @click.option("--atol", type=click.FloatRange(min=0), default=ATOL, show_default=True)
 @core_options
@@ -62,12 +64,13 @@ def compare(
     config: dict[str, Any],
     inputs: tuple[str, ...],
     shapes: dict[str, tuple[int, ...]],
+    preprocessing: Preprocessing,
     rtol: float,
     atol: float,
     as_json: bool,
 ) -> None:
     """Run MODEL on two devices; exit code 1 if they differ, with the first node that does."""
-    source = read(core, model)
+    source = preprocessing.apply(read(core, model), inputs)
     values = model_inputs(model, source, inputs, shapes)
     start(core)
     with progress("comparing"):

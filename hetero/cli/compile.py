@@ -12,6 +12,7 @@ from hetero.cli.files import check_folder, output_file, refuse_weights, write_mo
 from hetero.cli.loading import load, read, show_subgraphs, subgraph_rows
 from hetero.cli.options import model_options, start, with_core
 from hetero.cli.planning import planning_options
+from hetero.cli.preprocessing import Preprocessing, preprocess_options
 from hetero.cli.terminal import print_json, show
 from hetero.core import Core
 
@@ -19,6 +20,7 @@ from hetero.core import Core
 @click.command("compile")
 @model_options
 @planning_options
+@preprocess_options
 @click.option(
     "--subgraphs-dir", type=click.Path(path_type=Path), callback=check_folder,
     help="Write each subgraph as an ONNX model into this folder, which is new or empty.",
@@ -33,10 +35,11 @@ def compile_command(
     config: dict[str, Any],
     subgraphs_dir: Path | None,
     output: Path | None,
+    preprocessing: Preprocessing,
     as_json: bool,
 ) -> None:
     """Compile MODEL and show which device got which subgraph."""
-    source = read(core, model)
+    source = preprocessing.apply(read(core, model))
     refuse_weights(output, source)
     start(core)
     began = time.perf_counter()

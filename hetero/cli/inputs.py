@@ -15,6 +15,7 @@ from onnx import numpy_helper
 
 from devices.model.light import PREFIX, light_model_inputs
 from devices.model.model import Model
+from hetero.cli.pictures import is_picture, read_picture
 from hetero.sample_inputs import sample_inputs
 
 #: Suffixes of the files that `--input` reads; a file with another one is read as .npy.
@@ -26,7 +27,8 @@ def input_options(function: Callable[..., Any]) -> Callable[..., Any]:
     decorators = (
         click.option(
             "--input", "-i", "inputs", multiple=True, metavar="[NAME=]FILE",
-            help="A .npy, .npz or .pb file; inputs without one are generated.",
+            help="A .npy, .npz or .pb file, or a picture, which is resized to fit; inputs without "
+            "one are generated.",
         ),
         click.option(
             "--shape", "shapes", multiple=True, metavar="NAME=1,3,...", callback=_parse_shapes,
@@ -94,19 +96,55 @@ def _names(names: Any) -> str:
     return ", ".join(sorted(names))
 
 
-def _read(text: str, model: Model) -> dict[str, Any]:
+def given_files(inputs: Sequence[str], model: Model) -> dict[str, Path]:
+    """Return input name -> file, for files of one input each.
+
+    Raises click.UsageError for files that are not there, or without the name that they need.
+    """
+    found = (_file(text, model) for text in inputs)
+    return {name: path for name, path in found if name}
+
+
+def port_name(name: str, model: Model, option: str) -> str:
+    """Return an input's name as an option gives it; the empty name is that of the only input.
+
+    Raises click.UsageError if there is no such input, or not just one.
+    """
+    ports = [port.name for port in model.inputs]
+    if not name and len(ports) != 1:
+        raise click.UsageError(f"{option}: say which of {', '.join(ports)} it is, as NAME=...")
+    if name and name not in ports:
+        raise click.UsageError(
+            f"{option}: the model has no input {name}; it has {_names(ports) or 'none'}."
+        )
+    return name or ports[0]
+
+
+def _file(text: str, model: Model) -> tuple[str, Path]:
+    """Return the input and the file that ``[NAME=]FILE`` means; an archive may have no name."""
     name, equals, file = text.partition("=")
     if not equals or Path(text).exists():
         name, file = "", text
     path = Path(file)
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
-        raise click.UsageError(f"--input {text}: {path} {what}; give a .npy, .npz or .pb file.")
+        raise click.UsageError(
+            f"--input {text}: {path} {what}; give a .npy, .npz or .pb file, or a picture."
+        )
     if not name and path.suffix != ".npz":
         if len(model.inputs) != 1:
             ports = ", ".join(port.name for port in model.inputs)
             raise click.UsageError(f"--input {text}: say which of {ports} it is, as NAME={file}.")
         name = model.inputs[0].name
+    return name, path
+
+
+def _read(text: str, model: Model) -> dict[str, Any]:
+    name, path = _file(text, model)
+    if is_picture(path):
+        picture = read_picture(path)
+        port = next((port for port in model.inputs if port.name == name), None)
+        return {name: picture[None] if port and len(port.shape or ()) == 4 else picture}
     try:
         if path.suffix == ".npz":
             with np.load(path, allow_pickle=False) as archive:

@@ -15,6 +15,7 @@ from hetero.cli.files import check_file, output_file, refuse_weights
 from hetero.cli.inputs import input_options, model_inputs
 from hetero.cli.loading import read
 from hetero.cli.options import model_options, start, with_core
+from hetero.cli.preprocessing import Preprocessing, preprocess_options
 from hetero.cli.terminal import print_json, show, steps
 from hetero.core import Core
 from hetero.planning.cost import Costs
@@ -27,6 +28,7 @@ from hetero.report.units import counted
 @model_options
 @output_file("--output", "-o", help="The cost file to write; MODEL.costs.json here by default.")
 @input_options
+@preprocess_options
 @click.option("--seconds", "-t", type=click.FloatRange(min=0, min_open=True), default=60.0,
               show_default=True, help="About how long to measure.")  # fmt: skip
 @with_core
@@ -39,6 +41,7 @@ def profile_command(
     output: Path | None,
     inputs: tuple[str, ...],
     shapes: dict[str, tuple[int, ...]],
+    preprocessing: Preprocessing,
     seconds: float,
     as_json: bool,
 ) -> None:
@@ -49,7 +52,7 @@ def profile_command(
     """
     if pins:
         raise click.UsageError("--affinity: a profile measures every device; pin when planning.")
-    source = read(core, model)
+    source = preprocessing.apply(read(core, model), inputs)
     path = output or _default_path(model, source)
     refuse_weights(path, source)
     values = model_inputs(model, source, inputs, shapes)

@@ -16,9 +16,10 @@ import numpy as np
 from devices.model.light import PREFIX, light_model_outputs
 from hetero.cli.files import output_file, refuse_weights
 from hetero.cli.inputs import input_options, model_inputs
-from hetero.cli.loading import is_blob, load, remap_option, show_subgraphs, subgraph_rows
+from hetero.cli.loading import load, remap_option, show_subgraphs, subgraph_rows
 from hetero.cli.options import model_options, start, with_core
 from hetero.cli.planning import planning_options
+from hetero.cli.preprocessing import Preprocessing, preprocess_options
 from hetero.cli.terminal import print_json, progress, remark, show
 from hetero.core import Core
 from hetero.report.text import Rows
@@ -34,6 +35,7 @@ REPEATS = 10
 @model_options
 @planning_options
 @input_options
+@preprocess_options
 @output_file("--output", "-o", help="Write the outputs there, in numpy's .npz format.")
 @remap_option
 @with_core
@@ -45,6 +47,7 @@ def run(
     config: dict[str, Any],
     inputs: tuple[str, ...],
     shapes: dict[str, tuple[int, ...]],
+    preprocessing: Preprocessing,
     remap: dict[str, str],
     output: Path | None,
     as_json: bool,
@@ -54,7 +57,7 @@ def run(
     MODEL may be a blob that `hetero compile -o` wrote: it runs on the devices it was compiled for.
     """
     # Bad input is reported before anything starts.
-    source = None if is_blob(model) else core.read_model(model)
+    source = preprocessing.of_model(core, model, inputs)
     values = None
     if source is not None:
         values = model_inputs(model, source, inputs, shapes)
@@ -74,7 +77,7 @@ def run(
             results = request.infer(values)
             times.append(time.perf_counter() - began)
     outputs = results.to_dict()
-    generated = not inputs and not shapes
+    generated = not inputs and not shapes and not preprocessing
     check = _compare(model, list(results.to_tuple())) if generated else None
     if output:
         publish(output, lambda file: _save(file, outputs))
