@@ -24,7 +24,7 @@ from scheduler.channels.channel import Receiver
 from scheduler.channels.direct_address import this_node
 from scheduler.channels.links import Incoming
 from scheduler.channels.peers import Peer, Peers
-from scheduler.channels.protocol import BEAT, DROPPED, LOST, control_message
+from scheduler.channels.protocol import BEAT, DROPPED, LEAVE, LOST, control_message
 from scheduler.channels.sockets import Socket
 
 _log = logging.getLogger(__name__)
@@ -118,7 +118,7 @@ class Control:
             wait_s = max(0.0, next_s - time.monotonic())
             for found, _ in self._poller.poll(int(wait_s * 1e3) + 1):
                 if isinstance(found, int):
-                    self._end(self._processes.get(found))
+                    self._end(self._processes[found])
                 elif not self._drain(found):
                     break
             now_s = time.monotonic()
@@ -154,13 +154,19 @@ class Control:
         kind, sender, fields = control_message(data, self._identity)
         if kind == BEAT:
             self._hear(sender, fields, now_s)
-        elif kind == DROPPED:
+            return
+        if kind == DROPPED:
             self._callbacks.receive(envelope.message(fields))
-        elif kind == LOST:
+            return
+        peer = self._peers.find(sender)
+        if peer is None:
+            return
+        if kind == LEAVE:
+            link, count = fields
+            self._callbacks.on_undelivered(peer.link, 1 + count * (link == peer.link), 2**64)
+            self._lose(peer)
+        elif kind == LOST and fields[0] == peer.link:
             link, first, last, why = fields
-            peer = self._peers.find(sender)
-            if peer is None or peer.link != link:
-                return
             _log.warning("%s lost messages %d to %d: %s", peer.endpoint, first, last, why)
             self._callbacks.on_undelivered(link, first, last)
             self._callbacks.on_lost(sender)
@@ -230,23 +236,22 @@ class Control:
         if endpoint.is_gone:
             self._end(peer)
 
-    def _end(self, peer: Peer | None) -> None:
+    def _end(self, peer: Peer) -> None:
         """Take in that a peer's process has ended."""
-        if peer is None:
-            return
-        self._unguard(peer)
-        self._guarded(self._callbacks.on_gone, peer)
-        peer.heard_s = -float("inf")
-        self._guarded(self._silence, peer, 0.0)
-
-    def _unguard(self, peer: Peer) -> None:
         for descriptor in [d for d, guarded in self._processes.items() if guarded is peer]:
             self._poller.unregister(descriptor)
             del self._processes[descriptor]
             os.close(descriptor)
+        self._guarded(self._callbacks.on_gone, peer)
+        self._guarded(self._lose, peer)
+
+    def _lose(self, peer: Peer) -> None:
+        """Take in that nothing more will come from a peer."""
+        peer.heard_s = -float("inf")
+        self._silence(peer, 0.0)
 
     def _forget(self, peer: Peer) -> None:
-        self._unguard(peer)
+        # Its process, if on this node, stays guarded: it may hold shared memory of ours.
         self._peers.forget(peer.address)
         incoming = self._reception.incoming
         for link in [link for link, it in incoming.items() if it.address == peer.address]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import zmq
 
 from devices.errors import BlobError
@@ -18,9 +19,11 @@ from scheduler.channels.channel import Receiver
 from scheduler.channels.control import Callbacks, Control, Reception
 from scheduler.channels.direct_address import Endpoint, this_node, to_address
 from scheduler.channels.envelope import Frame
-from scheduler.channels.messages import Dropped, Message
+from scheduler.channels.memory import read_only
+from scheduler.channels.messages import Dropped, Message, Values
 from scheduler.channels.peers import Peer, Peers
-from scheduler.channels.protocol import DROPPED, PREFIX
+from scheduler.channels.protocol import DROPPED, LEAVE, PREFIX
+from scheduler.channels.shared_memory import Slot, SlotPool, SlotReader
 from scheduler.channels.sockets import Socket, Sockets, socket_path
 from scheduler.owned_files import process_start
 
@@ -28,6 +31,9 @@ _log = logging.getLogger(__name__)
 
 _WAKE: Final = "inproc://wake"
 _WAKE_CONTROL: Final = "inproc://wake-control"
+
+#: From here on a slot of shared memory is faster than frames over ipc: see `tests.bench.channels`.
+SHARED_NBYTES: Final = 64 * 1024
 
 
 class DirectChannel:
@@ -50,13 +56,19 @@ class DirectChannel:
     curve : bool, default True
         Whether what goes between nodes is encrypted, and taken only from those who have the
         address.
+    shared_nbytes : int, optional
+        Size from which on tensors for parties on this node go through shared memory; None: never.
+    pool_nbytes : int, optional
+        How much shared memory may be used, by default a quarter of ``/dev/shm``; what does not fit
+        goes over the sockets.
     beat_s : float, default 0.25
         Seconds between two beats.
     timeout_s : float, default 2.0
         Silence after which a party is taken for lost.
     on_silent : callable, optional
         Called as ``on_silent(address, silent_s)``, once, when a watched party has been silent for
-        the time-out, or its process on this node has ended: at once then, with 0 seconds.
+        the time-out; at once, with 0 seconds, when its process on this node has ended or its
+        channel was closed.
     on_heard : callable, optional
         Called as ``on_heard(address)`` when a party that was silent is heard again.
     on_lost : callable, optional
@@ -79,6 +91,8 @@ class DirectChannel:
         folder: Path | None = None,
         host: str | None = None,
         curve: bool = True,
+        shared_nbytes: int | None = SHARED_NBYTES,
+        pool_nbytes: int | None = None,
         beat_s: float = 0.25,
         timeout_s: float = 2.0,
         on_silent: Callable[[str, float], None] = lambda address, silent_s: None,
@@ -114,7 +128,13 @@ class DirectChannel:
         self._closed = False
         self._peers = Peers(self._sockets)
         self._reception = Reception()
-        callbacks = Callbacks(receive, on_silent, on_heard, on_lost, status)
+        self._shared_nbytes = shared_nbytes
+        self._pool = SlotPool(pool_nbytes)
+        self._slots = SlotReader()
+        undelivered = self._pool.free_undelivered
+        callbacks = Callbacks(
+            receive, on_silent, on_heard, on_lost, status, undelivered, self._let_go
+        )
         self._control = Control(
             self._address,
             self._identity,
@@ -134,6 +154,8 @@ class DirectChannel:
     def send(self, address: str, message: Message) -> None:
         """Send a message; never waits for the other party, and does not raise if it is gone.
 
+        What a party sends itself is handed in at once, in this thread.
+
         Parameters
         ----------
         address : str
@@ -148,13 +170,20 @@ class DirectChannel:
         ClusterError
             If the party is on another node and listens on its own only.
         """
+        if address == self._address:
+            if isinstance(message, Values):
+                message = message._replace(tensors=read_only(message.tensors))
+            self._receive(message)
+            return
         peer = self._peers.find(address) or self._meet(address)
         if peer is None:
             return
         if isinstance(message, Dropped):
             peer.tell(self._address, DROPPED, envelope.frames(message)[0])
-        else:
+        elif self._shared_nbytes is None or not peer.is_near:
             peer.send(envelope.frames(message))
+        else:
+            self._send_near(peer, message, self._shared_nbytes)
 
     def pump(self, timeout_s: float | None = None) -> int:
         """Receive one message and hand it to `receive`, in this thread.
@@ -184,7 +213,7 @@ class DirectChannel:
             return 0
         link, number, frames = parts
         try:
-            message = envelope.message(frames)
+            message = envelope.message(frames, self._slots.view)
         except BlobError as error:
             self._reception.losses.append((link, number, number, str(error)))
             return 0
@@ -230,7 +259,7 @@ class DirectChannel:
         return {} if peer is None else peer.status
 
     def close(self) -> None:
-        """Stop at once: what is still on its way is dropped, threads that pump return 0."""
+        """Stop at once, and say so: what is on its way is dropped, threads that pump return 0."""
         with self._waking:
             if self._closed:
                 return
@@ -241,7 +270,13 @@ class DirectChannel:
             self._wake(0)
         self._data.close()
         self._turn.release()
+        counts = {
+            link.address: (name, link.count) for name, link in self._reception.incoming.items()
+        }
+        for peer in self._peers:
+            peer.tell(self._address, LEAVE, *counts.get(peer.address, (b"", 0)))
         self._peers.close()
+        self._pool.close()
         with self._waking:
             for waker in self._wakers:
                 waker.close()
@@ -268,6 +303,30 @@ class DirectChannel:
         if is_new:
             self._control.greet(peer)
         return peer
+
+    def _send_near(self, peer: Peer, message: Message, shared_nbytes: int) -> None:
+        """Send to a party on this node, large tensors through shared memory."""
+        filled: list[tuple[Slot, int]] = []
+
+        def put(flat: np.ndarray) -> tuple[str, int, int, int, int] | None:
+            slot = self._pool.fill(flat, peer.link) if flat.nbytes >= shared_nbytes else None
+            if slot is None:
+                return None
+            filled.append((slot, slot.generation))
+            return slot.place
+
+        number = 0
+        try:
+            number = peer.send(envelope.frames(message, put))
+        finally:
+            if filled:
+                self._pool.sent(filled, number)
+
+    def _let_go(self, peer: Peer) -> None:
+        """Take back and let go of the shared memory of a party whose process has ended."""
+        self._pool.free_all_of(peer.link)
+        self._slots.forget(peer.endpoint.process, peer.endpoint.started)
+        self._pool.sweep()
 
     def _wake(self, which: int) -> None:
         with self._waking:

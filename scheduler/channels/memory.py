@@ -37,7 +37,7 @@ class MemoryChannel:
         if receive is None:
             return
         if isinstance(message, Values):
-            message = message._replace(tensors=_read_only(message.tensors))
+            message = message._replace(tensors=read_only(message.tensors))
         receive(message)
 
     def close(self) -> None:
@@ -45,7 +45,7 @@ class MemoryChannel:
         self._receivers.pop(self.address, None)
 
 
-def _read_only(value: Any) -> Any:
+def read_only(value: Any) -> Any:
     """Return a value whose arrays cannot be written to: other stages read the same memory."""
     if isinstance(value, np.ndarray):
         if not value.flags.writeable:
@@ -54,5 +54,5 @@ def _read_only(value: Any) -> Any:
         view.flags.writeable = False
         return view
     if isinstance(value, Mapping):
-        return {name: _read_only(item) for name, item in value.items()}
-    return [_read_only(item) for item in value] if isinstance(value, list) else value
+        return {name: read_only(item) for name, item in value.items()}
+    return [read_only(item) for item in value] if isinstance(value, list) else value

@@ -13,7 +13,7 @@ import msgpack
 import zmq
 
 from devices.errors import ClusterError
-from scheduler.channels.direct_address import Endpoint, to_endpoint
+from scheduler.channels.direct_address import Endpoint, this_node, to_endpoint
 from scheduler.channels.envelope import Frame
 from scheduler.channels.protocol import PREFIX, VERSION
 from scheduler.channels.sockets import Socket, Sockets
@@ -22,6 +22,8 @@ _log = logging.getLogger(__name__)
 
 #: Control messages that wait for a party that does not read.
 _MOST_CONTROL: Final = 256
+#: How long the last control messages may take.
+_FAREWELL_MS: Final = 100
 #: Measurements of a clock that are kept.
 _SAMPLES: Final = 16
 
@@ -41,6 +43,7 @@ class Peer:
             )
         self.address = address
         self.endpoint = endpoint
+        self.is_near = endpoint.node == this_node()
         self.link = os.urandom(8)
         self.sent = 0
         self.sent_nbytes = 0
@@ -101,9 +104,10 @@ class Peer:
     def close(self) -> None:
         """Send nothing more."""
         with self._lock:
-            for socket in (self._data, self._control):
-                if socket is not None:
-                    socket.close()
+            if self._data is not None:
+                self._data.close()
+            if self._control is not None:
+                self._control.close(0 if self.silent else _FAREWELL_MS)
             self._data = self._control = None
 
 

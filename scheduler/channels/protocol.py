@@ -7,6 +7,7 @@ sender's address, and the kind's fields::
     BEAT     link, messages sent, bytes sent, clock, the receiver's clock at its last beat or None,
              seconds since then, messages that the sender has lost, {name: number}
     DROPPED  the request, as an envelope
+    LEAVE    the receiver's link, messages that came on it: the sender's channel is closed
     LOST     link, first number, last number, why: they did not come, or came damaged
 """
 
@@ -20,13 +21,14 @@ from scheduler.formats.msgpack_check import unpack
 
 VERSION: Final = 1
 PREFIX: Final = struct.Struct("<8s8sQI")
-BEAT, DROPPED, LOST = range(3)
+BEAT, DROPPED, LOST, LEAVE = range(4)
 
 _NUMBER = (int, float)
 _FIELDS: Final[dict[int, tuple[Any, ...]]] = {
     BEAT: (bytes, int, int, _NUMBER, (*_NUMBER, type(None)), _NUMBER, int, dict),
     DROPPED: (bytes,),
     LOST: (bytes, int, int, str),
+    LEAVE: (bytes, int),
 }
 _LONGEST: Final = 64 * 1024
 

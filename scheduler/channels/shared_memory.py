@@ -1,0 +1,301 @@
+"""Tensors in memory that the processes of a node share: pools of slots in plain files.
+
+Each process makes files in ``/dev/shm``, fills slots of them, and sends where they are; a reader
+maps a file once and keeps it. In a file::
+
+    one page      for each slot the generation, 8 bytes, that its last reader is done with
+    the rest      slots of one size
+
+A slot is filled under its next generation, and free again when its reader, or its owner, has
+written that back: when the last array that views it is garbage. Readers that died write nothing;
+their slots are reclaimed once that is known. Owners unlink their files; what a dead one left is
+swept by others. Names hold the owner, as `owned_files` has it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import threading
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from devices.errors import BlobError
+from scheduler.owned_files import owned_name, sweep
+
+FOLDER: Final = Path("/dev/shm")
+_PREFIX: Final = "hetero-"
+_OWNER: Final = re.compile(r"[0-9a-f]{1,16}-[0-9]{1,10}-[0-9]{1,20}-[0-9a-f]{1,16}")
+_PAGE: Final = mmap.ALLOCATIONGRANULARITY
+_MOST_SLOTS: Final = min(64, _PAGE // 8)
+#: A file holds as many slots as fit into so many bytes, and one at least.
+_FILE_NBYTES: Final = 8 * 2**20
+#: A pool takes this part of the folder's file system at most.
+_SHARE: Final = 4
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """A place for one tensor."""
+
+    file: _File
+    index: int
+    data: np.ndarray
+    generation: int = 0
+    #: Which message it went with.
+    link: bytes = b""
+    number: int = 0
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nobody reads it any more."""
+        return self.file.done[self.index] == self.generation
+
+    @property
+    def place(self) -> tuple[str, int, int, int, int]:
+        """What finds it: owner, file, its size, index and generation."""
+        return self.file.owner, self.file.number, self.data.nbytes, self.index, self.generation
+
+    def free(self) -> None:
+        """Let it be used again: nobody reads it, or ever will."""
+        self.file.done[self.index] = self.generation
+
+
+@dataclass(slots=True, eq=False)
+class _File:
+    owner: str
+    number: int
+    nbytes: int
+    done: memoryview
+    slots: list[Slot] = field(default_factory=list)
+
+
+class SlotPool:
+    """The slots that one process fills; from any thread.
+
+    Parameters
+    ----------
+    nbytes : int, optional
+        How large all files may get; by default a quarter of the file system.
+    folder : path
+        Where they are; a file system in memory.
+    """
+
+    def __init__(self, nbytes: int | None = None, folder: Path = FOLDER) -> None:
+        self._folder = folder
+        sweep(folder, _PREFIX)
+        status = os.statvfs(folder)
+        share = status.f_blocks * status.f_frsize // _SHARE
+        self._most_nbytes = share if nbytes is None else nbytes
+        self._owner = owned_name(os.urandom(4).hex())
+        self._lock = threading.Lock()
+        self._num_made = 0
+        #: By the size of their slots.
+        self._files: dict[int, list[_File]] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """How large the files are now."""
+        return sum(file.nbytes for files in self._files.values() for file in files)
+
+    def fill(self, contents: np.ndarray, link: bytes) -> Slot | None:
+        """Copy flat bytes to a slot for the reader at the end of `link`; None if there is none."""
+        size = _slot_nbytes(contents.nbytes)
+        with self._lock:
+            slot = self._find(size)
+            if slot is None:
+                return None
+            slot.generation += 1
+            slot.link, slot.number = link, 0
+        np.copyto(slot.data[: contents.nbytes], contents)
+        return slot
+
+    def sent(self, slots: Iterable[tuple[Slot, int]], number: int) -> None:
+        """Note with which message slots went, by the generation that they were filled under.
+
+        0: it did not go, so that they are free.
+        """
+        with self._lock:
+            for slot, generation in slots:
+                if slot.generation == generation:  # else it has come back already
+                    slot.number = number
+                    if not number:
+                        slot.free()
+
+    def free_undelivered(self, link: bytes, first: int, last: int) -> None:
+        """Free the slots of messages `first` to `last` on a link: nobody got them."""
+        for slot in self._slots():
+            if slot.link == link and first <= slot.number <= last:
+                slot.free()
+
+    def free_all_of(self, link: bytes) -> None:
+        """Free the slots of a reader whose process is known to have ended."""
+        for slot in self._slots():
+            if slot.link == link:
+                slot.free()
+
+    def sweep(self) -> None:
+        """Remove files of processes that are gone."""
+        sweep(self._folder, _PREFIX)
+
+    def close(self) -> None:
+        """Remove the files; what readers have mapped stays theirs."""
+        with self._lock:
+            for files in self._files.values():
+                for file in files:
+                    self._path(file.number).unlink(missing_ok=True)
+            self._files.clear()
+            self._most_nbytes = 0
+
+    def _slots(self) -> list[Slot]:
+        with self._lock:
+            return [slot for files in self._files.values() for f in files for slot in f.slots]
+
+    def _find(self, size: int) -> Slot | None:
+        # The first that is free, always: few are in use then, and those are in the caches.
+        for file in self._files.get(size, ()):
+            for slot in file.slots:
+                if slot.is_free:
+                    return slot
+        count = max(1, min(_MOST_SLOTS, _FILE_NBYTES // size))
+        nbytes = _PAGE + count * size
+        if self.nbytes + nbytes > self._most_nbytes and not self._make_room(nbytes):
+            return None
+        made = self._make(size, count)
+        return None if made is None else made.slots[0]
+
+    def _make_room(self, nbytes: int) -> bool:
+        for size, files in list(self._files.items()):
+            for file in [f for f in files if all(slot.is_free for slot in f.slots)]:
+                self._path(file.number).unlink(missing_ok=True)
+                files.remove(file)
+            if not files:
+                del self._files[size]
+        return self.nbytes + nbytes <= self._most_nbytes
+
+    def _make(self, size: int, count: int) -> _File | None:
+        self._num_made += 1
+        path, nbytes = self._path(self._num_made), _PAGE + count * size
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                # Pages that are not there when they are written to would be a SIGBUS.
+                os.posix_fallocate(descriptor, 0, nbytes)
+                flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+                memory = memoryview(mmap.mmap(descriptor, nbytes, flags))
+            finally:
+                os.close(descriptor)
+        except OSError:
+            path.unlink(missing_ok=True)
+            return None
+        file = _File(self._owner, self._num_made, nbytes, memory[:_PAGE].cast("Q"))
+        data = np.frombuffer(memory[_PAGE:], np.uint8)
+        for index in range(count):
+            file.slots.append(Slot(file, index, data[index * size : (index + 1) * size]))
+        self._files.setdefault(size, []).append(file)
+        return file
+
+    def _path(self, number: int) -> Path:
+        return _path(self._folder, self._owner, number)
+
+
+class SlotReader:
+    """The slots that others filled for this process; from any thread."""
+
+    def __init__(self, folder: Path = FOLDER) -> None:
+        self._folder = folder
+        self._lock = threading.Lock()
+        #: (owner, file number) -> what is done with, contents.
+        self._mapped: dict[tuple[str, int], tuple[memoryview, memoryview]] = {}
+        #: By their ids, for they have no hashes.
+        self._held: dict[int, weakref.ref[np.ndarray]] = {}
+
+    @property
+    def num_held(self) -> int:
+        """Slots that arrays view."""
+        return len(self._held)
+
+    def view(self, place: Any, nbytes: int) -> np.ndarray:
+        """Return what is in a slot, without a copy; it is given back with the last view of it.
+
+        Raises BlobError: there is no such place, or it is no longer there.
+        """
+        owner, number, size, index, generation = _checked(place)
+        done, memory = self._mapped.get((owner, number)) or self._map(owner, number)
+        start = index * size
+        if nbytes > size or start + size > memory.nbytes or index >= len(done):
+            raise BlobError(f"message with {nbytes} bytes in slot {index} of {size}: not there.")
+        # All views have this very array as their base: its own is no array.
+        flat = np.frombuffer(memory[start : start + nbytes], np.uint8)
+
+        def give_back(held: weakref.ref[np.ndarray]) -> None:
+            done[index] = generation
+            del self._held[id(held)]
+
+        held = weakref.ref(flat, give_back)
+        self._held[id(held)] = held
+        return flat
+
+    def forget(self, process: int, started: str) -> None:
+        """Unmap what a process that has ended owned; arrays that view it keep it."""
+        with self._lock:
+            for key in [key for key in self._mapped if f"-{process}-{started}-" in key[0]]:
+                del self._mapped[key]
+
+    def _map(self, owner: str, number: int) -> tuple[memoryview, memoryview]:
+        with self._lock:
+            for key in list(self._mapped):
+                if not _path(self._folder, *key).exists():
+                    del self._mapped[key]
+            try:
+                self._mapped[owner, number] = found = _mapped(_path(self._folder, owner, number))
+            except (OSError, ValueError) as error:
+                raise BlobError(
+                    f"a tensor in shared memory of {owner} cannot be read: {error}."
+                ) from error
+        return found
+
+
+def _path(folder: Path, owner: str, number: int) -> Path:
+    return folder / f"{_PREFIX}{owner}.{number}"
+
+
+def _slot_nbytes(nbytes: int) -> int:
+    """Return the size of the slots that a tensor goes to: at most a quarter more, whole pages."""
+    step = max(_PAGE, 1 << max(0, nbytes.bit_length() - 3))
+    return -(-nbytes // step) * step
+
+
+def _checked(place: Any) -> list[Any]:
+    sound = (
+        isinstance(place, list)
+        and len(place) == 5
+        and isinstance(place[0], str)
+        and _OWNER.fullmatch(place[0]) is not None
+        and all(type(number) is int and 0 <= number < 2**62 for number in place[1:])
+    )
+    if not sound:
+        raise BlobError("message with a tensor in shared memory that is nowhere.")
+    found: list[Any] = place
+    return found
+
+
+def _mapped(path: Path) -> tuple[memoryview, memoryview]:
+    """Return a file's first page, writable, and the rest, not."""
+    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        status = os.fstat(descriptor)
+        if status.st_uid != os.getuid() or status.st_size <= _PAGE:
+            raise ValueError(f"{path} is none of ours")
+        done = memoryview(mmap.mmap(descriptor, _PAGE)).cast("Q")
+        flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+        rest = mmap.mmap(descriptor, status.st_size - _PAGE, flags, mmap.PROT_READ, offset=_PAGE)
+        return done, memoryview(rest)
+    finally:
+        os.close(descriptor)

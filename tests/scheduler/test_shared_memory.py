@@ -1,0 +1,349 @@
+"""Shared memory: slots come back with the last view, are bounded, and nothing of it is leaked."""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from devices.errors import BlobError
+from scheduler.channels.shared_memory import FOLDER, SlotPool, SlotReader
+from tests.scheduler.test_direct_channel import (
+    LONG_S,
+    Party,
+    check,
+    folder,
+    party,
+    values,
+    wait_for,
+)
+
+__all__ = ["folder", "party"]
+
+PAGE = mmap.ALLOCATIONGRANULARITY
+LINK = b"12345678"
+#: Over any size from which on shared memory is used.
+LARGE = 500_000
+
+
+@pytest.fixture
+def pool() -> Iterator[SlotPool]:
+    made = SlotPool()
+    yield made
+    made.close()
+    assert files() == set()
+
+
+@pytest.fixture
+def reader() -> SlotReader:
+    return SlotReader()
+
+
+def files(process: int | None = None) -> set[Path]:
+    """The files of a process."""
+    return set(FOLDER.glob(f"hetero-*-{process or os.getpid()}-*"))
+
+
+def contents(nbytes: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8)
+
+
+@pytest.mark.parametrize("nbytes", [1, 4095, 4096, 4097, 1_000_000, 10_000_000])
+def test_what_is_filled_is_read_without_a_copy(
+    pool: SlotPool, reader: SlotReader, nbytes: int
+) -> None:
+    data = contents(nbytes)
+    slot = pool.fill(data, LINK)
+    assert slot is not None
+    got = reader.view(list(slot.place), nbytes)
+    np.testing.assert_array_equal(got, data)
+    slot.data[0] ^= 255
+    assert got[0] == data[0] ^ 255
+    assert slot.data.nbytes <= max(PAGE, 1.25 * nbytes + PAGE)
+
+
+def test_what_is_read_cannot_be_written(pool: SlotPool, reader: SlotReader) -> None:
+    slot = pool.fill(contents(100), LINK)
+    assert slot is not None
+    got = reader.view(list(slot.place), 100)
+    with pytest.raises(ValueError, match="cannot set WRITEABLE"):
+        got.setflags(write=True)
+
+
+@pytest.mark.parametrize(
+    "derive",
+    [
+        lambda flat: flat.view(np.float32),
+        lambda flat: flat.view(np.float32).reshape(5, 5)[1:, ::2].T,
+        lambda flat: memoryview(flat.view(np.int16)),
+        lambda flat: [np.asarray(memoryview(flat))[3:]],
+        lambda flat: np.lib.stride_tricks.as_strided(flat, (3, 3), (2, 1)),
+    ],
+)
+def test_a_slot_is_free_when_its_last_view_is_garbage(
+    pool: SlotPool, reader: SlotReader, derive: Callable[[np.ndarray], Any]
+) -> None:
+    slot = pool.fill(contents(100), LINK)
+    assert slot is not None
+    view = derive(reader.view(list(slot.place), 100))
+    gc.collect()
+    assert not slot.is_free
+    assert reader.num_held == 1
+    del view
+    gc.collect()
+    assert slot.is_free
+    assert reader.num_held == 0
+
+
+def test_slots_that_come_back_are_used_again(pool: SlotPool, reader: SlotReader) -> None:
+    for seed in range(300):
+        data = contents(100_000, seed)
+        slot = pool.fill(data, LINK)
+        assert slot is not None
+        np.testing.assert_array_equal(reader.view(list(slot.place), data.nbytes), data)
+    assert len(files()) == 1
+
+
+def test_what_is_held_is_never_overwritten(pool: SlotPool, reader: SlotReader) -> None:
+    held = []
+    for seed in range(200):
+        slot = pool.fill(contents(60_000, seed), LINK)
+        assert slot is not None
+        view = reader.view(list(slot.place), 60_000)
+        if seed % 3:
+            held.append((seed, view))
+    for seed, view in held:
+        np.testing.assert_array_equal(view, contents(60_000, seed))
+
+
+def test_a_full_pool_declines_until_slots_come_back(reader: SlotReader) -> None:
+    pool = SlotPool(nbytes=20_000_000)
+    slots = [pool.fill(contents(8_000_000), LINK) for _ in range(3)]
+    assert slots[0] is not None
+    assert slots[1] is not None
+    assert slots[2] is None
+    assert pool.nbytes <= 20_000_000
+    slots[0].free()
+    assert pool.fill(contents(8_000_000), LINK) is slots[0]
+    slots[1].free()
+    assert pool.fill(contents(9_500_000), LINK) is not None  # in place of the other size's file
+    assert pool.nbytes <= 20_000_000
+    pool.close()
+    assert files() == set()
+
+
+def test_a_full_disk_makes_the_pool_decline(
+    pool: SlotPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    assert pool.fill(contents(100), LINK) is None
+    assert files() == set()
+
+
+def test_slots_of_what_was_not_delivered_or_of_the_dead_are_free(pool: SlotPool) -> None:
+    slots = []
+    for number in range(5):
+        slot = pool.fill(contents(100), LINK if number else b"another.")
+        assert slot is not None
+        pool.sent([(slot, slot.generation)], number + 1)
+        slots.append(slot)
+    pool.free_undelivered(LINK, 1, 3)
+    assert [slot.is_free for slot in slots] == [False, True, True, False, False]
+    pool.free_all_of(LINK)
+    assert [slot.is_free for slot in slots] == [False, True, True, True, True]
+    pool.sent([(slots[0], slots[0].generation - 1)], 0)  # of an earlier use: not this one
+    assert not slots[0].is_free
+    pool.sent([(slots[0], slots[0].generation)], 0)
+    assert slots[0].is_free
+
+
+@pytest.mark.parametrize(
+    ("position", "value"),
+    [
+        (0, "../../etc/passwd"),
+        (0, "0-1-1-0"),
+        (0, 7),
+        (1, 10**6),
+        (1, -1),
+        (2, 0),
+        (2, 2**61),
+        (3, 10**6),
+        (3, 2**61),
+        (3, "0"),
+        (4, 2**64),
+        (4, 1.5),
+    ],
+)
+def test_a_place_that_is_none_is_refused(
+    pool: SlotPool, reader: SlotReader, position: int, value: Any
+) -> None:
+    slot = pool.fill(contents(100), LINK)
+    assert slot is not None
+    place: list[Any] = list(slot.place)
+    place[position] = value
+    for bad in (place, place[:-1], None):
+        with pytest.raises(BlobError):
+            reader.view(bad, 100)
+
+
+def test_a_file_of_another_form_is_refused(reader: SlotReader) -> None:
+    owner = "1-1-1-1"
+    path = FOLDER / f"hetero-{owner}.1"
+    path.symlink_to("/etc/passwd")
+    try:
+        with pytest.raises(BlobError):
+            reader.view([owner, 1, 4096, 0, 1], 100)
+        path.unlink()
+        path.write_bytes(b"short")
+        with pytest.raises(BlobError):
+            reader.view([owner, 1, 4096, 0, 1], 100)
+    finally:
+        path.unlink()
+
+
+def test_a_reader_lets_go_of_files_that_are_gone(pool: SlotPool, reader: SlotReader) -> None:
+    other = SlotPool()
+    slot = other.fill(contents(100), LINK)
+    assert slot is not None
+    kept = reader.view(list(slot.place), 100)
+    other.close()
+    slot = pool.fill(contents(100), LINK)
+    assert slot is not None
+    reader.view(list(slot.place), 100)
+    assert len(reader._mapped) == 1
+    np.testing.assert_array_equal(kept, contents(100))
+
+
+PARTY = """
+import sys
+from pathlib import Path
+from scheduler.channels.direct import DirectChannel
+_, folder, client = sys.argv
+kept = []
+def answer(message):
+    kept.append(message)
+    channel.send(client, message)
+channel = DirectChannel(answer, folder=Path(folder))
+print(channel.address, flush=True)
+while True:
+    channel.pump(1)
+"""
+
+
+@pytest.fixture
+def relay(folder: Path, party: Callable[..., Party]) -> Iterator[tuple[Party, Any, str]]:
+    """A party here, and one in a process of its own that keeps and sends back what comes."""
+    one = party()
+    process = subprocess.Popen(
+        [sys.executable, "-c", PARTY, folder, one.address],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+    assert process.stdout is not None
+    yield one, process, process.stdout.readline().strip()
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def test_large_tensors_between_processes_and_the_death_of_a_reader_and_owner(
+    relay: tuple[Party, Any, str], folder: Path
+) -> None:
+    one, process, address = relay
+    one.channel.watch(address)
+    came = []
+    for number in range(3):
+        one.channel.send(address, values(number, LARGE))
+        came.append(one.next())
+    pool = one.channel._pool
+    busy = [slot for slot in pool._slots() if not slot.is_free]
+    assert len(busy) == 3
+    assert files(process.pid)
+    process.kill()
+    assert one.silent.get(timeout=LONG_S) == (address, 0.0)
+    # The reader gives nothing back any more, and the owner removes no file: both is done for them.
+    assert all(slot.is_free for slot in busy)
+    process.wait()
+    assert files(process.pid) == set()
+    for number, message in enumerate(came):
+        check(message, number, LARGE)
+    for left in folder.glob(f"*-{process.pid}-*"):
+        left.unlink()
+
+
+def test_files_of_a_killed_owner_are_removed_by_the_next_pool(folder: Path) -> None:
+    code = (
+        "import numpy as np\n"
+        "from scheduler.channels.shared_memory import SlotPool\n"
+        "pool = SlotPool(); pool.fill(np.zeros(10**6, np.uint8), b'l')\n"
+        "print(flush=True); input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).parents[2],
+    ) as owner:
+        assert owner.stdout is not None
+        owner.stdout.readline()
+        SlotPool().close()
+        assert files(owner.pid)  # it lives
+        owner.kill()
+        owner.wait()
+        SlotPool().close()
+        assert files(owner.pid) == set()
+
+
+def test_a_party_that_closes_frees_what_it_has_not_received(
+    party: Callable[..., Party], folder: Path
+) -> None:
+    one, two = party(), Party(folder)
+    one.channel.watch(two.address)
+    for number in range(3):
+        one.channel.send(two.address, values(number, LARGE))
+    kept = two.next()
+    two.channel.close()
+    assert one.silent.get(timeout=LONG_S) == (two.address, 0.0)
+    busy = [slot for slot in one.channel._pool._slots() if not slot.is_free]
+    assert len(busy) == 1
+    check(kept, 0, LARGE)
+    del kept
+    wait_for(lambda: busy[0].is_free)
+
+
+def test_what_does_not_fit_the_pool_goes_over_the_sockets(party: Callable[..., Party]) -> None:
+    one, two = party(pool_nbytes=0), party(shared_nbytes=None)
+    for first, second in ((one, two), (two, one)):
+        first.channel.send(second.address, values(1, LARGE))
+        check(second.next(), 1, LARGE)
+    assert files() == set()
+
+
+def test_a_message_that_cannot_be_sent_takes_no_slot(party: Callable[..., Party]) -> None:
+    one, two = party(), party()
+    message = values(1, LARGE)
+    bad = message._replace(tensors={**message.tensors, "y": object()})
+    with pytest.raises(TypeError, match="no value of ONNX"):
+        one.channel.send(two.address, bad)
+    assert all(slot.is_free for slot in one.channel._pool._slots())
+
+
+def test_what_a_party_sends_itself_is_handed_in_by_reference(party: Callable[..., Party]) -> None:
+    one = party()
+    message = values(1, LARGE)
+    one.channel.send(one.address, message)
+    got = one.came.get_nowait()
+    check(got, 1, LARGE)
+    assert np.shares_memory(got.tensors["x"], message.tensors["x"])  # type: ignore[union-attr]
