@@ -119,11 +119,17 @@ class Submission:
         Of its answer.
     cancel : callable
         Cancels it; True if its future now ends with RequestCancelledError.
+    waited_s : float
+        Seconds until it was admitted.
+    story : callable
+        Returns what happened to it so far.
     """
 
     request_id: int
     future: Future[Answer]
     cancel: Callable[[], bool] = field(repr=False)
+    waited_s: float = 0.0
+    story: Callable[[], list[StoryLine]] = field(default=list, repr=False)
 
 
 class Deployment(Protocol):

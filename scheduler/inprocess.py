@@ -32,6 +32,7 @@ from scheduler.device.workers import Workers
 from scheduler.device_names import resolve_name
 from scheduler.executor import THIS_PROCESS, DeviceDescriptor, StageSource
 from scheduler.home_process import HomeProcess
+from scheduler.observer import Observer
 from scheduler.plan import Plan
 from scheduler.thread_shares import plan_shares
 
@@ -118,10 +119,16 @@ class InProcessExecutor:
         Plugin -> how many logical devices; one for each of the plugin's ids by default.
     plugins : sequence of str or type
         Plugins besides the installed ones: ``module:attr`` or classes.
+    observers : sequence of Observer
+        Who is told of each request that ends; its owner may add and remove.
     """
 
     def __init__(
-        self, *, devices: Mapping[str, int] | None = None, plugins: Sequence[PluginSpec] = ()
+        self,
+        *,
+        devices: Mapping[str, int] | None = None,
+        plugins: Sequence[PluginSpec] = (),
+        observers: Sequence[Observer] = (),
     ) -> None:
         self._counts = dict(devices or {})
         self._plugins = tuple(plugins)
@@ -130,7 +137,7 @@ class InProcessExecutor:
         self._loops: dict[str, DeviceLoop] = {}
         self._switchboard = Switchboard()
         self._workers = Workers("stages")
-        self._deployments: Deployments[InProcessDeployment] = Deployments()
+        self._deployments: Deployments[InProcessDeployment] = Deployments(observers)
         self._keys = itertools.count(1)
         self._lock = threading.RLock()
         self._home = HomeProcess()

@@ -21,7 +21,8 @@ class StageRun:
     queued_s : float
         Seconds from its last input's arrival to its start; 0 where the executor cannot tell.
     started_s, ended_s : float
-        When it ran, by the device's own monotonic clock: comparable on one node only.
+        When it ran, by the caller's monotonic clock; by the device's own where the difference of
+        two nodes' clocks is not known yet.
     upload_s, infer_s, download_s : float
         Seconds that the device took to get its inputs, run and give its outputs.
     node_times_s : mapping of str to float
@@ -61,3 +62,28 @@ class Answer:
 
     outputs: Mapping[str, Value]
     stage_runs: tuple[StageRun, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTimes:
+    """Where the time of a request's run went.
+
+    Attributes
+    ----------
+    preprocess_s : float
+        Seconds that its inputs were checked and converted.
+    admission_s : float
+        Seconds that it waited until there was room for it.
+    in_flight_s : float
+        Seconds from then to its answer, or its failure.
+    postprocess_s : float
+        Seconds that its outputs were taken over into its tensors; 0 until someone asks for them.
+    stages : tuple of StageRun
+        How each stage went, in stage order; empty for a run that failed.
+    """
+
+    preprocess_s: float
+    admission_s: float
+    in_flight_s: float
+    postprocess_s: float
+    stages: tuple[StageRun, ...]

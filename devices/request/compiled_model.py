@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from threading import Lock
 from typing import Any, Final
 
@@ -23,6 +24,7 @@ from devices.request.base_compiled_model import BaseCompiledModel
 from devices.request.node_times import NodeTimes
 from devices.request.request import Request
 from devices.request.stage_outputs import StageOutputs
+from devices.request.story import StoryLine
 from devices.request.target import RequestTarget
 
 #: Callbacks that may run at once: enough that one that waits does not stop the others.
@@ -38,6 +40,9 @@ class _DeviceRun:
 
     future: Future[Answer]
     context: RunContext
+    #: Returns its story.
+    story: Callable[[], list[StoryLine]]
+    waited_s: float = 0.0
 
     def cancel(self) -> None:
         """Take the run out of the queue, or ask it to stop at its next node."""
@@ -158,7 +163,9 @@ class CompiledModel(BaseCompiledModel):
         ready_s = time.monotonic()
         try:
             future = self._runs.submit(self._answer, inputs, context, begun_s, ready_s)
-            return _DeviceRun(future, context)
+            story = [StoryLine(begun_s, 1, f"submitted to {self.device}")]
+            future.add_done_callback(partial(_tell_end, story))
+            return _DeviceRun(future, context, story.copy)
         except RuntimeError:  # its threads have ended
             raise self._closed_error() from None
 
@@ -251,3 +258,9 @@ def _held(turn: Lock, context: RunContext) -> Iterator[None]:
         yield
     finally:
         turn.release()
+
+
+def _tell_end(story: list[StoryLine], future: Future[Answer]) -> None:
+    error = None if future.cancelled() else future.exception()
+    what = "cancelled" if future.cancelled() else f"failed: {error}" if error else "answered"
+    story.append(StoryLine(time.monotonic(), 1, what))

@@ -26,10 +26,11 @@ from devices.errors import (
     TensorTypeError,
 )
 from devices.model.tensor_spec import TensorSpec
-from devices.request.answer import Answer
+from devices.request.answer import Answer, RequestTimes
 from devices.request.request import Request
 from devices.request.results import ProfilingInfo, Results
 from devices.request.run import Run, node_times_s, profile_rows
+from devices.request.story import told
 from devices.request.target import RequestTarget
 from devices.request.tensor import Tensor
 from devices.request.tensors import RequestTensors
@@ -214,15 +215,7 @@ class InferRequest:
         RequestNotStartedError
             It never ran.
         """
-        with self._lock:
-            self._require_idle("results")
-            run = self._run
-        if run is None:
-            raise RequestNotStartedError(
-                f"a request of model {self._target.name!r} has no results before it has run; "
-                "call infer, or start_async and wait."
-            )
-        return self._settle(run, True)
+        return self._settle(self._ended_run("results"), True)
 
     @property
     def model_outputs(self) -> tuple[TensorSpec, ...]:
@@ -238,6 +231,26 @@ class InferRequest:
     def latency(self) -> float:
         """Milliseconds that the last finished run took; 0 before one did."""
         return self._latency_s * 1000
+
+    @property
+    def times(self) -> RequestTimes:
+        """Where the time of the last run went: admission, stages and the rest, in seconds.
+
+        Raises
+        ------
+        RequestBusyError, RequestNotStartedError
+            It still runs, or never ran.
+        """
+        return self._ended_run("times").times
+
+    def story(self) -> tuple[str, ...]:
+        """Return what happened to the last run so far, line by line; empty before the first.
+
+        Each line says when, in milliseconds since the run was submitted, in which attempt, and
+        what: how it was admitted, started, replayed, answered or failed, and how each stage went.
+        """
+        run = self._run
+        return () if run is None else told(run.story(), run.stage_runs)
 
     @property
     def profiling_info(self) -> list[ProfilingInfo]:
@@ -336,6 +349,17 @@ class InferRequest:
                 state=self._state.value,
             )
 
+    def _ended_run(self, what: str) -> Run:
+        with self._lock:
+            self._require_idle(what)
+            run = self._run
+        if run is None:
+            raise RequestNotStartedError(
+                f"a request of model {self._target.name!r} has no {what} before it has run; "
+                "call infer, or start_async and wait."
+            )
+        return run
+
     def _start(
         self, inputs: Any, userdata: Any, share: bool, timeout_s: float | None, *, call_back: bool
     ) -> Run:
@@ -367,6 +391,7 @@ class InferRequest:
             raise
         with self._lock:
             run.submission = submission
+            run.admission_s, run.story = submission.waited_s, submission.story
             stop = self._state is State.CANCELLED
         if stop:
             submission.cancel()
@@ -391,7 +416,7 @@ class InferRequest:
             run.error = error
         run.submission = None  # it holds the answer, and with it memory of the device's
         run.answered = True
-        self._latency_s = time.perf_counter() - run.started
+        self._latency_s = run.latency_s = time.perf_counter() - run.started
         if callback is None:
             with self._lock:
                 self._state = State.IDLE

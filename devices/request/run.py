@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final, Literal
 
 from devices.plugin.program import Value
-from devices.request.answer import StageRun
+from devices.request.answer import RequestTimes, StageRun
 from devices.request.results import ProfilingInfo, Results
+from devices.request.story import StoryLine
 from devices.request.target import RequestTarget, Submission
 
 #: No wait is longer: Python's own take no more.
@@ -40,6 +41,23 @@ class Run:
         self.callback_thread = 0
         self.preprocess_s = 0.0
         self.postprocess_s = 0.0
+        #: Until it was admitted, and until it had ended, from its start.
+        self.admission_s = 0.0
+        self.latency_s = 0.0
+        #: Returns its story; kept when the submission is not.
+        self.story: Callable[[], Sequence[StoryLine]] = tuple
+
+    @property
+    def times(self) -> RequestTimes:
+        """Where its time went, once it has ended."""
+        in_flight_s = self.latency_s - self.preprocess_s - self.admission_s
+        return RequestTimes(
+            self.preprocess_s,
+            self.admission_s,
+            max(0.0, in_flight_s),
+            self.postprocess_s,
+            self.stage_runs,
+        )
 
     def wait(self) -> None:
         """Wait until it has ended; Ctrl-C is noticed."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, Future
 from typing import Protocol
 
@@ -11,6 +11,7 @@ from devices.plugin.program import ExecutedNode, Value
 from devices.request.answer import Answer
 from devices.request.node_times import NodeTimes
 from devices.request.request import Request
+from devices.request.story import StoryLine
 
 
 class Submission(Protocol):
@@ -19,6 +20,13 @@ class Submission(Protocol):
     @property
     def future(self) -> Future[Answer]:
         """What the run will answer."""
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds until it was admitted."""
+
+    def story(self) -> Sequence[StoryLine]:
+        """Return what happened to it so far; what does so holds none of its values."""
 
     def cancel(self) -> object:
         """Ask the run to stop."""

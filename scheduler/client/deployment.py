@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
@@ -23,10 +23,12 @@ from scheduler.channels.channel import Channel, Receiver
 from scheduler.channels.messages import Dropped, Failure, Message, Outputs, Task, Values
 from scheduler.client.bytes_in_flight import BytesInFlight
 from scheduler.client.machine import Limits, StoryLine
+from scheduler.client.record import RequestRecord
 from scheduler.client.retry import replay_lost
 from scheduler.client.runner import RequestRunner
 from scheduler.executor import StageSource, Submission
 from scheduler.formats.codec import decode, encode
+from scheduler.observer import EndedRequest, Observer
 from scheduler.placement import alone
 from scheduler.plan import Plan
 
@@ -45,7 +47,9 @@ D = TypeVar("D", bound="BaseDeployment")
 class Deployments(Generic[D]):
     """The open deployments of an executor, and what they share."""
 
-    def __init__(self) -> None:
+    def __init__(self, observers: Sequence[Observer] = ()) -> None:
+        #: Who is told of their requests, now: the owner adds and removes.
+        self.observers = observers
         #: Ascending through all deployments: they order the devices' queues.
         self.request_ids = itertools.count(1)
         self.in_flight = BytesInFlight()
@@ -82,6 +86,8 @@ class BaseDeployment(ABC):
     `deployments`: the executor's, which hold this one until it is closed.
     `connect`: returns the deployment's channel, given what receives.
     `addresses`: device name -> where it is reached.
+    `clock_offset_s`: returns how far an address's monotonic clock is before ours, None where that
+        is not known.
     `helping`: returns a block in which the calling thread runs stages of the request that it
         starts, where devices are in this process.
     """
@@ -96,6 +102,7 @@ class BaseDeployment(ABC):
         *,
         connect: Callable[[Receiver], Channel],
         addresses: Mapping[str, str],
+        clock_offset_s: Callable[[str], float | None] = lambda address: 0.0,
         helping: Callable[[], AbstractContextManager[None]] | None = None,
     ) -> None:
         if missing := [name for name in plan.constant_outputs if name not in constants]:
@@ -113,16 +120,19 @@ class BaseDeployment(ABC):
             if not stage.inputs or not self._inputs.isdisjoint(stage.inputs)
         )
         self._addresses = dict(addresses)
+        self._clock_offset_s = clock_offset_s
         self._helping = helping
         #: Whether requests are so short that to run one takes less than to wait for one.
         self._is_quick = False
         self._attempts: dict[Request, _Attempt] = {}
         self._lock = threading.Lock()
+        self._routes = alone(plan).routes
         name = f"{plan.name} ({key})"
         self._runner = RequestRunner(
             limits,
             self,
-            routes=alone(plan).routes,
+            routes=self._routes,
+            ended=self._tell_end,
             name=name,
             ids=deployments.request_ids,
             in_flight=deployments.in_flight,
@@ -246,13 +256,20 @@ class BaseDeployment(ABC):
                 return
             attempt.outputs |= tensors
             for run in runs:
-                attempt.runs[run.stage] = run
+                attempt.runs[run.stage] = self._by_our_clock(run)
             if len(attempt.runs) < len(self.plan.stages):
                 return
             del self._attempts[request]
         ended = attempt.runs.values()
         self._is_quick = sum(run.run_s for run in ended) < _QUICK_S
         self._answered(request, attempt.inputs, attempt.outputs, tuple(ended))
+
+    def _by_our_clock(self, run: StageRun) -> StageRun:
+        offset_s = self._clock_offset_s(self._addresses[run.device])
+        if not offset_s:
+            return run
+        started_s, ended_s = run.started_s - offset_s, run.ended_s - offset_s
+        return replace(run, started_s=started_s, ended_s=ended_s)
 
     def _answered(
         self,
@@ -282,6 +299,11 @@ class BaseDeployment(ABC):
                 nbytes,
             )
         )
+
+    def _tell_end(self, record: RequestRecord, runs: Sequence[StageRun]) -> None:
+        for observer in self._deployments.observers:
+            route = self._routes[record.route]
+            observer.ended(EndedRequest(self.key, route, record, tuple(runs)))
 
     def _failed(self, request: Request, error: BaseException) -> None:
         now_s = self._runner.now_s()

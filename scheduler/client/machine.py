@@ -111,9 +111,13 @@ class ClientMachine:
         """Return how many attempts run on a route."""
         return self._routes.num_running(route)
 
+    def record(self, request_id: int) -> RequestRecord | None:
+        """Return what is kept of a request; None for one unknown or forgotten."""
+        return self._live.get(request_id) or self._ended.get(request_id)
+
     def state(self, request_id: int) -> RequestState | None:
         """Return a request's state; None for one unknown or forgotten."""
-        request = self._live.get(request_id) or self._ended.get(request_id)
+        request = self.record(request_id)
         return request.state if request else None
 
     def is_current(self, request_id: int, attempt: int) -> bool:
@@ -123,7 +127,7 @@ class ClientMachine:
 
     def story(self, request_id: int) -> list[StoryLine]:
         """Return what happened to a request; empty for one unknown or forgotten."""
-        request = self._live.get(request_id) or self._ended.get(request_id)
+        request = self.record(request_id)
         return list(request.story) if request else []
 
     def handle(self, event: ClientEvent) -> list[ClientInstruction]:
@@ -131,6 +135,9 @@ class ClientMachine:
 
         Raises InvalidTransitionError: the event cannot be in the request's state.
         """
+        # Not sooner: whoever runs the machine may ask for those that the last event ended.
+        while len(self._ended) > self.limits.remembered:
+            self._ended.popitem(last=False)
         concerned = list(self._concerned(event))
         done = [order for request in concerned for order in self._step(request, event)]
         return done + self._deliver_held(event.now_s) + self._admit_waiting(event.now_s)
@@ -145,7 +152,7 @@ class ClientMachine:
                 self._live[event.request_id] = request
                 return [request]
             case events.AttemptAnswered() | events.AttemptFailed() | events.CancelAsked():
-                known = self._live.get(event.request_id) or self._ended.get(event.request_id)
+                known = self.record(event.request_id)
                 return [known] if known else []
             case events.TimePassed():
                 return self._take_due(event.now_s)
@@ -171,22 +178,23 @@ class ClientMachine:
         after, instructions = getattr(self, row.handler)(request, event)
         if after not in row.to:
             raise InvalidTransitionError(f"{row.handler} led from {before} to {after}")
-        self._move(request, after)
+        self._move(request, after, event.now_s)
         return list(instructions)
 
-    def _move(self, request: RequestRecord, after: RequestState) -> None:
+    def _move(self, request: RequestRecord, after: RequestState, now_s: float) -> None:
         before, request.state = request.state, after
         self._num_waiting += (after is _S.WAITING) - (before is _S.WAITING)
         admitted = (after in _ADMITTED) - (before in _ADMITTED)
         self._num_admitted += admitted
         if admitted:
             self._in_flight.add(admitted * request.nbytes)
+        if admitted > 0:
+            request.admitted_s = now_s
         if after in ENDED and before not in ENDED:
+            request.ended_s = now_s
             del self._live[request.id]
             self._order.pop(request.id, None)
             self._ended[request.id] = request
-            while len(self._ended) > self.limits.remembered:
-                self._ended.popitem(last=False)
 
     def _take_due(self, now_s: float) -> list[RequestRecord]:
         due: dict[int, RequestRecord] = {}
@@ -212,7 +220,7 @@ class ClientMachine:
                 break
             self._waiting.pop()
             started += self._enter(request, now_s)
-            self._move(request, _S.RUNNING)
+            self._move(request, _S.RUNNING, now_s)
         return started
 
     def _deliver_held(self, now_s: float) -> list[ClientInstruction]:
@@ -220,7 +228,8 @@ class ClientMachine:
         while (first := next(iter(self._order.values()), None)) and first.state is _S.HELD:
             first.note(now_s, "its turn has come")
             delivered.append(events.Deliver(first.id, first.answer))
-            self._move(first, _S.ANSWERED)
+            first.answer = None
+            self._move(first, _S.ANSWERED, now_s)
         return delivered
 
     def _enter(self, request: RequestRecord, now_s: float) -> list[ClientInstruction]:

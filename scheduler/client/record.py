@@ -3,28 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
+from devices.request.story import StoryLine as StoryLine
+from devices.request.story import told
 from scheduler import events
 from scheduler.client.transitions import RequestState
-
-
-class StoryLine(NamedTuple):
-    """One line of a request's life.
-
-    Attributes
-    ----------
-    time_s : float
-        When, by the client's monotonic clock.
-    attempt : int
-        Which attempt; 0 before the first.
-    what : str
-        What happened.
-    """
-
-    time_s: float
-    attempt: int
-    what: str
 
 
 @dataclass(slots=True)
@@ -37,6 +20,9 @@ class RequestRecord:
     #: What it is counted for once it is admitted: its inputs, and what its stages may make.
     nbytes: int = 0
     state: RequestState = RequestState.NEW
+    #: When it was admitted, and when it ended.
+    admitted_s: float | None = None
+    ended_s: float | None = None
     attempt: int = 0
     #: The attempt's route.
     route: int = 0
@@ -66,8 +52,5 @@ class RequestRecord:
         self.story.append(StoryLine(now_s, self.attempt, what))
 
     def lines(self) -> tuple[str, ...]:
-        """Return its story as text, in seconds since it was submitted."""
-        return tuple(
-            f"{line.time_s - self.submitted.now_s:.3f} s, attempt {line.attempt}: {line.what}"
-            for line in self.story
-        )
+        """Return its story as text."""
+        return told(self.story)

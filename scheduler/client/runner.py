@@ -16,14 +16,14 @@ from functools import partial
 from typing import Protocol
 
 from devices.plugin.program import Value
-from devices.request.answer import Answer
+from devices.request.answer import Answer, StageRun
 from devices.request.request import Request
 from devices.request.run import LONGEST_S, LOOK_S
 from scheduler import events
 from scheduler.client.bytes_in_flight import BytesInFlight
 from scheduler.client.limits import Limits
 from scheduler.client.machine import ClientMachine
-from scheduler.client.record import StoryLine
+from scheduler.client.record import RequestRecord, StoryLine
 from scheduler.client.retry import RetryPolicy, never_retry
 from scheduler.events import ClientEvent, ClientInstruction
 from scheduler.executor import Submission
@@ -66,6 +66,8 @@ class RequestRunner:
     `ids`: gives request ids, ascending; shared by all that share devices, whose queues they order.
     `in_flight`: bytes of all that share devices.
     `retry`: what follows a failed attempt.
+    `ended`: called, in any thread and with a lock held, with each request that has ended and how
+        the stages of its answer went.
     `clock`: returns monotonic seconds.
     """
 
@@ -79,10 +81,12 @@ class RequestRunner:
         ids: Iterator[int],
         in_flight: BytesInFlight,
         retry: RetryPolicy = never_retry,
+        ended: Callable[[RequestRecord, Sequence[StageRun]], None] = lambda record, runs: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._machine = ClientMachine(limits, routes, retry=retry, name=name, in_flight=in_flight)
         self._attempts = attempts
+        self._ended = ended
         self._clock = clock
         self._ids = ids
         self._calls: dict[int, _Call] = {}
@@ -122,6 +126,7 @@ class RequestRunner:
         except BaseException:  # Ctrl-C: nobody would ever start or await the request
             self.cancel(request_id)
             raise
+        waited_s = self._clock() - now_s
         with self._lock:
             call.gate = None
             granted = call.granted
@@ -132,7 +137,13 @@ class RequestRunner:
             raise error
         if failed := self._start(call.request._replace(attempt=granted), inputs):
             self.handle(failed)
-        return Submission(request_id, call.future, partial(self.cancel, request_id))
+        return Submission(
+            request_id,
+            call.future,
+            partial(self.cancel, request_id),
+            waited_s,
+            partial(self.story, request_id),
+        )
 
     def cancel(self, request_id: int) -> bool:
         """Cancel a request; True if it had not ended."""
@@ -202,6 +213,7 @@ class RequestRunner:
                 return lambda: self._attempts.drop(dropped)
             case events.Deliver(request_id, answer):
                 call = self._calls.pop(request_id)
+                self._tell_end(request_id, answer.stage_runs)
                 if self._machine.limits.in_order:
                     # By one thread, in the order of the machine's instructions.
                     self._orders.put(lambda: call.future.set_result(answer))
@@ -209,7 +221,13 @@ class RequestRunner:
                 return lambda: call.future.set_result(answer)
             case events.Fail(request_id, error):
                 call = self._calls.pop(request_id)
+                self._tell_end(request_id, ())
                 return lambda: _fail(call, error)
+
+    def _tell_end(self, request_id: int, runs: Sequence[StageRun]) -> None:
+        record = self._machine.record(request_id)
+        assert record is not None
+        self._ended(record, runs)
 
     def _start(self, request: Request, inputs: Mapping[str, Value]) -> events.AttemptFailed | None:
         """Start an attempt that is still wanted; return how that failed."""

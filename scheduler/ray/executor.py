@@ -30,6 +30,7 @@ from scheduler.executor import DeviceDescriptor, StageSource
 from scheduler.formats.model_parts import outline, split_model
 from scheduler.formats.stored_payload import StoredPayload
 from scheduler.home_process import HomeProcess
+from scheduler.observer import Observer
 from scheduler.plan import Plan, Stage
 from scheduler.ray.deployment import RayDeployment
 from scheduler.ray.devices import ActorDevice, RayDevices, why_lost
@@ -62,6 +63,8 @@ class RayExecutor:
         classes, which are sent along.
     ray_options : mapping
         More of `ray.init`'s arguments for a local Ray.
+    observers : sequence of Observer
+        Who is told of each request that ends; its owner may add and remove.
     probe_timeout_s, load_timeout_s : float
         Seconds that a node may take to list its devices, and a device to compile its stages.
 
@@ -78,6 +81,7 @@ class RayExecutor:
         devices: Mapping[str, int] | None = None,
         plugins: Sequence[PluginSpec] = (),
         ray_options: Mapping[str, Any] | None = None,
+        observers: Sequence[Observer] = (),
         probe_timeout_s: float = 120.0,
         load_timeout_s: float = 3600.0,
     ) -> None:
@@ -88,7 +92,7 @@ class RayExecutor:
             self._session, plugins, devices or {}, probe_timeout_s, self._actor_ended
         )
         self._load_timeout_s = load_timeout_s
-        self._deployments: Deployments[RayDeployment] = Deployments()
+        self._deployments: Deployments[RayDeployment] = Deployments(observers)
         #: References to weights in the object store, as long as somebody here has the weight.
         self._weights: weakref.WeakKeyDictionary[Constant, Any] = weakref.WeakKeyDictionary()
         #: What of a model goes to devices, as long as somebody here has the model.

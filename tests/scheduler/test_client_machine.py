@@ -268,7 +268,7 @@ def test_a_device_that_is_gone_for_good_ends_what_waits_for_it_at_once() -> None
     told = m.handle(GONE)
     errors = [failure(i) for i in told]
     assert [type(e) for e in errors] == [DeviceLostError] * 2
-    assert errors[0].story[-1].startswith("2.000 s, attempt 1: refused: request 1, attempt 1")
+    assert errors[0].story[-1].startswith("2000.000 ms, attempt 1: refused: request 1, attempt 1")
     assert any("attempt 1: started" in line for line in errors[0].story)
     assert "unplugged" in str(failure(m.handle(submitted(3))[0]))
     m.handle(BACK)

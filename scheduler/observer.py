@@ -1,0 +1,37 @@
+"""Observers: who is told of every request that ends, to trace it or to count it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from devices.request.answer import StageRun
+from scheduler.client.record import RequestRecord
+from scheduler.placement import Route
+
+
+class EndedRequest(NamedTuple):
+    """A request that has ended, however.
+
+    Attributes
+    ----------
+    deployment : str
+        Whose it was.
+    route : Route
+        The way of its last attempt, with the plan that it ran.
+    record : RequestRecord
+        Its number, times, state and story.
+    runs : tuple of StageRun
+        How the stages of its answer went; empty where there is none.
+    """
+
+    deployment: str
+    route: Route
+    record: RequestRecord
+    runs: tuple[StageRun, ...]
+
+
+class Observer(Protocol):
+    """Someone who looks on; must return quickly, and may be called in any thread."""
+
+    def ended(self, request: EndedRequest) -> None:
+        """Take note of a request that has ended."""

@@ -1,0 +1,120 @@
+"""What observers are told: each request that ends, once, with its times on one clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from devices.errors import HeteroError
+from devices.plugin.program import Value
+from devices.request.answer import StageRun
+from devices.request.request import Request
+from scheduler.channels.channel import Receiver
+from scheduler.channels.messages import Failure, Message, Outputs, Values
+from scheduler.client.deployment import ChannelDeployment, Deployments
+from scheduler.client.limits import Limits
+from scheduler.client.transitions import RequestState
+from scheduler.observer import EndedRequest
+from tests.scheduler.models import chain
+
+X = {"x": np.zeros(2, np.float32)}
+
+
+class Notes:
+    """An observer that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.requests: list[EndedRequest] = []
+
+    def ended(self, request: EndedRequest) -> None:
+        self.requests.append(request)
+
+
+class Devices:
+    """A channel to devices that answer at once, the last stage for all."""
+
+    address = "client"
+
+    def __init__(self, receive: Receiver, reply: Callable[[Values], Message]) -> None:
+        self._receive = receive
+        self._reply = reply
+
+    def send(self, address: str, message: Message) -> None:
+        if isinstance(message, Values):
+            self._receive(self._reply(message))
+
+    def close(self) -> None:
+        """Have nothing to let go of."""
+
+
+def deployed(
+    notes: Notes, reply: Callable[[Values], Message], limits: Limits, **options: Any
+) -> ChannelDeployment:
+    plan, _ = chain("NEAR", "FAR")
+    return ChannelDeployment(
+        "test",
+        plan,
+        {},
+        limits,
+        Deployments([notes]),
+        connect=lambda receive: Devices(receive, reply),
+        addresses={"NEAR": "near", "FAR": "far"},
+        **options,
+    )
+
+
+def answer(values: Values) -> Outputs:
+    runs = (StageRun(0, "NEAR", 0.0, 1.0, 2.0), StageRun(1, "FAR", 0.5, 1003.0, 1004.0))
+    (name,) = (o for o in chain("NEAR", "FAR")[0].output_names)
+    tensors: Mapping[str, Value] = {name: values.tensors["x"]}
+    return Outputs(values.task, tensors, runs)
+
+
+def test_times_of_a_device_with_another_clock_are_told_by_ours() -> None:
+    notes = Notes()
+    offsets = {"near": 0.0, "far": 1000.0}
+    deployment = deployed(notes, answer, Limits(), clock_offset_s=offsets.__getitem__)
+    runs = deployment.submit(X).future.result(60).stage_runs
+    deployment.close()
+    assert [(r.started_s, r.ended_s, r.queued_s) for r in runs] == [(1, 2, 0), (3, 4, 0.5)]
+    assert [request.runs for request in notes.requests] == [runs]
+
+
+def test_every_request_that_ends_is_told_of_once_however_few_are_remembered() -> None:
+    notes = Notes()
+    kept: list[Request] = []
+
+    def hold(values: Values) -> Message:
+        kept.append(values.task.request)
+        if len(kept) % 2:
+            return Failure(values.task, HeteroError("no"))
+        return answer(values)
+
+    deployment = deployed(notes, hold, Limits(remembered=1))
+    for count in range(4):
+        submitted = deployment.submit(X)
+        if count % 2:
+            submitted.future.result(60)
+        else:
+            with pytest.raises(HeteroError):
+                submitted.future.result(60)
+    deployment.close()
+    records = [request.record for request in notes.requests]
+    assert [r.id for r in records] == [request.id for request in kept]
+    assert [r.state for r in records] == [RequestState.FAILED, RequestState.ANSWERED] * 2
+    for record in records:
+        assert record.admitted_s is not None
+        assert record.ended_s is not None
+        assert record.submitted.now_s <= record.admitted_s <= record.ended_s
+
+
+def test_requests_that_end_together_are_all_told_of() -> None:
+    notes = Notes()
+    deployment = deployed(notes, lambda values: Outputs(values.task, {}), Limits(remembered=1))
+    submitted = [deployment.submit(X) for _ in range(3)]
+    deployment.close()
+    assert {s.request_id for s in submitted} == {r.record.id for r in notes.requests}
+    assert {r.record.state for r in notes.requests} == {RequestState.CANCELLED}
