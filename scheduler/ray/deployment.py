@@ -28,6 +28,7 @@ class RayDeployment(BaseDeployment):
 
     `devices`: the plan's devices by the names that the plan uses.
     `sources`, `num_threads`: what the stages are loaded from, also when a device is back.
+    `clock_offset_s`: returns how far an address's clock is before ours, where that is known.
     `ask`: returns what an actor's method answers: device, method's name, arguments.
     """
 
@@ -43,6 +44,7 @@ class RayDeployment(BaseDeployment):
         sources: Sequence[StageSource],
         num_threads: Mapping[str, int],
         connect: Callable[[Receiver], Channel],
+        clock_offset_s: Callable[[str], float | None],
         session: RaySession,
         ask: Callable[..., Any],
     ) -> None:
@@ -62,6 +64,7 @@ class RayDeployment(BaseDeployment):
             deployments,
             connect=connect,
             addresses={name: device.address for name, device in devices.items()},
+            clock_offset_s=clock_offset_s,
         )
 
     def stages_on(self, device: str) -> list[int]:

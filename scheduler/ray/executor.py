@@ -150,6 +150,7 @@ class RayExecutor:
             sources=sources,
             num_threads=plan_shares(plan, sources, self.devices(), company),
             connect=partial(self._shared.connect, key),
+            clock_offset_s=self._channel.clock_offset_s,
             session=self._session,
             ask=self._ask,
         )

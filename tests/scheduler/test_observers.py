@@ -14,7 +14,7 @@ from devices.request.answer import StageRun
 from devices.request.request import Request
 from scheduler.channels.channel import Receiver
 from scheduler.channels.messages import Failure, Message, Outputs, Values
-from scheduler.client.deployment import ChannelDeployment, Deployments
+from scheduler.client.deployment import BaseDeployment, Deployments
 from scheduler.client.limits import Limits
 from scheduler.client.transitions import RequestState
 from scheduler.observer import EndedRequest
@@ -50,11 +50,18 @@ class Devices:
         """Have nothing to let go of."""
 
 
+class Deployed(BaseDeployment):
+    """A plan on such devices."""
+
+    def _unload(self) -> None:
+        """Have nothing to let go of."""
+
+
 def deployed(
     notes: Notes, reply: Callable[[Values], Message], limits: Limits, **options: Any
-) -> ChannelDeployment:
+) -> Deployed:
     plan, _ = chain("NEAR", "FAR")
-    return ChannelDeployment(
+    return Deployed(
         "test",
         plan,
         {},
