@@ -25,6 +25,7 @@ from hetero.preprocess import (
     ResizeAlgorithm,
 )
 from hetero.query.survey import Survey
+from hetero.trace import Trace
 
 #: This package's version.
 __version__ = hetero_version()
@@ -50,6 +51,7 @@ __all__ = [
     "Survey",
     "Tensor",
     "TensorSpec",
+    "Trace",
     "Type",
     "__version__",
     "compare",

@@ -28,6 +28,7 @@ from hetero.cache.importing import (
 )
 from hetero.compiled_model import CompiledModel
 from hetero.compiler import Compiler, CompileRequest
+from hetero.observed import Observed
 from hetero.planning import PlanReport
 from hetero.planning.cost import Costs
 from hetero.planning.cost.profile import Progress
@@ -50,7 +51,7 @@ _log = logging.getLogger(__name__)
 ExecutorKind = Literal["ray", "inprocess"]
 
 
-class Core:
+class Core(Observed):
     """The entry point.
 
     Parameters
@@ -92,6 +93,7 @@ class Core:
             raise ArgumentTypeError(
                 f"plugins={plugins!r}: wanted a list of plugins, as ['my_module:MyPlugin']."
             )
+        super().__init__()
         self._kind: ExecutorKind = executor
         self._address = address
         self._device_counts = parse_counts(devices)
@@ -130,6 +132,7 @@ class Core:
                     address=self._address,
                     devices=self._device_counts,
                     plugins=self._plugins,
+                    observers=self._observers,
                 )
             return self._executor
 

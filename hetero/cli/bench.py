@@ -16,6 +16,7 @@ from hetero.cli.planning import planning_options
 from hetero.cli.prediction import prediction, show_prediction, stage_measurements
 from hetero.cli.preprocessing import Preprocessing, preprocess_options
 from hetero.cli.terminal import print_json, progress, remark, show
+from hetero.cli.watching import watch_options
 from hetero.core import Core
 from hetero.planning.cost.cost_file import write_costs
 from hetero.planning.cost.feedback import learn
@@ -37,6 +38,7 @@ SHOWN = 40
 @planning_options
 @click.option("--update-costs", type=click.Path(exists=True, dir_okay=False, path_type=Path),
               help="A cost file that learns from the subgraphs measured.")  # fmt: skip
+@watch_options
 @remap_option
 @with_core
 def bench(

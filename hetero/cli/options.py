@@ -17,6 +17,7 @@ from hetero.affinity.file import parse_pins
 from hetero.cli.files import refuse_overwriting
 from hetero.cli.planning import plans_by_cost, take_planning
 from hetero.cli.terminal import progress
+from hetero.cli.watching import WATCH, watched
 from hetero.core import Core, ExecutorKind
 from hetero.planning.cost.cost_file import read_costs
 
@@ -109,7 +110,11 @@ def with_core(function: Callable[..., Any]) -> Callable[..., Any]:
             executor = "ray" if on_ray else "inprocess"
         if plugins:  # a module beside which the user stands, as `python -m` would find it
             sys.path.insert(0, str(Path.cwd()))
-        with Core(executor, address=address, devices=device_counts, plugins=plugins) as core:
+        watch = {name: rest.pop(name) for name in WATCH if name in rest}
+        with (
+            Core(executor, address=address, devices=device_counts, plugins=plugins) as core,
+            watched(core, **watch),
+        ):
             return function(core=core, **rest)
 
     return command

@@ -21,6 +21,7 @@ from hetero.cli.options import model_options, start, with_core
 from hetero.cli.planning import planning_options
 from hetero.cli.preprocessing import Preprocessing, preprocess_options
 from hetero.cli.terminal import print_json, progress, remark, show
+from hetero.cli.watching import watch_options
 from hetero.core import Core
 from hetero.report.text import Rows
 from scheduler.formats.publish import publish
@@ -37,6 +38,7 @@ REPEATS = 10
 @input_options
 @preprocess_options
 @output_file("--output", "-o", help="Write the outputs there, in numpy's .npz format.")
+@watch_options
 @remap_option
 @with_core
 def run(

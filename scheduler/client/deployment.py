@@ -301,7 +301,7 @@ class BaseDeployment(ABC):
         )
 
     def _tell_end(self, record: RequestRecord, runs: Sequence[StageRun]) -> None:
-        for observer in self._deployments.observers:
+        for observer in tuple(self._deployments.observers):
             route = self._routes[record.route]
             observer.ended(EndedRequest(self.key, route, record, tuple(runs)))
 

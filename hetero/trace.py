@@ -1,0 +1,83 @@
+"""Tracing: the last requests of a Core, kept as they end and written when the block ends."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+from devices.errors import ArgumentError
+from hetero.trace_events import trace_events
+from scheduler.formats.publish import publish
+from scheduler.observer import EndedRequest, Observer
+
+
+class Trace:
+    """A block in which requests are traced; made by `Core.trace`.
+
+    Attributes
+    ----------
+    path : pathlib.Path
+        The file: JSON in Google's Trace Event Format, for https://ui.perfetto.dev or
+        ``chrome://tracing``. It appears whole when the block ends, however it does.
+    num_left_out : int
+        Requests that ended before the last ones, which are all that is kept.
+
+    Parameters
+    ----------
+    path : path
+        As above.
+    observers : list
+        Who is told of requests: the trace itself, while the block lasts.
+    nodes : callable
+        Returns the node of each device.
+    requests : int
+        How many requests are kept: the last to end.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        observers: list[Observer],
+        nodes: Callable[[], Mapping[str, str]],
+        requests: int,
+    ) -> None:
+        if requests < 1:
+            raise ArgumentError(f"requests={requests}: a trace keeps at least one.")
+        self.path = Path(path)
+        self.num_left_out = 0
+        self._observers = observers
+        self._nodes = nodes
+        self._kept: deque[EndedRequest] = deque(maxlen=requests)
+
+    def __enter__(self) -> Trace:
+        self._observers.append(self)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._observers.remove(self)
+        if self._kept or error is None:
+            publish(self.path, self._write)
+
+    def ended(self, request: EndedRequest) -> None:
+        """Keep a request."""
+        self.num_left_out += len(self._kept) == self._kept.maxlen
+        self._kept.append(request)
+
+    def _write(self, file: BinaryIO) -> None:
+        about: dict[str, Any] = {"requests": len(self._kept), "left_out": self.num_left_out}
+        nodes = self._nodes() if self._kept else {}
+        file.write(b'{"displayTimeUnit": "ms", "otherData": %s,\n' % json.dumps(about).encode())
+        file.write(b'"traceEvents": [')
+        for number, event in enumerate(trace_events(tuple(self._kept), nodes)):
+            file.write(b",\n" if number else b"\n")
+            file.write(json.dumps(event).encode())
+        file.write(b"\n]}\n")

@@ -1,0 +1,232 @@
+"""The trace: requests as they ran, as events that Chrome's and Perfetto's viewers read.
+
+One process for the client, with a lane for each request in flight, and one for each node, with a
+lane for each stream of its devices. What waits in a device's queue is an asynchronous event; the
+inputs of a request and the wires between its stages are flows. All times are by one clock.
+The format is Google's "Trace Event Format".
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import count
+from typing import Any, Final
+
+from devices.request.answer import StageRun
+from scheduler.observer import EndedRequest
+
+Event = dict[str, Any]
+
+_CLIENT: Final = 1
+#: Nanoseconds by which a flow leaves before its slice ends: at the end it would leave no slice.
+_INSIDE_NS: Final = 1
+
+
+def trace_events(requests: Sequence[EndedRequest], nodes: Mapping[str, str]) -> Iterator[Event]:
+    """Yield the events of requests that have ended.
+
+    `nodes`: device -> its node.
+    """
+    if not requests:
+        return
+    origin_s = min(request.record.submitted.now_s for request in requests)
+    clock = _Clock(origin_s)
+    lanes = _lanes((r.record.submitted.now_s, r.record.ended_s or 0.0) for r in requests)
+    runs = [(place, run) for place, request in enumerate(requests) for run in request.runs]
+    tracks = _Tracks(runs, nodes)
+    yield _process(_CLIENT, "client")
+    for lane in range(max(lanes) + 1):
+        yield _thread(_CLIENT, lane + 1, f"requests, lane {lane + 1}")
+    yield from tracks.names()
+    flows = count(1)
+    for place, (request, lane) in enumerate(zip(requests, lanes, strict=True)):
+        yield from _request_events(request, lane + 1, clock)
+        mine = {run.stage: run for run in request.runs}
+        for run in mine.values():
+            where = tracks.of[place, run.stage]
+            yield from _stage_events(request, run, where, clock)
+        yield from _flows(request, mine, place, lane + 1, tracks, clock, flows)
+
+
+class _Clock:
+    """Times since the first request, in microseconds with three decimals: whole nanoseconds."""
+
+    def __init__(self, origin_s: float) -> None:
+        self._origin_s = origin_s
+
+    def ns(self, time_s: float) -> int:
+        return round((time_s - self._origin_s) * 1e9)
+
+    def span(self, begin_s: float, end_s: float) -> Event:
+        begin_ns, end_ns = self.ns(begin_s), self.ns(end_s)
+        return {"ts": begin_ns / 1e3, "dur": max(0, end_ns - begin_ns) / 1e3}
+
+
+class _Tracks:
+    """Which process and thread each stage's run is shown on.
+
+    `runs`: each with its request's place.
+    """
+
+    def __init__(self, runs: Sequence[tuple[int, StageRun]], nodes: Mapping[str, str]) -> None:
+        by_device: dict[str, list[tuple[int, StageRun]]] = {}
+        for entry in runs:
+            by_device.setdefault(entry[1].device, []).append(entry)
+        #: (place of the request, stage) -> (process, thread).
+        self.of: dict[tuple[int, int], tuple[int, int]] = {}
+        self._processes: dict[str, int] = {}
+        self._threads: list[tuple[int, int, str]] = []
+        for device in sorted(by_device):
+            entries = by_device[device]
+            node = nodes.get(device, "unknown")
+            pid = self._processes.setdefault(node, _CLIENT + 1 + len(self._processes))
+            first = len(self._threads) + 1
+            lanes = _lanes((run.started_s, run.ended_s) for _, run in entries)
+            for (place, run), lane in zip(entries, lanes, strict=True):
+                self.of[place, run.stage] = (pid, first + lane)
+            for lane in range(max(lanes) + 1):
+                name = f"{device}, stream {lane + 1}" if lane else device
+                self._threads.append((pid, first + lane, name))
+
+    def names(self) -> Iterator[Event]:
+        for node, pid in self._processes.items():
+            yield _process(pid, f"node {node}")
+        for pid, tid, name in self._threads:
+            yield _thread(pid, tid, name)
+
+
+def _lanes(spans: Iterable[tuple[float, float]]) -> list[int]:
+    """Return a lane for each span, as few as there are spans at once: none overlap on a lane."""
+    given = list(spans)
+    lanes = [0] * len(given)
+    busy: list[tuple[float, int]] = []
+    free: list[int] = []
+    for place in sorted(range(len(given)), key=given.__getitem__):
+        begin_s, end_s = given[place]
+        while busy and busy[0][0] <= begin_s:
+            heapq.heappush(free, heapq.heappop(busy)[1])
+        lanes[place] = heapq.heappop(free) if free else len(busy)
+        heapq.heappush(busy, (end_s, lanes[place]))
+    return lanes
+
+
+def _process(pid: int, name: str) -> Event:
+    return {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
+
+
+def _thread(pid: int, tid: int, name: str) -> Event:
+    return {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}}
+
+
+def _request_events(request: EndedRequest, tid: int, clock: _Clock) -> Iterator[Event]:
+    record = request.record
+    place = {"cat": "request", "pid": _CLIENT, "tid": tid}
+    begin_s, end_s = record.submitted.now_s, record.ended_s or record.submitted.now_s
+    yield {
+        "ph": "X",
+        "name": f"{request.route.plan.name}, request {record.id}",
+        **place,
+        **clock.span(begin_s, end_s),
+        "args": {
+            "request": record.id,
+            "deployment": request.deployment,
+            "state": record.state.value,
+            "attempts": record.attempt,
+            "input_nbytes": record.submitted.nbytes,
+        },
+    }
+    admitted_s = end_s if record.admitted_s is None else record.admitted_s
+    for name, begins_s, ends_s in (
+        ("waits for admission", begin_s, admitted_s),
+        ("in flight", admitted_s, end_s),
+    ):
+        if ends_s > begins_s:
+            yield {"ph": "X", "name": name, **place, **clock.span(begins_s, ends_s)}
+    if record.attempt == 1 and request.runs:
+        return
+    for line in record.story:
+        yield {
+            "ph": "i",
+            "name": line.what,
+            **place,
+            "ts": clock.ns(line.time_s) / 1e3,
+            "s": "t",
+            "args": {"attempt": line.attempt},
+        }
+
+
+def _stage_events(
+    request: EndedRequest, run: StageRun, where: tuple[int, int], clock: _Clock
+) -> Iterator[Event]:
+    record = request.record
+    at = dict(zip(("pid", "tid"), where, strict=True))
+    name = f"{request.route.plan.name}, stage {run.stage}"
+    yield {
+        "ph": "X",
+        "name": name,
+        "cat": "stage",
+        **at,
+        **clock.span(run.started_s, run.ended_s),
+        "args": {
+            "request": record.id,
+            "attempt": record.attempt,
+            "stage": run.stage,
+            "device": run.device,
+            "upload_us": run.upload_s * 1e6,
+            "infer_us": run.infer_s * 1e6,
+            "download_us": run.download_s * 1e6,
+            "output_nbytes": run.output_nbytes,
+        },
+    }
+    if run.queued_s > 0:
+        # Those that wait overlap.
+        waits = {
+            "name": f"{name} waits",
+            "cat": "queue",
+            "id": f"{request.deployment}/{record.id}/{run.stage}",
+            **at,
+        }
+        ready_s = run.started_s - run.queued_s
+        yield {"ph": "b", **waits, "ts": clock.ns(ready_s) / 1e3, "args": {"request": record.id}}
+        yield {"ph": "e", **waits, "ts": clock.ns(run.started_s) / 1e3}
+
+
+def _flows(
+    request: EndedRequest,
+    runs: Mapping[int, StageRun],
+    place: int,
+    lane: int,
+    tracks: _Tracks,
+    clock: _Clock,
+    numbers: Iterator[int],
+) -> Iterator[Event]:
+    """Yield the flows of a request: to its first stages, and along its wires."""
+    route, record = request.route, request.record
+    tensors: dict[tuple[int, int], list[str]] = {}
+    for wire in route.plan.wires:
+        pair = (route.stages[wire.producer], route.stages[wire.consumer])
+        tensors.setdefault(pair, []).append(wire.tensor)
+    fed = {consumer for _, consumer in tensors}
+
+    def flow(
+        cat: str, begin: tuple[int, int, int], consumer: StageRun, args: Mapping[str, Any]
+    ) -> Iterator[Event]:
+        pid, tid, ns = begin
+        same = {"name": cat, "cat": cat, "id": next(numbers)}
+        yield {"ph": "s", **same, "pid": pid, "tid": tid, "ts": ns / 1e3, "args": dict(args)}
+        pid, tid = tracks.of[place, consumer.stage]
+        ts = clock.ns(consumer.started_s) / 1e3
+        yield {"ph": "f", "bp": "e", **same, "pid": pid, "tid": tid, "ts": ts}
+
+    for run in runs.values():
+        if run.stage not in fed and record.admitted_s is not None:
+            sent = (_CLIENT, lane, clock.ns(record.admitted_s))
+            yield from flow("inputs", sent, run, {"request": record.id, "consumer": run.stage})
+    for (producer, consumer), names in tensors.items():
+        if producer in runs and consumer in runs:
+            run = runs[producer]
+            leaves_ns = max(clock.ns(run.started_s), clock.ns(run.ended_s) - _INSIDE_NS)
+            sent = (*tracks.of[place, producer], leaves_ns)
+            args = {"request": record.id, "producer": producer, "consumer": consumer}
+            yield from flow("wire", sent, runs[consumer], {**args, "tensors": names})
