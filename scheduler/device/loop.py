@@ -57,6 +57,8 @@ class DeviceLoop:
         self._arrived: dict[Task, _Arrived] = {}
         #: Stages that are open, by deployment and number.
         self._stages: dict[tuple[str, int], StageOpened] = {}
+        #: When each thread that runs a task has begun it.
+        self._begun_s: dict[int, float] = {}
         self._channel = connect(self.receive)
 
     @property
@@ -73,6 +75,15 @@ class DeviceLoop:
     def is_empty(self) -> bool:
         """Whether no task is held, nor anything of one."""
         return not self._arrived and not self._machine.num_tasks
+
+    def status(self) -> dict[str, float]:
+        """Return how many tasks are held, how many run, and for how long the oldest has."""
+        oldest_s = min(self._begun_s.copy().values(), default=None)
+        return {
+            "tasks": self._machine.num_tasks,
+            "running": self._machine.num_running,
+            "running_s": 0.0 if oldest_s is None else time.monotonic() - oldest_s,
+        }
 
     def open_stage(self, opened: StageOpened) -> None:
         """Take tasks of a loaded stage; again to change where its outputs go."""
@@ -119,12 +130,15 @@ class DeviceLoop:
         ended: _Ended | None = None
         event: DeviceEvent = events.RunEnded(task)
         interrupt: BaseException | None = None
+        thread = threading.get_ident()
+        self._begun_s[thread] = time.monotonic()
         try:
             ended = self._run(task)
         except BaseException as error:
             event = events.RunFailed(task, self._failure(task, error))
             if not isinstance(error, Exception):
                 interrupt = error
+        del self._begun_s[thread]
         with self._lock:
             instructions = self._machine.handle(event)
         self._follow(instructions, ended)

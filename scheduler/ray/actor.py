@@ -17,7 +17,7 @@ from devices.model.model import Model
 from devices.plugin.program import ExecutedNode, Payload
 from devices.plugin.registry import find_plugin, load_plugins
 from devices.plugin.support import Support
-from scheduler.channels.channel import Channel, Receiver
+from scheduler.channels.channel import Receiver
 from scheduler.channels.direct import DirectChannel
 from scheduler.device.host import DeviceHost
 from scheduler.device.loop import DeviceLoop
@@ -44,12 +44,16 @@ class DeviceActor:
         self._host = DeviceHost(descriptor, plugin)
         self._workers = PumpingWorkers(descriptor.name)
 
-        def connect(receive: Receiver) -> Channel:
-            channel = DirectChannel(receive, host=host)
-            self._workers.serve(channel)
-            return channel
+        def connect(receive: Receiver) -> DirectChannel:
+            self._channel = DirectChannel(receive, host=host, status=self._status)
+            return self._channel
 
         self._loop = DeviceLoop(self._host, connect, self._workers.start)
+        self._workers.serve(self._channel)
+
+    def _status(self) -> dict[str, float]:
+        """Return what goes with the channel's beats, the first of which come early."""
+        return self._loop.status() if hasattr(self, "_loop") else {}
 
     @ray.method(concurrency_group="life")
     def stay(self) -> None:

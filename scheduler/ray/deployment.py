@@ -51,8 +51,6 @@ class RayDeployment(BaseDeployment):
         self.devices = dict(devices)
         self.sources = tuple(sources)
         self.num_threads = num_threads
-        #: Devices that are gone and not yet back.
-        self.lost: set[str] = set()
         self._num_streams: dict[int, int] = {}
         self._session = session
         self._ask = ask
@@ -80,27 +78,15 @@ class RayDeployment(BaseDeployment):
             ]
             self._ask(device, "open_stages", opened)
 
-    def is_on(self, actor: str) -> bool:
-        """Whether an actor is one of the deployment's devices."""
-        return any(device.actor_id == actor for device in self.devices.values())
-
-    def device_lost(self, actor: str, cause: str) -> None:
-        """Take note that a device of the plan is gone."""
-        for name, device in self.devices.items():
-            if device.actor_id == actor:
-                self.lost.add(name)
-                node = device.descriptor.node
-                self._runner.handle(events.DeviceLost(self._runner.now_s(), name, node, cause))
-
-    def device_returned(
-        self, name: str, device: ActorDevice, num_streams: Mapping[int, int]
-    ) -> None:
-        """Use a device that has its stages again."""
+    def use(self, name: str, device: ActorDevice, num_streams: Mapping[int, int]) -> None:
+        """Send to a device's new actor from now on; it has its stages."""
         self.devices[name] = device
         self.move(name, device.address)
         self.open(num_streams)
-        self.lost.discard(name)
-        self._runner.handle(events.DeviceReturned(self._runner.now_s(), name))
+
+    def tell(self, event: events.ClientEvent) -> None:
+        """Hand in what became of a device."""
+        self._runner.handle(event)
 
     def cluster_lost(self, error: ClusterError) -> None:
         """Fail every request, those to come included: nothing is left."""

@@ -82,6 +82,7 @@ class RayDevices:
     `counts`: plugin -> logical devices on each node.
     `probe_timeout_s`: seconds that a node may take to list its devices before the others are used
         without it.
+    `load_timeout_s`: seconds that a device may take to answer.
     `ended`: is given a device whose actor has ended, and Ray's reason, in a thread of Ray's that
         must not be kept.
     """
@@ -92,10 +93,12 @@ class RayDevices:
         specs: Sequence[PluginSpec],
         counts: Mapping[str, int],
         probe_timeout_s: float,
+        load_timeout_s: float = 3600.0,
         ended: OnEnd = _nothing,
     ) -> None:
         self._session = session
         self._ended = ended
+        self._load_timeout_s = load_timeout_s
         self._specs = tuple(specs)
         self._counts = dict(counts)
         self._probe_timeout_s = probe_timeout_s
@@ -156,18 +159,24 @@ class RayDevices:
 
         device.actor.stay.remote().future().add_done_callback(end)
 
-    def forget(self, actor_id: str) -> str | None:
-        """Let go of an actor that is gone; who asks for its device next gets a new one.
-
-        Return the device's name; None where the actor is known no more.
-        """
+    def forget(self, actor_id: str) -> None:
+        """Let go of an actor that is gone; who asks for its device next gets a new one."""
         with self._lock:
             for name in [n for n, d in self._actors.items() if d.actor_id == actor_id]:
                 self._doubted.add(self._actors.pop(name).node_id)
-                return name
-        return None
 
-    def fetch(self, device: ActorDevice, ref: Any, timeout_s: float) -> Any:
+    def reached(self, names: Sequence[str]) -> dict[str, ActorDevice]:
+        """Return devices by name, once each has said where its channel is reached.
+
+        Raises as `device` and `fetch` do.
+        """
+        devices = {name: self.device(name) for name in names}
+        refs = [(d, d.actor.address.remote()) for d in devices.values() if not d.address]
+        for device, ref in refs:
+            device.address = self.fetch(device, ref)
+        return devices
+
+    def fetch(self, device: ActorDevice, ref: Any) -> Any:
         """Return what a device's actor answered.
 
         Raises HeteroError: what it raised; DeviceLostError if it or its node is gone, ClusterError
@@ -175,15 +184,16 @@ class RayDevices:
         """
         descriptor = device.descriptor
         where = f"device {descriptor.name} on node {descriptor.node}"
-        until_s = time.monotonic() + timeout_s
+        until_s = time.monotonic() + self._load_timeout_s
         while not self._session.wait([ref], LOOK_S):
             if time.monotonic() >= until_s:
                 raise ClusterError(
-                    f"{where} did not answer within {timeout_s:.0f} s; `ray status` shows whether "
-                    "its node can take it.",
+                    f"{where} did not answer within {self._load_timeout_s:.0f} s; `ray status` "
+                    "shows whether its node can take it.",
                     device=descriptor.name,
                 )
             if device.node_id not in {node.id for node in self._alive()}:
+                self.forget(device.actor_id)
                 raise _lost(descriptor, "its node has left the cluster")
         try:
             return ray.get(ref)
@@ -194,6 +204,7 @@ class RayDevices:
                 cause=why_lost(error),
             ) from error
         except exceptions.RayActorError as error:
+            self.forget(device.actor_id)
             raise _lost(descriptor, why_lost(error)) from error
         except exceptions.RayTaskError as error:
             if isinstance(error.cause, HeteroError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -173,7 +174,7 @@ def test_a_weight_of_several_stages_is_stored_once(executor: RayExecutor) -> Non
     deployment = executor.deploy(*cut(model, ("TOY.0", ["n0"]), ("TOY.1", ["n1"])))
     y = deployment.submit({"x": np.ones(1, np.float32)}).future.result(300).outputs["y"]
     np.testing.assert_array_equal(y, np.full(200_000, 6, np.float32))
-    assert list(executor._weights) == [model.constants["w"]]
+    assert list(executor._loader._weights) == [model.constants["w"]]
 
 
 def test_a_model_is_taken_apart_once_however_often_devices_are_asked(
@@ -185,7 +186,7 @@ def test_a_model_is_taken_apart_once_however_often_devices_are_asked(
         taken.append(model)
         return split_model(model)
 
-    monkeypatch.setattr("scheduler.ray.executor.split_model", counted)
+    monkeypatch.setattr("scheduler.ray.loading.split_model", counted)
     model = build([("Neg", "n", ("x",), "y")], ["y"])
     for device in ("TOY.0", "TOY.1", "TOY.0"):
         assert executor.query(device, model).devices == {"n": device}
@@ -279,7 +280,7 @@ def test_a_connection_that_breaks_is_no_death(executor: RayExecutor) -> None:
     device = executor._devices.device("TOY.0")
     submission = deployment.submit({"x": X})
     broken = exceptions.ActorUnavailableError("Socket closed", bytes.fromhex(device.actor_id))
-    executor._actor_ended(device, broken)
+    executor._keeper.ended(device, broken)
     assert submission.future.result(300)
     assert executor._devices.device("TOY.0") is device
     assert [line.attempt for line in deployment.story(submission.request_id)][-1] == 1
@@ -366,3 +367,40 @@ def test_ended_requests_leave_nothing_behind(executor: RayExecutor) -> None:
         deployment.submit({"x": X}).future.result(300)
     assert not deployment._attempts
     assert not deployment._runner._calls
+
+
+@pytest.mark.slow
+def test_a_process_that_is_stopped_is_found_and_replaced(executor: RayExecutor) -> None:
+    deployment = executor.deploy(*chain("TOY.1", "TOY.2"))
+    pid = ray.get(executor._devices.device("TOY.2").actor.ping.remote())
+    os.kill(pid, signal.SIGSTOP)
+    answer = deployment.submit({"x": X}, Request(timeout_s=300)).future.result()
+    np.testing.assert_array_equal(answer.outputs["t1"], X + 2)
+    assert ray.get(executor._devices.device("TOY.2").actor.ping.remote()) != pid
+
+
+@pytest.mark.slow
+def test_a_process_that_is_silent_for_a_while_goes_on(executor: RayExecutor) -> None:
+    deployment = executor.deploy(*chain("TOY.1", "TOY.2"))
+    device = executor._devices.device("TOY.2")
+    pid = ray.get(device.actor.ping.remote())
+    lost = threading.Event()
+    tell = deployment.tell
+    deployment.tell = lambda event: (lost.set(), tell(event))  # type: ignore[method-assign, func-returns-value]  # to see it
+    os.kill(pid, signal.SIGSTOP)
+    submission = deployment.submit({"x": X}, Request(timeout_s=300))
+    assert lost.wait(300)
+    os.kill(pid, signal.SIGCONT)
+    assert submission.future.result()
+    assert executor._devices.device("TOY.2") is device
+
+
+@pytest.mark.slow
+def test_a_stage_that_hangs_is_ended_with_its_process(local_ray: None) -> None:
+    executor = create_executor("ray", devices={"TOY": 2}, plugins=(TOY,), stage_timeout_s=1.0)
+    stuck = executor.deploy(*chain("TOY.0", name="sleep_60_"), limits=Limits(attempts=1))
+    bystander = executor.deploy(*chain("TOY.0", "TOY.1"))
+    with pytest.raises(DeviceLostError, match="longer than STAGE_TIMEOUT_S=1"):
+        stuck.submit({"x": X}, Request(timeout_s=300)).future.result()
+    assert bystander.submit({"x": X}, Request(timeout_s=300)).future.result()
+    executor.close()

@@ -1,0 +1,225 @@
+"""The keeper of devices: it watches their actors, tells deployments, and starts what is lost again.
+
+What is seen comes from the channel's beats and from Ray; `scheduler.client.liveness` says what is
+to be done about it.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Final
+
+import ray
+from ray import exceptions
+
+from devices.errors import ClusterError, HeteroError, UnknownDeviceError
+from scheduler.channels.direct import DirectChannel
+from scheduler.client.liveness import (
+    Heard,
+    Liveness,
+    MessagesLost,
+    NodeLeft,
+    ProcessEnded,
+    Restart,
+    Sighting,
+    Silent,
+    Started,
+    StartFailed,
+    TimePassed,
+)
+from scheduler.ray.deployment import RayDeployment
+from scheduler.ray.devices import ActorDevice, RayDevices, why_lost
+from scheduler.ray.loading import StageLoader
+from scheduler.ray.start import RaySession
+
+_log = logging.getLogger(__name__)
+
+#: Seconds that Ray may take to say why a process has ended.
+_REASON_S: Final = 1.0
+#: Seconds between two looks at how long stages have run, and at the nodes of devices that are away.
+_LOOK_S: Final = 0.5
+
+
+class DeviceKeeper:
+    """Keeps the devices of an executor's deployments alive.
+
+    `deployments`: those that are open.
+    `loader`: loads stages again.
+    `cluster_gone`: told if the whole cluster is.
+    """
+
+    def __init__(
+        self,
+        session: RaySession,
+        devices: RayDevices,
+        deployments: Iterable[RayDeployment],
+        loader: StageLoader,
+        cluster_gone: Callable[[ClusterError], None],
+        *,
+        device_timeout_s: float,
+        stage_timeout_s: float | None,
+    ) -> None:
+        self._session = session
+        self._devices = devices
+        self._deployments = deployments
+        self._loader = loader
+        self._cluster_gone = cluster_gone
+        self._liveness = Liveness(
+            device_timeout_s=device_timeout_s, stage_timeout_s=stage_timeout_s
+        )
+        self._looks_at_runs = stage_timeout_s is not None
+        self._channel: DirectChannel | None = None
+        #: The present actors of the devices that deployments use, by address.
+        self._actors: dict[str, ActorDevice] = {}
+        self._lock = threading.Lock()
+        self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, name="keeper", daemon=True)
+
+    def serve(self, channel: DirectChannel) -> None:
+        """Begin, with the channel on which devices are heard."""
+        self._channel = channel
+        self._thread.start()
+
+    def close(self) -> None:
+        """Let devices die."""
+        self._closed = True
+        self._orders.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout=5.0)
+
+    def watch(self, device: ActorDevice) -> None:
+        """Keep a device that has its stages from now on; again is harmless."""
+        assert self._channel is not None
+        with self._lock:
+            if device.address in self._actors:
+                return
+            self._actors[device.address] = device
+        self._channel.watch(device.address)
+        descriptor = device.descriptor
+        self._see(Started(time.monotonic(), descriptor.name, descriptor.node, device.address))
+
+    # What is seen, in threads of the channel's and of Ray's, which must not be kept.
+
+    def silent(self, address: str, silent_s: float) -> None:
+        """Take in that nothing is heard of an address; 0 seconds: its process has ended."""
+        device = self._actors.get(address)
+        if silent_s or device is None:
+            self._orders.put(partial(self._see, Silent(time.monotonic(), address, silent_s)))
+        else:
+            self._orders.put(partial(self._ask_why, device))
+
+    def heard(self, address: str) -> None:
+        """Take in that an address is heard again."""
+        self._orders.put(partial(self._see, Heard(time.monotonic(), address)))
+
+    def lost(self, address: str) -> None:
+        """Take in that messages from or to an address were lost."""
+        self._orders.put(partial(self._see, MessagesLost(time.monotonic(), address)))
+
+    def ended(self, device: ActorDevice, error: BaseException) -> None:
+        """Take in what Ray says of an actor; one that it cannot reach may be heard all the same."""
+        if isinstance(error, exceptions.ActorUnavailableError):
+            self._orders.put(partial(self._devices.watch, device))
+        else:
+            self._orders.put(partial(self._end, device, why_lost(error)))
+
+    # What is done, in the keeper's thread.
+
+    def _work(self) -> None:
+        while True:
+            try:
+                order = self._orders.get(timeout=_LOOK_S)
+            except queue.Empty:
+                order = self._look
+            if order is None:
+                return
+            try:
+                order()
+                self._see(TimePassed(time.monotonic()))
+            except ClusterError as error:
+                self._cluster_gone(error)
+            except Exception:  # one device's trouble must not end the care for the others
+                _log.exception("devices go on being kept")
+
+    def _see(self, seen: Sighting) -> None:
+        with self._lock:
+            orders = self._liveness.handle(seen)
+        for order in orders:
+            if self._closed or self._session.is_left:
+                return  # actors end with the Ray that this process leaves
+            if isinstance(order, Restart):
+                _log.warning("device=%s is started again: %s", order.device, order.cause)
+                name = f"{order.device}-start"
+                threading.Thread(
+                    target=self._restart, args=(order,), name=name, daemon=True
+                ).start()
+                continue
+            for deployment in self._deployments:
+                if order.device in deployment.devices:
+                    deployment.tell(order)
+
+    def _end(self, device: ActorDevice, cause: str) -> None:
+        self._devices.forget(device.actor_id)
+        self._see(ProcessEnded(time.monotonic(), device.address, cause))
+
+    def _ask_why(self, device: ActorDevice) -> None:
+        """Take in that a device's process has ended, with Ray's reason if it has one."""
+        cause = "its process has ended"
+        try:
+            ray.get(device.actor.ping.remote(), timeout=_REASON_S)
+        except exceptions.ActorDiedError as error:
+            cause = why_lost(error)
+        except exceptions.RayError:
+            pass
+        self._end(device, cause)
+
+    def _look(self) -> None:
+        """Look for stages that hang."""
+        if not self._looks_at_runs or self._channel is None:
+            return
+        for address in list(self._actors):
+            running_s = self._channel.status_of(address).get("running_s", 0.0)
+            self._see(Heard(time.monotonic(), address, running_s))
+
+    def _restart(self, order: Restart) -> None:
+        """End what is left of a device, start it again and load its stages; in a thread."""
+        name = order.device
+        with self._lock:
+            old = self._actors.pop(order.address, None)
+        seen: Sighting
+        try:
+            if old is not None:
+                self._give_up(old)
+            device = self._start(name)
+        except UnknownDeviceError as error:
+            seen = NodeLeft(time.monotonic(), name, error.message)
+        except HeteroError as error:
+            _log.info("device=%s is not back: %s", name, error)
+            seen = StartFailed(time.monotonic(), name, error.message)
+        else:
+            self.watch(device)
+            return
+        self._orders.put(partial(self._see, seen))
+
+    def _give_up(self, device: ActorDevice) -> None:
+        """End an actor, whatever it does; on a node that does not answer it is left."""
+        assert self._channel is not None
+        self._channel.unwatch(device.address)
+        self._devices.forget(device.actor_id)
+        if self._devices.answers(device):
+            ray.kill(device.actor)
+
+    def _start(self, name: str) -> ActorDevice:
+        device = self._devices.reached([name])[name]
+        for deployment in self._deployments:
+            if name in deployment.devices:
+                deployment.devices[name] = device
+                stages = [deployment.plan.stages[i] for i in deployment.stages_on(name)]
+                deployment.use(name, device, self._loader.load(deployment, stages))
+        return device

@@ -1,0 +1,112 @@
+"""Loading stages on device actors: from a file of their node, a payload, or the model itself."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+import ray
+
+from devices.errors import ClusterError, DeviceLostError, HeteroError
+from devices.model.model import Constant, Model
+from devices.plugin.program import Payload
+from scheduler.client.deployment import import_failed
+from scheduler.executor import StageSource
+from scheduler.formats.model_parts import outline, split_model
+from scheduler.formats.stored_payload import StoredPayload
+from scheduler.plan import Stage
+from scheduler.ray.deployment import RayDeployment
+from scheduler.ray.devices import RayDevices
+
+#: Weights over this size go to the object store one by one, once for all stages that have them.
+_SHARED_NBYTES: Final = 100_000
+
+
+class StageLoader:
+    """Sends stages to their devices.
+
+    `devices`: where actors' answers are fetched.
+    """
+
+    def __init__(self, devices: RayDevices) -> None:
+        self._devices = devices
+        #: References to weights in the object store, as long as somebody here has the weight.
+        self._weights: weakref.WeakKeyDictionary[Constant, Any] = weakref.WeakKeyDictionary()
+        #: What of a model goes to devices, as long as somebody here has the model.
+        self._packed: weakref.WeakKeyDictionary[Model, tuple[list[Any], dict[str, Any]]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def load(self, deployment: RayDeployment, stages: Sequence[Stage]) -> dict[int, int]:
+        """Start every stage's way onto its device, then see to those that must try another.
+
+        Return how many requests each runs at once.
+        """
+
+        def start(stage: Stage, way: Payload | StoredPayload | None) -> Any:
+            source = deployment.sources[stage.index]
+            if way is None:
+                parts, weights = self.pack(source.model)
+            else:  # neither nodes nor weights: an imported model may not have been read here
+                ports = (source.model.inputs, source.model.outputs)
+                parts, weights = list(outline(source.model.name, stage.node_names, *ports)), {}
+            return deployment.device_of(stage.index).actor.load_stage.remote(
+                deployment.key,
+                stage.index,
+                parts,
+                weights,
+                way,
+                dict(source.config),
+                deployment.num_threads[stage.device],
+            )
+
+        num_streams: dict[int, int] = {}
+        ways = [_ways(deployment.sources[stage.index]) for stage in stages]
+        refs = [start(stage, mine[0]) for stage, mine in zip(stages, ways, strict=True)]
+        for stage, mine, ref in zip(stages, ways, refs, strict=True):
+            for way, after in zip(mine, [*mine[1:], None], strict=True):
+                try:
+                    streams = self._devices.fetch(deployment.device_of(stage.index), ref)
+                except HeteroError as error:
+                    if way is None or isinstance(error, DeviceLostError | ClusterError):
+                        raise
+                    if not isinstance(way, StoredPayload):
+                        import_failed(deployment.plan, stage.index, error)
+                    ref = start(stage, after)
+                else:
+                    num_streams[stage.index] = streams
+                    if way is not None:
+                        deployment.imported.add(stage.index)
+                    break
+        return num_streams
+
+    def pack(self, model: Model) -> tuple[list[Any], dict[str, Any]]:
+        """Return a model's parts and its weights: small ones as they are, others as references."""
+        if model not in self._packed:
+            parts = split_model(model)
+            weights = {name: self._weight(model.constants[name]) for name in parts.weights}
+            self._packed[model] = list(parts._replace(weights={})), weights
+        return self._packed[model]
+
+    def _weight(self, constant: Constant) -> Any:
+        if constant.array.nbytes <= _SHARED_NBYTES:
+            return np.asarray(constant.array)
+        if constant not in self._weights:
+            self._weights[constant] = ray.put(np.asarray(constant.array))
+        return self._weights[constant]
+
+    def close(self) -> None:
+        """Let go of what is in the object store."""
+        self._packed.clear()
+        self._weights.clear()
+
+
+def _ways(source: StageSource) -> list[Payload | StoredPayload | None]:
+    """Return what a stage may be loaded from, the cheapest first; None is compilation."""
+    # Places in files are this node's.
+    payload = None if source.payload is None else replace(source.payload, places={})
+    given = (source.stored, payload)
+    return [*(way for way in given if way is not None), None]
