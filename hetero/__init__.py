@@ -1,5 +1,6 @@
 """hetero: one ONNX model, cut across unlike devices, pipelined over a Ray cluster."""
 
+from devices.model.extension import Extension, custom_operator
 from devices.model.model import Model
 from devices.model.tensor_spec import TensorSpec
 from devices.plugin.support import Refusal, Support
@@ -38,6 +39,7 @@ __all__ = [
     "CompiledModel",
     "Core",
     "Costs",
+    "Extension",
     "InferRequest",
     "Layout",
     "Model",
@@ -55,6 +57,7 @@ __all__ = [
     "Type",
     "__version__",
     "compare",
+    "custom_operator",
     "errors",
 ]
 __all__ += errors.__all__

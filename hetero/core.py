@@ -28,6 +28,7 @@ from hetero.cache.importing import (
 )
 from hetero.compiled_model import CompiledModel
 from hetero.compiler import Compiler, CompileRequest
+from hetero.extensions import Extensions
 from hetero.observed import Observed
 from hetero.planning import PlanReport
 from hetero.planning.cost import Costs
@@ -103,6 +104,7 @@ class Core(Observed):
         self._scopes = Scopes(
             lambda: self.device_descriptors, lambda *names: self.executor.get_property(*names)
         )
+        self._extensions = Extensions()
         self._closed = False
         self._answers = Answers(lambda *question: self.executor.query(*question))
         self._planner = CostPlanner(lambda: self.executor, self._answers)
@@ -204,7 +206,24 @@ class Core(Observed):
 
     def read_model(self, model: Source | Model) -> Model:
         """Read a model from a path, bytes or a ModelProto; ``light:NAME`` is shipped by onnx."""
-        return read_model(model)
+        return self._extensions.apply(read_model(model))
+
+    def add_extension(self, extension: Any) -> None:
+        """Define a custom operator for the models that are read, queried and compiled from now on.
+
+        Parameters
+        ----------
+        extension : Extension, str or onnx.FunctionProto
+            A function of arrays that `hetero.custom_operator` decorates, or its ``module:attr``:
+            device CPU runs it, and imports its module where it is. Or an ONNX function: every
+            device runs it that runs what it is made of.
+
+        Raises
+        ------
+        ArgumentError
+            It cannot be imported, or the operator has another one.
+        """
+        self._extensions.add(extension, on_ray=self._kind == "ray")
 
     def query_model(
         self,
@@ -227,7 +246,7 @@ class Core(Observed):
             Node name -> device; nodes that no device takes are in `Support.unsupported`, each with
             every device's reason.
         """
-        return self._query(read_model(model), device_name, config or {}, affinity)[1]
+        return self._query(self.read_model(model), device_name, config or {}, affinity)[1]
 
     def survey_model(
         self,
@@ -249,7 +268,7 @@ class Core(Observed):
         AffinityError
             For pins that cannot be met.
         """
-        source = read_model(model)
+        source = self.read_model(model)
         query, support = self._query(source, device_name, config or {}, affinity)
         told = {n: self._answers.timed(n, source, query.config.devices[n]) for n in query.devices}
         return Survey(
@@ -295,7 +314,7 @@ class Core(Observed):
             For pins that name no node, no device, or a device that does not support the node.
         """
         config = config or {}
-        source = read_model(model)
+        source = self.read_model(model)
         request = self._request(source, device_name, config, affinity)
         configs = {} if "CACHE_DIR" in config else request.config.devices
         return self._compiler.compile(source, request, cache_of(request.config.own, configs))
@@ -326,7 +345,7 @@ class Core(Observed):
         Ctrl-C ends it: the costs so far are returned, ``interrupted`` being set. Devices that
         failed or vanished are in ``missing`` with the reason.
         """
-        source = read_model(model)
+        source = self.read_model(model)
         request = self._request(source, device_name, config or {}, None)
         return self._planner.profile(source, request, inputs, seconds, progress)
 
@@ -361,7 +380,7 @@ class Core(Observed):
         UnsupportedNodesError
             For nodes that no device takes.
         """
-        source = read_model(model)
+        source = self.read_model(model)
         request = self._request(source, device_name, config or {}, affinity)
         return self._planner.verified(source, request, costs=costs, progress=progress)
 
@@ -373,7 +392,7 @@ class Core(Observed):
         config: Config | None = None,
     ) -> Costs:
         """Read a cost file; PlanError with ``differences`` if it is of another model or devices."""
-        source = read_model(model)
+        source = self.read_model(model)
         request = self._request(source, device_name, config or {}, None)
         return self._planner.read_costs(path, source, request)
 
@@ -416,6 +435,7 @@ class Core(Observed):
         """
         blob = ModelBlob(open_blob(source))
         blob.blob.verify()
+        self._extensions.require(blob)
         model = blob.source()
         available = (
             self.available_devices if device_name is None else self.resolve_devices(device_name)
@@ -454,6 +474,7 @@ class Core(Observed):
     ) -> CompileRequest:
         devices, config = self._scopes.devices(device, config)
         split = self._scopes.split(config, devices)
+        self._extensions.allow(model, split, self._scopes.tables())
         split = replace(split, own={**split.own, "COST_DIGEST": cost_digest(split.own)})
         pins = pins_of(model, devices, affinity)
         record = Compilation.of(self._described(devices), split, pins)

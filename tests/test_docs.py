@@ -60,7 +60,11 @@ def test_its_query_prints_what_it_says(shell: Shell) -> None:
 
 @pytest.mark.parametrize(
     ("words", "last"),
-    [("AsyncInferQueue", "queue.wait_all()"), ("PrePostProcessor(", ".uint8))[0]")],
+    [
+        ("AsyncInferQueue", "queue.wait_all()"),
+        ("PrePostProcessor(", ".uint8))[0]"),
+        ("core.add_extension", "-0.5]))[0])"),
+    ],
 )
 def test_its_python_runs_and_prints_what_it_says(words: str, last: str) -> None:
     program = block_with("python", words)
@@ -68,6 +72,11 @@ def test_its_python_runs_and_prints_what_it_says(words: str, last: str) -> None:
     with contextlib.redirect_stdout(printed):
         exec(compile(program, "README.md", "exec"), {})
     assert printed.getvalue() == output_after(last)
+
+
+def test_its_operator_is_the_file_that_is_tested() -> None:
+    file = (ROOT / "tests" / "examples" / "custom_operator.py").read_text()
+    assert block_with("python", "def fraction") == file
 
 
 def test_its_plugin_is_the_file_that_is_tested_and_short() -> None:

@@ -156,15 +156,5 @@ def check_remote_memory_is_there_or_refused(plugin: Plugin) -> None:
     expect(tensor.to_host().shape == (2, 3), "to_host gives another shape")
 
 
-def check_extensions_are_taken_or_refused(plugin: Plugin) -> None:
-    """add_extension refuses what is not an extension, with a typed error."""
-    if type(plugin).add_extension is Plugin.add_extension:
-        expect_raises(
-            UnsupportedOperationError, lambda: plugin.add_extension(None), "add_extension(None)"
-        )
-    else:
-        expect_raises(TypeError, lambda: plugin.add_extension(None), "add_extension(None)")
-
-
 def _mutable(plugin: Plugin) -> list[Property]:
     return [p for p in plugin.properties.values() if p.mutable]

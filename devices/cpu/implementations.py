@@ -10,8 +10,10 @@ from weakref import WeakKeyDictionary
 import onnx
 
 from devices.cpu.delegate import is_delegated
+from devices.cpu.extensions import extension_kernels
 from devices.kernels import KERNELS, Kernel
 from devices.model.attributes import attribute_value, bodies
+from devices.model.extension import Operator
 from devices.model.functions import (
     FunctionKey,
     function_key,
@@ -35,6 +37,8 @@ class Scope:
 
     opsets: Mapping[str, int]
     functions: Mapping[FunctionKey, onnx.FunctionProto] = field(default_factory=dict)
+    #: Custom operators, by domain and name.
+    extensions: Mapping[Operator, Kernel | Refusal] = field(default_factory=dict)
     #: What was found of the model's own functions, each call with other attributes once.
     found: dict[tuple[Any, ...], Implementation | Refusal] = field(default_factory=dict)
     #: Their blocks, likewise.
@@ -45,12 +49,13 @@ class Scope:
         """Return the scope of a model's main graph."""
         if model not in _scopes:
             functions = {(f.domain, f.name, f.overload): f for f in model.header.functions}
-            _scopes[model] = cls(model.opset_imports, functions)
+            _scopes[model] = cls(model.opset_imports, functions, extension_kernels(model))
         return _scopes[model]
 
     def of_function(self, function: onnx.FunctionProto) -> Scope:
         """Return the scope inside a function, which imports its own operator sets."""
-        return Scope(function_opsets(function), self.functions, self.found, self.blocks)
+        opsets = function_opsets(function)
+        return Scope(opsets, self.functions, self.extensions, self.found, self.blocks)
 
     def opset(self, domain: str) -> int:
         """Return the imported version of a domain; the fused operators' own is always 1."""
@@ -99,7 +104,10 @@ def find_implementation(node: Node, scope: Scope) -> Implementation | Refusal:
     if node.domain not in scope.opsets and node.domain != FUSED:
         return Refusal("opset", f"{operator}: the model imports no opset of domain {node.domain!r}")
     opset = scope.opset(node.domain)
-    kernel = KERNELS.find(node.domain, node.op_type, opset)
+    extension = scope.extensions.get((node.domain, node.op_type))
+    if isinstance(extension, Refusal):
+        return extension
+    kernel = extension or KERNELS.find(node.domain, node.op_type, opset)
     if kernel is None and node.domain == FUSED:
         # A pattern of an old model may be an operator of a newer opset.
         kernel = KERNELS.find("", node.op_type, onnx.defs.onnx_opset_version())
@@ -115,7 +123,8 @@ def find_implementation(node: Node, scope: Scope) -> Implementation | Refusal:
         return Refusal(
             "opset", f"{operator}: kernels from opset {versions[0]} on; the model imports {opset}"
         )
-    return Refusal("no_kernel", f"{operator}: no kernel at opset {opset}")
+    hint = "; Core.add_extension gives it one" if node.domain else ""
+    return Refusal("no_kernel", f"{operator}: no kernel at opset {opset}{hint}")
 
 
 def _check_kernel(

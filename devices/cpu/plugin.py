@@ -13,6 +13,7 @@ from devices.cpu.implementations import Scope, find_implementation
 from devices.cpu.program import CPUProgram
 from devices.cpu.threads import blas_name
 from devices.cpu.transforms import transform
+from devices.model.extension import allowed_extensions
 from devices.model.model import Model, Node
 from devices.plugin.plugin import Plugin
 from devices.plugin.program import Payload, Program
@@ -40,10 +41,19 @@ class CPUPlugin(Plugin):
             False,
             "Element types and abilities.",
         ),
+        Property(
+            "EXTENSIONS",
+            tuple,
+            (),
+            True,
+            "Custom operators that a model may import: Core says so for those added to it.",
+            shapes_result=True,
+        ),
     )
 
     def transform_model(self, model: Model, config: Config) -> Model:
         """Return the model with constants folded, patterns fused and dead nodes gone."""
+        model = allowed_extensions(model, config["EXTENSIONS"])
         return model if config["DISABLE_TRANSFORMATIONS"] else transform(model)
 
     def refuse(self, node: Node, model: Model, config: Config) -> Refusal | None:
@@ -64,7 +74,7 @@ class CPUPlugin(Plugin):
 
     def load(self, payload: Payload, model: Model, config: Config) -> Program:
         """Make a program from an exported one, without transforming again."""
-        return CPUProgram.load(payload, config["INFERENCE_NUM_THREADS"])
+        return CPUProgram.load(payload, config["INFERENCE_NUM_THREADS"], config["EXTENSIONS"])
 
     def version(self) -> str:
         """Return the versions that results depend on."""

@@ -13,6 +13,7 @@ from devices.cpu.block import Block, build_block
 from devices.cpu.implementations import Scope
 from devices.cpu.threads import use_threads
 from devices.errors import BlobError
+from devices.model.extension import allowed_extensions
 from devices.model.model import Constant, Model, Node
 from devices.model.tensor_spec import TensorSpec
 from devices.plugin.program import ExecutedNode, Payload, Program, RunContext, Value
@@ -68,7 +69,7 @@ class CPUProgram(Program):
         )
 
     @classmethod
-    def load(cls, payload: Payload, threads: int = 0) -> CPUProgram:
+    def load(cls, payload: Payload, threads: int = 0, extensions: Sequence[str] = ()) -> CPUProgram:
         """Make a program from what `export` gave, as transformed then, or raise BlobError."""
         header = payload.header
         if header.get("format") != _FORMAT:
@@ -79,7 +80,8 @@ class CPUProgram(Program):
         proto = onnx.ModelProto()
         try:
             proto.ParseFromString(header["graph"])
-            return cls(_model(proto, header["covers"], payload), threads)
+            model = _model(proto, header["covers"], payload)
+            return cls(allowed_extensions(model, extensions), threads)
         except (DecodeError, KeyError, TypeError, ValueError) as error:
             raise BlobError(f"damaged CPU payload: {error}. Compile the model again.") from error
 

@@ -114,7 +114,7 @@ def _from_proto(proto: onnx.ModelProto, where: str, folder: Path | None) -> Mode
         complete_nodes(function.node, where, folder)
         for attribute in function.attribute_proto:
             complete_attribute(attribute, where, folder)
-        _check_function(function, where)
+        check_function(function, where)
     graph = proto.graph
     check_text((graph.name,), where)
     for info in graph.value_info:
@@ -189,7 +189,8 @@ def _check_opsets(imports: Iterable[onnx.OperatorSetIdProto], where: str) -> Non
             )
 
 
-def _check_function(function: onnx.FunctionProto, where: str) -> None:
+def check_function(function: onnx.FunctionProto, where: str) -> None:
+    """Raise ModelError if a function reads what nothing makes, or makes a value twice."""
     check_text((function.name, function.domain, function.overload), where)
     check_text((*function.input, *function.output, *function.attribute), where)
     _check_opsets(function.opset_import, f"{where}: function {function.name!r}")

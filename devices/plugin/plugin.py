@@ -227,18 +227,6 @@ class Plugin(ABC):
         """
         raise UnsupportedOperationError(f"{self.name} has no device memory to share")
 
-    def add_extension(self, extension: Any) -> None:
-        """Accept custom operators.
-
-        Raises
-        ------
-        UnsupportedOperationError
-            The plugin takes none.
-        """
-        raise UnsupportedOperationError(
-            f"{self.name} takes no extensions; give such nodes to a device that does."
-        )
-
     def _compiled(self, model: Model, program: Program, config: Config) -> CompiledModel:
         device_id = config["DEVICE_ID"]
         device = f"{self.name}.{device_id}"

@@ -1,0 +1,48 @@
+"""Custom operators of the tests, in a module that devices' processes import."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from devices.model.tensor_spec import TensorSpec
+from hetero import custom_operator
+
+
+@custom_operator("org.example::Squeak", infer=lambda x, **attributes: x)
+def squeak(x: np.ndarray, *, loud: float = 1.0) -> np.ndarray:
+    return np.sin(x) * np.float32(loud)
+
+
+def halves(x: TensorSpec) -> tuple[TensorSpec, TensorSpec]:
+    rows, *rest = x.shape or ()
+    size = rows // 2 if isinstance(rows, int) else None
+    half = replace(x, shape=(size, *rest))
+    return half, replace(half, type="tensor(double)")
+
+
+@custom_operator("org.example::Halve", infer=halves)
+def halve(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    first, second = np.split(x, 2)
+    return first, second.astype(np.float64)
+
+
+@custom_operator("org.example::Lie", infer=lambda x: x)
+def lie(x: np.ndarray) -> Any:
+    return x[:1].astype(np.float64)
+
+
+@custom_operator("org.example::Late", infer=lambda x: x, since=3)
+def late(x: np.ndarray) -> Any:
+    return x
+
+
+@custom_operator("org.example::Broken", infer=lambda x: x.nothing)
+def broken(x: np.ndarray) -> Any:
+    return x
+
+
+def plain(x: np.ndarray) -> np.ndarray:
+    return x

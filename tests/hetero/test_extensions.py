@@ -1,0 +1,277 @@
+"""Custom operators: as functions of arrays, and as ONNX functions."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import hetero
+from devices.errors import ArgumentError, BlobError, KernelError, ModelError, UnsupportedNodesError
+from tests.hetero import custom_operators
+from tests.hetero.custom_operators import halve, lie, squeak
+
+X = np.linspace(-2, 2, 12, dtype=np.float32).reshape(4, 3)
+DOMAIN = "org.example"
+
+
+def graph(
+    *nodes: onnx.NodeProto, outputs: dict[str, Any], functions: Any = (), rows: Any = 4
+) -> onnx.ModelProto:
+    given = helper.make_tensor_value_info("x", TensorProto.FLOAT, [rows, 3])
+    made = [helper.make_tensor_value_info(n, t, None) for n, t in outputs.items()]
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid(DOMAIN, 1)]
+    return helper.make_model(
+        helper.make_graph(nodes, "custom", [given], made),
+        opset_imports=opsets, functions=functions, ir_version=9,
+    )  # fmt: skip
+
+
+def squeaking() -> onnx.ModelProto:
+    """Return relu -> Squeak -> abs."""
+    return graph(
+        helper.make_node("Relu", ["x"], ["a"], "relu"),
+        helper.make_node("Squeak", ["a"], ["b"], "squeak", domain=DOMAIN, loud=2.0),
+        helper.make_node("Abs", ["b"], ["y"], "abs"),
+        outputs={"y": TensorProto.FLOAT},
+    )
+
+
+ANSWER = np.abs(np.sin(np.maximum(X, 0)) * 2)
+
+
+@pytest.fixture
+def core() -> Iterator[hetero.Core]:
+    with hetero.Core("inprocess") as core:
+        yield core
+
+
+def test_without_its_extension_an_operator_is_refused_with_the_remedy(core: hetero.Core) -> None:
+    support = core.query_model(squeaking(), "HETERO:ORT,CPU")
+    assert "Core.add_extension" in support.unsupported["squeak"]["CPU"].message
+
+
+@pytest.mark.parametrize("given", [squeak, "tests.hetero.custom_operators:squeak"])
+def test_a_function_of_arrays_is_an_operator_of_the_cpu(core: hetero.Core, given: Any) -> None:
+    core.add_extension(given)
+    support = core.query_model(squeaking(), "HETERO:ORT,CPU")
+    assert dict(support) == {"relu": "ORT", "squeak": "CPU", "abs": "ORT"}
+    compiled = core.compile_model(squeaking(), "HETERO:ORT,CPU")
+    assert [subgraph.device for subgraph in compiled.subgraphs] == ["ORT", "CPU", "ORT"]
+    np.testing.assert_allclose(compiled(X)[0], ANSWER, rtol=1e-6)
+    with pytest.raises(UnsupportedNodesError, match="squeak"):
+        core.compile_model(squeaking(), "ORT")
+
+
+def test_the_rule_types_what_follows(core: hetero.Core) -> None:
+    core.add_extension(halve)
+    model = core.read_model(
+        graph(
+            helper.make_node("Halve", ["x"], ["a", "b"], "one", domain=DOMAIN),
+            helper.make_node("Tanh", ["a"], ["c"], "tanh"),
+            helper.make_node("Halve", ["c"], ["d", ""], "two", domain=DOMAIN),
+            helper.make_node("Neg", ["b"], ["e"], "neg"),
+            outputs={"d": TensorProto.FLOAT, "e": TensorProto.DOUBLE},
+        )
+    )
+    assert {n: str(model.spec(n)) for n in "abcde"} == {
+        "a": "tensor(float)[2, 3]",
+        "b": "tensor(double)[2, 3]",
+        "c": "tensor(float)[2, 3]",
+        "d": "tensor(float)[1, 3]",
+        "e": "tensor(double)[2, 3]",
+    }
+    compiled = core.compile_model(model, "HETERO:ORT,CPU")
+    d, e = compiled(X).to_tuple()
+    np.testing.assert_allclose(d, np.tanh(X[:1]), rtol=1e-6)
+    np.testing.assert_array_equal(e, -X[2:].astype(np.float64))
+
+
+def test_one_in_the_body_of_a_loop_or_function_runs_too(core: hetero.Core) -> None:
+    core.add_extension(squeak)
+    body = helper.make_graph(
+        [helper.make_node("Squeak", ["x"], ["t"], domain=DOMAIN)], "then", [],
+        [helper.make_tensor_value_info("t", TensorProto.FLOAT, None)],
+    )  # fmt: skip
+    function = helper.make_function(
+        DOMAIN, "Twice", ["p"], ["q"],
+        [helper.make_node("Squeak", ["p"], ["o"], domain=DOMAIN),
+         helper.make_node("Squeak", ["o"], ["q"], domain=DOMAIN)],
+        [helper.make_opsetid(DOMAIN, 1)],
+    )  # fmt: skip
+    yes = helper.make_node("Constant", [], ["yes"], value=helper.make_tensor("v", 9, [], [True]))
+    model = graph(
+        yes,
+        helper.make_node("If", ["yes"], ["a"], then_branch=body, else_branch=body),
+        helper.make_node("Twice", ["a"], ["y"], domain=DOMAIN),
+        outputs={"y": TensorProto.FLOAT},
+        functions=[function],
+    )
+    got = core.compile_model(model, "CPU")(X)[0]
+    np.testing.assert_allclose(got, np.sin(np.sin(np.sin(X))), rtol=1e-6)
+
+
+def onnx_function() -> onnx.FunctionProto:
+    """Return Squeak as ONNX nodes."""
+    loud = helper.make_node("Constant", [], ["loud"])
+    loud.attribute.add(name="value_float", ref_attr_name="loud", type=onnx.AttributeProto.FLOAT)
+    nodes = [
+        loud,
+        helper.make_node("Sin", ["x"], ["s"]),
+        helper.make_node("Mul", ["s", "loud"], ["y"]),
+    ]
+    return helper.make_function(
+        DOMAIN, "Squeak", ["x"], ["y"], nodes, [helper.make_opsetid("", 18)], ["loud"]
+    )
+
+
+@pytest.mark.parametrize("device", ["CPU", "ORT", "HETERO:ORT,CPU"])
+def test_an_onnx_function_is_an_operator_of_every_device(core: hetero.Core, device: str) -> None:
+    core.add_extension(onnx_function())
+    pins = {"squeak": "CPU"} if device.startswith("HETERO") else None
+    compiled = core.compile_model(squeaking(), device, affinity=pins)
+    np.testing.assert_allclose(compiled(X)[0], ANSWER, rtol=1e-6)
+    blob = compiled.export_model()
+    with hetero.Core("inprocess") as other:  # which does not know the function
+        np.testing.assert_allclose(other.import_model(blob)(X)[0], ANSWER, rtol=1e-6)
+
+
+def test_a_blob_runs_only_extensions_that_were_added(core: hetero.Core) -> None:
+    core.add_extension(squeak)
+    blob = core.compile_model(squeaking(), "HETERO:ORT,CPU").export_model()
+    np.testing.assert_allclose(core.import_model(blob)(X)[0], ANSWER, rtol=1e-6)
+    with hetero.Core("inprocess") as other:
+        with pytest.raises(BlobError, match=r"custom_operators:squeak.*add_extension") as refused:
+            other.import_model(blob)
+        assert "trust" in str(refused.value)
+        other.add_extension(squeak)
+        np.testing.assert_allclose(other.import_model(blob)(X)[0], ANSWER, rtol=1e-6)
+
+
+def test_what_a_model_names_is_not_imported_unless_it_was_added(
+    core: hetero.Core, tmp_path: Path
+) -> None:
+    """A model from elsewhere that names a function of its choice runs no code."""
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    model = squeaking()
+    model.metadata_props.add(key="hetero.extension:org.example::Squeak", value="evil:run#0")
+
+    sys.path.insert(0, str(tmp_path))
+    try:
+        assert "squeak" in core.query_model(model, "CPU").unsupported
+        core.add_extension(halve)
+        assert "squeak" in core.query_model(model, "CPU").unsupported
+        core.add_extension(squeak)  # the user's own takes the place of the model's
+        np.testing.assert_allclose(core.compile_model(model, "CPU")(X)[0], ANSWER, rtol=1e-6)
+    finally:
+        sys.path.remove(str(tmp_path))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_another_extension_is_another_entry_of_the_cache(
+    core: hetero.Core, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = {"CACHE_DIR": str(tmp_path)}
+
+    def hit(extension: Any) -> bool:
+        with hetero.Core("inprocess") as own:
+            own.add_extension(extension)
+            compiled = own.compile_model(squeaking(), "CPU", config)
+            np.testing.assert_allclose(compiled(X)[0], ANSWER, rtol=1e-6)
+            found: bool = compiled.get_property("LOADED_FROM_CACHE")
+        return found
+
+    assert [hit(squeak), hit(squeak), hit(onnx_function()), hit(onnx_function())] == [
+        False, True, False, True,
+    ]  # fmt: skip
+    # A module whose text has changed may compute something else.
+    origin = squeak.origin.partition("#")[0] + "#another"
+    monkeypatch.setitem(squeak.__dict__, "origin", origin)
+    assert not hit(squeak)
+
+
+def test_a_rule_that_lies_about_its_output_is_told(core: hetero.Core) -> None:
+    core.add_extension(lie)
+    model = graph(
+        helper.make_node("Lie", ["x"], ["a"], "liar", domain=DOMAIN),
+        helper.make_node("Relu", ["a"], ["y"]),
+        outputs={"y": TensorProto.FLOAT},
+    )
+    compiled = core.compile_model(model, "CPU")
+    with pytest.raises(KernelError, match=r"'liar'.*output 0 .*tensor\(double\)\[1, 3\].*rule"):
+        compiled(X)
+
+
+def test_a_rule_that_contradicts_the_model_is_told(core: hetero.Core) -> None:
+    core.add_extension(squeak)
+    node = helper.make_node("Squeak", ["x"], ["y"], "squeak", domain=DOMAIN)
+    with pytest.raises(ModelError, match=r"'squeak'.*float\)\[4, 3\].*declares tensor\(double\)"):
+        core.read_model(graph(node, outputs={"y": TensorProto.DOUBLE}))
+
+
+def test_a_rule_that_fails_names_the_node(core: hetero.Core) -> None:
+    core.add_extension(custom_operators.broken)
+    node = helper.make_node("Broken", ["x"], ["y"], "broken node", domain=DOMAIN)
+    with pytest.raises(ModelError, match=r"'broken node'.*rule.*AttributeError"):
+        core.read_model(graph(node, outputs={"y": TensorProto.FLOAT}))
+
+
+def test_an_attribute_that_the_function_lacks_is_refused(core: hetero.Core) -> None:
+    core.add_extension(squeak)
+    node = helper.make_node("Squeak", ["x"], ["y"], "squeak", domain=DOMAIN, quiet=1.0)
+    support = core.query_model(graph(node, outputs={"y": TensorProto.FLOAT}), "CPU")
+    refusal = support.unsupported["squeak"]["CPU"]
+    assert (refusal.code, "known: loud" in refusal.message) == ("attribute", True)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (3, "custom_operator"),
+        ("nowhere_at_all:squeak", "cannot be imported"),
+        ("tests.hetero.custom_operators:plain", "decorated"),
+        ("tests.hetero.custom_operators:absent", "decorated"),
+        ("no colon", "cannot be imported|decorated"),
+        (hetero.custom_operator("a.b::C", infer=lambda x: x)(lambda x: x), "top of a module"),
+    ],
+)
+def test_what_is_no_extension_is_told(core: hetero.Core, given: Any, words: str) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        core.add_extension(given)
+
+
+def test_an_operator_has_one_extension(core: hetero.Core) -> None:
+    core.add_extension(squeak)
+    core.add_extension(squeak)
+    with pytest.raises(ArgumentError, match=r"org\.example::Squeak has an extension already"):
+        core.add_extension(onnx_function())
+
+
+@pytest.mark.parametrize("name", ["Squeak", "::Squeak", "org.example::", "ai.onnx::Relu"])
+def test_an_operator_has_a_domain_of_its_own(name: str) -> None:
+    with pytest.raises(ArgumentError, match="domain of your own"):
+        hetero.custom_operator(name, infer=lambda x: x)
+
+
+def test_an_older_version_of_the_domain_is_told(core: hetero.Core) -> None:
+    core.add_extension(custom_operators.late)
+    node = helper.make_node("Late", ["x"], ["y"], domain=DOMAIN)
+    with pytest.raises(ArgumentError, match="from 3 on"):
+        core.read_model(graph(node, outputs={"y": TensorProto.FLOAT}))
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_devices_processes_import_it() -> None:
+    with hetero.Core() as core:
+        core.add_extension(squeak)
+        compiled = core.compile_model(squeaking(), "HETERO:ORT,CPU")
+        np.testing.assert_allclose(compiled(X)[0], ANSWER, rtol=1e-6)
+        blob = compiled.export_model()
+        np.testing.assert_allclose(core.import_model(blob)(X)[0], ANSWER, rtol=1e-6)
