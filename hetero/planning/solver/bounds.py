@@ -76,7 +76,7 @@ def priced_cut(problem: Problem) -> Bound | None:
 
     For prices y >= 0 that sum to 1, the least sum of y_d load_d is a bound. With equal prices in a
     class its devices act as one, so that two classes make a two-way cut, which is exact. The value
-    is concave in the price: a golden-section search. It bounds mixes of plans as well.
+    is concave in the price, and a bound at each. It bounds mixes of plans as well.
 
     Returns: None where there are not exactly two classes, or copies overlap compute.
     """
@@ -91,20 +91,10 @@ def priced_cut(problem: Problem) -> Bound | None:
         found = two_way(problem, first, second, prices)
         return 0.0 if found is None else found[0]
 
-    low, high, ratio = 0.0, 1.0, (5**0.5 - 1) / 2
-    left, right = high - ratio * (high - low), low + ratio * (high - low)
-    at_left, at_right = value(left), value(right)
-    best = max(at_left, at_right)
-    for _ in range(24):
-        if at_left >= at_right:
-            high, right, at_right = right, left, at_left
-            left = high - ratio * (high - low)
-            at_left = value(left)
-        else:
-            low, left, at_left = left, right, at_right
-            right = low + ratio * (high - low)
-            at_right = value(right)
-        best = max(best, at_left, at_right)
-        if high - low < 1e-4:
-            break
+    # Here, because most users never plan, and scipy takes half a second to import.
+    from scipy.optimize import minimize_scalar
+
+    options = {"xatol": 1e-4, "maxiter": 24}
+    found = minimize_scalar(lambda s: -value(s), bounds=(0, 1), method="bounded", options=options)
+    best = -float(found.fun)
     return Bound("best mix of plans", best * (1 - ROUNDING), mixing=True)

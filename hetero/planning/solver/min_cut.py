@@ -2,93 +2,21 @@
 
 A node on the source's side is on the first device. Each tensor has two auxiliary nodes, so that a
 send and a receive are paid once per tensor, whichever side the tail is on, however many heads
-cross. Capacities are whole numbers, so that the flow is exact and ends: of 64 bits, as bounds are
-proven with them, where scipy's maximum flow has 32.
+cross. Capacities are costs rounded down to whole numbers, so that the flow is a lower bound.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 
 from hetero.planning.solver.problem import Assignment, Problem, allowed
 
-#: The largest finite total capacity: costs are scaled to it and rounded down.
-RESOLUTION = 2**46
+#: The largest finite total capacity: costs are scaled to it. Capacities have 32 bits.
+RESOLUTION = 2**30
 #: More than any cut: an arc that must not be cut.
-FOREVER = 2**60
-
-
-class Network:
-    """A flow network in arrays; arc ``i`` and its reverse ``i ^ 1`` share one capacity account."""
-
-    __slots__ = ("capacity", "first", "head")
-
-    def __init__(self, count: int) -> None:
-        self.first: list[list[int]] = [[] for _ in range(count)]
-        self.head: list[int] = []
-        self.capacity: list[int] = []
-
-    def arc(self, u: int, v: int, capacity: int) -> None:
-        """Add an arc from ``u`` to ``v``; without capacity it is left out."""
-        if capacity <= 0:
-            return
-        self.first[u].append(len(self.head))
-        self.head.append(v)
-        self.capacity.append(capacity)
-        self.first[v].append(len(self.head))
-        self.head.append(u)
-        self.capacity.append(0)
-
-    def source_side(self, source: int, sink: int) -> tuple[int, list[bool]]:
-        """Maximum flow by Dinic's algorithm, and which nodes the source still reaches after it."""
-        flow = 0
-        while True:
-            level = self._levels(source)
-            if level[sink] < 0:
-                return flow, [at >= 0 for at in level]
-            at = [0] * len(self.first)
-            while pushed := self._push(source, sink, level, at):
-                flow += pushed
-
-    def _levels(self, source: int) -> list[int]:
-        level = [-1] * len(self.first)
-        level[source] = 0
-        queue = deque([source])
-        while queue:
-            u = queue.popleft()
-            for arc in self.first[u]:
-                v = self.head[arc]
-                if level[v] < 0 and self.capacity[arc]:
-                    level[v] = level[u] + 1
-                    queue.append(v)
-        return level
-
-    def _push(self, source: int, sink: int, level: list[int], at: list[int]) -> int:
-        """One augmenting path down the levels; 0 when none is left."""
-        path: list[int] = []
-        u = source
-        while u != sink:
-            arcs = self.first[u]
-            while at[u] < len(arcs):
-                arc = arcs[at[u]]
-                if self.capacity[arc] and level[self.head[arc]] == level[u] + 1:
-                    path.append(arc)
-                    u = self.head[arc]
-                    break
-                at[u] += 1
-            else:
-                if u == source:
-                    return 0
-                # A dead end: step back, and do not try that arc again in this phase.
-                u = self.head[path.pop() ^ 1]
-                at[u] += 1
-        amount = min(self.capacity[arc] for arc in path)
-        for arc in path:
-            self.capacity[arc] -= amount
-            self.capacity[arc ^ 1] += amount
-        return amount
+FOREVER = 2**30 + 1
 
 
 def two_way(
@@ -116,19 +44,31 @@ def two_way(
     scale = RESOLUTION / total
     n, m = problem.node_count, len(problem.heads)
     source, sink = n + 2 * m, n + 2 * m + 1
-    network = Network(n + 2 * m + 2)
+    arcs: list[tuple[int, int, int]] = []
     for v in range(n):
-        network.arc(source, v, int(on_second[v] * scale) if mask[v, 1] else FOREVER)
-        network.arc(v, sink, int(on_first[v] * scale) if mask[v, 0] else FOREVER)
+        arcs.append((source, v, int(on_second[v] * scale) if mask[v, 1] else FOREVER))
+        arcs.append((v, sink, int(on_first[v] * scale) if mask[v, 0] else FOREVER))
     for h, (tail, heads) in enumerate(zip(problem.tails.tolist(), problem.heads, strict=True)):
         out, into = n + 2 * h, n + 2 * h + 1
-        if down[h] > 0:
-            network.arc(tail, out, int(down[h] * scale))
-            for v in heads:
-                network.arc(out, v, FOREVER)
-        if up[h] > 0:
-            network.arc(into, tail, int(up[h] * scale))
-            for v in heads:
-                network.arc(v, into, FOREVER)
-    flow, reached = network.source_side(source, sink)
-    return flow / scale, tuple(first if reached[v] else second for v in range(n))
+        arcs.append((tail, out, int(down[h] * scale)))
+        arcs.append((into, tail, int(up[h] * scale)))
+        for v in heads:
+            arcs += ((out, v, FOREVER), (v, into, FOREVER))
+    flow, reached = _source_side(sink + 1, arcs, source, sink)
+    return flow / scale, tuple(first if v in reached else second for v in range(n))
+
+
+def _source_side(
+    count: int, arcs: Sequence[tuple[int, int, int]], source: int, sink: int
+) -> tuple[int, set[int]]:
+    """Return the maximum flow, and the nodes that the source still reaches after it."""
+    # Here, because most users never plan, and scipy takes half a second to import.
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+
+    tails, heads, capacities = np.array(arcs, dtype=np.int32).T
+    network = csr_array((capacities, (tails, heads)), (count, count))
+    found = maximum_flow(network, source, sink)
+    left = network - found.flow
+    left.eliminate_zeros()
+    return int(found.flow_value), set(breadth_first_order(left, source)[0].tolist())
