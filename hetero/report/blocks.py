@@ -11,8 +11,6 @@ from typing import Any, Final
 GLOBAL_SHARE: Final = 0.25
 #: Nor does one that is alive over at least this many nodes.
 GLOBAL_NODES: Final = 40
-#: Blocks with more nodes than this are taken apart into chains.
-LARGEST: Final = 48
 #: Most blocks that a repeated pattern has.
 PERIOD: Final = 32
 
@@ -59,9 +57,7 @@ def block_items(members: Sequence[int], nodes: Sequence[Mapping[str, Any]]) -> l
 
     `members`: the drawn nodes of one subgraph, in topological order.
     """
-    blocks: list[tuple[int, ...]] = []
-    for block in _cut(members, nodes):
-        blocks += [block] if len(block) <= LARGEST else _chains(block, nodes)
+    blocks = _cut(members, nodes)
     signatures = [
         tuple((nodes[p]["op_type"], nodes[p]["device"]) for p in block) for block in blocks
     ]
@@ -119,33 +115,6 @@ def _cut(members: Sequence[int], nodes: Sequence[Mapping[str, Any]]) -> list[tup
             blocks.append(tuple(current))
             current = []
     return [*blocks, tuple(current)] if current else blocks
-
-
-def _chains(block: Sequence[int], nodes: Sequence[Mapping[str, Any]]) -> list[tuple[int, ...]]:
-    """Split a block into chains: runs of nodes in each of which data has one way to go."""
-    inside = set(block)
-    maker = {port["name"]: p for p in block for port in nodes[p]["outputs"]}
-    before = {p: {maker[v] for v in nodes[p]["inputs"] if v in maker} for p in block}
-    after: dict[int, set[int]] = {p: set() for p in inside}
-    for p, sources in before.items():
-        for source in sources:
-            after[source].add(p)
-    chain_of: dict[int, list[int]] = {}
-    chains: list[list[int]] = []
-    for p in block:
-        only = next(iter(before[p])) if len(before[p]) == 1 else None
-        joins = (
-            only is not None
-            and len(after[only]) == 1
-            and nodes[only]["device"] == nodes[p]["device"]
-        )
-        if only is not None and joins:
-            chain_of[p] = chain_of[only]
-            chain_of[p].append(p)
-        else:
-            chain_of[p] = [p]
-            chains.append(chain_of[p])
-    return [tuple(chain) for chain in chains]
 
 
 def _repetition(signatures: Sequence[Any], start: int) -> tuple[int, int]:
