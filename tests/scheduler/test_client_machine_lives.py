@@ -93,7 +93,10 @@ class ClientLives(RuleBasedStateMachine):
     @rule(data=st.data(), error=st.sampled_from(ERRORS))
     def fail(self, data: st.DataObject, error: BaseException) -> None:
         request, attempt = data.draw(st.sampled_from(self.attempts))
+        running = dict(self.running)
+        late = not self.m.is_current(request, attempt)
         self.tell(ev.AttemptFailed(self.now_s, request, attempt, error))
+        assert self.running == running or not late
 
     @precondition(lambda self: self.count)
     @rule(data=st.data())

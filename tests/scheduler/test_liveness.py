@@ -46,6 +46,13 @@ def test_a_device_that_stays_silent_is_started_anew_elsewhere() -> None:
     assert m.state("A") is DeviceState.LIVE
 
 
+def test_what_is_heard_of_an_earlier_address_counts_for_nothing() -> None:
+    m = live()
+    assert m.handle(see.Started(1.0, "A", "n1", "a1")) == []
+    assert m.handle(see.ProcessEnded(2.0, "a0", "killed")) == []
+    assert m.handle(see.Silent(2.0, "a0", 2.0)) == []
+
+
 def test_lost_messages_have_all_that_was_sent_replayed() -> None:
     told = live().handle(see.MessagesLost(1.0, "a0"))
     assert [type(order) for order in told] == [DeviceLost, DeviceReturned]
