@@ -143,7 +143,7 @@ def _renumbered(future: Future[Answer], offset: int) -> Future[Answer]:
             through.set_exception(error)
             return
         answer = done.result()
-        runs = tuple(replace(run, stage=run.stage + offset) for run in answer.stage_runs)
+        runs = tuple(run._replace(stage=run.stage + offset) for run in answer.stage_runs)
         through.set_result(replace(answer, stage_runs=runs))
 
     future.add_done_callback(pass_on)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from devices.plugin.program import Value
 
 
-@dataclass(frozen=True, slots=True)
-class StageRun:
+class StageRun(NamedTuple):
     """How one stage of one request went: a subgraph on its device, or a whole model on one.
 
     Attributes
@@ -39,7 +39,7 @@ class StageRun:
     upload_s: float = 0.0
     infer_s: float = 0.0
     download_s: float = 0.0
-    node_times_s: Mapping[str, float] = field(default_factory=dict)
+    node_times_s: Mapping[str, float] = {}
     output_nbytes: int = 0
 
     @property

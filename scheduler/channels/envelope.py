@@ -8,8 +8,6 @@ itself, of others in a frame each, or wherever a store of the channel's put them
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
-from operator import attrgetter
 from typing import Any, Final, get_args, get_origin, get_type_hints
 
 import msgpack
@@ -64,7 +62,7 @@ def frames(message: Message, put: Put | None = None) -> list[Frame]:
         tensors: list[Any] = []
         for name, value in message.tensors.items():
             tensors += (name, writer.tree(value))
-        tree = (kind, message.task, tensors, [_run_entry(run) for run in message.runs])
+        tree = (kind, message.task, tensors, message.runs)
     elif isinstance(message, Failure):
         tree = (_FAILURE, message.task, error_entry(message.error, writer))
     else:
@@ -174,7 +172,6 @@ def _kinds(record: type) -> tuple[tuple[type, ...], ...]:
 
 _REQUEST: Final = _kinds(Request)
 _RUN: Final = _kinds(StageRun)
-_run_entry: Final = attrgetter(*(field.name for field in fields(StageRun)))
 
 
 def _plain(value: Any) -> Any:
@@ -182,13 +179,20 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else dict(value)
 
 
+#: Types of fields that were found right: checked one by one only the first time.
+_right: Final[set[tuple[Any, ...]]] = set()
+
+
 def _checked(entry: Any, kinds: tuple[Any, ...], what: str) -> list[Any]:
+    if type(entry) is list and (*map(type, entry), kinds) in _right:
+        return entry
     if (
         type(entry) is not list
         or len(entry) != len(kinds)
         or not all(map(isinstance, entry, kinds))
     ):
         raise BlobError(f"message with a damaged {what}.")
+    _right.add((*map(type, entry), kinds))
     return entry
 
 
@@ -204,7 +208,7 @@ def _task(entry: Any) -> Task:
 
 
 def _run(entry: Any) -> StageRun:
-    run = StageRun(*_checked(entry, _RUN, "stage's run"))
+    run = StageRun._make(_checked(entry, _RUN, "stage's run"))
     for node, seconds in run.node_times_s.items():
         if type(node) is not str or type(seconds) is not float:
             raise BlobError("message with damaged times of nodes.")

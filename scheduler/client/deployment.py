@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
@@ -269,7 +269,7 @@ class BaseDeployment(ABC):
         if not offset_s:
             return run
         started_s, ended_s = run.started_s - offset_s, run.ended_s - offset_s
-        return replace(run, started_s=started_s, ended_s=ended_s)
+        return run._replace(started_s=started_s, ended_s=ended_s)
 
     def _answered(
         self,

@@ -34,6 +34,8 @@ class RequestState(Enum):
     CANCELLED = "cancelled"
     EXPIRED = "expired"
 
+    __hash__ = object.__hash__  # members are one object each; Enum's own is slow
+
 
 class Transition(NamedTuple):
     """The machine's method that handles it, and the states that it may lead to."""

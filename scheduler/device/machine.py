@@ -44,6 +44,8 @@ class TaskState(Enum):
     DROPPED = "dropped"
     GONE = "gone"
 
+    __hash__ = object.__hash__  # members are one object each; Enum's own is slow
+
 
 _S = TaskState
 #: Every legal (state, event) and the states that it may lead to.

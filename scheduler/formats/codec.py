@@ -117,7 +117,7 @@ def decode(data: bytes | bytearray | memoryview, *, limits: CodecLimits = DEFAUL
 def nbytes_of(value: Any) -> int:
     """Return about how many bytes a value's contents take; strings count their characters."""
     if isinstance(value, np.ndarray):
-        if value.dtype == object:
+        if value.dtype.kind == "O":
             return sum(len(item) if isinstance(item, str | bytes) else 8 for item in value.flat)
         return int(value.nbytes)
     if isinstance(value, Mapping):
