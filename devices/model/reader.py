@@ -129,7 +129,7 @@ def _from_proto(proto: onnx.ModelProto, where: str, folder: Path | None) -> Mode
     outputs = [TensorSpec.from_proto(o) for o in graph.output]
     if twice := [n for n, count in Counter(i.name for i in graph.input).items() if count > 1]:
         raise ModelError(f"{where}: inputs {twice} are declared twice; give each its own name.")
-    if not outputs:
+    if not outputs and graph.node:
         raise ModelError(f"{where}: the graph has no outputs; declare what the model computes.")
     protos = [_whole(node, where, folder) for node in graph.node]
     nodes = _sort(_named(protos), {i.name for i in inputs} | set(constants), outputs, where)
