@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import hetero
 
-#: Devices of the model's stages: node -> device. The NULL device's zeros are added to what it got.
+#: Devices of the model's stages: node -> device. Only NULL devices take ``zero``, and give zeros.
 PLACES: Final = {"lift": "TOY.1", "zero": "NULL.2", "join": "TOY.2", "scale": "TOY.0"}
 #: Every so many requests one is large: its tensors take other ways.
 _LARGE_EVERY, _LARGE, _SMALL = 16, 250_000, 64
@@ -26,7 +26,7 @@ def model() -> onnx.ModelProto:
     """Return ``y = 2 * (x + 1 + 0)`` in four stages, two of which take the first one's output."""
     lines = [
         ("Add", ("x", "one"), "a"),
-        ("Neg", ("a",), "z"),
+        ("Exp", ("a",), "z"),
         ("Add", ("a", "z"), "b"),
         ("Mul", ("b", "two"), "y"),
     ]

@@ -1,0 +1,198 @@
+"""A program for `test_hosts`: the client, on the first of three hosts.
+
+``python -m tests.hosts.driver NETWORK SCENARIO``. Prints what it found as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import hetero
+from tests.bench.chaos import result
+from tests.bench.chaos_flow import PLACES, Flow, model, question
+from tests.hosts.network import Network
+
+PORT: Final = 6379
+#: What whoever waits waits at most.
+PATIENCE_S: Final = 120.0
+#: Deadline of requests of a flow, which outlasts the cut.
+TIMEOUT_S: Final = 60.0
+CUT_S: Final = 20.0
+#: Deadline of the one request that is asked to end while the link is cut.
+SHORT_S: Final = 3.0
+PLUGINS: Final = ("tests.scheduler.plugins:ToyPlugin",)
+
+
+def start_ray(network: Network, host: int) -> None:
+    """Start a host's part of the cluster, as one does on a machine."""
+    head = f"{network.address(1)}:{PORT}"
+    where = ["--head", f"--port={PORT}"] if host == 1 else [f"--address={head}"]
+    network.start(
+        host,
+        [
+            str(Path(sys.executable).with_name("ray")),
+            "start",
+            *where,
+            *(["--include-dashboard=false"] if host == 1 else []),
+            f"--node-ip-address={network.address(host)}",
+            f"--node-name=host{host}",
+            "--num-cpus=1",
+            "--object-store-memory=100000000",
+            "--block",
+        ],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def cluster(network: Network, hosts: int) -> hetero.Core:
+    """Start Ray on so many hosts, the head first; return a Core that has all their devices."""
+    end_s = time.monotonic() + PATIENCE_S
+    start_ray(network, 1)
+    while True:
+        core = hetero.Core(
+            address=f"{network.address(1)}:{PORT}",
+            devices={"TOY": 1, "NULL": 1},
+            plugins=PLUGINS,
+        )
+        try:
+            wait_for(core, 1, end_s)
+            break
+        except hetero.ClusterError:  # it is on its way
+            core.close()
+            if time.monotonic() > end_s:
+                raise
+            time.sleep(0.5)
+    for host in range(2, hosts + 1):
+        start_ray(network, host)
+    wait_for(core, hosts, end_s)
+    return core
+
+
+def wait_for(core: hetero.Core, hosts: int, end_s: float) -> None:
+    """Wait until so many hosts offer their devices."""
+    while len(toys(core)) < hosts:
+        if time.monotonic() > end_s:
+            raise TimeoutError(f"{hosts} hosts wanted, devices are {core.available_devices}")
+        time.sleep(0.2)
+
+
+def toys(core: hetero.Core) -> dict[str, str]:
+    """Return the toy devices and the hosts that they are on."""
+    return {row.name: row.node for row in core.device_descriptors if row.plugin == "TOY"}
+
+
+def start_flow(core: hetero.Core, places: Mapping[str, str] | None = None) -> Flow:
+    """Let requests flow; without places each device of the third host takes all that it can."""
+    named = dict.fromkeys(places.values()) if places else {}
+    every = [f"{kind}.{host}" for host in (2, 1, 0) for kind in ("TOY", "NULL")]
+    compiled = core.compile_model(
+        model(), "HETERO:" + ",".join(named or every), affinity=places or {}
+    )
+    ask(compiled, PATIENCE_S)
+    return Flow(compiled, window=8, rate=50, timeout_s=TIMEOUT_S)
+
+
+def story(flow: Flow, faults: list[tuple[float, str]]) -> dict[str, Any]:
+    """Wait for the flow to recover for a while, end it, tell what became of it."""
+    time.sleep(10)
+    flow.stop(TIMEOUT_S + 10)
+    found = result(flow, faults, time.monotonic())
+    found["recoveries"] = {
+        kind: result(flow, [(at_s, kind)], time.monotonic())["recovery_max_s"]
+        for at_s, kind in faults
+    }
+    return found
+
+
+def everywhere(network: Network) -> dict[str, Any]:
+    """One model over all hosts."""
+    core = cluster(network, 3)
+    flow = start_flow(core, PLACES)
+    time.sleep(3)
+    flow.stop(TIMEOUT_S)
+    return {"devices": toys(core), **result(flow, [], 0.0)}
+
+
+def cut(network: Network) -> dict[str, Any]:
+    """The link of a host that has a stage is cut, and healed."""
+    core = cluster(network, 3)
+    flow = start_flow(core, PLACES)
+    with core.compile_model(model(), "HETERO:TOY.1,NULL.1") as on_second:
+        ask(on_second, PATIENCE_S)
+        time.sleep(2)
+        begun_s = time.monotonic()
+        network.cut(2)
+        short = ended(on_second)
+        time.sleep(max(0.0, CUT_S - (time.monotonic() - begun_s)))
+        network.heal(2)
+        healed_s = time.monotonic()
+        found = story(flow, [(begun_s, "cut"), (healed_s, "healed")])
+    return {**found, "short": short}
+
+
+def ended(compiled: hetero.CompiledModel) -> tuple[str, float]:
+    """Return how a request with a short deadline ended, and after how long."""
+    begun_s = time.monotonic()
+    try:
+        ask(compiled, SHORT_S)
+        how = "answered"
+    except hetero.HeteroError as error:
+        how = type(error).__name__
+    return how, round(time.monotonic() - begun_s, 2)
+
+
+def ask(compiled: hetero.CompiledModel, timeout_s: float) -> None:
+    """Send one request and wait for its answer."""
+    compiled.create_infer_request().infer({"x": question(1)}, timeout_s=timeout_s)
+
+
+def killed(network: Network) -> dict[str, Any]:
+    """A host that has stages loses its power."""
+    core = cluster(network, 3)
+    flow = start_flow(core)
+    time.sleep(2)
+    begun_s = time.monotonic()
+    network.kill(3)
+    found = story(flow, [(begun_s, "killed")])
+    end_s = time.monotonic() + PATIENCE_S
+    while len(toys(core)) > 2 and time.monotonic() < end_s:
+        time.sleep(0.2)
+    return {**found, "devices": toys(core)}
+
+
+def added(network: Network) -> dict[str, Any]:
+    """A host joins while requests flow, and its devices are used."""
+    core = cluster(network, 2)
+    places = {**PLACES, "join": "TOY.1", "zero": "NULL.1"}
+    flow = start_flow(core, places)
+    network.add(3)
+    start_ray(network, 3)
+    wait_for(core, 3, time.monotonic() + PATIENCE_S)
+    found = story(flow, [])
+    second = start_flow(core, PLACES)
+    time.sleep(1)
+    second.stop(TIMEOUT_S)
+    return {"devices": toys(core), "before": found, "with it": result(second, [], 0.0)}
+
+
+SCENARIOS: Final[dict[str, Callable[[Network], dict[str, Any]]]] = {
+    scenario.__name__: scenario for scenario in (everywhere, cut, killed, added)
+}
+
+
+def main(network: str, scenario: str) -> None:
+    found = SCENARIOS[scenario](Network(network))
+    os.write(1, json.dumps(found).encode() + b"\n")
+    os._exit(0)  # leaving a cluster that lost hosts is not what is asked here
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

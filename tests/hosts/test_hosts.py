@@ -1,0 +1,98 @@
+"""Three hosts with a network of their own: a cut link, a host without power, one that joins."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.hosts.driver import SHORT_S
+from tests.hosts.network import network, why_not
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.hosts]
+ROOT = Path(__file__).parents[2]
+#: Seconds from a fault that something can be done about to the next answer.
+RECOVERY_S = 15.0
+#: What a request may be late: a busy machine, not the system, decides it.
+LATE_S = 5.0
+Run = Callable[..., dict[str, Any]]
+RUN_S = 400.0
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[Run]:
+    """Return what runs a scenario of the driver on hosts of its own; each runs once."""
+    if reason := why_not():
+        pytest.skip(reason)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("RAY_")]:
+            patch.delenv(name)
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_worker_niceness", "0")
+        patch.setenv("PYTHONPATH", str(ROOT))
+        yield cache(_run)
+
+
+def _run(scenario: str, hosts: int = 3) -> dict[str, Any]:
+    with network() as net, tempfile.TemporaryFile("w+") as errors:
+        for host in range(1, hosts + 1):
+            net.add(host)
+        command = [sys.executable, "-m", "tests.hosts.driver", net.name, scenario]
+        options = {"cwd": ROOT, "stdout": subprocess.PIPE, "stderr": errors}
+        with net.start(1, command, **options) as driver:
+            printed, _ = driver.communicate(timeout=RUN_S)
+        errors.seek(0)
+        assert driver.returncode == 0, errors.read()[-3000:]
+        answer: dict[str, Any] = json.loads(printed.splitlines()[-1])
+        return answer
+
+
+def nothing_amiss(found: dict[str, Any]) -> None:
+    """Every request was answered, once and rightly."""
+    assert found["requests"] > 0
+    counts = {name: found[name] for name in ("lost", "duplicated", "wrong")}
+    assert counts == {"lost": 0, "duplicated": 0, "wrong": 0}, found
+
+
+def test_a_model_runs_over_three_hosts(run: Run) -> None:
+    found = run("everywhere")
+    assert set(found["devices"].values()) == {"host1", "host2", "host3"}
+    nothing_amiss(found)
+
+
+def test_a_deadline_holds_while_a_link_is_cut(run: Run) -> None:
+    how, after_s = run("cut")["short"]
+    assert how in ("answered", "DeadlineError", "DeviceLostError")
+    assert after_s < SHORT_S + LATE_S
+
+
+def test_no_answer_is_lost_when_a_link_is_cut_and_healed(run: Run) -> None:
+    found = run("cut")
+    nothing_amiss(found)
+    assert found["recoveries"]["healed"] < RECOVERY_S
+
+
+def test_requests_go_on_elsewhere_when_a_host_loses_its_power(run: Run) -> None:
+    found = run("killed")
+    nothing_amiss(found)
+    assert found["recoveries"]["killed"] < RECOVERY_S
+
+
+def test_a_host_without_power_is_not_listed(run: Run) -> None:
+    assert set(run("killed")["devices"].values()) == {"host1", "host2"}
+
+
+def test_a_host_that_joins_is_used(run: Run) -> None:
+    found = run("added", hosts=2)
+    assert set(found["devices"].values()) == {"host1", "host2", "host3"}
+    nothing_amiss(found["before"])
+    nothing_amiss(found["with it"])
