@@ -70,9 +70,9 @@ def cluster(network: Network, hosts: int) -> hetero.Core:
             if time.monotonic() > end_s:
                 raise
             time.sleep(0.5)
-    for host in range(2, hosts + 1):
+    for host in range(2, hosts + 1):  # one by one: devices are numbered as hosts come
         start_ray(network, host)
-    wait_for(core, hosts, end_s)
+        wait_for(core, host, end_s)
     return core
 
 
