@@ -16,7 +16,7 @@ from devices.request.base_compiled_model import BaseCompiledModel
 from devices.request.request import Request
 from hetero.affinity.affinity import Affinity
 from hetero.cache.blob import Compilation, Cut, export_payloads, write_model
-from hetero.config import HETERO_PROPERTIES
+from hetero.config import HETERO_PROPERTIES, batch_size
 from hetero.deployed_model import DeployedModel
 from hetero.partition.partition import Partition, Subgraph
 from hetero.planning import PlannedAffinity, PlanReport
@@ -186,10 +186,12 @@ class CompiledModel(BaseCompiledModel):
         """One request a level keeps a chain of stages busy; one more hides the hand-over.
 
         For throughput each stage has one waiting, so that uneven runs do not starve the next.
+        Where requests are joined, so many batches are full.
         """
         levels = max(self.plan.levels, default=0) + 1
         throughput = self._configuration.get("PERFORMANCE_HINT") == "THROUGHPUT"
         enough = 2 * levels if throughput else levels + 1
+        enough *= max(1, batch_size(self.compilation.own))
         return min(enough, self._configuration.get("PERFORMANCE_HINT_NUM_REQUESTS") or enough)
 
     @overload

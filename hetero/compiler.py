@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from devices.errors import UnsupportedNodesError
+from devices.errors import PropertyError, UnsupportedNodesError
 from devices.model.model import Model
 from hetero.affinity.affinity import Affinity
+from hetero.batch_rows import why_not_joined
 from hetero.cache.blob import Compilation, Cut
 from hetero.cache.cached_compile import Cached, CachedCompiler
 from hetero.cache.folder import Cache
 from hetero.compiled_model import CompiledModel
+from hetero.config import SplitConfig, batch_size
 from hetero.deployed_model import DeployedModel
 from hetero.partition.lowering import constant_outputs, stage_sources
 from hetero.partition.partition import partition
@@ -23,7 +25,8 @@ from hetero.query.answers import Answers
 from hetero.query.placement import PlacementRequest, Refused, place_by_priority, refusals
 from hetero.routed_model import RoutedModel
 from hetero.routing import RoutedDeployment
-from scheduler.client.limits import Limits
+from scheduler.client.batched_deployment import BatchedDeployment
+from scheduler.client.batching import Batching
 from scheduler.executor import Deployment, Executor, StageSource
 
 _log = logging.getLogger(__name__)
@@ -65,10 +68,9 @@ class Compiler:
         `cache`: where compiled models are kept.
         """
         compilation = request.compilation
-        limits = request.config.limits
 
         def deploy(cuts: Sequence[Cut], sources: Sequence[StageSource]) -> Deployment:
-            return self.deploy(cuts, sources, limits)
+            return self.deploy(cuts, sources, request.config)
 
         def make(sources: Sources) -> tuple[Sequence[Cut], Deployment]:
             return self._make(model, request, sources, deploy)
@@ -93,7 +95,10 @@ class Compiler:
         """Return what was deployed for a request, which can be made again with more inputs."""
 
         def compile_variant(given: frozenset[str]) -> DeployedModel:
-            return self.compile(model.with_inputs(given), request, cache).target
+            # What has a default has no batch: such requests are not joined.
+            own = {**request.config.own, "AUTO_BATCH_SIZE": 0}
+            alone = replace(request, config=replace(request.config, own=own))
+            return self.compile(model.with_inputs(given), alone, cache).target
 
         made = compiled(found, request.compilation)
         made.target.compile_variant = compile_variant
@@ -116,9 +121,13 @@ class Compiler:
         return cuts
 
     def deploy(
-        self, cuts: Sequence[Cut], sources: Sequence[StageSource], limits: Limits
+        self, cuts: Sequence[Cut], sources: Sequence[StageSource], config: SplitConfig
     ) -> Deployment:
-        """Deploy cuts with a source for each stage, numbered through; several share requests."""
+        """Deploy cuts with a source for each stage, numbered through; several share requests.
+
+        Raises PropertyError where requests are to be joined and cannot be.
+        """
+        batching, limits = batching_of(cuts, config), config.limits
         company = tuple(dict.fromkeys(d for cut in cuts for d in cut.plan.devices))
         made: list[Deployment] = []
         first = 0
@@ -136,7 +145,8 @@ class Compiler:
             for deployment in made:
                 deployment.close()
             raise
-        return made[0] if len(made) == 1 else RoutedDeployment(made, [c.share for c in cuts])
+        whole = made[0] if len(made) == 1 else RoutedDeployment(made, [c.share for c in cuts])
+        return BatchedDeployment(whole, batching, limits) if batching else whole
 
     def _make(
         self,
@@ -156,6 +166,29 @@ class Compiler:
                 _log.warning("model=%s: placed again: %s", model.name, error)
 
 
+def batching_of(cuts: Sequence[Cut], config: SplitConfig) -> Batching | None:
+    """Return how requests are joined; None where they are not to be.
+
+    Raises PropertyError where they cannot be, with the reason.
+    """
+    size = batch_size(config.own)
+    if size < 2:
+        return None
+    model = cuts[0].partition.source
+    if why := why_not_joined(model):
+        raise PropertyError(
+            f"model {model.name!r}: AUTO_BATCH_SIZE={size} joins requests on axis 0, but {why}. "
+            "Set it to 0 for this model, or ALLOW_AUTO_BATCHING to False.",
+            property="AUTO_BATCH_SIZE",
+        )
+    return Batching(
+        size,
+        config.own["AUTO_BATCH_TIMEOUT"] / 1000,
+        busy=sum(max(cut.plan.levels, default=0) + 1 for cut in cuts),
+        most=config.limits.requests * len(cuts),
+    )
+
+
 def compiled(found: Cached, compilation: Compilation) -> CompiledModel:
     """Return what was deployed as a compiled model."""
 
@@ -170,8 +203,9 @@ def compiled(found: Cached, compilation: Compilation) -> CompiledModel:
         )
 
     deployment = found.deployment
-    if not isinstance(deployment, RoutedDeployment):
+    below = deployment.below if isinstance(deployment, BatchedDeployment) else deployment
+    if not isinstance(below, RoutedDeployment):
         return one(found.cuts[0], deployment)
-    routes: Any = zip(found.cuts, deployment.routes, strict=True)
+    routes: Any = zip(found.cuts, below.routes, strict=True)
     variants = [one(cut, route) for cut, route in routes]
     return RoutedModel(variants, deployment, [cut.share for cut in found.cuts])

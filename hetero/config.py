@@ -111,6 +111,21 @@ HETERO_PROPERTIES: Final = PropertyTable(
         "REQUEST_TIMEOUT_S", float, _LIMITS.timeout_s, True,
         "Seconds after which a request without a deadline of its own fails.", minimum=0,
     ),
+    Property(
+        "AUTO_BATCH_SIZE", int, 0, True,
+        "Rows on axis 0 up to which requests that wait are joined into one; 0 and 1: none are.",
+        minimum=0,
+    ),
+    Property(
+        "AUTO_BATCH_TIMEOUT", int, 1000, True,
+        "Milliseconds that a request waits at most for others to be joined with, while the devices "
+        "are busy; where they are not, it does not wait.",
+        minimum=0,
+    ),
+    Property(
+        "ALLOW_AUTO_BATCHING", bool, True, True,
+        "Whether requests may be joined; without it AUTO_BATCH_SIZE is not looked at.",
+    ),
     Property("PERF_COUNT", bool, False, True, "Whether requests time each executed node."),
     Property("CACHE_DIR", str, "", True, "Folder of compiled models; empty: no cache."),
     Property(
@@ -177,6 +192,11 @@ class SplitConfig:
             self.own["MAX_REQUESTS_WAITING"],
             self.own["REQUEST_TIMEOUT_S"],
         )
+
+
+def batch_size(own: Mapping[str, Any]) -> int:
+    """Return how many rows are joined into one request; less than 2 where none are."""
+    return int(own["AUTO_BATCH_SIZE"] if own["ALLOW_AUTO_BATCHING"] else 0)
 
 
 def parse_own(config: Config) -> dict[str, Any]:

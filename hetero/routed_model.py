@@ -11,7 +11,7 @@ from devices.plugin.program import ExecutedNode
 from hetero.cache.blob import Cut
 from hetero.compiled_model import CompiledModel
 from hetero.partition.partition import Subgraph
-from hetero.routing import RoutedDeployment
+from scheduler.executor import Deployment
 
 
 class RoutedModel(CompiledModel):
@@ -26,7 +26,7 @@ class RoutedModel(CompiledModel):
     def __init__(
         self,
         variants: Sequence[CompiledModel],
-        deployment: RoutedDeployment,
+        deployment: Deployment,
         shares: Sequence[float],
     ) -> None:
         first = variants[0]

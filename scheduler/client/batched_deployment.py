@@ -82,12 +82,13 @@ class BatchedDeployment:
     A failed batch is tried again caller by caller, where an input may be the reason. What is told
     of a request's stages, times included, is told of its whole batch.
 
-    `deployment`: what runs the batches; closed with this one.
+    `deployment`: closed with this one.
     `limits`: those of `deployment`, which count a batch as one request.
     """
 
     def __init__(self, deployment: Deployment, batching: Batching, limits: Limits) -> None:
-        self._deployment = deployment
+        #: What runs the batches.
+        self.below: Final = deployment
         self._batching = batching
         self._batcher = Batcher(batching)
         #: Those that still want an answer, by their requests' ids.
@@ -115,26 +116,27 @@ class BatchedDeployment:
     @property
     def plan(self) -> Plan:
         """What was deployed."""
-        return self._deployment.plan
+        return self.below.plan
 
     @property
     def imported(self) -> Collection[int]:
         """Stages that were imported from their payloads; the others were compiled."""
-        return self._deployment.imported
+        return self.below.imported
 
     @property
     def num_stages(self) -> int:
         """How many stages `executed_nodes` and `export` know."""
-        return self._deployment.num_stages
+        return self.below.num_stages
 
     @property
     def callback_executor(self) -> ThreadPoolExecutor:
         """Where requests' callbacks run."""
-        return self._deployment.callback_executor
+        return self.below.callback_executor
 
     def submit(self, inputs: Mapping[str, Value], request: Request = PLAIN) -> Submission:
         """Admit a request; see `scheduler.executor.Deployment.submit`."""
-        return self._runner.submit(inputs, request)
+        made = self._runner.submit(inputs, request)
+        return replace(made, story=partial(self.story, made.request_id))
 
     def story(self, request_id: int) -> list[StoryLine]:
         """Return what happened to a request so far, and to the batches that it was in."""
@@ -143,18 +145,17 @@ class BatchedDeployment:
             joined = tuple(self._joined.get(request_id, ()))
         for batch_id, words in joined:
             lines += (
-                line._replace(what=f"{words}: {line.what}")
-                for line in self._deployment.story(batch_id)
+                line._replace(what=f"{words}: {line.what}") for line in self.below.story(batch_id)
             )
         return sorted(lines, key=lambda line: line.time_s)
 
     def executed_nodes(self, stage: int) -> tuple[ExecutedNode, ...]:
         """Return a stage's runtime model."""
-        return self._deployment.executed_nodes(stage)
+        return self.below.executed_nodes(stage)
 
     def export(self, stage: int) -> Payload:
         """Return a stage's device's own form of it."""
-        return self._deployment.export(stage)
+        return self.below.export(stage)
 
     def close(self) -> None:
         """Cancel what is in flight and unload the stages; again is harmless."""
@@ -163,7 +164,7 @@ class BatchedDeployment:
         if not was_closed and self._runner.home.is_here:
             self._runner.close()
             self._orders.put(None)
-        self._deployment.close()
+        self.below.close()
 
     def close_later(self) -> None:
         """Close soon, in another thread; see `scheduler.executor.Deployment.close_later`."""
@@ -245,7 +246,7 @@ class BatchedDeployment:
     def _submit(self, batch: _Batch, callers: list[_Caller], request: Request) -> None:
         try:
             inputs = join_rows([caller.inputs for caller in callers])
-            submission = self._deployment.submit(inputs, request)
+            submission = self.below.submit(inputs, request)
         except (OverloadedError, DeviceLostError):
             raise
         except Exception as error:
