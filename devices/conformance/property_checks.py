@@ -25,12 +25,13 @@ def check_name_can_be_part_of_a_device_name(plugin: Plugin) -> None:
 
 
 def check_devices_are_described(plugin: Plugin) -> None:
-    """Each id is a string without a dot, and has a name, a fingerprint and the plugin a version."""
+    """Each id fits into a device name, and has a name and a fingerprint; the plugin a version."""
     ids = plugin.device_ids()
     expect(ids and len(set(ids)) == len(ids), f"device ids {ids} are none, or not distinct")
     expect(plugin.version(), "version() is empty: cached models could not be told apart")
     for device_id in ids:
-        expect("." not in device_id, f"device id {device_id!r} has a dot")
+        parts = set(device_id) & set(":, ")
+        expect(device_id and not parts, f"device id {device_id!r} is empty, or has one of ':, '")
         expect(plugin.full_name(device_id), f"device {device_id} has no full name")
         expect(plugin.fingerprint(device_id), f"device {device_id} has no fingerprint")
         expect(

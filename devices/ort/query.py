@@ -13,10 +13,10 @@ import onnx
 import onnxruntime
 import xxhash
 
-from devices.model.attributes import with_bodies
 from devices.model.model import Constant, Model, Node
 from devices.model.tensor_spec import TensorSpec
 from devices.ort.versions import changed_since, lowered
+from devices.plugin.single_node import single_node_model
 from devices.plugin.support import Refusal, RefusalCode
 
 #: The lowest operator set that ONNX Runtime promises to run right.
@@ -155,48 +155,16 @@ def _differs_in_ml(node: Node) -> str | None:
 
 
 def _alone(node: Node, model: Model) -> onnx.ModelProto:
-    """Return a model of one node, its values renamed so that equal nodes give equal bytes."""
-    proto = onnx.ModelProto(ir_version=model.header.ir_version)
-    proto.opset_import.extend(model.header.opset_import)
-    functions = {(f.domain, f.name) for f in model.header.functions}
-    if functions and any((n.domain, n.op_type) in functions for n in with_bodies(node.proto)):
-        proto.functions.extend(model.header.functions)
-    graph = proto.graph
-    graph.name = "node"
-    only = graph.node.add()
-    only.CopyFrom(node.proto)
-    only.name = "node"
-    only.doc_string = ""
-    del only.metadata_props[:]
-    # Bodies read captured values by name, so a node with captures keeps its names.
-    names = {value: value for value in (*node.reads, *node.writes)}
-    if not node.captures:
-        names = {value: f"v{i}" for i, value in enumerate(names)}
-        del only.input[:], only.output[:]
-        only.input.extend(names.get(value, "") for value in node.inputs)
-        only.output.extend(names.get(value, "") for value in node.outputs)
-    for value in node.reads:
-        constant = model.constants.get(value)
-        if constant is not None and _shown(constant, node):
-            tensor = constant.to_proto()
-            tensor.name = names[value]
-            graph.initializer.append(tensor)
-        else:
-            graph.input.append(_port(model.spec(value), names[value]))
-    graph.output.extend(
-        TensorSpec(names[value], model.spec(value).type).to_proto()
-        for value in node.writes
-        if model.spec(value).type
-    )
-    return lowered(proto)
+    """Return a model of one node that ONNX Runtime reads."""
+    return lowered(single_node_model(node, model, lambda c: _shown(c, node), _port))
 
 
-def _port(spec: TensorSpec, name: str) -> onnx.ValueInfoProto:
+def _port(spec: TensorSpec) -> TensorSpec:
     shape = spec.shape
     # How many sizes or axes there are says a rank; other sizes would only make nodes distinct.
     if shape is not None and (len(shape) != 1 or spec.element_type != "int64"):
         shape = (None,) * len(shape)
-    return TensorSpec(name, spec.type, shape).to_proto()
+    return TensorSpec(spec.name, spec.type, shape)
 
 
 def _shown(constant: Constant, node: Node) -> bool:

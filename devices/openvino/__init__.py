@@ -1,0 +1,1 @@
+"""The OV device: OpenVINO and its own devices."""

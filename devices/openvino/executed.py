@@ -1,0 +1,85 @@
+"""Which nodes of a model OpenVINO's own executed nodes stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Final
+
+import openvino
+
+from devices.model.model import Model
+from devices.plugin.program import ExecutedNode
+
+#: What its runtime model lists and does not run.
+_NOT_RUN: Final = frozenset({"Input", "Const"})
+#: What is asked of its nodes.
+_KEYS: Final = ("execOrder", "layerType", "originalLayersNames", "primitiveType")
+
+
+def executed_nodes(
+    model: Model, owners: Mapping[str, Collection[str]], compiled: openvino.CompiledModel
+) -> tuple[ExecutedNode, ...]:
+    """Return what OpenVINO runs of `model`; `owners` is what `operator_owners` gave.
+
+    What was folded is said of the executed node that reads its result.
+    """
+    told = {
+        node.get_friendly_name(): {key: str(node.rt_info[key].value) for key in _KEYS}
+        for node in compiled.get_runtime_model().get_ops()
+    }
+    run = {name: facts for name, facts in told.items() if facts["layerType"] not in _NOT_RUN}
+    names = sorted(run, key=lambda name: int(run[name]["execOrder"]))
+    rows = [
+        {
+            owner
+            for part in run[name]["originalLayersNames"].split(",")
+            for owner in owners.get(part, ())
+        }
+        for name in names
+    ]
+    _spread(model, rows)
+    return tuple(
+        ExecutedNode(
+            name,
+            run[name]["layerType"],
+            i,
+            run[name]["primitiveType"],
+            tuple(sorted(covers, key=model.index_of.__getitem__)),
+        )
+        for i, (name, covers) in enumerate(zip(names, rows, strict=True))
+    )
+
+
+def operator_owners(model: Model, source: openvino.Model) -> dict[str, set[str]]:
+    """Return the nodes of `model` that each operator of `source` is of, by the operator's name.
+
+    Operators keep the names of the values that they make; one without such a name is a part of what
+    the nodes after it were decomposed into.
+    """
+    owners: dict[str, set[str]] = {}
+    for operator in reversed(source.get_ordered_ops()):
+        names = {name for port in operator.outputs() for name in port.get_names()}
+        mine = {model.nodes[model.producers[n]].name for n in names if n in model.producers}
+        if operator.get_type_name() == "Constant":
+            continue
+        if not mine:
+            for port in operator.outputs():
+                for reader in port.get_target_inputs():
+                    mine |= owners.get(reader.get_node().get_friendly_name(), set())
+        owners[operator.get_friendly_name()] = mine
+    return owners
+
+
+def _spread(model: Model, rows: list[set[str]]) -> None:
+    """Add nodes that no row covers to those that cover their readers, or else their sources."""
+    rows_of: dict[str, list[set[str]]] = {}
+    for covers in rows:
+        for name in covers:
+            rows_of.setdefault(name, []).append(covers)
+    for node in reversed(model.nodes):
+        if node.name not in rows_of:
+            readers = [model.nodes[i] for v in node.writes for i in model.consumers.get(v, ())]
+            near = next((rows_of[r.name] for r in readers if r.name in rows_of), [])
+            for covers in near:
+                covers.add(node.name)
+            rows_of[node.name] = near

@@ -1,0 +1,81 @@
+"""What OpenVINO says of each node: asked with models of one node each."""
+
+from __future__ import annotations
+
+import threading
+from typing import Final
+
+import xxhash
+
+from devices.model.model import Model, Node
+from devices.openvino.operators import refusal, unread
+from devices.openvino.question import Question, Verdict, ask
+from devices.plugin.support import Refusal
+
+#: The lowest operator set whose definitions OpenVINO keeps to.
+LOWEST_OPSET: Final = 7
+#: Element types that cross between numpy and OpenVINO as arrays.
+FEEDABLE: Final = frozenset(
+    {"float", "float16", "double", "bool"}
+    | {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
+)
+#: Answers kept.
+_KEPT: Final = 20_000
+
+
+class OpenVinoQuery:
+    """Verdicts of OpenVINO on nodes, each distinct kind of node asked about once."""
+
+    def __init__(self) -> None:
+        self._verdicts: dict[tuple[bytes, str], Verdict] = {}
+        self._lock = threading.Lock()
+
+    def judge(self, model: Model, device: str, narrow: bool) -> dict[str, Refusal | str]:
+        """Return refusals, and notes on nodes that are taken, by node name.
+
+        `device`: OpenVINO's; `narrow`: whether 64-bit integers may be computed in 32 bits.
+        """
+        found: dict[str, Refusal | str] = {}
+        keys: dict[str, tuple[bytes, str]] = {}
+        new: dict[tuple[bytes, str], Question] = {}
+        with self._lock:
+            if len(self._verdicts) >= _KEPT:
+                self._verdicts.clear()
+            for node in model.nodes:
+                known = _known(node, model) or refusal(node, model, narrow)
+                if known:
+                    found[node.name] = known
+                    continue
+                question = Question.of(node, model)
+                keys[node.name] = key = (xxhash.xxh3_128_digest(question.data), device)
+                if key not in self._verdicts:
+                    new[key] = question
+            self._verdicts |= dict(zip(new, ask(list(new.values()), device), strict=True))
+            answers = {name: self._verdicts[key] for name, key in keys.items()}
+        return found | {name: answer for name, answer in answers.items() if answer is not None}
+
+
+def _known(node: Node, model: Model) -> Refusal | None:
+    """Return a refusal that OpenVINO need not be asked for."""
+    if node.domain:
+        return Refusal("no_kernel", f"OpenVINO is not asked about operators of {node.domain}")
+    opset = model.opset_imports.get("", LOWEST_OPSET)
+    if opset < LOWEST_OPSET:
+        return Refusal(
+            "opset", f"OpenVINO is right from operator set {LOWEST_OPSET} on; this is {opset}"
+        )
+    if what := unread(node, opset):
+        return Refusal("opset", f"OpenVINO does not know {what}: it came later")
+    if node.captures or any(a.HasField("g") or a.graphs for a in node.proto.attribute):
+        return Refusal("policy", f"{node.op_type} has a body, which OpenVINO is not asked about")
+    for value in (*node.reads, *node.writes):
+        spec = model.spec(value)
+        unused = value not in model.consumers and all(p.name != value for p in model.outputs)
+        if not spec.type and unused:
+            continue  # an optional output that nobody reads
+        if spec.element_type not in FEEDABLE:
+            kind = spec.type or "of unknown type"
+            return Refusal("dtype", f"{value!r} is {kind}, which OpenVINO takes no arrays of")
+        if spec.shape is None:
+            return Refusal("dynamic_shape", f"{value!r} has an open number of dimensions")
+    return None

@@ -1,0 +1,113 @@
+"""OpenVINO's core, and its devices' properties as ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, Final
+
+import openvino
+
+from devices.plugin.properties import (
+    COMMON_PROPERTIES,
+    OPTIONAL_PROPERTIES,
+    Config,
+    Property,
+    PropertyTable,
+)
+
+#: Properties of its own that we set otherwise than it does, and always: its default precision may
+#: be bfloat16, and threads that are pinned would take cores from the other devices of a node.
+_DEFAULTS: Final = {"EXECUTION_MODE_HINT": "ACCURACY", "ENABLE_CPU_PINNING": False}
+#: Its defaults that say what it chose; unset, it chooses.
+_CHOSEN: Final = {"INFERENCE_PRECISION_HINT": "dynamic"}
+#: Properties that change how fast a model runs, not what it is compiled to.
+_RUNTIME: Final = frozenset({"ENABLE_CPU_PINNING", "LOG_LEVEL"})
+
+
+@cache
+def core() -> openvino.Core:
+    """Return this process's core: it finds the devices and loads their plugins."""
+    return openvino.Core()
+
+
+def device_ids() -> tuple[str, ...]:
+    """Return the names of OpenVINO's devices: ``CPU``, ``GPU.0``, ``NPU``."""
+    return tuple(core().available_devices)
+
+
+def property_table() -> PropertyTable:
+    """Return our properties, and those of every device of OpenVINO that ours do not hold."""
+    narrow = Property(
+        "OV_NARROW_INTEGERS", bool, False, True,
+        "Whether 64-bit integers are computed in 32 bits, as OpenVINO does; else it gets no node "
+        "that computes with them.",
+    )  # fmt: skip
+    ids = device_ids()
+    own = COMMON_PROPERTIES.extended(
+        OPTIONAL_PROPERTIES["INFERENCE_NUM_THREADS"],
+        Property("DEVICE_ID", str, next(iter(ids), "CPU"), True, "Which of OpenVINO's devices."),
+        narrow,
+    )
+    found: dict[str, Property] = {}
+    for device in ids:
+        for name, value, mutable in _supported(device):
+            if name not in own and name not in found and value is not None:
+                found[name] = _property(name, value, mutable)
+    return own.extended(*found.values())
+
+
+def compile_options(config: Config, table: PropertyTable) -> dict[str, Any]:
+    """Return the part of a configuration that OpenVINO is told: what is not its own default."""
+    names = core().get_property(config["DEVICE_ID"], "SUPPORTED_PROPERTIES")
+    options = {
+        name: value
+        for name, value in config.items()
+        if name in names
+        and name not in COMMON_PROPERTIES
+        and (name in _DEFAULTS or value != table[name].default)
+    }
+    if "NUM_STREAMS" in names:
+        options["NUM_STREAMS"] = config["NUM_STREAMS"]
+    return options
+
+
+def read_only(device: str) -> dict[str, Any]:
+    """Return the values of a device's read-only properties."""
+    return {name: value for name, value, mutable in _supported(device) if not mutable}
+
+
+def _supported(device: str) -> Iterator[tuple[str, Any, bool]]:
+    """Yield a device's properties, each with its value as ours and whether it can be set."""
+    for name, mutability in core().get_property(device, "SUPPORTED_PROPERTIES").items():
+        if name == "SUPPORTED_PROPERTIES" or mutability == "WO":
+            continue
+        try:
+            value = core().get_property(device, name)
+        except (RuntimeError, TypeError):  # some it lists and does not give
+            continue
+        yield name, _plain(name, value), mutability == "RW"
+
+
+def _plain(name: str, value: Any) -> Any:
+    """Return a value of OpenVINO's as bool, int, float, text or a tuple; None where it is none."""
+    if isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple | set):
+        return tuple(part if isinstance(part, int) else str(part) for part in value)
+    if isinstance(value, openvino.Type):
+        return value.to_string()
+    members = getattr(type(value), "__members__", {})
+    text = next((n for n, member in members.items() if member == value), None)
+    return f"LOG_{text}" if text and name == "LOG_LEVEL" else text
+
+
+def _property(name: str, value: Any, mutable: bool) -> Property:
+    return Property(
+        name,
+        type(value),
+        _DEFAULTS.get(name, _CHOSEN.get(name, value)),
+        mutable,
+        f"OpenVINO's property of this name: see its documentation; it has {value!r} by itself.",
+        shapes_result=mutable and name not in _RUNTIME,
+    )
