@@ -13,9 +13,8 @@ from typing import Any, Final
 from devices.errors import UnknownPropertyError
 from devices.plugin.configuration import Configuration
 from devices.plugin.properties import Config, Property, PropertyTable, unknown_property
-from hetero.affinity.affinity import find_device
 from scheduler.client.limits import Limits
-from scheduler.device_names import HETERO
+from scheduler.device_names import HETERO, match_name
 
 
 def _check_callbacks(callbacks: tuple[Any, ...]) -> str | None:
@@ -235,7 +234,7 @@ def parse_given(config: Config, tables: Mapping[str, PropertyTable]) -> SplitCon
     """
     split = parse_shared(config, tables)
     for device, options in split.own.get("DEVICE_PROPERTIES", {}).items():
-        name = find_device(device, tables)
+        name = match_name(device, tables)
         if name is None:
             raise UnknownPropertyError(
                 f"DEVICE_PROPERTIES names {device!r}, which is not one of the model's devices: "

@@ -1,6 +1,7 @@
 """Device names: reading ``HETERO:ORT,CPU``, and finding the device that a name means.
 
-``CPU`` and ``CPU.0`` are one device. A name without an id means the plugin's first device.
+``CPU`` and ``CPU.0`` are one device. A name without an id means the plugin's first device. Ids may
+be names, as in ``OV.CPU`` and ``OV.GPU.0``.
 """
 
 from __future__ import annotations
@@ -82,6 +83,19 @@ def split_name(name: str) -> tuple[str, str]:
     return plugin, device_id or "0"
 
 
+def match_name(name: str, available: Iterable[str]) -> str | None:
+    """Return the one of `available` that `name` means, or None.
+
+    ``CPU`` and ``CPU.0`` are one; of ids that are names the first is meant: ``OV`` means the first
+    of ``OV.CPU`` and ``OV.GPU``, and ``OV.GPU`` the first of ``OV.GPU.0`` and ``OV.GPU.1``.
+    """
+    known = {split_name(device): device for device in available}
+    name = name.strip()
+    below = (d for d in known.values() if d.startswith(f"{name}."))
+    named = (d for d in below if "." in name or not d[len(name) + 1].isdigit())
+    return known.get(split_name(name)) or next(named, None)
+
+
 def resolve_name(name: str, available: Iterable[str]) -> str:
     """Return the one of `available` that `name` means.
 
@@ -91,7 +105,7 @@ def resolve_name(name: str, available: Iterable[str]) -> str:
         Listing what there is, and the nearest to what was asked for.
     """
     known = {split_name(device): device for device in available}
-    found = known.get(split_name(name))
+    found = match_name(name, known.values())
     if found is not None:
         return found
     plugin, _ = split_name(name)
@@ -118,15 +132,15 @@ def resolve_device(text: str, available: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(resolve_name(name, available) for name in request.names))
 
 
-def assign_names(plugins: Sequence[str]) -> tuple[str, ...]:
-    """Name devices by their plugins, in the cluster's order.
+def assign_names(families: Sequence[str]) -> tuple[str, ...]:
+    """Name devices by their families, in the cluster's order.
 
-    A plugin's only device has the plugin's name; several are numbered from 0.
+    A family's only device has its name; several are numbered from 0.
     """
-    totals = Counter(plugins)
+    totals = Counter(families)
     taken: Counter[str] = Counter()
     names = []
-    for plugin in plugins:
-        names.append(plugin if totals[plugin] == 1 else f"{plugin}.{taken[plugin]}")
-        taken[plugin] += 1
+    for family in families:
+        names.append(family if totals[family] == 1 else f"{family}.{taken[family]}")
+        taken[family] += 1
     return tuple(names)

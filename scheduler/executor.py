@@ -82,6 +82,12 @@ class DeviceDescriptor:
         default_factory=lambda: COMMON_PROPERTIES, repr=False, compare=False
     )
 
+    @property
+    def family(self) -> str:
+        """What it is numbered among: its plugin, or ``OV.GPU`` where ids are names."""
+        named = self.device_id and not self.device_id.isdigit()
+        return f"{self.plugin}.{self.device_id}" if named else self.plugin
+
 
 @dataclass(frozen=True, slots=True)
 class StageSource:

@@ -70,7 +70,7 @@ class OpenVinoPlugin(Plugin):
     def compile(self, model: Model, config: Config) -> Program:
         """Compile the whole model; DeviceError if OpenVINO cannot after all."""
         try:
-            return self._compiled(model, config)
+            return self._program(model, config)
         except RuntimeError as error:
             raise DeviceError(
                 f"OpenVINO cannot compile model {model.name!r}: {' '.join(str(error).split())}",
@@ -115,7 +115,7 @@ class OpenVinoPlugin(Plugin):
         ours = ("AVAILABLE_DEVICES", "EXECUTION_DEVICES", "FULL_DEVICE_NAME")
         return {n: v for n, v in read_only(device_id).items() if n not in ours}
 
-    def _compiled(self, model: Model, config: Config) -> Program:
+    def _program(self, model: Model, config: Config) -> Program:
         names = [port.name for port in model.outputs]
         made = [name for name in dict.fromkeys(names) if name in model.producers]
         part = model.extract(range(len(model.nodes)), made)

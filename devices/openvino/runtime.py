@@ -52,7 +52,7 @@ def property_table() -> PropertyTable:
     found: dict[str, Property] = {}
     for device in ids:
         for name, value, mutable in _supported(device):
-            if name not in own and name not in found and value is not None:
+            if name not in own and name not in found and _plain(name, value) is not None:
                 found[name] = _property(name, value, mutable)
     return own.extended(*found.values())
 
@@ -74,11 +74,11 @@ def compile_options(config: Config, table: PropertyTable) -> dict[str, Any]:
 
 def read_only(device: str) -> dict[str, Any]:
     """Return the values of a device's read-only properties."""
-    return {name: value for name, value, mutable in _supported(device) if not mutable}
+    return {name: _plain(name, value) for name, value, mutable in _supported(device) if not mutable}
 
 
 def _supported(device: str) -> Iterator[tuple[str, Any, bool]]:
-    """Yield a device's properties, each with its value as ours and whether it can be set."""
+    """Yield a device's properties, each with its value and whether it can be set."""
     for name, mutability in core().get_property(device, "SUPPORTED_PROPERTIES").items():
         if name == "SUPPORTED_PROPERTIES" or mutability == "WO":
             continue
@@ -86,7 +86,7 @@ def _supported(device: str) -> Iterator[tuple[str, Any, bool]]:
             value = core().get_property(device, name)
         except (RuntimeError, TypeError):  # some it lists and does not give
             continue
-        yield name, _plain(name, value), mutability == "RW"
+        yield name, value, mutability == "RW"
 
 
 def _plain(name: str, value: Any) -> Any:
@@ -97,17 +97,23 @@ def _plain(name: str, value: Any) -> Any:
         return tuple(part if isinstance(part, int) else str(part) for part in value)
     if isinstance(value, openvino.Type):
         return value.to_string()
+    return next((text for text, member in _members(name, value).items() if member == value), None)
+
+
+def _members(name: str, value: Any) -> dict[str, Any]:
+    """Return the values of an enumeration by the names that OpenVINO reads them by."""
     members = getattr(type(value), "__members__", {})
-    text = next((n for n, member in members.items() if member == value), None)
-    return f"LOG_{text}" if text and name == "LOG_LEVEL" else text
+    return {f"LOG_{n}" if name == "LOG_LEVEL" else n: member for n, member in members.items()}
 
 
 def _property(name: str, value: Any, mutable: bool) -> Property:
+    plain = _plain(name, value)
     return Property(
         name,
-        type(value),
-        _DEFAULTS.get(name, _CHOSEN.get(name, value)),
+        type(plain),
+        _DEFAULTS.get(name, _CHOSEN.get(name, plain)),
         mutable,
-        f"OpenVINO's property of this name: see its documentation; it has {value!r} by itself.",
+        f"OpenVINO's property of this name: see its documentation; it has {plain!r} by itself.",
+        choices=tuple(_members(name, value)),
         shapes_result=mutable and name not in _RUNTIME,
     )

@@ -12,7 +12,7 @@ from typing import Final
 from devices.errors import AffinityError
 from devices.model.model import Model, Node
 from devices.plugin.support import Support
-from scheduler.device_names import split_name
+from scheduler.device_names import match_name
 
 #: Characters that make a pattern a glob.
 _WILD: Final = frozenset("*?[")
@@ -86,7 +86,7 @@ def resolve_pins(
             problems.append(f"pin {pattern!r}{where}: {device!r} is not a device name")
             continue
         if devices is not None:
-            listed = find_device(device, devices)
+            listed = match_name(device, devices)
             if listed is None:
                 near = difflib.get_close_matches(device.upper(), devices, 1, 0.7)
                 problems.append(
@@ -154,11 +154,6 @@ def follows(model: Model, node: Node) -> bool:
 def readers(model: Model, node: Node) -> list[str]:
     """Return the names of the nodes that read what a node makes."""
     return [model.nodes[r].name for v in node.writes for r in model.consumers.get(v, ())]
-
-
-def find_device(name: str, devices: Iterable[str]) -> str | None:
-    """Return the one of `devices` that `name` means, ``CPU`` and ``CPU.0`` being the same."""
-    return next((d for d in devices if split_name(d) == split_name(name)), None)
 
 
 def _kind(pattern: str, model: Model) -> tuple[str, str]:

@@ -24,7 +24,8 @@ from typing import Final
 import onnx
 
 from devices.model.model import Model, Node
-from hetero.affinity.affinity import NO_PINS, Affinity, find_device, follows, resolve_pins
+from hetero.affinity.affinity import NO_PINS, Affinity, follows, resolve_pins
+from scheduler.device_names import match_name
 
 AFFINITY_KEY: Final = "hetero.affinity"
 DEVICE_KEY: Final = "hetero.device"
@@ -55,7 +56,7 @@ def metadata_pins(model: Model, devices: Sequence[str]) -> Affinity:
         elif (device := _recorded(node, configurations, devices)) is not None:
             foreign[node.name] = device
             reasons[node.name] = "pin: device_configurations"
-        elif (device := find_device(metadata.get(LAYER_KEY, ""), devices)) is not None:
+        elif (device := match_name(metadata.get(LAYER_KEY, ""), devices)) is not None:
             foreign[node.name] = device
             reasons[node.name] = f"pin: metadata {LAYER_KEY}"
     named = resolve_pins(model, own, devices, source=f"metadata {AFFINITY_KEY}") if own else NO_PINS
@@ -73,7 +74,7 @@ def _recorded(
             places = {record.pipeline_stage}
         found = [str(names[index]) for index in places if 0 <= index < len(names)]
         if len(places) == len(found) == 1:
-            device = find_device(found[0], devices)
+            device = match_name(found[0], devices)
             if device is not None:
                 return device
     return None

@@ -11,10 +11,11 @@ from devices.errors import ArgumentTypeError, BlobError, PropertyError, UnknownD
 from devices.plugin.configuration import Configuration
 from devices.plugin.program import Payload
 from devices.plugin.properties import PropertyTable
-from hetero.affinity.affinity import Affinity, find_device
+from hetero.affinity.affinity import Affinity
 from hetero.cache.blob import Compilation, Cut, DeviceRecord, ModelBlob
 from hetero.config import HETERO_PROPERTIES, SplitConfig
 from hetero.partition.partition import Partition
+from scheduler.device_names import match_name
 from scheduler.executor import StageSource
 from scheduler.formats.stored_payload import PAYLOADS, StoredPayload, read_payload
 
@@ -36,14 +37,14 @@ def place_devices(
     used = blob.used
     wanted = {device: device for device in used}
     for old, new in (remap or {}).items():
-        found = find_device(old, used)
+        found = match_name(old, used)
         if found is None:
             raise BlobError(
                 f"remap {old!r} to {new!r}: model {blob.name!r} was compiled for "
                 f"{', '.join(used) or 'no device'}, not for {old!r}."
             )
         wanted[found] = new
-    placed = {old: find_device(new, available) for old, new in wanted.items()}
+    placed = {old: match_name(new, available) for old, new in wanted.items()}
     if absent := {o: new for o, new in wanted.items() if placed[o] is None and new != o}:
         raise absent_devices(blob, absent, available)
     return {old: here for old, here in placed.items() if here is not None}
@@ -95,7 +96,7 @@ def recompilation(
     asked = dict(given.get("DEVICE_PROPERTIES", {}))
     listed = {here: {**mine, **asked.pop(here, {})} for here, mine in options.items()}
     config = {**kept, **given, "DEVICE_PROPERTIES": {**listed, **asked}}
-    moved = {old for old, here in placed.items() if find_device(old, [here]) is None}
+    moved = {old for old, here in placed.items() if match_name(old, [here]) is None}
     affinity = blob.affinity()
     pins = {
         name: placed[device]

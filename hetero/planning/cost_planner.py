@@ -13,7 +13,7 @@ from typing import Any
 from devices.errors import DeviceError, PlanError, UnsupportedNodesError
 from devices.model.model import Model
 from devices.plugin.support import Refusal, Support
-from hetero.affinity.affinity import find_device, resolve_pins
+from hetero.affinity.affinity import resolve_pins
 from hetero.planning.choose import Choice, Policy, choose
 from hetero.planning.cost import Costs, DeviceIdentity
 from hetero.planning.cost.cost_file import check_costs, read_costs, write_costs
@@ -29,6 +29,7 @@ from hetero.query.placement import (
     without,
 )
 from hetero.sample_inputs import sample_inputs
+from scheduler.device_names import match_name
 from scheduler.executor import Executor
 
 _log = logging.getLogger(__name__)
@@ -217,7 +218,7 @@ class CostPlanner:
             if row.memory_nbytes is not None
         }
         for name, nbytes in own["DEVICE_MEMORY_NBYTES"].items():
-            listed = find_device(name, request.devices)
+            listed = match_name(name, request.devices)
             if listed is None:
                 raise PlanError(
                     f"DEVICE_MEMORY_NBYTES names {name!r}, which is not a device of the model: "

@@ -44,7 +44,7 @@ def probe_node(
 
 def named(rows: Sequence[DeviceDescriptor]) -> tuple[DeviceDescriptor, ...]:
     """Return the devices of the only node, named as those of a cluster."""
-    names = assign_names([row.plugin for row in rows])
+    names = assign_names([row.family for row in rows])
     return tuple(replace(row, name=name) for row, name in zip(rows, names, strict=True))
 
 

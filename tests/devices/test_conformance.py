@@ -12,14 +12,18 @@ from devices.testing import check_device, device_checks
 PLUGINS = {
     name: entry
     for name, entry in load_plugins(["tests.examples.third_party_plugin:DensePlugin"]).items()
-    if name in ("CPU", "ORT", "NULL", "DENSE")
+    if name in ("CPU", "ORT", "OV", "NULL", "DENSE")
 }
+#: Where its wheel is not installed, the row of a plugin says so, and other tests look at it.
+ABSENT = {name for name, entry in PLUGINS.items() if name == "OV" and not entry.plugin}
 
 
 @pytest.mark.parametrize("check", device_checks(), ids=lambda check: check.__name__)
 @pytest.mark.parametrize("name", list(PLUGINS))
 def test_device(name, check):
     entry = PLUGINS[name]
+    if name in ABSENT:
+        pytest.skip(entry.error)
     assert entry.plugin is not None, entry.error
     check(entry.plugin)
 

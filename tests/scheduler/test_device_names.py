@@ -6,7 +6,9 @@ import pytest
 
 from devices.errors import UnknownDeviceError
 from scheduler import DeviceRequest, parse_device, resolve_device, resolve_name
-from scheduler.device_names import assign_names
+from scheduler.device.probe import named
+from scheduler.device_names import assign_names, match_name
+from scheduler.executor import DeviceDescriptor
 
 AVAILABLE = ("CPU", "ORT.0", "ORT.1", "NULL")
 
@@ -47,6 +49,25 @@ def test_what_is_no_device_string_is_told_what_would_be(text: str, message: str)
 )
 def test_resolve_with_and_without_an_id(name: str, wanted: str) -> None:
     assert resolve_name(name, AVAILABLE) == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("OV", "OV.CPU"), ("OV.CPU", "OV.CPU"), ("OV.GPU", "OV.GPU.0"), ("OV.GPU.1", "OV.GPU.1"),
+        ("OV.NPU", None), ("OV.0", None), ("O", None), ("ORT", None), ("ORT.1", "ORT.1"),
+    ],
+)  # fmt: skip
+def test_ids_may_be_names_and_the_first_is_meant_where_none_is_given(
+    name: str, wanted: str | None
+) -> None:
+    assert match_name(name, ("ORT.1", "OV.CPU", "OV.GPU.0", "OV.GPU.1")) == wanted
+
+
+def test_devices_whose_ids_are_names_keep_them() -> None:
+    rows = [DeviceDescriptor("", "OV", i, "node") for i in ("CPU", "GPU.0")]
+    rows.append(DeviceDescriptor("", "ORT", "0", "node"))
+    assert [row.name for row in named(rows)] == ["OV.CPU", "OV.GPU.0", "ORT"]
 
 
 def test_an_unknown_name_lists_what_there_is_and_the_nearest() -> None:

@@ -1,0 +1,261 @@
+"""The OV device: reasons, right answers or none, memory, properties, what it shows of itself."""
+
+import sys
+import threading
+
+import numpy as np
+import onnx
+import pytest
+from onnx import parser
+
+import hetero
+from devices import load_plugins, read_model
+from devices.errors import BlobError, PropertyError, UnknownDeviceError
+from devices.model.light import light_model_inputs
+from devices.plugin.program import Payload, RunContext
+
+
+def parsed(body, opset=17):
+    return read_model(
+        parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}, "x.y" : 1]> g {body}')
+    )
+
+
+def test_without_openvino_the_device_says_how_to_get_it(monkeypatch):
+    for name in [n for n in sys.modules if n.startswith("devices.openvino")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    (entry,) = load_plugins(["devices.openvino.plugin:OpenVinoPlugin"], False).values()
+    assert entry.plugin is None
+    assert "pip install 'hetero[openvino]'" in entry.error
+
+
+@pytest.fixture(scope="module")
+def plugin():
+    pytest.importorskip("openvino", reason="needs pip install 'hetero[openvino]'")
+    from devices.openvino.plugin import OpenVinoPlugin
+
+    return OpenVinoPlugin()
+
+
+def refusal(plugin, model, **config):
+    (refusals,) = plugin.query_model(model, config).unsupported.values()
+    ((device, found),) = refusals.items()
+    assert device == "OV.CPU"
+    return found
+
+
+@pytest.mark.parametrize(
+    ("body", "opset", "code", "says"),
+    [
+        ("(float[2] x) => (float[2] y) {y = Relu(x)}", 6, "opset", "from operator set 7 on"),
+        ("(float[2] x) => (float[2] y) {y = x.y.Odd(x)}", 17, "no_kernel", "x.y"),
+        ("(string[2] x) => (string[2] y) {y = Identity(x)}", 17, "dtype", "string"),
+        ("(seq(float[2]) x) => (float[N] y) {y = ConcatFromSequence<axis=0>(x)}", 17, "dtype",
+         "seq"),
+        ("(bfloat16[2] x) => (bfloat16[2] y) {y = Abs(x)}", 17, "dtype", "bfloat16"),
+        ("(double[2] x) => (double[2] y) {y = Abs(x)}", 17, "dtype", "double"),
+        ("(int64[2] x) => (int64[2] y) {y = Add(x, x)}", 17, "dtype", "OV_NARROW_INTEGERS"),
+        ("(float[2] x) => (int64[2] y) {y = Cast<to = 7>(x)}", 17, "policy", "32 bits"),
+        ("(uint8[2] x) => (uint8[2] y) {y = Add(x, x)}", 17, "dtype", "not exact"),
+        ("(float[4] x) => (float[1] y) {y = ReduceMax<keepdims=1>(x)}", 17, "policy", "infinity"),
+        ("(float[2] x, int64[1] a) => (float[M,N] y) {y = Unsqueeze(x, a)}", 17, "dynamic_shape",
+         "no rank"),
+        ("(float[1,4,4,4] x) => (float[1,4,4,4] y) {y = Det(x)}", 17, "no_kernel", "Det"),
+    ],
+)  # fmt: skip
+def test_refusals(plugin, body, opset, code, says):
+    found = refusal(plugin, parsed(body, opset))
+    assert (found.code, says in found.message) == (code, True), found
+
+
+@pytest.mark.parametrize(
+    ("body", "feeds", "want"),
+    [
+        ("(float[2] x) => (float[2] y) {y = Dropout(x)}", [[1, 2]], [1, 2]),
+        ("(float[2] x) => (float[2] y) {y = Max(x)}", [[1, 2]], [1, 2]),
+        ("(float[2] x) => (float[2] y) {h = Neg(x) y = Dropout(h)}", [[1, 2]], [-1, -2]),
+        ("(float[2] x) => (float[2] y) {h = Softsign(x) y = Add(h, x)}", [[1, -1]], [1.5, -1.5]),
+        ("(float[2,3] x) => (int64[2] y) {y = Shape(x)}", [np.zeros((2, 3))], [2, 3]),
+        ("(float[N] x) => (float[N] y) {y = Abs(x)}", [np.zeros(0)], np.zeros(0)),
+        ("(float x) => (float y) {y = Neg(x)}", [2], -2),
+        ("(float[N,2] x) => (float[N,M] y) {y = Flatten<axis=1>(x)}", [np.ones((0, 2))],
+         np.ones((0, 2))),
+        ("(float[2,3] x, int64[N] i) => (float[2,N] y) {y = Gather<axis=1>(x, i)}",
+         [np.arange(6).reshape(2, 3), [-1, 0]], [[2, 0], [5, 3]]),
+    ],
+)  # fmt: skip
+def test_nodes_that_are_folded_renamed_or_decomposed(plugin, body, feeds, want):
+    """They are in the answer under their own names, in the runtime model, and run right."""
+    model = parsed(body)
+    support = plugin.query_model(model)
+    assert list(support) == list(model.node_names)
+    compiled = plugin.compile_model(model)
+    result = compiled(feeds)["y"]
+    assert result.dtype == model.outputs[0].dtype
+    np.testing.assert_allclose(result, want, rtol=1e-6)
+    again = plugin.import_model(compiled.export(), model)
+    np.testing.assert_array_equal(again(feeds)["y"], result)
+
+
+def test_outputs_that_are_one_value_each_have_their_own_memory(plugin):
+    model = parsed(
+        "(float[2] x) => (float[2] a, float[2] b, float[2] c, float[2] x)"
+        " {a = Neg(x) b = Dropout(a) c = Dropout(x)}"
+    )
+    result = plugin.compile_model(model)([np.float32([1, 2])])
+    result["a"][:] = 7
+    for name, want in (("b", [-1, -2]), ("c", [1, 2]), ("x", [1, 2])):
+        np.testing.assert_array_equal(result[name], want)
+
+
+def test_inputs_and_outputs_are_not_copied(plugin, monkeypatch):
+    import openvino
+
+    tensors = []
+    tensor = openvino.Tensor
+
+    def watched(*arguments, **options):
+        tensors.append(tensor(*arguments, **options))
+        return tensors[-1]
+
+    compiled = plugin.compile_model(parsed("(float[4] x) => (float[4] y) {y = Neg(x)}"))
+    x = np.ones(4, np.float32)
+    x.setflags(write=False)
+    monkeypatch.setattr(openvino, "Tensor", watched)
+    (y,) = compiled.run([x])
+    for array in (x, y):
+        assert [np.shares_memory(made.data, array) for made in tensors].count(True) == 1
+    np.testing.assert_array_equal(y, -x)
+
+
+def test_64_bit_integers_are_computed_where_the_user_lets_them_be_narrow(plugin):
+    model = parsed("(int64[2] x) => (int64[2] y) {y = Add(x, x)}")
+    narrow = {"OV_NARROW_INTEGERS": True}
+    assert not plugin.query_model(model, narrow).unsupported
+    assert plugin.compile_model(model, narrow)([[1, 2]])["y"].tolist() == [2, 4]
+
+
+def test_weights_are_not_looked_at_by_the_query(plugin):
+    weight = onnx.numpy_helper.from_array(np.ones((300, 40), np.float32), "w")
+    proto = parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[N,300] x, float[300,40] w)'
+        " => (float[N,40] y) {y = MatMul(x, w)}"
+    )
+    del proto.graph.input[1]
+    proto.graph.initializer.append(weight)
+    model = read_model(proto)
+    assert not plugin.query_model(model).unsupported
+    result = plugin.compile_model(model)(np.ones((2, 300), np.float32))["y"]
+    np.testing.assert_allclose(result, np.full((2, 40), 300), rtol=1e-6)
+
+
+def test_a_real_model_is_taken_whole_and_shows_what_is_fused(plugin):
+    model = read_model("light:squeezenet")
+    assert not plugin.query_model(model).unsupported
+    compiled = plugin.compile_model(model, {"INFERENCE_NUM_THREADS": 1, "PERF_COUNT": True})
+    compiled(light_model_inputs(model))
+    nodes = compiled.get_runtime_model().nodes
+    covered = [node.metadata["originalLayersNames"].split(",") for node in nodes]
+    kinds = [{model.nodes[model.index_of[n]].op_type for n in names if n} for names in covered]
+    assert any({"Conv", "Relu"} <= kind for kind in kinds)
+    timed = [n for n in nodes if n.metadata["execTimeMcs"] != "not_executed"]
+    assert len(timed) > 30
+
+
+def test_times_of_nodes_are_there_for_whoever_asks(plugin):
+    compiled = plugin.compile_model(parsed("(float[2] x) => (float[2] y) {y = Neg(x)}"))
+    context = RunContext(profile=True)
+    compiled.run([np.float32([1, 2])], context)
+    assert set(context.node_times_s) <= {node.name for node in compiled.executed_nodes()}
+    assert context.node_times_s
+
+
+def test_properties_of_openvino_are_ours(plugin):
+    assert plugin.get_property("EXECUTION_MODE_HINT") == "ACCURACY"
+    assert plugin.get_property("DEVICE_TYPE", "CPU") == "INTEGRATED"
+    assert "EXPORT_IMPORT" in plugin.get_property("OPTIMIZATION_CAPABILITIES", "CPU")
+    assert plugin.properties["ENABLE_HYPER_THREADING"].type is bool
+    assert "THROUGHPUT" in plugin.properties["PERFORMANCE_HINT"].choices
+    with pytest.raises(PropertyError, match="LATENCY"):
+        plugin.set_property({"PERFORMANCE_HINT": "SLOW"})
+    with pytest.raises(UnknownDeviceError, match="CPU"):
+        plugin.get_property("DEVICE_TYPE", "GPU.7")
+
+
+def test_options_reach_openvino(plugin, monkeypatch):
+    from devices.openvino import plugin as module
+
+    told = {}
+
+    class Core:
+        def compile_model(self, source, device, options):
+            told.update(options, device=device)
+            return real.compile_model(source, device, options)
+
+    real = module.core()
+    monkeypatch.setattr(module, "core", Core)
+    model = parsed("(float[2] x) => (float[2] y) {y = Neg(x)}")
+    options = {"NUM_STREAMS": 2, "INFERENCE_NUM_THREADS": 1, "PERFORMANCE_HINT": "throughput"}
+    plugin.compile_model(model, options).close()
+    wanted = options | {"PERFORMANCE_HINT": "THROUGHPUT", "EXECUTION_MODE_HINT": "ACCURACY"}
+    assert told == wanted | {"device": "CPU", "PERF_COUNT": False, "ENABLE_CPU_PINNING": False}
+
+
+def test_damaged_blobs_are_refused(plugin):
+    model = parsed("(float[2] x) => (float[2] y) {y = Neg(x)}")
+    payload = plugin.compile_model(model).export()
+    damaged = {"#blob": np.zeros(64, np.uint8)}
+    with pytest.raises(BlobError, match="incompatible"):
+        plugin.import_model(Payload(payload.header, damaged), model)
+
+
+def test_threads_share_a_compiled_model(plugin):
+    compiled = plugin.compile_model(
+        parsed("(float[N] x) => (float[N] y) {y = Neg(x)}"), {"NUM_STREAMS": 3}
+    )
+    wrong = []
+
+    def work(k):
+        for n in range(1, 30):
+            x = np.full(n, k, np.float32)
+            if not np.array_equal(compiled.run([x])[0], -x):
+                wrong.append((k, n))
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+@pytest.fixture(scope="module")
+def core(plugin):
+    with hetero.Core(
+        executor="inprocess", plugins=["devices.openvino.plugin:OpenVinoPlugin"]
+    ) as made:
+        yield made
+
+
+def test_a_model_is_cut_between_openvino_and_the_cpu(core):
+    assert "OV.CPU" in core.available_devices
+    model = parsed(
+        "(float[2,3] x) => (float[2,3] y, int64[2] s)"
+        " {a = Neg(x) b = Relu(a) c = Exp(b) y = Add(c, x) s = Shape(y)}"
+    )
+    x = np.float32([[1, -2, 3], [-4, 5, -6]])
+    want = np.exp(np.maximum(-x, 0)) + x
+    compiled = core.compile_model(model, "HETERO:OV.CPU,CPU", affinity={"b": "CPU"})
+    assert [s.device for s in compiled.subgraphs] == ["OV.CPU", "CPU", "OV.CPU"]
+    np.testing.assert_allclose(compiled(x)["y"], want, rtol=1e-5)
+    again = core.import_model(compiled.export_model())
+    np.testing.assert_allclose(again(x)["y"], want, rtol=1e-5)
+    assert again(x)["s"].tolist() == [2, 3]
+
+
+def test_the_query_says_why_a_node_is_elsewhere(core):
+    model = parsed("(float[2,3] x) => (float[2,1] y) {a = Neg(x) y = ReduceMax<axes = [1]>(a)}")
+    support = core.query_model(model, "HETERO:OV,CPU")
+    assert dict(support) == {"a": "OV.CPU", "y": "CPU"}
+    assert "lowest float" in support.refusals["y"]["OV.CPU"].message

@@ -1,0 +1,28 @@
+"""ONNX's backend suite on the OV device: what it takes it runs right, the rest it refuses."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.backend_suite.cases import backend_cases
+from tests.backend_suite.misses import read_misses
+from tests.backend_suite.on_plugin import outcome
+
+pytest.importorskip("openvino", reason="needs pip install 'hetero[openvino]'")
+from devices.openvino.plugin import OpenVinoPlugin
+
+MISSES = read_misses(Path(__file__).with_name("misses_openvino.txt"))
+PLUGIN = OpenVinoPlugin()
+#: Cases of the suite that OpenVINO 2026.4 runs right, of onnx 1.23's 2,033.
+PASSING = 750
+
+
+@pytest.mark.slow
+def test_every_case():
+    """The failure lists every case that is not as expected, with what went wrong."""
+    options = {"INFERENCE_NUM_THREADS": 1}
+    found = {case.name: outcome(PLUGIN, case, options) for case in backend_cases()}
+    missed = {n: said for n, said in found.items() if said not in ("refused", "passed")}
+    assert {n: said for n, said in missed.items() if n not in MISSES} == {}
+    assert not MISSES.keys() - missed.keys(), "take these off the list"
+    assert list(found.values()).count("passed") >= PASSING
