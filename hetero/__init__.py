@@ -16,6 +16,7 @@ from hetero.compiled_model import CompiledModel
 from hetero.core import Core
 from hetero.element_type import Type
 from hetero.errors import *  # noqa: F403 - each error is also hetero's own name
+from hetero.metrics_server import MetricsServer
 from hetero.planning.cost import Costs
 from hetero.planning.report import PlanReport
 from hetero.preprocess import (
@@ -42,6 +43,7 @@ __all__ = [
     "Extension",
     "InferRequest",
     "Layout",
+    "MetricsServer",
     "Model",
     "PaddingMode",
     "PlanReport",

@@ -99,7 +99,6 @@ class Core(Observed):
         self._address = address
         self._device_counts = parse_counts(devices)
         self._plugins = tuple(plugins)
-        self._executor: Executor | None = None
         self._lock = threading.RLock()
         self._scopes = Scopes(
             lambda: self.device_descriptors, lambda *names: self.executor.get_property(*names)

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from devices.errors import HeteroError
+from hetero.metrics_server import MetricsServer
 from hetero.trace import Trace
-from scheduler.executor import DeviceDescriptor
+from scheduler.executor import Executor
+from scheduler.load import Load
 from scheduler.observer import Observer
 
 
-class Observed(ABC):
+class Observed:
     """A Core's side that is looked at; its executor tells the observers of requests."""
+
+    #: Set once the first device is needed.
+    _executor: Executor | None = None
 
     def __init__(self) -> None:
         self._observers: Final[list[Observer]] = []
-
-    @property
-    @abstractmethod
-    def device_descriptors(self) -> tuple[DeviceDescriptor, ...]:
-        """Every device."""
 
     def trace(self, path: str | Path, *, requests: int = 10_000) -> Trace:
         """Return a block whose requests are traced: ``with core.trace("trace.json"): ...``.
@@ -45,8 +44,34 @@ class Observed(ABC):
         """
         return Trace(path, self._observers, self._nodes, requests)
 
+    def serve_metrics(self, port: int = 0, *, host: str = "127.0.0.1") -> MetricsServer:
+        """Return a block whose requests are counted: ``with core.serve_metrics(9100): ...``.
+
+        Prometheus and ``hetero top`` read the figures at the block's `MetricsServer.url`: requests
+        by the state they ended in, their latencies, what waits and is in flight, each stage's runs
+        and busy time, each device's queue, heartbeats and losses.
+
+        Parameters
+        ----------
+        port : int
+            Where to listen; 0 takes a port that is free.
+        host : str
+            The address to listen on: whoever reaches it can read the figures.
+
+        Raises
+        ------
+        ArgumentError
+            On entering the block: it cannot listen there.
+        """
+        return MetricsServer(self._observers, self._load, host, port)
+
     def _nodes(self) -> Mapping[str, str]:
         try:
-            return {device.name: device.node for device in self.device_descriptors}
-        except HeteroError:  # the cluster is lost: what is known is told without the nodes' names
-            return {}
+            rows = () if self._executor is None else self._executor.devices()
+        except HeteroError:  # the cluster is lost: the rest is told without the nodes' names
+            rows = ()
+        return {device.name: device.node for device in rows}
+
+    def _load(self) -> Load:
+        executor = self._executor
+        return Load() if executor is None else executor.load()

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 from devices.errors import ArgumentError
 from hetero.trace_events import trace_events
 from scheduler.formats.publish import publish
-from scheduler.observer import EndedRequest, Observer
+from scheduler.observer import DeviceEvent, EndedRequest, Observer
 
 
 class Trace:
@@ -23,6 +23,8 @@ class Trace:
     path : pathlib.Path
         The file: JSON in Google's Trace Event Format, for https://ui.perfetto.dev or
         ``chrome://tracing``. It appears whole when the block ends, however it does.
+    is_written : bool
+        Whether the file is there; an error before the first request leaves none.
     num_left_out : int
         Requests that ended before the last ones, which are all that is kept.
 
@@ -49,8 +51,10 @@ class Trace:
             raise ArgumentError(f"requests={requests}: a trace keeps at least one.")
         self.path = Path(path)
         self.num_left_out = 0
+        self.is_written = False
         self._observers = observers
         self._nodes = nodes
+        self._devices: deque[DeviceEvent] = deque(maxlen=1000)
         self._kept: deque[EndedRequest] = deque(maxlen=requests)
 
     def __enter__(self) -> Trace:
@@ -66,18 +70,24 @@ class Trace:
         self._observers.remove(self)
         if self._kept or error is None:
             publish(self.path, self._write)
+            self.is_written = True
 
     def ended(self, request: EndedRequest) -> None:
         """Keep a request."""
         self.num_left_out += len(self._kept) == self._kept.maxlen
         self._kept.append(request)
 
+    def device(self, event: DeviceEvent) -> None:
+        """Keep what became of a device; the last thousand such."""
+        self._devices.append(event)
+
     def _write(self, file: BinaryIO) -> None:
         about: dict[str, Any] = {"requests": len(self._kept), "left_out": self.num_left_out}
         nodes = self._nodes() if self._kept else {}
+        events = trace_events(tuple(self._kept), nodes, tuple(self._devices))
         file.write(b'{"displayTimeUnit": "ms", "otherData": %s,\n' % json.dumps(about).encode())
         file.write(b'"traceEvents": [')
-        for number, event in enumerate(trace_events(tuple(self._kept), nodes)):
+        for number, event in enumerate(events):
             file.write(b",\n" if number else b"\n")
             file.write(json.dumps(event).encode())
         file.write(b"\n]}\n")

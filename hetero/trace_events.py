@@ -14,7 +14,8 @@ from itertools import count
 from typing import Any, Final
 
 from devices.request.answer import StageRun
-from scheduler.observer import EndedRequest
+from scheduler.events import DeviceReturned
+from scheduler.observer import DeviceEvent, EndedRequest
 
 Event = dict[str, Any]
 
@@ -23,10 +24,15 @@ _CLIENT: Final = 1
 _INSIDE_NS: Final = 1
 
 
-def trace_events(requests: Sequence[EndedRequest], nodes: Mapping[str, str]) -> Iterator[Event]:
+def trace_events(
+    requests: Sequence[EndedRequest],
+    nodes: Mapping[str, str],
+    devices: Iterable[DeviceEvent] = (),
+) -> Iterator[Event]:
     """Yield the events of requests that have ended.
 
     `nodes`: device -> its node.
+    `devices`: what became of devices meanwhile.
     """
     if not requests:
         return
@@ -47,6 +53,17 @@ def trace_events(requests: Sequence[EndedRequest], nodes: Mapping[str, str]) -> 
             where = tracks.of[place, run.stage]
             yield from _stage_events(request, run, where, clock)
         yield from _flows(request, mine, place, lane + 1, tracks, clock, flows)
+    for event in devices:
+        what = "is back" if isinstance(event, DeviceReturned) else f"lost: {event.cause}"
+        yield {
+            "ph": "i",
+            "name": f"{event.device} {what}",
+            "cat": "device",
+            "pid": _CLIENT,
+            "tid": 1,
+            "ts": max(0, clock.ns(event.now_s)) / 1e3,
+            "s": "g",
+        }
 
 
 class _Clock:

@@ -21,6 +21,7 @@ from devices.request.request import PLAIN, Request
 from scheduler.client.limits import Limits
 from scheduler.client.record import StoryLine
 from scheduler.formats.stored_payload import StoredPayload
+from scheduler.load import Load
 from scheduler.plan import Plan
 
 #: The node of devices in this process.
@@ -240,6 +241,9 @@ class Executor(Protocol):
             Devices that work beside the plan's, as those of another replica do: they have their
             share of their node's cores too.
         """
+
+    def load(self) -> Load:
+        """Return what waits and runs now, of what has been started."""
 
     def close(self) -> None:
         """Close every deployment and stop what this executor started; again is harmless."""

@@ -32,6 +32,7 @@ from scheduler.device.workers import Workers
 from scheduler.device_names import resolve_name
 from scheduler.executor import THIS_PROCESS, DeviceDescriptor, StageSource
 from scheduler.home_process import HomeProcess
+from scheduler.load import DeviceLoad, Load
 from scheduler.observer import Observer
 from scheduler.plan import Plan
 from scheduler.thread_shares import plan_shares
@@ -202,6 +203,12 @@ class InProcessExecutor:
             deployment.close()
             raise
         return deployment
+
+    def load(self) -> Load:
+        """Return what waits and runs now."""
+        loops = dict(self._loops)
+        devices = {name: DeviceLoad(THIS_PROCESS, loop.status()) for name, loop in loops.items()}
+        return self._deployments.load(devices)
 
     def close(self) -> None:
         """Close every deployment, stop the threads, close the plugins; again is harmless."""

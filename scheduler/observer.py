@@ -1,4 +1,4 @@
-"""Observers: who is told of every request that ends, to trace it or to count it."""
+"""Observers: who is told of every request that ends and every device that goes or comes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from typing import NamedTuple, Protocol
 
 from devices.request.answer import StageRun
 from scheduler.client.record import RequestRecord
+from scheduler.events import DeviceGone, DeviceLost, DeviceReturned
 from scheduler.placement import Route
+
+#: What became of a device.
+DeviceEvent = DeviceLost | DeviceGone | DeviceReturned
 
 
 class EndedRequest(NamedTuple):
@@ -35,3 +39,6 @@ class Observer(Protocol):
 
     def ended(self, request: EndedRequest) -> None:
         """Take note of a request that has ended."""
+
+    def device(self, event: DeviceEvent) -> None:
+        """Take note of what became of a device."""

@@ -253,6 +253,11 @@ class DirectChannel:
             return None
         return 0.0 if peer.endpoint.node == this_node() else min(peer.clocks)[1]
 
+    def silent_s(self, address: str) -> float | None:
+        """Return for how long nothing was heard of a party; None for one never met."""
+        peer = self._peers.find(address)
+        return None if peer is None else time.monotonic() - peer.heard_s
+
     def status_of(self, address: str) -> Mapping[str, float]:
         """Return the numbers in a party's last beat; empty before the first."""
         peer = self._peers.find(address)

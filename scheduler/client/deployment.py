@@ -28,7 +28,8 @@ from scheduler.client.retry import replay_lost
 from scheduler.client.runner import RequestRunner
 from scheduler.executor import StageSource, Submission
 from scheduler.formats.codec import decode, encode
-from scheduler.observer import EndedRequest, Observer
+from scheduler.load import DeploymentLoad, DeviceLoad, Load
+from scheduler.observer import DeviceEvent, EndedRequest, Observer
 from scheduler.placement import alone
 from scheduler.plan import Plan
 
@@ -68,6 +69,16 @@ class Deployments(Generic[D]):
     def discard(self, deployment: D) -> None:
         """Let go of a deployment."""
         self._open.pop(deployment.key, None)
+
+    def tell(self, event: DeviceEvent) -> None:
+        """Tell the observers what became of a device."""
+        for observer in tuple(self.observers):
+            observer.device(event)
+
+    def load(self, devices: Mapping[str, DeviceLoad]) -> Load:
+        """Return what waits and runs, on `devices`."""
+        loads = tuple(deployment.current_load() for deployment in self)
+        return Load(loads, devices, self.in_flight.nbytes)
 
 
 @dataclass(slots=True)
@@ -172,6 +183,10 @@ class BaseDeployment(ABC):
             with self._helping():
                 return self._runner.submit(inputs, request)
         return self._runner.submit(inputs, request)
+
+    def current_load(self) -> DeploymentLoad:
+        """Return how many requests wait and are in flight."""
+        return DeploymentLoad(self.plan.name, *self._runner.counts())
 
     def story(self, request_id: int) -> list[StoryLine]:
         """Return what happened to a request so far."""

@@ -157,6 +157,11 @@ class RequestRunner:
         with self._lock:
             return self._machine.story(request_id)
 
+    def counts(self) -> tuple[int, int]:
+        """Return how many requests wait for admission, and how many are in flight."""
+        with self._lock:
+            return self._machine.num_waiting, self._machine.num_in_flight
+
     def is_current(self, request_id: int, attempt: int) -> bool:
         """Whether an attempt's answer is still waited for."""
         with self._lock:

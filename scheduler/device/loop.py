@@ -79,9 +79,11 @@ class DeviceLoop:
     def status(self) -> dict[str, float]:
         """Return how many tasks are held, how many run, and for how long the oldest has."""
         oldest_s = min(self._begun_s.copy().values(), default=None)
+        with self._lock:
+            tasks, running = self._machine.num_tasks, self._machine.num_running
         return {
-            "tasks": self._machine.num_tasks,
-            "running": self._machine.num_running,
+            "tasks": tasks,
+            "running": running,
             "running_s": 0.0 if oldest_s is None else time.monotonic() - oldest_s,
         }
 

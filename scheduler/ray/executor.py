@@ -22,6 +22,7 @@ from scheduler.client.machine import Limits
 from scheduler.device.probe import PluginSpec
 from scheduler.executor import DeviceDescriptor, StageSource
 from scheduler.home_process import HomeProcess
+from scheduler.load import DeviceLoad, Load
 from scheduler.observer import Observer
 from scheduler.plan import Plan
 from scheduler.ray.deployment import RayDeployment
@@ -169,6 +170,16 @@ class RayExecutor:
         for device in deployment.devices.values():
             self._keeper.watch(device)
         return deployment
+
+    def load(self) -> Load:
+        """Return what waits and runs now, as far as the last beats told."""
+        devices = {}
+        for deployment in self._deployments:
+            for name, device in dict(deployment.devices).items():
+                status = self._channel.status_of(device.address)
+                silent_s = self._channel.silent_s(device.address)
+                devices[name] = DeviceLoad(device.descriptor.node, status, silent_s)
+        return self._deployments.load(devices)
 
     def close(self) -> None:
         """Close every deployment and stop what this executor started; again is harmless."""

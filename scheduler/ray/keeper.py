@@ -10,7 +10,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -19,6 +19,7 @@ from ray import exceptions
 
 from devices.errors import ClusterError, HeteroError, UnknownDeviceError
 from scheduler.channels.direct import DirectChannel
+from scheduler.client.deployment import Deployments
 from scheduler.client.liveness import (
     Heard,
     Liveness,
@@ -57,7 +58,7 @@ class DeviceKeeper:
         self,
         session: RaySession,
         devices: RayDevices,
-        deployments: Iterable[RayDeployment],
+        deployments: Deployments[RayDeployment],
         loader: StageLoader,
         cluster_gone: Callable[[ClusterError], None],
         *,
@@ -160,6 +161,7 @@ class DeviceKeeper:
                     target=self._restart, args=(order,), name=name, daemon=True
                 ).start()
                 continue
+            self._deployments.tell(order)
             for deployment in self._deployments:
                 if order.device in deployment.devices:
                     deployment.tell(order)

@@ -17,7 +17,7 @@ from scheduler.channels.messages import Failure, Message, Outputs, Values
 from scheduler.client.deployment import BaseDeployment, Deployments
 from scheduler.client.limits import Limits
 from scheduler.client.transitions import RequestState
-from scheduler.observer import EndedRequest
+from scheduler.observer import DeviceEvent, EndedRequest
 from tests.scheduler.models import chain
 
 X = {"x": np.zeros(2, np.float32)}
@@ -31,6 +31,9 @@ class Notes:
 
     def ended(self, request: EndedRequest) -> None:
         self.requests.append(request)
+
+    def device(self, event: DeviceEvent) -> None:
+        """Keep nothing of devices."""
 
 
 class Devices:

@@ -1,0 +1,97 @@
+"""The metrics endpoint: what `Core.serve_metrics` counts, by HTTP, for Prometheus and ``top``."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Final
+
+from devices.errors import ArgumentError
+from scheduler.exposition import CONTENT_TYPE, write_text
+from scheduler.load import Load
+from scheduler.metrics import Metrics
+from scheduler.observer import Observer
+
+_PATHS: Final = ("/", "/metrics")
+
+
+class MetricsServer:
+    """A block in which a Core's requests are counted, and told by HTTP; see `Core.serve_metrics`.
+
+    Parameters
+    ----------
+    observers : list
+        Who is told of requests: the counter, while the block lasts.
+    load : callable
+        Returns what waits and runs now.
+    host, port : str, int
+        Where to listen; port 0 takes one that is free.
+    """
+
+    def __init__(
+        self, observers: list[Observer], load: Callable[[], Load], host: str, port: int
+    ) -> None:
+        self._observers = observers
+        self._metrics = Metrics(load)
+        self._host, self._port = host, port
+        self._server: ThreadingHTTPServer | None = None
+
+    @property
+    def url(self) -> str:
+        """Where the metrics are, as ``http://127.0.0.1:9100/metrics``."""
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"http://{host}:{self._port}/metrics"
+
+    def text(self) -> str:
+        """Return the metrics in Prometheus' text format."""
+        return write_text(self._metrics.families())
+
+    def __enter__(self) -> MetricsServer:
+        try:
+            self._server = ThreadingHTTPServer((self._host, self._port), self._handler())
+        except (OSError, OverflowError) as error:
+            raise ArgumentError(
+                f"cannot serve metrics at {self._host}:{self._port}: {error}. Give another port; "
+                "0 takes one that is free."
+            ) from error
+        self._port = self._server.server_port
+        threading.Thread(
+            target=self._server.serve_forever, args=(0.05,), name="metrics", daemon=True
+        ).start()
+        self._observers.append(self._metrics)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._observers.remove(self._metrics)
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        text = self.text
+
+        class Handler(BaseHTTPRequestHandler):
+            """Answers GET with the metrics."""
+
+            def do_GET(self) -> None:
+                if self.path.partition("?")[0] not in _PATHS:
+                    self.send_error(404, "metrics are at /metrics")
+                    return
+                body = text().encode()
+                self.send_response(200)
+                self.send_header("Content-Type", CONTENT_TYPE)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *arguments: object) -> None:
+                """Keep scrapes out of the output."""
+
+        return Handler

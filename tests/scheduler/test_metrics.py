@@ -1,0 +1,137 @@
+"""Metrics: what is counted of requests, stages and devices, and how it is written."""
+
+from __future__ import annotations
+
+import pytest
+
+from devices.request.answer import StageRun
+from scheduler import events
+from scheduler.client.record import RequestRecord
+from scheduler.client.transitions import RequestState
+from scheduler.exposition import read_text, write_text
+from scheduler.load import DeploymentLoad, DeviceLoad, Load
+from scheduler.metrics import BOUNDS_S, Metrics
+from scheduler.observer import EndedRequest
+from scheduler.placement import alone
+from tests import exposition
+from tests.scheduler.models import chain
+
+LOAD = Load(
+    (DeploymentLoad("m", 2, 3), DeploymentLoad("m", 1, 1)),
+    {
+        "A": DeviceLoad("n1", {"tasks": 5.0, "running": 2.0}, 0.25),
+        "B": DeviceLoad("n2", {}, 1.5),
+    },
+    1000,
+)
+
+
+def ended(
+    state: RequestState,
+    latency_s: float,
+    *,
+    model: str = "m",
+    attempts: int = 1,
+    runs: tuple[StageRun, ...] = (),
+) -> EndedRequest:
+    """Return a request that was submitted at 10 s and admitted a second later, or never."""
+    record = RequestRecord(events.Submitted(10.0, 1, 24, 99.0), 99.0)
+    record.state, record.attempt = state, attempts
+    record.admitted_s = 11.0 if attempts else None
+    record.ended_s = 10.0 + latency_s
+    (route,) = alone(chain("A", "B", name=model)[0]).routes
+    return EndedRequest("deployment", route, record, runs)
+
+
+def counted(*requests: EndedRequest) -> Metrics:
+    metrics = Metrics(lambda: LOAD, clock=iter((100.0, 107.5)).__next__)
+    for request in requests:
+        metrics.ended(request)
+    return metrics
+
+
+def model_name() -> str:
+    return ended(RequestState.ANSWERED, 1.0).route.plan.name
+
+
+def test_requests_are_counted_by_their_end() -> None:
+    families = counted(
+        ended(RequestState.ANSWERED, 2.0),
+        ended(RequestState.ANSWERED, 4.0, attempts=3),
+        ended(RequestState.EXPIRED, 7.0, attempts=0),
+    ).families()
+    found = exposition.read(write_text(families))
+    name = model_name()
+    assert found["hetero_requests_total"].value(model=name, state="answered") == 2
+    assert found["hetero_requests_total"].value(model=name, state="expired") == 1
+    assert found["hetero_request_retries_total"].value(model=name) == 2
+    assert found["hetero_request_input_bytes_total"].value(model=name) == 72
+    assert found["hetero_request_admission_seconds_total"].value(model=name) == 1 + 1 + 7
+    assert found["hetero_uptime_seconds"].value() == 7.5
+
+
+@pytest.mark.parametrize("latency_s", [5e-5, 1e-4, 1.01e-4, 0.7, 60.0, 61.0])
+def test_a_latency_is_counted_in_each_bucket_that_holds_it(latency_s: float) -> None:
+    request = ended(RequestState.ANSWERED, 0.0)
+    request.record.submitted = events.Submitted(0.0, 1, 24, 99.0)
+    request.record.ended_s = latency_s
+    found = exposition.read(write_text(counted(request).families()))
+    histogram = found["hetero_request_duration_seconds"]
+    name = model_name()
+    for bound in BOUNDS_S:
+        expected = latency_s <= bound
+        assert histogram.value("_bucket", model=name, le=str(bound)) == expected
+    assert histogram.value("_sum", model=name) == latency_s
+
+
+def test_stages_are_counted_by_device() -> None:
+    runs = (StageRun(0, "A", 0.5, 11.0, 12.0, output_nbytes=8), StageRun(1, "B", 0.0, 12.0, 12.25))
+    request = ended(RequestState.ANSWERED, 3.0, runs=runs)
+    found = exposition.read(write_text(counted(request, request).families()))
+    first = {"model": model_name(), "stage": "0", "device": "A"}
+    assert found["hetero_stage_runs_total"].value(**first) == 2
+    assert found["hetero_stage_busy_seconds_total"].value(**first) == 2.0
+    assert found["hetero_stage_queue_seconds_total"].value(**first) == 1.0
+    assert found["hetero_stage_output_bytes_total"].value(**first) == 16
+
+
+def test_what_waits_and_runs_is_told_as_it_is() -> None:
+    found = exposition.read(write_text(counted().families()))
+    assert found["hetero_requests_waiting"].value(model="m") == 3
+    assert found["hetero_requests_in_flight"].value(model="m") == 4
+    assert found["hetero_in_flight_bytes"].value() == 1000
+    a = {"device": "A", "node": "n1"}
+    assert found["hetero_device_tasks"].value(**a, state="queued") == 3
+    assert found["hetero_device_tasks"].value(**a, state="running") == 2
+    assert found["hetero_device_heartbeat_age_seconds"].value(device="B", node="n2") == 1.5
+
+
+def test_devices_that_go_and_come_are_counted() -> None:
+    metrics = counted()
+    metrics.device(events.DeviceLost(1.0, "A", "n1", "silent"))
+    metrics.device(events.DeviceReturned(2.0, "A"))
+    metrics.device(events.DeviceLost(3.0, "A", "n1", "silent"))
+    metrics.device(events.DeviceLost(3.0, "B", "n2", "killed"))
+    metrics.device(events.DeviceReturned(4.0, "B"))
+    found = exposition.read(write_text(metrics.families()))
+    assert found["hetero_device_losses_total"].value(device="A") == 2
+    assert found["hetero_device_losses_total"].value(device="B") == 1
+    assert found["hetero_device_up"].value(device="A", node="n1") == 0
+    assert found["hetero_device_up"].value(device="B", node="n2") == 1
+
+
+def test_names_with_signs_of_the_format_come_through() -> None:
+    request = ended(RequestState.ANSWERED, 1.0)
+    plan = request.route.plan
+    name = 'a "b" \\ {c="d"}, \n e'
+    object.__setattr__(plan, "name", name)
+    text = write_text(counted(request).families())
+    strict = exposition.read(text)["hetero_requests_total"]
+    assert strict.value(model=name, state="answered") == 1
+    ours = [labels for metric, labels, _ in read_text(text) if metric == "hetero_requests_total"]
+    assert ours == [{"model": name, "state": "answered"}]
+
+
+def test_text_of_another_kind_is_refused() -> None:
+    with pytest.raises(ValueError, match="no line of metrics"):
+        list(read_text("<html>\n"))
