@@ -15,6 +15,7 @@ from onnx import numpy_helper
 
 from devices.model.light import PREFIX, light_model_inputs
 from devices.model.model import Model
+from hetero.cli.pairs import pairs, together
 from hetero.cli.pictures import is_picture, read_picture
 from hetero.sample_inputs import sample_inputs
 
@@ -22,23 +23,28 @@ from hetero.sample_inputs import sample_inputs
 KINDS: Final = (".npy", ".npz", ".pb")
 
 
+def _shape(text: str) -> tuple[int, ...]:
+    shape = tuple(int(size) for size in text.split(",") if size.strip())
+    if min(shape, default=0) < 0:
+        raise ValueError(f"a negative size in {text}")
+    return shape
+
+
 def input_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add ``--input`` and ``--shape``; `model_inputs` takes what they give."""
-    decorators = (
+    return together(
         click.option(
             "--input", "-i", "inputs", multiple=True, metavar="[NAME=]FILE",
             help="A .npy, .npz or .pb file, or a picture, which is resized to fit; inputs without "
             "one are generated.",
         ),
         click.option(
-            "--shape", "shapes", multiple=True, metavar="NAME=1,3,...", callback=_parse_shapes,
+            "--shape", "shapes", multiple=True, metavar="NAME=1,3,...",
+            callback=pairs("NAME=1,3,224,224", _shape, of_input=True),
             help="The shape of a generated input. Inputs with the same open dimensions get the "
             "same sizes; dimensions left open are 1.",
         ),
-    )  # fmt: skip
-    for decorator in reversed(decorators):
-        function = decorator(function)
-    return function
+    )(function)  # fmt: skip
 
 
 def model_inputs(
@@ -72,24 +78,6 @@ def model_inputs(
         return sample_inputs(model, given, shapes) | overridden
     except (ValueError, MemoryError) as error:
         raise click.UsageError(str(error)) from error
-
-
-def _parse_shapes(
-    context: click.Context, parameter: click.Parameter, value: tuple[str, ...]
-) -> dict[str, tuple[int, ...]]:
-    shapes: dict[str, tuple[int, ...]] = {}
-    for part in value:
-        name, equals, sizes = part.rpartition("=")
-        try:
-            shape = tuple(int(s) for s in sizes.split(",") if s.strip())
-        except ValueError:
-            shape = (-1,)
-        if not equals or not name or min(shape, default=0) < 0:
-            raise click.BadParameter(f"{part!r}: wanted NAME=1,3,224,224")
-        if name in shapes:
-            raise click.BadParameter(f"{name} is given twice; keep one.")
-        shapes[name] = shape
-    return shapes
 
 
 def _names(names: Any) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from devices.model.model import Model
+from hetero.cli.pairs import pairs
 from hetero.cli.planning import PROPERTIES
 from hetero.cli.terminal import progress, show
 from hetero.compiled_model import CompiledModel
@@ -24,7 +25,7 @@ SHOWN = 20
 def remap_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add ``--remap OLD=NEW``."""
     return click.option(
-        "--remap", multiple=True, metavar="OLD=NEW", callback=_pairs,
+        "--remap", multiple=True, metavar="OLD=NEW", callback=pairs("OLD=NEW, as ORT=CPU"),
         help="For a blob: the device here that takes the place of one it was compiled for.",
     )(function)  # fmt: skip
 
@@ -117,15 +118,3 @@ def show_subgraphs(compiled: CompiledModel) -> None:
     show(table)
     if len(rows) > SHOWN:
         show(f"… and {len(rows) - SHOWN} more; --json lists all")
-
-
-def _pairs(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> Any:
-    pairs = {}
-    for part in value:
-        old, equals, new = part.partition("=")
-        if not (old and equals and new):
-            raise click.BadParameter(f"{part!r}: wanted OLD=NEW, as ORT=CPU")
-        if old in pairs:
-            raise click.BadParameter(f"{old} is given twice; keep one.")
-        pairs[old] = new
-    return pairs

@@ -15,6 +15,7 @@ import click
 from devices.plugin.registry import GROUP
 from hetero.affinity.file import parse_pins
 from hetero.cli.files import refuse_overwriting
+from hetero.cli.pairs import pairs, together
 from hetero.cli.planning import plans_by_cost, take_planning
 from hetero.cli.terminal import progress
 from hetero.cli.watching import WATCH, watched
@@ -27,7 +28,7 @@ ON_RAY: Final = frozenset({"run", "bench", "profile"})
 
 def core_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add what describes the Core: executor, address, device counts, plugins; and ``--json``."""
-    decorators = (
+    return together(
         click.option(
             "--executor", type=click.Choice(["ray", "inprocess"]), default=None,
             help="Where devices are: in Ray's actors, or in this process. run, bench and profile "
@@ -46,10 +47,7 @@ def core_options(function: Callable[..., Any]) -> Callable[..., Any]:
             help="A plugin that is not installed as an entry point; repeatable.",
         ),
         click.option("--json", "as_json", is_flag=True, help="Print JSON for programs."),
-    )  # fmt: skip
-    for decorator in reversed(decorators):
-        function = decorator(function)
-    return function
+    )(function)  # fmt: skip
 
 
 def affinity_option(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -71,7 +69,8 @@ def config_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add what describes a compilation: the model, device string, pins and properties."""
-    decorators = (
+    return together(
+        core_options,
         click.argument("model"),
         click.option(
             "--device", "-d", default="HETERO", show_default=True,
@@ -79,10 +78,7 @@ def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
         ),
         affinity_option,
         config_option,
-    )  # fmt: skip
-    for decorator in reversed(decorators):
-        function = decorator(function)
-    return core_options(function)
+    )(function)  # fmt: skip
 
 
 def with_core(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -145,18 +141,10 @@ def _starts_ray(command: str, config: dict[str, Any]) -> bool:
     return not costs or len({d.identity.node for d in read_costs(costs).devices.values()}) > 1
 
 
-def _counts(context: click.Context, parameter: click.Parameter, value: str | None) -> Any:
-    counts = {}
-    for part in (value or "").split(","):
-        if not part.strip():
-            continue
-        name, equals, number = part.partition("=")
-        if not equals or not number.strip().isdigit() or int(number) < 1:
-            raise click.BadParameter(f"{part!r}: wanted NAME=N with N at least 1, as ORT=2")
-        if name.strip() in counts:
-            raise click.BadParameter(f"{name.strip()} is given twice; keep one.")
-        counts[name.strip()] = int(number)
-    return counts
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise ValueError("not a number of devices")
+    return int(text)
 
 
 def _parse_config(
@@ -164,15 +152,19 @@ def _parse_config(
 ) -> Any:
     """Read ``--config KEY=VALUE`` options."""
     config: dict[str, Any] = {}
-    for part in value:
-        key, equals, text = part.partition("=")
-        if not equals or not key.strip():
-            raise click.BadParameter(f"{part!r}: wanted KEY=VALUE, as PERF_COUNT=YES")
+    for key, text in _properties(context, parameter, value).items():
         device, dot, name = key.rpartition(".")
         known = config
         if dot:
             known = config.setdefault("DEVICE_PROPERTIES", {}).setdefault(device, {})
-        if name in known:
-            raise click.BadParameter(f"{key} is given twice; keep one.")
         known[name] = text
     return config
+
+
+_properties: Final = pairs("KEY=VALUE, as PERF_COUNT=YES")
+_named_counts: Final = pairs("NAME=N with N at least 1, as ORT=2", _count)
+
+
+def _counts(context: click.Context, parameter: click.Parameter, value: str | None) -> Any:
+    parts = (part for part in (value or "").split(",") if part.strip())
+    return _named_counts(context, parameter, parts)

@@ -8,6 +8,8 @@ from typing import Any, Final
 
 import click
 
+from hetero.cli.pairs import together
+
 #: Option's name in Python -> the property that it stands for.
 PROPERTIES: Final = {
     "policy": "MODEL_DISTRIBUTION_POLICY",
@@ -22,7 +24,7 @@ PROPERTIES: Final = {
 
 def planning_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options; `take_planning` turns them into properties."""
-    decorators = (
+    return together(
         click.option(
             "--policy",
             type=click.Choice(["PRIORITY", "PIPELINE_PARALLEL", "AUTO"], case_sensitive=False),
@@ -48,10 +50,7 @@ def planning_options(function: Callable[..., Any]) -> Callable[..., Any]:
             "--max-variants", type=click.IntRange(min=0),
             help="How many plans may share the requests.",
         ),
-    )  # fmt: skip
-    for decorator in reversed(decorators):
-        function = decorator(function)
-    return function
+    )(function)  # fmt: skip
 
 
 def take_planning(command: str, values: dict[str, Any]) -> None:

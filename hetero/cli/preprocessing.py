@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import click
 
@@ -13,6 +13,7 @@ from devices.model.model import Model
 from devices.model.tensor_spec import TensorSpec
 from hetero.cli.inputs import given_files, port_name
 from hetero.cli.loading import is_blob
+from hetero.cli.pairs import pairs, together
 from hetero.cli.pictures import is_picture, read_picture
 from hetero.core import Core
 from hetero.preprocess import PrePostProcessor
@@ -93,6 +94,14 @@ class Preprocessing:
             steps.resize("linear")
 
 
+_numbers: Final = pairs(
+    "numbers, as 123.7,116.3,103.5",
+    lambda text: tuple(float(number) for number in text.split(",")),
+    of_input=True,
+    bare=True,
+)
+
+
 def preprocess_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add ``--layout``, ``--mean``, ``--scale`` and ``--color``, given as one `Preprocessing`."""
 
@@ -100,9 +109,10 @@ def preprocess_options(function: Callable[..., Any]) -> Callable[..., Any]:
     def command(*, layouts: Any, means: Any, scales: Any, color: str, **rest: Any) -> Any:
         return function(preprocessing=Preprocessing(layouts, means, scales, color), **rest)
 
-    decorators = (
+    return together(
         click.option(
-            "--layout", "layouts", multiple=True, metavar="[NAME=]NCHW", callback=_layouts,
+            "--layout", "layouts", multiple=True, metavar="[NAME=]NCHW",
+            callback=pairs("[NAME=]NCHW", of_input=True, bare=True),
             help="What the dimensions of the model's input are: N batch, C channels, H height, W "
             "width, ? any.",
         ),
@@ -118,11 +128,7 @@ def preprocess_options(function: Callable[..., Any]) -> Callable[..., Any]:
             "--color", type=click.Choice(["RGB", "BGR"]), default="RGB", show_default=True,
             help="The order of the channels in which the model takes pictures.",
         ),
-    )  # fmt: skip
-    wrapped: Callable[..., Any] = command
-    for decorator in reversed(decorators):
-        wrapped = decorator(wrapped)
-    return wrapped
+    )(command)  # fmt: skip
 
 
 def _of_ports(given: Mapping[str, Value], model: Model, option: str) -> dict[str, Value]:
@@ -145,29 +151,3 @@ def _guessed(port: TensorSpec) -> str:
             f"which dimension is which, as --layout {port.name}={'NCHW'[len(shape) == 3 :]}."
         )
     return found[0]
-
-
-def _pairs(value: Sequence[str]) -> dict[str, str]:
-    pairs: dict[str, str] = {}
-    for text in value:
-        name, _, rest = text.rpartition("=")
-        if name in pairs:
-            raise click.BadParameter(f"{name or 'it'} is given twice; keep one.")
-        pairs[name] = rest
-    return pairs
-
-
-def _layouts(context: click.Context, parameter: click.Parameter, value: Any) -> dict[str, str]:
-    return _pairs(value)
-
-
-def _numbers(
-    context: click.Context, parameter: click.Parameter, value: Any
-) -> dict[str, tuple[float, ...]]:
-    try:
-        return {
-            name: tuple(float(number) for number in text.split(","))
-            for name, text in _pairs(value).items()
-        }
-    except ValueError as error:
-        raise click.BadParameter(f"{value}: wanted numbers, as 123.7,116.3,103.5") from error

@@ -14,6 +14,7 @@ import click
 
 from devices.model.model import Model
 from hetero.cli.files import output_file, refuse_weights, write_models
+from hetero.cli.pairs import together
 from hetero.cli.terminal import plain, remark, show
 from hetero.report import (
     annotated_model,
@@ -28,7 +29,7 @@ from scheduler.formats.publish import publish
 
 def report_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the forms a report can take; they arrive as `html`, `dot`, `annotate`, ..."""
-    decorators = (
+    return together(
         output_file(
             "--html", metavar="FILE.html", help="Write the report as one page that stands alone."
         ),
@@ -43,10 +44,7 @@ def report_options(function: Callable[..., Any]) -> Callable[..., Any]:
             "--strict", is_flag=True,
             help="Exit with 1 if a node falls back or a requested device is not used.",
         ),
-    )  # fmt: skip
-    for decorator in reversed(decorators):
-        function = decorator(function)
-    return function
+    )(function)  # fmt: skip
 
 
 def render(

@@ -1,0 +1,54 @@
+"""Options of the form NAME=VALUE, each name given once; and options that come together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import click
+
+#: Adds one or more options to a command's function.
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def together(*decorators: Decorator) -> Decorator:
+    """Return several decorators as one; the first one's option comes first in the help."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        for decorator in reversed(decorators):
+            function = decorator(function)
+        return function
+
+    return decorate
+
+
+def pairs(
+    wanted: str, read: Callable[[str], Any] = str, *, of_input: bool = False, bare: bool = False
+) -> Callable[[click.Context, click.Parameter, Iterable[str]], dict[str, Any]]:
+    """Return the callback of an option that may be given several times, as NAME=VALUE.
+
+    `wanted`: how to write one, for the message.
+    `read`: makes a value of its text; raises ValueError if it cannot.
+    `of_input`: whether names are those of inputs, which may have a ``=`` in them.
+    `bare`: whether a value may stand alone; its name is empty then.
+    """
+
+    def parse(
+        context: click.Context, parameter: click.Parameter, value: Iterable[str]
+    ) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for part in value:
+            split = part.rpartition("=") if of_input else part.partition("=")
+            name, equals, text = (word.strip() for word in split)
+            try:
+                item = read(text)
+                if not bare and not (name and equals):
+                    raise ValueError("no name")
+            except ValueError as error:
+                raise click.BadParameter(f"{part!r}: wanted {wanted}") from error
+            if name in found:
+                raise click.BadParameter(f"{name or 'it'} is given twice; keep one.")
+            found[name] = item
+        return found
+
+    return parse
