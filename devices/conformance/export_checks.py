@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from devices.conformance.expectation import expect, expect_raises, expect_value
-from devices.conformance.query_checks import supported_samples
+from devices.conformance.expectation import expect, expect_raises
+from devices.conformance.query_checks import compiled_samples, expect_outputs, supported_samples
 from devices.errors import HeteroError, UnsupportedOperationError
 from devices.model.model import Node
 from devices.plugin.plugin import Plugin
@@ -19,8 +19,7 @@ _NOTES = ("layerType", "execOrder", "implType", "originalLayersNames", "execTime
 
 def check_runtime_model_covers_the_model(plugin: Plugin) -> None:
     """Executed nodes have distinct names, all notes, and stand for every node that matters."""
-    for sample in supported_samples(plugin):
-        compiled = plugin.compile_model(sample.model)
+    for sample, compiled in compiled_samples(plugin):
         nodes = compiled.get_runtime_model().nodes
         names = [node.name for node in nodes]
         expect(len(set(names)) == len(names), f"{sample.name}: executed names {names} repeat")
@@ -32,7 +31,6 @@ def check_runtime_model_covers_the_model(plugin: Plugin) -> None:
             covered |= set(node.metadata["originalLayersNames"].split(","))
         live = _live(sample.model.nodes, {port.name for port in sample.model.outputs})
         expect(live <= covered, f"{sample.name}: {live - covered} are in no executed node")
-        compiled.close()
 
 
 def check_profile_has_stages_and_times(plugin: Plugin) -> None:
@@ -54,12 +52,10 @@ def check_profile_has_stages_and_times(plugin: Plugin) -> None:
 
 def check_export_and_import_give_the_same(plugin: Plugin) -> None:
     """An exported model, imported, has the same ports and answers; or export says it cannot."""
-    for sample in supported_samples(plugin):
-        compiled = plugin.compile_model(sample.model)
+    for sample, compiled in compiled_samples(plugin):
         try:
             payload = compiled.export()
         except UnsupportedOperationError:
-            compiled.close()
             expect(
                 "EXPORT_IMPORT" not in plugin.get_property("OPTIMIZATION_CAPABILITIES"),
                 "EXPORT_IMPORT is claimed, but a model cannot be exported",
@@ -69,10 +65,7 @@ def check_export_and_import_give_the_same(plugin: Plugin) -> None:
         expect(again.inputs == compiled.inputs, f"{sample.name}: other inputs")
         expect(again.outputs == compiled.outputs, f"{sample.name}: other outputs")
         result = again(dict(sample.inputs))
-        for name, want in sample.outputs.items():
-            where = f"{sample.name}, imported: {name}"
-            expect_value(result[name], want, sample.rtol, plugin.computes, where)
-        compiled.close()
+        expect_outputs(plugin, sample, result, ", imported")
         again.close()
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Final
-
-import numpy as np
 
 from devices.conformance.expectation import expect, expect_raises, expect_value
 from devices.conformance.samples import (
@@ -19,6 +18,8 @@ from devices.conformance.samples import (
 )
 from devices.errors import UnsupportedNodesError
 from devices.plugin.plugin import Plugin
+from devices.request.compiled_model import CompiledModel
+from devices.request.results import Results
 
 _ELEMENT_TYPES: Final = (
     "float", "double", "float16", "bfloat16", "bool", "int4", "uint4", "complex64",
@@ -35,6 +36,22 @@ def supported_samples(plugin: Plugin) -> list[Sample]:
         "Identity and Constant: nothing can be checked on it",
     )
     return found
+
+
+def compiled_samples(plugin: Plugin) -> Iterator[tuple[Sample, CompiledModel]]:
+    """Yield the samples that the device takes, each compiled, and closed afterwards."""
+    for sample in supported_samples(plugin):
+        compiled = plugin.compile_model(sample.model)
+        yield sample, compiled
+        compiled.close()
+
+
+def expect_outputs(plugin: Plugin, sample: Sample, results: Results, how: str = "") -> None:
+    """Compare all outputs of a sample; `how` it ran is for messages."""
+    expect(set(results) == set(sample.outputs), f"{sample.name}{how}: outputs {set(results)}")
+    for name, want in sample.outputs.items():
+        where = f"{sample.name}{how}: output {name}"
+        expect_value(results[name], want, sample.rtol, plugin.computes, where)
 
 
 def check_query_answers_for_every_node(plugin: Plugin) -> None:
@@ -151,8 +168,7 @@ def check_query_and_compile_agree(plugin: Plugin) -> None:
 
 def check_ports_are_the_models(plugin: Plugin) -> None:
     """A compiled model's inputs and outputs equal the model's, in order."""
-    for sample in supported_samples(plugin):
-        compiled = plugin.compile_model(sample.model)
+    for sample, compiled in compiled_samples(plugin):
         expect(compiled.inputs == sample.model.inputs, f"{sample.name}: other inputs")
         expect(compiled.outputs == sample.model.outputs, f"{sample.name}: other outputs")
         expect(compiled.get_property("NETWORK_NAME") == sample.model.name, "NETWORK_NAME")
@@ -161,7 +177,6 @@ def check_ports_are_the_models(plugin: Plugin) -> None:
         )
         expect(compiled.get_property("LOADED_FROM_CACHE") is False, "LOADED_FROM_CACHE")
         expect(compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS") >= 1, "OPTIMAL_NUMBER")
-        compiled.close()
 
 
 def check_compiling_twice_gives_two(plugin: Plugin) -> None:
@@ -171,8 +186,7 @@ def check_compiling_twice_gives_two(plugin: Plugin) -> None:
     first, second = plugin.compile_model(sample.model), plugin.compile_model(sample.model)
     first.close()
     result = second(sample.inputs)
-    for name, want in sample.outputs.items():
-        expect_value(result[name], want, sample.rtol, plugin.computes, f"{sample.name}: {name}")
+    expect_outputs(plugin, sample, result)
     expect(sample.model.to_bytes() == before, "the model was changed")
     second.close()
 
@@ -193,7 +207,5 @@ def check_no_transformations_changes_no_answer(plugin: Plugin) -> None:
     for sample in supported_samples(plugin):
         plain = plugin.compile_model(sample.model, {"DISABLE_TRANSFORMATIONS": True})
         result = plain(dict(sample.inputs))
-        for name, want in sample.outputs.items():
-            where = f"{sample.name}, untransformed: {name}"
-            expect_value(np.asarray(result[name]), want, sample.rtol, plugin.computes, where)
+        expect_outputs(plugin, sample, result, ", untransformed")
         plain.close()

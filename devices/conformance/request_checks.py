@@ -8,8 +8,8 @@ from functools import partial
 
 import numpy as np
 
-from devices.conformance.expectation import expect, expect_raises, expect_value
-from devices.conformance.query_checks import supported_samples
+from devices.conformance.expectation import expect, expect_raises
+from devices.conformance.query_checks import compiled_samples, expect_outputs, supported_samples
 from devices.conformance.samples import Sample
 from devices.errors import (
     RequestCancelledError,
@@ -18,16 +18,13 @@ from devices.errors import (
     TensorTypeError,
 )
 from devices.plugin.plugin import Plugin
-from devices.request.results import Results
 
 
 def check_answers_are_right(plugin: Plugin) -> None:
     """Every sample that is taken gives the outputs that the specification says."""
-    for sample in supported_samples(plugin):
-        compiled = plugin.compile_model(sample.model)
+    for sample, compiled in compiled_samples(plugin):
         for _ in range(2):
-            _expect_outputs(plugin, sample, compiled(dict(sample.inputs)))
-        compiled.close()
+            expect_outputs(plugin, sample, compiled(dict(sample.inputs)))
 
 
 def check_inputs_are_only_read(plugin: Plugin) -> None:
@@ -46,8 +43,7 @@ def check_inputs_are_only_read(plugin: Plugin) -> None:
 
 def check_outputs_share_no_memory(plugin: Plugin) -> None:
     """Writing into an output changes no input, weight or other output."""
-    for sample in supported_samples(plugin):
-        compiled = plugin.compile_model(sample.model)
+    for sample, compiled in compiled_samples(plugin):
         inputs = {name: array.copy() for name, array in sample.inputs.items()}
         values = [inputs[port.name] for port in compiled.inputs]
         outputs = compiled.run(values)
@@ -56,13 +52,11 @@ def check_outputs_share_no_memory(plugin: Plugin) -> None:
             others = [*values, *weights, *outputs[:i], *outputs[i + 1 :]]
             shared = any(np.shares_memory(output, other) for other in others)
             expect(not shared, f"{sample.name}: output {compiled.outputs[i].name} shares memory")
-        compiled.close()
 
 
 def check_answers_outlive_the_next_run(plugin: Plugin) -> None:
     """An answer does not change when the request, or another, runs again."""
-    for sample in supported_samples(plugin):
-        compiled = plugin.compile_model(sample.model)
+    for sample, compiled in compiled_samples(plugin):
         request = compiled.create_infer_request()
         first = request.infer(dict(sample.inputs))
         kept = {name: np.array(value) for name, value in first.items()}
@@ -71,13 +65,11 @@ def check_answers_outlive_the_next_run(plugin: Plugin) -> None:
         compiled(others)
         for name, value in kept.items():
             expect(np.array_equal(first[name], value), f"{sample.name}: {name} changed")
-        compiled.close()
 
 
 def check_strided_inputs(plugin: Plugin) -> None:
     """A window into a larger array, transposed ones and foreign byte order included, just works."""
-    for sample in supported_samples(plugin):
-        compiled = plugin.compile_model(sample.model)
+    for sample, compiled in compiled_samples(plugin):
         inputs = {}
         for name, array in sample.inputs.items():
             wide = np.zeros((*array.shape[:-1], array.shape[-1] * 2), array.dtype)
@@ -85,8 +77,7 @@ def check_strided_inputs(plugin: Plugin) -> None:
             inputs[name] = wide[..., ::2]
             if array.dtype.kind in "fi":
                 inputs[name] = inputs[name].astype(array.dtype.newbyteorder(">"))
-        _expect_outputs(plugin, sample, compiled(inputs))
-        compiled.close()
+        expect_outputs(plugin, sample, compiled(inputs))
 
 
 def check_wrong_inputs_are_refused(plugin: Plugin) -> None:
@@ -111,7 +102,7 @@ def _expect_refusals(plugin: Plugin, sample: Sample) -> None:
     missing = expect_raises(TensorNameError, partial(request.infer, {}), "no inputs")
     expect(name in str(missing), "the error does not name the missing input")
     expect_raises(TensorNameError, partial(request.infer, good | {"nope": 1}), "an extra input")
-    _expect_outputs(plugin, sample, request.infer(good))
+    expect_outputs(plugin, sample, request.infer(good))
     compiled.close()
 
 
@@ -125,7 +116,7 @@ def check_two_requests_do_not_mix(plugin: Plugin) -> None:
     second.start_async(zeros)
     second.wait()
     first.wait()
-    _expect_outputs(plugin, sample, first.results)
+    expect_outputs(plugin, sample, first.results)
     alone = compiled(zeros)
     for name, value in second.results.items():
         expect(np.array_equal(value, alone[name]), f"{sample.name}: {name} mixed up")
@@ -142,7 +133,7 @@ def check_streams_run_at_once(plugin: Plugin) -> None:
     with ThreadPoolExecutor(6) as pool:
         answers = list(pool.map(lambda _: compiled(dict(sample.inputs)), range(24)))
     for answer in answers:
-        _expect_outputs(plugin, sample, answer)
+        expect_outputs(plugin, sample, answer)
     compiled.close()
 
 
@@ -157,7 +148,7 @@ def check_async_with_callback(plugin: Plugin) -> None:
     request.wait()
     expect([data for data, _ in calls] == ["mine"], f"one call with 'mine', got {calls}")
     expect(calls[0][1] != threading.get_ident(), "the callback ran in the caller's thread")
-    _expect_outputs(plugin, sample, request.results)
+    expect_outputs(plugin, sample, request.results)
     compiled.close()
 
 
@@ -174,7 +165,7 @@ def check_cancelled_request_is_usable(plugin: Plugin) -> None:
             request.wait()
         except RequestCancelledError:
             continue
-    _expect_outputs(plugin, sample, request.infer(dict(sample.inputs)))
+    expect_outputs(plugin, sample, request.infer(dict(sample.inputs)))
     compiled.close()
 
 
@@ -186,12 +177,5 @@ def check_close_may_come_twice(plugin: Plugin) -> None:
     request.start_async(dict(sample.inputs))
     compiled.close()
     request.wait()
-    _expect_outputs(plugin, sample, request.results)
+    expect_outputs(plugin, sample, request.results)
     compiled.close()
-
-
-def _expect_outputs(plugin: Plugin, sample: Sample, results: Results) -> None:
-    expect(set(results) == set(sample.outputs), f"{sample.name}: outputs {set(results)}")
-    for name, want in sample.outputs.items():
-        where = f"{sample.name}: output {name}"
-        expect_value(results[name], want, sample.rtol, plugin.computes, where)
