@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
+from contextlib import contextmanager
 from enum import Enum
 from typing import Any, Final
 
@@ -192,8 +193,7 @@ class InferRequest:
         ``KeyboardInterrupt`` included, `wait` raises.
         """
         check_callback(callback)
-        with self._lock:
-            self._require_idle("set_callback")
+        with self._idle("set_callback"):
             self._callback, self._callback_userdata = callback, userdata
 
     @property
@@ -255,29 +255,26 @@ class InferRequest:
     @property
     def profiling_info(self) -> list[ProfilingInfo]:
         """The last run's stages and executed nodes; not run, and 0, without PERF_COUNT."""
-        with self._lock:
-            self._require_idle("profiling_info")
+        with self._idle("profiling_info"):
             run = self._run
         timed = self._target.profiles and run is not None and run.error is None
         return profile_rows(run if timed else None, self._target)
 
     def query_state(self) -> tuple[()]:
         """Return the variables that outlive a run: none, ONNX has no such thing."""
-        with self._lock:
-            self._require_idle("query_state")
-        return ()
+        with self._idle("query_state"):
+            return ()
 
     def reset_state(self) -> None:
         """Reset variables: there are none."""
-        with self._lock:
-            self._require_idle("reset_state")
+        with self._idle("reset_state"):
+            return
 
     # Tensors.
 
     def get_tensor(self, name: str | TensorSpec) -> Tensor:
         """Return the tensor of an input or output; it stays the same object over runs."""
-        with self._lock:
-            self._require_idle("get_tensor")
+        with self._idle("get_tensor"):
             return self._tensors.get(name)
 
     def set_tensor(self, name: str | TensorSpec, tensor: Any) -> None:
@@ -288,47 +285,40 @@ class InferRequest:
         TensorNameError, TensorTypeError, TensorShapeError
             It does not fit; shared memory is never converted.
         """
-        with self._lock:
-            self._require_idle("set_tensor")
+        with self._idle("set_tensor"):
             self._tensors.set(name, tensor)
 
     def set_tensors(self, name: str | TensorSpec, tensors: Sequence[Any]) -> None:
         """Read an input from many tensors of batch size 1, joined along axis 0 at each run."""
-        with self._lock:
-            self._require_idle("set_tensors")
+        with self._idle("set_tensors"):
             self._tensors.set_batch(self._tensors.input_port(name), tensors)
 
     def get_input_tensor(self, index: int | None = None) -> Tensor:
         """Return an input's tensor; without a position, the only input's."""
-        with self._lock:
-            self._require_idle("get_input_tensor")
+        with self._idle("get_input_tensor"):
             return self._tensors.get_input(self._tensors.input_port(index))
 
     def get_output_tensor(self, index: int | None = None) -> Tensor:
         """Return an output's tensor; without a position, the only output's."""
-        with self._lock:
-            self._require_idle("get_output_tensor")
+        with self._idle("get_output_tensor"):
             return self._tensors.output(self._tensors.output_port(index))
 
     def set_input_tensor(self, *arguments: Any) -> None:
         """Set an input's memory: ``(tensor)`` of the only one, or ``(index, tensor)``."""
         index, tensor = arguments if len(arguments) == 2 else (None, *arguments)
-        with self._lock:
-            self._require_idle("set_input_tensor")
+        with self._idle("set_input_tensor"):
             self._tensors.set_input(self._tensors.input_port(index), tensor)
 
     def set_output_tensor(self, *arguments: Any) -> None:
         """Set an output's memory: ``(tensor)`` of the only one, or ``(index, tensor)``."""
         index, tensor = arguments if len(arguments) == 2 else (None, *arguments)
-        with self._lock:
-            self._require_idle("set_output_tensor")
+        with self._idle("set_output_tensor"):
             self._tensors.set_output(self._tensors.output_port(index), tensor)
 
     def set_input_tensors(self, *arguments: Any) -> None:
         """Set inputs by a dict or list, or one input's batch: ``(index, tensors)``."""
         if len(arguments) == 2:
-            with self._lock:
-                self._require_idle("set_input_tensors")
+            with self._idle("set_input_tensors"):
                 self._tensors.set_batch(self._tensors.input_port(arguments[0]), arguments[1])
         else:
             for key, tensor in _pairs(arguments[0]):
@@ -341,17 +331,20 @@ class InferRequest:
 
     # The machine.
 
-    def _require_idle(self, what: str) -> None:
-        if self._state is not State.IDLE:
-            raise RequestBusyError(
-                f"{what}: a request of model {self._target.name!r} is {self._state.value}; "
-                "wait() for it first, or use another request.",
-                state=self._state.value,
-            )
+    @contextmanager
+    def _idle(self, what: str) -> Iterator[None]:
+        """Keep the request idle; raise RequestBusyError if it is not."""
+        with self._lock:
+            if self._state is not State.IDLE:
+                raise RequestBusyError(
+                    f"{what}: a request of model {self._target.name!r} is {self._state.value}; "
+                    "wait() for it first, or use another request.",
+                    state=self._state.value,
+                )
+            yield
 
     def _ended_run(self, what: str) -> Run:
-        with self._lock:
-            self._require_idle(what)
+        with self._idle(what):
             run = self._run
         if run is None:
             raise RequestNotStartedError(
@@ -374,8 +367,7 @@ class InferRequest:
                 "left. Allow more.",
                 timeout_s=timeout_s,
             )
-        with self._lock:
-            self._require_idle("start_async" if call_back else "infer")
+        with self._idle("start_async" if call_back else "infer"):
             run = Run(userdata, timeout_s)
             values = self._tensors.collect(inputs, copy=not share)
             run.preprocess_s = time.perf_counter() - run.started

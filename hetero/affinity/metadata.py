@@ -30,6 +30,7 @@ from scheduler.device_names import match_name
 AFFINITY_KEY: Final = "hetero.affinity"
 DEVICE_KEY: Final = "hetero.device"
 REASON_KEY: Final = "hetero.reason"
+SUBGRAPH_KEY: Final = "hetero.subgraph"
 LAYER_KEY: Final = "layer_ann"
 #: The name of our entry in ModelProto.configuration.
 CONFIGURATION: Final = "hetero"
@@ -86,7 +87,8 @@ def annotate(
     """Return the model with each node's device written into it, in all forms that are read.
 
     `affinity`: node name -> device name; nodes without an entry are left as they are.
-    `stages`: node name -> pipeline stage (its subgraph's index); the device's position by default.
+    `stages`: node name -> its subgraph's index, which is its pipeline stage; without it stages
+        are the devices' positions.
     """
     reasons = affinity.reasons if isinstance(affinity, Affinity) else {}
     names = list(dict.fromkeys(affinity[n.name] for n in model.nodes if n.name in affinity))
@@ -108,15 +110,19 @@ def annotate(
         entries = {AFFINITY_KEY: device, DEVICE_KEY: device, LAYER_KEY: device}
         if reason := reasons.get(node.name):
             entries[REASON_KEY] = reason
-        _set_metadata(proto, entries)
         index = names.index(device)
-        stage = index if stages is None else stages.get(node.name, index)
+        stage = index
+        if stages is not None and node.name in stages:
+            stage = stages[node.name]
+            entries[SUBGRAPH_KEY] = str(stage)
+        set_metadata(proto, entries)
         _set_record(proto, index, stage)
         nodes.append(Node.from_proto(proto, covers=node.covers))
     return model.replace(header=header, nodes=nodes)
 
 
-def _set_metadata(proto: onnx.NodeProto, entries: Mapping[str, str]) -> None:
+def set_metadata(proto: onnx.NodeProto | onnx.ModelProto, entries: Mapping[str, str]) -> None:
+    """Write entries into a node's or model's metadata, over those of the same keys."""
     kept = [(e.key, e.value) for e in proto.metadata_props if e.key not in entries]
     del proto.metadata_props[:]
     for key, value in (*kept, *entries.items()):

@@ -7,11 +7,10 @@ from typing import Any, Final
 
 import onnx
 
-from devices.model.model import Model, Node
+from devices.model.model import Model
 from hetero.affinity.affinity import Affinity
-from hetero.affinity.metadata import annotate
+from hetero.affinity.metadata import annotate, set_metadata
 
-SUBGRAPH_KEY: Final = "hetero.subgraph"
 #: Model metadata: the verdict's sentence, and the placement's digest.
 VERDICT_KEY: Final = "hetero.verdict"
 PLACEMENT_KEY: Final = "hetero.placement"
@@ -34,25 +33,11 @@ def annotated_model(model: Model, document: dict[str, Any]) -> Model:
         {row["name"]: row["device"] for row in rows}, {row["name"]: row["why"] for row in rows}
     )
     written = annotate(model, affinity, stages=stages)
-    nodes = []
-    for node in written.nodes:
-        proto = onnx.NodeProto()
-        proto.CopyFrom(node.proto)
-        kept = [e for e in proto.metadata_props if e.key != SUBGRAPH_KEY]
-        del proto.metadata_props[:]
-        proto.metadata_props.extend(kept)
-        if node.name in stages:
-            proto.metadata_props.add(key=SUBGRAPH_KEY, value=str(stages[node.name]))
-        nodes.append(Node.from_proto(proto, covers=node.covers))
     header = onnx.ModelProto()
     header.CopyFrom(written.header)
-    metadata = {e.key: e.value for e in header.metadata_props}
-    metadata[VERDICT_KEY] = document["verdict"]["sentence"]
-    metadata[PLACEMENT_KEY] = document["placement"]
-    del header.metadata_props[:]
-    for key, value in metadata.items():
-        header.metadata_props.add(key=key, value=value)
-    return written.replace(header=header, nodes=nodes)
+    said = {VERDICT_KEY: document["verdict"]["sentence"], PLACEMENT_KEY: document["placement"]}
+    set_metadata(header, said)
+    return written.replace(header=header)
 
 
 def model_explorer_overlay(document: dict[str, Any]) -> str:

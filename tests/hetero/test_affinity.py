@@ -217,6 +217,7 @@ def test_annotation_is_valid_onnx_that_a_runtime_takes_and_reads_back(model: Mod
     assert {e.key: e.value for e in last.metadata_props} == {
         "hetero.affinity": "ORT",
         "hetero.device": "ORT",
+        "hetero.subgraph": "2",
         "layer_ann": "ORT",
     }
     (record,) = last.device_configurations
