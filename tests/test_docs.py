@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import re
 import shlex
 from pathlib import Path
@@ -77,6 +78,19 @@ def test_its_python_runs_and_prints_what_it_says(words: str, last: str) -> None:
 def test_its_operator_is_the_file_that_is_tested() -> None:
     file = (ROOT / "tests" / "examples" / "custom_operator.py").read_text()
     assert block_with("python", "def fraction") == file
+
+
+def test_what_it_shows_of_a_request_is_what_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = block_with("python", "core.trace(")
+    printed = io.StringIO()
+    monkeypatch.chdir(tmp_path)
+    with contextlib.redirect_stdout(printed):
+        exec(compile(program, "README.md", "exec"), {})
+    times = re.compile(r"\d+\.\d+ ms")
+    assert times.sub("", printed.getvalue()) == times.sub("", output_after("core.trace("))
+    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
 
 
 def test_its_plugin_is_the_file_that_is_tested_and_short() -> None:

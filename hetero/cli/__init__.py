@@ -22,6 +22,7 @@ from hetero.cli.profile import profile_command
 from hetero.cli.query import query
 from hetero.cli.run import run
 from hetero.cli.terminal import print_json
+from hetero.cli.top import top
 from hetero.report.text import visible
 
 
@@ -36,7 +37,7 @@ def cli() -> None:
 
 for command in (
     devices, inspect_command, query, profile_command, plan, compile_command, run, bench, compare,
-    cache, probe,
+    cache, top, probe,
 ):  # fmt: skip
     cli.add_command(command)
 add_examples(cli)

@@ -1,0 +1,136 @@
+"""Figures of a running process: rates, latencies and loads, from two looks at its metrics."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+#: Percentiles of the latency that are told.
+PERCENTILES: Final = (50, 90, 99)
+
+_Labels = frozenset[tuple[str, str]]
+
+
+class Look:
+    """Metrics at one moment.
+
+    `samples`: name, labels and value of each.
+    """
+
+    def __init__(self, samples: Iterable[tuple[str, Mapping[str, str], float]] = ()) -> None:
+        self._values: defaultdict[str, dict[_Labels, float]] = defaultdict(dict)
+        for name, labels, value in samples:
+            self._values[name.removeprefix("hetero_")][frozenset(labels.items())] = value
+
+    def value(self, name: str, **labels: str) -> float:
+        """Return one number; 0 where there is none."""
+        return self._values[name].get(frozenset(labels.items()), 0.0)
+
+    def labels(self, name: str) -> list[dict[str, str]]:
+        """Return the labels that a name's numbers have, in order."""
+        return [dict(sorted(labels)) for labels in sorted(self._values[name], key=sorted)]
+
+
+def figures(now: Look, before: Look) -> dict[str, Any]:
+    """Return what happened between two looks, and how things are now.
+
+    `before`: an empty look for all that happened since counting began.
+    """
+    seconds = now.value("uptime_seconds") - before.value("uptime_seconds")
+
+    def rise(name: str, **labels: str) -> float:
+        return now.value(name, **labels) - before.value(name, **labels)
+
+    def rate(name: str, **labels: str) -> float:
+        return rise(name, **labels) / seconds if seconds > 0 else 0.0
+
+    def mean(name: str, **labels: str) -> float | None:
+        runs = rise("stage_runs_total", **labels)
+        return rise(name, **labels) / runs if runs else None
+
+    stages: list[dict[str, Any]] = [
+        {
+            "model": labels["model"],
+            "stage": int(labels["stage"]),
+            "device": labels["device"],
+            "runs_per_s": rate("stage_runs_total", **labels),
+            "run_s": mean("stage_busy_seconds_total", **labels),
+            "wait_s": mean("stage_queue_seconds_total", **labels),
+            "utilisation": rate("stage_busy_seconds_total", **labels),
+            "output_nbytes_per_s": rate("stage_output_bytes_total", **labels),
+        }
+        for labels in now.labels("stage_runs_total")
+    ]
+    busy: defaultdict[str, float] = defaultdict(float)
+    for stage in stages:
+        busy[stage["device"]] += stage["utilisation"]
+    names = {
+        labels["model"]
+        for name in ("requests_total", "requests_in_flight")
+        for labels in now.labels(name)
+    }
+    return {
+        "seconds": seconds,
+        "in_flight_nbytes": now.value("in_flight_bytes"),
+        "models": [
+            {
+                "model": name,
+                "waiting": now.value("requests_waiting", model=name),
+                "in_flight": now.value("requests_in_flight", model=name),
+                "answered_per_s": rate("requests_total", model=name, state="answered"),
+                "not_answered": sum(
+                    rise("requests_total", **labels)
+                    for labels in now.labels("requests_total")
+                    if labels["model"] == name and labels["state"] != "answered"
+                ),
+                "retries": rise("request_retries_total", model=name),
+                "input_nbytes_per_s": rate("request_input_bytes_total", model=name),
+                "latency_s": _latencies_s(now, before, name),
+            }
+            for name in sorted(names)
+        ],
+        "stages": sorted(stages, key=lambda stage: (stage["model"], stage["stage"])),
+        "devices": [
+            {
+                **labels,
+                "up": bool(now.value("device_up", **labels)),
+                "queued": now.value("device_tasks", **labels, state="queued"),
+                "running": now.value("device_tasks", **labels, state="running"),
+                "utilisation": busy[labels["device"]],
+                "losses": now.value("device_losses_total", device=labels["device"]),
+                "silent_s": now.value("device_heartbeat_age_seconds", **labels),
+            }
+            for labels in now.labels("device_up")
+        ],
+    }
+
+
+def _latencies_s(now: Look, before: Look, model: str) -> dict[str, float | None]:
+    """Return percentiles of a histogram: spread evenly in each bucket."""
+    name = "request_duration_seconds_bucket"
+    bounds = sorted(
+        (float(labels["le"]), labels["le"])
+        for labels in now.labels(name)
+        if labels["model"] == model
+    )
+    counts = [
+        (bound, now.value(name, model=model, le=le) - before.value(name, model=model, le=le))
+        for bound, le in bounds
+    ]
+    return {str(p): _quantile(counts, p / 100) for p in PERCENTILES}
+
+
+def _quantile(counts: list[tuple[float, float]], part: float) -> float | None:
+    """Return a quantile of bounds and the numbers up to them; of the last bucket its start."""
+    if not counts or not counts[-1][1]:
+        return None
+    wanted = part * counts[-1][1]
+    below, lower = 0.0, 0.0
+    for bound, upto in counts:
+        if upto >= wanted and upto > below:
+            if bound == float("inf"):
+                break
+            return lower + (bound - lower) * (wanted - below) / (upto - below)
+        below, lower = upto, bound
+    return lower
