@@ -11,9 +11,8 @@ import logging
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import zmq
@@ -21,8 +20,7 @@ import zmq
 from devices.errors import BlobError, ClusterError
 from scheduler.channels import envelope
 from scheduler.channels.channel import Receiver
-from scheduler.channels.direct_address import this_node
-from scheduler.channels.links import Incoming
+from scheduler.channels.inbox import Inbox
 from scheduler.channels.peers import Peer, Peers
 from scheduler.channels.protocol import BEAT, DROPPED, LEAVE, LOST, control_message
 from scheduler.channels.sockets import Socket
@@ -51,22 +49,6 @@ class Callbacks:
     on_gone: Callable[[Peer], None] = lambda peer: None
 
 
-@dataclass(slots=True)
-class Reception:
-    """What the pump and the control thread tell each other."""
-
-    #: By link.
-    incoming: dict[bytes, Incoming] = field(default_factory=dict)
-    #: (link, first number, last number, why) of what did not come.
-    losses: deque[tuple[bytes, int, int, str]] = field(default_factory=deque)
-    #: Since when a thread waits for data; None while none does.
-    waiting_since_s: float | None = None
-
-    def link(self, link: bytes) -> Incoming:
-        """Return what is known of a link, maybe nothing yet."""
-        return self.incoming.setdefault(link, Incoming())
-
-
 class Control:
     """The thread and its state."""
 
@@ -76,7 +58,7 @@ class Control:
         identity: bytes,
         pulls: list[Socket],
         peers: Peers,
-        reception: Reception,
+        inbox: Inbox,
         callbacks: Callbacks,
         *,
         beat_s: float,
@@ -86,7 +68,7 @@ class Control:
         self._identity = identity
         self._pulls = pulls
         self._peers = peers
-        self._reception = reception
+        self._inbox = inbox
         self._callbacks = callbacks
         self._beat_s = beat_s
         # The last beat may be so much older than what ended them.
@@ -162,24 +144,25 @@ class Control:
         if peer is None:
             return
         if kind == LEAVE:
-            link, count = fields
-            self._callbacks.on_undelivered(peer.link, 1 + count * (link == peer.link), 2**64)
+            counts = dict(zip(fields[0][::2], fields[0][1::2], strict=True))
+            for link in (peer.near.id, peer.far.id):
+                self._callbacks.on_undelivered(link, counts.get(link, 0) + 1, 2**64)
             self._lose(peer)
-        elif kind == LOST and fields[0] == peer.link:
+        elif kind == LOST and fields[0] in (peer.near.id, peer.far.id):
             link, first, last, why = fields
             _log.warning("%s lost messages %d to %d: %s", peer.endpoint, first, last, why)
             self._callbacks.on_undelivered(link, first, last)
             self._callbacks.on_lost(sender)
 
     def _hear(self, sender: str, fields: list[Any], now_s: float) -> None:
-        link, count, nbytes, clock_s, echo_s, held_s, num_lost, status = fields
+        far, count, nbytes, near, clock_s, echo_s, held_s, num_lost, status = fields
         met = self._peers.meet(sender, now_s)
         if met is None:
             return
         peer, is_new = met
-        incoming = self._reception.link(link)
-        incoming.address = sender
+        incoming = self._inbox.link(far)
         incoming.announce(count, nbytes, now_s)
+        incoming.address = self._inbox.link(near).address = sender
         peer.heard_s = now_s
         peer.beat_s = (clock_s, now_s)
         peer.status = dict(list(status.items())[:_MOST_STATUS])
@@ -201,8 +184,9 @@ class Control:
         if echo_s is not None:
             held_s = now_s - held_s
         status = dict(self._callbacks.status())
-        fields = (peer.link, peer.sent, peer.sent_nbytes, now_s, echo_s, held_s, self._num_lost)
-        peer.tell(self._address, BEAT, *fields, status)
+        far = peer.far
+        links = (far.id, far.count, far.nbytes, peer.near.id)
+        peer.tell(self._address, BEAT, *links, now_s, echo_s, held_s, self._num_lost, status)
 
     def _tick(self, now_s: float, late_s: float) -> None:
         self._report_losses(now_s)
@@ -226,7 +210,7 @@ class Control:
     def _guard_process(self, peer: Peer) -> None:
         """Have the end of a peer's process told at once, where it is on this node."""
         endpoint = peer.endpoint
-        if peer.guarded or endpoint.node != this_node() or endpoint.process == os.getpid():
+        if peer.guarded or not endpoint.is_near or endpoint.process == os.getpid():
             return
         peer.guarded = True
         with contextlib.suppress(OSError):
@@ -253,23 +237,23 @@ class Control:
     def _forget(self, peer: Peer) -> None:
         # Its process, if on this node, stays guarded: it may hold shared memory of ours.
         self._peers.forget(peer.address)
-        incoming = self._reception.incoming
+        incoming = self._inbox.incoming
         for link in [link for link, it in incoming.items() if it.address == peer.address]:
             del incoming[link]
 
     def _report_losses(self, now_s: float) -> None:
-        reception = self._reception
-        since_s = reception.waiting_since_s
+        inbox = self._inbox
+        since_s = inbox.waiting_since_s
         if since_s is not None and now_s - since_s > _EMPTY_S:
-            for link, incoming in list(reception.incoming.items()):
+            for link, incoming in list(inbox.incoming.items()):
                 if lost := incoming.give_up(now_s):
                     last = incoming.count
-                    reception.losses.append((link, last - lost + 1, last, "they did not come"))
+                    inbox.losses.append((link, last - lost + 1, last, "they did not come"))
         lost_by: set[Peer] = set()
-        while reception.losses:
-            link, first, last, why = reception.losses.popleft()
+        while inbox.losses:
+            link, first, last, why = inbox.losses.popleft()
             self._num_lost += last - first + 1
-            peer = self._peers.find(reception.link(link).address)
+            peer = self._peers.find(inbox.link(link).address)
             if peer is not None:
                 peer.tell(self._address, LOST, link, first, last, why)
                 lost_by.add(peer)

@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import zmq
 
 from devices.errors import BlobError
 from scheduler.channels import envelope
 from scheduler.channels.channel import Receiver
-from scheduler.channels.control import Callbacks, Control, Reception
+from scheduler.channels.control import Callbacks, Control
 from scheduler.channels.direct_address import Endpoint, this_node, to_address
-from scheduler.channels.envelope import Frame
+from scheduler.channels.inbox import Inbox
 from scheduler.channels.memory import read_only
 from scheduler.channels.messages import Dropped, Message, Values
 from scheduler.channels.peers import Peer, Peers
@@ -29,7 +28,7 @@ from scheduler.owned_files import process_start
 
 _log = logging.getLogger(__name__)
 
-_WAKE: Final = "inproc://wake"
+_FORWARDED: Final = "inproc://forwarded"
 _WAKE_CONTROL: Final = "inproc://wake-control"
 
 #: From here on a slot of shared memory is faster than frames over ipc: see `tests.bench.channels`.
@@ -104,31 +103,24 @@ class DirectChannel:
         self._identity = os.urandom(8)
         path = self._path = socket_path(folder, self._identity.hex()[:8])
         self._sockets = Sockets(curve=curve and host is not None)
-        self._data, _ = self._sockets.pull(f"ipc://{path}.data", _WAKE)
+        data, _ = self._sockets.pull(f"ipc://{path}.data", _FORWARDED)
         pulls = [self._sockets.pull(f"ipc://{path}.control", _WAKE_CONTROL)[0]]
         ports = (0, 0)
         if host is not None:
             ports = self._listen(host, pulls)
-        self._address = to_address(
-            Endpoint(
-                self._identity,
-                this_node(),
-                os.getpid(),
-                process_start(os.getpid()),
-                path,
-                host or "",
-                *ports,
-                self._sockets.public_key,
-            )
+        process, key = os.getpid(), self._sockets.public_key
+        started = process_start(process)
+        endpoint = Endpoint(
+            self._identity, this_node(), process, started, path, host or "", *ports, key
         )
-        self._wakers = (self._sockets.push(_WAKE), self._sockets.push(_WAKE_CONTROL))
-        self._waking = threading.Lock()
+        self._address = to_address(endpoint)
+        self._inbox = Inbox(self._identity, endpoint.datagram_path, data)
+        self._waker = self._sockets.push(_WAKE_CONTROL)
+        self._closing = threading.Lock()
         self._turn = threading.Lock()
-        self._timeout_ms = -1
         self._closed = False
-        self._peers = Peers(self._sockets)
-        self._reception = Reception()
         self._shared_nbytes = shared_nbytes
+        self._peers = Peers(self._sockets, min(shared_nbytes or SHARED_NBYTES, SHARED_NBYTES))
         self._pool = SlotPool(pool_nbytes)
         self._slots = SlotReader()
         undelivered = self._pool.free_undelivered
@@ -140,7 +132,7 @@ class DirectChannel:
             self._identity,
             pulls,
             self._peers,
-            self._reception,
+            self._inbox,
             callbacks,
             beat_s=beat_s,
             timeout_s=timeout_s,
@@ -180,10 +172,25 @@ class DirectChannel:
             return
         if isinstance(message, Dropped):
             peer.tell(self._address, DROPPED, envelope.frames(message)[0])
-        elif self._shared_nbytes is None or not peer.is_near:
-            peer.send(envelope.frames(message))
-        else:
-            self._send_near(peer, message, self._shared_nbytes)
+            return
+        filled: list[tuple[Slot, int]] = []
+
+        def put(flat: np.ndarray) -> tuple[str, int, int, int, int] | None:
+            nbytes = self._shared_nbytes
+            if nbytes is None or flat.nbytes < nbytes or not peer.endpoint.is_near:
+                return None
+            slot = self._pool.fill(flat, peer.endpoint.identity)
+            if slot is None:
+                return None
+            filled.append((slot, slot.generation))
+            return slot.place
+
+        sent = None
+        try:
+            sent = peer.send(message, put)
+        finally:
+            if filled:
+                self._pool.sent(filled, sent)
 
     def pump(self, timeout_s: float | None = None) -> int:
         """Receive one message and hand it to `receive`, in this thread.
@@ -206,23 +213,23 @@ class DirectChannel:
         if self._closed or not self._turn.acquire(timeout=-1 if timeout_s is None else timeout_s):
             return 0
         try:
-            parts = None if self._closed else self._next(timeout_s)
+            arrival = None if self._closed else self._inbox.next(timeout_s)
         finally:
             self._turn.release()
-        if parts is None:
+        if arrival is None:
             return 0
-        link, number, frames = parts
+        link, number, frames = arrival
         try:
-            message = envelope.message(frames, self._slots.view)
+            message = envelope.message(frames, self._slots.view, PREFIX.size)
         except BlobError as error:
-            self._reception.losses.append((link, number, number, str(error)))
+            self._inbox.losses.append((link, number, number, str(error)))
             return 0
         self._receive(message)
         return 1
 
     def wake(self) -> None:
         """Make one `pump`, that waits or the next, return early."""
-        self._wake(0)
+        self._inbox.wake()
 
     def watch(self, address: str) -> None:
         """Tell of a party from now on when it is silent or heard again.
@@ -251,7 +258,7 @@ class DirectChannel:
         peer = self._peers.find(address)
         if peer is None or not peer.clocks:
             return None
-        return 0.0 if peer.endpoint.node == this_node() else min(peer.clocks)[1]
+        return 0.0 if peer.endpoint.is_near else min(peer.clocks)[1]
 
     def silent_s(self, address: str) -> float | None:
         """Return for how long nothing was heard of a party; None for one never met."""
@@ -265,29 +272,28 @@ class DirectChannel:
 
     def close(self) -> None:
         """Stop at once, and say so: what is on its way is dropped, threads that pump return 0."""
-        with self._waking:
+        with self._closing:
             if self._closed:
                 return
             self._closed = True
-        self._wake(1)
+        self._waker.send(b"")
         self._control.close()
+        self._waker.close()
         while not self._turn.acquire(timeout=0.01):
-            self._wake(0)
-        self._data.close()
+            self._inbox.wake()
+        self._inbox.close()
         self._turn.release()
-        counts = {
-            link.address: (name, link.count) for name, link in self._reception.incoming.items()
-        }
+        counts: dict[str, list[Any]] = {}
+        for link, incoming in self._inbox.incoming.items():
+            counts.setdefault(incoming.address, []).extend((link, incoming.count))
         for peer in self._peers:
-            peer.tell(self._address, LEAVE, *counts.get(peer.address, (b"", 0)))
+            peer.tell(self._address, LEAVE, counts.get(peer.address, []))
         self._peers.close()
         self._pool.close()
-        with self._waking:
-            for waker in self._wakers:
-                waker.close()
+        self._slots.close()
         self._sockets.context.term()
-        for suffix in (".data", ".control"):
-            Path(self._path + suffix).unlink(missing_ok=True)  # ZeroMQ leaves them
+        for suffix in (".data", ".control", ".near"):
+            Path(self._path + suffix).unlink(missing_ok=True)  # neither ZeroMQ nor the kernel does
 
     def _listen(self, host: str, pulls: list[Socket]) -> tuple[int, int]:
         url = f"tcp://[{host}]:*" if ":" in host else f"tcp://{host}:*"
@@ -296,7 +302,7 @@ class DirectChannel:
         pulls.append(control)
         # CURVE holds for a whole socket, and would slow this node's own messages down as well.
         threading.Thread(
-            target=self._sockets.forward, args=(data, _WAKE), name="hetero-tcp", daemon=True
+            target=self._sockets.forward, args=(data, _FORWARDED), name="hetero-tcp", daemon=True
         ).start()
         return data_port, control_port
 
@@ -309,69 +315,8 @@ class DirectChannel:
             self._control.greet(peer)
         return peer
 
-    def _send_near(self, peer: Peer, message: Message, shared_nbytes: int) -> None:
-        """Send to a party on this node, large tensors through shared memory."""
-        filled: list[tuple[Slot, int]] = []
-
-        def put(flat: np.ndarray) -> tuple[str, int, int, int, int] | None:
-            slot = self._pool.fill(flat, peer.link) if flat.nbytes >= shared_nbytes else None
-            if slot is None:
-                return None
-            filled.append((slot, slot.generation))
-            return slot.place
-
-        number = 0
-        try:
-            number = peer.send(envelope.frames(message, put))
-        finally:
-            if filled:
-                self._pool.sent(filled, number)
-
     def _let_go(self, peer: Peer) -> None:
         """Take back and let go of the shared memory of a party whose process has ended."""
-        self._pool.free_all_of(peer.link)
+        self._pool.free_all_of(peer.endpoint.identity)
         self._slots.forget(peer.endpoint.process, peer.endpoint.started)
         self._pool.sweep()
-
-    def _wake(self, which: int) -> None:
-        with self._waking:
-            waker = self._wakers[which]
-            if not waker.closed:
-                waker.send(b"", zmq.DONTWAIT)
-
-    def _next(self, timeout_s: float | None) -> tuple[bytes, int, list[Frame]] | None:
-        """Receive one message's frames; call it in turn."""
-        timeout_ms = -1 if timeout_s is None else int(timeout_s * 1e3 + 0.999)
-        if timeout_ms != self._timeout_ms:
-            self._timeout_ms = self._data.rcvtimeo = timeout_ms
-        self._reception.waiting_since_s = time.monotonic()
-        try:
-            head = self._data.recv()
-        except zmq.Again:
-            return None
-        finally:
-            self._reception.waiting_since_s = None
-        if not head:
-            return None
-        receiver, link, number, num_more = b"", b"", 0, 1
-        if len(head) >= PREFIX.size:
-            receiver, link, number, num_more = PREFIX.unpack_from(head)
-        frames: list[Any] = [memoryview(head)[PREFIX.size :]]
-        nbytes = len(head) - PREFIX.size
-        while num_more and self._data.get(zmq.RCVMORE):
-            frame = self._data.recv(copy=False).buffer
-            frames.append(frame)
-            nbytes += frame.nbytes
-        if receiver != self._identity:
-            _log.warning("a message of %d bytes for another party is dropped", nbytes)
-            return None
-        lost = self._reception.link(link).take(number, nbytes)
-        if lost is None:
-            return None
-        if lost:
-            why = "later ones came before them"
-            self._reception.losses.append((link, number - lost, number - 1, why))
-        if len(frames) != num_more + 1:
-            self._reception.losses.append((link, number, number, "it is cut short"))
-            return None
-        return link, number, frames

@@ -20,7 +20,7 @@ _LONGEST: Final = 1024
 
 
 class Endpoint(NamedTuple):
-    """Where a party's two sockets are: data and control.
+    """Where a party's sockets are: datagrams, data and control.
 
     Attributes
     ----------
@@ -32,7 +32,7 @@ class Endpoint(NamedTuple):
     process, started : int and str
         The process, and when it started: see `process_start`.
     path : str
-        Of the ipc sockets, less their suffixes ".data" and ".control".
+        Of the sockets on its node, less their suffixes.
     host : str
         Where the tcp sockets listen; empty without.
     data_port, control_port : int
@@ -56,13 +56,23 @@ class Endpoint(NamedTuple):
         return f"process {self.process} ({self.identity.hex()}, {at})"
 
     @property
+    def is_near(self) -> bool:
+        """Whether it is on this process's node."""
+        return self.node == this_node()
+
+    @property
+    def datagram_path(self) -> str:
+        """Where datagrams from its node go."""
+        return f"{self.path}.near"
+
+    @property
     def is_gone(self) -> bool:
         """Whether its process has ended; asked on its own node only."""
         return process_start(self.process) != self.started
 
     def urls(self) -> tuple[str, str] | None:
         """Return where this process connects to, data and control; None if it cannot."""
-        if self.node == this_node():
+        if self.is_near:
             return f"ipc://{self.path}.data", f"ipc://{self.path}.control"
         if not self.host:
             return None

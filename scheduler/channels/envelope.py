@@ -7,8 +7,9 @@ itself, of others in a frame each, or wherever a store of the channel's put them
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, get_args, get_origin, get_type_hints
+from typing import Any, Final, NoReturn, get_args, get_origin, get_type_hints
 
 import msgpack
 import numpy as np
@@ -30,82 +31,117 @@ INLINE_NBYTES: Final = 16 * 1024
 _PREFIX: Final = b"HTE" + bytes([VERSION])
 _VALUES, _OUTPUTS, _FAILURE, _DROPPED = range(4)
 
-#: One frame, as it is sent or as it came.
-Frame = bytes | memoryview
+#: A frame after the first.
+Segment = bytes | memoryview
 #: Puts the contents of a flat array of bytes elsewhere: returns what finds them, None to decline.
 Put = Callable[[np.ndarray], Sequence[int | str] | None]
 #: The reverse: returns so many bytes, read-only, or raises BlobError.
 Get = Callable[[Any, int], np.ndarray]
 
 
-def frames(message: Message, put: Put | None = None) -> list[Frame]:
-    """Return a message as frames; those after the first are the tensors' own memory.
+def frames(message: Message) -> list[Any]:
+    """Return a message as frames: see `MessageWriter.frames`."""
+    return MessageWriter().frames(message)
+
+
+class MessageWriter(TreeWriter):
+    """Turns messages into frames; from one thread at a time.
 
     Parameters
     ----------
-    message : Message
-        A message of any kind. Errors outside the error tree become their nearest base in it.
-    put : callable, optional
-        Where contents of more than `INLINE_NBYTES` go if it takes them.
-
-    Raises
-    ------
-    TypeError
-        If a value in it is none of ONNX's.
-    BlobError
-        If one is nested too deep.
+    inline_nbytes : int
+        Size up to which contents of tensors lie in the head.
     """
-    writer = _Writer(put)
-    tree: tuple[Any, ...]
-    if isinstance(message, Values | Outputs):
-        kind = _VALUES if type(message) is Values else _OUTPUTS
-        tensors: list[Any] = []
-        for name, value in message.tensors.items():
-            tensors += (name, writer.tree(value))
-        tree = (kind, message.task, tensors, message.runs)
-    elif isinstance(message, Failure):
-        tree = (_FAILURE, message.task, error_entry(message.error, writer))
-    else:
-        tree = (_DROPPED, message.request)
-    return [_PREFIX + msgpack.packb(tree, default=_plain), *writer.segments]
+
+    def __init__(self, inline_nbytes: int = INLINE_NBYTES) -> None:
+        self._inline_nbytes = inline_nbytes
+        self._pack = msgpack.Packer(default=_plain).pack
+        self._put: Put | None = None
+        self._segments: list[Segment] = []
+
+    def frames(self, message: Message, put: Put | None = None, before: bytes = b"") -> list[Any]:
+        """Return a message as frames, bytes first; the others are the tensors' own memory.
+
+        Parameters
+        ----------
+        message : Message
+            A message of any kind. Errors outside the error tree become their nearest base in it.
+        put : callable, optional
+            Where contents of more than `inline_nbytes` go if it takes them.
+        before : bytes
+            What the first frame starts with.
+
+        Raises
+        ------
+        TypeError
+            If a value in it is none of ONNX's.
+        BlobError
+            If one is nested too deep.
+        """
+        segments = self._segments = []
+        self._put = put
+        try:
+            packed = self._pack(self._message_tree(message))
+        finally:
+            self._put, self._segments = None, []  # they hold what is sent
+        return [b"".join((before, _PREFIX, packed)), *segments]
+
+    def _message_tree(self, message: Message) -> tuple[Any, ...]:
+        if isinstance(message, (Values, Outputs)):
+            kind = _VALUES if type(message) is Values else _OUTPUTS
+            task, tensors, runs = message
+            pairs: list[Any] = []
+            for name, value in tensors.items():
+                pairs += (name, self.tree(value))
+            return kind, task, pairs, runs
+        if isinstance(message, Failure):
+            return _FAILURE, message.task, error_entry(message.error, self)
+        return _DROPPED, message.request
+
+    def place(self, array: np.ndarray) -> Any:
+        """Place contents in the head, elsewhere, or in a frame."""
+        if array.nbytes <= self._inline_nbytes:
+            return array.tobytes()
+        flat = array.reshape(-1).view(np.uint8)
+        if self._put is not None and (place := self._put(flat)) is not None:
+            return place
+        self._segments.append(flat.data)
+        return len(self._segments)
 
 
-def message(parts: Sequence[Frame], get: Get | None = None) -> Message:
+def message(parts: Sequence[Any], get: Get | None = None, start: int = 0) -> Message:
     """Return the message of frames; its tensors are read-only views of them.
 
     Parameters
     ----------
-    parts : sequence of bytes or memoryview
+    parts : sequence of bytes, then bytes or memoryview
         As `frames` gave them.
     get : callable, optional
         Finds what `put` put elsewhere.
+    start : int
+        Where in the first frame the message starts.
 
     Raises
     ------
     BlobError
         If they are no message, one of another version, damaged, or cut short.
     """
-    head = parts[0]
-    if head[:4] != _PREFIX:
-        if len(head) > 3 and head[:3] == _PREFIX[:3]:
-            raise BlobError(
-                f"message of version {head[3]}; this program reads version {VERSION}. Run the same "
-                "version on every node."
-            )
-        raise BlobError(f"not a message: it starts with {bytes(head[:4])!r}.")
-    tree = unpack(memoryview(head)[4:], "message")
-    reader = _Reader(parts, get)
+    head: bytes = parts[0]
+    if not head.startswith(_PREFIX, start):
+        _refuse(head[start : start + len(_PREFIX)])
+    tree = unpack(memoryview(head)[start + len(_PREFIX) :], "message")
     try:
         kind, *rest = tree
         if kind in (_VALUES, _OUTPUTS):
             task, tensors, runs = rest
+            reader = _Reader(parts, get)
             pairs = zip(tensors[::2], tensors[1::2], strict=True)
             values = {_name(name): reader.value(value) for name, value in pairs}
             made = Values if kind == _VALUES else Outputs
             return made(_task(task), values, tuple([_run(run) for run in runs]))
         if kind == _FAILURE:
             task, error = rest
-            return Failure(_task(task), error_of(error, reader))
+            return Failure(_task(task), error_of(error, _Reader(parts, get)))
         if kind == _DROPPED:
             (request,) = rest
             return Dropped(_request(request))
@@ -116,34 +152,26 @@ def message(parts: Sequence[Frame], get: Get | None = None) -> Message:
     raise BlobError(f"message of an unknown kind {str(kind)[:80]}.")
 
 
-class _Writer(TreeWriter):
-    """Places contents in the tree, in frames, or elsewhere."""
-
-    def __init__(self, put: Put | None) -> None:
-        self._put = put
-        self.segments: list[Frame] = []
-
-    def place(self, array: np.ndarray) -> Any:
-        if array.nbytes <= INLINE_NBYTES:
-            return array.tobytes()
-        flat = array.reshape(-1).view(np.uint8)
-        if self._put is not None and (place := self._put(flat)) is not None:
-            return place
-        self.segments.append(flat.data)
-        return len(self.segments)
+def _refuse(start: bytes) -> NoReturn:
+    if len(start) == len(_PREFIX) and start[:3] == _PREFIX[:3]:
+        raise BlobError(
+            f"message of version {start[3]}; this program reads version {VERSION}. Run the same "
+            "version on every node."
+        )
+    raise BlobError(f"not a message: it starts with {start!r}.")
 
 
 class _Reader(TreeReader):
-    """Finds contents where a `_Writer` placed them."""
+    """Finds contents where a `MessageWriter` placed them."""
 
-    def __init__(self, parts: Sequence[Frame], get: Get | None) -> None:
+    def __init__(self, parts: Sequence[Any], get: Get | None) -> None:
         self._parts = parts
         self._get = get
 
     def contents(self, place: Any, dtype: np.dtype, count: int) -> np.ndarray:
         nbytes = count * dtype.itemsize
         if type(place) is bytes:
-            found: Frame = place
+            found: Segment = place
         elif type(place) is int and 0 < place < len(self._parts):
             found = memoryview(self._parts[place]).toreadonly()
         elif type(place) is list and self._get is not None:
@@ -161,13 +189,13 @@ class _Reader(TreeReader):
         return flat
 
 
-def _kinds(record: type) -> tuple[tuple[type, ...], ...]:
-    """Return what `isinstance` takes for each field; integers pass for floats."""
+def _kinds(record: type) -> frozenset[tuple[type, ...]]:
+    """Return the types that the fields may have, together; integers pass for floats."""
     found: list[tuple[type, ...]] = []
     for hint in get_type_hints(record).values():
         kinds = (dict,) if get_origin(hint) is Mapping else get_args(hint) or (hint,)
         found.append((*kinds, int) if float in kinds else kinds)
-    return tuple(found)
+    return frozenset(itertools.product(*found))
 
 
 _REQUEST: Final = _kinds(Request)
@@ -179,36 +207,23 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else dict(value)
 
 
-#: Types of fields that were found right: checked one by one only the first time.
-_right: Final[set[tuple[Any, ...]]] = set()
-
-
-def _checked(entry: Any, kinds: tuple[Any, ...], what: str) -> list[Any]:
-    if type(entry) is list and (*map(type, entry), kinds) in _right:
-        return entry
-    if (
-        type(entry) is not list
-        or len(entry) != len(kinds)
-        or not all(map(isinstance, entry, kinds))
-    ):
-        raise BlobError(f"message with a damaged {what}.")
-    _right.add((*map(type, entry), kinds))
-    return entry
-
-
 def _request(entry: Any) -> Request:
-    return Request._make(_checked(entry, _REQUEST, "request"))
+    if type(entry) is not list or tuple(map(type, entry)) not in _REQUEST:
+        raise BlobError("message with a damaged request.")
+    return tuple.__new__(Request, entry)
 
 
 def _task(entry: Any) -> Task:
     request, stage = entry
     if type(stage) is not int:
         raise BlobError("message with a damaged task.")
-    return Task(_request(request), stage)
+    return tuple.__new__(Task, (_request(request), stage))
 
 
 def _run(entry: Any) -> StageRun:
-    run = StageRun._make(_checked(entry, _RUN, "stage's run"))
+    if type(entry) is not list or tuple(map(type, entry)) not in _RUN:
+        raise BlobError("message with a damaged run of a stage.")
+    run = tuple.__new__(StageRun, entry)
     for node, seconds in run.node_times_s.items():
         if type(node) is not str or type(seconds) is not float:
             raise BlobError("message with damaged times of nodes.")

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import msgpack
 import zmq
 
 from devices.errors import ClusterError
-from scheduler.channels.direct_address import Endpoint, this_node, to_endpoint
-from scheduler.channels.envelope import Frame
+from scheduler.channels.direct_address import Endpoint, to_endpoint
+from scheduler.channels.envelope import INLINE_NBYTES, MessageWriter, Put
+from scheduler.channels.inbox import MOST_DATAGRAM_NBYTES
+from scheduler.channels.messages import Message
 from scheduler.channels.protocol import PREFIX, VERSION
 from scheduler.channels.sockets import Socket, Sockets
 
@@ -28,13 +31,31 @@ _FAREWELL_MS: Final = 100
 _SAMPLES: Final = 16
 
 
+class Outgoing:
+    """The sending end of a link, and what has gone on it."""
+
+    __slots__ = ("count", "id", "nbytes")
+
+    def __init__(self) -> None:
+        self.id = os.urandom(8)
+        self.count = 0
+        self.nbytes = 0
+
+
 class Peer:
     """One party that is sent to.
 
     What is about liveness is the control thread's; `silent` is read by all.
+
+    Attributes
+    ----------
+    near, far : Outgoing
+        The links by datagrams, which lose nothing, and by ZeroMQ.
     """
 
-    def __init__(self, address: str, endpoint: Endpoint, sockets: Sockets, now_s: float) -> None:
+    def __init__(
+        self, address: str, endpoint: Endpoint, sockets: Sockets, inline_nbytes: int, now_s: float
+    ) -> None:
         urls = endpoint.urls()
         if urls is None:
             raise ClusterError(
@@ -43,10 +64,8 @@ class Peer:
             )
         self.address = address
         self.endpoint = endpoint
-        self.is_near = endpoint.node == this_node()
-        self.link = os.urandom(8)
-        self.sent = 0
-        self.sent_nbytes = 0
+        self.near = Outgoing()
+        self.far = Outgoing()
         self.watched = False
         self.silent = False
         #: Whether whoever watches it was told that it is silent.
@@ -61,35 +80,56 @@ class Peer:
         #: (round trip, its clock less ours) of late.
         self.clocks: deque[tuple[float, float]] = deque(maxlen=_SAMPLES)
         self._lock = threading.Lock()
+        self._writer = MessageWriter(inline_nbytes if endpoint.is_near else INLINE_NBYTES)
         self._sockets = sockets
         self._data_url, control_url = urls
         self._data: Socket | None = None
+        self._datagrams = _connected(endpoint.datagram_path) if endpoint.is_near else None
         self._control: Socket | None = sockets.push(control_url, endpoint.key)
         self._control.sndhwm = _MOST_CONTROL
 
-    def send(self, frames: Sequence[Frame]) -> int:
-        """Send a message's frames; return its number on the link, 0 if it went nowhere."""
-        nbytes = sum(map(len, frames))
+    def send(self, message: Message, put: Put) -> tuple[bytes, int] | None:
+        """Send a message; return its link and number there, None if it went nowhere."""
         with self._lock:
-            if self._control is None:
-                return 0
-            self.sent += 1
-            self.sent_nbytes += nbytes
-            if self.silent:
-                return 0
-            if self._data is None:
-                self._data = self._sockets.push(self._data_url, self.endpoint.key)
-            prefix = PREFIX.pack(self.endpoint.identity, self.link, self.sent, len(frames) - 1)
-            try:
-                if len(frames) == 1:
-                    self._data.send(prefix + frames[0], zmq.DONTWAIT)
+            if self.silent or self._control is None:
+                self.far.count += 1  # so that it is missed, should the party be heard again
+                return None
+            near = self.near
+            identity, number = self.endpoint.identity, near.count + 1
+            prefix = PREFIX.pack(identity, near.id, number, 0)
+            frames = self._writer.frames(message, put, prefix)
+            head: bytes = frames[0]
+            if (
+                self._datagrams is not None
+                and len(frames) == 1
+                and len(head) <= MOST_DATAGRAM_NBYTES
+            ):
+                try:
+                    self._datagrams.send(head)
+                except OSError:  # no room, or nobody there
+                    pass
                 else:
-                    parts = [prefix + frames[0], *frames[1:]]
-                    self._data.send_multipart(parts, zmq.DONTWAIT, copy=False)
-            except zmq.ZMQError as error:
-                _log.warning("nothing can be sent to %s: %s", self.endpoint, error)
-                return 0
-            return self.sent
+                    near.count = number
+                    return near.id, number
+            return self._send_far(frames)
+
+    def _send_far(self, frames: list[Any]) -> tuple[bytes, int] | None:
+        far = self.far
+        far.count += 1
+        far.nbytes += sum(map(len, frames))
+        if self._data is None:
+            self._data = self._sockets.push(self._data_url, self.endpoint.key)
+        prefix = PREFIX.pack(self.endpoint.identity, far.id, far.count, len(frames) - 1)
+        frames[0] = prefix + frames[0][PREFIX.size :]
+        try:
+            if len(frames) == 1:
+                self._data.send(frames[0], zmq.DONTWAIT)
+            else:
+                self._data.send_multipart(frames, zmq.DONTWAIT, copy=False)
+        except zmq.ZMQError as error:
+            _log.warning("nothing can be sent to %s: %s", self.endpoint, error)
+            return None
+        return far.id, far.count
 
     def tell(self, own_address: str, kind: int, *fields: Any) -> None:
         """Send a control message; it is dropped where many wait already."""
@@ -106,16 +146,19 @@ class Peer:
         with self._lock:
             if self._data is not None:
                 self._data.close()
+            if self._datagrams is not None:
+                self._datagrams.close()
             if self._control is not None:
                 self._control.close(0 if self.silent else _FAREWELL_MS)
-            self._data = self._control = None
+            self._data = self._control = self._datagrams = None
 
 
 class Peers:
     """All of them, by address."""
 
-    def __init__(self, sockets: Sockets) -> None:
+    def __init__(self, sockets: Sockets, inline_nbytes: int) -> None:
         self._sockets = sockets
+        self._inline_nbytes = inline_nbytes
         self._peers: dict[str, Peer] = {}
         self._lock = threading.Lock()
         self._closed = False
@@ -139,7 +182,9 @@ class Peers:
                 return peer, False
             if self._closed:
                 return None
-            peer = self._peers[address] = Peer(address, to_endpoint(address), self._sockets, now_s)
+            endpoint = to_endpoint(address)
+            peer = Peer(address, endpoint, self._sockets, self._inline_nbytes, now_s)
+            self._peers[address] = peer
             return peer, True
 
     def forget(self, address: str) -> None:
@@ -157,3 +202,14 @@ class Peers:
             self._peers.clear()
         for peer in peers:
             peer.close()
+
+
+def _connected(path: str) -> socket.socket | None:
+    """Return a socket that sends datagrams to a path; None if nobody receives them there."""
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+    try:
+        made.connect(path)
+    except OSError:
+        made.close()
+        return None
+    return made

@@ -4,10 +4,11 @@ Data: each message starts with the receiver's identity, the link it comes on, it
 how many more frames it has. Control: msgpack of version, the receiver's identity, a kind, the
 sender's address, and the kind's fields::
 
-    BEAT     link, messages sent, bytes sent, clock, the receiver's clock at its last beat or None,
-             seconds since then, messages that the sender has lost, {name: number}
+    BEAT     far link, messages sent on it, bytes, near link, clock, the receiver's clock at its
+             last beat or None, seconds since then, messages that the sender has lost,
+             {name: number}
     DROPPED  the request, as an envelope
-    LEAVE    the receiver's link, messages that came on it: the sender's channel is closed
+    LEAVE    [link of the receiver's, messages that came on it, ...]: the channel is closed
     LOST     link, first number, last number, why: they did not come, or came damaged
 """
 
@@ -25,10 +26,10 @@ BEAT, DROPPED, LOST, LEAVE = range(4)
 
 _NUMBER = (int, float)
 _FIELDS: Final[dict[int, tuple[Any, ...]]] = {
-    BEAT: (bytes, int, int, _NUMBER, (*_NUMBER, type(None)), _NUMBER, int, dict),
+    BEAT: (bytes, int, int, bytes, _NUMBER, (*_NUMBER, type(None)), _NUMBER, int, dict),
     DROPPED: (bytes,),
     LOST: (bytes, int, int, str),
-    LEAVE: (bytes, int),
+    LEAVE: (list,),
 }
 _LONGEST: Final = 64 * 1024
 

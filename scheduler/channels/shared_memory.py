@@ -48,9 +48,9 @@ class Slot:
     index: int
     data: np.ndarray
     generation: int = 0
-    #: Which message it went with.
-    link: bytes = b""
-    number: int = 0
+    reader: bytes = b""
+    #: Which message it went with, by link and number.
+    message: tuple[bytes, int] = (b"", 0)
 
     @property
     def is_free(self) -> bool:
@@ -104,40 +104,43 @@ class SlotPool:
         """How large the files are now."""
         return sum(file.nbytes for files in self._files.values() for file in files)
 
-    def fill(self, contents: np.ndarray, link: bytes) -> Slot | None:
-        """Copy flat bytes to a slot for the reader at the end of `link`; None if there is none."""
+    def fill(self, contents: np.ndarray, reader: bytes) -> Slot | None:
+        """Copy flat bytes to a slot for a reader, by its identity; None if there is no slot."""
         size = _slot_nbytes(contents.nbytes)
         with self._lock:
             slot = self._find(size)
             if slot is None:
                 return None
             slot.generation += 1
-            slot.link, slot.number = link, 0
+            slot.reader, slot.message = reader, (b"", 0)
         np.copyto(slot.data[: contents.nbytes], contents)
         return slot
 
-    def sent(self, slots: Iterable[tuple[Slot, int]], number: int) -> None:
+    def sent(self, slots: Iterable[tuple[Slot, int]], message: tuple[bytes, int] | None) -> None:
         """Note with which message slots went, by the generation that they were filled under.
 
-        0: it did not go, so that they are free.
+        None: it did not go, so that they are free.
         """
         with self._lock:
             for slot, generation in slots:
-                if slot.generation == generation:  # else it has come back already
-                    slot.number = number
-                    if not number:
-                        slot.free()
+                if slot.generation != generation:  # it has come back already
+                    continue
+                if message is None:
+                    slot.free()
+                else:
+                    slot.message = message
 
     def free_undelivered(self, link: bytes, first: int, last: int) -> None:
         """Free the slots of messages `first` to `last` on a link: nobody got them."""
         for slot in self._slots():
-            if slot.link == link and first <= slot.number <= last:
+            of, number = slot.message
+            if of == link and first <= number <= last:
                 slot.free()
 
-    def free_all_of(self, link: bytes) -> None:
+    def free_all_of(self, reader: bytes) -> None:
         """Free the slots of a reader whose process is known to have ended."""
         for slot in self._slots():
-            if slot.link == link:
+            if slot.reader == reader:
                 slot.free()
 
     def sweep(self) -> None:
@@ -150,6 +153,7 @@ class SlotPool:
             for files in self._files.values():
                 for file in files:
                     self._path(file.number).unlink(missing_ok=True)
+                    file.slots.clear()
             self._files.clear()
             self._most_nbytes = 0
 
@@ -247,6 +251,11 @@ class SlotReader:
         with self._lock:
             for key in [key for key in self._mapped if f"-{process}-{started}-" in key[0]]:
                 del self._mapped[key]
+
+    def close(self) -> None:
+        """Unmap all that no array views."""
+        with self._lock:
+            self._mapped.clear()
 
     def _map(self, owner: str, number: int) -> tuple[memoryview, memoryview]:
         with self._lock:

@@ -6,11 +6,15 @@ comes first: an array of n items then has at least n bytes.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgpack
 
 from devices.errors import BlobError
+
+#: Bytes of which all lengths together can claim a few MB at most.
+_SMALL_NBYTES: Final = 2048
+_unpackb: Final = msgpack.unpackb
 
 
 def check_msgpack(data: bytes | memoryview, where: str) -> None:
@@ -30,12 +34,15 @@ def check_msgpack(data: bytes | memoryview, where: str) -> None:
 
 
 def unpack(data: bytes | memoryview, where: str) -> Any:
-    """Return the value of checked msgpack.
+    """Return the value of msgpack, checked first unless it is small.
 
+    msgpack takes no length over that of the data, nor more than 1,024 containers inside each
+    other, so that small data cannot make it reserve much.
     Raises BlobError: it does not pass, or holds what msgpack does not take.
     """
-    check_msgpack(data, where)
+    if len(data) > _SMALL_NBYTES:
+        check_msgpack(data, where)
     try:
-        return msgpack.unpackb(data)
+        return _unpackb(data)
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise BlobError(f"{where}: damaged: {error}") from error

@@ -113,6 +113,10 @@ class TreeReader(ABC):
 
         Raises BlobError: it is the tree of no value, or of one that is nested too deep.
         """
+        if type(tree) is list and len(tree) == 4 and tree[0] == _TENSOR:  # most values by far
+            tensor = self._plain(*tree[1:])
+            if tensor is not None:
+                return tensor
         if depth > self.depth:
             raise BlobError(f"message nested deeper than {self.depth}.")
         if tree is None or isinstance(tree, bool | int | float | str | bytes):
@@ -128,6 +132,19 @@ class TreeReader(ABC):
             if isinstance(error, BlobError):
                 raise
             raise BlobError(f"message with a damaged value: {error}.") from error
+
+    @staticmethod
+    def _plain(name: Any, sizes: Any, place: Any) -> np.ndarray | None:
+        """Return a tensor in C's order that lies in the tree; None where that is not so simple."""
+        if type(place) is bytes and type(name) is str and type(sizes) is list:
+            dtype = _DTYPES.get(name)
+            try:
+                tensor: np.ndarray = np.ndarray(sizes, dtype, place)
+            except (TypeError, ValueError):
+                return None
+            if dtype is not None and tensor.nbytes == len(place):
+                return tensor
+        return None
 
     def _list(self, items: list[Any], depth: int) -> list[Any]:
         return [self.value(item, depth + 1) for item in items]

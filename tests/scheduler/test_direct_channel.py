@@ -297,7 +297,8 @@ def test_doubles_are_dropped_and_what_is_damaged_or_foreign_is_passed_over(
     sender.data.send_multipart([first, b"more"])
     for data in (b"x", b"\x93", msgpack.packb([VERSION, b"somebody", BEAT, "a"])):
         sender.control.send(data)
-    beat = [VERSION, sender.endpoint.identity, BEAT, "no address", b"l", 1, 1, 0.5, None, 0, 0, {}]
+    identity = sender.endpoint.identity
+    beat = [VERSION, identity, BEAT, "no address", b"l", 1, 1, b"n", 0.5, None, 0, 0, {}]
     sender.control.send(msgpack.packb(beat))
     sender.control.send(msgpack.packb([*beat[:3], one.address, *beat[4:-1], {"x": "y"}]))
     sender.data.send(sender.frame(9, values(3)))
@@ -308,14 +309,15 @@ def test_doubles_are_dropped_and_what_is_damaged_or_foreign_is_passed_over(
 
 
 def test_messages_that_did_not_come_are_told_to_both_sides(party: Callable[..., Party]) -> None:
-    first, second = party(beat_s=0.02), party(beat_s=0.02)
-    first.channel.send(second.address, values(1))
-    check(second.next(), 1)
+    size = 200_000  # too large for a datagram
+    first, second = (party(beat_s=0.02, shared_nbytes=None) for _ in range(2))
+    first.channel.send(second.address, values(1, size))
+    check(second.next(), 1, size)
     peer = first.channel._peers.find(second.address)
     assert peer is not None
-    peer.sent += 2  # as if a connection had broken with two on their way
-    first.channel.send(second.address, values(4))
-    check(second.next(), 4)
+    peer.far.count += 2  # as if a connection had broken with two on their way
+    first.channel.send(second.address, values(4, size))
+    check(second.next(), 4, size)
     assert second.lost.get(timeout=LONG_S) == first.address
     assert first.lost.get(timeout=LONG_S) == second.address
     check_nothing_more(second)
@@ -327,7 +329,7 @@ def test_an_end_that_does_not_come_is_told_to_both_sides(party: Callable[..., Pa
     check(second.next(), 1)
     peer = first.channel._peers.find(second.address)
     assert peer is not None
-    peer.sent += 2
+    peer.far.count += 2
     pumping = threading.Thread(target=second.channel.pump)
     pumping.start()
     assert second.lost.get(timeout=LONG_S) == first.address
@@ -362,7 +364,7 @@ def test_a_beat_that_says_what_is_lost_is_told_on(party: Callable[..., Party]) -
     sender = Foreign(one)
     identity = sender.endpoint.identity
     for num_lost in (0, 3, 3):
-        fields = (b"12345678", 0, 0, 0.5, None, 0, num_lost, {})
+        fields = (b"12345678", 0, 0, b"near", 0.5, None, 0, num_lost, {})
         sender.control.send(msgpack.packb([VERSION, identity, BEAT, two.address, *fields]))
     assert one.lost.get(timeout=LONG_S) == two.address
     lost = (VERSION, identity, LOST, two.address, b"not ours", 1, 2, "why")

@@ -22,7 +22,7 @@ from devices.errors import (
 from devices.request.answer import StageRun
 from devices.request.request import Request
 from scheduler.channels import envelope
-from scheduler.channels.envelope import INLINE_NBYTES, VERSION, frames
+from scheduler.channels.envelope import INLINE_NBYTES, VERSION, MessageWriter, frames
 from scheduler.channels.loopback import LoopbackChannel
 from scheduler.channels.memory import Switchboard
 from scheduler.channels.messages import Dropped, Failure, Message, Outputs, Task, Values
@@ -113,7 +113,7 @@ def test_what_a_store_takes_is_found_again() -> None:
         "stored": np.arange(INLINE_NBYTES, dtype=np.int16),
         "sent": np.zeros(INLINE_NBYTES * 2),
     }
-    parts = frames(Values(TASK, tensors), put)
+    parts = MessageWriter().frames(Values(TASK, tensors), put)
     assert len(parts) == 2
     got = envelope.message(parts, lambda place, nbytes: store[place[0]][:nbytes])
     check_tensors(got, Values(TASK, tensors))

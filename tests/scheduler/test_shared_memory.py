@@ -29,7 +29,7 @@ from tests.scheduler.test_direct_channel import (
 __all__ = ["folder", "party"]
 
 PAGE = mmap.ALLOCATIONGRANULARITY
-LINK = b"12345678"
+READER = b"12345678"
 #: Over any size from which on shared memory is used.
 LARGE = 500_000
 
@@ -61,7 +61,7 @@ def test_what_is_filled_is_read_without_a_copy(
     pool: SlotPool, reader: SlotReader, nbytes: int
 ) -> None:
     data = contents(nbytes)
-    slot = pool.fill(data, LINK)
+    slot = pool.fill(data, READER)
     assert slot is not None
     got = reader.view(list(slot.place), nbytes)
     np.testing.assert_array_equal(got, data)
@@ -71,7 +71,7 @@ def test_what_is_filled_is_read_without_a_copy(
 
 
 def test_what_is_read_cannot_be_written(pool: SlotPool, reader: SlotReader) -> None:
-    slot = pool.fill(contents(100), LINK)
+    slot = pool.fill(contents(100), READER)
     assert slot is not None
     got = reader.view(list(slot.place), 100)
     with pytest.raises(ValueError, match="cannot set WRITEABLE"):
@@ -91,7 +91,7 @@ def test_what_is_read_cannot_be_written(pool: SlotPool, reader: SlotReader) -> N
 def test_a_slot_is_free_when_its_last_view_is_garbage(
     pool: SlotPool, reader: SlotReader, derive: Callable[[np.ndarray], Any]
 ) -> None:
-    slot = pool.fill(contents(100), LINK)
+    slot = pool.fill(contents(100), READER)
     assert slot is not None
     view = derive(reader.view(list(slot.place), 100))
     gc.collect()
@@ -106,7 +106,7 @@ def test_a_slot_is_free_when_its_last_view_is_garbage(
 def test_slots_that_come_back_are_used_again(pool: SlotPool, reader: SlotReader) -> None:
     for seed in range(300):
         data = contents(100_000, seed)
-        slot = pool.fill(data, LINK)
+        slot = pool.fill(data, READER)
         assert slot is not None
         np.testing.assert_array_equal(reader.view(list(slot.place), data.nbytes), data)
     assert len(files()) == 1
@@ -115,7 +115,7 @@ def test_slots_that_come_back_are_used_again(pool: SlotPool, reader: SlotReader)
 def test_what_is_held_is_never_overwritten(pool: SlotPool, reader: SlotReader) -> None:
     held = []
     for seed in range(200):
-        slot = pool.fill(contents(60_000, seed), LINK)
+        slot = pool.fill(contents(60_000, seed), READER)
         assert slot is not None
         view = reader.view(list(slot.place), 60_000)
         if seed % 3:
@@ -126,15 +126,15 @@ def test_what_is_held_is_never_overwritten(pool: SlotPool, reader: SlotReader) -
 
 def test_a_full_pool_declines_until_slots_come_back(reader: SlotReader) -> None:
     pool = SlotPool(nbytes=20_000_000)
-    slots = [pool.fill(contents(8_000_000), LINK) for _ in range(3)]
+    slots = [pool.fill(contents(8_000_000), READER) for _ in range(3)]
     assert slots[0] is not None
     assert slots[1] is not None
     assert slots[2] is None
     assert pool.nbytes <= 20_000_000
     slots[0].free()
-    assert pool.fill(contents(8_000_000), LINK) is slots[0]
+    assert pool.fill(contents(8_000_000), READER) is slots[0]
     slots[1].free()
-    assert pool.fill(contents(9_500_000), LINK) is not None  # in place of the other size's file
+    assert pool.fill(contents(9_500_000), READER) is not None  # in place of the other size's file
     assert pool.nbytes <= 20_000_000
     pool.close()
     assert files() == set()
@@ -147,24 +147,24 @@ def test_a_full_disk_makes_the_pool_decline(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    assert pool.fill(contents(100), LINK) is None
+    assert pool.fill(contents(100), READER) is None
     assert files() == set()
 
 
 def test_slots_of_what_was_not_delivered_or_of_the_dead_are_free(pool: SlotPool) -> None:
     slots = []
-    for number in range(5):
-        slot = pool.fill(contents(100), LINK if number else b"another.")
+    for number, reader in enumerate([b"another", *[READER] * 4]):
+        slot = pool.fill(contents(100), reader)
         assert slot is not None
-        pool.sent([(slot, slot.generation)], number + 1)
+        pool.sent([(slot, slot.generation)], (b"one" if number < 4 else b"two", number))
         slots.append(slot)
-    pool.free_undelivered(LINK, 1, 3)
+    pool.free_undelivered(b"one", 1, 2)
     assert [slot.is_free for slot in slots] == [False, True, True, False, False]
-    pool.free_all_of(LINK)
+    pool.free_all_of(READER)
     assert [slot.is_free for slot in slots] == [False, True, True, True, True]
-    pool.sent([(slots[0], slots[0].generation - 1)], 0)  # of an earlier use: not this one
+    pool.sent([(slots[0], slots[0].generation - 1)], None)  # of an earlier use: not this one
     assert not slots[0].is_free
-    pool.sent([(slots[0], slots[0].generation)], 0)
+    pool.sent([(slots[0], slots[0].generation)], None)
     assert slots[0].is_free
 
 
@@ -188,7 +188,7 @@ def test_slots_of_what_was_not_delivered_or_of_the_dead_are_free(pool: SlotPool)
 def test_a_place_that_is_none_is_refused(
     pool: SlotPool, reader: SlotReader, position: int, value: Any
 ) -> None:
-    slot = pool.fill(contents(100), LINK)
+    slot = pool.fill(contents(100), READER)
     assert slot is not None
     place: list[Any] = list(slot.place)
     place[position] = value
@@ -214,11 +214,11 @@ def test_a_file_of_another_form_is_refused(reader: SlotReader) -> None:
 
 def test_a_reader_lets_go_of_files_that_are_gone(pool: SlotPool, reader: SlotReader) -> None:
     other = SlotPool()
-    slot = other.fill(contents(100), LINK)
+    slot = other.fill(contents(100), READER)
     assert slot is not None
     kept = reader.view(list(slot.place), 100)
     other.close()
-    slot = pool.fill(contents(100), LINK)
+    slot = pool.fill(contents(100), READER)
     assert slot is not None
     reader.view(list(slot.place), 100)
     assert len(reader._mapped) == 1

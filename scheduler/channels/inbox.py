@@ -1,0 +1,137 @@
+"""Where a direct channel's messages come in: datagrams from its own node, ZeroMQ from anywhere.
+
+A Unix datagram wakes its receiver at once, where ZeroMQ hands it through a thread at each end: for
+a small message that is a third of the time. The kernel holds only a few per receiver, so what finds
+no room, or is too large, goes through ZeroMQ; each of the two ways has links of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import select
+import socket
+import time
+from collections import deque
+from typing import Any, Final, NamedTuple
+
+import zmq
+
+from scheduler.channels.links import Incoming
+from scheduler.channels.protocol import PREFIX
+from scheduler.channels.sockets import Socket
+
+_log = logging.getLogger(__name__)
+
+#: The kernel takes no larger datagrams than its send buffers, of 208 kB.
+MOST_DATAGRAM_NBYTES: Final = 128 * 1024
+#: So often ZeroMQ comes first, that datagrams without end do not starve it.
+_FAR_FIRST: Final = 16
+
+
+class Arrival(NamedTuple):
+    """One message as it came: the first frame starts with the prefix."""
+
+    link: bytes
+    number: int
+    frames: list[Any]
+
+
+class Inbox:
+    """The sockets, and what came on each link. `next` is for one thread at a time.
+
+    Attributes
+    ----------
+    incoming : dict of bytes to Incoming
+        By link.
+    losses : deque
+        (link, first number, last number, why) of what did not come whole.
+    waiting_since_s : float or None
+        Since when a thread waits; None while none does.
+    """
+
+    def __init__(self, identity: bytes, path: str, far: Socket) -> None:
+        self.incoming: dict[bytes, Incoming] = {}
+        self.losses: deque[tuple[bytes, int, int, str]] = deque()
+        self.waiting_since_s: float | None = None
+        self._identity = identity
+        self._path = path
+        self._far = far
+        self._near = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self._near.bind(path)
+        self._poll = select.poll()
+        self._poll.register(self._near, select.POLLIN)
+        self._poll.register(far.fileno(), select.POLLIN)
+        self._turns = 0
+
+    def link(self, link: bytes) -> Incoming:
+        """Return what is known of a link, maybe nothing yet."""
+        return self.incoming.setdefault(link, Incoming())
+
+    def next(self, timeout_s: float | None) -> Arrival | None:
+        """Return the next message; None in time without one, or woken, or for what is none."""
+        frames = self._received()
+        if frames is None:
+            if timeout_s == 0:
+                return None
+            frames = self._wait(timeout_s)
+        if frames is None or not frames[0]:
+            return None
+        head = frames[0]
+        receiver, link, number, num_more = b"", b"", 0, 0
+        if len(head) >= PREFIX.size:
+            receiver, link, number, num_more = PREFIX.unpack_from(head)
+        if receiver != self._identity:
+            _log.warning("a message of %d bytes for another party is dropped", len(head))
+            return None
+        nbytes = sum(map(len, frames)) if num_more else len(head)
+        lost = (self.incoming.get(link) or self.link(link)).take(number, nbytes)
+        if lost is None:
+            return None
+        if lost:
+            self.losses.append((link, number - lost, number - 1, "later ones came before them"))
+        if len(frames) != num_more + 1:
+            self.losses.append((link, number, number, "it is cut short"))
+            return None
+        return Arrival(link, number, frames)
+
+    def wake(self) -> None:
+        """Make `next` return, now or once it is called; from any thread."""
+        with contextlib.suppress(OSError):  # full: it does not wait; closed: nobody calls it
+            self._near.sendto(b"", self._path)
+
+    def close(self) -> None:
+        """Close the sockets."""
+        self._near.close()
+        self._far.close()
+
+    def _wait(self, timeout_s: float | None) -> list[Any] | None:
+        self.waiting_since_s = now_s = time.monotonic()
+        end_s = None if timeout_s is None else now_s + timeout_s
+        frames = None
+        # ZeroMQ's descriptor may be ready without a message.
+        while frames is None and (end_s is None or now_s <= end_s):
+            self._poll.poll(None if end_s is None else (end_s - now_s) * 1e3 + 1)
+            frames = self._received()
+            if frames is None:
+                now_s = time.monotonic()
+        self.waiting_since_s = None
+        return frames
+
+    def _received(self) -> list[Any] | None:
+        self._turns += 1
+        if not self._turns % _FAR_FIRST and (frames := self._from_far()) is not None:
+            return frames
+        try:
+            return [self._near.recv(MOST_DATAGRAM_NBYTES)]
+        except BlockingIOError:
+            return self._from_far()
+
+    def _from_far(self) -> list[Any] | None:
+        far = self._far
+        if not int(far.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            return None
+        frames: list[Any] = [far.recv()]
+        while far.getsockopt(zmq.RCVMORE):
+            frames.append(far.recv(copy=False).buffer)
+        return frames
