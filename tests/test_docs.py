@@ -65,6 +65,7 @@ def test_its_query_prints_what_it_says(shell: Shell) -> None:
         ("AsyncInferQueue", "queue.wait_all()"),
         ("PrePostProcessor(", ".uint8))[0]"),
         ("core.add_extension", "-0.5]))[0])"),
+        ("AUTO_BATCH_SIZE", "print(error)"),
     ],
 )
 def test_its_python_runs_and_prints_what_it_says(words: str, last: str) -> None:

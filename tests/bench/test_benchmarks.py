@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from devices.errors import DeviceLostError
-from tests.bench import chaos, one_device, pipelines, scale, scheduler
+from tests.bench import batching, chaos, one_device, pipelines, scale, scheduler
 from tests.bench.chaos_flow import Flow, question
 from tests.bench.tables import numbers
 from tests.bench.timing import Timing, measure
@@ -55,6 +55,28 @@ def test_a_pipelines_share_is_of_its_busiest_device(rows: Any) -> None:
     for row in found:
         visits = 1 if row["way"] == "sleep" else row["visits"]
         assert row["share"] == pytest.approx(row["requests_per_s"] * 4e-3 * visits, abs=1e-3)
+
+
+def test_batches_are_measured_against_a_bare_session_and_those_made_by_hand(rows: Any) -> None:
+    options = ("--models", "block", "--callers", "3", "--size", "2", "--seconds", "0.03")
+    found = rows(batching.main, *options, "--rounds", "1")
+    assert [row["way"] for row in found] == [
+        "session", "session by hand", "one device", "one device, batched", "cut in two",
+        "cut in two, batched",
+    ]  # fmt: skip
+    assert found[0]["ratio"] == found[1]["by_hand"] == 1
+    assert all(row["requests_per_s"] > 0 for row in found)
+
+
+def test_what_is_joined_by_hand_is_what_the_session_gives_alone() -> None:
+    make, shape, _ = batching.MODELS["block"]
+    session = batching.bare_session(make())
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    by_hand = batching.ByHand(session, x, 2)
+    waits = [by_hand.submit() for _ in range(3)]
+    (want,) = session.run(None, {"x": x})
+    for wait in waits:
+        np.testing.assert_allclose(wait(), want, rtol=1e-4, atol=1e-5)
 
 
 def test_one_device_is_measured_against_the_bare_session(rows: Any) -> None:
