@@ -1,20 +1,21 @@
 """hetero: one ONNX model, cut across unlike devices, pipelined over a Ray cluster."""
 
+from devices.model.element_type import Type
 from devices.model.extension import Extension, custom_operator
 from devices.model.model import Model
+from devices.model.partial_shape import PartialShape
 from devices.model.tensor_spec import TensorSpec
 from devices.plugin.support import Refusal, Support
 from devices.request.infer_request import InferRequest
 from devices.request.results import Results
 from devices.request.tensor import Tensor
-from hetero import errors
+from hetero import errors, preprocess, properties
 from hetero.affinity.affinity import Affinity
 from hetero.async_infer_queue import AsyncInferQueue
 from hetero.cache.blob import hetero_version
 from hetero.compare.compare import Comparison, compare
 from hetero.compiled_model import CompiledModel
 from hetero.core import Core
-from hetero.element_type import Type
 from hetero.errors import *  # noqa: F403 - each error is also hetero's own name
 from hetero.metrics_server import MetricsServer
 from hetero.planning.cost import Costs
@@ -27,8 +28,11 @@ from hetero.preprocess import (
     ResizeAlgorithm,
 )
 from hetero.query.survey import Survey
+from hetero.shortcuts import compile_model, get_version, save_model
 from hetero.trace import Trace
 
+#: A shape whose dimensions are all known.
+Shape = tuple[int, ...]
 #: This package's version.
 __version__ = hetero_version()
 
@@ -46,11 +50,13 @@ __all__ = [
     "MetricsServer",
     "Model",
     "PaddingMode",
+    "PartialShape",
     "PlanReport",
     "PrePostProcessor",
     "Refusal",
     "ResizeAlgorithm",
     "Results",
+    "Shape",
     "Support",
     "Survey",
     "Tensor",
@@ -59,7 +65,12 @@ __all__ = [
     "Type",
     "__version__",
     "compare",
+    "compile_model",
     "custom_operator",
     "errors",
+    "get_version",
+    "preprocess",
+    "properties",
+    "save_model",
 ]
 __all__ += errors.__all__

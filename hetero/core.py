@@ -177,31 +177,34 @@ class Core(Observed):
         found = {by_name[n].plugin: by_name[n].version for n in self.resolve_devices(device_name)}
         return {HETERO: hetero_version(), **found} if parse_device(device_name).hetero else found
 
-    def set_property(self, device_name: str | Config, config: Config | None = None) -> None:
+    def set_property(
+        self, device_name: str | Config = EVERYWHERE, properties: Config | None = None
+    ) -> None:
         """Set options for models compiled later.
 
         Parameters
         ----------
         device_name : str or mapping
             A device's name or ``HETERO``; or, alone, options for every device that knows them.
-        config : mapping
+        properties : mapping
             The options.
         """
-        scope, options = (EVERYWHERE, device_name) if config is None else (device_name, config)
-        self._scopes.set(scope, options)
+        alone = properties is None
+        self._scopes.set(*((EVERYWHERE, device_name) if alone else (device_name, properties)))
 
-    def get_property(self, device_name: str, name: str | None = None) -> Any:
+    def get_property(self, device_name: str, property: str | None = None) -> Any:
         """Return a property of a device or of ``HETERO``; or, alone, what is set for all.
 
         Parameters
         ----------
         device_name : str
             A device's name or ``HETERO``; or, alone, a property's name.
-        name : str
+        property : str
             The property's name.
         """
-        scope, name = (EVERYWHERE, device_name) if name is None else (device_name, name)
-        return self._scopes.get(scope, name)
+        if property is None:
+            return self._scopes.get(EVERYWHERE, device_name)
+        return self._scopes.get(device_name, property)
 
     def read_model(self, model: Source | Model) -> Model:
         """Read a model from a path, bytes or a ModelProto; ``light:NAME`` is shipped by onnx."""

@@ -22,6 +22,7 @@ from onnx import numpy_helper
 
 from devices.errors import ModelError
 from devices.model.attributes import attribute_value
+from devices.model.ports import HasPorts
 from devices.model.tensor_proto import PROTOBUF_NBYTES
 from devices.model.tensor_spec import EXTENDED_DTYPES, TensorSpec
 from devices.model.type_inference import infer_types
@@ -81,6 +82,19 @@ class Node:
     def metadata(self) -> dict[str, str]:
         """The node's own `metadata_props`."""
         return {entry.key: entry.value for entry in self.proto.metadata_props}
+
+    @property
+    def friendly_name(self) -> str:
+        """The name, as OpenVINO's nodes have it."""
+        return self.name
+
+    def get_friendly_name(self) -> str:
+        """Return `friendly_name`."""
+        return self.name
+
+    def get_type_name(self) -> str:
+        """Return `op_type`."""
+        return self.op_type
 
     @property
     def is_constant(self) -> bool:
@@ -152,7 +166,7 @@ class Constant:
         return stub
 
 
-class Model:
+class Model(HasPorts):
     """A frozen ONNX model.
 
     Parameters

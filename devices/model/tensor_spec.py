@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 
 from devices.errors import ModelError
+from devices.model.partial_shape import PartialShape
 
 #: ONNX element type -> numpy dtype; strings are object arrays.
 DTYPES: Final[dict[int, np.dtype]] = {
@@ -94,6 +95,41 @@ class TensorSpec:
             return None
         bits = _NARROW_BITS.get(self.element_type, self.dtype.itemsize * 8)
         return (math.prod(sizes) * bits + 7) // 8
+
+    @property
+    def any_name(self) -> str:
+        """The name, as OpenVINO's ports have it."""
+        return self.name
+
+    @property
+    def names(self) -> set[str]:
+        """The only name: an ONNX value has one."""
+        return {self.name}
+
+    @property
+    def partial_shape(self) -> PartialShape:
+        """The shape; of unknown rank, an empty one."""
+        return PartialShape(self.shape or ())
+
+    def get_any_name(self) -> str:
+        """Return `any_name`."""
+        return self.name
+
+    def get_names(self) -> set[str]:
+        """Return `names`."""
+        return self.names
+
+    def get_element_type(self) -> str:
+        """Return `element_type`."""
+        return self.element_type
+
+    def get_partial_shape(self) -> PartialShape:
+        """Return `partial_shape`."""
+        return self.partial_shape
+
+    def get_shape(self) -> tuple[Dimension, ...] | None:
+        """Return `shape`."""
+        return self.shape
 
     def accepts(self, shape: tuple[int, ...]) -> bool:
         """Whether an array of `shape` fits this spec."""

@@ -28,6 +28,7 @@ from devices.errors import (
 )
 from devices.model.tensor_spec import TensorSpec
 from devices.request.answer import Answer, RequestTimes
+from devices.request.openvino_names import OpenVINONames
 from devices.request.request import Request
 from devices.request.results import ProfilingInfo, Results
 from devices.request.run import Run, node_times_s, profile_rows
@@ -49,7 +50,7 @@ class State(Enum):
     CANCELLED = "cancelled"
 
 
-class InferRequest:
+class InferRequest(OpenVINONames):
     """Runs a model, once at a time, synchronously or not.
 
     Parameters

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Literal
 
-import numpy as np
-
-from devices.errors import TensorNameError
+from devices.model.ports import find_port
 from devices.model.tensor_spec import TensorSpec
 from devices.plugin.program import Value
 
@@ -82,33 +79,3 @@ class ProfilingInfo:
     status: Literal["EXECUTED", "NOT_RUN", "OPTIMIZED_OUT"]
     real_time: timedelta
     cpu_time: timedelta
-
-
-def find_port(ports: Sequence[TensorSpec], key: Any, role: str) -> TensorSpec:
-    """Return the port that a position, name or port means.
-
-    Raises
-    ------
-    TensorNameError
-        Naming what there is, and what is nearest.
-    """
-    names = ", ".join(repr(port.name) for port in ports) or "none"
-    if isinstance(key, TensorSpec):
-        key = key.name
-    if isinstance(key, str):
-        for port in ports:
-            if port.name == key:
-                return port
-        folded = {port.name.casefold(): port.name for port in ports}
-        near = difflib.get_close_matches(key.casefold(), folded, 1)
-        hint = f" Did you mean {folded[near[0]]!r}?" if near else ""
-        raise TensorNameError(f"no {role} is named {key!r}; there are {names}.{hint}", name=key)
-    if isinstance(key, int | np.integer) and not isinstance(key, bool):
-        if -len(ports) <= key < len(ports):
-            return ports[int(key)]
-        raise TensorNameError(
-            f"{role} {key} is out of range: there are {len(ports)}: {names}.", name=key
-        )
-    raise TensorNameError(
-        f"a port is named by its name, position or port object; got {type(key).__name__}.", name=key
-    )

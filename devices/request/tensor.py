@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from devices.errors import TensorShapeError, TensorTypeError
+from devices.model.element_type import element_type
 from devices.model.tensor_spec import EXTENDED_DTYPES, TensorSpec, element_type_name
 from devices.plugin.program import Value
 from devices.plugin.remote import RemoteTensor
@@ -26,15 +27,18 @@ class Tensor:
 
     Parameters
     ----------
-    data : array, or another value
-        Its contents.
-    shared_memory : bool
-        Whether to hold `data` itself rather than a copy.
+    data : array, another value, or an element type
+        Its contents; with a shape, what the elements of new memory are.
+    shared_memory : bool or sequence of int
+        Whether to hold `data` itself rather than a copy; or the shape of a tensor of zeros.
     """
 
     __slots__ = ("_data",)
 
-    def __init__(self, data: Any, shared_memory: bool = False) -> None:
+    def __init__(self, data: Any, shared_memory: bool | Sequence[int] = False) -> None:
+        if not isinstance(shared_memory, bool):
+            kind = f"tensor({element_type(data)})"
+            data, shared_memory = empty_tensor(TensorSpec("", kind, (*shared_memory,))).data, True
         if isinstance(data, np.ndarray | np.generic | int | float | complex | str):
             data = np.asarray(data) if shared_memory else np.array(data)
         self._data: Value = data
@@ -74,6 +78,14 @@ class Tensor:
     def is_array(self) -> bool:
         """Whether the contents are one tensor, here or on a device."""
         return isinstance(self._data, np.ndarray | RemoteTensor)
+
+    def get_shape(self) -> tuple[int, ...]:
+        """Return `shape`."""
+        return self.shape
+
+    def get_element_type(self) -> str:
+        """Return `element_type`."""
+        return self.element_type
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self.data, dtype=dtype, copy=copy)

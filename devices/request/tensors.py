@@ -13,10 +13,10 @@ from devices.errors import (
     TensorShapeError,
     TensorTypeError,
 )
+from devices.model.ports import find_port
 from devices.model.tensor_spec import TensorSpec
 from devices.plugin.program import Value
 from devices.plugin.remote import RemoteTensor
-from devices.request.results import find_port
 from devices.request.tensor import Tensor, check_tensor, convert, empty_tensor
 
 
@@ -49,14 +49,10 @@ class RequestTensors:
 
     def input_port(self, key: Any) -> TensorSpec:
         """Return the input that a position, name or port means; None means the only one."""
-        return (
-            _only(self._inputs, "input") if key is None else find_port(self._inputs, key, "input")
-        )
+        return find_port(self._inputs, key, "input")
 
     def output_port(self, key: Any) -> TensorSpec:
         """Return the output that a position, name or port means; None means the only one."""
-        if key is None:
-            return _only(self._outputs, "output")
         return find_port(self._outputs, key, "output")
 
     def get(self, key: str | TensorSpec) -> Tensor:
@@ -224,7 +220,7 @@ class RequestTensors:
                     missing=[],
                 )
             return {port.name: v for port, v in zip(self._inputs, inputs, strict=False)}
-        return {_only(self._inputs, "input").name: inputs}
+        return {find_port(self._inputs, None, "input").name: inputs}
 
 
 def _shared_symbols(ports: tuple[TensorSpec, ...]) -> dict[str, list[tuple[str, int]]]:
@@ -245,16 +241,6 @@ def _lists_inputs(inputs: Sequence[Any], port: TensorSpec) -> bool:
     if isinstance(inputs[0], np.ndarray | Tensor) or not port.is_tensor:
         return True
     return port.shape is not None and np.ndim(inputs[0]) == len(port.shape)
-
-
-def _only(ports: tuple[TensorSpec, ...], role: str) -> TensorSpec:
-    if len(ports) != 1:
-        raise TensorNameError(
-            f"the model has {len(ports)} {role}s, not exactly one; say which: "
-            f"{', '.join(repr(p.name) for p in ports) or 'none'}.",
-            name=None,
-        )
-    return ports[0]
 
 
 def _batch_axis(port: TensorSpec) -> int:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Self, TypeVar
 
-from devices.errors import ArgumentError, TensorNameError
+from devices.errors import ArgumentError
+from devices.model.element_type import element_type
 from devices.model.model import Model
 from devices.model.reader import Source, read_model
 from devices.model.tensor_spec import Dimension, TensorSpec
-from devices.request.results import find_port
-from hetero.element_type import element_type
 from hetero.preprocess.build import Port, build
 from hetero.preprocess.colors import PLANES, ColorFormat
 from hetero.preprocess.layout import Layout
@@ -56,12 +55,12 @@ class PrePostProcessor:
         TensorNameError
             There is no such input, or not exactly one.
         """
-        port = _port(self._model.inputs, key, "input")
+        port = self._model.input(key)
         return InputInfo(self._inputs.setdefault(port.name, Port(port)))
 
     def output(self, key: int | str | TensorSpec | None = None) -> OutputInfo:
         """Return what is said of an output: by position or name, or of the only one."""
-        port = _port(self._model.outputs, key, "output")
+        port = self._model.output(key)
         return OutputInfo(self._outputs.setdefault(port.name, Port(port)))
 
     def build(self) -> Model:
@@ -277,18 +276,6 @@ class InputInfo(_Info):
     def model(self) -> ModelInfo:
         """Return what the model takes."""
         return ModelInfo(self._port)
-
-
-def _port(ports: Sequence[TensorSpec], key: Any, role: str) -> TensorSpec:
-    if key is None and len(ports) == 1:
-        return ports[0]
-    if key is None:
-        raise TensorNameError(
-            f"the model has {len(ports)} {role}s; say which: "
-            f"{', '.join(repr(port.name) for port in ports) or 'none'}.",
-            name=None,
-        )
-    return find_port(tuple(ports), key, role)
 
 
 def _numbers(value: float | Sequence[float]) -> tuple[float, ...]:

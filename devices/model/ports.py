@@ -1,0 +1,143 @@
+"""Ports of a model: found by position, name or port, and given other shapes."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from devices.errors import ArgumentError, ModelError, TensorNameError, TensorShapeError
+from devices.model.partial_shape import PartialShape
+from devices.model.tensor_spec import TensorSpec
+
+
+def find_port(ports: Sequence[TensorSpec], key: Any, role: str) -> TensorSpec:
+    """Return the port that a position, name or port means; None means the only one.
+
+    Raises
+    ------
+    TensorNameError
+        Naming what there is, and what is nearest.
+    """
+    names = ", ".join(repr(port.name) for port in ports) or "none"
+    if key is None:
+        if len(ports) == 1:
+            return ports[0]
+        raise TensorNameError(
+            f"the model has {len(ports)} {role}s, not exactly one; say which: {names}.", name=None
+        )
+    if isinstance(key, TensorSpec):
+        key = key.name
+    if isinstance(key, str):
+        for port in ports:
+            if port.name == key:
+                return port
+        folded = {port.name.casefold(): port.name for port in ports}
+        near = difflib.get_close_matches(key.casefold(), folded, 1)
+        hint = f" Did you mean {folded[near[0]]!r}?" if near else ""
+        raise TensorNameError(f"no {role} is named {key!r}; there are {names}.{hint}", name=key)
+    if isinstance(key, int | np.integer) and not isinstance(key, bool):
+        if -len(ports) <= key < len(ports):
+            return ports[int(key)]
+        raise TensorNameError(
+            f"{role} {key} is out of range: there are {len(ports)}: {names}.", name=key
+        )
+    raise TensorNameError(
+        f"a port is named by its name, position or port object; got {type(key).__name__}.", name=key
+    )
+
+
+class HasPorts:
+    """What a model has by its ports, under OpenVINO's names. Part of `Model`."""
+
+    if TYPE_CHECKING:  # what `Model` has
+        name: str
+
+        @property
+        def nodes(self) -> tuple[Any, ...]: ...  # noqa: D102
+        @property
+        def inputs(self) -> tuple[TensorSpec, ...]: ...  # noqa: D102
+        @property
+        def outputs(self) -> tuple[TensorSpec, ...]: ...  # noqa: D102
+        def spec(self, value: str) -> TensorSpec: ...  # noqa: D102
+        def replace(self, **changes: Any) -> Any: ...  # noqa: D102
+
+    @property
+    def friendly_name(self) -> str:
+        """The model's name, as OpenVINO's models have it."""
+        return self.name
+
+    def get_friendly_name(self) -> str:
+        """Return `friendly_name`."""
+        return self.name
+
+    def get_ordered_ops(self) -> list[Any]:
+        """Return `nodes`, as OpenVINO's models do; ports are none of them."""
+        return list(self.nodes)
+
+    def input(self, key: int | str | TensorSpec | None = None) -> TensorSpec:
+        """Return an input by position or name; without either, the only one.
+
+        Raises
+        ------
+        TensorNameError
+            There is no such input, or not exactly one.
+        """
+        return find_port(self.inputs, key, "input")
+
+    def output(self, key: int | str | TensorSpec | None = None) -> TensorSpec:
+        """Return an output by position or name; without either, the only one."""
+        return find_port(self.outputs, key, "output")
+
+    def is_dynamic(self) -> bool:
+        """Return whether a port has an open dimension."""
+        return not all(port.is_static for port in (*self.inputs, *self.outputs) if port.is_tensor)
+
+    def reshape(self, shapes: Any) -> Self:
+        """Return the model with inputs of other shapes: this one stays as it is.
+
+        Parameters
+        ----------
+        shapes : sequence of int, or mapping
+            The only input's shape; or by name, position or port. -1 leaves a dimension open.
+
+        Raises
+        ------
+        TensorShapeError
+            A shape of another rank than the input.
+        ModelError
+            Shapes that the model's nodes cannot work on.
+        """
+        given = shapes if isinstance(shapes, Mapping) else {None: shapes}
+        inputs = {port.name: port for port in self.inputs}
+        for key, shape in given.items():
+            port = find_port(self.inputs, key, "input")
+            if isinstance(shape, str | int) or not isinstance(shape, Sequence):
+                raise ArgumentError(
+                    f"input {port.name!r}: shape {shape!r}; wanted a list of sizes, -1 if open."
+                )
+            wanted = PartialShape(shape)
+            if port.shape is not None and len(wanted) != len(port.shape):
+                raise TensorShapeError(
+                    f"input {port.name!r} has {len(port.shape)} dimensions ({port}); got {wanted}.",
+                    port=port.name,
+                )
+            inputs[port.name] = replace(port, shape=tuple(wanted))
+        # Shapes that the author noted are those of the old inputs.
+        opened = [replace(port, shape=None) if port.is_tensor else port for port in self.outputs]
+        old = self.replace(outputs=opened, value_info=())
+        new = old.replace(inputs=list(inputs.values()))
+        for port in self.outputs:
+            if new.spec(port.name).shape is None is not old.spec(port.name).shape:
+                shown = ", ".join(f"{name!r} {port.partial_shape}" for name, port in inputs.items())
+                raise ModelError(
+                    f"model {self.name!r}: with inputs {shown} its nodes cannot make output "
+                    f"{port.name!r}; it was made for {', '.join(map(str, self.inputs))}."
+                )
+        made: Self = new.replace(
+            outputs=[replace(port, shape=new.spec(port.name).shape) for port in self.outputs]
+        )
+        return made
