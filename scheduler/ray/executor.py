@@ -29,6 +29,7 @@ from scheduler.ray.deployment import RayDeployment
 from scheduler.ray.devices import ActorDevice, RayDevices
 from scheduler.ray.keeper import DeviceKeeper
 from scheduler.ray.loading import StageLoader
+from scheduler.ray.metrics import RayReporter
 from scheduler.ray.start import connect
 from scheduler.thread_shares import plan_shares
 
@@ -120,6 +121,7 @@ class RayExecutor:
         self._keeper.serve(self._channel)
         self._receiver = threading.Thread(target=self._receive, name="receiver", daemon=True)
         self._receiver.start()
+        self._reporter = RayReporter(observers)
         self._session.when_gone.append(self._cluster_gone)
 
     def devices(self) -> tuple[DeviceDescriptor, ...]:
@@ -190,6 +192,7 @@ class RayExecutor:
         for deployment in self._deployments:
             deployment.close()
         self._keeper.close()
+        self._reporter.close()
         if self._session.is_ours:
             self._devices.close()
         self._channel.wake()

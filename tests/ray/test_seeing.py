@@ -1,0 +1,139 @@
+"""What is seen of requests on Ray: traces, figures, and stories of devices that were lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hetero
+from scheduler.client.transitions import RequestState
+from scheduler.load import Load
+from scheduler.metrics import Metrics
+from scheduler.ray import metrics as ray_metrics
+from scheduler.ray.metrics import RayReporter
+from tests import exposition
+from tests.hetero.models import branches
+from tests.scheduler.test_metrics import LOAD, ended
+
+pytestmark = pytest.mark.ray
+X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
+SPLIT = "HETERO:CPU.0,CPU.1"
+CUT = {"op:Tanh": "CPU.1"}
+
+
+@pytest.fixture(scope="module")
+def core() -> Iterator[hetero.Core]:
+    with hetero.Core(devices={"CPU": 2}) as core:
+        yield core
+
+
+def test_a_trace_has_every_device_on_one_clock(core: hetero.Core, tmp_path: Path) -> None:
+    with (
+        core.trace(tmp_path / "trace.json"),
+        core.compile_model(branches(), SPLIT, affinity=CUT) as compiled,
+    ):
+        for _ in range(3):
+            compiled(X)
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    requests = {
+        e["args"]["request"]: e for e in events if e.get("cat") == "request" and "args" in e
+    }
+    stages = [e for e in events if e.get("cat") == "stage"]
+    assert len(requests) == 3
+    assert len(stages) == 9
+    for stage in stages:
+        request = requests[stage["args"]["request"]]
+        assert request["ts"] <= stage["ts"]
+        assert stage["ts"] + stage["dur"] <= request["ts"] + request["dur"]
+    assert {e["args"]["device"] for e in stages} == {"CPU.0", "CPU.1"}
+
+
+def test_a_lost_device_is_counted_traced_and_told(core: hetero.Core, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    with (
+        core.trace(path),
+        core.serve_metrics() as metrics,
+        core.compile_model(branches(), SPLIT, affinity=CUT) as compiled,
+    ):
+        request = compiled.create_infer_request()
+        request.infer(X)
+        device = compiled.deployment.devices["CPU.1"]  # type: ignore[attr-defined]
+        import ray
+
+        os.kill(ray.get(device.actor.ping.remote()), signal.SIGKILL)
+        request.infer(X, timeout_s=60)
+        found = exposition.read(metrics.text())
+        story = request.story()
+    name = "branches"
+    assert found["hetero_requests_total"].value(model=name, state="answered") == 2
+    assert found["hetero_device_losses_total"].value(device="CPU.1") == 1
+    (silent,) = (
+        value
+        for (_, labels), value in found["hetero_device_heartbeat_age_seconds"].values.items()
+        if ("device", "CPU.0") in labels
+    )
+    assert 0 <= silent < 60
+    retries = found["hetero_request_retries_total"].value(model=name)
+    assert retries == max(int(line.split("attempt ")[1].split(":")[0]) for line in story) - 1
+    events = json.loads(path.read_text())["traceEvents"]
+    lost = [e["name"] for e in events if e.get("cat") == "device"]
+    assert any(what.startswith("CPU.1 lost: ") for what in lost)
+
+
+class Recorded:
+    """Takes the place of an instrument of Ray's."""
+
+    made: dict[str, Recorded]
+
+    def __init__(self, name: str, description: str, tag_keys: tuple[str, ...]) -> None:
+        assert name not in self.made
+        self.made[name] = self
+        self.tag_keys = tag_keys
+        self.values: dict[frozenset[tuple[str, str]], float] = {}
+
+    def inc(self, value: float, tags: dict[str, str]) -> None:
+        assert value > 0
+        assert set(tags) == set(self.tag_keys)
+        key = frozenset(tags.items())
+        self.values[key] = self.values.get(key, 0) + value
+
+    def set(self, value: float, tags: dict[str, str]) -> None:
+        assert set(tags) == set(self.tag_keys)
+        self.values[frozenset(tags.items())] = value
+
+
+def test_rays_metrics_say_what_the_endpoint_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Recorded, "made", {}, raising=False)
+    for kind in ("Counter", "Gauge"):
+        monkeypatch.setattr(ray_metrics, kind, Recorded)
+    now_s = [0.0]
+    metrics = Metrics(lambda: LOAD, clock=lambda: now_s[0])
+    reporter = RayReporter([metrics])
+    for _ in range(2):
+        metrics.ended(ended(RequestState.ANSWERED, 0.5, attempts=2))
+        reporter.report()
+        reporter.report()
+    reporter.close()
+    for family in metrics.families():
+        for sample in family.samples:
+            name = (family.name + sample.suffix).removesuffix("_total")
+            told: Any = Recorded.made.get(name)
+            if sample.value or told:
+                key = frozenset(sample.labels.items())
+                assert told.values.get(key, 0) == sample.value, name
+
+
+def test_ray_takes_what_is_reported() -> None:
+    metrics = Metrics(lambda: LOAD)
+    metrics.ended(ended(RequestState.ANSWERED, 0.5))
+    reporter = RayReporter([metrics])
+    reporter.report()
+    reporter.close()
+    RayReporter([Metrics(Load)]).close()
