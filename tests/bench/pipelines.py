@@ -24,6 +24,8 @@ from tests.bench.timing import Submit, by_turns
 
 #: How often a request comes back to a device of a re-entrant chain.
 VISITS = 2
+#: A window fills the pipeline, so many are measured, and one drains it.
+_WINDOWS = 6
 
 
 def sleep_for(seconds: float) -> Submit:
@@ -74,10 +76,10 @@ def _chain_rows(
         if visits == 1:
             submits["zmq"] = stack.enter_context(zmq_chain(count, x, milliseconds / 1e3))
         submits["sleep"] = sleep_for(milliseconds / 1e3)
-        for name, timing in by_turns(submits, window, options.seconds).items():
-            alone = name == "sleep"
-            rate = timing.rate if alone else timing.steady_rate
-            bottleneck_s = milliseconds / 1e3 * (1 if alone else visits)
+        timings = by_turns(submits, window, options.seconds, 1, _WINDOWS)
+        for name, timing in timings.items():
+            rate = timing.steady_rate
+            bottleneck_s = milliseconds / 1e3 * (1 if name == "sleep" else visits)
             yield {
                 "stage_ms": milliseconds,
                 "devices": count,

@@ -110,7 +110,9 @@ def test_as_many_requests_as_the_window_are_in_flight_and_the_oldest_is_awaited_
     measure(submit, 3, 0, timing)
     assert [kind for kind, _ in events] == ["submit"] * 3 + ["wait"] * 3
     assert [number for _, number in events] == [0, 1, 2] * 2
-    assert (len(timing.latencies_s), timing.later_answers) == (3, 2)
+    assert (len(timing.latencies_s), timing.steady_answers) == (3, 0)
+    measure(submit, 3, 0, timing, windows=4)
+    assert (len(timing.latencies_s), timing.steady_answers) == (3 + 12, 12 - 2 * 3 + 1)
 
 
 class Odd:

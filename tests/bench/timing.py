@@ -21,9 +21,9 @@ class Timing:
 
     latencies_s: list[float] = field(default_factory=list)
     seconds: float = 0.0
-    #: Answers after a turn's first one, and the time from that one to the last.
-    later_answers: int = 0
-    later_s: float = 0.0
+    #: Answers after a turn's first window of them, and their time, before its last window.
+    steady_answers: int = 0
+    steady_s: float = 0.0
 
     @property
     def p50_ms(self) -> float:
@@ -37,32 +37,36 @@ class Timing:
 
     @property
     def steady_rate(self) -> float:
-        """Requests a second once the pipeline is full."""
-        return self.later_answers / self.later_s
+        """Requests a second while the pipeline is full: neither being filled nor drained."""
+        return self.steady_answers / self.steady_s
 
 
-def measure(submit: Submit, window: int, seconds: float, timing: Timing) -> None:
-    """Keep `window` requests in flight, the oldest awaited first; `window` of them at the least."""
+def measure(
+    submit: Submit, window: int, seconds: float, timing: Timing, *, windows: int = 1
+) -> None:
+    """Keep `window` requests in flight, the oldest awaited first; `windows` times that at least."""
     waiting: deque[tuple[float, Callable[[], Any]]] = deque()
     before = len(timing.latencies_s)
-    submitted, first_s = 0, 0.0
-    start_s = time.perf_counter()
-    while (now_s := time.perf_counter()) - start_s < seconds or submitted < window:
+    submitted, full_s = 0, 0.0
+    start_s = now_s = time.perf_counter()
+    while now_s - start_s < seconds or submitted < window * windows:
         waiting.append((now_s, submit()))
         submitted += 1
         if len(waiting) == window:
             _finish(waiting, timing)
-            first_s = first_s or time.perf_counter()
+            if len(timing.latencies_s) - before == window:
+                full_s = time.perf_counter()
+        now_s = time.perf_counter()
+    if full_s:
+        timing.steady_answers += len(timing.latencies_s) - before - window
+        timing.steady_s += now_s - full_s
     while waiting:
         _finish(waiting, timing)
-    end_s = time.perf_counter()
-    timing.seconds += end_s - start_s
-    timing.later_answers += len(timing.latencies_s) - before - 1
-    timing.later_s += end_s - (first_s or end_s)
+    timing.seconds += time.perf_counter() - start_s
 
 
 def by_turns(
-    ways: Mapping[str, Submit], window: int, seconds: float, rounds: int = 3
+    ways: Mapping[str, Submit], window: int, seconds: float, rounds: int = 3, windows: int = 1
 ) -> dict[str, Timing]:
     """Warm each way up, then measure each for `seconds` in all, in `rounds` turns."""
     for submit in ways.values():
@@ -74,7 +78,7 @@ def by_turns(
     timings = {name: Timing() for name in ways}
     for _ in range(rounds):
         for name, submit in ways.items():
-            measure(submit, window, seconds / rounds, timings[name])
+            measure(submit, window, seconds / rounds, timings[name], windows=windows)
     return timings
 
 
