@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, Final, overload
 
 from devices.errors import ArgumentTypeError, PropertyError
 from devices.model.tensor_spec import TensorSpec
 from devices.plugin.configuration import Configuration
-from devices.plugin.program import Value
+from devices.plugin.program import ExecutedNode, Value
 from devices.plugin.properties import unknown_property
 from devices.request.base_compiled_model import BaseCompiledModel
 from devices.request.request import Request
-from hetero.affinity.affinity import Affinity
+from hetero.admission import optimal_requests
 from hetero.cache.blob import Compilation, Cut, export_payloads, write_model
 from hetero.config import HETERO_PROPERTIES, batch_size
 from hetero.deployed_model import DeployedModel
-from hetero.partition.partition import Partition, Subgraph
+from hetero.partition.partition import Subgraph
 from hetero.planning import PlannedAffinity, PlanReport
 from scheduler.executor import Deployment, Submission
 from scheduler.formats.publish import publish
-from scheduler.plan import Plan
 
 
 class CompiledModel(BaseCompiledModel):
@@ -34,12 +35,8 @@ class CompiledModel(BaseCompiledModel):
 
     Parameters
     ----------
-    partition : Partition
-        How the model was cut.
-    affinity : Affinity
-        Which device each node got, and why.
-    plan : Plan
-        What is deployed.
+    cuts : sequence of Cut
+        How the model was cut and placed: in one way, or in several whose plans share requests.
     deployment : Deployment
         Where it runs.
     compilation : Compilation
@@ -50,26 +47,26 @@ class CompiledModel(BaseCompiledModel):
 
     def __init__(
         self,
-        partition: Partition,
-        affinity: Affinity,
-        plan: Plan,
+        cuts: Sequence[Cut],
         deployment: Deployment,
         compilation: Compilation,
         *,
         loaded_from_cache: bool = False,
     ) -> None:
-        super().__init__(partition.source)
-        self.partition = partition
-        self.affinity = affinity
-        self.plan = plan
+        first = cuts[0]
+        super().__init__(first.partition.source)
+        self.cuts: Final = tuple(cuts)
+        self.partition: Final = first.partition
+        self.affinity: Final = first.affinity
+        self.plan: Final = first.plan
         self.deployment = deployment
         self.compilation: Final = compilation
         self._configuration = Configuration(
-            HETERO_PROPERTIES, f"model {plan.name!r}", compilation.own
+            HETERO_PROPERTIES, f"model {self.name!r}", compilation.own
         )
         #: Every device of the list has one, also those that got no node.
         self._of_devices = {
-            device: Configuration(table, f"model {plan.name!r} on {device}", options)
+            device: Configuration(table, f"model {self.name!r} on {device}", options)
             for device, table in compilation.tables.items()
             for options in (compilation.configs[device],)
         }
@@ -106,13 +103,17 @@ class CompiledModel(BaseCompiledModel):
 
     @property
     def subgraphs(self) -> tuple[Subgraph, ...]:
-        """Index, device, node names, inputs and outputs of each subgraph, in running order."""
-        return self.partition.subgraphs
+        """Index, device, node names, inputs and outputs of each subgraph, in running order.
+
+        Where several plans share the requests, those of all, numbered through.
+        """
+        subgraphs = (subgraph for cut in self.cuts for subgraph in cut.partition.subgraphs)
+        return tuple(replace(subgraph, index=i) for i, subgraph in enumerate(subgraphs))
 
     @property
-    def cuts(self) -> tuple[Cut, ...]:
-        """How the model was cut and placed; in several ways where plans share the requests."""
-        return (Cut(self.partition, self.affinity),)
+    def shares(self) -> tuple[float, ...]:
+        """How the plans share the requests."""
+        return tuple(cut.share for cut in self.cuts)
 
     @property
     def plan_report(self) -> PlanReport | None:
@@ -183,16 +184,14 @@ class CompiledModel(BaseCompiledModel):
         return {device: held.effective() for device, held in self._of_devices.items()}
 
     def _enough_requests(self) -> int:
-        """One request a level keeps a chain of stages busy; one more hides the hand-over.
+        most = self._configuration.get("PERFORMANCE_HINT_NUM_REQUESTS")
+        # Where requests are joined, so many batches are full.
+        enough = optimal_requests(self.cuts) * max(1, batch_size(self.compilation.own))
+        return min(enough, most or enough)
 
-        For throughput each stage has one waiting, so that uneven runs do not starve the next.
-        Where requests are joined, so many batches are full.
-        """
-        levels = max(self.plan.levels, default=0) + 1
-        throughput = self._configuration.get("PERFORMANCE_HINT") == "THROUGHPUT"
-        enough = 2 * levels if throughput else levels + 1
-        enough *= max(1, batch_size(self.compilation.own))
-        return min(enough, self._configuration.get("PERFORMANCE_HINT_NUM_REQUESTS") or enough)
+    def _executed_plans(self) -> Sequence[Sequence[ExecutedNode]]:
+        ends = accumulate(len(cut.partition.subgraphs) for cut in self.cuts)
+        return [self.target.executed_nodes(range(*stages)) for stages in pairwise((0, *ends))]
 
     @overload
     def export_model(self, target: None = None) -> bytes: ...

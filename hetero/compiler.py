@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from devices.errors import PropertyError, UnsupportedNodesError
 from devices.model.model import Model
+from hetero.admission import optimal_requests
 from hetero.affinity.affinity import Affinity
 from hetero.batch_rows import why_not_joined
 from hetero.cache.blob import Compilation, Cut
@@ -23,11 +23,11 @@ from hetero.planning import PlannedAffinity
 from hetero.planning.cost_planner import CostPlanner, policy_of
 from hetero.query.answers import Answers
 from hetero.query.placement import PlacementRequest, Refused, place_by_priority, refusals
-from hetero.routed_model import RoutedModel
-from hetero.routing import RoutedDeployment
 from scheduler.client.batched_deployment import BatchedDeployment
 from scheduler.client.batching import Batching
+from scheduler.client.limits import Limits
 from scheduler.executor import Deployment, Executor, StageSource
+from scheduler.placement import share
 
 _log = logging.getLogger(__name__)
 
@@ -100,7 +100,9 @@ class Compiler:
             alone = replace(request, config=replace(request.config, own=own))
             return self.compile(model.with_inputs(given), alone, cache).target
 
-        made = compiled(found, request.compilation)
+        made = CompiledModel(
+            found.cuts, found.deployment, request.compilation, loaded_from_cache=found.hit
+        )
         made.target.compile_variant = compile_variant
         return made
 
@@ -127,26 +129,14 @@ class Compiler:
 
         Raises PropertyError where requests are to be joined and cannot be.
         """
-        batching, limits = batching_of(cuts, config), config.limits
-        company = tuple(dict.fromkeys(d for cut in cuts for d in cut.plan.devices))
-        made: list[Deployment] = []
-        first = 0
-        try:
-            for cut in cuts:
-                mine = sources[first : first + len(cut.plan.stages)]
-                first += len(mine)
-                constants = constant_outputs(cut.partition)
-                made.append(
-                    self._executor().deploy(
-                        cut.plan, mine, constants, limits=limits, company=company
-                    )
-                )
-        except BaseException:
-            for deployment in made:
-                deployment.close()
-            raise
-        whole = made[0] if len(made) == 1 else RoutedDeployment(made, [c.share for c in cuts])
-        return BatchedDeployment(whole, batching, limits) if batching else whole
+        limits = config.limits
+        if not limits.requests:
+            limits = replace(limits, requests=max(Limits().requests, optimal_requests(cuts)))
+        batching = batching_of(cuts, config, limits)
+        placement = share([cut.plan for cut in cuts], [cut.share for cut in cuts])
+        constants = {n: v for cut in cuts for n, v in constant_outputs(cut.partition).items()}
+        deployment = self._executor().deploy(placement, sources, constants, limits=limits)
+        return BatchedDeployment(deployment, batching, limits) if batching else deployment
 
     def _make(
         self,
@@ -166,7 +156,7 @@ class Compiler:
                 _log.warning("model=%s: placed again: %s", model.name, error)
 
 
-def batching_of(cuts: Sequence[Cut], config: SplitConfig) -> Batching | None:
+def batching_of(cuts: Sequence[Cut], config: SplitConfig, limits: Limits) -> Batching | None:
     """Return how requests are joined; None where they are not to be.
 
     Raises PropertyError where they cannot be, with the reason.
@@ -185,27 +175,5 @@ def batching_of(cuts: Sequence[Cut], config: SplitConfig) -> Batching | None:
         size,
         config.own["AUTO_BATCH_TIMEOUT"] / 1000,
         busy=sum(max(cut.plan.levels, default=0) + 1 for cut in cuts),
-        most=config.limits.requests * len(cuts),
+        most=limits.requests,
     )
-
-
-def compiled(found: Cached, compilation: Compilation) -> CompiledModel:
-    """Return what was deployed as a compiled model."""
-
-    def one(cut: Cut, deployment: Deployment) -> CompiledModel:
-        return CompiledModel(
-            cut.partition,
-            cut.affinity,
-            cut.plan,
-            deployment,
-            compilation,
-            loaded_from_cache=found.hit,
-        )
-
-    deployment = found.deployment
-    below = deployment.below if isinstance(deployment, BatchedDeployment) else deployment
-    if not isinstance(below, RoutedDeployment):
-        return one(found.cuts[0], deployment)
-    routes: Any = zip(found.cuts, below.routes, strict=True)
-    variants = [one(cut, route) for cut, route in routes]
-    return RoutedModel(variants, deployment, [cut.share for cut in found.cuts])

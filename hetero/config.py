@@ -95,8 +95,10 @@ HETERO_PROPERTIES: Final = PropertyTable(
         "Options of single devices: {device name: {property: value}}.",
     ),
     Property(
-        "MAX_REQUESTS_IN_FLIGHT", int, _LIMITS.requests, True,
-        "Requests in flight before the next one waits to be admitted.", minimum=1,
+        "MAX_REQUESTS_IN_FLIGHT", int, 0, True,
+        "Requests in flight before the next one waits to be admitted; 0: as many as are optimal, "
+        f"at least {_LIMITS.requests}.",
+        minimum=0,
     ),
     Property(
         "MAX_BYTES_IN_FLIGHT", int, _LIMITS.nbytes, True,
@@ -126,6 +128,18 @@ HETERO_PROPERTIES: Final = PropertyTable(
         "Whether requests may be joined; without it AUTO_BATCH_SIZE is not looked at.",
     ),
     Property("PERF_COUNT", bool, False, True, "Whether requests time each executed node."),
+    Property(
+        "ADMISSION_TIMEOUT_S", float, _LIMITS.admission_timeout_s, True,
+        "Seconds after which a request that still waits to be admitted fails.", minimum=0,
+    ),
+    Property(
+        "MAX_ATTEMPTS", int, _LIMITS.attempts, True,
+        "How often a request is tried that is lost with a device.", minimum=1,
+    ),
+    Property(
+        "PRESERVE_ORDER", bool, _LIMITS.in_order, True,
+        "Whether answers come in the order of the requests; else each as soon as it is there.",
+    ),
     Property("CACHE_DIR", str, "", True, "Folder of compiled models; empty: no cache."),
     Property(
         "ENABLE_MMAP", bool, True, True,
@@ -184,12 +198,15 @@ class SplitConfig:
 
     @property
     def limits(self) -> Limits:
-        """The bounds of a deployment's queues."""
+        """The bounds of a deployment's queues; 0 requests: as many as are optimal."""
         return Limits(
             self.own["MAX_REQUESTS_IN_FLIGHT"],
             self.own["MAX_BYTES_IN_FLIGHT"],
             self.own["MAX_REQUESTS_WAITING"],
             self.own["REQUEST_TIMEOUT_S"],
+            admission_timeout_s=self.own["ADMISSION_TIMEOUT_S"],
+            attempts=self.own["MAX_ATTEMPTS"],
+            in_order=self.own["PRESERVE_ORDER"],
         )
 
 

@@ -42,8 +42,6 @@ class DeployedModel:
         self.name: str = deployment.plan.name
         self.inputs: tuple[TensorSpec, ...] = deployment.plan.inputs
         self.outputs: tuple[TensorSpec, ...] = deployment.plan.outputs
-        #: Others that live as long as this one.
-        self.parts: tuple[DeployedModel, ...] = ()
         self.optional_inputs = optional_inputs
         #: Compiles the model again with some of its optional inputs as inputs.
         self.compile_variant: Callable[[frozenset[str]], DeployedModel] | None = None

@@ -22,6 +22,7 @@ from scheduler.client.limits import Limits
 from scheduler.client.record import StoryLine
 from scheduler.formats.stored_payload import StoredPayload
 from scheduler.load import Load
+from scheduler.placement import Placement
 from scheduler.plan import Plan
 
 #: The node of devices in this process.
@@ -140,11 +141,11 @@ class Submission:
 
 
 class Deployment(Protocol):
-    """A plan on its devices, ready for requests."""
+    """A plan, or a placement, on its devices, ready for requests."""
 
     @property
     def plan(self) -> Plan:
-        """What was deployed."""
+        """What was deployed; where there are several routes, the first one's."""
 
     @property
     def imported(self) -> Collection[int]:
@@ -215,7 +216,7 @@ class Executor(Protocol):
 
     def deploy(
         self,
-        plan: Plan,
+        plan: Plan | Placement,
         sources: Sequence[StageSource],
         constants: Mapping[str, np.ndarray] | None = None,
         *,
@@ -229,12 +230,13 @@ class Executor(Protocol):
 
         Parameters
         ----------
-        plan : Plan
-            Its stages name devices of `devices`.
+        plan : Plan or Placement
+            Its stages name devices of `devices`. A placement has several ways for requests, which
+            share its admission; its stages are numbered through all of them.
         sources : sequence of StageSource
             One a stage.
         constants : mapping of str to numpy.ndarray
-            Values of the plan's constant outputs.
+            Values of the plans' constant outputs.
         limits : Limits, optional
             Bounds of its queues.
         company : collection of str

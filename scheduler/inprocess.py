@@ -34,14 +34,15 @@ from scheduler.executor import THIS_PROCESS, DeviceDescriptor, StageSource
 from scheduler.home_process import HomeProcess
 from scheduler.load import DeviceLoad, Load
 from scheduler.observer import Observer
+from scheduler.placement import Placement, alone
 from scheduler.plan import Plan
 from scheduler.thread_shares import plan_shares
 
 
 class InProcessDeployment(BaseDeployment):
-    """A plan on devices of this process.
+    """A placement on devices of this process.
 
-    `devices`: the plan's, by name.
+    `devices`: the placement's, by name.
     `workers`: the threads that run their stages.
     `count_streams`: called when stages come and go.
     """
@@ -49,7 +50,7 @@ class InProcessDeployment(BaseDeployment):
     def __init__(
         self,
         key: str,
-        plan: Plan,
+        placement: Placement,
         constants: Mapping[str, np.ndarray],
         limits: Limits,
         deployments: Deployments[InProcessDeployment],
@@ -63,7 +64,7 @@ class InProcessDeployment(BaseDeployment):
         self._count_streams = count_streams
         super().__init__(
             key,
-            plan,
+            placement,
             constants,
             limits,
             deployments,
@@ -74,7 +75,7 @@ class InProcessDeployment(BaseDeployment):
 
     def load(self, sources: Sequence[StageSource], num_threads: Mapping[str, int]) -> None:
         """Compile the stages, each in its device's turn."""
-        for stage, source in zip(self.plan.stages, sources, strict=True):
+        for stage, source in zip(self.placement.stages, sources, strict=True):
             device = self._devices[stage.device]
             threads = num_threads[stage.device]
             num_streams = self._load_stage(device.host, stage.index, source, threads)
@@ -91,7 +92,7 @@ class InProcessDeployment(BaseDeployment):
                 self.imported.add(stage)
                 return num_streams
             except HeteroError as error:
-                import_failed(self.plan, stage, error)
+                import_failed(self.placement, stage, error)
         return host.load_stage(self.key, stage, replace(source, payload=None), num_threads)
 
     def executed_nodes(self, stage: int) -> tuple[ExecutedNode, ...]:
@@ -103,7 +104,7 @@ class InProcessDeployment(BaseDeployment):
         return self._host(stage).export(self.key, stage)
 
     def _host(self, stage: int) -> DeviceHost:
-        return self._devices[self.plan.stages[stage].device].host
+        return self._devices[self.placement.stages[stage].device].host
 
     def _unload(self) -> None:
         for device in self._devices.values():
@@ -175,7 +176,7 @@ class InProcessExecutor:
 
     def deploy(
         self,
-        plan: Plan,
+        plan: Plan | Placement,
         sources: Sequence[StageSource],
         constants: Mapping[str, np.ndarray] | None = None,
         *,
@@ -183,22 +184,23 @@ class InProcessExecutor:
         company: Collection[str] = (),
     ) -> InProcessDeployment:
         """Compile every stage on its device; see `scheduler.executor.Executor.deploy`."""
-        check_sources(plan, sources)
+        placement = alone(plan)
+        check_sources(placement, sources)
         limits = limits or Limits()
         key = f"deployment-{next(self._keys)}"
         deployment = InProcessDeployment(
             key,
-            plan,
+            placement,
             constants or {},
             limits,
             self._deployments,
-            devices={name: self._device(name) for name in plan.devices},
+            devices={name: self._device(name) for name in placement.devices},
             workers=self._workers,
             count_streams=self._count_streams,
             connect=partial(self._switchboard.connect, key),
         )
         try:
-            deployment.load(sources, plan_shares(plan, sources, self.devices(), company))
+            deployment.load(sources, plan_shares(placement, sources, self.devices(), company))
         except BaseException:
             deployment.close()
             raise

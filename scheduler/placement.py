@@ -58,7 +58,7 @@ class Placement:
     def __post_init__(self) -> None:
         if not self.routes:
             raise PlanError("a placement has no route; give at least one plan.")
-        first = self.routes[0].plan
+        first = self.plan
         for number, route in enumerate(self.routes):
             plan = route.plan
             where = f"placement of {first.name!r}: route {number}"
@@ -74,6 +74,11 @@ class Placement:
 
     def _stage(self, number: int) -> Stage | None:
         return self.stages[number] if 0 <= number < len(self.stages) else None
+
+    @property
+    def plan(self) -> Plan:
+        """The first route's: ports, and whatever else of a model routes have in common."""
+        return self.routes[0].plan
 
     @cached_property
     def devices(self) -> tuple[str, ...]:
@@ -103,9 +108,9 @@ class Placement:
         return tuple(found)
 
 
-def alone(plan: Plan) -> Placement:
-    """Return the placement of one plan."""
-    return share([plan], [1.0])
+def alone(plan: Plan | Placement) -> Placement:
+    """Return the placement of one plan, or the placement that is given."""
+    return plan if isinstance(plan, Placement) else share([plan], [1.0])
 
 
 def share(plans: Sequence[Plan], shares: Sequence[float]) -> Placement:

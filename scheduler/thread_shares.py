@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from scheduler.device_names import split_name
 from scheduler.executor import DeviceDescriptor, StageSource
-from scheduler.plan import Plan
+from scheduler.placement import Placement
 
 THREADS = "INFERENCE_NUM_THREADS"
 
@@ -33,24 +33,24 @@ def thread_shares(devices: Iterable[DeviceDescriptor], given: Mapping[str, int])
 
 
 def plan_shares(
-    plan: Plan,
+    placement: Placement,
     sources: Sequence[StageSource],
     rows: Sequence[DeviceDescriptor],
     company: Collection[str],
 ) -> dict[str, int]:
-    """Return how many threads each device of a plan gets, beside devices that work with it.
+    """Return how many threads each device of a placement gets, beside devices that work with it.
 
-    `plan`, `sources`, `company`: as for `Executor.deploy`.
+    `sources`, `company`: as for `Executor.deploy`.
     """
-    working = {split_name(name) for name in (*plan.devices, *company)}
+    working = {split_name(name) for name in (*placement.devices, *company)}
     devices = {row.name: split_name(row.name) for row in rows if split_name(row.name) in working}
     given = {
         split_name(stage.device): int(source.config.get(THREADS, 0))
-        for stage, source in zip(plan.stages, sources, strict=True)
+        for stage, source in zip(placement.stages, sources, strict=True)
     }
     shares = thread_shares(
         [row for row in rows if row.name in devices],
         {name: given.get(device, 0) for name, device in devices.items()},
     )
     found = {devices[name]: share for name, share in shares.items()}
-    return {name: found[split_name(name)] for name in plan.devices}
+    return {name: found[split_name(name)] for name in placement.devices}

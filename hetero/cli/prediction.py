@@ -9,18 +9,16 @@ from hetero.compiled_model import CompiledModel
 from hetero.planning.cost.feedback import StageMeasurement
 from hetero.report.text import Rows
 from hetero.report.units import nbytes_text
-from hetero.routed_model import RoutedModel
 
 
 def wire_links(compiled: CompiledModel) -> list[tuple[int, int]]:
     """Return the pairs of stages that tensors go between, each once, numbered as subgraphs are."""
-    variants = compiled.variants if isinstance(compiled, RoutedModel) else (compiled,)
     found: dict[tuple[int, int], None] = {}
     offset = 0
-    for variant in variants:
-        for wire in variant.partition.wires:
+    for cut in compiled.cuts:
+        for wire in cut.partition.wires:
             found[wire.producer + offset, wire.consumer + offset] = None
-        offset += len(variant.subgraphs)
+        offset += len(cut.partition.subgraphs)
     return list(found)
 
 

@@ -30,8 +30,7 @@ from scheduler.executor import StageSource, Submission
 from scheduler.formats.codec import decode, encode
 from scheduler.load import DeploymentLoad, DeviceLoad, Load
 from scheduler.observer import DeviceEvent, EndedRequest, Observer
-from scheduler.placement import alone
-from scheduler.plan import Plan
+from scheduler.placement import Placement
 
 _log = logging.getLogger(__name__)
 
@@ -91,7 +90,7 @@ class _Attempt:
 
 
 class BaseDeployment(ABC):
-    """A plan on devices that are reached by a channel, with a request runner.
+    """A placement on devices that are reached by a channel, with a request runner.
 
     `key`: the deployment's name, unique in its executor.
     `deployments`: the executor's, which hold this one until it is closed.
@@ -106,7 +105,7 @@ class BaseDeployment(ABC):
     def __init__(
         self,
         key: str,
-        plan: Plan,
+        placement: Placement,
         constants: Mapping[str, np.ndarray],
         limits: Limits,
         deployments: Deployments[Any],
@@ -116,19 +115,25 @@ class BaseDeployment(ABC):
         clock_offset_s: Callable[[str], float | None] = lambda address: 0.0,
         helping: Callable[[], AbstractContextManager[None]] | None = None,
     ) -> None:
-        if missing := [name for name in plan.constant_outputs if name not in constants]:
+        plan = placement.plan
+        wanted = dict.fromkeys(n for r in placement.routes for n in r.plan.constant_outputs)
+        if missing := [name for name in wanted if name not in constants]:
             raise PlanError(f"plan of {plan.name!r}: no values for constant outputs {missing}.")
+        self.placement = placement
         self.plan = plan
         self.key = key
         #: Stages that were imported from their payloads; the others were compiled.
         self.imported: set[int] = set()
-        self._constants = {name: constants[name] for name in plan.constant_outputs}
+        self._constants = {name: constants[name] for name in wanted}
         self._inputs = frozenset(spec.name for spec in plan.inputs)
-        #: Stages that take inputs of the model, or none at all.
+        #: For each route its stages that take inputs of the model, or none at all.
         self._firsts = tuple(
-            (stage, tuple(name for name in stage.inputs if name in self._inputs))
-            for stage in plan.stages
-            if not stage.inputs or not self._inputs.isdisjoint(stage.inputs)
+            tuple(
+                (stage, tuple(name for name in stage.inputs if name in self._inputs))
+                for stage in (placement.stages[number] for number in route.stages)
+                if not stage.inputs or not self._inputs.isdisjoint(stage.inputs)
+            )
+            for route in placement.routes
         )
         self._addresses = dict(addresses)
         self._clock_offset_s = clock_offset_s
@@ -137,12 +142,11 @@ class BaseDeployment(ABC):
         self._is_quick = False
         self._attempts: dict[Request, _Attempt] = {}
         self._lock = threading.Lock()
-        self._routes = alone(plan).routes
         name = f"{plan.name} ({key})"
         self._runner = RequestRunner(
             limits,
             self,
-            routes=self._routes,
+            routes=placement.routes,
             ended=self._tell_end,
             name=name,
             ids=deployments.request_ids,
@@ -164,7 +168,7 @@ class BaseDeployment(ABC):
     @property
     def num_stages(self) -> int:
         """How many stages there are."""
-        return len(self.plan.stages)
+        return len(self.placement.stages)
 
     def submit(self, inputs: Mapping[str, Value], request: Request = PLAIN) -> Submission:
         """Admit a request; see `scheduler.executor.Deployment.submit`.
@@ -216,34 +220,33 @@ class BaseDeployment(ABC):
 
     def opened(self, stage: int, num_streams: int) -> events.StageOpened:
         """Return what a stage's device is to know of it."""
-        plan = self.plan
-        tensors: dict[int, list[str]] = {}
-        for wire in plan.wires:
-            if wire.producer == stage:
-                tensors.setdefault(wire.consumer, []).append(wire.tensor)
-        sends = tuple(
-            events.Send(self._addresses[plan.stages[consumer].device], consumer, tuple(names))
-            for consumer, names in tensors.items()
-        )
+        placed = self.placement.stages
+        sends = {
+            route: tuple(
+                events.Send(self._addresses[placed[consumer].device], consumer, tensors)
+                for consumer, tensors in targets
+            )
+            for route, targets in self.placement.sends[stage].items()
+        }
         return events.StageOpened(
             self.key,
             stage,
-            plan.stages[stage].inputs,
-            plan.levels[stage],
-            {0: sends},
-            tuple(name for name in plan.stages[stage].outputs if name in plan.output_names),
+            placed[stage].inputs,
+            self.placement.levels[stage],
+            sends,
+            tuple(name for name in placed[stage].outputs if name in self.plan.output_names),
             num_streams,
             self._channel.address,
         )
 
     def start(self, request: Request, inputs: Mapping[str, Value]) -> None:
         """Send the inputs to the stages that take them."""
-        if not self.plan.stages:
+        if not self.placement.routes[request.route].stages:
             self._answered(request, inputs, {}, ())
             return
         with self._lock:
             self._attempts[request] = _Attempt(inputs)
-        for stage, names in self._firsts:
+        for stage, names in self._firsts[request.route]:
             values = Values(Task(request, stage.index), {name: inputs[name] for name in names})
             self._channel.send(self._addresses[stage.device], values)
 
@@ -251,7 +254,7 @@ class BaseDeployment(ABC):
         """Tell every device that nobody waits for the attempt."""
         with self._lock:
             self._attempts.pop(request, None)
-        for device in self.plan.devices:
+        for device in self.placement.routes[request.route].plan.devices:
             self._channel.send(self._addresses[device], Dropped(request))
 
     def _receive(self, message: Message) -> None:
@@ -272,7 +275,7 @@ class BaseDeployment(ABC):
             attempt.outputs |= tensors
             for run in runs:
                 attempt.runs[run.stage] = self._by_our_clock(run)
-            if len(attempt.runs) < len(self.plan.stages):
+            if len(attempt.runs) < len(self.placement.routes[request.route].stages):
                 return
             del self._attempts[request]
         ended = attempt.runs.values()
@@ -317,7 +320,7 @@ class BaseDeployment(ABC):
 
     def _tell_end(self, record: RequestRecord, runs: Sequence[StageRun]) -> None:
         for observer in tuple(self._deployments.observers):
-            route = self._routes[record.route]
+            route = self.placement.routes[record.route]
             observer.ended(EndedRequest(self.key, route, record, tuple(runs)))
 
     def _failed(self, request: Request, error: BaseException) -> None:
@@ -325,25 +328,26 @@ class BaseDeployment(ABC):
         self._runner.handle(events.AttemptFailed(now_s, request.id, request.attempt, error))
 
 
-def import_failed(plan: Plan, stage: int, error: Exception) -> None:
+def import_failed(placement: Placement, stage: int, error: Exception) -> None:
     """Say that a stage's payload was of no use, and that the stage is compiled instead."""
-    device = plan.stages[stage].device
+    device = placement.stages[stage].device
     _log.warning(
         "model=%s stage=%d device=%s: cannot be imported, so it is compiled again: %s",
-        plan.name, stage, device, error,
+        placement.plan.name, stage, device, error,
     )  # fmt: skip
 
 
-def check_sources(plan: Plan, sources: Sequence[StageSource]) -> None:
+def check_sources(placement: Placement, sources: Sequence[StageSource]) -> None:
     """Check that each stage's source has the stage's ports.
 
     Raises PlanError, naming the stage and the difference.
     """
-    if len(sources) != len(plan.stages):
+    name = placement.plan.name
+    if len(sources) != len(placement.stages):
         raise PlanError(
-            f"plan of {plan.name!r}: {len(plan.stages)} stages, {len(sources)} sources."
+            f"plan of {name!r}: {len(placement.stages)} stages, {len(sources)} sources."
         )
-    for stage, source in zip(plan.stages, sources, strict=True):
+    for stage, source in zip(placement.stages, sources, strict=True):
         for kind, wanted, ports in (
             ("inputs", stage.inputs, source.model.inputs),
             ("outputs", stage.outputs, source.model.outputs),
@@ -351,7 +355,7 @@ def check_sources(plan: Plan, sources: Sequence[StageSource]) -> None:
             got = tuple(port.name for port in ports)
             if got != wanted:
                 raise PlanError(
-                    f"plan of {plan.name!r}: stage {stage.index} has {kind} {list(wanted)}, its "
+                    f"plan of {name!r}: stage {stage.index} has {kind} {list(wanted)}, its "
                     f"model {list(got)}; they must be the same, in the same order.",
                     stage=stage.index,
                 )

@@ -52,7 +52,7 @@ class _Call:
     #: Set once the request is admitted or ended; None once its caller has gone on.
     gate: threading.Event | None = field(default_factory=threading.Event)
     #: The attempt that the waiting caller is to start.
-    granted: int = 0
+    granted: Request | None = None
 
 
 #: What an instruction asks for; it may lead to an event.
@@ -116,7 +116,7 @@ class RequestRunner:
         with self._lock:
             self._calls[request_id] = call
         submitted = events.Submitted(
-            now_s, request_id, nbytes_of(inputs), deadline_s, request.waits
+            now_s, request_id, nbytes_of(inputs), deadline_s, request.waits, request.priority
         )
         assert gate is not None
         try:
@@ -130,12 +130,12 @@ class RequestRunner:
         with self._lock:
             call.gate = None
             granted = call.granted
-        if not granted:
+        if granted is None:
             # Ended before it was admitted: the caller hears of it here, and only here.
             error = call.future.exception()
             assert error is not None
             raise error
-        if failed := self._start(call.request._replace(attempt=granted), inputs):
+        if failed := self._start(granted, inputs):
             self.handle(failed)
         return Submission(
             request_id,
@@ -204,17 +204,19 @@ class RequestRunner:
     def _action(self, instruction: ClientInstruction) -> _Action | None:
         """Return what an instruction asks for, to be done outside the lock."""
         match instruction:
-            case events.StartAttempt(request_id, attempt, _):
+            case events.StartAttempt(request_id, attempt, route):
                 call = self._calls[request_id]
-                if call.gate is not None and not call.granted:
+                started = call.request._replace(attempt=attempt, route=route)
+                if call.gate is not None and call.granted is None:
                     # The caller starts its own first attempt: whoever made room for it has its
                     # own work to do.
-                    call.granted = attempt
+                    call.granted = started
                     call.gate.set()
                     return None
-                return lambda: self._start(call.request._replace(attempt=attempt), call.inputs)
-            case events.DropAttempt(request_id, attempt, _):
-                dropped = self._calls[request_id].request._replace(attempt=attempt)
+                return lambda: self._start(started, call.inputs)
+            case events.DropAttempt(request_id, attempt, route):
+                call = self._calls[request_id]
+                dropped = call.request._replace(attempt=attempt, route=route)
                 return lambda: self._attempts.drop(dropped)
             case events.Deliver(request_id, answer):
                 call = self._calls.pop(request_id)

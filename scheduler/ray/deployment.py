@@ -15,7 +15,7 @@ from scheduler.channels.channel import Channel, Receiver
 from scheduler.client.deployment import BaseDeployment, Deployments
 from scheduler.client.machine import Limits
 from scheduler.executor import StageSource
-from scheduler.plan import Plan
+from scheduler.placement import Placement
 from scheduler.ray.devices import ActorDevice
 from scheduler.ray.start import RaySession
 
@@ -24,9 +24,9 @@ _UNLOAD_S: Final = 15.0
 
 
 class RayDeployment(BaseDeployment):
-    """A plan on actors.
+    """A placement on actors.
 
-    `devices`: the plan's devices by the names that the plan uses.
+    `devices`: the placement's devices by the names that it uses.
     `sources`, `num_threads`: what the stages are loaded from, also when a device is back.
     `clock_offset_s`: returns how far an address's clock is before ours, where that is known.
     `ask`: returns what an actor's method answers: device, method's name, arguments.
@@ -35,7 +35,7 @@ class RayDeployment(BaseDeployment):
     def __init__(
         self,
         key: str,
-        plan: Plan,
+        placement: Placement,
         constants: Mapping[str, np.ndarray],
         limits: Limits,
         deployments: Deployments[RayDeployment],
@@ -56,7 +56,7 @@ class RayDeployment(BaseDeployment):
         self._ask = ask
         super().__init__(
             key,
-            plan,
+            placement,
             constants,
             limits,
             deployments,
@@ -67,7 +67,7 @@ class RayDeployment(BaseDeployment):
 
     def stages_on(self, device: str) -> list[int]:
         """Return the stages that a device runs."""
-        return [stage.index for stage in self.plan.stages if stage.device == device]
+        return [stage.index for stage in self.placement.stages if stage.device == device]
 
     def open(self, num_streams: Mapping[int, int]) -> None:
         """Have the devices take tasks of the stages, `num_streams` of those that were loaded."""
@@ -105,7 +105,7 @@ class RayDeployment(BaseDeployment):
 
     def device_of(self, stage: int) -> ActorDevice:
         """Return the device that a stage is on."""
-        return self.devices[self.plan.stages[stage].device]
+        return self.devices[self.placement.stages[stage].device]
 
     def _unload(self) -> None:
         if self._session.is_ours:

@@ -24,6 +24,7 @@ from scheduler.executor import DeviceDescriptor, StageSource
 from scheduler.home_process import HomeProcess
 from scheduler.load import DeviceLoad, Load
 from scheduler.observer import Observer
+from scheduler.placement import Placement, alone
 from scheduler.plan import Plan
 from scheduler.ray.deployment import RayDeployment
 from scheduler.ray.devices import ActorDevice, RayDevices
@@ -140,7 +141,7 @@ class RayExecutor:
 
     def deploy(
         self,
-        plan: Plan,
+        plan: Plan | Placement,
         sources: Sequence[StageSource],
         constants: Mapping[str, np.ndarray] | None = None,
         *,
@@ -148,24 +149,25 @@ class RayExecutor:
         company: Collection[str] = (),
     ) -> RayDeployment:
         """Compile every stage on its device, all at once; see `Executor.deploy`."""
-        check_sources(plan, sources)
+        placement = alone(plan)
+        check_sources(placement, sources)
         key = f"deployment-{ray.get_runtime_context().get_job_id()}-{next(self._keys)}"
         deployment = RayDeployment(
             key,
-            plan,
+            placement,
             constants or {},
             limits or Limits(),
             self._deployments,
-            devices=self._devices.reached(plan.devices),
+            devices=self._devices.reached(placement.devices),
             sources=sources,
-            num_threads=plan_shares(plan, sources, self.devices(), company),
+            num_threads=plan_shares(placement, sources, self.devices(), company),
             connect=partial(self._shared.connect, key),
             clock_offset_s=self._channel.clock_offset_s,
             session=self._session,
             ask=self._ask,
         )
         try:
-            deployment.open(self._loader.load(deployment, plan.stages))
+            deployment.open(self._loader.load(deployment, placement.stages))
         except BaseException:
             deployment.close()
             raise

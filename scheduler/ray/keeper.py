@@ -222,6 +222,6 @@ class DeviceKeeper:
         for deployment in self._deployments:
             if name in deployment.devices:
                 deployment.devices[name] = device
-                stages = [deployment.plan.stages[i] for i in deployment.stages_on(name)]
+                stages = [deployment.placement.stages[i] for i in deployment.stages_on(name)]
                 deployment.use(name, device, self._loader.load(deployment, stages))
         return device

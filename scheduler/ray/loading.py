@@ -74,7 +74,7 @@ class StageLoader:
                     if way is None or isinstance(error, DeviceLostError | ClusterError):
                         raise
                     if not isinstance(way, StoredPayload):
-                        import_failed(deployment.plan, stage.index, error)
+                        import_failed(deployment.placement, stage.index, error)
                     ref = start(stage, after)
                 else:
                     num_streams[stage.index] = streams

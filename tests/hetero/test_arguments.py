@@ -91,7 +91,7 @@ def test_a_configuration_file_is_refused_with_what_to_do_instead() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("MAX_REQUESTS_IN_FLIGHT", 0), ("MAX_BYTES_IN_FLIGHT", 0), ("MAX_REQUESTS_WAITING", -1),
+    [("MAX_REQUESTS_IN_FLIGHT", -1), ("MAX_BYTES_IN_FLIGHT", 0), ("MAX_REQUESTS_WAITING", -1),
      ("REQUEST_TIMEOUT_S", "soon"), ("REQUEST_TIMEOUT_S", float("inf")),
      ("MAX_REQUESTS_IN_FLIGHT", float("inf"))],
 )  # fmt: skip

@@ -14,8 +14,6 @@ import hetero
 import hetero.backend
 from devices import errors
 from hetero.compare.compare import compare
-from hetero.routed_model import RoutedModel
-from hetero.routing import RoutedDeployment
 from tests.bench.memory import run
 from tests.hetero.models import branches, branches_output
 
@@ -126,20 +124,6 @@ def test_a_dropped_request_runs_to_its_end_and_calls_back(core: hetero.Core) -> 
     request.start_async({"x": X})
     del request
     assert seen.wait(PATIENCE_S)
-    until(lambda: num_open(core) == 0)
-
-
-def test_a_request_of_a_routed_model_keeps_every_variant_alive(core: hetero.Core) -> None:
-    variants = [core.compile_model(branches(), "CPU") for _ in range(2)]
-    deployment = RoutedDeployment([variant.deployment for variant in variants], [1, 1])
-    routed = RoutedModel(variants, deployment, [1, 1])
-    del deployment
-    request = routed.create_infer_request()
-    del variants, routed
-    for _ in range(4):  # both by turns
-        np.testing.assert_allclose(request.infer({"x": X})[0], branches_output(X), rtol=1e-6)
-    assert num_open(core) == 2
-    del request
     until(lambda: num_open(core) == 0)
 
 

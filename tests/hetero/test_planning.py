@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -296,7 +297,9 @@ def test_hints_plan_by_cost_and_priority_stays_the_default(core: hetero.Core) ->
         assert report is not None
         assert report.policy == "AUTO"
         assert dict(compiled.affinity.devices) == dict(report.affinity.devices)
-        assert compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS") == 4
+        pass_through = math.ceil(report.latency_s / report.bottleneck_s)
+        enough = max(pass_through, 2) + 1
+        assert compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS") == enough
         compiled(feeds(model))
     with core.compile_model(model, "NULL.1", config) as compiled:
         assert compiled.plan_report is None

@@ -311,7 +311,7 @@ def test_what_cannot_be_set_is_refused_at_once_and_changes_nothing(
     [
         ("inference_num_threads", "on HETERO or CPU or ORT; did you mean INFERENCE_NUM_THREADS?"),
         ("PLAN_SECOND", "did you mean PLAN_SECONDS"),
-        ("FROBNICATE", "There are ALLOW_AUTO_BATCHING, "),
+        ("FROBNICATE", "There are ADMISSION_TIMEOUT_S, "),
     ],
 )
 def test_unknown_options_get_a_suggestion_or_else_what_can_be_given(

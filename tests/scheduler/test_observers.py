@@ -18,6 +18,7 @@ from scheduler.client.deployment import BaseDeployment, Deployments
 from scheduler.client.limits import Limits
 from scheduler.client.transitions import RequestState
 from scheduler.observer import DeviceEvent, EndedRequest
+from scheduler.placement import alone
 from tests.scheduler.models import chain
 
 X = {"x": np.zeros(2, np.float32)}
@@ -66,7 +67,7 @@ def deployed(
     plan, _ = chain("NEAR", "FAR")
     return Deployed(
         "test",
-        plan,
+        alone(plan),
         {},
         limits,
         Deployments([notes]),

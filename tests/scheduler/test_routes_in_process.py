@@ -1,0 +1,98 @@
+"""Placements at work: plans that share requests, stages on several devices, one admission."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from devices.errors import OverloadedError
+from devices.request.request import Request
+from scheduler import InProcessExecutor, Limits, create_executor
+from scheduler.executor import Deployment
+from scheduler.placement import alone, replicate, share
+from tests.scheduler.models import chain, diamond
+from tests.scheduler.plugins import ToyPlugin
+
+X = np.arange(4, dtype=np.float32)
+
+
+@pytest.fixture(scope="module")
+def executor() -> Iterator[InProcessExecutor]:
+    executor = create_executor("inprocess", devices={"TOY": 3}, plugins=(ToyPlugin,))
+    yield executor
+    executor.close()
+
+
+def ways(deployment: Deployment, count: int) -> Counter[tuple[tuple[int, str], ...]]:
+    """Return how often each way was taken, all answers being right."""
+    found: Counter[tuple[tuple[int, str], ...]] = Counter()
+    for _ in range(count):
+        answer = deployment.submit({"x": X}).future.result(300)
+        np.testing.assert_array_equal(answer.outputs["t1"], X + 2)
+        found[tuple((run.stage, run.device) for run in answer.stage_runs)] += 1
+    return found
+
+
+def test_plans_share_requests_and_stages_are_numbered_through(
+    executor: InProcessExecutor,
+) -> None:
+    (one, sources), (other, more) = chain("TOY.0", "TOY.1"), chain("TOY.2", "TOY.2")
+    deployment = executor.deploy(share([one, other], [2, 1]), [*sources, *more])
+    first, second = ((0, "TOY.0"), (1, "TOY.1")), ((2, "TOY.2"), (3, "TOY.2"))
+    assert ways(deployment, 9) == {first: 6, second: 3}
+    assert deployment.num_stages == 4
+    assert deployment.executed_nodes(3)
+    deployment.close()
+
+
+def test_a_stage_on_several_devices_takes_turns(executor: InProcessExecutor) -> None:
+    plan, sources = chain("TOY.0", "TOY.1")
+    placed = replicate(plan, {1: {"TOY.1": 1.0, "TOY.2": 1.0}})
+    deployment = executor.deploy(placed, [*sources, sources[1]])
+    first, second = ((0, "TOY.0"), (1, "TOY.1")), ((0, "TOY.0"), (2, "TOY.2"))
+    assert ways(deployment, 6) == {first: 3, second: 3}
+    deployment.close()
+
+
+def test_a_request_finds_its_branches_on_every_route(executor: InProcessExecutor) -> None:
+    plan, sources = diamond(("TOY.0", "TOY.1", "TOY.2", "TOY.0"))
+    both = {"TOY.1": 1.0, "TOY.2": 1.0}
+    placed = replicate(plan, {1: both, 2: both})
+    numbers = [next(i for i, s in enumerate(plan.stages) if s.outputs == placed.stages[n].outputs)
+               for n in range(len(placed.stages))]  # fmt: skip
+    deployment = executor.deploy(placed, [sources[i] for i in numbers])
+    made = [deployment.submit({"x": X + i}) for i in range(40)]
+    for i, submission in enumerate(made):
+        np.testing.assert_array_equal(submission.future.result(300).outputs["y"], 2 - 4 * (X + i))
+    deployment.close()
+
+
+def test_routes_have_one_admission(executor: InProcessExecutor) -> None:
+    (one, sources), (other, more) = chain("TOY.0", name="sleep_30_"), chain("TOY.1")
+    placed = share([one, other], [1, 1])
+    deployment = executor.deploy(placed, [*sources, *more], limits=Limits(requests=1))
+    slow = deployment.submit({"x": X})
+    with pytest.raises(OverloadedError):
+        deployment.submit({"x": X}, Request(waits=False))
+    slow.cancel()
+    assert alone(placed) is placed
+    deployment.close()
+
+
+def test_answers_come_in_order_where_that_is_asked_for(executor: InProcessExecutor) -> None:
+    (one, sources), (other, more) = chain("TOY.0", name="sleep_0.05_"), chain("TOY.1")
+    placed = share([one, other], [1, 1])
+    deployment = executor.deploy(placed, [*sources, *more], limits=Limits(in_order=True))
+    order: list[int] = []
+    done = threading.Event()
+    made = [deployment.submit({"x": X}) for _ in range(8)]
+    for number, submission in enumerate(made):
+        submission.future.add_done_callback(lambda _, number=number: order.append(number))
+    made[-1].future.add_done_callback(lambda _: done.set())
+    assert done.wait(300)
+    assert order == list(range(8))
+    deployment.close()
