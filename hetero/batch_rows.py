@@ -109,7 +109,7 @@ class _Rows:
     def array(self, value: str) -> np.ndarray:
         """Return a constant's value."""
         if value not in self._model.constants:
-            raise _MixedRowsError(f"takes {value!r}, which is no constant")
+            raise _MixedRowsError(f"takes {value!r}, which is not a constant")
         return np.asarray(self._model.constants[value].array)
 
     def option(self, node: Node, name: str, place: int, default: Any = None) -> Any:

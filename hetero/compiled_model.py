@@ -30,7 +30,7 @@ class CompiledModel(BaseCompiledModel):
     """A deployed plan with names; made by `Core.compile_model` and `Core.import_model`.
 
     Use it as a function for one inference, make requests for more, and as a context manager to
-    give back what the devices hold for it; without one they do so once nobody holds the model or
+    give back what the devices hold for it; without one they do so once nothing holds the model or
     a request of it any more.
 
     Parameters

@@ -18,12 +18,12 @@ _PATHS: Final = ("/", "/metrics")
 
 
 class MetricsServer:
-    """A block in which a Core's requests are counted, and told by HTTP; see `Core.serve_metrics`.
+    """A block in which a Core's requests are counted, and served by HTTP; see `Core.serve_metrics`.
 
     Parameters
     ----------
     observers : list
-        Who is told of requests: the counter, while the block lasts.
+        The observer of requests: the counter, while the block lasts.
     load : callable
         Returns what waits and runs now.
     host, port : str, int

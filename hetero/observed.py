@@ -68,7 +68,7 @@ class Observed:
     def _nodes(self) -> Mapping[str, str]:
         try:
             rows = () if self._executor is None else self._executor.devices()
-        except HeteroError:  # the cluster is lost: the rest is told without the nodes' names
+        except HeteroError:  # the cluster is lost: the rest goes without the nodes' names
             rows = ()
         return {device.name: device.node for device in rows}
 

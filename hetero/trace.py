@@ -33,7 +33,7 @@ class Trace:
     path : path
         As above.
     observers : list
-        Who is told of requests: the trace itself, while the block lasts.
+        The observer of requests: the trace itself, while the block lasts.
     nodes : callable
         Returns the node of each device.
     requests : int

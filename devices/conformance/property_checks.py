@@ -28,7 +28,7 @@ def check_devices_are_described(plugin: Plugin) -> None:
     """Each id fits into a device name, and has a name and a fingerprint; the plugin a version."""
     ids = plugin.device_ids()
     expect(ids and len(set(ids)) == len(ids), f"device ids {ids} are none, or not distinct")
-    expect(plugin.version(), "version() is empty: cached models could not be told apart")
+    expect(plugin.version(), "version() is empty: cached models could not be distinguished")
     for device_id in ids:
         parts = set(device_id) & set(":, ")
         expect(device_id and not parts, f"device id {device_id!r} is empty, or has one of ':, '")
@@ -77,7 +77,7 @@ def check_every_property_can_be_read(plugin: Plugin) -> None:
         kinds: tuple[type, ...] = (
             (declared.type, int) if declared.type is float else (declared.type,)
         )
-        expect(isinstance(value, kinds), f"{name}: {value!r} is no {declared.type.__name__}")
+        expect(isinstance(value, kinds), f"{name}: {value!r} is not a {declared.type.__name__}")
         expect(declared.doc, f"{name} has no sentence that says what it is")
     for name in ("FULL_DEVICE_NAME", "AVAILABLE_DEVICES", "DEVICE_TYPE", "EXECUTION_DEVICES"):
         expect(plugin.get_property(name), f"{name} is empty")

@@ -104,7 +104,7 @@ def check_refusals_say_why(plugin: Plugin) -> None:
 
 
 def check_operators_of_other_domains_are_refused(plugin: Plugin) -> None:
-    """`nobody.knows.Relu` is no Relu, whether the model imports the standard domain or not."""
+    """`nobody.knows.Relu` is not Relu, whether the model imports the standard domain or not."""
     if not plugin.computes:
         return
     for op_type in ("Add", "Identity", "MatMul", "NonZero", "Relu"):

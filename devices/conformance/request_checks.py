@@ -138,7 +138,7 @@ def check_streams_run_at_once(plugin: Plugin) -> None:
 
 
 def check_async_with_callback(plugin: Plugin) -> None:
-    """The callback is called once a run, in another thread, before wait returns."""
+    """The callback is called once per run, in another thread, before wait returns."""
     sample = supported_samples(plugin)[0]
     compiled = plugin.compile_model(sample.model)
     request = compiled.create_infer_request()

@@ -29,8 +29,8 @@ _WORTH_NBYTES: Final = 4096
 def donated(inputs: list[Any], donors: tuple[int, ...]) -> np.ndarray | None:
     """Return the input that the result may be written over, or None.
 
-    It must be of the result's shape and type, fill its memory, and be nobody else's: one reference
-    from its slot, one from `inputs`, none from a view, a caller or an output. `donors` are the
+    It must be of the result's shape and type, fill its memory, and have no other owner: one
+    reference from its slot, one from `inputs`, none from a view, a caller or an output. `donors` are the
     positions of inputs that die here and that the kernel may overwrite.
     """
     for position in donors:
@@ -62,7 +62,7 @@ def _base_references(view: np.ndarray) -> int:
 
 
 def _sole_counts() -> tuple[int, int]:
-    """Return both counts for an array, and a view's base, that nobody else holds.
+    """Return both counts for an array, and a view's base, without other owners.
 
     How many references a call adds differs between versions of Python.
     """

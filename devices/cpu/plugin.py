@@ -46,7 +46,7 @@ class CPUPlugin(Plugin):
             tuple,
             (),
             True,
-            "Custom operators that a model may import: Core says so for those added to it.",
+            "Custom operators that a model may import: Core lists those added to it.",
             shapes_result=True,
         ),
     )

@@ -19,7 +19,7 @@ from devices.kernels.window import Window
 #: Changes a block of the output in place; called as ``activate(xp, block)``.
 Activate = Callable[..., None]
 
-#: Bytes of columns to hold at once: enough that packing the weights anew for each product is
+#: Bytes of columns to hold at once: enough that packing the weights again for each product is
 #: cheap, little enough that small models stay within their memory.
 _COLUMN_BYTES = 1 << 21
 

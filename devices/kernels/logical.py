@@ -67,7 +67,7 @@ def where(xp: Xp, condition: Array, x: Array, y: Array) -> Array:
     words = _words(xp, x.dtype)
     if words is None:
         return xp.where(condition, x, y)
-    # Choosing by bits costs the same whatever the condition; numpy's `where` branches on each
+    # Choosing by bits costs the same for any condition; numpy's `where` branches on each
     # element, which is up to ten times slower where the condition is not predictable.
     chosen = condition.astype(words)
     xp.negative(chosen, out=chosen)

@@ -169,7 +169,7 @@ def _by_scales(
         if not scale > 0:
             raise ValueError(f"scale {float(scale)} of axis {axis} must be positive")
         start, end = (0.0, 1.0) if roi is None else (float(roi[i]), float(roi[len(axes) + i]))
-        # In the scales' own float32, and whatever the region, as shape inference computes it.
+        # In the scales' own float32, for any region, as shape inference computes it.
         output = floor(xp.float32(size) * scale)
         result.append(_Axis(axis, size, output, float(scale), start, end))
     return result

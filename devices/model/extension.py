@@ -79,7 +79,7 @@ class Extension:
     def outputs(self, inputs: Sequence[TensorSpec | None], node: Node) -> tuple[TensorSpec, ...]:
         """Return the outputs' types by the rule, under the node's names.
 
-        ModelError if the rule fails, or says what is no type of tensors.
+        ModelError if the rule fails, or returns something other than tensor types.
         """
         try:
             found = self.infer(*inputs, **node.attributes)

@@ -210,7 +210,7 @@ def type_string(proto: onnx.TypeProto) -> str:
 
 
 def check_text(texts: Iterable[str], where: str) -> None:
-    """Raise ModelError if a name is not text: protobuf gives out as bytes what is not UTF-8."""
+    """Raise ModelError if a name is not text: protobuf returns bytes if it is not UTF-8."""
     texts = tuple(texts)
     try:
         "".join(texts)

@@ -1,4 +1,4 @@
-"""The NULL device: computes nothing, in the time, memory and with the faults that it is told.
+"""The NULL device: computes nothing, with scripted time, memory and faults.
 
 Planner and scheduler are tested and measured on it. Its outputs are zeros of the inferred shapes.
 """
@@ -109,7 +109,7 @@ class NullProgram(Program):
             return
         if kind == "fail":
             raise InferenceError(
-                f"NULL was told to fail on run {number} of model {self._model.name!r}: "
+                f"NULL is set to fail on run {number} of model {self._model.name!r}: "
                 f"NULL_FAULT={self._config['NULL_FAULT']}.",
                 device=f"NULL.{self._config['DEVICE_ID']}",
             )
@@ -174,14 +174,14 @@ class NullPlugin(Plugin):
         """Refuse what the script says."""
         if not _matches(node, config["NULL_SUPPORTED"]):
             patterns = ", ".join(config["NULL_SUPPORTED"]) or "nothing"
-            return Refusal("policy", f"NULL was told to take only {patterns}")
+            return Refusal("policy", f"NULL is set to take only {patterns}")
         if _matches(node, config["NULL_UNSUPPORTED"]):
-            return Refusal("policy", f"NULL was told to refuse {node.name}")
+            return Refusal("policy", f"NULL is set to refuse {node.name}")
         for value in () if config["NULL_DYNAMIC_SHAPES"] else (*node.reads, *node.writes):
             spec = model.spec(value)
             if not spec.is_static:
                 return Refusal(
-                    "dynamic_shape", f"NULL was told to take fixed shapes only; {value!r} is {spec}"
+                    "dynamic_shape", f"NULL is set to take fixed shapes only; {value!r} is {spec}"
                 )
         return None
 

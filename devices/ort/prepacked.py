@@ -2,8 +2,8 @@
 
 ONNX Runtime copies the weights of matrix products into a layout of its own when a session is made:
 time at each start, and a private copy in each process. It can write that layout beside a model and
-later map it; here it is kept among a payload's tensors, and where the payload lies in a file ONNX
-Runtime is told the place. Then all processes of a node share one copy.
+later map it; here it is kept among a payload's tensors, and if the payload is in a file, ONNX
+Runtime gets its place. Then all processes of a node share one copy.
 """
 
 from __future__ import annotations

@@ -244,7 +244,7 @@ class Plugin(ABC):
         return CompiledModel(model, program, device=device, configuration=configuration, turn=turn)
 
     def _read(self, name: str, device_id: str) -> Any:
-        """Return what a property that nobody set is on a device."""
+        """Return the value on a device of a property that was not set."""
         default = self.properties[name].default
         computed: dict[str, Callable[[], Any]] = {
             "DEVICE_ID": lambda: next(iter(self.device_ids()), default),

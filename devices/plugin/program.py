@@ -149,7 +149,7 @@ class Payload:
     Attributes
     ----------
     header : mapping
-        msgpack-able values: whatever the plugin's `load` needs besides tensors.
+        msgpack-able values: what the plugin's `load` needs besides tensors.
     tensors : mapping of str to numpy.ndarray
         Weights, stored raw and aligned, memory-mapped on load.
     places : mapping of str to FilePlace

@@ -202,14 +202,14 @@ def _read_only(name: str, kind: type, default: Any, doc: str) -> Property:
 COMMON_PROPERTIES: Final = PropertyTable(
     Property("DEVICE_ID", str, "0", True, "Which of the plugin's devices."),
     Property("PERF_COUNT", bool, False, True, "Whether requests time each executed node."),
-    # Each is a thread; more than this no machine has had a use for.
+    # Each is a thread; no machine has needed more.
     Property(
         "NUM_STREAMS", int, 1, True, "How many requests a device runs at once.",
         minimum=1, maximum=1024,
     ),
     Property(
         "EXCLUSIVE_ASYNC_REQUESTS", bool, False, True,
-        "Whether requests of all models that say so run one after another on a device.",
+        "Whether requests of all models with this option run one after another on a device.",
     ),
     Property("CACHE_DIR", str, "", True, "Where Core keeps compiled models; empty: nowhere."),
     Property(

@@ -265,7 +265,7 @@ def _types(
                 first, other = bound.setdefault(parameter.type_str, (kind, where))
                 if first != kind:
                     return f"with {other} and {where} of one type; they are {first} and {kind}"
-    # That the tensor is of the sequence's type is said in words alone.
+    # Only the text of the definition says that the tensor has the sequence's type.
     if schema.name == "SequenceInsert" and all(inputs[:2]) and inputs[0] != f"seq({inputs[1]})":
         return f"with a tensor of the sequence's type; they are {inputs[1]} and {inputs[0]}"
     return None

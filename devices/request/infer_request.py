@@ -37,7 +37,7 @@ from devices.request.target import RequestTarget
 from devices.request.tensor import Tensor
 from devices.request.tensors import RequestTensors
 
-#: Seconds that a run may take to stop once its time is up, before nobody waits for it.
+#: Seconds that a run may take to stop once its time is up, before it is given up.
 _STOP_S: Final = 1.0
 
 
@@ -104,7 +104,7 @@ class InferRequest(OpenVINONames):
         try:
             self._wait_for_end(run)
         except KeyboardInterrupt:
-            self.cancel()  # nobody waits for it any more
+            self.cancel()  # its caller has gone
             raise
         return self._settle(run, share_outputs)
 
@@ -189,7 +189,7 @@ class InferRequest(OpenVINONames):
     def set_callback(self, callback: Callable[[Any], object] | None, userdata: Any = None) -> None:
         """Set what is called with `userdata` after each `start_async`, in another thread.
 
-        It is called once a run, failed ones included (`results` then raises the failure), before
+        It is called once per run, failed ones included (`results` then raises the failure), before
         `wait` returns; it may start the request again. What it raises, ``SystemExit`` and
         ``KeyboardInterrupt`` included, `wait` raises.
         """

@@ -30,7 +30,7 @@ class StoryLine(NamedTuple):
 def told(lines: Sequence[StoryLine], runs: Iterable[StageRun] = ()) -> tuple[str, ...]:
     """Return a story as text, in milliseconds since its first line.
 
-    `runs`: the stages of the last attempt; each is told where it started.
+    `runs`: the stages of the last attempt; each is listed where it started.
     """
     if not lines:
         return ()

@@ -22,7 +22,7 @@ from hetero.cli.watching import WATCH, watched
 from hetero.core import Core, ExecutorKind
 from hetero.planning.cost.cost_file import read_costs
 
-#: Commands that run or measure models start Ray; the others ask this machine, unless told so.
+#: Commands that run or measure models start Ray; the others ask this machine by default.
 ON_RAY: Final = frozenset({"run", "bench", "profile"})
 
 

@@ -20,7 +20,7 @@ def is_picture(path: Path) -> bool:
 def read_picture(path: Path) -> np.ndarray:
     """Return a picture as it is to be seen: bytes (height, width, 3), red first.
 
-    Raises click.UsageError without Pillow, and for what is no picture.
+    Raises click.UsageError without Pillow, and for files that are not pictures.
     """
     try:
         from PIL import Image, ImageOps
@@ -33,4 +33,4 @@ def read_picture(path: Path) -> np.ndarray:
         with Image.open(path) as file:
             return np.asarray(ImageOps.exif_transpose(file).convert("RGB"))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise click.UsageError(f"--input {path}: no picture that Pillow reads: {error}") from error
+        raise click.UsageError(f"--input {path}: not a picture for Pillow: {error}") from error

@@ -60,7 +60,7 @@ def prediction(
     for variant in offsets:
         offsets[variant] = sum(s.variant < variant for s in report.stages)
     ran = {row["stage"]: row["run_s"] for row in busy["stages"]}
-    # Waiting in queues is no transfer: wires are looked at one request at a time.
+    # Waiting in queues is not a transfer: wires are looked at one request at a time.
     gaps = {(row["producer"], row["consumer"]): row["gap_s"] for row in alone["wires"]}
     wires: dict[tuple[int, int], list[Any]] = {}
     for wire in report.wires:

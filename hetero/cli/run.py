@@ -68,7 +68,7 @@ def run(
     compiled = load(core, model, source, device, config, pins, remap)
     idle = sorted({s.device for s in compiled.subgraphs} & _computing_nothing(core))
     if idle:
-        remark(f"{', '.join(idle)} computes nothing: the outputs are no results")
+        remark(f"{', '.join(idle)} computes nothing: the outputs are not results")
     if values is None:
         values = model_inputs(model, compiled.partition.source, inputs, shapes)
     request = compiled.create_infer_request()
@@ -128,7 +128,7 @@ def _compare(model: str, results: list[Any]) -> dict[str, Any] | None:
 
 
 def _computing_nothing(core: Core) -> set[str]:
-    """Return the devices that say so: their outputs have the right shapes, not values."""
+    """Return the devices that compute nothing: outputs have the right shapes, not values."""
     return {d.name for d in core.device_descriptors if d.plugin == "NULL"}
 
 

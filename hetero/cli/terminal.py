@@ -19,7 +19,7 @@ from hetero.report.text import styled, visible
 
 #: Version of the JSON documents; it changes when a reader could be misled.
 VERSION: Final = 2
-#: Columns of an output that is no terminal: nothing is folded there.
+#: Columns of an output that is not a terminal: nothing is folded there.
 UNLIMITED: Final = 100_000
 
 

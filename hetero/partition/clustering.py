@@ -21,7 +21,7 @@ from typing import Final
 #: clusters laid between them, so that windows can be merged one by one.
 MERGE_WINDOW: Final = 2048
 #: Sequences of waves that are tried in thought before the next one is chosen; at least one wave
-#: ahead, whatever the number of kinds.
+#: ahead, for any number of kinds.
 MAX_OUTLOOKS: Final = 32
 #: A ready node counts for the choice if its height is fewer than this below the greatest.
 NEAR_HEIGHTS: Final = 6

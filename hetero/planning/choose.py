@@ -1,4 +1,4 @@
-"""Choosing a plan: the solver's search over measured costs, told as a report.
+"""Choosing a plan: the solver's search over measured costs, as a report.
 
 Every reported plan is judged in the same way, by the prediction of its real cut: the choice, the
 alternatives, the advice and the bound's ratio are figures of one kind.

@@ -99,5 +99,5 @@ def _busy(task: Task, sender: str | None, receiver: str | None, nbytes: int) -> 
         transfer = task.costs.transfers.get((sender, receiver))
         return transfer.busy(nbytes) if transfer is not None else 0.0
     device = sender if receiver is None else receiver
-    assert device is not None  # a tensor from client to client is no stage's
+    assert device is not None  # a tensor from client to client belongs to no stage
     return end_line(task, device, "THROUGHPUT", outgoing=receiver is None)(nbytes)

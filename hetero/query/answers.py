@@ -32,7 +32,7 @@ class Answers:
         return self.timed(device, model, config)[0]
 
     def timed(self, device: str, model: Model, config: Mapping[str, Any]) -> tuple[Support, float]:
-        """Return what a device takes of a model, and the seconds that it took to say so."""
+        """Return what a device takes of a model, and the seconds that it took to answer."""
         key = (device, repr(sorted(config.items())))
         with self._lock:
             found = self._kept.setdefault(model, {}).get(key)

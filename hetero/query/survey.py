@@ -25,7 +25,7 @@ class Survey:
     devices : tuple of DeviceDescriptor
         The devices that it means, the most preferred first.
     answers : mapping of str to Support
-        Device name -> its answer about the whole model, whatever the others take.
+        Device name -> its answer about the whole model, regardless of the others.
     support : Support
         What the devices take between them, as `Core.query_model` says.
     affinity : Affinity

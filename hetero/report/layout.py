@@ -20,7 +20,7 @@ NODE: Final = (172, 40)
 BLOCK: Final = (236, 64)
 CLOSED: Final = (226, 66)
 PILL: Final = (150, 28)
-#: Drawings of more boxes than this are left out: nobody could read them.
+#: Drawings of more boxes than this are left out: they could not be read.
 LARGEST: Final = 6000
 #: Pixels around a subgraph's items, for its title, and for the arcs right of its items.
 PAD: Final = 20

@@ -155,7 +155,7 @@ def _subgraphs(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
         came, went = into.get(s["index"], []), out_of.get(s["index"], [])
         sources = {device_of[w["producer"]] for w in came}
         targets = {device_of[w["consumer"]] for w in went}
-        # Seen from the device with most of the nodes, each round trip would be told twice.
+        # Seen from the device with most of the nodes, each round trip would be listed twice.
         others = sources & targets if s["device"] != main else set()
         for other in sorted(d for d in others if d and d != s["device"]):
             sizes = [w["nbytes"] for w in came if device_of[w["producer"]] == other]

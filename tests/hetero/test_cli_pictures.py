@@ -102,7 +102,7 @@ def test_light_models_are_not_compared_once_they_are_others(shell: Shell) -> Non
         ((1, 3, 7, 9), "--mean z=1", "the model has no input z; it has x"),
         ((1, 3, 7, 9), "--mean red", "wanted numbers"),
         ((1, 3, 7, 9), "--mean 1 --mean 2", "given twice"),
-        ((1, 3, 7, 9), "-i {text}", "no picture that Pillow reads"),
+        ((1, 3, 7, 9), "-i {text}", "not a picture for Pillow"),
         ((1, 3, 7, 9), "--layout NXXW", "each letter"),
         ((1, 3, 7, 9), "--scale 1,0,2", "none may be 0"),
         ((1, 3, 7, 9), "--mean 1,2", "for each channel"),

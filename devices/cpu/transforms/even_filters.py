@@ -3,7 +3,7 @@
 A product of matrices need not round equal rows alike: BLAS libraries may sum the rows of a block in
 different orders, for some shapes and processors. A network whose last filters are equal (as those
 with generated weights, which ONNX's suite has) then prefers one of its classes over the others by
-rounding alone. Convolutions are told which of their filters are equal.
+rounding alone. Convolutions get a list of their equal filters.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Patterns: expressions written out in nodes, found whatever the order of their operands.
+"""Patterns: expressions written out in nodes, found in any order of their operands.
 
 A pattern is a tuple of an operator and what makes its inputs, a number (a constant of one element,
 about that large), a name (any value; the same one wherever the name stands), or `Either` of some.
