@@ -30,8 +30,8 @@ def donated(inputs: list[Any], donors: tuple[int, ...]) -> np.ndarray | None:
     """Return the input that the result may be written over, or None.
 
     It must be of the result's shape and type, fill its memory, and have no other owner: one
-    reference from its slot, one from `inputs`, none from a view, a caller or an output. `donors` are the
-    positions of inputs that die here and that the kernel may overwrite.
+    reference from its slot, one from `inputs`, none from a view, a caller or an output. `donors`
+    are the positions of inputs that die here and that the kernel may overwrite.
     """
     for position in donors:
         if _references(inputs, position) != _SOLE:

@@ -91,8 +91,8 @@ def partition(model: Model, affinity: Mapping[str, str]) -> Partition:
 
     `affinity`: node name -> device name, for every node; that of a `Constant` node which other
         nodes read is ignored, as it follows them.
-    Raises AffinityError: a node has no affinity; an unknown node name; a tensor that would cross is of
-        unknown type.
+    Raises AffinityError: a node has no affinity; an unknown node name; a tensor that would cross is
+        of unknown type.
     """
     literal = frozenset(p for p, node in enumerate(model.nodes) if follows(model, node))
     _check_cover(model, affinity, literal)
