@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+import ray
 
 import hetero
 from scheduler.client.transitions import RequestState
@@ -19,6 +21,7 @@ from scheduler.metrics import Metrics
 from scheduler.ray import metrics as ray_metrics
 from scheduler.ray.metrics import RayReporter
 from tests import exposition
+from tests.command_line import Shell
 from tests.hetero.models import branches
 from tests.scheduler.test_metrics import LOAD, ended
 
@@ -65,8 +68,6 @@ def test_a_lost_device_is_counted_traced_and_told(core: hetero.Core, tmp_path: P
         request = compiled.create_infer_request()
         request.infer(X)
         device = compiled.deployment.devices["CPU.1"]  # type: ignore[attr-defined]
-        import ray
-
         os.kill(ray.get(device.actor.ping.remote()), signal.SIGKILL)
         request.infer(X, timeout_s=60)
         found = exposition.read(metrics.text())
@@ -85,6 +86,28 @@ def test_a_lost_device_is_counted_traced_and_told(core: hetero.Core, tmp_path: P
     events = json.loads(path.read_text())["traceEvents"]
     lost = [e["name"] for e in events if e.get("cat") == "device"]
     assert any(what.startswith("CPU.1 lost: ") for what in lost)
+
+
+def test_commands_trace_and_show_what_runs_on_ray(
+    core: hetero.Core, shell: Shell, tmp_path: Path
+) -> None:
+    model, path = tmp_path / "branches.onnx", tmp_path / "trace.json"
+    onnx.save_model(branches(), model)
+    pins = ("-d", SPLIT, "--devices", "CPU=2", "-a", "op:Tanh=CPU.1")
+    done = shell("run", model, *pins, "--trace", path, "--metrics-port", 0, ray=True)
+    assert done.code == 0, done.err
+    assert "metrics: http://127.0.0.1:" in done.err
+    events = json.loads(path.read_text())["traceEvents"]
+    devices = {e["args"]["device"] for e in events if e.get("cat") == "stage"}
+    assert devices == {"CPU.0", "CPU.1"}
+    with (
+        core.serve_metrics() as metrics,
+        core.compile_model(branches(), SPLIT, affinity=CUT) as compiled,
+    ):
+        compiled(X)
+        document = shell("top --json", metrics.url, ray=True).document
+    assert [d["device"] for d in document["devices"] if d["up"]] == ["CPU.0", "CPU.1"]
+    assert [s["device"] for s in document["stages"]] == ["CPU.0", "CPU.1", "CPU.0"]
 
 
 class Recorded:
