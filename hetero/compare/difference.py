@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -75,33 +75,15 @@ def _numeric(name: str, a: np.ndarray, b: np.ndarray, rtol: float, atol: float) 
     beyond = np.where(finite, gap - (atol + rtol * size), np.where(same, -np.inf, np.inf))
     differs = beyond > 0
     relative = gap / np.where(size > 0, size, np.inf)
-    return Difference(
-        name,
-        (str(a.dtype), str(b.dtype)),
-        (a.shape, b.shape),
-        int(np.count_nonzero(differs)),
-        a.size,
-        float(gap.max()) if a.size else 0.0,
-        float(relative.max()) if a.size else 0.0,
-        *_furthest(a, b, beyond),
-        (int(np.isnan(x).sum()), int(np.isnan(y).sum())),
-        (int(np.isinf(x).sum()), int(np.isinf(y).sum())),
-    )
+    found = _difference(name, a, b, differs, (gap, relative), beyond)
+    nans, infs = ((int(f(x).sum()), int(f(y).sum())) for f in (np.isnan, np.isinf))
+    return replace(found, nans=nans, infs=infs)
 
 
 def _exact(name: str, a: np.ndarray, b: np.ndarray) -> Difference:
     """Compare strings or truth values: equal or not."""
     differs = np.asarray(a != b, dtype=bool).reshape(a.shape)
-    return Difference(
-        name,
-        (str(a.dtype), str(b.dtype)),
-        (a.shape, b.shape),
-        int(np.count_nonzero(differs)),
-        a.size,
-        float(differs.any()),
-        float(differs.any()),
-        *_furthest(a, b, differs),
-    )
+    return _difference(name, a, b, differs, (differs, differs), differs)
 
 
 def _unequal(name: str, a: np.ndarray, b: np.ndarray) -> Difference:
@@ -119,14 +101,23 @@ def _unequal(name: str, a: np.ndarray, b: np.ndarray) -> Difference:
     )
 
 
-def _furthest(
-    a: np.ndarray, b: np.ndarray, beyond: np.ndarray
-) -> tuple[tuple[int, ...], tuple[float | str, float | str]]:
-    """Return where `beyond` is largest, and both values' elements there."""
+def _difference(
+    name: str,
+    a: np.ndarray,
+    b: np.ndarray,
+    differs: np.ndarray,
+    gaps: tuple[np.ndarray, np.ndarray],
+    beyond: np.ndarray,
+) -> Difference:
+    """Describe values of one type and shape; they are compared where `beyond` is largest."""
+    kind = ((str(a.dtype), str(b.dtype)), (a.shape, b.shape))
     if not a.size:
-        return (), ("", "")
+        return Difference(name, *kind, 0, 0, 0.0, 0.0)
+    largest, relative = (float(gap.max()) for gap in gaps)
     position = tuple(int(i) for i in np.unravel_index(int(np.argmax(beyond)), a.shape))
-    return position, (_element(a, position), _element(b, position))
+    values = (_element(a, position), _element(b, position))
+    count = int(np.count_nonzero(differs))
+    return Difference(name, *kind, count, a.size, largest, relative, position, values)
 
 
 def _element(array: np.ndarray, position: tuple[int, ...]) -> float | str:

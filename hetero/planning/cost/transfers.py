@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
 
 from devices.errors import HeteroError
 from devices.model.model import Model
@@ -28,7 +27,7 @@ JOBS: Final = 8
 RUNS: Final = 9
 #: Assumed where nothing can be measured: a shared-memory hand-over between processes.
 ASSUMED: Final = Transfer(Line(1e-3, 2e-10, "estimated"), Line(2e-4, 2e-10, "estimated"))
-_OPSET: Final = 13
+_HEADER: Final = '<ir_version: 8, opset_import: ["" : 13]>'
 
 
 def measure_transfer(
@@ -132,29 +131,19 @@ def _chain(
     }
     return (
         model,
-        {n: sender if n.startswith("make") else receiver for n in model.node_names},
+        {n: sender if n.startswith("wire") else receiver for n in model.node_names},
         inputs,
     )
 
 
 @cache
 def _chain_model(chain: tuple[str, str], wires: int, nbytes: int) -> Model:
-    """Return a model whose ``make`` nodes give tensors to its ``take`` nodes."""
+    """Return a model whose nodes ``wire0``, ... give tensors to its nodes ``out0``, ..."""
     makes, takes = chain
-    length = nbytes // 4
-    small = makes == "ConstantOfShape"
-    given = helper.make_tensor_value_info(
-        "given", TensorProto.INT64 if small else TensorProto.FLOAT, [1 if small else length]
-    )
-    nodes, inner, outputs = [], [], []
-    for wire in range(wires):
-        nodes.append(helper.make_node(makes, ["given"], [f"wire{wire}"], name=f"make{wire}"))
-        nodes.append(helper.make_node(takes, [f"wire{wire}"], [f"out{wire}"], name=f"take{wire}"))
-        inner.append(helper.make_tensor_value_info(f"wire{wire}", TensorProto.FLOAT, [length]))
-        kind = TensorProto.INT64 if small else TensorProto.FLOAT
-        outputs.append(helper.make_tensor_value_info(f"out{wire}", kind, [1 if small else length]))
-    graph = helper.make_graph(nodes, "transfer", [given], outputs, value_info=inner)
-    proto: onnx.ModelProto = helper.make_model(
-        graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=8
-    )
-    return read_model(proto)
+    tensor = f"float[{nbytes // 4}]"
+    given = "int64[1]" if makes == "ConstantOfShape" else tensor
+    outputs = ", ".join(f"{given} out{i}" for i in range(wires))
+    inner = ", ".join(f"{tensor} wire{i}" for i in range(wires))
+    nodes = " ".join(f"wire{i} = {makes}(given) out{i} = {takes}(wire{i})" for i in range(wires))
+    text = f"transfer ({given} given) => ({outputs}) <{inner}> {{{nodes}}}"
+    return read_model(onnx.parser.parse_model(f"{_HEADER} {text}"))
