@@ -57,6 +57,17 @@ def load(path: Path | str, *, mask: float = 0.0, seed: int = 0, slow: float = 0.
         tail = index[edge["sourceId"]]
         uses.setdefault(tail, []).append(index[edge["destId"]])
         cost[tail] = max(cost.get(tail, 0.0), float(edge.get("cost", 0.0)))
+    backward = [bool(node.get("isBackwardNode", False)) for node in nodes]
+    precedence = None
+    if any(backward):
+        # A backward pass mirrors the forward one: it runs on the same devices the other way round.
+        precedence = []
+        for tail, heads in uses.items():
+            for head in heads:
+                if backward[tail] and backward[head]:
+                    precedence.append((head, tail))
+                elif not backward[tail] and not backward[head]:
+                    precedence.append((tail, head))
     room = np.inf if slow else float(raw["maxSizePerFPGA"])
     return make_problem(
         times,
@@ -66,6 +77,7 @@ def load(path: Path | str, *, mask: float = 0.0, seed: int = 0, slow: float = 0.
         devices=[f"ACC.{d}" for d in range(k)] + [f"CPU.{d}" for d in range(cpus)],
         names=[str(node["id"]) for node in nodes],
         groups=groups,
+        precedence=precedence,
     )
 
 

@@ -68,6 +68,10 @@ def fuse(problem: Problem, label: Sequence[int]) -> Contraction:
         for m in members
     )
     groups = {tuple(sorted({label[v] for v in g})) for g in problem.groups}
+    precedence = problem.precedence
+    if precedence is not None:
+        pairs = {(label[u], label[v]) for u, v in precedence}
+        precedence = tuple(sorted((u, v) for u, v in pairs if u != v))
     smaller = replace(
         problem,
         times=times,
@@ -79,6 +83,7 @@ def fuse(problem: Problem, label: Sequence[int]) -> Contraction:
         names=names,
         pins=tuple(sorted({(label[v], d) for v, d in problem.pins})),
         groups=tuple(sorted(g for g in groups if len(g) > 1)),
+        precedence=precedence,
     )
     return Contraction(smaller, tuple(label))
 
@@ -106,7 +111,7 @@ def collapse_groups(problem: Problem) -> Contraction:
 
 
 def fuse_cycles(problem: Problem) -> Contraction:
-    """Fuse each strongly connected component."""
+    """Fuse each strongly connected component of the precedence edges."""
     label = _number(components(problem.node_count, problem.edges()))
     contraction = fuse(problem, label)
     _check_supported(problem, contraction)

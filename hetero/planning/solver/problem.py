@@ -48,6 +48,8 @@ class Problem:
     pins: tuple[tuple[int, int], ...] = ()
     #: Nodes that must share a device, whichever it is.
     groups: tuple[tuple[int, ...], ...] = ()
+    #: Pairs (before, after) that an order must keep; the tensors' own edges when None.
+    precedence: tuple[tuple[int, int], ...] | None = None
     #: Shape (devices,): seconds that one subgraph costs a device on top of its nodes; none when
     #: None.
     dispatch: Floats | None = None
@@ -69,6 +71,8 @@ class Problem:
 
     def edges(self) -> list[tuple[int, int]]:
         """Pairs (before, after) that a topological order keeps, sorted, each once."""
+        if self.precedence is not None:
+            return sorted(set(self.precedence))
         return sorted(
             {(int(t), h) for t, hs in zip(self.tails, self.heads, strict=True) for h in hs}
         )
@@ -107,6 +111,7 @@ def make_problem(
     classes: Sequence[int] | None = None,
     pins: Sequence[tuple[int, int]] = (),
     groups: Sequence[Sequence[int]] = (),
+    precedence: Sequence[tuple[int, int]] | None = None,
     dispatch: Floats | None = None,
     max_subgraphs: int | None = None,
     overlap: bool = False,
@@ -163,6 +168,7 @@ def make_problem(
         classes=tuple(classes),
         pins=tuple((int(v), int(d)) for v, d in pins),
         groups=tuple(tuple(sorted(set(g))) for g in groups if len(set(g)) > 1),
+        precedence=None if precedence is None else tuple(precedence),
         dispatch=busy,
         max_subgraphs=max_subgraphs,
         overlap=overlap,
