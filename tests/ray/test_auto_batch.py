@@ -1,0 +1,43 @@
+"""Requests that are joined on Ray: each caller has what it would have alone."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import hetero
+from devices.errors import DeadlineError
+from tests.hetero.models import branches, branches_output
+
+pytestmark = pytest.mark.ray
+
+
+def test_requests_over_two_actors_are_joined_and_split_again(tmp_path: Path) -> None:
+    gate = tmp_path / "open"
+    config = {"AUTO_BATCH_SIZE": 8, "AUTO_BATCH_TIMEOUT": 600_000, "WAIT_FILE": str(gate)}
+    plugins = ("tests.hetero.waiting_plugin:WaitingPlugin",)
+    with (
+        hetero.Core(devices={"CPU": 1}, plugins=plugins) as core,
+        core.compile_model(
+            branches(), "HETERO:WAITING,CPU", config, affinity={"tanh": "CPU"}
+        ) as compiled,
+    ):
+        inputs = [np.full((1 + i % 3, 3), i, np.float32) for i in range(12)]
+        requests = [compiled.create_infer_request() for _ in inputs]
+        for request, x in zip(requests, inputs, strict=True):
+            request.start_async({"x": x})
+        late = compiled.create_infer_request()
+        late.start_async({"x": inputs[0]}, timeout_s=0.01)
+        with pytest.raises(DeadlineError):
+            late.wait()
+        gate.touch()
+        for request, x in zip(requests, inputs, strict=True):
+            request.wait()
+            np.testing.assert_allclose(request.results[0], branches_output(x), rtol=1e-6)
+        # As many as there are levels ran alone; then full batches of 7 and 8 rows; then the rest.
+        stories = [" ".join(request.story()) for request in requests]
+        sizes = [set(re.findall(r"batch of (\d+):", story)) for story in stories]
+        assert sizes == [{"1"}] * 3 + [{"4"}] * 8 + [{"1"}]
