@@ -8,15 +8,16 @@ known what becomes of rows in it: a sum over the batch would mix requests, witho
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from enum import Enum
 from math import prod
 from typing import Any, Final
 
 import numpy as np
 
+from devices.errors import ModelError, PropertyError
 from devices.model.literals import lift_literals
 from devices.model.model import Model, Node
-from devices.model.tensor_spec import TensorSpec
 
 #: The size of axis 0 while types are inferred.
 _BATCH: Final = "rows of the batch"
@@ -30,6 +31,29 @@ class _Kind(Enum):
 
 class _MixedRowsError(Exception):
     """Why requests cannot be joined."""
+
+
+def with_open_batch(model: Model) -> Model:
+    """Return the model for any number of rows, where it is made for one.
+
+    Whether its nodes keep them apart is for `require_joinable` to say.
+    """
+    if not all(port.is_tensor and port.shape and port.shape[0] == 1 for port in model.inputs):
+        return model
+    try:
+        return model.reshape({p.name: ("batch", *(p.shape or ())[1:]) for p in model.inputs})
+    except ModelError:
+        return model
+
+
+def require_joinable(model: Model, size: int) -> None:
+    """Raise PropertyError, with the reason, where requests cannot be joined."""
+    if why := why_not_joined(model):
+        raise PropertyError(
+            f"model {model.name!r}: AUTO_BATCH_SIZE={size} joins requests on axis 0, but {why}. "
+            "Set it to 0 for this model, or ALLOW_AUTO_BATCHING to False.",
+            property="AUTO_BATCH_SIZE",
+        )
 
 
 def why_not_joined(model: Model) -> str | None:
@@ -57,10 +81,8 @@ class _Rows:
 
     def __init__(self, model: Model) -> None:
         self._model: Final = lift_literals(model).replace(
-            inputs=[
-                TensorSpec(p.name, p.type, (_BATCH, *(p.shape or ())[1:])) for p in model.inputs
-            ],
-            outputs=[TensorSpec(p.name, p.type) for p in model.outputs],
+            inputs=[replace(p, shape=(_BATCH, *(p.shape or ())[1:])) for p in model.inputs],
+            outputs=[replace(port, shape=None) for port in model.outputs],
             value_info=(),
         )
         self._kinds: dict[str, _Kind] = dict.fromkeys((p.name for p in model.inputs), _Kind.ROWS)

@@ -6,11 +6,11 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from devices.errors import PropertyError, UnsupportedNodesError
+from devices.errors import UnsupportedNodesError
 from devices.model.model import Model
 from hetero.admission import optimal_requests
 from hetero.affinity.affinity import Affinity
-from hetero.batch_rows import why_not_joined
+from hetero.batch_rows import require_joinable, with_open_batch
 from hetero.cache.blob import Compilation, Cut
 from hetero.cache.cached_compile import Cached, CachedCompiler
 from hetero.cache.folder import Cache
@@ -68,6 +68,8 @@ class Compiler:
         `cache`: where compiled models are kept.
         """
         compilation = request.compilation
+        if batch_size(request.config.own) > 1:
+            model = with_open_batch(model)
 
         def deploy(cuts: Sequence[Cut], sources: Sequence[StageSource]) -> Deployment:
             return self.deploy(cuts, sources, request.config)
@@ -125,10 +127,7 @@ class Compiler:
     def deploy(
         self, cuts: Sequence[Cut], sources: Sequence[StageSource], config: SplitConfig
     ) -> Deployment:
-        """Deploy cuts with a source for each stage, numbered through; several share requests.
-
-        Raises PropertyError where requests are to be joined and cannot be.
-        """
+        """Deploy cuts with a source for each stage, numbered through; several share requests."""
         limits = config.limits
         if not limits.requests:
             limits = replace(limits, requests=max(Limits().requests, optimal_requests(cuts)))
@@ -164,13 +163,7 @@ def batching_of(cuts: Sequence[Cut], config: SplitConfig, limits: Limits) -> Bat
     size = batch_size(config.own)
     if size < 2:
         return None
-    model = cuts[0].partition.source
-    if why := why_not_joined(model):
-        raise PropertyError(
-            f"model {model.name!r}: AUTO_BATCH_SIZE={size} joins requests on axis 0, but {why}. "
-            "Set it to 0 for this model, or ALLOW_AUTO_BATCHING to False.",
-            property="AUTO_BATCH_SIZE",
-        )
+    require_joinable(cuts[0].partition.source, size)
     return Batching(
         size,
         config.own["AUTO_BATCH_TIMEOUT"] / 1000,

@@ -226,6 +226,41 @@ def fixed() -> onnx.ModelProto:
     )
 
 
+def single() -> onnx.ModelProto:
+    return onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[1, 3] x) => (float[1, 3] y) '
+        "{ n = Neg(x) y = Abs(n) }"
+    )
+
+
+def test_a_model_for_one_row_takes_as_many_as_are_joined(
+    core: hetero.Core, closed_gate: type[GatedPlugin]
+) -> None:
+    with core.compile_model(single(), "GATED", BATCH) as compiled:
+        started(compiled, x(0))
+        assert closed_gate.began.wait(PATIENCE_S)
+        requests = started(compiled, *map(x, range(8)))
+        closed_gate.gate.set()
+        for number, request in enumerate(requests):
+            request.wait()
+            assert request.results[0].tolist() == [[number] * 3]
+        assert closed_gate.runs == [1, 8]
+
+
+def test_a_cache_and_a_blob_keep_a_model_that_was_for_one_row(
+    core: hetero.Core, tmp_path: Path
+) -> None:
+    options = {**BATCH, "CACHE_DIR": tmp_path}
+    compiled = core.compile_model(single(), "CPU", options)
+    again = core.import_model(compiled.export_model())
+    assert again({"x": x(-2, 2)})[0].tolist() == [[2] * 3, [1] * 3]
+    cached = core.compile_model(single(), "CPU", options)
+    assert cached.get_property("LOADED_FROM_CACHE")
+    alone = core.compile_model(single(), "CPU", {"CACHE_DIR": tmp_path})
+    assert not alone.get_property("LOADED_FROM_CACHE")
+    assert alone.inputs[0].shape == (1, 3)
+
+
 def mixing() -> onnx.ModelProto:
     return onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 17]> g (float[N, 3] x) => (float[N, 3] y) '

@@ -9,8 +9,7 @@ import pytest
 
 from devices.model.light import light_model_path
 from devices.model.reader import read_model
-from devices.model.tensor_spec import TensorSpec
-from hetero.batch_rows import why_not_joined
+from hetero.batch_rows import why_not_joined, with_open_batch
 
 RNG = np.random.default_rng(7)
 
@@ -184,12 +183,25 @@ def test_an_input_without_a_batch_of_any_size_is_named(kind: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "blamed"), [("densenet121", None), ("resnet50", "Reshape")])
-def test_a_network_of_images_keeps_them_apart_unless_it_has_their_number_inside(
+def test_a_network_for_one_image_takes_more_unless_it_has_their_number_inside(
     name: str, blamed: str | None
 ) -> None:
-    model = read_model(light_model_path(name))
-    images = [
-        TensorSpec(port.name, port.type, ("N", *(port.shape or ())[1:])) for port in model.inputs
-    ]
-    reason = why_not_joined(model.replace(inputs=images))
+    model = with_open_batch(read_model(light_model_path(name)))
+    assert model.inputs[0].shape == ("batch", 3, 224, 224)
+    reason = why_not_joined(model)
     assert (blamed in str(reason)) if blamed else reason is None
+
+
+@pytest.mark.parametrize("sizes", ["2, 3", "N, 3", "3", ""])
+def test_only_a_batch_of_one_is_opened(sizes: str) -> None:
+    kind = f"float[{sizes}]" if sizes else "float"
+    text = f'<ir_version: 8, opset_import: ["": 17]> g ({kind} x) => ({kind} y) {{ y = Neg(x) }}'
+    model = read_model(onnx.parser.parse_model(text))
+    assert with_open_batch(model) is model
+
+
+def test_a_batch_of_one_that_nodes_rely_on_stays() -> None:
+    text = """<ir_version: 8, opset_import: ["": 17]> g (float[1, 3] x) => (float[2, 3] y)
+        <float[2, 1] c = {1, 2}> { z = Concat <axis = 0> (x, x) y = Mul(z, c) }"""
+    model = with_open_batch(read_model(onnx.parser.parse_model(text)))
+    assert "'z'" in str(why_not_joined(model)) or "Concat" in str(why_not_joined(model))
