@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import weakref
 from pathlib import Path
 
 
@@ -34,6 +35,20 @@ def sweep(folder: Path, prefix: str = "") -> None:
             _, process, started, _ = path.name.removeprefix(prefix).split("-", 3)
             if process_start(int(process)) != started:
                 path.unlink()
+
+
+def remove_with(owner: object, folder: Path, pattern: str) -> weakref.finalize[..., object]:
+    """Have files removed when their owner is garbage or the process ends, not when a fork does.
+
+    Returns what does it before, and then only once.
+    """
+    return weakref.finalize(owner, _remove, os.getpid(), folder, pattern)
+
+
+def _remove(process: int, folder: Path, pattern: str) -> None:
+    if os.getpid() == process:
+        for path in folder.glob(pattern):
+            path.unlink(missing_ok=True)
 
 
 @functools.cache

@@ -135,10 +135,16 @@ def message(parts: Sequence[Any], get: Get | None = None, start: int = 0) -> Mes
         if kind in (_VALUES, _OUTPUTS):
             task, tensors, runs = rest
             reader = _Reader(parts, get)
-            pairs = zip(tensors[::2], tensors[1::2], strict=True)
-            values = {_name(name): reader.value(value) for name, value in pairs}
-            made = Values if kind == _VALUES else Outputs
-            return made(_task(task), values, tuple([_run(run) for run in runs]))
+            values: dict[str, Any] = {}
+            for name, value in zip(tensors[::2], tensors[1::2], strict=True):
+                if type(name) is not str:
+                    raise BlobError("message with a tensor that has no name.")
+                values[name] = reader.value(value)
+            went = tuple([_run(run) for run in runs]) if runs else ()
+            fields = (_task(task), values, went)
+            if kind == _VALUES:
+                return tuple.__new__(Values, fields)
+            return tuple.__new__(Outputs, fields)
         if kind == _FAILURE:
             task, error = rest
             return Failure(_task(task), error_of(error, _Reader(parts, get)))
@@ -228,9 +234,3 @@ def _run(entry: Any) -> StageRun:
         if type(node) is not str or type(seconds) is not float:
             raise BlobError("message with damaged times of nodes.")
     return run
-
-
-def _name(name: Any) -> str:
-    if type(name) is not str:
-        raise BlobError("message with a tensor that has no name.")
-    return name

@@ -13,7 +13,7 @@ import select
 import socket
 import time
 from collections import deque
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import zmq
 
@@ -29,12 +29,8 @@ MOST_DATAGRAM_NBYTES: Final = 128 * 1024
 _FAR_FIRST: Final = 16
 
 
-class Arrival(NamedTuple):
-    """One message as it came: the first frame starts with the prefix."""
-
-    link: bytes
-    number: int
-    frames: list[Any]
+#: One message as it came: link, number on it, frames, of which the first starts with the prefix.
+Arrival = tuple[bytes, int, list[Any]]
 
 
 class Inbox:
@@ -71,9 +67,7 @@ class Inbox:
     def next(self, timeout_s: float | None) -> Arrival | None:
         """Return the next message; None in time without one, or woken, or for what is none."""
         frames = self._received()
-        if frames is None:
-            if timeout_s == 0:
-                return None
+        if frames is None and timeout_s != 0:
             frames = self._wait(timeout_s)
         if frames is None or not frames[0]:
             return None
@@ -93,7 +87,7 @@ class Inbox:
         if len(frames) != num_more + 1:
             self.losses.append((link, number, number, "it is cut short"))
             return None
-        return Arrival(link, number, frames)
+        return link, number, frames
 
     def wake(self) -> None:
         """Make `next` return, now or once it is called; from any thread."""

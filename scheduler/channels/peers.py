@@ -8,27 +8,44 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgpack
+import numpy as np
 import zmq
 
 from devices.errors import ClusterError
 from scheduler.channels.direct_address import Endpoint, to_endpoint
-from scheduler.channels.envelope import INLINE_NBYTES, MessageWriter, Put
+from scheduler.channels.envelope import INLINE_NBYTES, MessageWriter
 from scheduler.channels.inbox import MOST_DATAGRAM_NBYTES
 from scheduler.channels.messages import Message
 from scheduler.channels.protocol import PREFIX, VERSION
+from scheduler.channels.shared_memory import Slot, SlotPool
 from scheduler.channels.sockets import Socket, Sockets
 
 _log = logging.getLogger(__name__)
 
 #: Control messages that wait for a party that does not read.
 _MOST_CONTROL: Final = 256
+#: From here on a slot of shared memory is faster than a datagram: see `tests.bench.channels`.
+SHARED_NBYTES: Final = 64 * 1024
 #: How long the last control messages may take.
 _FAREWELL_MS: Final = 100
 #: Measurements of a clock that are kept.
 _SAMPLES: Final = 16
+
+
+class Store(NamedTuple):
+    """Where large tensors for parties on this node go."""
+
+    pool: SlotPool
+    #: From which size on; None: never.
+    least_nbytes: int | None
+
+    @property
+    def inline_nbytes(self) -> int:
+        """What is smaller travels in the head: one datagram."""
+        return min(self.least_nbytes or SHARED_NBYTES, SHARED_NBYTES)
 
 
 class Outgoing:
@@ -54,7 +71,7 @@ class Peer:
     """
 
     def __init__(
-        self, address: str, endpoint: Endpoint, sockets: Sockets, inline_nbytes: int, now_s: float
+        self, address: str, endpoint: Endpoint, sockets: Sockets, store: Store, now_s: float
     ) -> None:
         urls = endpoint.urls()
         if urls is None:
@@ -64,6 +81,7 @@ class Peer:
             )
         self.address = address
         self.endpoint = endpoint
+        self._identity = endpoint.identity
         self.near = Outgoing()
         self.far = Outgoing()
         self.watched = False
@@ -80,7 +98,10 @@ class Peer:
         #: (round trip, its clock less ours) of late.
         self.clocks: deque[tuple[float, float]] = deque(maxlen=_SAMPLES)
         self._lock = threading.Lock()
-        self._writer = MessageWriter(inline_nbytes if endpoint.is_near else INLINE_NBYTES)
+        self._store = store
+        self._put = self._fill if endpoint.is_near else None
+        self._filled: list[tuple[Slot, int]] = []
+        self._writer = MessageWriter(store.inline_nbytes if endpoint.is_near else INLINE_NBYTES)
         self._sockets = sockets
         self._data_url, control_url = urls
         self._data: Socket | None = None
@@ -88,30 +109,49 @@ class Peer:
         self._control: Socket | None = sockets.push(control_url, endpoint.key)
         self._control.sndhwm = _MOST_CONTROL
 
-    def send(self, message: Message, put: Put) -> tuple[bytes, int] | None:
-        """Send a message; return its link and number there, None if it went nowhere."""
+    def send(self, message: Message) -> None:
+        """Send a message; it is dropped where the party is silent.
+
+        Raises TypeError, BlobError: it cannot be sent.
+        """
         with self._lock:
             if self.silent or self._control is None:
                 self.far.count += 1  # so that it is missed, should the party be heard again
-                return None
-            near = self.near
-            identity, number = self.endpoint.identity, near.count + 1
-            prefix = PREFIX.pack(identity, near.id, number, 0)
-            frames = self._writer.frames(message, put, prefix)
-            head: bytes = frames[0]
-            if (
-                self._datagrams is not None
-                and len(frames) == 1
-                and len(head) <= MOST_DATAGRAM_NBYTES
-            ):
-                try:
-                    self._datagrams.send(head)
-                except OSError:  # no room, or nobody there
-                    pass
-                else:
-                    near.count = number
-                    return near.id, number
-            return self._send_far(frames)
+                return
+            sent = None
+            try:
+                sent = self._send(message)
+            finally:
+                if self._filled:
+                    self._store.pool.sent(self._filled, sent)
+                    self._filled = []
+
+    def _send(self, message: Message) -> tuple[bytes, int] | None:
+        near = self.near
+        number = near.count + 1
+        prefix = PREFIX.pack(self._identity, near.id, number, 0)
+        frames = self._writer.frames(message, self._put, prefix)
+        datagrams, head = self._datagrams, frames[0]
+        if datagrams is not None and len(frames) == 1 and len(head) <= MOST_DATAGRAM_NBYTES:
+            try:
+                datagrams.send(head)
+            except OSError:  # no room, or nobody there
+                pass
+            else:
+                near.count = number
+                return near.id, number
+        return self._send_far(frames)
+
+    def _fill(self, flat: np.ndarray) -> tuple[str, int, int, int, int] | None:
+        """Put contents into shared memory, if they are large enough and there is room."""
+        least_nbytes = self._store.least_nbytes
+        if least_nbytes is None or flat.nbytes < least_nbytes:
+            return None
+        slot = self._store.pool.fill(flat, self._identity)
+        if slot is None:
+            return None
+        self._filled.append((slot, slot.generation))
+        return slot.place
 
     def _send_far(self, frames: list[Any]) -> tuple[bytes, int] | None:
         far = self.far
@@ -119,7 +159,7 @@ class Peer:
         far.nbytes += sum(map(len, frames))
         if self._data is None:
             self._data = self._sockets.push(self._data_url, self.endpoint.key)
-        prefix = PREFIX.pack(self.endpoint.identity, far.id, far.count, len(frames) - 1)
+        prefix = PREFIX.pack(self._identity, far.id, far.count, len(frames) - 1)
         frames[0] = prefix + frames[0][PREFIX.size :]
         try:
             if len(frames) == 1:
@@ -156,9 +196,9 @@ class Peer:
 class Peers:
     """All of them, by address."""
 
-    def __init__(self, sockets: Sockets, inline_nbytes: int) -> None:
+    def __init__(self, sockets: Sockets, store: Store) -> None:
         self._sockets = sockets
-        self._inline_nbytes = inline_nbytes
+        self._store = store
         self._peers: dict[str, Peer] = {}
         self._lock = threading.Lock()
         self._closed = False
@@ -183,7 +223,7 @@ class Peers:
             if self._closed:
                 return None
             endpoint = to_endpoint(address)
-            peer = Peer(address, endpoint, self._sockets, self._inline_nbytes, now_s)
+            peer = Peer(address, endpoint, self._sockets, self._store, now_s)
             self._peers[address] = peer
             return peer, True
 

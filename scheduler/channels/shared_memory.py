@@ -27,7 +27,7 @@ from typing import Any, Final
 import numpy as np
 
 from devices.errors import BlobError
-from scheduler.owned_files import owned_name, sweep
+from scheduler.owned_files import owned_name, remove_with, sweep
 
 FOLDER: Final = Path("/dev/shm")
 _PREFIX: Final = "hetero-"
@@ -94,6 +94,7 @@ class SlotPool:
         share = status.f_blocks * status.f_frsize // _SHARE
         self._most_nbytes = share if nbytes is None else nbytes
         self._owner = owned_name(os.urandom(4).hex())
+        self._remove = remove_with(self, folder, f"{_PREFIX}{self._owner}.*")
         self._lock = threading.Lock()
         self._num_made = 0
         #: By the size of their slots.
@@ -150,9 +151,9 @@ class SlotPool:
     def close(self) -> None:
         """Remove the files; what readers have mapped stays theirs."""
         with self._lock:
+            self._remove()
             for files in self._files.values():
                 for file in files:
-                    self._path(file.number).unlink(missing_ok=True)
                     file.slots.clear()
             self._files.clear()
             self._most_nbytes = 0

@@ -99,15 +99,68 @@ def pair(
     return parties[0], parties[1]
 
 
-@pytest.mark.parametrize("size", [4, 1_000_000])
-def test_messages_arrive_in_order_and_are_answered(pair: tuple[Party, Party], size: int) -> None:
+@pytest.mark.parametrize("size", [4, 10_000, 1_000_000])
+@pytest.mark.parametrize("count", [1, 15])
+def test_messages_arrive_once_and_are_answered(
+    pair: tuple[Party, Party], size: int, count: int
+) -> None:
     first, second = pair
-    for number in range(20):
+    for number in range(count):
         first.channel.send(second.address, values(number, size))
-    for number in range(20):
-        check(second.next(), number, size)
+    for number, message in enumerate(sorted((second.next() for _ in range(count)), key=number_of)):
+        check(message, number, size)
+    assert second.channel.pump(0) == 0
     second.channel.send(first.address, values(7, size))
     check(first.next(), 7, size)
+
+
+def test_what_finds_no_room_in_the_kernel_goes_by_the_other_way(
+    party: Callable[..., Party],
+) -> None:
+    first, second = party(), party()
+    count = 2000  # more than any kernel holds for one receiver
+    for number in range(count):
+        first.channel.send(second.address, values(number))
+    peer = first.channel._peers.find(second.address)
+    assert peer is not None
+    assert peer.near.count
+    assert peer.far.count
+    assert sorted(number_of(second.next()) for _ in range(count)) == list(range(count))
+
+
+def test_datagrams_without_end_do_not_starve_the_other_way(
+    party: Callable[..., Party],
+) -> None:
+    first, second, third = (party(shared_nbytes=None) for _ in range(3))
+    for number in range(100):
+        first.channel.send(second.address, values(number))
+        if number == 50:
+            third.channel.send(second.address, values(1000, 100_000))
+        if number > 5:  # the datagrams never end, and the large one comes all the same
+            second.channel.pump(LONG_S)
+    while second.came.qsize() < 101:
+        second.channel.pump(LONG_S)
+    assert 1000 in {number_of(second.came.get()) for _ in range(101)}
+
+
+def test_a_process_that_ends_without_closing_leaves_nothing(folder: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from scheduler.channels.direct import DirectChannel\n"
+        "from tests.scheduler.test_direct_channel import values\n"
+        "one, two = (DirectChannel(print, folder=Path(sys.argv[1])) for _ in range(2))\n"
+        "one.send(two.address, values(1, 100_000))\n"
+    )
+    command = [sys.executable, "-c", code, folder]
+    with subprocess.Popen(command, cwd=Path(__file__).parents[2]) as process:
+        assert process.wait(LONG_S) == 0
+    assert list(folder.iterdir()) == []
+    assert not list(Path("/dev/shm").glob(f"hetero-*-{process.pid}-*"))
+
+
+def number_of(message: Message) -> int:
+    assert isinstance(message, Values)
+    return message.task.request.id
 
 
 def test_a_dropped_attempt_arrives_though_nobody_pumps(pair: tuple[Party, Party]) -> None:
@@ -179,8 +232,7 @@ def test_several_threads_pump_and_each_message_is_handed_in_once(
         first.channel.send(second.address, values(number))
     for thread in threads:
         thread.join(LONG_S)
-    numbers = [second.came.get_nowait().task.request.id for _ in range(count)]  # type: ignore[union-attr]
-    assert sorted(numbers) == list(range(count))
+    assert sorted(number_of(second.came.get_nowait()) for _ in range(count)) == list(range(count))
 
 
 OTHER = """
