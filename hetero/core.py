@@ -215,10 +215,10 @@ class Core(Observed):
 
         Parameters
         ----------
-        extension : Extension, str or onnx.FunctionProto
+        extension : Extension, str, onnx.FunctionProto or path
             A function of arrays that `hetero.custom_operator` decorates, or its ``module:attr``:
-            device CPU runs it, and imports its module where it is. Or an ONNX function: every
-            device runs it that runs what it is made of.
+            device CPU runs it. An ONNX function: every device runs it that runs what it is made
+            of. The path of a library of custom operators: device ORT runs these.
 
         Raises
         ------

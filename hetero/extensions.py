@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import onnx
@@ -11,9 +12,11 @@ import onnx
 from devices.errors import ArgumentError, ArgumentTypeError, BlobError, ModelError
 from devices.model.attributes import with_bodies
 from devices.model.extension import (
+    LIBRARIES,
     Extension,
     Operator,
     find_extension,
+    library_origin,
     named_extensions,
     with_extensions,
 )
@@ -36,16 +39,21 @@ class Extensions:
     def __init__(self) -> None:
         self._python: dict[Operator, Extension] = {}
         self._functions: dict[Operator, onnx.FunctionProto] = {}
+        self._libraries: set[str] = set()
         self._lock = threading.Lock()
 
     def add(self, extension: Any, *, on_ray: bool) -> None:
         """Add one; ArgumentError if its operator has another one already."""
+        if isinstance(extension, str | Path) and Path(extension).suffix in LIBRARIES:
+            with self._lock:
+                self._libraries.add(library_origin(extension))
+            return
         if isinstance(extension, str):
             extension = find_extension(extension)
         if not isinstance(extension, Extension | onnx.FunctionProto):
             raise ArgumentTypeError(
                 f"extension {extension!r}: wanted a function that hetero.custom_operator "
-                "decorates, its module:attr, or an onnx.FunctionProto."
+                "decorates, its module:attr, an onnx.FunctionProto, or a library's path."
             )
         if isinstance(extension, Extension):
             key, origin = (extension.domain, extension.op_type), extension.origin
@@ -88,8 +96,10 @@ class Extensions:
 
     def allow(self, model: Model, config: SplitConfig, tables: Mapping[str, PropertyTable]) -> None:
         """Let the devices that run extensions import those of a model that were added here."""
-        named = set(named_extensions(model).values())
-        if origins := tuple(sorted(named & self._origins())):
+        wanted = set(named_extensions(model).values()) & self._origins()
+        if self._libraries and _of_libraries(model):
+            wanted |= self._libraries
+        if origins := tuple(sorted(wanted)):
             for device, options in config.devices.items():
                 if OPTION in tables[device]:
                     options[OPTION] = origins
@@ -109,7 +119,7 @@ class Extensions:
             )
 
     def _origins(self) -> set[str]:
-        return {extension.origin for extension in self._python.values()}
+        return {extension.origin for extension in self._python.values()} | self._libraries
 
     def _with_functions(self, model: Model) -> Model:
         """Return the model with the functions that it calls, and those that these call."""
@@ -141,6 +151,15 @@ def _operators(model: Model) -> set[Operator]:
     outer = [node.proto for node in model.nodes]
     outer += [node for function in model.header.functions for node in function.node]
     return {(node.domain, node.op_type) for proto in outer for node in with_bodies(proto)}
+
+
+def _of_libraries(model: Model) -> bool:
+    """Return whether an operator is neither ONNX's, nor the model's function or extension."""
+    known = {(f.domain, f.name) for f in model.header.functions} | named_extensions(model).keys()
+    return any(
+        key not in known and not onnx.defs.has(key[1], "" if key[0] == "ai.onnx" else key[0])
+        for key in _operators(model)
+    )
 
 
 def _typed(model: Model, extensions: Mapping[Operator, Extension]) -> Model:

@@ -25,6 +25,8 @@ from devices.model.tensor_spec import TensorSpec
 
 #: Before an operator's name, the key of the model's metadata that names its extension.
 _KEY: Final = "hetero.extension:"
+#: Suffixes of libraries of operators.
+LIBRARIES: Final = (".so", ".dll", ".dylib")
 #: Domain and operator.
 Operator = tuple[str, str]
 
@@ -212,3 +214,34 @@ def _digest(module: str) -> str:
     """Return a hash of a module's source: another text may compute something else."""
     file = getattr(sys.modules[module], "__file__", None)
     return xxhash.xxh3_64_hexdigest(Path(file).read_bytes()) if file else "interactive"
+
+
+def library_origin(path: str | Path) -> str:
+    """Return where a library of operators is, and what it contains: ``path#digest``.
+
+    ArgumentError if it cannot be read.
+    """
+    path = Path(path).resolve()
+    try:
+        return f"{path}#{xxhash.xxh3_64_hexdigest(path.read_bytes())}"
+    except OSError as error:
+        raise ArgumentError(
+            f"extension {str(path)!r} cannot be read: {error.strerror}. Give the path of a library "
+            "that is there on every node."
+        ) from error
+
+
+def library_path(origin: str) -> str | None:
+    """Return the library that an extension's origin names, if it names one.
+
+    ArgumentError if it is not the same here.
+    """
+    path, _, digest = origin.rpartition("#")
+    if Path(path).suffix not in LIBRARIES:
+        return None
+    if library_origin(path) != origin:
+        raise ArgumentError(
+            f"extension {path!r} is another library here: its contents have no digest {digest}. "
+            "Install the same on every node, and compile again."
+        )
+    return path

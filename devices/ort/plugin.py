@@ -61,6 +61,11 @@ class ORTPlugin(Plugin):
                 "LOG_NONE", "LOG_ERROR", "LOG_WARNING", "LOG_INFO", "LOG_DEBUG", "LOG_TRACE",
             ),
         ),
+        Property(
+            "EXTENSIONS", tuple, (), True,
+            "Libraries of custom operators: Core says so for those added to it.",
+            shapes_result=True,
+        ),
         Property("RANGE_FOR_ASYNC_INFER_REQUESTS", tuple, (1, 64, 1), False, "Fewest, most, step."),
     )  # fmt: skip
 
@@ -70,11 +75,11 @@ class ORTPlugin(Plugin):
 
     def transform_model(self, model: Model, config: Config) -> Model:
         """Lift literals; find the types that ONNX's own inference does not."""
-        return with_types(lift_literals(model), config["ORT_PROVIDERS"])
+        return with_types(lift_literals(model), config["ORT_PROVIDERS"], config["EXTENSIONS"])
 
     def prepare_query(self, model: Model, config: Config) -> Mapping[str, Refusal | str]:
         """Ask ONNX Runtime about every node."""
-        return self._query.judge(model, config["ORT_PROVIDERS"])
+        return self._query.judge(model, config["ORT_PROVIDERS"], config["EXTENSIONS"])
 
     def refuse(self, node: Node, model: Model, config: Config) -> Refusal | None:
         """Take what ONNX Runtime took: `prepare_query` holds the refusals."""

@@ -22,6 +22,7 @@ from devices.model.model import Constant, Model
 from devices.model.reader import read_model
 from devices.model.tensor_spec import TensorSpec
 from devices.ort.prepacked import SAVE_OPTION, PackedFile, is_packed, read_packed
+from devices.ort.query import register_libraries
 from devices.ort.session import open_session, session_model
 from devices.plugin.program import ExecutedNode, Payload, Program, RunContext, Value
 from devices.plugin.properties import Config
@@ -138,6 +139,7 @@ class OrtProgram(Program):
         threads = self._config["INFERENCE_NUM_THREADS"] or len(os.sched_getaffinity(0))
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
+        register_libraries(options, self._config["EXTENSIONS"])
         options.log_severity_level = _SEVERITY[self._config["LOG_LEVEL"]]
         # Devices share cores: threads that spin would take them from each other.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")

@@ -13,6 +13,7 @@ import onnx
 import onnxruntime
 import xxhash
 
+from devices.model.extension import library_path
 from devices.model.model import Constant, Model, Node
 from devices.model.tensor_spec import TensorSpec
 from devices.ort.versions import changed_since, lowered
@@ -40,25 +41,35 @@ class OrtQuery:
     """Verdicts of ONNX Runtime on nodes, each distinct kind of node asked about once."""
 
     def __init__(self) -> None:
-        self._verdicts: dict[tuple[bytes, tuple[str, ...]], _Verdict] = {}
+        self._verdicts: dict[tuple[bytes, tuple[str, ...], tuple[str, ...]], _Verdict] = {}
         self._lock = threading.Lock()
 
-    def judge(self, model: Model, providers: Sequence[str]) -> dict[str, Refusal | str]:
+    def judge(
+        self, model: Model, providers: Sequence[str], extensions: Sequence[str] = ()
+    ) -> dict[str, Refusal | str]:
         """Return refusals, and notes on nodes that are not run as they stand, by node name."""
         found: dict[str, Refusal | str] = {}
         for node in model.nodes:
-            verdict = _known(node, model) or self._ask(node, model, tuple(providers))
+            verdict = _known(node, model) or self._ask(
+                node, model, tuple(providers), tuple(extensions)
+            )
             if verdict is not None:
                 found[node.name] = verdict
         return found
 
-    def _ask(self, node: Node, model: Model, providers: tuple[str, ...]) -> _Verdict:
+    def _ask(
+        self,
+        node: Node,
+        model: Model,
+        providers: tuple[str, ...],
+        extensions: tuple[str, ...],
+    ) -> _Verdict:
         data = _alone(node, model).SerializeToString(deterministic=True)
-        key = (xxhash.xxh3_128_digest(data), providers)
+        key = (xxhash.xxh3_128_digest(data), providers, extensions)
         with self._lock:
             if key in self._verdicts:
                 return self._verdicts[key]
-        verdict = _try(node, model, data, providers)
+        verdict = _try(node, model, data, providers, extensions)
         with self._lock:
             if len(self._verdicts) >= _KEPT:
                 self._verdicts.clear()
@@ -66,13 +77,21 @@ class OrtQuery:
         return verdict
 
 
-def quiet_options() -> onnxruntime.SessionOptions:
+def register_libraries(options: onnxruntime.SessionOptions, extensions: Sequence[str]) -> None:
+    """Let sessions have the operators of the libraries among `extensions`."""
+    for origin in extensions:
+        if (path := library_path(origin)) is not None:
+            options.register_custom_ops_library(path)
+
+
+def quiet_options(extensions: Sequence[str] = ()) -> onnxruntime.SessionOptions:
     """Return session options that keep the graph as it is, and print nothing."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
     options.log_severity_level = 4
+    register_libraries(options, extensions)
     return options
 
 
@@ -174,11 +193,17 @@ def _shown(constant: Constant, node: Node) -> bool:
     return array.size <= _SHOWN_ELEMENTS or array.dtype == np.dtype(object)
 
 
-def _try(node: Node, model: Model, data: bytes, providers: tuple[str, ...]) -> _Verdict:
-    options = quiet_options()
-    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    options.add_session_config_entry("session.disable_prepacking", "1")
+def _try(
+    node: Node,
+    model: Model,
+    data: bytes,
+    providers: tuple[str, ...],
+    extensions: tuple[str, ...],
+) -> _Verdict:
     try:
+        options = quiet_options(extensions)
+        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+        options.add_session_config_entry("session.disable_prepacking", "1")
         session = onnxruntime.InferenceSession(data, options, providers=list(providers))
     except Exception as error:  # whatever it raises is its reason
         return _refusal(node, model, error)

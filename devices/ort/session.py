@@ -51,7 +51,7 @@ def open_session(
     return onnxruntime.InferenceSession(data, options, providers=list(providers)), arrays
 
 
-def with_types(model: Model, providers: Sequence[str]) -> Model:
+def with_types(model: Model, providers: Sequence[str], extensions: Sequence[str] = ()) -> Model:
     """Return the model with the types of values behind ONNX Runtime's own operators.
 
     ONNX's inference stops at operators of other domains; where it does, ONNX Runtime is asked.
@@ -69,7 +69,7 @@ def with_types(model: Model, providers: Sequence[str]) -> Model:
     data, stubs = session_model(model, unknown)
     weights = {name: model.constants[name].array for name in stubs}
     try:
-        session, _ = open_session(data, weights, quiet_options(), providers)
+        session, _ = open_session(data, weights, quiet_options(extensions), providers)
     except Exception:  # the query finds each node's own reason
         return model
     found = {}

@@ -275,3 +275,50 @@ def test_devices_processes_import_it() -> None:
         np.testing.assert_allclose(compiled(X)[0], ANSWER, rtol=1e-6)
         blob = compiled.export_model()
         np.testing.assert_allclose(core.import_model(blob)(X)[0], ANSWER, rtol=1e-6)
+
+
+def library() -> Path:
+    """Return a library of operators that is made for ONNX Runtime."""
+    extensions = pytest.importorskip(
+        "onnxruntime_extensions", reason="a library to try: pip install onnxruntime-extensions"
+    )
+    return Path(extensions.get_library_path())
+
+
+def inverting() -> onnx.ModelProto:
+    """Return neg -> Inverse, of ONNX Runtime's extensions -> Relu."""
+    ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [2, 2]) for n in "xyb"]
+    nodes = [
+        helper.make_node("Neg", ["x"], ["a"], "neg"),
+        helper.make_node("Inverse", ["a"], ["b"], "inverse", domain="ai.onnx.contrib"),
+        helper.make_node("Relu", ["b"], ["y"], "relu"),
+    ]
+    graph = helper.make_graph(nodes, "g", ports[:1], ports[1:2], value_info=ports[2:])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.contrib", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
+
+
+def test_a_library_of_onnx_runtime_gives_operators_to_its_device(core: hetero.Core) -> None:
+    path, x = library(), np.float32([[1, 2], [3, 5]])
+    want = np.maximum(np.linalg.inv(-x), 0)
+    assert "inverse" in core.query_model(inverting(), "HETERO:ORT,CPU").unsupported
+    core.add_extension(path)
+    compiled = core.compile_model(inverting(), "HETERO:CPU,ORT")
+    assert [subgraph.device for subgraph in compiled.subgraphs] == ["CPU", "ORT", "CPU"]
+    np.testing.assert_allclose(compiled(x)[0], want, rtol=1e-4)
+    blob = compiled.export_model()
+    np.testing.assert_allclose(core.import_model(blob)(x)[0], want, rtol=1e-4)
+    with hetero.Core("inprocess") as other, pytest.raises(BlobError, match=r"trust"):
+        other.import_model(blob)
+
+
+def test_a_library_that_is_not_there_is_told(core: hetero.Core, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="cannot be read"):
+        core.add_extension(tmp_path / "none.so")
+
+
+def test_a_library_that_is_none_is_a_refusal(core: hetero.Core, tmp_path: Path) -> None:
+    (tmp_path / "text.so").write_text("no library")
+    core.add_extension(str(tmp_path / "text.so"))
+    refusal = core.query_model(inverting(), "ORT").unsupported["inverse"]["ORT"]
+    assert "text.so" in refusal.message
