@@ -25,6 +25,7 @@
     │   └── TensorShapeError
     ├── KernelError (ValueError)               a node whose inputs break its specification
     ├── InferenceError (RuntimeError)          a device failed while it ran a stage
+    │   └── DeviceMemoryError (MemoryError)    for want of memory: another device may have more
     ├── RequestBusyError (RuntimeError)
     ├── RequestNotStartedError (RuntimeError)
     ├── RequestCancelledError (RuntimeError)
@@ -56,6 +57,7 @@ __all__ = [
     "DeadlineError",
     "DeviceError",
     "DeviceLostError",
+    "DeviceMemoryError",
     "ExternalDataError",
     "HeteroError",
     "InferenceError",
@@ -209,6 +211,10 @@ class KernelError(HeteroError, ValueError):
 
 class InferenceError(HeteroError, RuntimeError):
     """A device failed while it ran a stage."""
+
+
+class DeviceMemoryError(InferenceError, MemoryError):
+    """A device has not the memory for a stage; another may."""
 
 
 class RequestBusyError(HeteroError, RuntimeError):

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from devices.errors import HeteroError, InferenceError
+from devices.errors import DeviceMemoryError, HeteroError, InferenceError
 from devices.model.model import Model
 from devices.model.tensor_spec import TensorSpec
 from devices.plugin.configuration import Configuration
@@ -127,7 +127,8 @@ class CompiledModel(BaseCompiledModel):
                 for p, v in zip(self.inputs, inputs, strict=False)
                 if isinstance(v, np.ndarray)
             )
-            raise InferenceError(
+            kind = DeviceMemoryError if isinstance(error, MemoryError) else InferenceError
+            raise kind(
                 f"{self.device} failed on model {self.name!r} with inputs {shapes or 'none'}: "
                 f"{type(error).__name__}: {error}",
                 device=self.device,

@@ -138,9 +138,14 @@ class ClientMachine:
         # Not sooner: whoever runs the machine may ask for those that the last event ended.
         while len(self._ended) > self.limits.remembered:
             self._ended.popitem(last=False)
-        concerned = list(self._concerned(event))
-        done = [order for request in concerned for order in self._step(request, event)]
-        return done + self._deliver_held(event.now_s) + self._admit_waiting(event.now_s)
+        done: list[ClientInstruction] = []
+        for request in self._concerned(event):
+            done += self._step(request, event)
+        if self._order:
+            done += self._deliver_held(event.now_s)
+        if self._num_waiting:
+            done += self._admit_waiting(event.now_s)
+        return done
 
     def _concerned(self, event: ClientEvent) -> Sequence[RequestRecord]:
         """Take in what an event says of no single request; return the requests that it is for."""

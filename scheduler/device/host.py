@@ -235,7 +235,7 @@ class DeviceHost:
         }
         if isinstance(error, InferenceError):
             cause = error.__cause__
-            return InferenceError(
+            return type(error)(
                 f"stage {stage} on device {self.descriptor.name} (node {self.descriptor.node}), "
                 f"request {request.id}, attempt {request.attempt}: {error.message}",
                 **{**error.data, **where, "cause": repr(cause) if cause else error.message},

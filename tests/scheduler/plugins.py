@@ -1,7 +1,8 @@
 """A plugin over numpy for scheduler tests: a few operators, and faults by node name.
 
 A node called ``sleep_0.2…`` takes that long, ``fail…`` raises, ``refuse…`` raises a typed error,
-``exit…`` leaves Python, ``odd…`` gives what is no value, and ``die…`` kills its process.
+``full…`` has no memory, ``exit…`` leaves Python, ``odd…`` gives what is no value, and ``die…``
+kills its process.
 """
 
 from __future__ import annotations
@@ -61,6 +62,8 @@ class ToyProgram(Program):
                 time.sleep(0.005)
         elif node.name.startswith("fail"):
             raise ZeroDivisionError("by design")
+        elif node.name.startswith("full"):
+            raise MemoryError("by design")
         elif node.name.startswith("exit"):
             raise SystemExit(3)
         elif node.name.startswith("refuse"):

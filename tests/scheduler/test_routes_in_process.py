@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from devices.errors import OverloadedError
+from devices.errors import DeviceMemoryError, OverloadedError
 from devices.request.request import Request
 from scheduler import InProcessExecutor, Limits, create_executor
 from scheduler.executor import Deployment
@@ -96,3 +96,19 @@ def test_answers_come_in_order_where_that_is_asked_for(executor: InProcessExecut
     assert done.wait(300)
     assert order == list(range(8))
     deployment.close()
+
+
+def test_what_does_not_fit_into_a_device_is_run_on_another_route(
+    executor: InProcessExecutor,
+) -> None:
+    (one, sources), (other, more) = chain("TOY.0", name="full"), chain("TOY.1")
+    deployment = executor.deploy(share([one, other], [1, 1]), [*sources, *more])
+    made = deployment.submit({"x": X})
+    assert [run.device for run in made.future.result(300).stage_runs] == ["TOY.1"]
+    told = [line.what for line in deployment.story(made.request_id)]
+    assert any("MemoryError: by design" in line for line in told)
+    deployment.close()
+    alone = executor.deploy(one, sources)
+    with pytest.raises(DeviceMemoryError, match=r"stage 0 on device TOY\.0"):
+        alone.submit({"x": X}).future.result(300)
+    alone.close()
