@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from devices.errors import ModelError, PropertyError
+from devices.errors import PropertyError
 from devices.model.literals import lift_literals
 from devices.model.model import Model, Node
 
@@ -31,19 +31,6 @@ class _Kind(Enum):
 
 class _MixedRowsError(Exception):
     """Why requests cannot be joined."""
-
-
-def with_open_batch(model: Model) -> Model:
-    """Return the model for any number of rows, where it is made for one.
-
-    Whether its nodes keep them apart is for `require_joinable` to say.
-    """
-    if not all(port.is_tensor and port.shape and port.shape[0] == 1 for port in model.inputs):
-        return model
-    try:
-        return model.reshape({p.name: ("batch", *(p.shape or ())[1:]) for p in model.inputs})
-    except ModelError:
-        return model
 
 
 def require_joinable(model: Model, size: int) -> None:

@@ -10,13 +10,14 @@ from devices.errors import UnsupportedNodesError
 from devices.model.model import Model
 from hetero.admission import optimal_requests
 from hetero.affinity.affinity import Affinity
-from hetero.batch_rows import require_joinable, with_open_batch
+from hetero.batch_rows import require_joinable
 from hetero.cache.blob import Compilation, Cut
 from hetero.cache.cached_compile import Cached, CachedCompiler
 from hetero.cache.folder import Cache
 from hetero.compiled_model import CompiledModel
 from hetero.config import SplitConfig, batch_size
 from hetero.deployed_model import DeployedModel
+from hetero.open_batch import with_open_batch
 from hetero.partition.lowering import constant_outputs, stage_sources
 from hetero.partition.partition import partition
 from hetero.planning import PlannedAffinity

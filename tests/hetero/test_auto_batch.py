@@ -228,8 +228,9 @@ def fixed() -> onnx.ModelProto:
 
 def single() -> onnx.ModelProto:
     return onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17]> g (float[1, 3] x) => (float[1, 3] y) '
-        "{ n = Neg(x) y = Abs(n) }"
+        """<ir_version: 8, opset_import: ["": 17]> g (float[1, 3] x) => (float[1, 3] y) {
+            c = Constant <value_ints = [1, 3, 1]> () d = Constant <value_ints = [1, -1]> ()
+            n = Neg(x) r = Reshape(n, c) a = Abs(r) y = Reshape(a, d) }"""
     )
 
 
@@ -256,6 +257,8 @@ def test_a_cache_and_a_blob_keep_a_model_that_was_for_one_row(
     assert again({"x": x(-2, 2)})[0].tolist() == [[2] * 3, [1] * 3]
     cached = core.compile_model(single(), "CPU", options)
     assert cached.get_property("LOADED_FROM_CACHE")
+    split = core.compile_model(single(), "HETERO:CPU,ORT", BATCH, affinity={"*": "ORT"})
+    assert split({"x": x(-2, 2)})[0].tolist() == [[2] * 3, [1] * 3]
     alone = core.compile_model(single(), "CPU", {"CACHE_DIR": tmp_path})
     assert not alone.get_property("LOADED_FROM_CACHE")
     assert alone.inputs[0].shape == (1, 3)
