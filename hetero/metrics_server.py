@@ -2,19 +2,41 @@
 
 from __future__ import annotations
 
+import logging
+import socket
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
 from types import TracebackType
-from typing import Final
+from typing import Any, Final
 
-from devices.errors import ArgumentError
+from devices.errors import ArgumentError, HeteroError
 from scheduler.exposition import CONTENT_TYPE, write_text
 from scheduler.load import Load
 from scheduler.metrics import Metrics
 from scheduler.observer import Observer
 
+_log = logging.getLogger(__name__)
+
 _PATHS: Final = ("/", "/metrics")
+#: Seconds that someone who connects may take to say what is wanted.
+_PATIENCE_S: Final = 10.0
+
+
+class _Server(ThreadingHTTPServer):
+    """An HTTP server that asks no name server, and prints nothing."""
+
+    def __init__(self, host: str, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        super().__init__((host, port), handler)
+
+    def server_bind(self) -> None:
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]  # typeshed gives any family's
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        _log.debug("client=%s was not answered", client_address, exc_info=True)
 
 
 class MetricsServer:
@@ -36,7 +58,7 @@ class MetricsServer:
         self._observers = observers
         self._metrics = Metrics(load)
         self._host, self._port = host, port
-        self._server: ThreadingHTTPServer | None = None
+        self._server: _Server | None = None
 
     @property
     def url(self) -> str:
@@ -50,7 +72,7 @@ class MetricsServer:
 
     def __enter__(self) -> MetricsServer:
         try:
-            self._server = ThreadingHTTPServer((self._host, self._port), self._handler())
+            self._server = _Server(self._host, self._port, self._handler())
         except (OSError, OverflowError) as error:
             raise ArgumentError(
                 f"cannot serve metrics at {self._host}:{self._port}: {error}. Give another port; "
@@ -80,11 +102,17 @@ class MetricsServer:
         class Handler(BaseHTTPRequestHandler):
             """Answers GET with the metrics."""
 
+            timeout = _PATIENCE_S
+
             def do_GET(self) -> None:
                 if self.path.partition("?")[0] not in _PATHS:
                     self.send_error(404, "metrics are at /metrics")
                     return
-                body = text().encode()
+                try:
+                    body = text().encode()
+                except HeteroError as error:
+                    self.send_error(503, "no metrics now", str(error))
+                    return
                 self.send_response(200)
                 self.send_header("Content-Type", CONTENT_TYPE)
                 self.send_header("Content-Length", str(len(body)))

@@ -2,7 +2,8 @@
 
 One process for the client, with a lane for each request in flight, and one for each node, with a
 lane for each stream of its devices. What waits in a device's queue is an asynchronous event; the
-inputs of a request and the wires between its stages are flows. All times are by one clock.
+inputs of a request and the wires between its stages are flows. All times are by one clock: what a
+node said before the difference of its clock was known is left out.
 The format is Google's "Trace Event Format".
 """
 
@@ -18,6 +19,9 @@ from scheduler.events import DeviceReturned
 from scheduler.observer import DeviceEvent, EndedRequest
 
 Event = dict[str, Any]
+
+#: By how much a node's clock, once its difference is known, may still be wrong.
+_CLOCK_ERROR_S: Final = 0.1
 
 _CLIENT: Final = 1
 #: Nanoseconds by which a flow leaves before its slice ends: at the end it would leave no slice.
@@ -39,6 +43,7 @@ def trace_events(
     origin_s = min(request.record.submitted.now_s for request in requests)
     clock = _Clock(origin_s)
     lanes = _lanes((r.record.submitted.now_s, r.record.ended_s or 0.0) for r in requests)
+    requests = [request._replace(runs=_on_the_clock(request)) for request in requests]
     runs = [(place, run) for place, request in enumerate(requests) for run in request.runs]
     tracks = _Tracks(runs, nodes)
     yield _process(_CLIENT, "client")
@@ -64,6 +69,12 @@ def trace_events(
             "ts": max(0, clock.ns(event.now_s)) / 1e3,
             "s": "g",
         }
+
+
+def _on_the_clock(request: EndedRequest) -> tuple[StageRun, ...]:
+    first_s = request.record.submitted.now_s - _CLOCK_ERROR_S
+    last_s = (request.record.ended_s or 0.0) + _CLOCK_ERROR_S
+    return tuple(r for r in request.runs if first_s <= r.started_s and r.ended_s <= last_s)
 
 
 class _Clock:

@@ -159,8 +159,8 @@ class Metrics:
 
     def _of_stages(self) -> Iterator[Family]:
         for metric, text, value in (
-            ("runs_total", "Runs of stages.", "num_runs"),
-            ("busy_seconds_total", "Time that stages ran; its rate is the utilisation.", "run_s"),
+            ("runs_total", "Runs of stages, of requests that were answered.", "num_runs"),
+            ("busy_seconds_total", "Time of these runs; its rate is the utilisation.", "run_s"),
             ("queue_seconds_total", "Time that stages waited in their devices' queues.",
              "queued_s"),
             ("output_bytes_total", "Bytes that stages gave.", "output_nbytes"),
@@ -219,6 +219,11 @@ class Metrics:
                 queued = device.status["tasks"] - running
                 tasks.append(Sample({**labels[name], "state": "queued"}, queued))
                 tasks.append(Sample({**labels[name], "state": "running"}, running))
+        yield Family(
+            "hetero_device_streams", "gauge", "Stages that a device may run at once.",
+            [Sample(labels[name], device.status["streams"])
+             for name, device in devices if device.status],
+        )  # fmt: skip
         yield Family("hetero_device_tasks", "gauge", "Runs of stages that a device holds.", tasks)
 
 

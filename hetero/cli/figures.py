@@ -97,7 +97,8 @@ def figures(now: Look, before: Look) -> dict[str, Any]:
                 "up": bool(now.value("device_up", **labels)),
                 "queued": now.value("device_tasks", **labels, state="queued"),
                 "running": now.value("device_tasks", **labels, state="running"),
-                "utilisation": busy[labels["device"]],
+                "utilisation": busy[labels["device"]]
+                / (now.value("device_streams", **labels) or 1),
                 "losses": now.value("device_losses_total", device=labels["device"]),
                 "silent_s": now.value("device_heartbeat_age_seconds", **labels),
             }

@@ -77,13 +77,14 @@ class DeviceLoop:
         return not self._arrived and not self._machine.num_tasks
 
     def status(self) -> dict[str, float]:
-        """Return how many tasks are held, how many run, and for how long the oldest has."""
+        """Return how many tasks are held, run and may run, and how long the oldest has run."""
         oldest_s = min(self._begun_s.copy().values(), default=None)
         with self._lock:
             tasks, running = self._machine.num_tasks, self._machine.num_running
         return {
             "tasks": tasks,
             "running": running,
+            "streams": self._machine.num_streams,
             "running_s": 0.0 if oldest_s is None else time.monotonic() - oldest_s,
         }
 

@@ -14,6 +14,8 @@ import onnx
 import pytest
 
 import hetero
+from hetero.metrics_server import MetricsServer
+from scheduler.load import Load
 from tests import exposition
 from tests.command_line import Shell
 from tests.hetero.models import branches
@@ -100,6 +102,18 @@ def test_only_metrics_are_served_and_only_in_the_block(core: hetero.Core) -> Non
 def test_a_core_that_has_started_nothing_has_figures_too() -> None:
     with hetero.Core("inprocess") as idle, idle.serve_metrics() as metrics:
         assert scrape(metrics.url)["hetero_in_flight_bytes"].value() == 0
+
+
+def test_figures_that_cannot_be_had_are_an_answer_too(capfd: pytest.CaptureFixture[str]) -> None:
+    def lost() -> Load:
+        raise hetero.ClusterError("the cluster is lost")
+
+    with (
+        MetricsServer([], lost, "127.0.0.1", 0) as metrics,
+        pytest.raises(urllib.error.HTTPError, match="503"),
+    ):
+        urllib.request.urlopen(metrics.url, timeout=60)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_command_says_where_its_figures_are(shell: Shell, tmp_path: Path) -> None:

@@ -14,8 +14,11 @@ import pytest
 
 import hetero
 from devices.request.answer import StageRun
+from hetero.trace_events import trace_events
+from scheduler.client.transitions import RequestState
 from tests.command_line import Shell
 from tests.hetero.models import branches
+from tests.scheduler.test_metrics import ended
 
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
 #: Three subgraphs and three wires: 0 -> 1, 0 -> 2, 1 -> 2.
@@ -232,3 +235,12 @@ def test_commands_write_traces(shell: Shell, tmp_path: Path, command: str) -> No
     refused = shell(command, model, "--trace", model)
     assert refused.code == 2
     assert "--trace" in refused.err
+
+
+def test_stages_of_a_node_whose_clock_is_not_known_yet_are_left_out() -> None:
+    runs = (StageRun(0, "A", 0.5, 11.0, 12.0), StageRun(1, "B", 0.5, 90011.0, 90012.0))
+    request = ended(RequestState.ANSWERED, 3.0, runs=runs)
+    events = list(trace_events([request], {"A": "here", "B": "there"}))
+    assert [e["args"]["stage"] for e in of(events, "X", "stage")] == [0]
+    assert {e["ph"]: e["cat"] for e in events if e["ph"] in "sf"} == {"s": "inputs", "f": "inputs"}
+    assert max(e.get("ts", 0) for e in events) < 3e6
