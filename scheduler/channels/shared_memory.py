@@ -36,8 +36,10 @@ _PAGE: Final = mmap.ALLOCATIONGRANULARITY
 _MOST_SLOTS: Final = min(64, _PAGE // 8)
 #: A file holds as many slots as fit into so many bytes, and one at least.
 _FILE_NBYTES: Final = 8 * 2**20
-#: A pool takes this part of the folder's file system at most.
-_SHARE: Final = 4
+#: A pool takes this part of the folder's file system at most, and leaves that part of it free: what
+#: Ray keeps there is reserved only when it is written, and would end in a SIGBUS.
+_MOST: Final = 1 / 4
+_LEFT: Final = 1 / 2
 
 
 @dataclass(slots=True, eq=False)
@@ -82,7 +84,8 @@ class SlotPool:
     Parameters
     ----------
     nbytes : int, optional
-        How large all files may get; by default a quarter of the file system.
+        How large all files may get; by default a quarter of the file system. Half of that stays
+        free in any case.
     folder : path
         Where they are; a file system in memory.
     """
@@ -91,8 +94,9 @@ class SlotPool:
         self._folder = folder
         sweep(folder, _PREFIX)
         status = os.statvfs(folder)
-        share = status.f_blocks * status.f_frsize // _SHARE
-        self._most_nbytes = share if nbytes is None else nbytes
+        self._most_nbytes = int(status.f_blocks * status.f_frsize * _MOST)
+        if nbytes is not None:
+            self._most_nbytes = nbytes
         self._owner = owned_name(os.urandom(4).hex())
         self._remove = remove_with(self, folder, f"{_PREFIX}{self._owner}.*")
         self._lock = threading.Lock()
@@ -171,6 +175,9 @@ class SlotPool:
         count = max(1, min(_MOST_SLOTS, _FILE_NBYTES // size))
         nbytes = _PAGE + count * size
         if self.nbytes + nbytes > self._most_nbytes and not self._make_room(nbytes):
+            return None
+        status = os.statvfs(self._folder)
+        if status.f_bavail * status.f_frsize - nbytes < status.f_blocks * status.f_frsize * _LEFT:
             return None
         made = self._make(size, count)
         return None if made is None else made.slots[0]

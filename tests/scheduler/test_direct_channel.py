@@ -5,86 +5,21 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import Queue
 from typing import Any
 
-import msgpack
-import numpy as np
 import pytest
 import zmq
 
 from devices.errors import BlobError, ClusterError
-from devices.request.request import Request
-from scheduler.channels import direct_address, envelope
-from scheduler.channels.direct import DirectChannel
+from scheduler.channels import direct_address
 from scheduler.channels.direct_address import to_address, to_endpoint
 from scheduler.channels.links import Incoming
-from scheduler.channels.messages import Dropped, Message, Task, Values
-from scheduler.channels.protocol import BEAT, LOST, PREFIX, VERSION
-
-#: Longer than anything here takes on a busy machine.
-LONG_S = 60
-TASK = Task(Request(deployment="key/model:0", id=1), 0)
-
-
-class Party:
-    """A channel, and queues of what it is told."""
-
-    def __init__(self, folder: Path, **options: Any) -> None:
-        self.came: Queue[Message] = Queue()
-        self.silent: Queue[tuple[str, float]] = Queue()
-        self.heard: Queue[str] = Queue()
-        self.lost: Queue[str] = Queue()
-        self.channel = DirectChannel(
-            self.came.put,
-            folder=folder,
-            on_silent=lambda address, silent_s: self.silent.put((address, silent_s)),
-            on_heard=self.heard.put,
-            on_lost=self.lost.put,
-            **options,
-        )
-        self.address = self.channel.address
-
-    def next(self) -> Message:
-        while self.came.empty():
-            assert self.channel.pump(LONG_S)
-        return self.came.get()
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="het") as name:
-        yield Path(name)
-
-
-@pytest.fixture
-def party(folder: Path) -> Iterator[Callable[..., Party]]:
-    made: list[Party] = []
-
-    def make(**options: Any) -> Party:
-        made.append(Party(folder, **options))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.channel.close()
-    assert list(folder.iterdir()) == []
-
-
-def values(number: int, size: int = 4) -> Values:
-    return Values(Task(Request(id=number), 0), {"x": np.full(size, number, np.int32)})
-
-
-def check(message: Message, number: int, size: int = 4) -> None:
-    assert isinstance(message, Values)
-    assert message.task.request.id == number
-    np.testing.assert_array_equal(message.tensors["x"], np.full(size, number, np.int32))
-    assert not message.tensors["x"].flags.writeable
+from scheduler.channels.messages import Dropped
+from tests.scheduler.parties import LONG_S, TASK, Party, check, number_of, values, wait_for
 
 
 @pytest.fixture(params=["ipc", "tcp", "tcp with CURVE"])
@@ -147,7 +82,7 @@ def test_a_process_that_ends_without_closing_leaves_nothing(folder: Path) -> Non
     code = (
         "import sys; from pathlib import Path\n"
         "from scheduler.channels.direct import DirectChannel\n"
-        "from tests.scheduler.test_direct_channel import values\n"
+        "from tests.scheduler.parties import values\n"
         "one, two = (DirectChannel(print, folder=Path(sys.argv[1])) for _ in range(2))\n"
         "one.send(two.address, values(1, 100_000))\n"
     )
@@ -156,11 +91,6 @@ def test_a_process_that_ends_without_closing_leaves_nothing(folder: Path) -> Non
         assert process.wait(LONG_S) == 0
     assert list(folder.iterdir()) == []
     assert not list(Path("/dev/shm").glob(f"hetero-*-{process.pid}-*"))
-
-
-def number_of(message: Message) -> int:
-    assert isinstance(message, Values)
-    return message.task.request.id
 
 
 def test_a_dropped_attempt_arrives_though_nobody_pumps(pair: tuple[Party, Party]) -> None:
@@ -188,13 +118,6 @@ def test_beats_carry_numbers_and_measure_clocks(
     assert offset_s is not None
     assert abs(offset_s) < LONG_S  # one machine: the clocks are the same
     assert second.channel.status_of("nobody") == {}
-
-
-def wait_for(found: Callable[[], Any]) -> None:
-    end_s = time.monotonic() + LONG_S
-    while not found():
-        assert time.monotonic() < end_s
-        time.sleep(0.001)
 
 
 def test_a_pump_is_woken_and_one_of_a_closed_channel_returns(party: Callable[..., Party]) -> None:
@@ -304,62 +227,6 @@ def test_sockets_of_a_killed_process_are_removed_by_the_next(
     assert not list(folder.glob(f"*-{process.pid}-*"))
 
 
-class Foreign:
-    """Sends a party frames of any kind."""
-
-    def __init__(self, party: Party) -> None:
-        self.endpoint = to_endpoint(party.address)
-        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.data, self.control = (self.context.socket(zmq.PUSH) for _ in range(2))
-        for socket, url in zip((self.data, self.control), self.endpoint.urls() or (), strict=True):
-            socket.connect(url)
-
-    def frame(self, number: int, message: Message, link: bytes = b"12345678") -> bytes:
-        head = envelope.frames(message)[0]
-        return PREFIX.pack(self.endpoint.identity, link, number, 0) + head
-
-    def close(self) -> None:
-        self.context.destroy(linger=0)
-
-
-@pytest.fixture
-def foreign(party: Callable[..., Party]) -> Iterator[tuple[Party, Foreign]]:
-    one = party()
-    sender = Foreign(one)
-    yield one, sender
-    sender.close()
-
-
-def test_doubles_are_dropped_and_what_is_damaged_or_foreign_is_passed_over(
-    foreign: tuple[Party, Foreign],
-) -> None:
-    one, sender = foreign
-    first = sender.frame(1, values(1))
-    bad = [
-        b"x",
-        b"y" * 100,
-        PREFIX.pack(b"somebody", b"12345678", 2, 0) + envelope.frames(values(9))[0],
-        first[:-3],
-        sender.frame(2, values(2))[: PREFIX.size],
-        PREFIX.pack(sender.endpoint.identity, b"12345678", 3, 1) + first[PREFIX.size :],
-    ]
-    for data in (first, first, *bad):
-        sender.data.send(data)
-    sender.data.send_multipart([b"z", b"more"])
-    sender.data.send_multipart([first, b"more"])
-    for data in (b"x", b"\x93", msgpack.packb([VERSION, b"somebody", BEAT, "a"])):
-        sender.control.send(data)
-    identity = sender.endpoint.identity
-    beat = [VERSION, identity, BEAT, "no address", b"l", 1, 1, b"n", 0.5, None, 0, 0, {}]
-    sender.control.send(msgpack.packb(beat))
-    sender.control.send(msgpack.packb([*beat[:3], one.address, *beat[4:-1], {"x": "y"}]))
-    sender.data.send(sender.frame(9, values(3)))
-    while one.came.qsize() < 2:
-        one.channel.pump(LONG_S)
-    check(one.came.get(), 1)
-    check(one.came.get(), 3)
-
-
 def test_messages_that_did_not_come_are_told_to_both_sides(party: Callable[..., Party]) -> None:
     size = 200_000  # too large for a datagram
     first, second = (party(beat_s=0.02, shared_nbytes=None) for _ in range(2))
@@ -409,21 +276,6 @@ def test_a_link_tells_gaps_doubles_and_late_ends() -> None:
     assert link.give_up(12.0) == 2
     assert link.give_up(99.0) == 0
     assert link.take(7, 100) == 0
-
-
-def test_a_beat_that_says_what_is_lost_is_told_on(party: Callable[..., Party]) -> None:
-    one, two = party(), party()
-    sender = Foreign(one)
-    identity = sender.endpoint.identity
-    for num_lost in (0, 3, 3):
-        fields = (b"12345678", 0, 0, b"near", 0.5, None, 0, num_lost, {})
-        sender.control.send(msgpack.packb([VERSION, identity, BEAT, two.address, *fields]))
-    assert one.lost.get(timeout=LONG_S) == two.address
-    lost = (VERSION, identity, LOST, two.address, b"not ours", 1, 2, "why")
-    sender.control.send(msgpack.packb(lost))
-    sender.control.send(msgpack.packb((VERSION, identity, 2, "x")))
-    assert one.lost.empty()
-    sender.close()
 
 
 @pytest.mark.parametrize("address", ["", "tcp://x", "hetero1:", "hetero1:!!", "hetero1:kwECAw=="])

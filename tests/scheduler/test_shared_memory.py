@@ -16,17 +16,7 @@ import pytest
 
 from devices.errors import BlobError
 from scheduler.channels.shared_memory import FOLDER, SlotPool, SlotReader
-from tests.scheduler.test_direct_channel import (
-    LONG_S,
-    Party,
-    check,
-    folder,
-    party,
-    values,
-    wait_for,
-)
-
-__all__ = ["folder", "party"]
+from tests.scheduler.parties import LONG_S, Party, check, values, wait_for
 
 PAGE = mmap.ALLOCATIONGRANULARITY
 READER = b"12345678"
@@ -148,6 +138,17 @@ def test_a_full_disk_makes_the_pool_decline(
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     assert pool.fill(contents(100), READER) is None
+    assert files() == set()
+
+
+def test_half_of_the_file_system_stays_free(
+    pool: SlotPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status = os.statvfs(FOLDER)
+    fields = [*status[:2], 1000, 600, 510, *status[5:]]  # blocks: all, free, free for users
+    fields[1] = 4096
+    monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result((*fields, 0)))
+    assert pool.fill(contents(9 * 4096), READER) is None
     assert files() == set()
 
 

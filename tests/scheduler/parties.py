@@ -1,0 +1,66 @@
+"""Parties on direct channels: what they send, and queues of what they are told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+import numpy as np
+
+from devices.request.request import Request
+from scheduler.channels.direct import DirectChannel
+from scheduler.channels.messages import Message, Task, Values
+
+#: Longer than anything here takes on a busy machine.
+LONG_S = 60
+TASK = Task(Request(deployment="key/model:0", id=1), 0)
+
+
+class Party:
+    """A channel, and queues of what it is told."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        self.came: Queue[Message] = Queue()
+        self.silent: Queue[tuple[str, float]] = Queue()
+        self.heard: Queue[str] = Queue()
+        self.lost: Queue[str] = Queue()
+        self.channel = DirectChannel(
+            self.came.put,
+            folder=folder,
+            on_silent=lambda address, silent_s: self.silent.put((address, silent_s)),
+            on_heard=self.heard.put,
+            on_lost=self.lost.put,
+            **options,
+        )
+        self.address = self.channel.address
+
+    def next(self) -> Message:
+        while self.came.empty():
+            assert self.channel.pump(LONG_S)
+        return self.came.get()
+
+
+def values(number: int, size: int = 4) -> Values:
+    return Values(Task(Request(id=number), 0), {"x": np.full(size, number, np.int32)})
+
+
+def check(message: Message, number: int, size: int = 4) -> None:
+    assert isinstance(message, Values)
+    assert message.task.request.id == number
+    np.testing.assert_array_equal(message.tensors["x"], np.full(size, number, np.int32))
+    assert not message.tensors["x"].flags.writeable
+
+
+def number_of(message: Message) -> int:
+    assert isinstance(message, Values)
+    return message.task.request.id
+
+
+def wait_for(found: Callable[[], Any]) -> None:
+    end_s = time.monotonic() + LONG_S
+    while not found():
+        assert time.monotonic() < end_s
+        time.sleep(0.001)

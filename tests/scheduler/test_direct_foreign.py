@@ -1,0 +1,158 @@
+"""What is foreign, damaged or noise never crashes a direct channel, and is told where it can be."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+import zmq
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from devices.errors import BlobError
+from scheduler.channels import envelope
+from scheduler.channels.direct_address import to_endpoint
+from scheduler.channels.messages import Dropped, Message, Values
+from scheduler.channels.protocol import (
+    BEAT,
+    DROPPED,
+    LEAVE,
+    LOST,
+    PREFIX,
+    VERSION,
+    control_message,
+)
+from tests.scheduler.parties import LONG_S, TASK, Party, check, number_of, values
+
+
+class Foreign:
+    """Sends a party frames of any kind."""
+
+    def __init__(self, party: Party) -> None:
+        self.endpoint = to_endpoint(party.address)
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.data, self.control = (self.context.socket(zmq.PUSH) for _ in range(2))
+        for push, url in zip((self.data, self.control), self.endpoint.urls() or (), strict=True):
+            push.connect(url)
+
+    def frame(self, number: int, message: Message, link: bytes = b"12345678") -> bytes:
+        head = envelope.frames(message)[0]
+        return PREFIX.pack(self.endpoint.identity, link, number, 0) + head
+
+    def close(self) -> None:
+        self.context.destroy(linger=0)
+
+
+@pytest.fixture
+def foreign(party: Callable[..., Party]) -> Iterator[tuple[Party, Foreign]]:
+    one = party()
+    sender = Foreign(one)
+    yield one, sender
+    sender.close()
+
+
+def test_doubles_are_dropped_and_what_is_damaged_or_foreign_is_passed_over(
+    foreign: tuple[Party, Foreign],
+) -> None:
+    one, sender = foreign
+    first = sender.frame(1, values(1))
+    bad = [
+        b"x",
+        b"y" * 100,
+        PREFIX.pack(b"somebody", b"12345678", 2, 0) + envelope.frames(values(9))[0],
+        first[:-3],
+        sender.frame(2, values(2))[: PREFIX.size],
+        PREFIX.pack(sender.endpoint.identity, b"12345678", 3, 1) + first[PREFIX.size :],
+    ]
+    for data in (first, first, *bad):
+        sender.data.send(data)
+    sender.data.send_multipart([b"z", b"more"])
+    sender.data.send_multipart([first, b"more"])
+    for data in (b"x", b"\x93", msgpack.packb([VERSION, b"somebody", BEAT, "a"])):
+        sender.control.send(data)
+    identity = sender.endpoint.identity
+    beat = [VERSION, identity, BEAT, "no address", b"l", 1, 1, b"n", 0.5, None, 0, 0, {}]
+    sender.control.send(msgpack.packb(beat))
+    sender.control.send(msgpack.packb([*beat[:3], one.address, *beat[4:-1], {"x": "y"}]))
+    sender.data.send(sender.frame(9, values(3)))
+    while one.came.qsize() < 2:
+        one.channel.pump(LONG_S)
+    check(one.came.get(), 1)
+    check(one.came.get(), 3)
+
+
+CONTROL = [
+    (VERSION, b"receiver", BEAT, "a", b"l", 1, 9, b"n", 0.5, None, 0, 0, {"queued": 1}),
+    (VERSION, b"receiver", BEAT, "a", b"l", 1, 9, b"n", 0.5, 0.25, 0.1, 3, {}),
+    (VERSION, b"receiver", DROPPED, "a", envelope.frames(Dropped(TASK.request))[0]),
+    (VERSION, b"receiver", LOST, "a", b"l", 1, 2, "why"),
+    (VERSION, b"receiver", LEAVE, "a", [b"l", 3]),
+]
+
+
+@given(st.sampled_from(CONTROL), st.integers(0, 400), st.binary(max_size=3))
+@settings(max_examples=400, deadline=None)
+def test_mutated_control_messages_are_read_or_refused(
+    message: tuple[Any, ...], position: int, replacement: bytes
+) -> None:
+    data = bytearray(msgpack.packb(message))
+    assert control_message(bytes(data), b"receiver")[2] == list(message[4:])
+    at = position % len(data)
+    data[at : at + max(1, len(replacement))] = replacement
+    with contextlib.suppress(BlobError):
+        control_message(bytes(data), b"receiver")
+
+
+@given(st.binary(max_size=200))
+@settings(max_examples=300, deadline=None)
+def test_addresses_of_any_bytes_are_read_or_refused(data: bytes) -> None:
+    address = "hetero1:" + base64.urlsafe_b64encode(data).decode()
+    with contextlib.suppress(BlobError):
+        str(to_endpoint(address))
+
+
+def test_noise_on_every_socket_changes_nothing(foreign: tuple[Party, Foreign]) -> None:
+    one, sender = foreign
+    rng = np.random.default_rng(0)
+    near = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    good = sender.frame(1, values(1))
+    for number in range(200):
+        data = bytearray(good)
+        for at in rng.integers(0, len(good), 3):
+            data[at] = rng.integers(256)
+        sender.data.send(bytes(data))
+        sender.control.send(bytes(data))
+        if not number % 10:
+            near.sendto(bytes(data), sender.endpoint.datagram_path)
+        one.channel.pump(0)
+    near.close()
+    sender.data.send(sender.frame(1, values(77), link=b"unspoilt"))
+    while not any(isinstance(m, Values) and number_of(m) == 77 for m in list(one.came.queue)):
+        one.channel.pump(LONG_S)
+    two = Party(Path(sender.endpoint.path).parent)
+    two.channel.send(one.address, Dropped(TASK.request))
+    while Dropped(TASK.request) != one.came.get(timeout=LONG_S):
+        pass
+    two.channel.close()
+
+
+def test_a_beat_that_says_what_is_lost_is_told_on(party: Callable[..., Party]) -> None:
+    one, two = party(), party()
+    sender = Foreign(one)
+    identity = sender.endpoint.identity
+    for num_lost in (0, 3, 3):
+        fields = (b"12345678", 0, 0, b"near", 0.5, None, 0, num_lost, {})
+        sender.control.send(msgpack.packb([VERSION, identity, BEAT, two.address, *fields]))
+    assert one.lost.get(timeout=LONG_S) == two.address
+    lost = (VERSION, identity, LOST, two.address, b"not ours", 1, 2, "why")
+    sender.control.send(msgpack.packb(lost))
+    sender.control.send(msgpack.packb((VERSION, identity, 2, "x")))
+    assert one.lost.empty()
+    sender.close()
