@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.bench.processes import end_session
-from tests.bench.tables import print_rows
+from tests.bench.tables import names, print_rows
 
 _ROOT: Final = Path(__file__).parents[2]
 #: Deadline of a request; then the time that the rest may take once the faults are over.
@@ -42,7 +42,7 @@ def _here(options: argparse.Namespace) -> None:
     from ray.cluster_utils import Cluster
 
     import hetero  # the parent has no need of these
-    from tests.bench.chaos_faults import Faults
+    from tests.bench.chaos_faults import KINDS, Faults
     from tests.bench.chaos_flow import PLACES, Flow, model, question
 
     node = {"num_cpus": 1}
@@ -62,7 +62,8 @@ def _here(options: argparse.Namespace) -> None:
     )
     compiled({"x": question(1)})
     flow = Flow(compiled, options.window, options.rate, TIMEOUT_S)
-    faults = Faults(cluster, nodes, options.seed, **node)
+    kinds = names(options.kinds) or list(KINDS)
+    faults = Faults(cluster, nodes, options.seed, kinds, **node)
 
     def tell(whole: bool) -> None:
         found = result(flow, faults.done, time.monotonic())
@@ -82,25 +83,29 @@ def _here(options: argparse.Namespace) -> None:
 
 def result(flow: Any, faults: Sequence[tuple[float, str]], now_s: float) -> dict[str, Any]:
     """Return what became of the requests, and how soon after each fault there were answers."""
-    recovered, unrecovered = [], []
+    answered_s: dict[float, float] = {}
     for at_s, _ in faults:
-        later = [answered_s for begun_s, answered_s in flow.answers if begun_s >= at_s]
+        later = [end_s for begun_s, end_s in flow.answers if begun_s >= at_s]
         if later:
-            recovered.append(min(later) - at_s)
-        else:
-            unrecovered.append(now_s - at_s)
-    every = recovered + unrecovered
+            answered_s[at_s] = min(later)
+    took_s = [round(answered_s.get(at_s, now_s) - at_s, 3) for at_s, _ in faults]
+    begun_s = min((at_s for at_s, _ in faults), default=0.0)
     return {
         "requests": flow.requests,
         "lost": flow.lost,
         "duplicated": flow.duplicated,
         "wrong": flow.wrong,
         "faults": len(faults),
-        "recovery_p50_s": round(statistics.median(every), 3) if every else None,
-        "recovery_max_s": round(max(every), 3) if every else None,
-        "unrecovered": len(unrecovered),
+        "recovery_p50_s": round(statistics.median(took_s), 3) if took_s else None,
+        "recovery_max_s": max(took_s, default=None),
+        "unrecovered": len(faults) - len(answered_s),
         "errors": dict(flow.errors),
         "kinds": dict(Counter(kind for _, kind in faults)),
+        "examples": flow.examples,
+        "recoveries": [
+            f"{at_s - begun_s:.1f} {kind} {seconds}"
+            for (at_s, kind), seconds in zip(faults, took_s, strict=True)
+        ],
     }
 
 
@@ -108,7 +113,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     """Run in a process of its own, and leave none behind."""
     folder = tempfile.mkdtemp(prefix="hc-", dir="/tmp")
     command = [sys.executable, "-m", __spec__.name, "--here", folder]
-    for name in ("seconds", "seed", "window", "rate"):
+    for name in ("seconds", "seed", "window", "rate", "kinds"):
         command += [f"--{name}", str(getattr(options, name))]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | {
         "PYTHONPATH": str(_ROOT),
@@ -146,6 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of what happens")
     parser.add_argument("--window", type=int, default=8, help="requests in flight")
     parser.add_argument("--rate", type=float, default=100.0, help="requests a second, at most")
+    parser.add_argument("--kinds", default="", help="kill,end,stop,remove,add: some of these only")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--here", metavar="FOLDER", help="run in this process")
     options = parser.parse_args(arguments)

@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -18,6 +18,8 @@ from ray.cluster_utils import Cluster
 
 from tests.bench.processes import device_processes
 
+#: What happens, and how often in proportion.
+KINDS: Final = {"kill": 4, "end": 1, "stop": 3, "remove": 2, "add": 1}
 #: Seconds between faults, and until a stopped actor goes on or a node is back.
 _BETWEEN_S: Final = (2.0, 5.0)
 _UNTIL_MENDED_S: Final = (1.0, 6.0)
@@ -29,10 +31,21 @@ class Faults:
     """A thread that does things to a cluster, the same things in the same order for a seed.
 
     Nodes that are removed come back under their own names, and all is mended in the end.
+
+    `kinds`: of `KINDS`.
+    `options`: of nodes that are added.
     """
 
-    def __init__(self, cluster: Cluster, nodes: dict[str, Any], seed: int, **options: Any) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        nodes: dict[str, Any],
+        seed: int,
+        kinds: Sequence[str],
+        **options: Any,
+    ) -> None:
         self._cluster = cluster
+        self._kinds = kinds
         #: Name -> node, but for the head's; None for one that is away.
         self._nodes: dict[str, Any] = dict(nodes)
         self._options = options
@@ -70,7 +83,7 @@ class Faults:
             "remove": self._remove_node,
             "add": self._add_new_node,
         }
-        kind = self._random.choices(list(kinds), (4, 1, 3, 2, 1))[0]
+        kind = self._random.choices(self._kinds, [KINDS[kind] for kind in self._kinds])[0]
         begun_s = time.monotonic()
         try:
             happened = kinds[kind]()

@@ -73,6 +73,8 @@ class Flow:
         #: Right answers: when the request was submitted, when it was answered.
         self.answers: list[tuple[float, float]] = []
         self.errors: Counter[str] = Counter()
+        #: The first error of each type.
+        self.examples: dict[str, str] = {}
         self.wrong = 0
         self._thread = threading.Thread(target=self._submit, name="flow", daemon=True)
         self._thread.start()
@@ -141,7 +143,9 @@ class Flow:
             if self._calls[number] > 1:
                 return
             if error is not None:
-                self.errors[type(error).__name__] += 1
+                kind = type(error).__name__
+                self.errors[kind] += 1
+                self.examples.setdefault(kind, str(error))
             elif right:
                 self.answers.append((self._begun_s[number], time.monotonic()))
             else:

@@ -105,7 +105,7 @@ def story(flow: Flow, faults: list[tuple[float, str]]) -> dict[str, Any]:
     time.sleep(10)
     flow.stop(TIMEOUT_S + 10)
     found = result(flow, faults, time.monotonic())
-    found["recoveries"] = {
+    found["recovery_s"] = {
         kind: result(flow, [(at_s, kind)], time.monotonic())["recovery_max_s"]
         for at_s, kind in faults
     }
