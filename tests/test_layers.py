@@ -53,7 +53,7 @@ INNER = {
         "conformance",
     },
     "devices/cpu": {"request", "ort", "openvino", "null", "conformance"},
-    "devices/ort": {"request", "kernels", "cpu", "openvino", "null", "conformance"},
+    "devices/ort": {"request", "kernels", "cpu", "openvino.runtime", "null", "conformance"},
     "devices/openvino": {"request", "kernels", "cpu", "ort", "null", "conformance"},
     "devices/null": {"request", "kernels", "cpu", "ort", "conformance"},
     "devices/conformance": {"kernels", "cpu", "ort", "openvino", "null"},

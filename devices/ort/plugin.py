@@ -1,4 +1,4 @@
-"""The ORT device: ONNX Runtime, on the CPU unless its providers property says otherwise."""
+"""The ORT device: ONNX Runtime, on its own CPU provider."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ except ImportError as error:
     ) from error
 
 from devices.ort.program import PAYLOAD_FORMAT, OrtProgram
+from devices.ort.provider import Provider, libraries
 from devices.ort.query import OrtQuery
 from devices.ort.session import with_types
 
@@ -45,11 +46,6 @@ class ORTPlugin(Plugin):
     rank: ClassVar[int] = 40
     properties: ClassVar[PropertyTable] = COMMON_PROPERTIES.extended(
         *OPTIONAL_PROPERTIES.values(),
-        Property(
-            "ORT_PROVIDERS", tuple, ("CPUExecutionProvider",), True,
-            "Execution providers, the preferred one first.",
-            choices=tuple(onnxruntime.get_available_providers()), shapes_result=True,
-        ),
         Property(
             "OPTIMIZATION_CAPABILITIES", tuple, ("FP32", "FP16", "INT8", "BIN"), False,
             "Element types and abilities.",
@@ -73,13 +69,17 @@ class ORTPlugin(Plugin):
         super().__init__()
         self._query = OrtQuery()
 
+    def provider(self, config: Config) -> Provider:
+        """Return the execution provider that sessions run on."""
+        return Provider(libraries=libraries(config["EXTENSIONS"]))
+
     def transform_model(self, model: Model, config: Config) -> Model:
         """Lift literals; find the types that ONNX's own inference does not."""
-        return with_types(lift_literals(model), config["ORT_PROVIDERS"], config["EXTENSIONS"])
+        return with_types(lift_literals(model), config["EXTENSIONS"])
 
     def prepare_query(self, model: Model, config: Config) -> Mapping[str, Refusal | str]:
         """Ask ONNX Runtime about every node."""
-        return self._query.judge(model, config["ORT_PROVIDERS"], config["EXTENSIONS"])
+        return self._query.judge(model, self.provider(config))
 
     def refuse(self, node: Node, model: Model, config: Config) -> Refusal | None:
         """Take what ONNX Runtime took: `prepare_query` holds the refusals."""
@@ -87,13 +87,15 @@ class ORTPlugin(Plugin):
 
     def compile(self, model: Model, config: Config) -> Program:
         """Make a session of the whole model."""
-        return OrtProgram(model, config)
+        return OrtProgram(model, config, self.provider(config))
 
     def load(self, payload: Payload, model: Model, config: Config) -> Program:
-        """Make a session of an optimised model.
+        """Make a session of an optimised model."""
+        self.check_payload(payload, model)
+        return OrtProgram(model, config, self.provider(config), payload=payload)
 
-        BlobError if the payload is another device's, or of another ONNX Runtime version.
-        """
+    def check_payload(self, payload: Payload, model: Model) -> None:
+        """Raise BlobError if a payload is another device's, or of another ONNX Runtime version."""
         header = payload.header
         if header.get("format") != PAYLOAD_FORMAT:
             raise BlobError(
@@ -105,7 +107,6 @@ class ORTPlugin(Plugin):
                 f"model {model.name!r} was compiled by ONNX Runtime {header['version']}; this is "
                 f"{self.version()}. Compile the model again."
             )
-        return OrtProgram(model, config, payload=payload)
 
     def version(self) -> str:
         """Return ONNX Runtime's version."""

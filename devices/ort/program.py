@@ -22,7 +22,7 @@ from devices.model.model import Constant, Model
 from devices.model.reader import read_model
 from devices.model.tensor_spec import TensorSpec
 from devices.ort.prepacked import SAVE_OPTION, PackedFile, is_packed, read_packed
-from devices.ort.query import register_libraries
+from devices.ort.provider import Provider
 from devices.ort.session import open_session, session_model
 from devices.plugin.program import ExecutedNode, Payload, Program, RunContext, Value
 from devices.plugin.properties import Config
@@ -42,8 +42,16 @@ class OrtProgram(Program):
     With a payload, `model` need only have ports.
     """
 
-    def __init__(self, model: Model, config: Config, *, payload: Payload | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        config: Config,
+        provider: Provider,
+        *,
+        payload: Payload | None = None,
+    ) -> None:
         self._model = model
+        self._provider = provider
         self._config = dict(config)
         self._payload = payload
         self._optimise = payload is None and not config["DISABLE_TRANSFORMATIONS"]
@@ -87,14 +95,7 @@ class OrtProgram(Program):
                         f"{' '.join(str(error).split())}"
                     ) from error
             made = dict(zip(self._wanted, values, strict=True))
-        return [
-            made[p.name]
-            if p.name in made
-            else given[p.name]
-            if p.name in given
-            else self._source.constants[p.name].array
-            for p in self._model.outputs
-        ]
+        return self._outputs(given, made)
 
     def executed_nodes(self) -> tuple[ExecutedNode, ...]:
         """Return the optimised graph's nodes, mapped to the model's by the values they make."""
@@ -134,12 +135,12 @@ class OrtProgram(Program):
 
     def _options(self, level: str = "") -> onnxruntime.SessionOptions:
         options = onnxruntime.SessionOptions()
-        level = level or ("ORT_ENABLE_ALL" if self._optimise else "ORT_DISABLE_ALL")
+        optimise = self._optimise or not self._provider.is_cpu  # theirs is exported as it was
+        level = level or ("ORT_ENABLE_ALL" if optimise else "ORT_DISABLE_ALL")
         options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
         threads = self._config["INFERENCE_NUM_THREADS"] or len(os.sched_getaffinity(0))
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
-        register_libraries(options, self._config["EXTENSIONS"])
         options.log_severity_level = _SEVERITY[self._config["LOG_LEVEL"]]
         # Devices share cores: threads that spin would take them from each other.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -160,7 +161,7 @@ class OrtProgram(Program):
             weights = {n: self._payload.tensors[n] for n in stubs if n not in packed.names}
             data = packed.point(data, options)
         try:
-            opened = open_session(data, weights, options, self._config["ORT_PROVIDERS"])
+            opened = open_session(data, weights, options, self._provider)
         except Exception as error:
             raise DeviceError(
                 f"ONNX Runtime cannot compile model {self._model.name!r}: "
@@ -172,6 +173,17 @@ class OrtProgram(Program):
                 f"model {self._model.name!r}: its blob's file was changed while it was loaded."
             )
         return opened
+
+    def _outputs(self, given: Mapping[str, Value], made: Mapping[str, Value]) -> list[Value]:
+        """Return the outputs: what the session made, inputs, and constants."""
+        return [
+            made[p.name]
+            if p.name in made
+            else given[p.name]
+            if p.name in given
+            else self._source.constants[p.name].array
+            for p in self._model.outputs
+        ]
 
     def _feeds(self, given: Mapping[str, Value]) -> dict[str, Value]:
         return {name: value for name, value in given.items() if name in self._fed}
@@ -214,13 +226,12 @@ class OrtProgram(Program):
         for node in plain.nodes:
             names = _covered(self._model, node.writes, stops)
             covers |= dict.fromkeys((node.name, *node.writes), names)
-        provider = self._config["ORT_PROVIDERS"][0]
         return tuple(
             ExecutedNode(
                 node.name,
                 node.op_type,
                 i,
-                provider,
+                self._provider.name,
                 covers.get(node.name) or covers.get(_NCHWC.sub("", node.name), ()),
             )
             for i, node in enumerate(optimised.nodes)

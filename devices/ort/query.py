@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Sequence
 from functools import cache
 from typing import Final
 
@@ -13,9 +12,9 @@ import onnx
 import onnxruntime
 import xxhash
 
-from devices.model.extension import library_path
 from devices.model.model import Constant, Model, Node
 from devices.model.tensor_spec import TensorSpec
+from devices.ort.provider import Provider, provider_names
 from devices.ort.versions import changed_since, lowered
 from devices.plugin.single_node import single_node_model
 from devices.plugin.support import Refusal, RefusalCode
@@ -41,35 +40,25 @@ class OrtQuery:
     """Verdicts of ONNX Runtime on nodes, each distinct kind of node asked about once."""
 
     def __init__(self) -> None:
-        self._verdicts: dict[tuple[bytes, tuple[str, ...], tuple[str, ...]], _Verdict] = {}
+        self._verdicts: dict[tuple[bytes, Provider], _Verdict] = {}
         self._lock = threading.Lock()
 
-    def judge(
-        self, model: Model, providers: Sequence[str], extensions: Sequence[str] = ()
-    ) -> dict[str, Refusal | str]:
+    def judge(self, model: Model, provider: Provider) -> dict[str, Refusal | str]:
         """Return refusals, and notes on nodes that are not run as they stand, by node name."""
         found: dict[str, Refusal | str] = {}
         for node in model.nodes:
-            verdict = _known(node, model) or self._ask(
-                node, model, tuple(providers), tuple(extensions)
-            )
+            verdict = _known(node, model) or self._ask(node, model, provider)
             if verdict is not None:
                 found[node.name] = verdict
         return found
 
-    def _ask(
-        self,
-        node: Node,
-        model: Model,
-        providers: tuple[str, ...],
-        extensions: tuple[str, ...],
-    ) -> _Verdict:
+    def _ask(self, node: Node, model: Model, provider: Provider) -> _Verdict:
         data = _alone(node, model).SerializeToString(deterministic=True)
-        key = (xxhash.xxh3_128_digest(data), providers, extensions)
+        key = (xxhash.xxh3_128_digest(data), provider)
         with self._lock:
             if key in self._verdicts:
                 return self._verdicts[key]
-        verdict = _try(node, model, data, providers, extensions)
+        verdict = _try(node, model, data, provider)
         with self._lock:
             if len(self._verdicts) >= _KEPT:
                 self._verdicts.clear()
@@ -77,21 +66,13 @@ class OrtQuery:
         return verdict
 
 
-def register_libraries(options: onnxruntime.SessionOptions, extensions: Sequence[str]) -> None:
-    """Let sessions have the operators of the libraries among `extensions`."""
-    for origin in extensions:
-        if (path := library_path(origin)) is not None:
-            options.register_custom_ops_library(path)
-
-
-def quiet_options(extensions: Sequence[str] = ()) -> onnxruntime.SessionOptions:
+def quiet_options() -> onnxruntime.SessionOptions:
     """Return session options that keep the graph as it is, and print nothing."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
     options.log_severity_level = 4
-    register_libraries(options, extensions)
     return options
 
 
@@ -193,27 +174,23 @@ def _shown(constant: Constant, node: Node) -> bool:
     return array.size <= _SHOWN_ELEMENTS or array.dtype == np.dtype(object)
 
 
-def _try(
-    node: Node,
-    model: Model,
-    data: bytes,
-    providers: tuple[str, ...],
-    extensions: tuple[str, ...],
-) -> _Verdict:
+def _try(node: Node, model: Model, data: bytes, provider: Provider) -> _Verdict:
+    options = quiet_options()
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    options.add_session_config_entry("session.disable_prepacking", "1")
     try:
-        options = quiet_options(extensions)
-        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-        options.add_session_config_entry("session.disable_prepacking", "1")
-        session = onnxruntime.InferenceSession(data, options, providers=list(providers))
+        session = provider.open_session(data, options)
     except Exception as error:  # whatever it raises is its reason
         return _refusal(node, model, error)
-    assigned = [
-        part for group in session.get_provider_graph_assignment_info() for part in group.get_nodes()
-    ]
+    groups = session.get_provider_graph_assignment_info()
+    if any(group.ep_name != provider.name for group in groups):
+        return Refusal("no_kernel", f"{provider.name} leaves {node.op_type} to the CPU's")
+    assigned = [part for group in groups for part in group.get_nodes()]
     if any(part.name == "node" for part in assigned):
         types = {model.spec(value).type for value in (*node.reads, *node.writes)}
-        known = _kernel_types().get((node.domain, node.op_type), frozenset())
-        cast = "tensor(float16)" in types - known
+        kernels = _kernel_types() if provider.is_cpu else {}
+        types -= kernels.get((node.domain, node.op_type), frozenset())
+        cast = kernels and "tensor(float16)" in types
         return "computed in float32, with casts" if cast else None
     if not assigned:
         return "eliminated"
@@ -243,7 +220,12 @@ def _refusal(node: Node, model: Model, error: Exception) -> Refusal:
 
 @cache
 def _kernel_types() -> dict[tuple[str, str], frozenset[str]]:
-    """Return the types that any kernel of an operator is registered for."""
+    """Return the types that any kernel of an operator is registered for; empty if it cannot tell.
+
+    With providers whose libraries come beside it, ONNX Runtime's own list ends the process.
+    """
+    if provider_names():
+        return {}
     found: dict[tuple[str, str], set[str]] = {}
     for kernel in onnxruntime.capi.onnxruntime_pybind11_state.get_all_opkernel_def():
         domain = "" if kernel.domain == "ai.onnx" else kernel.domain

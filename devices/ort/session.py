@@ -11,6 +11,7 @@ import onnxruntime
 
 from devices.model.model import Model
 from devices.model.tensor_spec import TensorSpec
+from devices.ort.provider import Provider, libraries
 from devices.ort.query import FEEDABLE, quiet_options
 from devices.ort.versions import lowered
 
@@ -37,21 +38,20 @@ def open_session(
     data: bytes,
     weights: Mapping[str, np.ndarray],
     options: onnxruntime.SessionOptions,
-    providers: Sequence[str],
+    provider: Provider,
 ) -> tuple[onnxruntime.InferenceSession, list[np.ndarray]]:
     """Return a session, and the arrays whose memory it reads as long as it lives.
 
-    `data` is what `session_model` gave and `weights` what it named; `options` gets the weights. The
-    preferred provider comes first.
+    `data` is what `session_model` gave and `weights` what it named; `options` gets the weights.
     """
     arrays = [np.require(array, None, ["C", "A"]) for array in weights.values()]
     if arrays:
         values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in arrays]
         options.add_external_initializers(list(weights), values)
-    return onnxruntime.InferenceSession(data, options, providers=list(providers)), arrays
+    return provider.open_session(data, options), arrays
 
 
-def with_types(model: Model, providers: Sequence[str], extensions: Sequence[str] = ()) -> Model:
+def with_types(model: Model, extensions: Sequence[str] = ()) -> Model:
     """Return the model with the types of values behind ONNX Runtime's own operators.
 
     ONNX's inference stops at operators of other domains; where it does, ONNX Runtime is asked.
@@ -69,7 +69,8 @@ def with_types(model: Model, providers: Sequence[str], extensions: Sequence[str]
     data, stubs = session_model(model, unknown)
     weights = {name: model.constants[name].array for name in stubs}
     try:
-        session, _ = open_session(data, weights, quiet_options(extensions), providers)
+        provider = Provider(libraries=libraries(extensions))
+        session, _ = open_session(data, weights, quiet_options(), provider)
     except Exception:  # the query finds each node's own reason
         return model
     found = {}
@@ -86,9 +87,11 @@ def _with_stubs(model: Model) -> onnx.ModelProto:
     read = [tensor for tensor in proto.graph.initializer if tensor.name in model.consumers]
     del proto.graph.initializer[:]
     proto.graph.initializer.extend(read)
+    # Arrays that bodies read, ONNX Runtime before 1.25 loses.
+    captured = {value for node in model.nodes for value in node.captures}
     for tensor in proto.graph.initializer:
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             constant = model.constants[tensor.name]
-            if constant.spec.element_type not in FEEDABLE:
+            if constant.spec.element_type not in FEEDABLE or tensor.name in captured:
                 tensor.CopyFrom(constant.to_proto())
     return lowered(proto)

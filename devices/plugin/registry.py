@@ -1,15 +1,17 @@
 """Finding plugins: by entry point group ``hetero.plugins``, ``module:attr`` or class.
 
 A plugin that cannot be had is an entry with its error, never an exception: one broken backend
-must not take the others away.
+must not take the others away. An entry point may also be a function that returns the plugin
+classes that it finds.
 """
 
 from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
@@ -70,13 +72,16 @@ def load_plugins(
     entries: dict[str, PluginEntry] = {}
     for point in _installed() if entry_points else ():
         origin = f"{point.dist.name if point.dist else 'unknown distribution'} ({point.value})"
-        _add(entries, _entry(point.name, origin, point.load))
+        for entry in _entries(point.name, origin, point.load):
+            _add(entries, entry)
     for spec in specs:
         if isinstance(spec, str):
-            _add(entries, _entry(None, spec, partial(_resolve, spec)))
+            found = _entries(None, spec, partial(_resolve, spec))
         else:
             origin = f"{spec.__module__}:{spec.__qualname__}"
-            _add(entries, _entry(None, origin, partial(_itself, spec)))
+            found = _entries(None, origin, partial(_itself, spec))
+        for entry in found:
+            _add(entries, entry)
     return entries
 
 
@@ -146,20 +151,29 @@ def _itself(cls: type[Plugin]) -> object:
     return cls
 
 
-def _entry(name: str | None, origin: str, load: Callable[[], object]) -> PluginEntry:
+def _entries(name: str | None, origin: str, load: Callable[[], object]) -> Iterator[PluginEntry]:
+    """Yield what an object gives: a plugin class is one, a function returns those it finds."""
     shown = name or origin
     try:
         found = load()
+        if inspect.isfunction(found):
+            for cls in found():
+                yield from _entries(None, origin, partial(_itself, cls))
+            return
         if not (isinstance(found, type) and issubclass(found, Plugin)):
-            return PluginEntry(
+            yield PluginEntry(
                 shown, origin, None, f"{found!r} is not a subclass of devices.Plugin; make it one."
             )
+            return
         shown = name or getattr(found, "name", "") or origin
         if wrong := _name_error(found, name):
-            return PluginEntry(shown, origin, None, wrong)
-        return PluginEntry(found.name, origin, found())
+            yield PluginEntry(shown, origin, None, wrong)
+            return
+        plugin = found()
     except Exception as error:  # whatever a plugin's import or start raises belongs to its row
-        return PluginEntry(shown, origin, None, _sentence(error))
+        yield PluginEntry(shown, origin, None, _sentence(error))
+        return
+    yield PluginEntry(found.name, origin, plugin)
 
 
 def _name_error(cls: type[Plugin], entry_name: str | None) -> str | None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from devices.plugin.known import KNOWN
 from hetero.cli.options import core_options, with_core
 from hetero.cli.terminal import print_json, progress, show
 from hetero.core import Core
@@ -13,9 +14,10 @@ from hetero.report.text import Rows
 
 
 @click.command()
+@click.option("--all", "everything", is_flag=True, help="Also those that are not installed.")
 @core_options
 @with_core
-def devices(core: Core, as_json: bool) -> None:
+def devices(core: Core, as_json: bool, everything: bool) -> None:
     """List the devices, with the error of each plugin that does not work."""
     with progress("asking every node for its devices"):
         found = core.device_descriptors
@@ -32,6 +34,12 @@ def devices(core: Core, as_json: bool) -> None:
         }
         for d in found
     ]
+    if everything:
+        rows = [*rows, *_absent({d.plugin for d in found})]
+        for row in rows:
+            known = KNOWN.get(row["plugin"])
+            row["install"] = known.install if known and row["error"] else None
+            row["full_name"] = row["full_name"] or (known.what if known else "")
     if as_json:
         print_json("devices", {"devices": rows})
         return
@@ -41,7 +49,27 @@ def devices(core: Core, as_json: bool) -> None:
     }  # fmt: skip
     if any(row["error"] for row in rows):
         heads["error"] = "error"
-    table = Rows(*heads, wraps=("what it is", "version", "error"))
+    if everything:
+        heads["to install"] = "install"
+    table = Rows(*heads, wraps=("what it is", "version", "error", "to install"))
     for row in rows:
         table.add(*(row[key] for key in heads.values()))
     show(table)
+
+
+def _absent(plugins: set[str]) -> list[dict[str, Any]]:
+    """Return rows of the known devices that no node has."""
+    return [
+        {
+            "name": name,
+            "plugin": name,
+            "node": "",
+            "full_name": known.what,
+            "version": "",
+            "capabilities": [],
+            "threads": 0,
+            "error": known.missing or "its plugin is not installed",
+        }
+        for name, known in KNOWN.items()
+        if name not in plugins
+    ]

@@ -64,6 +64,8 @@ def usable(descriptor: DeviceDescriptor) -> DeviceDescriptor:
 
 def _rows(node: str, entry: PluginEntry, counts: Mapping[str, int]) -> list[DeviceDescriptor]:
     plugin = entry.plugin
+    if plugin is None and counts.get(entry.name) == 0:
+        return []
     if plugin is None:
         return [DeviceDescriptor(entry.name, entry.name, "", node, error=entry.error)]
     try:

@@ -27,6 +27,18 @@ def test_module_and_attribute():
     assert entry.plugin.name == "DENSE"
 
 
+def test_a_function_gives_the_plugins_that_it_finds():
+    def found():
+        return [make("LEFT"), make("RIGHT", __init__=lambda self: 1 / 0)]
+
+    entries = load_plugins([found], entry_points=False)
+    assert list(entries) == ["LEFT", "RIGHT"]
+    assert entries["LEFT"].plugin.name == "LEFT"
+    assert "division by zero" in entries["RIGHT"].error
+    (row,) = load_plugins([lambda: 1 / 0], entry_points=False).values()
+    assert "division by zero" in row.error
+
+
 def test_a_class():
     entry = load_plugins([make("MINE")], entry_points=False)["MINE"]
     assert isinstance(entry.plugin, Plugin)

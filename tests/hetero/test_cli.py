@@ -32,9 +32,20 @@ def model(tmp_path: Path) -> Path:
 
 def test_devices(shell: Shell) -> None:
     rows = shell("devices --json --devices ORT=2").document["devices"]
-    assert {"CPU", "ORT.0", "ORT.1", "NULL"} <= {row["name"] for row in rows}
-    assert all(row["threads"] >= 1 and row["error"] is None for row in rows)
+    here = {"CPU", "ORT.0", "ORT.1", "NULL"}
+    assert here <= {row["name"] for row in rows}
+    assert all(row["threads"] >= 1 and not row["error"] for row in rows if row["name"] in here)
     assert "ONNX Runtime" in shell("devices").out
+
+
+def test_devices_that_are_not_here_say_what_would_bring_them(shell: Shell) -> None:
+    rows = {row["name"]: row for row in shell("devices --all --json").document["devices"]}
+    for name, wheel in (("ORT_CUDA", "onnxruntime-gpu"), ("ORT_COREML", "onnxruntime")):
+        assert name.removeprefix("ORT_") in rows[name]["error"].upper()
+        assert rows[name]["install"].endswith(f"pip install {wheel}")
+    assert rows["CPU"]["install"] is None
+    assert "ORT_CUDA" not in {r["name"] for r in shell("devices --json").document["devices"]}
+    assert "onnxruntime-gpu" in shell("devices --all").out.replace("\n", "")
 
 
 def test_query_says_where_each_node_runs(shell: Shell, model: Path) -> None:

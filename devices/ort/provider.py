@@ -1,0 +1,71 @@
+"""An execution provider of ONNX Runtime, with its options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import onnxruntime
+
+from devices.model.extension import library_path
+
+_CPU: Final = "CPUExecutionProvider"
+
+
+@dataclass(frozen=True, slots=True)
+class Provider:
+    """What a session runs on; nodes that it does not take go to ONNX Runtime's own CPU provider.
+
+    Attributes
+    ----------
+    name : str
+        ONNX Runtime's name of it.
+    options : tuple of (str, str)
+        Its own options.
+    libraries : tuple of str
+        Files of custom operators that its sessions have.
+    """
+
+    name: str = _CPU
+    options: tuple[tuple[str, str], ...] = ()
+    libraries: tuple[str, ...] = ()
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether it is the provider that every ONNX Runtime has."""
+        return self.name == _CPU
+
+    def open_session(
+        self, data: bytes, options: onnxruntime.SessionOptions
+    ) -> onnxruntime.InferenceSession:
+        """Return a session of a model, or raise: never one on another provider instead."""
+        for path in self.libraries:
+            options.register_custom_ops_library(path)
+        found = [device for device in _plugged_in() if device.ep_name == self.name]
+        chosen: Mapping[str, Any] = {"providers": [(self.name, dict(self.options))]}
+        if found and not self.is_cpu:
+            options.add_provider_for_devices(found[:1], dict(self.options))
+            chosen = {}
+        session = onnxruntime.InferenceSession(data, options, enable_fallback=0, **chosen)
+        if self.name not in session.get_providers():
+            raise RuntimeError(f"{self.name} does not start; its log says why")
+        return session
+
+
+def libraries(extensions: Sequence[str]) -> tuple[str, ...]:
+    """Return the libraries of custom operators among `extensions`."""
+    paths = (library_path(origin) for origin in extensions)
+    return tuple(path for path in paths if path is not None)
+
+
+def provider_names() -> list[str]:
+    """Return the providers that the installed ONNX Runtime has, besides the CPU's."""
+    known = [*onnxruntime.get_available_providers(), *(d.ep_name for d in _plugged_in())]
+    # Azure's is no device: it sends whole models elsewhere.
+    return [name for name in dict.fromkeys(known) if name not in (_CPU, "AzureExecutionProvider")]
+
+
+def _plugged_in() -> list[Any]:
+    """Return the devices of providers that were registered as libraries of their own."""
+    return list(getattr(onnxruntime, "get_ep_devices", list)())

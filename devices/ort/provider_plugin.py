@@ -1,0 +1,175 @@
+"""ONNX Runtime's other execution providers, each a device beside ``ORT``: ``ORT_CUDA``, ..."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Final
+
+import numpy as np
+import onnx
+
+from devices.errors import PluginLoadError, PropertyError, UnsupportedOperationError
+from devices.model.model import Model, Node
+from devices.openvino.operators import refusal, unread
+from devices.ort.plugin import ORTPlugin
+from devices.ort.program import OrtProgram
+from devices.ort.provider import Provider, libraries
+from devices.ort.query import quiet_options
+from devices.ort.remote import MEMORIES, OrtContext, OrtRemoteTensor, run_bound
+from devices.plugin.program import ExecutedNode, Payload, Program, RunContext, Value
+from devices.plugin.properties import Config, Property, PropertyTable
+from devices.plugin.remote import RemoteContext, RemoteTensor
+from devices.plugin.support import Refusal
+
+_OPENVINO: Final = "OpenVINOExecutionProvider"
+#: Providers that share the CPU's cores: they come after what computes elsewhere.
+_ON_CORES: Final = frozenset({_OPENVINO, "DnnlExecutionProvider", "XnnpackExecutionProvider"})
+#: Providers with an option for their threads -> its name.
+_THREADS: Final = {_OPENVINO: "num_of_threads", "XnnpackExecutionProvider": "intra_op_num_threads"}
+#: What every provider runs, whatever it is for.
+_PROOF: Final = onnx.parser.parse_model(
+    '<ir_version: 8, opset_import: ["" : 13]> proof (float[1,2,4,4] x) => (float[1,2,4,4] y)'
+    "{h = Add(x, x) y = Relu(h)}"
+)
+
+
+class ProviderPlugin(ORTPlugin):
+    """An execution provider: it takes what ONNX Runtime really runs on it."""
+
+    #: ONNX Runtime's name of the provider.
+    provider_name: ClassVar[str]
+    properties: ClassVar[PropertyTable] = ORTPlugin.properties.extended(
+        Property(
+            "PROVIDER_OPTIONS", dict, {}, True,
+            "The provider's own options, as ONNX Runtime documents them.", shapes_result=True,
+        ),
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._proved: set[Provider] = set()
+        try:
+            self._prove(self.provider({}))
+        except Exception as error:  # whatever it raises is its reason
+            raise PluginLoadError(
+                f"the installed onnxruntime lists {self.provider_name}, which does not work here: "
+                f"{_reason(error)}. Its driver or libraries are missing.",
+                device=self.name,
+            ) from error
+
+    def provider(self, config: Config) -> Provider:
+        """Return the provider, with its options and its share of the threads."""
+        options = {str(n): str(v) for n, v in config.get("PROVIDER_OPTIONS", {}).items()}
+        threads = config.get("INFERENCE_NUM_THREADS")
+        if threads and self.provider_name in _THREADS:
+            options.setdefault(_THREADS[self.provider_name], str(threads))
+        custom = libraries(config.get("EXTENSIONS", ()))
+        return Provider(self.provider_name, tuple(sorted(options.items())), custom)
+
+    def prepare_query(self, model: Model, config: Config) -> Mapping[str, Refusal | str]:
+        """Ask about every node that is not known to be computed wrong."""
+        wrong = {n.name: r for n in model.nodes if (r := self._departs(n, model)) is not None}
+        rest = model.replace(nodes=[n for n in model.nodes if n.name not in wrong])
+        # Its threads change nothing in what it takes.
+        asked = self.provider({**config, "INFERENCE_NUM_THREADS": 0})
+        try:
+            self._prove(asked)
+        except Exception as error:  # as at the start
+            raise PropertyError(
+                f"PROVIDER_OPTIONS={config['PROVIDER_OPTIONS']!r}: with them {self.provider_name} "
+                f"does not work: {_reason(error)}.",
+                property="PROVIDER_OPTIONS",
+            ) from error
+        return {**self._query.judge(rest, asked), **wrong}
+
+    def compile(self, model: Model, config: Config) -> Program:
+        """Make a session of the whole model."""
+        return ProviderProgram(model, config, self.provider(config))
+
+    def load(self, payload: Payload, model: Model, config: Config) -> Program:
+        """Make a session of a model that was exported: the provider compiles it again."""
+        self.check_payload(payload, model)
+        return ProviderProgram(model, config, self.provider(config), payload=payload)
+
+    def full_name(self, device_id: str) -> str:
+        """Return the runtime and the provider."""
+        return f"ONNX Runtime {self.version()} with {self.provider_name}"
+
+    def fingerprint(self, device_id: str) -> str:
+        """Return what exported models depend on."""
+        return f"{super().fingerprint(device_id)}-{self.provider_name}"
+
+    def create_context(self, config: Config | None = None) -> RemoteContext:
+        """Return the memory of the provider's device.
+
+        Raises
+        ------
+        UnsupportedOperationError
+            It computes in the host's memory.
+        """
+        if self.provider_name not in MEMORIES:
+            raise UnsupportedOperationError(f"{self.name} computes in the host's memory")
+        return OrtContext(f"{self.name}.0", MEMORIES[self.provider_name])
+
+    def _prove(self, provider: Provider) -> None:
+        """Run a small model, once for given options; raise unless the provider runs it right."""
+        if provider in self._proved:
+            return
+        options = quiet_options()
+        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+        session = provider.open_session(_PROOF.SerializeToString(), options)
+        groups = session.get_provider_graph_assignment_info()
+        if all(group.ep_name != provider.name for group in groups):
+            raise RuntimeError("it leaves Add and Relu to the CPU")
+        x = np.linspace(-1, 1, 32, dtype=np.float32).reshape(1, 2, 4, 4)
+        (y,) = session.run(None, {"x": x})
+        if not np.allclose(y, np.maximum(x + x, 0), atol=1e-2):
+            raise RuntimeError("it computes Add and Relu wrong")
+        self._proved.add(provider)
+
+    def _departs(self, node: Node, model: Model) -> Refusal | None:
+        if self.provider_name != _OPENVINO or node.domain:
+            return None
+        if what := unread(node, model.opset_imports.get("", 0)):
+            return Refusal("opset", f"OpenVINO does not know {what}: it came later")
+        return refusal(node, model, narrow=False)
+
+
+class ProviderProgram(OrtProgram):
+    """A session on another provider, which keeps its form of the model to itself."""
+
+    def run(self, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:
+        """Run the session; inputs that are in the device's memory are read there."""
+        if self._session and any(isinstance(value, OrtRemoteTensor) for value in inputs):
+            given = dict(zip(self._names, inputs, strict=True))
+            values = run_bound(self._session, self._feeds(given), self._wanted)
+            return self._outputs(given, dict(zip(self._wanted, values, strict=True)))
+        return super().run(inputs, context)
+
+    def takes_remote(self, tensor: RemoteTensor) -> bool:
+        """Take tensors in the device's memory where they are."""
+        return isinstance(tensor, OrtRemoteTensor)
+
+    def executed_nodes(self) -> tuple[ExecutedNode, ...]:
+        """Return nothing: what a provider fuses, it does not tell."""
+        return ()
+
+    def _optimised(self, *arguments: Any, **options: Any) -> Model:
+        return self._source
+
+    def _profile(self, given: Mapping[str, Value]) -> dict[str, float]:
+        return {}
+
+
+def provider_class(provider: str) -> type[ProviderPlugin]:
+    """Return the plugin of a provider: ``CUDAExecutionProvider`` is device ``ORT_CUDA``."""
+    name = "ORT_" + provider.removesuffix("ExecutionProvider").upper()
+    rank = 46 if provider in _ON_CORES else 10
+    return type(name, (ProviderPlugin,), {"name": name, "provider_name": provider, "rank": rank})
+
+
+def _reason(error: Exception) -> str:
+    """Return what ONNX Runtime says, without the places in its sources."""
+    text = " ".join(str(error).split())
+    return re.sub(r"\S+\.(cc|h):\d+ .*\) ", "", text)[:300]
