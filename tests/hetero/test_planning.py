@@ -31,8 +31,9 @@ from hetero.planning.predict import predict
 from hetero.planning.problem import Constraints
 from hetero.planning.problem import build as build_problem
 from hetero.planning.solver import evaluate, make_problem
+from hetero.planning.solver.candidates import wary
 from hetero.planning.solver.latency import critical_path
-from hetero.planning.solver.tidy import settle
+from hetero.planning.solver.tidy import tidy
 from tests.hetero.costs import costs, task
 from tests.hetero.graphs import build, feeds
 
@@ -258,12 +259,12 @@ def test_fragments_are_given_back() -> None:
     problem = make_problem(np.ones((6, 2)), tensors)
     assert none.sum() == 0
     fragmented = (0, 0, 1, 0, 0, 0)
-    settled = settle(problem, fragmented, "throughput")
+    settled = tidy(wary(problem), fragmented)
     assert settled == (0,) * 6
     assert evaluate(problem, settled).bottleneck < evaluate(problem, fragmented).bottleneck
     # What pays for its transfers stays.
     free = make_problem(np.ones((6, 2)), [(v, [v + 1], none, none) for v in range(5)])
-    assert settle(free, (0, 0, 0, 1, 1, 1), "throughput") == (0, 0, 0, 1, 1, 1)
+    assert tidy(wary(free), (0, 0, 0, 1, 1, 1)) == (0, 0, 0, 1, 1, 1)
 
 
 def test_critical_path() -> None:

@@ -14,13 +14,12 @@ from hetero.planning.solver import exact as exact_solver
 from hetero.planning.solver.bounds import Bound
 from hetero.planning.solver.candidates import TIDIED
 from hetero.planning.solver.check import check
-from hetero.planning.solver.contract import Contraction, collapse_groups
+from hetero.planning.solver.contract import collapse_groups
 from hetero.planning.solver.evaluate import evaluate
 from hetero.planning.solver.latency import critical_path
 from hetero.planning.solver.mixing import Part
 from hetero.planning.solver.problem import Assignment, Problem, is_feasible
 from hetero.planning.solver.solution import Candidate, Objective, Solution
-from hetero.planning.solver.tidy import settle, tidy
 
 #: Gives a candidate its figures: the methods that found it, its parts.
 Judge = Callable[[tuple[str, ...], tuple[Part, ...]], Candidate]
@@ -142,9 +141,8 @@ def plan(
             ways.setdefault(parts, []).append(name)
     plans = {parts: tuple(names) for parts, names in ways.items() if names}
     judged = _judged(problem, plans, objective, judge)
-    chooser = _Chooser(problem, base, objective, max_parts, tolerance, judge)
-    settling = not contiguous and keep is None
-    chosen, rest = chooser.run(judged, tuple(found.bounds), keep=keep, settling=settling)
+    chooser = _Chooser(problem, objective, max_parts, tolerance)
+    chosen, rest = chooser.run(judged, tuple(found.bounds), keep=keep)
     bounds = tuple(sorted(found.bounds, key=lambda b: (-b.seconds, b.name)))
     return Solution(objective, chosen, tuple(rest), bounds, found.cut_short)
 
@@ -195,11 +193,9 @@ class _Chooser:
     """The rules by which one of the judged candidates is chosen."""
 
     problem: Problem
-    base: Contraction
     objective: Objective
     max_parts: int | None
     tolerance: float
-    judge: Judge | None
 
     def run(
         self,
@@ -207,26 +203,15 @@ class _Chooser:
         bounds: tuple[Bound, ...],
         *,
         keep: str | None,
-        settling: bool,
     ) -> tuple[Candidate, list[Candidate]]:
-        """Return the choice, free of fragments, and the others, best first."""
+        """Return the choice, and the others, best first."""
         if keep is not None:
             kept = next(c for c in judged if keep in c.names)
             self._check_kept(keep, kept)
             return kept, self._ranked([c for c in judged if c is not kept])
         judged = self._within_cap(judged)
-        tried: set[tuple[Part, ...]] = set()
-        while True:
-            chosen = self._best(judged, bounds)
-            if not settling or chosen.parts in tried:
-                return chosen, self._ranked([c for c in judged if c is not chosen])
-            tried.add(chosen.parts)
-            fresh = self._settled(chosen)
-            if fresh.parts != chosen.parts and self._is_no_worse(fresh, chosen):
-                if not any(map(is_landmark, chosen.names)):
-                    judged.remove(chosen)
-                if all(c.parts != fresh.parts for c in judged):
-                    judged.append(fresh)
+        chosen = self._best(judged, bounds)
+        return chosen, self._ranked([c for c in judged if c is not chosen])
 
     def _best(self, judged: list[Candidate], bounds: tuple[Bound, ...]) -> Candidate:
         """The best by the objective; within the tolerance, the one with fewest parts and levels."""
@@ -251,29 +236,6 @@ class _Chooser:
 
     def _figure(self, candidate: Candidate) -> float:
         return candidate.figure(self.objective)
-
-    def _settled(self, chosen: Candidate) -> Candidate:
-        """The chosen plan without fragments."""
-        base = self.base
-        parts = []
-        for part in chosen.parts:
-            assignment = part.assignment
-            if self.objective == "throughput":
-                tidied = tidy(gather.wary(base.problem), base.project(assignment))
-                assignment = base.expand(tidied)
-            parts.append(Part(settle(self.problem, assignment, self.objective), part.share))
-        if tuple(parts) == chosen.parts:
-            return chosen
-        if self.judge is None:
-            return _evaluated(self.problem, chosen.names, tuple(parts))
-        return self.judge(chosen.names, tuple(parts))
-
-    def _is_no_worse(self, fresh: Candidate, than: Candidate) -> bool:
-        return (
-            self._figure(fresh) <= self._figure(than) * (1 + 1e-9)
-            and fresh.subgraphs <= than.subgraphs
-            and math.fsum(fresh.loads) <= math.fsum(than.loads) * (1 + 1e-9)
-        )
 
     def _within_cap(self, judged: list[Candidate]) -> list[Candidate]:
         cap = self.problem.max_subgraphs

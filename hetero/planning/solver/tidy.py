@@ -7,18 +7,13 @@ sum of all loads falls and the largest load does not rise.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
-from hetero.planning.solver.evaluate import cut, evaluate
 from hetero.planning.solver.local_search import State
-from hetero.planning.solver.problem import Assignment, Problem, is_feasible
-from hetero.planning.solver.solution import Objective
+from hetero.planning.solver.problem import Assignment, Problem
 
 #: Passes over all nodes and pieces at most.
 PASSES = 8
-#: Subgraphs up to which whole plans are judged again for each that is given away.
-MOST_FRAGMENTS = 48
 #: A sum of loads must fall by this share to count; less is rounding.
 LEAST_GAIN = 1e-9
 
@@ -88,40 +83,3 @@ def _pieces(state: State) -> list[list[int]]:
         pieces.append(piece)
     pieces.sort(key=lambda p: (len(p), p[0]))
     return pieces
-
-
-def settle(problem: Problem, assignment: Sequence[int], objective: Objective) -> Assignment:
-    """Give subgraphs away where their calls and transfers cost more than moving them would.
-
-    A subgraph goes to another device of the plan when the figure to be small does not grow and the
-    sum of all loads falls.
-    """
-    best = tuple(assignment)
-    figure, total = _figures(problem, best, objective)
-    moved = True
-    while moved:
-        moved = False
-        parts = cut(problem, best)
-        if not 1 < len(parts.device) <= MOST_FRAGMENTS:
-            return best
-        sizes = Counter(parts.cluster)
-        for piece in sorted(sizes, key=lambda c: (sizes[c], c)):
-            for device in sorted(set(parts.device) - {parts.device[piece]}):
-                trial = tuple(
-                    device if c == piece else d for c, d in zip(parts.cluster, best, strict=True)
-                )
-                if not is_feasible(problem, trial):
-                    continue
-                found = _figures(problem, trial, objective)
-                if found[0] <= figure and found[1] < total * (1 - LEAST_GAIN):
-                    best, (figure, total), moved = trial, found, True
-                    break
-            if moved:
-                break
-    return best
-
-
-def _figures(problem: Problem, assignment: Assignment, objective: Objective) -> tuple[float, float]:
-    judged = evaluate(problem, assignment)
-    first = judged.latency if objective == "latency" else judged.bottleneck
-    return first, float(judged.loads.sum())
