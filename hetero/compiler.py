@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
-from devices.errors import UnsupportedNodesError
+from devices.errors import DeviceError, UnsupportedNodesError
 from devices.model.model import Model
 from hetero.admission import optimal_requests
 from hetero.affinity.affinity import Affinity
@@ -27,7 +27,7 @@ from hetero.query.placement import PlacementRequest, Refused, place_by_priority,
 from scheduler.client.batched_deployment import BatchedDeployment
 from scheduler.client.batching import Batching
 from scheduler.client.limits import Limits
-from scheduler.executor import Deployment, Executor, StageSource
+from scheduler.executor import Deployment, Executor, Remade, StageSource
 from scheduler.placement import share
 
 _log = logging.getLogger(__name__)
@@ -73,19 +73,13 @@ class Compiler:
             model = with_open_batch(model)
 
         def deploy(cuts: Sequence[Cut], sources: Sequence[StageSource]) -> Deployment:
-            return self.deploy(cuts, sources, request.config)
+            return self.deploy(model, cuts, sources, request)
 
         def make(sources: Sources) -> tuple[Sequence[Cut], Deployment]:
             return self._make(model, request, sources, deploy)
 
         if cache is None:
-            cuts, deployment = make(
-                lambda cuts: [
-                    source
-                    for cut in cuts
-                    for source in stage_sources(cut.partition, compilation.configs)
-                ]
-            )
+            cuts, deployment = make(lambda cuts: _compiled_sources(cuts, request))
             found = Cached(tuple(cuts), deployment, hit=False)
         else:
             through = CachedCompiler(cache, model, compilation, request.pins, deploy)
@@ -126,16 +120,27 @@ class Compiler:
         return cuts
 
     def deploy(
-        self, cuts: Sequence[Cut], sources: Sequence[StageSource], config: SplitConfig
+        self,
+        model: Model,
+        cuts: Sequence[Cut],
+        sources: Sequence[StageSource],
+        request: CompileRequest,
     ) -> Deployment:
         """Deploy cuts with a source for each stage, numbered through; several share requests."""
-        limits = config.limits
+        config, limits = request.config, request.config.limits
         if not limits.requests:
             limits = replace(limits, requests=max(Limits().requests, optimal_requests(cuts)))
         batching = batching_of(cuts, config, limits)
-        placement = share([cut.plan for cut in cuts], [cut.share for cut in cuts])
-        constants = {n: v for cut in cuts for n, v in constant_outputs(cut.partition).items()}
-        deployment = self._executor().deploy(placement, sources, constants, limits=limits)
+        placement, sources, constants = _deployable(cuts, sources)
+
+        def remake(gone: Collection[str]) -> Remade:
+            left = without_devices(request, gone)
+            cuts = self.place(model, left, {})
+            return _deployable(cuts, _compiled_sources(cuts, request))
+
+        deployment = self._executor().deploy(
+            placement, sources, constants, limits=limits, remake=remake
+        )
         return BatchedDeployment(deployment, batching, limits) if batching else deployment
 
     def _make(
@@ -154,6 +159,30 @@ class Compiler:
             except UnsupportedNodesError as error:
                 refused = refusals([cut.affinity for cut in cuts], error, refused)
                 _log.warning("model=%s: placed again: %s", model.name, error)
+
+
+def without_devices(request: CompileRequest, gone: Collection[str]) -> CompileRequest:
+    """Return a request for the devices that are left, nodes pinned to others left free.
+
+    Raises DeviceError: none is left.
+    """
+    devices = tuple(device for device in request.devices if device not in gone)
+    if not devices:
+        raise DeviceError(f"no device is left; gone are {', '.join(sorted(gone))}.")
+    pins = Affinity({node: device for node, device in request.pins.items() if device not in gone})
+    return replace(request, devices=devices, pins=pins)
+
+
+def _compiled_sources(cuts: Sequence[Cut], request: CompileRequest) -> list[StageSource]:
+    """Return what each stage is compiled from, numbered through."""
+    configs = request.compilation.configs
+    return [source for cut in cuts for source in stage_sources(cut.partition, configs)]
+
+
+def _deployable(cuts: Sequence[Cut], sources: Sequence[StageSource]) -> Remade:
+    placement = share([cut.plan for cut in cuts], [cut.share for cut in cuts])
+    constants = {n: v for cut in cuts for n, v in constant_outputs(cut.partition).items()}
+    return Remade(placement, sources, constants)
 
 
 def batching_of(cuts: Sequence[Cut], config: SplitConfig, limits: Limits) -> Batching | None:

@@ -459,8 +459,8 @@ class Core(Observed):
         used = dict.fromkeys(d for cut in cuts for d in cut.plan.devices)
         compilation = Compilation.of(self._described(used), split, Affinity(pins))
         sources = import_sources(blob, cuts, compilation)
-        deployment = self._compiler.deploy(cuts, sources, split)
         request = CompileRequest(tuple(used), split, compilation.pins, compilation)
+        deployment = self._compiler.deploy(model, cuts, sources, request)
         return self._compiler.compiled(model, request, Cached(cuts, deployment, hit=False))
 
     def close(self) -> None:

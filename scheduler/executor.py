@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -113,6 +113,18 @@ class StageSource:
     payload: Payload | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
     stored: StoredPayload | None = None
+
+
+class Remade(NamedTuple):
+    """A model that was placed anew: what `Executor.deploy` takes."""
+
+    placement: Placement
+    sources: Sequence[StageSource]
+    constants: Mapping[str, np.ndarray]
+
+
+#: Places a model on what is left of its devices: takes the names of those that are gone for good.
+Remake = Callable[[Collection[str]], Remade]
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +234,7 @@ class Executor(Protocol):
         *,
         limits: Limits | None = None,
         company: Collection[str] = (),
+        remake: Remake | None = None,
     ) -> Deployment:
         """Compile every stage on its device.
 
@@ -242,6 +255,9 @@ class Executor(Protocol):
         company : collection of str
             Devices that work beside the plan's, as those of another replica do: they have their
             share of their node's cores too.
+        remake : callable, optional
+            Called where no route is left without devices that are gone for good: requests, those
+            in flight included, take the routes of what it returns.
         """
 
     def load(self) -> Load:

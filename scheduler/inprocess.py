@@ -30,7 +30,7 @@ from scheduler.device.loop import DeviceLoop
 from scheduler.device.probe import PluginSpec, named, probe_node, usable
 from scheduler.device.workers import Workers
 from scheduler.device_names import resolve_name
-from scheduler.executor import THIS_PROCESS, DeviceDescriptor, StageSource
+from scheduler.executor import THIS_PROCESS, DeviceDescriptor, Remake, StageSource
 from scheduler.home_process import HomeProcess
 from scheduler.load import DeviceLoad, Load
 from scheduler.observer import Observer
@@ -182,8 +182,12 @@ class InProcessExecutor:
         *,
         limits: Limits | None = None,
         company: Collection[str] = (),
+        remake: Remake | None = None,
     ) -> InProcessDeployment:
-        """Compile every stage on its device; see `scheduler.executor.Executor.deploy`."""
+        """Compile every stage on its device; see `scheduler.executor.Executor.deploy`.
+
+        `remake` is not called: a device of this process is never gone.
+        """
         placement = alone(plan)
         check_sources(placement, sources)
         limits = limits or Limits()

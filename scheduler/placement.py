@@ -107,6 +107,13 @@ class Placement:
                 found[place][number] = tuple((c, tuple(names)) for c, names in tensors.items())
         return tuple(found)
 
+    def extended(self, more: Placement) -> Placement:
+        """Return this placement with more stages and routes, numbered after its own."""
+        first = len(self.stages)
+        stages = (replace(stage, index=first + stage.index) for stage in more.stages)
+        routes = (replace(r, stages=tuple(first + n for n in r.stages)) for r in more.routes)
+        return Placement((*self.stages, *stages), (*self.routes, *routes))
+
 
 def alone(plan: Plan | Placement) -> Placement:
     """Return the placement of one plan, or the placement that is given."""

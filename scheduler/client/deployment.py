@@ -31,6 +31,7 @@ from scheduler.formats.codec import decode, encode
 from scheduler.load import DeploymentLoad, DeviceLoad, Load
 from scheduler.observer import DeviceEvent, EndedRequest, Observer
 from scheduler.placement import Placement
+from scheduler.plan import Stage
 
 _log = logging.getLogger(__name__)
 
@@ -126,15 +127,7 @@ class BaseDeployment(ABC):
         self.imported: set[int] = set()
         self._constants = {name: constants[name] for name in wanted}
         self._inputs = frozenset(spec.name for spec in plan.inputs)
-        #: For each route its stages that take inputs of the model, or none at all.
-        self._firsts = tuple(
-            tuple(
-                (stage, tuple(name for name in stage.inputs if name in self._inputs))
-                for stage in (placement.stages[number] for number in route.stages)
-                if not stage.inputs or not self._inputs.isdisjoint(stage.inputs)
-            )
-            for route in placement.routes
-        )
+        self._firsts = self._first_stages(placement)
         self._addresses = dict(addresses)
         self._clock_offset_s = clock_offset_s
         self._helping = helping
@@ -217,6 +210,36 @@ class BaseDeployment(ABC):
     def move(self, device: str, address: str) -> None:
         """Reach a device at another address from now on."""
         self._addresses[device] = address
+
+    def extend(
+        self,
+        placement: Placement,
+        constants: Mapping[str, np.ndarray],
+        addresses: Mapping[str, str],
+    ) -> Placement:
+        """Add a placement's stages and routes, numbered after those that are there; return all.
+
+        Requests take the routes once `RoutesAdded` is handed in, the stages being loaded.
+        """
+        whole = self.placement.extended(placement)
+        self._constants |= constants
+        self._addresses |= addresses
+        self._firsts = self._first_stages(whole)
+        self.placement = whole
+        return whole
+
+    def _first_stages(
+        self, placement: Placement
+    ) -> tuple[tuple[tuple[Stage, tuple[str, ...]], ...], ...]:
+        """Return each route's stages that take inputs of the model, with those, or none at all."""
+        return tuple(
+            tuple(
+                (stage, tuple(name for name in stage.inputs if name in self._inputs))
+                for stage in (placement.stages[number] for number in route.stages)
+                if not stage.inputs or not self._inputs.isdisjoint(stage.inputs)
+            )
+            for route in placement.routes
+        )
 
     def opened(self, stage: int, num_streams: int) -> events.StageOpened:
         """Return what a stage's device is to know of it."""

@@ -14,8 +14,9 @@ from scheduler import events
 from scheduler.channels.channel import Channel, Receiver
 from scheduler.client.deployment import BaseDeployment, Deployments
 from scheduler.client.machine import Limits
-from scheduler.executor import StageSource
-from scheduler.placement import Placement
+from scheduler.executor import Remade, Remake, StageSource
+from scheduler.placement import Placement, Route
+from scheduler.plan import Stage
 from scheduler.ray.devices import ActorDevice
 from scheduler.ray.start import RaySession
 
@@ -30,6 +31,7 @@ class RayDeployment(BaseDeployment):
     `sources`, `num_threads`: what the stages are loaded from, also when a device is back.
     `clock_offset_s`: returns how far an address's clock is before ours, where that is known.
     `ask`: returns what an actor's method answers: device, method's name, arguments.
+    `remake`: see `scheduler.executor.Executor.deploy`.
     """
 
     def __init__(
@@ -47,10 +49,14 @@ class RayDeployment(BaseDeployment):
         clock_offset_s: Callable[[str], float | None],
         session: RaySession,
         ask: Callable[..., Any],
+        remake: Remake | None = None,
     ) -> None:
         self.devices = dict(devices)
         self.sources = tuple(sources)
-        self.num_threads = num_threads
+        self.num_threads = dict(num_threads)
+        self.remake = remake
+        #: Devices that are gone for good.
+        self.gone: set[str] = set()
         self._num_streams: dict[int, int] = {}
         self._session = session
         self._ask = ask
@@ -64,6 +70,23 @@ class RayDeployment(BaseDeployment):
             addresses={name: device.address for name, device in devices.items()},
             clock_offset_s=clock_offset_s,
         )
+
+    @property
+    def has_route(self) -> bool:
+        """Whether there is one without devices that are gone for good."""
+        return any(self.gone.isdisjoint(r.plan.devices) for r in self.placement.routes)
+
+    def add(
+        self, made: Remade, devices: Mapping[str, ActorDevice], num_threads: Mapping[str, int]
+    ) -> tuple[tuple[Stage, ...], tuple[Route, ...]]:
+        """Add a placement without the devices that are gone; return its stages and routes."""
+        addresses = {name: device.address for name, device in devices.items()}
+        stages, routes = len(self.placement.stages), len(self.placement.routes)
+        whole = self.extend(made.placement, made.constants, addresses)
+        self.sources = (*self.sources, *made.sources)
+        self.num_threads |= num_threads
+        self.devices = {n: d for n, d in self.devices.items() if n not in self.gone} | dict(devices)
+        return whole.stages[stages:], whole.routes[routes:]
 
     def stages_on(self, device: str) -> list[int]:
         """Return the stages that a device runs."""

@@ -5,14 +5,16 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
+import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
 import ray
 
-from devices.errors import ClusterError
+from devices.errors import ClusterError, HeteroError
 from devices.model.model import Model
 from devices.plugin.support import Support
 from scheduler.channels.direct import DirectChannel
@@ -20,7 +22,8 @@ from scheduler.channels.shared import SharedChannel
 from scheduler.client.deployment import Deployments, check_sources
 from scheduler.client.machine import Limits
 from scheduler.device.probe import PluginSpec
-from scheduler.executor import DeviceDescriptor, StageSource
+from scheduler.events import DeviceGone, DeviceLost, RoutesAdded
+from scheduler.executor import DeviceDescriptor, Remade, Remake, StageSource
 from scheduler.home_process import HomeProcess
 from scheduler.load import DeviceLoad, Load
 from scheduler.observer import Observer
@@ -101,12 +104,15 @@ class RayExecutor:
             self._devices,
             self._deployments,
             self._loader,
+            self._do_without,
             self._cluster_gone,
             device_timeout_s=device_timeout_s,
             stage_timeout_s=stage_timeout_s,
         )
         self._keys = itertools.count(1)
         self._lock = threading.Lock()
+        #: One deployment is placed anew at a time.
+        self._remaking = threading.Lock()
         self._home = HomeProcess()
         self._closed = False
         self._shared = SharedChannel()
@@ -147,6 +153,7 @@ class RayExecutor:
         *,
         limits: Limits | None = None,
         company: Collection[str] = (),
+        remake: Remake | None = None,
     ) -> RayDeployment:
         """Compile every stage on its device, all at once; see `Executor.deploy`."""
         placement = alone(plan)
@@ -165,6 +172,7 @@ class RayExecutor:
             clock_offset_s=self._channel.clock_offset_s,
             session=self._session,
             ask=self._ask,
+            remake=remake,
         )
         try:
             deployment.open(self._loader.load(deployment, placement.stages))
@@ -174,6 +182,39 @@ class RayExecutor:
         for device in deployment.devices.values():
             self._keeper.watch(device)
         return deployment
+
+    def _do_without(self, deployment: RayDeployment, gone: DeviceGone) -> None:
+        """Have a deployment do without a device, placed anew if that takes it; returns at once."""
+        deployment.gone.add(gone.device)
+        if deployment.has_route or deployment.remake is None:
+            deployment.tell(gone)
+            return
+        deployment.tell(DeviceLost(gone.now_s, gone.device, gone.node, gone.cause))
+        name = f"{deployment.key}-remake"
+        threading.Thread(
+            target=self._remake, args=(deployment, gone), name=name, daemon=True
+        ).start()
+
+    def _remake(self, deployment: RayDeployment, gone: DeviceGone) -> None:
+        with self._remaking:
+            try:
+                if deployment.remake is not None and not deployment.has_route:
+                    self._add(deployment, deployment.remake(frozenset(deployment.gone)))
+            except HeteroError as error:
+                _log.warning("%s cannot do without %s: %s", deployment.key, gone.device, error)
+                gone = replace(gone, cause=f"{gone.cause}; without it: {error.message}")
+        deployment.tell(gone)
+
+    def _add(self, deployment: RayDeployment, made: Remade) -> None:
+        """Load another placement of a deployment's model, and have requests take its routes."""
+        placement = made.placement
+        devices = self._devices.reached(placement.devices)
+        num_threads = plan_shares(placement, made.sources, self.devices(), ())
+        stages, routes = deployment.add(made, devices, num_threads)
+        deployment.open(self._loader.load(deployment, stages))
+        for device in devices.values():
+            self._keeper.watch(device)
+        deployment.tell(RoutesAdded(time.monotonic(), routes))
 
     def load(self) -> Load:
         """Return what waits and runs now, as far as the last beats told."""

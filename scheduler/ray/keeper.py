@@ -33,6 +33,7 @@ from scheduler.client.liveness import (
     StartFailed,
     TimePassed,
 )
+from scheduler.events import DeviceGone
 from scheduler.ray.deployment import RayDeployment
 from scheduler.ray.devices import ActorDevice, RayDevices, why_lost
 from scheduler.ray.loading import StageLoader
@@ -51,6 +52,7 @@ class DeviceKeeper:
 
     `deployments`: those that are open.
     `loader`: loads stages again.
+    `do_without`: has a deployment do without a device that is gone for good.
     `cluster_gone`: told if the whole cluster is.
     """
 
@@ -60,6 +62,7 @@ class DeviceKeeper:
         devices: RayDevices,
         deployments: Deployments[RayDeployment],
         loader: StageLoader,
+        do_without: Callable[[RayDeployment, DeviceGone], None],
         cluster_gone: Callable[[ClusterError], None],
         *,
         device_timeout_s: float,
@@ -69,6 +72,7 @@ class DeviceKeeper:
         self._devices = devices
         self._deployments = deployments
         self._loader = loader
+        self._do_without = do_without
         self._cluster_gone = cluster_gone
         self._liveness = Liveness(
             device_timeout_s=device_timeout_s, stage_timeout_s=stage_timeout_s
@@ -163,7 +167,11 @@ class DeviceKeeper:
                 continue
             self._deployments.tell(order)
             for deployment in self._deployments:
-                if order.device in deployment.devices:
+                if order.device not in deployment.devices:
+                    continue
+                if isinstance(order, DeviceGone):
+                    self._do_without(deployment, order)
+                else:
                     deployment.tell(order)
 
     def _end(self, device: ActorDevice, cause: str) -> None:

@@ -1,0 +1,64 @@
+"""Devices that are gone for good: models are placed anew on what is left, while requests run."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+
+import hetero
+from devices.errors import DeviceLostError, UnknownDeviceError
+from tests.hetero.models import branches, branches_output
+
+pytestmark = pytest.mark.ray
+X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
+
+
+@pytest.fixture
+def core(local_ray: None) -> Iterator[hetero.Core]:
+    with hetero.Core(devices={"CPU": 2}) as core:
+        yield core
+
+
+def test_requests_go_on_on_what_is_left_and_fail_at_once_when_nothing_is(
+    core: hetero.Core, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor: Any = core.executor
+    devices = executor._devices
+    gone: set[str] = set()
+    reached = devices.reached
+
+    def unless_gone(names: Collection[str]) -> Any:
+        if left := gone.intersection(names):
+            raise UnknownDeviceError(f"{left} left the cluster")
+        return reached(names)
+
+    monkeypatch.setattr(devices, "reached", unless_gone)
+    compiled = core.compile_model(branches(), "HETERO:CPU.0,CPU.1", affinity={"tanh": "CPU.1"})
+    assert {s.device for s in compiled.subgraphs} == {"CPU.0", "CPU.1"}
+
+    def pid_of(name: str) -> int:
+        gone.add(name)
+        pid: int = ray.get(executor._devices.device(name).actor.ping.remote())
+        return pid
+
+    # What is in flight at the time is answered too: the device is stopped before it is lost.
+    pid = pid_of("CPU.1")
+    os.kill(pid, signal.SIGSTOP)
+    waiting = [compiled.submit({"x": X}) for _ in range(3)]
+    os.kill(pid, signal.SIGKILL)
+    for submission in [*waiting, compiled.submit({"x": X})]:
+        answer = submission.future.result(300)
+        np.testing.assert_allclose(answer.outputs["y"], branches_output(X), rtol=1e-6)
+        assert {run.device for run in answer.stage_runs} == {"CPU.0"}
+    story = "\n".join(line.what for line in compiled.story(waiting[0].request_id))
+    assert "device CPU.1" in story
+    assert "parked" in story
+    os.kill(pid_of("CPU.0"), signal.SIGKILL)
+    with pytest.raises(DeviceLostError, match="no device is left"):
+        compiled({"x": X})
