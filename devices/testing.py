@@ -2,9 +2,10 @@
 
 ::
 
-    from devices.testing import check_device, device_checks
+    from devices.testing import check_device, check_operators, device_checks
 
     check_device(MyPlugin())                                    # anywhere
+    check_operators(MyPlugin())                                 # ONNX's own suite
 
     @pytest.mark.parametrize("check", device_checks(), ids=lambda c: c.__name__)
     def test_device(check):                                     # or one test a check
@@ -12,21 +13,25 @@
 
 A check is a function of a plugin that raises AssertionError with a sentence. Samples with
 operators that the device refuses are left out; what a device does not offer (export, remote
-memory) only has to be refused with the right error.
+memory) only has to be refused with the right error. From a shell: ``hetero check-device NAME``.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Final
 
 from devices.conformance import export_checks, property_checks, query_checks, request_checks
 from devices.plugin.plugin import Plugin
+from devices.plugin.properties import Config
 
-__all__ = ["Check", "CheckResult", "check_device", "device_checks"]
+__all__ = [
+    "Check", "CheckResult", "check_device", "check_operators", "device_checks", "device_results",
+    "operator_results",
+]  # fmt: skip
 
 Check = Callable[[Plugin], None]
 
@@ -88,25 +93,82 @@ def check_device(
         Listing every check that failed and was not expected to, and every one that was and
         did not.
     """
-    expected = dict(expected_failures or {})
-    checks = {check.__name__: check for check in device_checks()}
-    unknown = sorted(set(expected) - set(checks))
-    problems = [f"{name}: expected to fail, but there is no such check" for name in unknown]
-    results = []
-    for name, check in checks.items():
+    known = {check.__name__ for check in device_checks()}
+    return _judged(plugin, device_results(plugin), expected_failures or {}, known, "checks")
+
+
+def check_operators(
+    plugin: Plugin,
+    config: Config | None = None,
+    *,
+    expected_failures: Mapping[str, str] | None = None,
+) -> tuple[CheckResult, ...]:
+    """Run ONNX's own suite on all of its cases that a plugin takes, and return how each went.
+
+    Parameters
+    ----------
+    plugin : Plugin
+        What is checked.
+    config : mapping, optional
+        Options for the compilations.
+    expected_failures : mapping of str to str, optional
+        Cases, as ``node/test_abs``, that are known to fail, with the reason.
+
+    Raises
+    ------
+    AssertionError
+        Listing every case that failed and was not expected to, and every one that was and did not.
+    ImportError
+        The suite wants Pillow, which ``pip install 'hetero[test]'`` brings.
+    """
+    from devices.conformance.onnx_suite import backend_cases
+
+    known = {case.name for case in backend_cases()}
+    results = operator_results(plugin, config)
+    return _judged(plugin, results, expected_failures or {}, known, "cases of ONNX's suite")
+
+
+def device_results(plugin: Plugin) -> Iterator[CheckResult]:
+    """Run the checks one by one, yielding how each went."""
+    for check in device_checks():
         error = None
         try:
             check(plugin)
         except Exception as raised:  # any error is the finding
             error = f"{type(raised).__name__}: {raised}"
-        results.append(CheckResult(name, error, expected.get(name)))
-        if error and name not in expected:
-            problems.append(f"{name}: {error}")
-        elif not error and name in expected:
-            problems.append(f"{name}: passes, though it is expected to fail ({expected[name]})")
+        yield CheckResult(check.__name__, error)
+
+
+def operator_results(plugin: Plugin, config: Config | None = None) -> Iterator[CheckResult]:
+    """Run the cases of ONNX's suite that the plugin takes, yielding how each went."""
+    from devices.conformance.onnx_suite import backend_cases, outcome
+
+    for case in backend_cases():
+        said = outcome(plugin, case, config or {})
+        if said != "refused":
+            yield CheckResult(case.name, None if said == "passed" else said)
+
+
+def _judged(
+    plugin: Plugin,
+    results: Iterable[CheckResult],
+    expected: Mapping[str, str],
+    known: set[str],
+    what: str,
+) -> tuple[CheckResult, ...]:
+    """Return the results, or raise AssertionError if they are not as expected."""
+    unknown = sorted(set(expected) - known)
+    problems = [f"{name}: expected to fail, but there is no such check" for name in unknown]
+    judged = tuple(CheckResult(r.name, r.error, expected.get(r.name)) for r in results)
+    for result in judged:
+        if result.error and result.expected is None:
+            problems.append(f"{result.name}: {result.error}")
+        elif not result.error and result.expected is not None:
+            why = result.expected
+            problems.append(f"{result.name}: passes, though it is expected to fail ({why})")
     if problems:
         listed = "\n  ".join(problems)
         raise AssertionError(
-            f"device {plugin.name} fails {len(problems)} of {len(checks)} checks:\n  {listed}"
+            f"device {plugin.name} fails {len(problems)} of {len(judged)} {what}:\n  {listed}"
         )
-    return tuple(results)
+    return judged

@@ -115,7 +115,7 @@ def test_every_command_is_in_it_and_has_help_with_an_example(shell: Shell, name:
 
 
 def test_every_command_that_it_names_is_there() -> None:
-    named = set(re.findall(r"^\| `hetero (\w+)", README, re.MULTILINE))
+    named = set(re.findall(r"^\| `hetero ([\w-]+)", README, re.MULTILINE))
     assert named == set(cli.commands)
 
 

@@ -11,6 +11,7 @@ import click
 from devices.errors import HeteroError
 from hetero.cli.bench import bench
 from hetero.cli.cache import cache
+from hetero.cli.check_device import check_device_command
 from hetero.cli.compare import compare
 from hetero.cli.compile import compile_command
 from hetero.cli.devices import devices
@@ -37,7 +38,7 @@ def cli() -> None:
 
 for command in (
     devices, inspect_command, query, profile_command, plan, compile_command, run, bench, compare,
-    cache, top, probe,
+    cache, top, probe, check_device_command,
 ):  # fmt: skip
     cli.add_command(command)
 add_examples(cli)

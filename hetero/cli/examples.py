@@ -37,6 +37,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "cache prune": (_CACHE[0], "hetero cache prune --dir cache --max-size 500MB"),
     "cache clear": (_CACHE[0], "hetero cache clear --dir cache"),
     "top": ("hetero bench light:squeezenet -t 60 --metrics-port 9100 &", "hetero top 9100"),
+    "check-device": ("hetero check-device CPU",),
     "probe": ("hetero probe",),
 }
 

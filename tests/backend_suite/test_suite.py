@@ -13,7 +13,7 @@ import onnx
 import pytest
 
 import hetero.backend
-from tests.backend_suite.cases import Case, backend_cases
+from devices.conformance.onnx_suite import Case, backend_cases
 from tests.backend_suite.misses import read_misses
 from tests.random_affinity import random_affinity
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from onnx import helper
 
+from devices.conformance.onnx_suite import backend_cases
 from devices.cpu.delegate import DELEGATED
 from devices.cpu.plugin import CPUPlugin
 from devices.model.reader import read_model
-from tests.backend_suite.cases import backend_cases
 from tests.cpu.models import compile_cpu, make_model
 
 WORDS = np.array(["b", "a", "Monday", "c"], object)

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.backend_suite.cases import backend_cases
+from devices.conformance.onnx_suite import backend_cases, outcome
 from tests.backend_suite.misses import read_misses
-from tests.backend_suite.on_plugin import outcome
 
 pytest.importorskip("openvino", reason="needs pip install 'hetero[openvino]'")
 from devices.openvino.plugin import OpenVinoPlugin

@@ -18,9 +18,9 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from onnx.defs import OpSchema
 
+from devices.conformance.onnx_suite import backend_cases
 from devices.model.model import Node
 from devices.model.tensor_spec import EXTENDED_DTYPES
-from tests.backend_suite.cases import backend_cases
 
 #: The newest operator set that both oracles know.
 NEWEST = 26

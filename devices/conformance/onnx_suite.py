@@ -1,9 +1,9 @@
-"""The cases of ONNX's backend suite, all five kinds, in one form."""
+"""ONNX's backend suite: its cases in one form, and how a plugin does on one."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,8 +18,11 @@ from onnx.backend.test.runner import Runner
 
 from devices.model.light import light_model_inputs, light_model_outputs, light_model_path
 from devices.model.reader import read_model
+from devices.plugin.plugin import Plugin
 
 KINDS: Final = ("node", "simple", "pytorch-converted", "pytorch-operator", "real")
+#: A reason of fewer characters tells nothing.
+_SHORTEST_REASON: Final = 12
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +34,7 @@ class Case:
     case: TestCase
 
     def model(self) -> onnx.ModelProto:
+        """Return the model."""
         if self.case.model is not None:
             return self.case.model
         if self.kind == "real":
@@ -38,6 +42,7 @@ class Case:
         return onnx.load(Path(self.case.model_dir or "", "model.onnx"))
 
     def data_sets(self, model: onnx.ModelProto) -> list[tuple[list[Any], list[Any]]]:
+        """Return sets of inputs and outputs, in the order of the ports."""
         if self.case.data_sets is not None:
             return [
                 ([_plain(x) for x in inputs], [_plain(y) for y in outputs])
@@ -45,7 +50,7 @@ class Case:
             ]
         if self.kind == "real":
             given = list(light_model_inputs(read_model(model)).values())
-            return [(given, light_model_outputs(self.case.model_name))]
+            return [(given, list(light_model_outputs(self.case.model_name)))]
         return [
             (
                 _read(folder, "input", model.graph.input),
@@ -56,13 +61,15 @@ class Case:
 
     def compare(self, outputs: Sequence[Any], wanted: Sequence[Any]) -> None:
         """Compare as the suite itself does: count, shape, element type, values."""
-        assert len(outputs) == len(wanted), f"{len(outputs)} outputs, not {len(wanted)}"
+        if len(outputs) != len(wanted):
+            raise AssertionError(f"{len(outputs)} outputs, not {len(wanted)}")
         for got, want in zip(outputs, wanted, strict=True):
-            if isinstance(want, list):
-                assert isinstance(got, list), f"{type(got).__name__}, not a sequence"
+            if not isinstance(want, list):
+                Runner.assert_similar_outputs([want], [got], self.case.rtol, self.case.atol)
+            elif isinstance(got, list):
                 self.compare(got, want)
             else:
-                Runner.assert_similar_outputs([want], [got], self.case.rtol, self.case.atol)
+                raise AssertionError(f"{type(got).__name__}, not a sequence")
 
 
 @cache
@@ -76,6 +83,32 @@ def backend_cases() -> tuple[Case, ...]:
             for case in load_model_tests(kind=kind)
         ]
     return tuple(found)
+
+
+def outcome(plugin: Plugin, case: Case, config: Mapping[str, Any]) -> str:
+    """Return ``refused``, ``passed`` or what went wrong, whatever it was."""
+    try:
+        proto = case.model()
+        model = read_model(proto)
+        support = plugin.query_model(model)
+        if support.unsupported:
+            said = [r.message for by in support.unsupported.values() for r in by.values()]
+            reasoned = min(map(len, said)) > _SHORTEST_REASON
+            return "refused" if reasoned else f"refused without a reason: {said}"
+        compiled = plugin.compile_model(model, config)
+        try:
+            for inputs, wanted in case.data_sets(proto):
+                # Some cases give data for the initializers too.
+                own = len(inputs) == len(model.inputs)
+                names = [port.name for port in (model.inputs if own else proto.graph.input)]
+                given = dict(zip(names, inputs, strict=False))
+                result = compiled({port.name: given[port.name] for port in compiled.inputs})
+                case.compare(list(result.to_tuple()), wanted)
+        finally:
+            compiled.close()
+    except Exception as error:  # a miss is any way not to pass
+        return f"{type(error).__name__}: {error}"
+    return "passed"
 
 
 def _plain(value: Any) -> Any:

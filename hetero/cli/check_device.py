@@ -1,0 +1,67 @@
+"""``hetero check-device``: the conformance suite for one plugin, in this process."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from devices.plugin.plugin import Plugin
+from devices.plugin.registry import find_plugin, load_plugins
+from devices.testing import CheckResult, device_results, operator_results
+from hetero.cli.terminal import print_json, progress, show
+from hetero.report.text import Rows
+from hetero.report.units import counted
+
+
+@click.command("check-device")
+@click.argument("name")
+@click.option(
+    "--plugin", "plugins", multiple=True, metavar="MODULE:ATTR",
+    help="A plugin that is not installed as an entry point; repeatable.",
+)  # fmt: skip
+@click.option(
+    "--operators", is_flag=True,
+    help="Run ONNX's own suite as well, on all of its cases that the device takes: minutes.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+def check_device_command(
+    name: str, plugins: tuple[str, ...], operators: bool, as_json: bool
+) -> None:
+    """Check that the plugin of device NAME keeps the contract; exit code 1 if it does not."""
+    if plugins:  # a module beside which the user stands, as `python -m` would find it
+        sys.path.insert(0, str(Path.cwd()))
+    plugin = find_plugin(load_plugins(plugins), name)
+    with progress(f"checking {plugin.name}"):
+        results = [*_results(plugin, operators)]
+    failed = [result for result in results if result.error]
+    if as_json:
+        rows = [{"name": result.name, "error": result.error} for result in results]
+        print_json("check-device", {"device": plugin.name, "checks": rows})
+    else:
+        if failed:
+            table = Rows("check", "what it found", wraps=("check", "what it found"))
+            for result in failed:
+                table.add(_sentence(result), " ".join((result.error or "").split()))
+            show(table)
+        kept = len(results) - len(failed)
+        show(f"{plugin.name} {plugin.version()}: keeps {kept} of {counted(len(results), 'check')}")
+    if failed:
+        raise click.exceptions.Exit(1)
+
+
+def _results(plugin: Plugin, operators: bool) -> Iterator[CheckResult]:
+    yield from device_results(plugin)
+    if operators:
+        try:
+            yield from operator_results(plugin)
+        except ImportError as error:
+            raise click.UsageError(
+                f"--operators: {error}. ONNX's suite wants it: pip install 'hetero[test]'."
+            ) from error
+
+
+def _sentence(result: CheckResult) -> str:
+    return result.name.removeprefix("check_").replace("_", " ")
