@@ -173,7 +173,7 @@ while True:
 @pytest.fixture
 def other(folder: Path, party: Callable[..., Party]) -> Iterator[tuple[Party, Any, str]]:
     """A party here, and one in a process of its own that sends back what comes."""
-    one = party(timeout_s=0.8, beat_s=0.1)
+    one = party(timeout_s=2 * LONG_S)
     process = subprocess.Popen(
         [sys.executable, "-c", OTHER, folder, one.address],
         stdout=subprocess.PIPE,
@@ -190,18 +190,19 @@ def other(folder: Path, party: Callable[..., Party]) -> Iterator[tuple[Party, An
 
 
 def test_a_process_that_is_stopped_is_silent_then_heard_again(
-    other: tuple[Party, Any, str],
+    other: tuple[Party, Any, str], party: Callable[..., Party]
 ) -> None:
     one, process, address = other
-    one.channel.watch(address)
     one.channel.send(address, values(1))
     check(one.next(), 1)
+    impatient = party(timeout_s=0.8, beat_s=0.1)
+    impatient.channel.watch(address)
     process.send_signal(signal.SIGSTOP)
-    silent, silent_s = one.silent.get(timeout=LONG_S)
+    silent, silent_s = impatient.silent.get(timeout=LONG_S)
     assert silent == address
     assert silent_s >= 0.7
     process.send_signal(signal.SIGCONT)
-    assert one.heard.get(timeout=LONG_S) == address
+    assert impatient.heard.get(timeout=LONG_S) == address
     one.channel.send(address, values(2))
     check(one.next(), 2)
 

@@ -245,7 +245,7 @@ while True:
 @pytest.fixture
 def relay(folder: Path, party: Callable[..., Party]) -> Iterator[tuple[Party, Any, str]]:
     """A party here, and one in a process of its own that keeps and sends back what comes."""
-    one = party()
+    one = party(timeout_s=2 * LONG_S)
     process = subprocess.Popen(
         [sys.executable, "-c", PARTY, folder, one.address],
         stdout=subprocess.PIPE,
@@ -310,7 +310,7 @@ def test_files_of_a_killed_owner_are_removed_by_the_next_pool(folder: Path) -> N
 def test_a_party_that_closes_frees_what_it_has_not_received(
     party: Callable[..., Party], folder: Path
 ) -> None:
-    one, two = party(), Party(folder)
+    one, two = party(timeout_s=2 * LONG_S), Party(folder)
     one.channel.watch(two.address)
     for number in range(3):
         one.channel.send(two.address, values(number, LARGE))
