@@ -194,6 +194,12 @@ def _batch_normalization(rows: _Rows, node: Node) -> None:
     _require(not old and not node.attributes.get("training_mode"), "takes means over the batch")
 
 
+def _dropout(rows: _Rows, node: Node) -> None:
+    training = rows.option(node, "training_mode", 2, [False])[0]
+    old = rows.opset < 7 and not node.attributes.get("is_test")
+    _require(not old and not training, "drops at random")
+
+
 def _resize(rows: _Rows, node: Node) -> None:
     _by_first(rows, node)
     place = 1 if node.op_type == "Upsample" or len(node.inputs) == 2 else 2
@@ -339,7 +345,7 @@ _ELEMENTWISE: Final = """
 """
 #: Operators of rows with parameters.
 _BY_FIRST: Final = """
-    AveragePool Conv ConvInteger ConvTranspose DepthToSpace DequantizeLinear Dropout
+    AveragePool Conv ConvInteger ConvTranspose DepthToSpace DequantizeLinear
     GlobalAveragePool GlobalLpPool GlobalMaxPool GroupNormalization InstanceNormalization LRN
     LpPool QLinearConv QuantizeLinear SpaceToDepth
 """
@@ -365,6 +371,7 @@ _RULES: Final[dict[str, Callable[[_Rows, Node], None]]] = {
     "BatchNormalization": _batch_normalization,
     "ConstantOfShape": _constant_of_shape,
     "CumSum": _cumsum,
+    "Dropout": _dropout,
     "Expand": _expand,
     "Flatten": _flatten,
     "Gather": _gather,

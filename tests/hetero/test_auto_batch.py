@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,6 +18,7 @@ from devices.cpu.plugin import CPUPlugin
 from devices.errors import DeadlineError, HeteroError, PropertyError, RequestCancelledError
 from devices.model.model import Model
 from devices.plugin.program import ExecutedNode, Program, RunContext, Value
+from devices.request.answer import Answer
 from tests.hetero.models import branches
 
 PATIENCE_S = 60
@@ -219,6 +220,30 @@ def test_results_may_be_kept_and_written_to(
         np.testing.assert_array_equal(other.results[0], theirs)
 
 
+def test_answers_come_in_order_where_that_is_asked_for(
+    core: hetero.Core, closed_gate: type[GatedPlugin]
+) -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[N, M] x) => (float[N, M] y) '
+        "{ y = Neg(x) }"
+    )
+    came: list[float] = []
+
+    def note(future: Future[Answer]) -> None:
+        came.append(-float(np.asarray(future.result().outputs["y"])[0, 0]))
+
+    with core.compile_model(model, "GATED", {**BATCH, "PRESERVE_ORDER": True}) as compiled:
+        futures = []
+        for number, width in enumerate((3, 3, 5, 3)):  # rows of other widths are not joined
+            made = compiled.submit({"x": np.full((1, width), number, np.float32)})
+            made.future.add_done_callback(note)
+            futures.append(made.future)
+        closed_gate.gate.set()
+        wait(futures, PATIENCE_S)
+        assert closed_gate.runs == [1, 2, 1]
+    assert came == [0, 1, 2, 3]
+
+
 def fixed() -> onnx.ModelProto:
     return onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 17]> g (float[2, 3] x) => (float[2, 3] y) '
@@ -315,15 +340,15 @@ def test_a_blob_and_a_cache_keep_it(
 
 
 def test_a_dropped_model_gives_its_threads_back(core: hetero.Core) -> None:
-    def threads() -> set[str]:
-        return {t.name for t in threading.enumerate() if "batches" in t.name}
+    def threads() -> set[threading.Thread]:
+        return {t for t in threading.enumerate() if "(batches)" in t.name}
 
     before = threads()
     compiled = core.compile_model(branches(), "CPU", BATCH)
     compiled({"x": x(1)})
-    assert threads() - before
-    mine = [t for t in threading.enumerate() if t.name in threads() - before]
+    mine = threads() - before
+    assert mine
     del compiled
     for thread in mine:
         thread.join(PATIENCE_S)
-    assert not threads() - before
+        assert not thread.is_alive()

@@ -57,6 +57,7 @@ APART = {
     "batch norm": "<float[4] c> d = Abs(c) y = BatchNormalization(x, c, c, c, d)",
     "literal": "c = Constant <value_ints = [0, -1]> () y = Reshape(x, c)",
     "pass-through": "y = Identity(x)",
+    "dropout": "<float r = {0.5}> y = Dropout(x, r)",
 }  # fmt: skip
 
 #: Bodies that mix rows or lose them, and the node or output to blame.
@@ -103,6 +104,7 @@ MIXED = {
     "rows by rows": (("<int64[2] c = {1, 2}> m = ReduceMax <keepdims = 0> (x, c) "
                      "i = Cast <to = 7> (m) y = Gather <axis = 1> (x, i)"), "rows by rows"),
     "places in all": ("p, y = MaxPool <kernel_shape = [2]> (x)", "MaxPool"),
+    "dropped": ("<float r = {0.5}, bool t = {1}> y = Dropout(x, r, t)", "at random"),
     "random": ("r = RandomNormalLike(x) y = Add(r, x)", "RandomNormalLike"),
     "means of the batch": (
         "<float[4] c> y, m, v = BatchNormalization <training_mode = 1> (x, c, c, c, c)",
