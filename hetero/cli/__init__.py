@@ -18,6 +18,7 @@ from hetero.cli.devices import devices
 from hetero.cli.examples import add_examples
 from hetero.cli.inspect import inspect_command
 from hetero.cli.plan import plan
+from hetero.cli.pool import pool
 from hetero.cli.probe import probe
 from hetero.cli.profile import profile_command
 from hetero.cli.query import query
@@ -38,7 +39,7 @@ def cli() -> None:
 
 for command in (
     devices, inspect_command, query, profile_command, plan, compile_command, run, bench, compare,
-    cache, top, probe, check_device_command,
+    cache, pool, top, probe, check_device_command,
 ):  # fmt: skip
     cli.add_command(command)
 add_examples(cli)

@@ -10,6 +10,12 @@ _CACHE: Final = (
     "hetero run light:squeezenet -d ORT -c CACHE_DIR=cache",
     "hetero cache list --dir cache",
 )
+_POOL: Final = (
+    "hetero pool up",
+    "hetero run light:squeezenet -d HETERO:ORT,CPU",
+    "hetero pool status",
+    "hetero pool down",
+)
 #: Command -> what a first use looks like, line by line.
 EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "devices": ("hetero devices --devices ORT=2",),
@@ -38,6 +44,10 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "cache clear": (_CACHE[0], "hetero cache clear --dir cache"),
     "top": ("hetero bench light:squeezenet -t 60 --metrics-port 9100 &", "hetero top 9100"),
     "check-device": ("hetero check-device CPU",),
+    "pool": _POOL,
+    "pool up": _POOL,
+    "pool status": _POOL,
+    "pool down": _POOL,
     "probe": ("hetero probe",),
 }
 

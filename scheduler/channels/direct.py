@@ -229,6 +229,11 @@ class DirectChannel:
         if peer is not None:
             peer.watched = peer.told = False
 
+    def is_silent(self, address: str) -> bool:
+        """Whether nothing is heard of a party now; so of one that was never met."""
+        peer = self._peers.find(address)
+        return peer is None or peer.silent
+
     def clock_offset_s(self, address: str) -> float | None:
         """Return a party's monotonic clock less ours, seconds; None before two of its beats.
 

@@ -76,6 +76,12 @@ class DeviceLoop:
         """Whether no task is held, nor anything of one."""
         return not self._arrived and not self._machine.num_tasks
 
+    @property
+    def num_clients(self) -> int:
+        """How many clients have stages here."""
+        with self._lock:
+            return len({stage.client for stage in self._stages.values()})
+
     def status(self) -> dict[str, float]:
         """Return how many tasks are held, run and may run, and how long the oldest has run."""
         oldest_s = min(self._begun_s.copy().values(), default=None)
@@ -103,6 +109,13 @@ class DeviceLoop:
             for key in [key for key in self._stages if key[0] == deployment]:
                 del self._stages[key]
         self.host.unload(deployment)
+
+    def client_gone(self, client: str) -> None:
+        """Let go of all that a client has here."""
+        with self._lock:
+            keys = {key[0] for key, stage in self._stages.items() if stage.client == client}
+        for deployment in keys:
+            self.close_deployment(deployment)
 
     def receive(self, message: Message) -> None:
         """Take in what comes by the channel."""

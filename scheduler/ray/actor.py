@@ -6,6 +6,7 @@ threads `load`, and what must be answered while those take their time by `contro
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -28,6 +29,10 @@ from scheduler.executor import DeviceDescriptor, StageSource
 from scheduler.formats.model_parts import ModelParts, join_model
 from scheduler.formats.stored_payload import StoredPayload, fetch_payload
 
+_log = logging.getLogger(__name__)
+
+#: Seconds that the stages of a client that is not heard are kept: a link may heal.
+_LEASE_S: Final = 60.0
 CONCURRENCY_GROUPS: Final = {"control": 2, "load": 1, "life": 1}
 
 
@@ -45,11 +50,25 @@ class DeviceActor:
         self._workers = PumpingWorkers(descriptor.name)
 
         def connect(receive: Receiver) -> DirectChannel:
-            self._channel = DirectChannel(receive, host=host, status=self._status)
+            self._channel = DirectChannel(
+                receive, host=host, status=self._status, on_silent=self._client_silent
+            )
             return self._channel
 
         self._loop = DeviceLoop(self._host, connect, self._workers.start)
         self._workers.serve(self._channel)
+
+    def _client_silent(self, address: str, silent_s: float) -> None:
+        """Wait whether a client comes back; one whose process has ended does not."""
+        timer = threading.Timer(_LEASE_S if silent_s else 0.0, self._end_lease, (address,))
+        timer.daemon = True
+        timer.start()
+
+    def _end_lease(self, client: str) -> None:
+        if self._channel.is_silent(client):
+            _log.warning("client %s is gone, and what it had here", client)
+            self._loop.client_gone(client)
+            self._workers.run_at_once(self._loop.num_streams)
 
     def _status(self) -> dict[str, float]:
         """Return what goes with the channel's beats, the first of which come early."""
@@ -106,10 +125,16 @@ class DeviceActor:
         )
 
     @ray.method(concurrency_group="control")
+    def status(self) -> dict[str, Any]:
+        """Return the process's id, what it has in hand, and for how many clients."""
+        return {"pid": self._host.ping(), "clients": self._loop.num_clients, **self._loop.status()}
+
+    @ray.method(concurrency_group="control")
     def open_stages(self, stages: Sequence[StageOpened]) -> None:
         """Take tasks of loaded stages; see `DeviceLoop.open_stage`."""
         for opened in stages:
             self._loop.open_stage(opened)
+            self._channel.watch(opened.client)
         self._workers.run_at_once(self._loop.num_streams)
 
     @ray.method(concurrency_group="control")

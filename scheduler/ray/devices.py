@@ -22,6 +22,7 @@ from scheduler.executor import DeviceDescriptor
 from scheduler.ray.actor import probe, remote_device
 from scheduler.ray.address import check_reachable
 from scheduler.ray.nodes import ClusterNode, alive_nodes, device_number
+from scheduler.ray.pool import Pool
 from scheduler.ray.start import LOOK_S, RaySession
 
 _log = logging.getLogger(__name__)
@@ -85,6 +86,7 @@ class RayDevices:
     `load_timeout_s`: seconds that a device may take to answer.
     `ended`: is given a device whose actor has ended, and Ray's reason, in a thread of Ray's that
         must not be kept.
+    `pool`: the cluster's, whose devices are used rather than devices of our own.
     """
 
     def __init__(
@@ -95,12 +97,14 @@ class RayDevices:
         probe_timeout_s: float,
         load_timeout_s: float = 3600.0,
         ended: OnEnd = _nothing,
+        pool: Pool | None = None,
     ) -> None:
         self._session = session
         self._ended = ended
         self._load_timeout_s = load_timeout_s
-        self._specs = tuple(specs)
-        self._counts = dict(counts)
+        self._specs = tuple(pool.plugins if pool else specs)
+        self._counts = dict(pool.devices if pool else counts)
+        self._pool = pool
         self._probe_timeout_s = probe_timeout_s
         #: Nodes that are alive, by Ray's id; what they have listed, with the devices' numbers;
         #: and what is awaited of those that have not.
@@ -144,7 +148,9 @@ class RayDevices:
             if found is None:
                 node = self._nodes[node_id]
                 host = None if self._session.is_local else node.address.rpartition(":")[0]
-                actor = remote_device(**node.options).remote(descriptor, self._specs, host)
+                shared = self._pool.options(descriptor.name) if self._pool else {}
+                options = {**node.options, **shared}
+                actor = remote_device(**options).remote(descriptor, self._specs, host)
                 found = self._actors[descriptor.name] = ActorDevice(descriptor, node_id, actor)
                 self.watch(found)
             return found
@@ -212,11 +218,11 @@ class RayDevices:
             raise ClusterError(f"{where}: {error}", device=descriptor.name) from error
 
     def close(self) -> None:
-        """Stop every actor."""
+        """Stop every actor, but for a pool's."""
         with self._lock:
             self._closed = True
             actors, self._actors = list(self._actors.values()), {}
-        for device in actors:
+        for device in actors if self._pool is None else ():
             ray.kill(device.actor)
 
     def answers(self, device: ActorDevice) -> bool:

@@ -34,6 +34,7 @@ from scheduler.ray.devices import ActorDevice, RayDevices
 from scheduler.ray.keeper import DeviceKeeper
 from scheduler.ray.loading import StageLoader
 from scheduler.ray.metrics import RayReporter
+from scheduler.ray.pool import Pool, find_pool
 from scheduler.ray.start import connect
 from scheduler.thread_shares import plan_shares
 
@@ -41,6 +42,8 @@ _log = logging.getLogger(__name__)
 
 #: Seconds after which a wait for messages is begun again.
 _LOOK_S: Final = 0.5
+#: Numbers of this process's deployments: its executors may share devices.
+_keys: Final = itertools.count(1)
 
 
 class RayExecutor:
@@ -96,6 +99,7 @@ class RayExecutor:
             probe_timeout_s,
             load_timeout_s,
             lambda device, error: self._keeper.ended(device, error),
+            self._find_pool(devices or {}, plugins),
         )
         self._deployments: Deployments[RayDeployment] = Deployments(observers)
         self._loader = StageLoader(self._devices)
@@ -109,7 +113,6 @@ class RayExecutor:
             device_timeout_s=device_timeout_s,
             stage_timeout_s=stage_timeout_s,
         )
-        self._keys = itertools.count(1)
         self._lock = threading.Lock()
         #: One deployment is placed anew at a time.
         self._remaking = threading.Lock()
@@ -135,6 +138,10 @@ class RayExecutor:
         """Return every device of the cluster, and every plugin that is broken."""
         return self._devices.descriptors()
 
+    def start_devices(self) -> None:
+        """Start every device that works and that a bare ``HETERO`` means."""
+        self._devices.reached([d.name for d in self.devices() if d.automatic and not d.error])
+
     def query(self, device: str, model: Model, config: Mapping[str, Any] | None = None) -> Support:
         """Ask a device which nodes of `model` it runs."""
         found = self._devices.device(device)
@@ -158,7 +165,7 @@ class RayExecutor:
         """Compile every stage on its device, all at once; see `Executor.deploy`."""
         placement = alone(plan)
         check_sources(placement, sources)
-        key = f"deployment-{ray.get_runtime_context().get_job_id()}-{next(self._keys)}"
+        key = f"deployment-{ray.get_runtime_context().get_job_id()}-{next(_keys)}"
         deployment = RayDeployment(
             key,
             placement,
@@ -252,6 +259,18 @@ class RayExecutor:
             raise ClusterError("the executor is closed, and its devices with it; make a new one.")
         ref = getattr(device.actor, method).remote(*arguments)
         return self._devices.fetch(device, ref)
+
+    def _find_pool(self, devices: Mapping[str, int], plugins: Sequence[PluginSpec]) -> Pool | None:
+        """Return the cluster's pool, if it has what is wanted."""
+        pool = find_pool()
+        if pool is not None and not pool.serves(devices, plugins):
+            _log.warning(
+                "the cluster's pool has devices=%s plugins=%s, not devices=%s plugins=%s: devices "
+                "of this client's own are started",
+                dict(pool.devices), list(pool.plugins), dict(devices), list(plugins),
+            )  # fmt: skip
+            return None
+        return pool
 
     def _host(self) -> str | None:
         """Return this node's address where other nodes reach it, or None where there are none."""

@@ -21,10 +21,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import ray
+from ray._private.authentication.authentication_token_setup import (
+    maybe_enable_token_auth_if_token_available,
+)
 
 from devices.errors import ClusterError
 from scheduler.ray.address import check_reachable, find_address
 from scheduler.ray.folder import make_folder
+from scheduler.ray.own_head import find_head
 from scheduler.ray.signals import default_signals, own_signals
 from scheduler.ray.watch import ClusterWatch
 
@@ -163,7 +167,7 @@ def connect(
 
     `address`: ``host:port`` of a running cluster, ``auto`` for the one on this machine, or
         ``local`` for a new one; by default what the environment's ``RAY_ADDRESS`` says, as for Ray
-        itself, and ``local`` without it.
+        itself, then this user's pool if one is up, and ``local`` without either.
     `options`: more of `ray.init`'s arguments for a local Ray, such as ``num_cpus``.
     `timeout_s`: seconds to wait for a cluster's answer.
     Raises ClusterError: Ray could not start, or nothing answers at `address`.
@@ -180,7 +184,7 @@ def connect(
                 return RaySession(started=False).watch()
             _current.users += 1
             return _current
-        address = address or os.environ.get("RAY_ADDRESS") or "local"
+        address = address or os.environ.get("RAY_ADDRESS") or find_head() or "local"
         if address == "local":
             _current = _start(dict(options or {}))
         else:
@@ -240,6 +244,8 @@ def _join(address: str) -> RaySession:
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     try:
         with _quiet(), own_signals():
+            # A token alone does, as for `ray start`; Ray itself asks for its mode as well.
+            maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
             ray.init(
                 address=address,
                 namespace=NAMESPACE,

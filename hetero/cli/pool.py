@@ -1,0 +1,83 @@
+"""``hetero pool up | status | down``: devices that several clients share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hetero.cli.options import core_options
+from hetero.cli.terminal import print_json, progress, show
+from hetero.report.text import Rows
+
+if TYPE_CHECKING:
+    from scheduler.ray.pool_service import PoolStatus
+
+
+def _options(function: Callable[..., Any]) -> Callable[..., Any]:
+    json_ = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+    address = click.option(
+        "--address",
+        help="The cluster, as HOST:PORT or 'auto'; by default this machine's own pool.",
+    )
+    return address(json_(function))
+
+
+@click.group()
+def pool() -> None:
+    """Keep devices up, so that commands and programs find them started.
+
+    Whoever uses Ray on this machine, or in the cluster, finds the pool by itself.
+    """
+
+
+@pool.command()
+@core_options
+def up(
+    executor: str | None,
+    address: str | None,
+    device_counts: dict[str, int],
+    plugins: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Start the devices, and a Ray on this machine where no cluster is named."""
+    if executor == "inprocess":
+        raise click.UsageError("a pool is on Ray; leave out --executor inprocess.")
+    from scheduler.ray.pool_service import bring_up
+
+    with progress("starting the pool"):
+        _tell(bring_up(address, device_counts, plugins), as_json)
+
+
+@pool.command()
+@_options
+def status(address: str | None, as_json: bool) -> None:
+    """Show the pool's devices, what they have in hand, and for how many clients."""
+    from scheduler.ray.pool_service import look_at
+
+    _tell(look_at(address), as_json)
+
+
+@pool.command()
+@_options
+def down(address: str | None, as_json: bool) -> None:
+    """End the pool's devices, whoever uses them."""
+    from scheduler.ray.pool_service import take_down
+
+    with progress("ending the pool"):
+        names = take_down(address)
+    if as_json:
+        print_json("pool", {"ended": names})
+    else:
+        show(f"ended: {', '.join(names) or 'no device was started'}")
+
+
+def _tell(found: PoolStatus, as_json: bool) -> None:
+    if as_json:
+        print_json("pool", {"address": found.address, "pool": found.pool, "devices": found.devices})
+        return
+    table = Rows("device", "process", "clients", "tasks", "running", "error", wraps=("error",))
+    for row in found.devices:
+        table.add(row.name, row.process or "", row.clients, row.tasks, row.running, row.error)
+    show(f"pool at {found.address}", table)

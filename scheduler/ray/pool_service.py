@@ -1,0 +1,156 @@
+"""Bringing a pool up, looking at it, and taking it down."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import ray
+from ray import exceptions
+
+from devices.errors import ClusterError
+from scheduler.ray.executor import RayExecutor
+from scheduler.ray.own_head import find_head, start_head, stop_head
+from scheduler.ray.pool import Pool, announce, dissolve, find_pool, pool_actors
+from scheduler.ray.start import connect
+
+#: Seconds that a device may take to say how it is.
+_STATUS_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class PoolDevice:
+    """A device of a pool.
+
+    Attributes
+    ----------
+    name : str
+        As every client calls it.
+    process : int
+        Its actor's process id; 0 where it says nothing.
+    clients : int
+        How many have stages on it.
+    tasks, running : int
+        Tasks that it holds, and of those that run.
+    error : str
+        Why it says nothing.
+    """
+
+    name: str
+    process: int = 0
+    clients: int = 0
+    tasks: int = 0
+    running: int = 0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStatus:
+    """A pool: the address of its cluster, what it offers, and its devices that were started."""
+
+    address: str
+    pool: Pool
+    devices: tuple[PoolDevice, ...]
+
+
+def bring_up(
+    address: str | None = None,
+    devices: Mapping[str, int] | None = None,
+    plugins: Sequence[str] = (),
+) -> PoolStatus:
+    """Announce a pool in a cluster and start its devices; again is harmless.
+
+    Parameters
+    ----------
+    address : str, optional
+        The cluster; by default what ``RAY_ADDRESS`` says, and without it a Ray of this user's own
+        on this machine, which is started if there is none.
+    devices : mapping of str to int, optional
+        Plugin -> logical devices on each node.
+    plugins : sequence of str
+        ``module:attr``, importable on each node.
+
+    Raises
+    ------
+    ClusterError
+        There is another pool, or no Ray can be started or reached.
+    """
+    address = address or os.environ.get("RAY_ADDRESS") or find_head() or start_head()
+    with _joined(address):
+        announce(Pool(dict(devices or {}), tuple(plugins)))
+        executor = RayExecutor(address=address, devices=devices, plugins=plugins)
+        try:
+            executor.start_devices()
+            return _status(address)
+        finally:
+            executor.close()
+
+
+def look_at(address: str | None = None) -> PoolStatus:
+    """Return how a pool is.
+
+    Raises
+    ------
+    ClusterError
+        None is up, or its cluster cannot be reached.
+    """
+    address = _known(address)
+    with _joined(address):
+        return _status(address)
+
+
+def take_down(address: str | None = None) -> tuple[str, ...]:
+    """End a pool's devices, and its Ray where `bring_up` started that; return their names.
+
+    Raises
+    ------
+    ClusterError
+        None is up, or its cluster cannot be reached.
+    """
+    own = find_head()
+    address = _known(address)
+    with _joined(address):
+        names = dissolve()
+    if address == own:
+        stop_head()
+    return tuple(names)
+
+
+def _known(address: str | None) -> str:
+    found = address or os.environ.get("RAY_ADDRESS") or find_head()
+    if found is None:
+        raise ClusterError("no pool is up on this machine; `hetero pool up` starts one.")
+    return found
+
+
+@contextlib.contextmanager
+def _joined(address: str) -> Iterator[None]:
+    session = connect(address)
+    try:
+        yield
+    finally:
+        session.close()
+
+
+def _status(address: str) -> PoolStatus:
+    pool = find_pool()
+    if pool is None:
+        raise ClusterError(
+            f"the cluster at {address} has no pool; `hetero pool up --address {address}` makes "
+            "one.",
+            address=address,
+        )
+    actors = pool_actors()
+    refs = {name: actor.status.remote() for name, actor in actors.items()}
+    return PoolStatus(address, pool, tuple(_device(name, ref) for name, ref in refs.items()))
+
+
+def _device(name: str, ref: Any) -> PoolDevice:
+    try:
+        told = ray.get(ref, timeout=_STATUS_S)
+    except exceptions.RayError as error:
+        return PoolDevice(name, error=type(error).__name__)
+    return PoolDevice(name, told["pid"], told["clients"], int(told["tasks"]), int(told["running"]))

@@ -1,0 +1,128 @@
+"""A pool: commands and programs find its devices started, share them, and end without them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hetero.cli.examples import EXAMPLES
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+#: Says ready once its model has answered, then answers each line with the processes of its devices.
+CLIENT = """
+import sys
+import numpy as np
+import hetero
+from tests.bench.null_models import compile_chain
+with hetero.Core() as core:
+    with compile_chain(core, 2, 64) as model:
+        model(np.ones(16, np.float32))
+        print("ready", flush=True)
+        for line in sys.stdin:
+            print(model(np.ones(16, np.float32))[0].shape, flush=True)
+"""
+
+
+@pytest.fixture
+def environment() -> Iterator[dict[str, str]]:
+    """An environment in which no other pool is, and none is left."""
+    folder = tempfile.mkdtemp(prefix="p", dir="/tmp")
+    gone = ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN")
+    kept = {name: value for name, value in os.environ.items() if name not in gone}
+    environment = {**kept, "TMPDIR": folder, "PYTHONPATH": str(Path.cwd())}
+    yield environment
+    subprocess.run(hetero("pool down"), env=environment, capture_output=True, check=False)
+    left = [line for line in commands() if f"{folder}/" in line]
+    shutil.rmtree(folder, ignore_errors=True)
+    assert not left
+
+
+def commands() -> Iterator[str]:
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            yield entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+
+
+def hetero(arguments: str) -> list[str]:
+    return [sys.executable, "-m", "hetero", *shlex.split(arguments)]
+
+
+def told(arguments: str, environment: dict[str, str]) -> dict[str, Any]:
+    done = subprocess.run(
+        hetero(f"{arguments} --json"), env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_the_examples_of_the_help(environment: dict[str, str]) -> None:
+    for line in EXAMPLES["pool"]:
+        done = subprocess.run(
+            hetero(line.removeprefix("hetero ")),
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, line + done.stdout + done.stderr
+    none = subprocess.run(
+        hetero("pool status"), env=environment, capture_output=True, text=True, check=False
+    )
+    assert none.returncode == 1
+    assert "no pool is up on this machine; `hetero pool up` starts one" in none.stderr
+
+
+def test_clients_share_devices_and_one_that_is_killed_takes_nothing_with_it(
+    environment: dict[str, str],
+) -> None:
+    assert told("pool up --devices NULL=2", environment)["pool"]["devices"] == {"NULL": 2}
+    clients = [
+        subprocess.Popen(
+            [sys.executable, "-c", CLIENT],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    for client in clients:
+        assert answer(client) == "ready"
+    before = {row["name"]: row for row in told("pool status", environment)["devices"]}
+    assert [before[name]["clients"] for name in ("NULL.0", "NULL.1")] == [2, 2]
+    clients[0].send_signal(signal.SIGKILL)
+    clients[0].wait()
+    while True:
+        after = {row["name"]: row for row in told("pool status", environment)["devices"]}
+        if [after[name]["clients"] for name in ("NULL.0", "NULL.1")] == [1, 1]:
+            break
+        time.sleep(0.1)
+    assert [row["process"] for row in after.values()] == [r["process"] for r in before.values()]
+    assert clients[1].stdin is not None
+    clients[1].stdin.write("again\n")
+    clients[1].stdin.flush()
+    assert answer(clients[1]) == "(16,)"
+    clients[1].communicate()
+    last = told("pool status", environment)["devices"]
+    assert {row["clients"] for row in last} == {0}
+
+
+def answer(client: subprocess.Popen[str]) -> str:
+    assert client.stdout is not None
+    return client.stdout.readline().strip()
