@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -11,7 +11,7 @@ from hetero.metrics_server import MetricsServer
 from hetero.trace import Trace
 from scheduler.executor import Executor
 from scheduler.load import Load
-from scheduler.observer import Observer
+from scheduler.observer import ObservedRequest, Observer
 
 
 class Observed:
@@ -36,14 +36,15 @@ class Observed:
             The file, for https://ui.perfetto.dev or ``chrome://tracing``; it appears when the block
             ends, also by an error or Ctrl-C.
         requests : int
-            How many are kept: the last to end. Each takes about a kilobyte for each stage.
+            How many are kept: the last to end, and those that have not ended with the block. Each
+            takes about a kilobyte for each stage.
 
         Raises
         ------
         ArgumentError
             `requests` is not positive.
         """
-        return Trace(path, self._observers, self._nodes, requests)
+        return Trace(path, self._observers, self._nodes, self._in_flight, requests)
 
     def serve_metrics(self, port: int = 0, *, host: str = "127.0.0.1") -> MetricsServer:
         """Return a block whose requests are counted: ``with core.serve_metrics(9100): ...``.
@@ -73,6 +74,10 @@ class Observed:
         except HeteroError:  # the cluster is lost: the rest goes without the nodes' names
             rows = ()
         return {device.name: device.node for device in rows}
+
+    def _in_flight(self) -> Sequence[ObservedRequest]:
+        executor = self._executor
+        return () if executor is None else executor.requests_in_flight()
 
     def _load(self) -> Load:
         executor = self._executor

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -12,7 +14,7 @@ from typing import Any, BinaryIO
 from devices.errors import ArgumentError
 from hetero.trace_events import trace_events
 from scheduler.formats.publish import publish
-from scheduler.observer import DeviceEvent, EndedRequest, Observer
+from scheduler.observer import DeviceEvent, ObservedRequest, Observer
 
 
 class Trace:
@@ -26,7 +28,8 @@ class Trace:
     is_written : bool
         Whether the file is there; an error before the first request leaves none.
     num_left_out : int
-        Requests that ended before the last ones, which are all that is kept.
+        Requests that ended before the last ones, which are all that is kept, besides those that
+        have not ended with the block.
 
     Parameters
     ----------
@@ -36,6 +39,8 @@ class Trace:
         The observer of requests: the trace itself, while the block lasts.
     nodes : callable
         Returns the node of each device.
+    in_flight : callable
+        Returns the requests that have not ended.
     requests : int
         How many requests are kept: the last to end.
     """
@@ -45,6 +50,7 @@ class Trace:
         path: str | Path,
         observers: list[Observer],
         nodes: Callable[[], Mapping[str, str]],
+        in_flight: Callable[[], Sequence[ObservedRequest]],
         requests: int,
     ) -> None:
         if requests < 1:
@@ -54,8 +60,9 @@ class Trace:
         self.is_written = False
         self._observers = observers
         self._nodes = nodes
+        self._in_flight = in_flight
         self._devices: deque[DeviceEvent] = deque(maxlen=1000)
-        self._kept: deque[EndedRequest] = deque(maxlen=requests)
+        self._kept: deque[ObservedRequest] = deque(maxlen=requests)
 
     def __enter__(self) -> Trace:
         self._observers.append(self)
@@ -68,11 +75,12 @@ class Trace:
         traceback: TracebackType | None,
     ) -> None:
         self._observers.remove(self)
-        if self._kept or error is None:
-            publish(self.path, self._write)
+        requests = [*self._kept, *self._in_flight()]
+        if requests or error is None:
+            publish(self.path, partial(self._write, requests))
             self.is_written = True
 
-    def ended(self, request: EndedRequest) -> None:
+    def ended(self, request: ObservedRequest) -> None:
         """Keep a request."""
         self.num_left_out += len(self._kept) == self._kept.maxlen
         self._kept.append(request)
@@ -81,10 +89,10 @@ class Trace:
         """Keep what became of a device; the last thousand such."""
         self._devices.append(event)
 
-    def _write(self, file: BinaryIO) -> None:
-        about: dict[str, Any] = {"requests": len(self._kept), "left_out": self.num_left_out}
-        nodes = self._nodes() if self._kept else {}
-        events = trace_events(tuple(self._kept), nodes, tuple(self._devices))
+    def _write(self, requests: Sequence[ObservedRequest], file: BinaryIO) -> None:
+        about: dict[str, Any] = {"requests": len(requests), "left_out": self.num_left_out}
+        nodes = self._nodes() if requests else {}
+        events = trace_events(requests, nodes, tuple(self._devices), now_s=time.monotonic())
         file.write(b'{"displayTimeUnit": "ms", "otherData": %s,\n' % json.dumps(about).encode())
         file.write(b'"traceEvents": [')
         for number, event in enumerate(events):

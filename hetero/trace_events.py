@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from devices.request.answer import StageRun
 from scheduler.events import DeviceReturned
-from scheduler.observer import DeviceEvent, EndedRequest
+from scheduler.observer import DeviceEvent, ObservedRequest
 
 Event = dict[str, Any]
 
@@ -29,20 +29,23 @@ _INSIDE_NS: Final = 1
 
 
 def trace_events(
-    requests: Sequence[EndedRequest],
+    requests: Sequence[ObservedRequest],
     nodes: Mapping[str, str],
     devices: Iterable[DeviceEvent] = (),
+    *,
+    now_s: float,
 ) -> Iterator[Event]:
-    """Yield the events of requests that have ended.
+    """Yield the events of requests.
 
     `nodes`: device -> its node.
     `devices`: what became of devices meanwhile.
+    `now_s`: until when requests that have not ended are shown.
     """
     if not requests:
         return
     origin_s = min(request.record.submitted.now_s for request in requests)
-    clock = _Clock(origin_s)
-    lanes = _lanes((r.record.submitted.now_s, r.record.ended_s or 0.0) for r in requests)
+    clock = _Clock(origin_s, now_s)
+    lanes = _lanes((r.record.submitted.now_s, clock.end_s(r)) for r in requests)
     requests = [request._replace(runs=_on_the_clock(request)) for request in requests]
     runs = [(place, run) for place, request in enumerate(requests) for run in request.runs]
     tracks = _Tracks(runs, nodes)
@@ -71,7 +74,7 @@ def trace_events(
         }
 
 
-def _on_the_clock(request: EndedRequest) -> tuple[StageRun, ...]:
+def _on_the_clock(request: ObservedRequest) -> tuple[StageRun, ...]:
     first_s = request.record.submitted.now_s - _CLOCK_ERROR_S
     last_s = (request.record.ended_s or 0.0) + _CLOCK_ERROR_S
     return tuple(r for r in request.runs if first_s <= r.started_s and r.ended_s <= last_s)
@@ -80,8 +83,12 @@ def _on_the_clock(request: EndedRequest) -> tuple[StageRun, ...]:
 class _Clock:
     """Times since the first request, in microseconds with three decimals: whole nanoseconds."""
 
-    def __init__(self, origin_s: float) -> None:
-        self._origin_s = origin_s
+    def __init__(self, origin_s: float, now_s: float) -> None:
+        self._origin_s, self._now_s = origin_s, now_s
+
+    def end_s(self, request: ObservedRequest) -> float:
+        ended_s = request.record.ended_s
+        return self._now_s if ended_s is None else ended_s
 
     def ns(self, time_s: float) -> int:
         return round((time_s - self._origin_s) * 1e9)
@@ -147,10 +154,10 @@ def _thread(pid: int, tid: int, name: str) -> Event:
     return {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}}
 
 
-def _request_events(request: EndedRequest, tid: int, clock: _Clock) -> Iterator[Event]:
+def _request_events(request: ObservedRequest, tid: int, clock: _Clock) -> Iterator[Event]:
     record = request.record
     place = {"cat": "request", "pid": _CLIENT, "tid": tid}
-    begin_s, end_s = record.submitted.now_s, record.ended_s or record.submitted.now_s
+    begin_s, end_s = record.submitted.now_s, clock.end_s(request)
     yield {
         "ph": "X",
         "name": f"{request.route.plan.name}, request {record.id}",
@@ -185,7 +192,7 @@ def _request_events(request: EndedRequest, tid: int, clock: _Clock) -> Iterator[
 
 
 def _stage_events(
-    request: EndedRequest, run: StageRun, where: tuple[int, int], clock: _Clock
+    request: ObservedRequest, run: StageRun, where: tuple[int, int], clock: _Clock
 ) -> Iterator[Event]:
     record = request.record
     at = dict(zip(("pid", "tid"), where, strict=True))
@@ -221,7 +228,7 @@ def _stage_events(
 
 
 def _flows(
-    request: EndedRequest,
+    request: ObservedRequest,
     runs: Mapping[int, StageRun],
     place: int,
     lane: int,

@@ -22,6 +22,7 @@ from scheduler.client.limits import Limits
 from scheduler.client.record import StoryLine
 from scheduler.formats.stored_payload import StoredPayload
 from scheduler.load import Load
+from scheduler.observer import ObservedRequest
 from scheduler.placement import Placement
 from scheduler.plan import Plan
 
@@ -259,6 +260,9 @@ class Executor(Protocol):
             Called where no route is left without devices that are gone for good: requests, those
             in flight included, take the routes of what it returns.
         """
+
+    def requests_in_flight(self) -> Sequence[ObservedRequest]:
+        """Return the requests that have not ended, as far as they have come."""
 
     def load(self) -> Load:
         """Return what waits and runs now, of what has been started."""

@@ -33,7 +33,7 @@ from scheduler.device_names import resolve_name
 from scheduler.executor import THIS_PROCESS, DeviceDescriptor, Remake, StageSource
 from scheduler.home_process import HomeProcess
 from scheduler.load import DeviceLoad, Load
-from scheduler.observer import Observer
+from scheduler.observer import ObservedRequest, Observer
 from scheduler.placement import Placement, alone
 from scheduler.plan import Plan
 from scheduler.thread_shares import plan_shares
@@ -209,6 +209,10 @@ class InProcessExecutor:
             deployment.close()
             raise
         return deployment
+
+    def requests_in_flight(self) -> Sequence[ObservedRequest]:
+        """Return the requests that have not ended, as far as they have come."""
+        return self._deployments.requests_in_flight()
 
     def load(self) -> Load:
         """Return what waits and runs now."""

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from scheduler.client.transitions import RequestState
 from scheduler.events import DeviceLost, DeviceReturned
 from scheduler.load import Load
-from scheduler.observer import DeviceEvent, EndedRequest
+from scheduler.observer import DeviceEvent, ObservedRequest
 
 #: Upper bounds of the latency histogram's buckets, seconds; one more takes the rest.
 BOUNDS_S: Final = (
@@ -85,7 +85,7 @@ class Metrics:
         self._away: set[str] = set()
         self._lock = threading.Lock()
 
-    def ended(self, request: EndedRequest) -> None:
+    def ended(self, request: ObservedRequest) -> None:
         """Count a request and its stages."""
         record = request.record
         name = request.route.plan.name

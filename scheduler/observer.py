@@ -13,8 +13,8 @@ from scheduler.placement import Route
 DeviceEvent = DeviceLost | DeviceGone | DeviceReturned
 
 
-class EndedRequest(NamedTuple):
-    """A request that has ended, however.
+class ObservedRequest(NamedTuple):
+    """A request that has ended, however, or is on its way.
 
     Attributes
     ----------
@@ -37,7 +37,7 @@ class EndedRequest(NamedTuple):
 class Observer(Protocol):
     """Someone who looks on; must return quickly, and may be called in any thread."""
 
-    def ended(self, request: EndedRequest) -> None:
+    def ended(self, request: ObservedRequest) -> None:
         """Take note of a request that has ended."""
 
     def device(self, event: DeviceEvent) -> None:

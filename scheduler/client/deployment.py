@@ -29,7 +29,7 @@ from scheduler.client.runner import RequestRunner
 from scheduler.executor import StageSource, Submission
 from scheduler.formats.codec import decode, encode
 from scheduler.load import DeploymentLoad, DeviceLoad, Load
-from scheduler.observer import DeviceEvent, EndedRequest, Observer
+from scheduler.observer import DeviceEvent, ObservedRequest, Observer
 from scheduler.placement import Placement
 from scheduler.plan import Stage
 
@@ -74,6 +74,10 @@ class Deployments(Generic[D]):
         """Tell the observers what became of a device."""
         for observer in tuple(self.observers):
             observer.device(event)
+
+    def requests_in_flight(self) -> list[ObservedRequest]:
+        """Return the requests that have not ended."""
+        return [request for deployment in self for request in deployment.in_flight()]
 
     def load(self, devices: Mapping[str, DeviceLoad]) -> Load:
         """Return what waits and runs, on `devices`."""
@@ -180,6 +184,11 @@ class BaseDeployment(ABC):
             with self._helping():
                 return self._runner.submit(inputs, request)
         return self._runner.submit(inputs, request)
+
+    def in_flight(self) -> list[ObservedRequest]:
+        """Return the requests that have not ended."""
+        live = self._runner.live()
+        return [ObservedRequest(self.key, self.placement.routes[r.route], r, ()) for r in live]
 
     def current_load(self) -> DeploymentLoad:
         """Return how many requests wait and are in flight."""
@@ -344,7 +353,7 @@ class BaseDeployment(ABC):
     def _tell_end(self, record: RequestRecord, runs: Sequence[StageRun]) -> None:
         for observer in tuple(self._deployments.observers):
             route = self.placement.routes[record.route]
-            observer.ended(EndedRequest(self.key, route, record, tuple(runs)))
+            observer.ended(ObservedRequest(self.key, route, record, tuple(runs)))
 
     def _failed(self, request: Request, error: BaseException) -> None:
         now_s = self._runner.now_s()

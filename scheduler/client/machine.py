@@ -115,6 +115,10 @@ class ClientMachine:
         """Return what is kept of a request; None for one unknown or forgotten."""
         return self._live.get(request_id) or self._ended.get(request_id)
 
+    def live(self) -> list[RequestRecord]:
+        """Return what is kept of the requests that have not ended."""
+        return list(self._live.values())
+
     def state(self, request_id: int) -> RequestState | None:
         """Return a request's state; None for one unknown or forgotten."""
         request = self.record(request_id)

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
@@ -156,6 +156,11 @@ class RequestRunner:
         """Return a request's life."""
         with self._lock:
             return self._machine.story(request_id)
+
+    def live(self) -> list[RequestRecord]:
+        """Return the requests that have not ended, as they are; their owner goes on with them."""
+        with self._lock:
+            return [replace(record, story=record.story.copy()) for record in self._machine.live()]
 
     def counts(self) -> tuple[int, int]:
         """Return how many requests wait for admission, and how many are in flight."""

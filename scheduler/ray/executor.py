@@ -26,7 +26,7 @@ from scheduler.events import DeviceGone, DeviceLost, RoutesAdded
 from scheduler.executor import DeviceDescriptor, Remade, Remake, StageSource
 from scheduler.home_process import HomeProcess
 from scheduler.load import DeviceLoad, Load
-from scheduler.observer import Observer
+from scheduler.observer import ObservedRequest, Observer
 from scheduler.placement import Placement, alone
 from scheduler.plan import Plan
 from scheduler.ray.deployment import RayDeployment
@@ -222,6 +222,10 @@ class RayExecutor:
         for device in devices.values():
             self._keeper.watch(device)
         deployment.tell(RoutesAdded(time.monotonic(), routes))
+
+    def requests_in_flight(self) -> Sequence[ObservedRequest]:
+        """Return the requests that have not ended, as far as they have come."""
+        return self._deployments.requests_in_flight()
 
     def load(self) -> Load:
         """Return what waits and runs now, as far as the last beats told."""

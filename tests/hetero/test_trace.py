@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,11 @@ import hetero
 from devices.request.answer import StageRun
 from hetero.trace_events import trace_events
 from scheduler.client.transitions import RequestState
+from scheduler.placement import replicate
 from tests.command_line import Shell
 from tests.hetero.models import branches
+from tests.hetero.test_variants import DEVICES, planned
+from tests.scheduler.models import chain
 from tests.scheduler.test_metrics import ended
 
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
@@ -188,6 +192,24 @@ def test_a_trace_is_whole_when_its_block_is_interrupted(core: hetero.Core, tmp_p
     assert [file.name for file in tmp_path.iterdir()] == ["trace.json"]
 
 
+def test_requests_that_have_not_ended_are_there_too(core: hetero.Core, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    config = {"NULL_FAULT": "hang@1"}
+    with core.compile_model(branches(), "NULL", config) as compiled:
+
+        def interrupted() -> None:
+            with core.trace(path):
+                compiled.submit({"x": X})
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            interrupted()
+        events = events_of(path)
+    (request,) = [e for e in of(events, "X", "request") if "args" in e]
+    assert request["args"]["state"] == "running"
+    assert [e["name"] for e in of(events, "i", "request")] == ["submitted with 24 bytes", "started"]
+
+
 def test_the_last_requests_are_kept_and_the_others_counted(
     core: hetero.Core, tmp_path: Path
 ) -> None:
@@ -240,7 +262,42 @@ def test_commands_write_traces(shell: Shell, tmp_path: Path, command: str) -> No
 def test_stages_of_a_node_whose_clock_is_not_known_yet_are_left_out() -> None:
     runs = (StageRun(0, "A", 0.5, 11.0, 12.0), StageRun(1, "B", 0.5, 90011.0, 90012.0))
     request = ended(RequestState.ANSWERED, 3.0, runs=runs)
-    events = list(trace_events([request], {"A": "here", "B": "there"}))
+    events = list(trace_events([request], {"A": "here", "B": "there"}, now_s=20.0))
     assert [e["args"]["stage"] for e in of(events, "X", "stage")] == [0]
     assert {e["ph"]: e["cat"] for e in events if e["ph"] in "sf"} == {"s": "inputs", "f": "inputs"}
     assert max(e.get("ts", 0) for e in events) < 3e6
+
+
+def test_plans_that_share_requests_are_traced_each_by_its_stages(
+    core: hetero.Core, tmp_path: Path
+) -> None:
+    config = planned(core, tmp_path, {"CPU": 1e-3, "ORT": 2e-3})
+    path = tmp_path / "trace.json"
+    with core.trace(path), core.compile_model(branches(), DEVICES, config) as compiled:
+        submitted = [compiled.submit({"x": X}) for _ in range(6)]
+        runs = {s.request_id: s.future.result(60).stage_runs for s in submitted}
+        devices = {s.index: s.device for s in compiled.subgraphs}
+    stages = of(events_of(path), "X", "stage")
+    assert {(e["args"]["request"], e["args"]["stage"]) for e in stages} == {
+        (number, run.stage) for number in runs for run in runs[number]
+    }
+    assert {e["args"]["stage"]: e["args"]["device"] for e in stages} == devices
+
+
+def test_the_wires_of_a_stage_on_several_devices_are_those_of_the_request_s_route() -> None:
+    placement = replicate(chain("A", "B", "A")[0], {1: {"B": 1.0, "C": 1.0}})
+    requests = [
+        ended(
+            RequestState.ANSWERED,
+            10.0,
+            runs=tuple(
+                StageRun(stage, placement.stages[stage].device, 0.0, 11.0 + i, 12.0 + i)
+                for i, stage in enumerate(route.stages)
+            ),
+        )._replace(route=route)
+        for route in placement.routes
+    ]
+    events = list(trace_events(requests, {}, now_s=30.0))
+    wires = [(e["args"]["producer"], e["args"]["consumer"]) for e in of(events, "s", "wire")]
+    assert wires == [pair for route in placement.routes for pair in pairwise(route.stages)]
+    assert len(set(wires)) == 4

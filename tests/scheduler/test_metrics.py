@@ -11,7 +11,7 @@ from scheduler.client.transitions import RequestState
 from scheduler.exposition import read_text, write_text
 from scheduler.load import DeploymentLoad, DeviceLoad, Load
 from scheduler.metrics import BOUNDS_S, Metrics
-from scheduler.observer import EndedRequest
+from scheduler.observer import ObservedRequest
 from scheduler.placement import alone
 from tests import exposition
 from tests.scheduler.models import chain
@@ -33,17 +33,17 @@ def ended(
     model: str = "m",
     attempts: int = 1,
     runs: tuple[StageRun, ...] = (),
-) -> EndedRequest:
+) -> ObservedRequest:
     """Return a request that was submitted at 10 s and admitted a second later, or never."""
     record = RequestRecord(events.Submitted(10.0, 1, 24, 99.0), 99.0)
     record.state, record.attempt = state, attempts
     record.admitted_s = 11.0 if attempts else None
     record.ended_s = 10.0 + latency_s
     (route,) = alone(chain("A", "B", name=model)[0]).routes
-    return EndedRequest("deployment", route, record, runs)
+    return ObservedRequest("deployment", route, record, runs)
 
 
-def counted(*requests: EndedRequest) -> Metrics:
+def counted(*requests: ObservedRequest) -> Metrics:
     metrics = Metrics(lambda: LOAD, clock=iter((100.0, 107.5)).__next__)
     for request in requests:
         metrics.ended(request)

@@ -17,7 +17,7 @@ from scheduler.channels.messages import Failure, Message, Outputs, Values
 from scheduler.client.deployment import BaseDeployment, Deployments
 from scheduler.client.limits import Limits
 from scheduler.client.transitions import RequestState
-from scheduler.observer import DeviceEvent, EndedRequest
+from scheduler.observer import DeviceEvent, ObservedRequest
 from scheduler.placement import alone
 from tests.scheduler.models import chain
 
@@ -28,9 +28,9 @@ class Notes:
     """An observer that keeps what it is told."""
 
     def __init__(self) -> None:
-        self.requests: list[EndedRequest] = []
+        self.requests: list[ObservedRequest] = []
 
-    def ended(self, request: EndedRequest) -> None:
+    def ended(self, request: ObservedRequest) -> None:
         self.requests.append(request)
 
     def device(self, event: DeviceEvent) -> None:
