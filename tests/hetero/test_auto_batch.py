@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import onnx
@@ -14,47 +14,14 @@ import onnxruntime
 import pytest
 
 import hetero
-from devices.cpu.plugin import CPUPlugin
 from devices.errors import DeadlineError, HeteroError, PropertyError, RequestCancelledError
-from devices.model.model import Model
-from devices.plugin.program import ExecutedNode, Program, RunContext, Value
 from devices.request.answer import Answer
+from tests.hetero.gated_plugin import GatedPlugin
 from tests.hetero.models import branches
 
 PATIENCE_S = 60
 #: Longer than any test: batches are fired because they are full, or because nothing runs.
 BATCH = {"AUTO_BATCH_SIZE": 8, "AUTO_BATCH_TIMEOUT": 600_000}
-
-
-class GatedProgram(Program):
-    """Runs what another program does once the gate is open; a row of 13 is bad luck."""
-
-    def __init__(self, inner: Program) -> None:
-        self._inner = inner
-
-    def run(self, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:
-        GatedPlugin.runs.append(len(np.asarray(inputs[0])))
-        GatedPlugin.began.set()
-        assert GatedPlugin.gate.wait(PATIENCE_S)
-        if (np.asarray(inputs[0]) == 13).any():
-            raise ValueError("a row is 13")
-        return self._inner.run(inputs, context)
-
-    def executed_nodes(self) -> tuple[ExecutedNode, ...]:
-        return self._inner.executed_nodes()
-
-
-class GatedPlugin(CPUPlugin):
-    """The device ``GATED``: the CPU, while a gate is open."""
-
-    name: ClassVar[str] = "GATED"
-    gate: ClassVar[threading.Event] = threading.Event()
-    began: ClassVar[threading.Event] = threading.Event()
-    #: Rows of each run.
-    runs: ClassVar[list[int]] = []
-
-    def compile(self, model: Model, config: Any) -> Program:
-        return GatedProgram(super().compile(model, config))
 
 
 @pytest.fixture(scope="module")
@@ -65,11 +32,8 @@ def core() -> Iterator[hetero.Core]:
 
 @pytest.fixture
 def closed_gate() -> Iterator[type[GatedPlugin]]:
-    GatedPlugin.gate.clear()
-    GatedPlugin.began.clear()
-    GatedPlugin.runs.clear()
-    yield GatedPlugin
-    GatedPlugin.gate.set()
+    with GatedPlugin.closed():
+        yield GatedPlugin
 
 
 @pytest.fixture(scope="module")
