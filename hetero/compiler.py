@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
-from devices.errors import DeviceError, UnsupportedNodesError
+from devices.errors import DeviceError, PropertyError, UnsupportedNodesError
 from devices.model.model import Model
 from hetero.admission import optimal_requests
 from hetero.affinity.affinity import Affinity
@@ -104,7 +104,26 @@ class Compiler:
         return made
 
     def place(self, model: Model, request: CompileRequest, refused: Refused) -> list[Cut]:
-        """Cut a model as the policy says, without what devices are known to refuse in a part."""
+        """Cut a model as the policy says, without what devices are known to refuse in a part.
+
+        Raises PropertyError: there are fewer devices than NUM_REPLICAS.
+        """
+        count = request.config.own["NUM_REPLICAS"]
+        if count > len(request.devices):
+            raise PropertyError(
+                f"model {model.name!r}: NUM_REPLICAS={count} wants a device for each; there are "
+                f"{', '.join(request.devices)}.",
+                property="NUM_REPLICAS",
+            )
+        return [
+            replace(cut, share=cut.share / count)
+            for first in range(count)
+            for cut in self._place_once(
+                model, _only(request, request.devices[first::count]), refused
+            )
+        ]
+
+    def _place_once(self, model: Model, request: CompileRequest, refused: Refused) -> list[Cut]:
         configs = request.config.devices
         if policy_of(request.config.own) == "PRIORITY" or len(request.devices) == 1:
             placed: Affinity = place_by_priority(
@@ -169,8 +188,15 @@ def without_devices(request: CompileRequest, gone: Collection[str]) -> CompileRe
     devices = tuple(device for device in request.devices if device not in gone)
     if not devices:
         raise DeviceError(f"no device is left; gone are {', '.join(sorted(gone))}.")
-    pins = Affinity({node: device for node, device in request.pins.items() if device not in gone})
-    return replace(request, devices=devices, pins=pins)
+    own = request.config.own
+    own = {**own, "NUM_REPLICAS": min(own["NUM_REPLICAS"], len(devices))}
+    return _only(replace(request, config=replace(request.config, own=own)), devices)
+
+
+def _only(request: CompileRequest, devices: tuple[str, ...]) -> CompileRequest:
+    """Return a request for some of its devices, nodes pinned to others left free."""
+    pinned = {node: device for node, device in request.pins.items() if device in devices}
+    return replace(request, devices=devices, pins=Affinity(pinned, request.pins.reasons))
 
 
 def _compiled_sources(cuts: Sequence[Cut], request: CompileRequest) -> list[StageSource]:

@@ -81,6 +81,12 @@ HETERO_PROPERTIES: Final = PropertyTable(
         minimum=1, shapes_result=True,
     ),
     Property(
+        "NUM_REPLICAS", int, 1, True,
+        "How many copies of the model share the requests, each on devices of its own: of N the "
+        "first has the first device of the list, the N-th after it, and so on.",
+        minimum=1, shapes_result=True,
+    ),
+    Property(
         "COLOCATION", dict, {}, True,
         "Groups of nodes that a plan by cost keeps on one device: {group: [name, glob, op:Type]}.",
         check=_check_colocation, shapes_result=True,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import hetero
-from devices.errors import BlobError
+from devices.errors import BlobError, PropertyError
 from devices.model.model import Model
 from devices.model.reader import read_model
 from hetero import compiler
@@ -157,6 +157,32 @@ def questions(core: hetero.Core, monkeypatch: pytest.MonkeyPatch) -> Counter[tup
     for module in (compiler, choosing):
         monkeypatch.setattr(module, "partition", counted_cut)
     return asked
+
+
+def test_replicas_share_requests_each_on_devices_of_its_own(
+    core: hetero.Core, tmp_path: Path
+) -> None:
+    config = {"NUM_REPLICAS": 2, "CACHE_DIR": str(tmp_path / "cache")}
+    pins = {"tanh": "NULL"}
+    with core.compile_model(branches(), "HETERO:CPU,ORT,NULL", config, affinity=pins) as compiled:
+        first, second = compiled.cuts
+        assert (set(first.affinity.values()), set(second.affinity.values())) == (
+            {"CPU", "NULL"},  # the third device is the first copy's
+            {"ORT"},
+        )
+        assert first.affinity.reasons["tanh"].startswith("pin")
+        assert compiled.shares == (0.5, 0.5)
+        levels = [max(cut.plan.levels) + 1 for cut in compiled.cuts]
+        assert compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS") == sum(levels) + 2
+    for hit in (False, True):
+        with core.compile_model(branches(), DEVICES, config) as compiled:
+            assert compiled.get_property("LOADED_FROM_CACHE") is hit
+            check(compiled)
+            blob = compiled.export_model()
+    with core.import_model(blob) as again:
+        check(again)
+    with pytest.raises(PropertyError, match="NUM_REPLICAS=3 wants a device for each"):
+        core.compile_model(branches(), DEVICES, {"NUM_REPLICAS": 3})
 
 
 @pytest.mark.parametrize("variants", [1, 4])
