@@ -245,7 +245,9 @@ class InferRequest(OpenVINONames):
         return self._ended_run("times").times
 
     def story(self) -> tuple[str, ...]:
-        """Return what happened to the last run so far, line by line; empty before the first.
+        """Return what happened to the last run so far, line by line.
+
+        Empty before the first run is admitted, and once many later requests have ended.
 
         Each line says when, in milliseconds since the run was submitted, in which attempt, and
         what: how it was admitted, started, replayed, answered or failed, and how each stage went.

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
@@ -25,6 +29,7 @@ from tests.scheduler.models import chain
 from tests.scheduler.test_metrics import ended
 
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
+ROOT = Path(__file__).parents[2]
 #: Three subgraphs and three wires: 0 -> 1, 0 -> 2, 1 -> 2.
 CUT = {"op:Tanh": "CPU"}
 #: Phase -> fields that the format's document asks for, besides ``ph`` and ``pid``.
@@ -243,6 +248,26 @@ def test_a_request_that_failed_tells_its_story(core: hetero.Core, tmp_path: Path
     assert [e["name"].partition(":")[0] for e in of(events, "i", "request")] == [
         "submitted with 24 bytes", "started", "failed",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", ["run", "bench"])
+def test_an_interrupted_command_leaves_a_whole_trace(command: str, tmp_path: Path) -> None:
+    model, path = tmp_path / "branches.onnx", tmp_path / "trace.json"
+    onnx.save_model(branches(), model)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hetero", command, str(model), "--executor", "inprocess",
+         "--plugin", "tests.hetero.endless_plugin:EndlessPlugin", "-d", "ENDLESS",
+         "--trace", str(path)],
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    assert process.stdout
+    assert process.stdout.readline() == "running\n"
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=300)
+    assert process.returncode == 1
+    (request,) = [e for e in of(events_of(path), "X", "request") if "args" in e]
+    assert request["args"]["state"] in ("cancelled", "running")
 
 
 @pytest.mark.parametrize("command", ["run", "bench -n 3 -t 1"])
