@@ -130,7 +130,8 @@ def test_inspect_tells_what_is_in_a_blob(shell: Shell, model: Path, tmp_path: Pa
     done = shell("inspect --verify", blob, ray=True)
     assert done.code == 0
     assert "every checksum is right" in done.out
-    (options,) = re.findall(r"^options: (.*)$", done.out, re.MULTILINE)
+    (wrapped,) = re.findall(r"^options: (.*(?:\n *[\w.]+=.*)*)", done.out, re.MULTILINE)
+    options = " ".join(wrapped.split())
     assert "PERF_COUNT=True" in options
     assert not re.search(r"=(\[\]|\(\)|\{\}|0|None|)(,|$)", options)
 
