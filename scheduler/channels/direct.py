@@ -21,12 +21,11 @@ from scheduler.channels.messages import Dropped, Message, Values
 from scheduler.channels.peers import SHARED_NBYTES, Peer, Peers, Store
 from scheduler.channels.protocol import DROPPED, LEAVE, PREFIX
 from scheduler.channels.shared_memory import SlotPool, SlotReader
-from scheduler.channels.sockets import Socket, Sockets, socket_path
+from scheduler.channels.sockets import Sockets, socket_path
 from scheduler.owned_files import process_start, remove_with
 
 _log = logging.getLogger(__name__)
 
-_FORWARDED: Final = "inproc://forwarded"
 _WAKE_CONTROL: Final = "inproc://wake-control"
 
 
@@ -100,11 +99,18 @@ class DirectChannel:
         # Neither ZeroMQ nor the kernel does it.
         self._remove = remove_with(self, Path(path).parent, f"{Path(path).name}.*")
         self._sockets = Sockets(curve=curve and host is not None)
-        data, _ = self._sockets.pull(f"ipc://{path}.data", _FORWARDED)
-        pulls = [self._sockets.pull(f"ipc://{path}.control", _WAKE_CONTROL)[0]]
+        data = [self._sockets.pull(f"ipc://{path}.data")[0]]
+        control = [self._sockets.pull(f"ipc://{path}.control", _WAKE_CONTROL)[0]]
         ports = (0, 0)
         if host is not None:
-            ports = self._listen(host, pulls)
+            # CURVE holds for a whole socket, and would slow this node's own messages down as well.
+            url = f"tcp://[{host}]:*" if ":" in host else f"tcp://{host}:*"
+            (far, data_port), (far_control, control_port) = (
+                self._sockets.pull(url, secured=True) for _ in range(2)
+            )
+            data.append(far)
+            control.append(far_control)
+            ports = (data_port, control_port)
         process, key = os.getpid(), self._sockets.public_key
         started = process_start(process)
         endpoint = Endpoint(
@@ -126,7 +132,7 @@ class DirectChannel:
         self._control = Control(
             self._address,
             self._identity,
-            pulls,
+            control,
             self._peers,
             self._inbox,
             callbacks,
@@ -278,17 +284,6 @@ class DirectChannel:
         self._slots.close()
         self._sockets.context.term()
         self._remove()
-
-    def _listen(self, host: str, pulls: list[Socket]) -> tuple[int, int]:
-        url = f"tcp://[{host}]:*" if ":" in host else f"tcp://{host}:*"
-        data, data_port = self._sockets.pull(url, secured=True)
-        control, control_port = self._sockets.pull(url, secured=True)
-        pulls.append(control)
-        # CURVE holds for a whole socket, and would slow this node's own messages down as well.
-        threading.Thread(
-            target=self._sockets.forward, args=(data, _FORWARDED), name="hetero-tcp", daemon=True
-        ).start()
-        return data_port, control_port
 
     def _meet(self, address: str) -> Peer | None:
         met = self._peers.meet(address, time.monotonic())

@@ -46,7 +46,7 @@ class Inbox:
         Since when a thread waits; None while none does.
     """
 
-    def __init__(self, identity: bytes, path: str, far: Socket) -> None:
+    def __init__(self, identity: bytes, path: str, far: list[Socket]) -> None:
         self.incoming: dict[bytes, Incoming] = {}
         self.losses: deque[tuple[bytes, int, int, str]] = deque()
         self.waiting_since_s: float | None = None
@@ -57,7 +57,8 @@ class Inbox:
         self._near.bind(path)
         self._poll = select.poll()
         self._poll.register(self._near, select.POLLIN)
-        self._poll.register(far.fileno(), select.POLLIN)
+        for pull in far:
+            self._poll.register(pull.fileno(), select.POLLIN)
         self._turns = 0
 
     def link(self, link: bytes) -> Incoming:
@@ -97,7 +98,8 @@ class Inbox:
     def close(self) -> None:
         """Close the sockets."""
         self._near.close()
-        self._far.close()
+        for pull in self._far:
+            pull.close()
 
     def _wait(self, timeout_s: float | None) -> list[Any] | None:
         self.waiting_since_s = now_s = time.monotonic()
@@ -122,10 +124,11 @@ class Inbox:
             return self._from_far()
 
     def _from_far(self) -> list[Any] | None:
-        far = self._far
-        if not int(far.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-            return None
-        frames: list[Any] = [far.recv()]
-        while far.getsockopt(zmq.RCVMORE):
-            frames.append(far.recv(copy=False).buffer)
-        return frames
+        for pull in self._far:
+            if int(pull.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+                self._far.reverse()  # the other one comes first next time
+                frames: list[Any] = [pull.recv()]
+                while pull.getsockopt(zmq.RCVMORE):
+                    frames.append(pull.recv(copy=False).buffer)
+                return frames
+        return None

@@ -65,17 +65,6 @@ class Sockets:
         socket.connect(url)
         return socket
 
-    def forward(self, source: Socket, url: str) -> None:
-        """Hand on what `source` receives until the context ends; blocks without the GIL."""
-        target = self.push(url)
-        try:
-            zmq.proxy(source, target)
-        except zmq.ContextTerminated:
-            pass
-        finally:
-            source.close()
-            target.close()
-
     def _socket(self, kind: int) -> Socket:
         socket: Socket = self.context.socket(kind)
         # What is in flight is bounded by whoever sends; a full queue would block its thread.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import struct
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -246,3 +247,19 @@ def test_depth_and_size_are_bounded() -> None:
 def test_what_is_no_value_of_onnx_is_refused(value: Any) -> None:
     with pytest.raises(TypeError):
         encode(value)
+
+
+def test_a_head_that_claims_more_items_than_there_are_reserves_nothing() -> None:
+    nbytes = 200_000
+    claims = (b"\xdd" + struct.pack(">I", nbytes)) * 400  # arrays inside each other, all too long
+    head = claims.ljust(nbytes, b"\xc0")
+    start = -(-(16 + nbytes) // 64) * 64
+    message = (struct.pack("<3sBIQ", b"HTW", VERSION, nbytes, start) + head).ljust(start, b"\0")
+    tracemalloc.start()
+    try:
+        with pytest.raises(BlobError, match="cut short"):
+            decode(message)
+        _, peak_nbytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_nbytes < 10 * nbytes
