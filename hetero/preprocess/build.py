@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Final
 
 from devices.errors import ArgumentError
 from devices.model.model import Model
@@ -23,6 +24,9 @@ from hetero.preprocess.steps import (
     check_order,
     to_layout,
 )
+
+#: What models take.
+_TAKEN: Final = (ColorFormat.UNDEFINED, ColorFormat.RGB, ColorFormat.BGR, ColorFormat.GRAY)
 
 
 @dataclass
@@ -135,13 +139,16 @@ def _start(port: Port, where: str) -> Flow:
         if not layout and not orders and len(shape) == len(model_layout):
             layout = model_layout
         return Flow(where, (spec.name,), kind, shape, layout, port.color)
-    if port.tensor_layout is None:
+    # Layouts that are all named start from the model's; positions are followed back from it.
+    named = orders and all(isinstance(step, ConvertLayout) for step in orders)
+    tensor_layout = port.tensor_layout or (port.model_layout if named else None)
+    if tensor_layout is None:
         layout = model_layout
         for step in reversed(orders):
             shape, layout = _before(step, shape, layout, where)
         return Flow(where, (spec.name,), kind, shape, layout, port.color)
-    rank = len(port.tensor_layout.replace("...", ""))
-    layout = port.tensor_layout.of_rank(len(shape) if "..." in port.tensor_layout else rank, where)
+    rank = len(tensor_layout.replace("...", ""))
+    layout = tensor_layout.of_rank(len(shape) if "..." in tensor_layout else rank, where)
     # What the layout is before each change of order, and after the last.
     layouts = [layout]
     for step in orders:
@@ -253,9 +260,9 @@ def _ranked(layout: Layout | None, shape: Sequence[Dimension] | None, where: str
 
 def _check_fits(flow: Flow, spec: TensorSpec) -> None:
     """Raise ArgumentError if what the steps lead to is not what the model takes."""
-    if len(flow.values) > 1:
+    if len(flow.values) > 1 or flow.color not in _TAKEN:
         raise ArgumentError(
-            f"{flow.where}: the {flow.color.name} picture is still in planes; write "
+            f"{flow.where}: the picture that the model gets is still {flow.color.name}; write "
             ".preprocess().convert_color(ColorFormat.RGB)."
         )
     if flow.shape is None or spec.shape is None:

@@ -154,11 +154,12 @@ def test_colours_that_cannot_become_others(source: str, target: str) -> None:
     assert f"{source} cannot become {target}" in refusal(describe)
 
 
-def test_planes_that_are_left_as_they_are() -> None:
+@pytest.mark.parametrize("color", ["NV12_TWO_PLANES", "I420_SINGLE_PLANE", "BGRX"])
+def test_colours_that_no_model_takes(color: str) -> None:
     def describe(ppp: Any) -> None:
-        ppp.input().tensor().set_layout("NCHW").set_color_format("NV12_TWO_PLANES")
+        ppp.input().tensor().set_layout("NCHW").set_color_format(color)
 
-    assert "still in planes; write .preprocess().convert_color" in refusal(describe)
+    assert f"still {color}; write .preprocess().convert_color" in refusal(describe)
 
 
 def test_planes_in_a_step_that_takes_one() -> None:
