@@ -102,8 +102,8 @@ HETERO_PROPERTIES: Final = PropertyTable(
     ),
     Property(
         "MAX_REQUESTS_IN_FLIGHT", int, 0, True,
-        "Requests in flight before the next one waits to be admitted; 0: as many as are optimal, "
-        f"at least {_LIMITS.requests}.",
+        "Requests in flight, joined ones counted as one, before the next waits to be admitted; "
+        f"0: as many as are optimal, at least {_LIMITS.requests}.",
         minimum=0,
     ),
     Property(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import ray
 
 import hetero
 from devices.errors import DeadlineError
@@ -41,3 +45,24 @@ def test_requests_over_two_actors_are_joined_and_split_again(tmp_path: Path) -> 
         stories = [" ".join(request.story()) for request in requests]
         sizes = [set(re.findall(r"batch of (\d+):", story)) for story in stories]
         assert sizes == [{"1"}] * 3 + [{"4"}] * 8 + [{"1"}]
+
+
+def test_a_batch_whose_device_dies_is_run_again_and_nobody_hears_of_it(tmp_path: Path) -> None:
+    gate = tmp_path / "open"
+    config = {"AUTO_BATCH_SIZE": 4, "AUTO_BATCH_TIMEOUT": 600_000, "WAIT_FILE": str(gate)}
+    plugins = ("tests.hetero.waiting_plugin:WaitingPlugin",)
+    with (
+        hetero.Core(devices={"CPU": 1}, plugins=plugins) as core,
+        core.compile_model(branches(), "WAITING", config) as compiled,
+    ):
+        inputs = [np.full((1, 3), i, np.float32) for i in range(9)]
+        requests = [compiled.create_infer_request() for _ in inputs]
+        for request, x in zip(requests, inputs, strict=True):
+            request.start_async({"x": x})
+        executor: Any = core.executor
+        os.kill(ray.get(executor._devices.device("WAITING").actor.ping.remote()), signal.SIGKILL)
+        gate.touch()
+        for request, x in zip(requests, inputs, strict=True):
+            request.wait()
+            np.testing.assert_allclose(request.results[0], branches_output(x), rtol=1e-6)
+        assert "batch of 4: started" in " ".join(requests[-1].story())
