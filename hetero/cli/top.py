@@ -99,12 +99,12 @@ def _tables(document: dict[str, Any]) -> list[Rows | Any]:
             "up" if row["up"] else "lost",
             f"{row['queued']:.0f}",
             f"{row['running']:.0f}",
-            f"{row['utilisation']:.0%}",
+            f"{row['utilisation']:.1%}",
             f"{row['losses']:.0f}",
             f"{row['silent_s']:.1f} s ago",
             style=None if row["up"] else "red",
         )
-    stages = Rows("stage", "of", "device", "runs/s", "runs", "waits", "busy", "output/s",
+    stages = Rows("stage", "of", "device", "runs/s", "takes", "waits", "busy", "output/s",
                   wraps=("of",))  # fmt: skip
     for row in document["stages"]:
         stages.add(
@@ -114,11 +114,11 @@ def _tables(document: dict[str, Any]) -> list[Rows | Any]:
             f"{row['runs_per_s']:.1f}",
             _seconds(row["run_s"]),
             _seconds(row["wait_s"]),
-            f"{row['utilisation']:.0%}",
+            f"{row['utilisation']:.1%}",
             nbytes_text(row["output_nbytes_per_s"]),
         )
     about = (
-        f"{seconds_text(document['seconds'])}; "
+        f"of the last {seconds_text(document['seconds'])}; "
         f"{nbytes_text(document['in_flight_nbytes'])} in flight"
     )
     return [styled(about), models, devices, stages]
