@@ -43,7 +43,7 @@ def _here(options: argparse.Namespace) -> None:
 
     import hetero  # the parent has no need of these
     from tests.bench.chaos_faults import KINDS, Faults
-    from tests.bench.chaos_flow import PLACES, Flow, model, question
+    from tests.bench.chaos_flow import CONFIG, PLACES, Flow, model, question
 
     node = {"num_cpus": 1}
     cluster = Cluster(
@@ -57,9 +57,7 @@ def _here(options: argparse.Namespace) -> None:
         plugins=("tests.scheduler.plugins:ToyPlugin",),
     )
     places = ",".join(dict.fromkeys(PLACES.values()))
-    compiled = core.compile_model(
-        model(), f"HETERO:{places}", {"NULL_NODE_TIME_US": 2000.0}, affinity=PLACES
-    )
+    compiled = core.compile_model(model(), f"HETERO:{places}", CONFIG, affinity=PLACES)
     compiled({"x": question(1)})
     flow = Flow(compiled, options.window, options.rate, TIMEOUT_S)
     kinds = names(options.kinds) or list(KINDS)
@@ -74,8 +72,7 @@ def _here(options: argparse.Namespace) -> None:
     watchdog = threading.Timer(limit_s, tell, (False,))
     watchdog.daemon = True
     watchdog.start()
-    time.sleep(options.seconds)
-    faults.stop(_STOP_S)
+    faults.run(options.seconds)
     time.sleep(_SETTLE_S)
     flow.stop(_STOP_S)
     tell(True)

@@ -8,7 +8,6 @@ import os
 import random
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -28,7 +27,7 @@ _MOST_OPEN: Final = 2
 
 
 class Faults:
-    """A thread that does things to a cluster, the same things in the same order for a seed.
+    """What is done to a cluster, the same things in the same order for a seed.
 
     Nodes that are removed come back under their own names, and all is mended in the end.
 
@@ -52,26 +51,20 @@ class Faults:
         self._random = random.Random(seed)
         self._mendings: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
-        self._stopped = threading.Event()
         #: What was done, and when.
         self.done: list[tuple[float, str]] = []
-        self._thread = threading.Thread(target=self._run, name="faults", daemon=True)
-        self._thread.start()
 
-    def stop(self, timeout_s: float) -> None:
-        """Do no more, and mend what is broken."""
-        self._stopped.set()
-        self._thread.join(timeout_s)
-
-    def _run(self) -> None:
+    def run(self, seconds: float) -> None:
+        """Do things for so long, then mend all; a main thread must: Ray starts nodes only there."""
         next_s = time.monotonic() + 1
-        while not self._stopped.wait(0.1):
-            now_s = time.monotonic()
+        end_s = time.monotonic() + seconds
+        while (now_s := time.monotonic()) < end_s:
             while self._mendings and self._mendings[0][0] <= now_s:
                 heapq.heappop(self._mendings)[2]()
             if now_s >= next_s and len(self._mendings) < _MOST_OPEN:
                 self._break()
                 next_s = time.monotonic() + self._random.uniform(*_BETWEEN_S)
+            time.sleep(0.1)
         for _, _, mend in sorted(self._mendings):
             mend()
 

@@ -14,8 +14,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 import hetero
 
-#: Devices of the model's stages: node -> device. Only NULL devices take ``zero``, and give zeros.
+#: Devices of the model's stages: node -> device.
 PLACES: Final = {"lift": "TOY.1", "zero": "NULL.2", "join": "TOY.2", "scale": "TOY.0"}
+#: NULL devices give zeros: they take ``zero``, which no other device takes, and nothing else.
+CONFIG: Final = {"NULL_SUPPORTED": ("zero",), "NULL_NODE_TIME_US": 2000.0}
 #: Every so many requests one is large: its tensors take other ways.
 _LARGE_EVERY, _LARGE, _SMALL = 16, 250_000, 64
 #: Wait after a failure, as a caller would before it tries again.

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import hetero
 from tests.bench.chaos import result
-from tests.bench.chaos_flow import PLACES, Flow, model, question
+from tests.bench.chaos_flow import CONFIG, PLACES, Flow, model, question
 from tests.hosts.network import Network
 
 PORT: Final = 6379
@@ -94,7 +94,7 @@ def start_flow(core: hetero.Core, places: Mapping[str, str] | None = None) -> Fl
     named = dict.fromkeys(places.values()) if places else {}
     every = [f"{kind}.{host}" for host in (2, 1, 0) for kind in ("TOY", "NULL")]
     compiled = core.compile_model(
-        model(), "HETERO:" + ",".join(named or every), affinity=places or {}
+        model(), "HETERO:" + ",".join(named or every), CONFIG, affinity=places or {}
     )
     ask(compiled, PATIENCE_S)
     return Flow(compiled, window=8, rate=50, timeout_s=TIMEOUT_S)
@@ -125,7 +125,7 @@ def cut(network: Network) -> dict[str, Any]:
     """The link of a host that has a stage is cut, and healed."""
     core = cluster(network, 3)
     flow = start_flow(core, PLACES)
-    with core.compile_model(model(), "HETERO:TOY.1,NULL.1") as on_second:
+    with core.compile_model(model(), "HETERO:TOY.1,NULL.1", CONFIG) as on_second:
         ask(on_second, PATIENCE_S)
         time.sleep(2)
         begun_s = time.monotonic()
