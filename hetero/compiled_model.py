@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, overload
 
 from devices.errors import ArgumentTypeError, PropertyError
+from devices.model.notebook import html_table
 from devices.model.tensor_spec import TensorSpec
 from devices.plugin.configuration import Configuration
 from devices.plugin.program import ExecutedNode, Value
@@ -81,6 +82,14 @@ class CompiledModel(BaseCompiledModel):
         count = len(self.subgraphs)
         what = f"{count} subgraph{'' if count == 1 else 's'}"
         return f"<CompiledModel {self.plan.name!r}: {what} on {devices}>"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (s.index, s.device, len(s.node_names), ", ".join(s.inputs), ", ".join(s.outputs))
+            for s in self.subgraphs
+        ]
+        heads = ("subgraph", "device", "nodes", "inputs", "outputs")
+        return html_table(f"Compiled model {self.plan.name}", heads, rows)
 
     def __enter__(self) -> CompiledModel:
         return self

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from devices.errors import ArgumentError, ModelError, TensorNameError, TensorShapeError
+from devices.model.notebook import html_table
 from devices.model.partial_shape import PartialShape
 from devices.model.tensor_spec import TensorSpec
 
@@ -64,6 +65,13 @@ class HasPorts:
         def outputs(self) -> tuple[TensorSpec, ...]: ...  # noqa: D102
         def spec(self, value: str) -> TensorSpec: ...  # noqa: D102
         def replace(self, **changes: Any) -> Any: ...  # noqa: D102
+
+    def _repr_html_(self) -> str:
+        ports = [("input", port) for port in self.inputs]
+        ports += [("output", port) for port in self.outputs]
+        rows = [(role, port.name, port, port.layout) for role, port in ports]
+        caption = f"Model {self.name}: {len(self.nodes)} nodes"
+        return html_table(caption, ("port", "name", "type", "layout"), rows)
 
     @property
     def friendly_name(self) -> str:

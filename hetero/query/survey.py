@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from devices.model.model import Model
+from devices.model.notebook import html_table
 from devices.plugin.support import Support
 from hetero.affinity.affinity import NO_PINS, Affinity
 from scheduler.executor import DeviceDescriptor
@@ -47,6 +48,24 @@ class Survey:
     pins: Affinity = NO_PINS
     query_s: Mapping[str, float] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
+
+    def _repr_html_(self) -> str:
+        nodes = ((node.name, node.op_type) for node in self.model.nodes)
+        rows = [
+            (
+                name,
+                op_type,
+                self.affinity.get(name, "none"),
+                *(self._said(d, name) for d in self.names),
+            )
+            for name, op_type in nodes
+        ]
+        caption = f"{self.model.name} on {self.request}"
+        return html_table(caption, ("node", "operator", "gets", *self.names), rows)
+
+    def _said(self, device: str, node: str) -> str:
+        refusals = self.answers[device].unsupported.get(node, {})
+        return "; ".join(str(refusal) for refusal in refusals.values()) or "yes"
 
     @property
     def names(self) -> tuple[str, ...]:
