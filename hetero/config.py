@@ -135,6 +135,16 @@ HETERO_PROPERTIES: Final = PropertyTable(
     ),
     Property("PERF_COUNT", bool, False, True, "Whether requests time each executed node."),
     Property(
+        "STAGE_TIMEOUT_S", float, 0.0, True,
+        "Seconds that a stage may run: one that takes longer is stuck, its device's process is "
+        "ended and started anew, and the request tried again. On Ray only; 0: any.", minimum=0,
+    ),
+    Property(
+        "DEVICE_TIMEOUT_S", float, 2.0, True,
+        "Seconds of silence after which a device on Ray is lost, and its requests tried again. Of "
+        "a Core: set before its devices are first used.", minimum=0.5,
+    ),
+    Property(
         "ADMISSION_TIMEOUT_S", float, _LIMITS.admission_timeout_s, True,
         "Seconds after which a request that still waits to be admitted fails.", minimum=0,
     ),
@@ -213,6 +223,7 @@ class SplitConfig:
             admission_timeout_s=self.own["ADMISSION_TIMEOUT_S"],
             attempts=self.own["MAX_ATTEMPTS"],
             in_order=self.own["PRESERVE_ORDER"],
+            stage_timeout_s=self.own["STAGE_TIMEOUT_S"],
         )
 
 

@@ -205,6 +205,8 @@ class StageOpened:
     num_streams: int = 1
     #: The client's address.
     client: str = ""
+    #: Seconds that it may run; 0: any.
+    timeout_s: float = 0.0
 
 
 class ValuesArrived(NamedTuple):

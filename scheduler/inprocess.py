@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from devices.errors import ClusterError, HeteroError
+from devices.errors import ClusterError, HeteroError, PropertyError
 from devices.model.model import Model
 from devices.plugin.program import ExecutedNode, Payload
 from devices.plugin.registry import close_plugins, load_plugins
@@ -191,6 +191,12 @@ class InProcessExecutor:
         placement = alone(plan)
         check_sources(placement, sources)
         limits = limits or Limits()
+        if limits.stage_timeout_s:
+            raise PropertyError(
+                f"STAGE_TIMEOUT_S={limits.stage_timeout_s:g}: a stage in this process cannot be "
+                "ended. Use the Ray executor, or REQUEST_TIMEOUT_S.",
+                property="STAGE_TIMEOUT_S",
+            )
         key = f"deployment-{next(self._keys)}"
         deployment = InProcessDeployment(
             key,

@@ -140,6 +140,7 @@ class BaseDeployment(ABC):
         self._attempts: dict[Request, _Attempt] = {}
         self._lock = threading.Lock()
         name = f"{plan.name} ({key})"
+        self._stage_timeout_s = limits.stage_timeout_s
         self._runner = RequestRunner(
             limits,
             self,
@@ -269,6 +270,7 @@ class BaseDeployment(ABC):
             tuple(name for name in placed[stage].outputs if name in self.plan.output_names),
             num_streams,
             self._channel.address,
+            self._stage_timeout_s,
         )
 
     def start(self, request: Request, inputs: Mapping[str, Value]) -> None:

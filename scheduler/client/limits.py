@@ -26,6 +26,8 @@ class Limits:
         Seconds that a request waits for admission at most.
     attempts : int
         How often a request is tried at most, >= 1.
+    stage_timeout_s : float
+        Seconds that a stage may run before its device's process is ended; 0: any.
     in_order : bool
         Whether answers come in the order of admission; else each as soon as it is there.
     """
@@ -38,3 +40,4 @@ class Limits:
     admission_timeout_s: float = 600.0
     attempts: int = 5
     in_order: bool = False
+    stage_timeout_s: float = 0.0

@@ -59,11 +59,11 @@ class Silent:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """An address that was silent is heard; its oldest run has taken `running_s`."""
+    """An address is heard; a stage has run for `overdue_s`, longer than it may; 0: none has."""
 
     now_s: float
     address: str
-    running_s: float = 0.0
+    overdue_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,14 +148,10 @@ class Liveness:
 
     `device_timeout_s`: a device that is silent for so long more, once it is found silent, is
         started anew.
-    `stage_timeout_s`: a stage that runs for longer hangs; None: none does.
     """
 
-    def __init__(
-        self, *, device_timeout_s: float = 2.0, stage_timeout_s: float | None = None
-    ) -> None:
+    def __init__(self, *, device_timeout_s: float = 2.0) -> None:
         self._device_timeout_s = device_timeout_s
-        self._stage_timeout_s = stage_timeout_s
         self._devices: dict[str, _Device] = {}
         #: Address -> device, for the present addresses.
         self._at: dict[str, _Device] = {}
@@ -191,8 +187,8 @@ class Liveness:
         match seen:
             case Silent(now_s, _, silent_s):
                 return self._silence(device, now_s, f"nothing was heard for {silent_s:.1f} s")
-            case Heard(now_s, _, running_s):
-                return self._hear(device, now_s, running_s)
+            case Heard(now_s, _, overdue_s):
+                return self._hear(device, now_s, overdue_s)
             case MessagesLost(now_s):
                 if device.state is not _S.LIVE:
                     return []
@@ -219,14 +215,10 @@ class Liveness:
         device.restart_s = now_s + self._device_timeout_s
         return [self._lost(device, now_s, cause)]
 
-    def _hear(self, device: _Device, now_s: float, running_s: float) -> list[Order]:
-        if self._stage_timeout_s is not None and running_s > self._stage_timeout_s:
-            return self._end(
-                device,
-                now_s,
-                f"a stage has run for {running_s:.1f} s, longer than STAGE_TIMEOUT_S="
-                f"{self._stage_timeout_s:g}",
-            )
+    def _hear(self, device: _Device, now_s: float, overdue_s: float) -> list[Order]:
+        if overdue_s:
+            cause = f"a stage has run for {overdue_s:.1f} s, longer than its STAGE_TIMEOUT_S"
+            return self._end(device, now_s, cause)
         if device.state is not _S.SILENT:
             return []
         device.state, device.since_s, device.restart_s = _S.LIVE, now_s, None

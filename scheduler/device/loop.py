@@ -57,8 +57,8 @@ class DeviceLoop:
         self._arrived: dict[Task, _Arrived] = {}
         #: Stages that are open, by deployment and number.
         self._stages: dict[tuple[str, int], StageOpened] = {}
-        #: When each thread that runs a task has begun it.
-        self._begun_s: dict[int, float] = {}
+        #: What each thread runs, and since when.
+        self._begun: dict[int, tuple[Task, float]] = {}
         self._channel = connect(self.receive)
 
     @property
@@ -83,15 +83,20 @@ class DeviceLoop:
             return len({stage.client for stage in self._stages.values()})
 
     def status(self) -> dict[str, float]:
-        """Return how many tasks are held, run and may run, and how long the oldest has run."""
-        oldest_s = min(self._begun_s.copy().values(), default=None)
+        """Return how many tasks are held, run and may run, and how long one has that is overdue."""
+        now_s = time.monotonic()
+        overdue_s = 0.0
+        for task, begun_s in self._begun.copy().values():
+            stage = self._stages.get((task.request.deployment, task.stage))
+            if stage is not None and 0 < stage.timeout_s < now_s - begun_s:
+                overdue_s = max(overdue_s, now_s - begun_s)
         with self._lock:
             tasks, running = self._machine.num_tasks, self._machine.num_running
         return {
             "tasks": tasks,
             "running": running,
             "streams": self._machine.num_streams,
-            "running_s": 0.0 if oldest_s is None else time.monotonic() - oldest_s,
+            "overdue_s": overdue_s,
         }
 
     def open_stage(self, opened: StageOpened) -> None:
@@ -147,14 +152,14 @@ class DeviceLoop:
         event: DeviceEvent = events.RunEnded(task)
         interrupt: BaseException | None = None
         thread = threading.get_ident()
-        self._begun_s[thread] = time.monotonic()
+        self._begun[thread] = (task, time.monotonic())
         try:
             ended = self._run(task)
         except BaseException as error:
             event = events.RunFailed(task, self._failure(task, error))
             if not isinstance(error, Exception):
                 interrupt = error
-        del self._begun_s[thread]
+        del self._begun[thread]
         with self._lock:
             instructions = self._machine.handle(event)
         self._follow(instructions, ended)

@@ -69,8 +69,6 @@ class RayExecutor:
     device_timeout_s : float
         Seconds of silence after which a device is lost: what it had is sent again elsewhere, or
         to itself once it is heard; after as many more its process is started anew.
-    stage_timeout_s : float, optional
-        Seconds that a stage may run: then its device's process is started anew.
 
     Raises
     ------
@@ -89,7 +87,6 @@ class RayExecutor:
         probe_timeout_s: float = 120.0,
         load_timeout_s: float = 3600.0,
         device_timeout_s: float = 2.0,
-        stage_timeout_s: float | None = None,
     ) -> None:
         self._session = connect(address, options=ray_options)
         self._devices = RayDevices(
@@ -111,7 +108,6 @@ class RayExecutor:
             self._do_without,
             self._cluster_gone,
             device_timeout_s=device_timeout_s,
-            stage_timeout_s=stage_timeout_s,
         )
         self._lock = threading.Lock()
         #: One deployment is placed anew at a time.

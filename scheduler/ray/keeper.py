@@ -66,7 +66,6 @@ class DeviceKeeper:
         cluster_gone: Callable[[ClusterError], None],
         *,
         device_timeout_s: float,
-        stage_timeout_s: float | None,
     ) -> None:
         self._session = session
         self._devices = devices
@@ -74,10 +73,7 @@ class DeviceKeeper:
         self._loader = loader
         self._do_without = do_without
         self._cluster_gone = cluster_gone
-        self._liveness = Liveness(
-            device_timeout_s=device_timeout_s, stage_timeout_s=stage_timeout_s
-        )
-        self._looks_at_runs = stage_timeout_s is not None
+        self._liveness = Liveness(device_timeout_s=device_timeout_s)
         self._channel: DirectChannel | None = None
         #: The present actors of the devices that deployments use, by address.
         self._actors: dict[str, ActorDevice] = {}
@@ -191,11 +187,11 @@ class DeviceKeeper:
 
     def _look(self) -> None:
         """Look for stages that hang."""
-        if not self._looks_at_runs or self._channel is None:
-            return
+        assert self._channel is not None
         for address in list(self._actors):
-            running_s = self._channel.status_of(address).get("running_s", 0.0)
-            self._see(Heard(time.monotonic(), address, running_s))
+            overdue_s = self._channel.status_of(address).get("overdue_s", 0.0)
+            if overdue_s:
+                self._see(Heard(time.monotonic(), address, overdue_s))
 
     def _restart(self, order: Restart) -> None:
         """End what is left of a device, start it again and load its stages; in a thread."""

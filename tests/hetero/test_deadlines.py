@@ -11,6 +11,7 @@ import pytest
 
 import hetero
 from devices import InferRequest, errors
+from tests.hetero.models import branches
 
 X = np.ones(2, np.float32)
 PATIENCE_S = 60
@@ -118,3 +119,19 @@ def test_a_request_may_have_all_the_time_there_is(core: hetero.Core) -> None:
     queue = hetero.AsyncInferQueue(compiled, jobs=1)
     queue.start_async({"x": X})
     queue.wait_all()
+
+
+def test_time_outs_of_devices_and_stages_are_refused_where_nothing_obeys_them() -> None:
+    with hetero.Core("inprocess") as core:
+        for use in (
+            lambda: core.set_property("HETERO", {"DEVICE_TIMEOUT_S": 2}),
+            lambda: core.compile_model(branches(), "CPU", {"DEVICE_TIMEOUT_S": 2}),
+        ):
+            with pytest.raises(errors.PropertyError, match="of a Core on Ray"):
+                use()
+        with pytest.raises(errors.PropertyError, match="cannot be ended"):
+            core.compile_model(branches(), "CPU", {"STAGE_TIMEOUT_S": 2})
+    with hetero.Core("ray") as core:  # no device is asked for: Ray does not start
+        core.set_property("HETERO", {"DEVICE_TIMEOUT_S": 4})
+        assert core.get_property("HETERO", "DEVICE_TIMEOUT_S") == 4.0
+        assert core._executor_options() == {"device_timeout_s": 4.0}
