@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-from devices.errors import ArgumentError, ArgumentTypeError, ClusterError, PropertyError
+from devices.errors import ArgumentError, ArgumentTypeError, ClusterError
 from devices.model.model import Model
 from devices.model.reader import Source, read_model
 from devices.plugin.properties import Config
@@ -134,16 +134,9 @@ class Core(Observed):
                     devices=self._device_counts,
                     plugins=self._plugins,
                     observers=self._observers,
-                    **self._executor_options(),
+                    **self._scopes.of_executor(self._kind),
                 )
             return self._executor
-
-    def _executor_options(self) -> dict[str, float]:
-        """Return what was set of the executor, which from then on holds."""
-        if self._kind != "ray":
-            return {}
-        timeout_s: float = self._scopes.get(HETERO, "DEVICE_TIMEOUT_S")
-        return {"device_timeout_s": timeout_s}
 
     @property
     def device_descriptors(self) -> tuple[DeviceDescriptor, ...]:
@@ -154,8 +147,7 @@ class Core(Observed):
         UnknownDeviceError
             If `devices` counts devices of a plugin that is not there.
         """
-        rows = self.executor.devices()
-        check_counts(self._device_counts, rows)
+        check_counts(self._device_counts, rows := self.executor.devices())
         return rows
 
     @property
@@ -198,9 +190,10 @@ class Core(Observed):
             The options.
         """
         alone = properties is None
+        options: Any = device_name if alone else properties
         if self._executor is not None or self._kind != "ray":
-            _refuse_of_executor(device_name if alone else properties)
-        self._scopes.set(*((EVERYWHERE, device_name) if alone else (device_name, properties)))
+            self._scopes.keep_executor(options)
+        self._scopes.set(EVERYWHERE if alone else device_name, options)
 
     def get_property(self, device_name: str, property: str | None = None) -> Any:
         """Return a property of a device or of ``HETERO``; or, alone, what is set for all.
@@ -325,8 +318,7 @@ class Core(Observed):
         AffinityError
             For pins that name no node, no device, or a device that does not support the node.
         """
-        config = config or {}
-        _refuse_of_executor(config)
+        self._scopes.keep_executor(config := config or {})
         source = self.read_model(model)
         request = self._request(source, device_name, config, affinity)
         configs = {} if "CACHE_DIR" in config else request.config.devices
@@ -506,13 +498,3 @@ class Core(Observed):
     def _described(self, devices: Iterable[str]) -> tuple[DeviceDescriptor, ...]:
         by_name = {d.name: d for d in self.device_descriptors}
         return tuple(by_name[name] for name in devices)
-
-
-def _refuse_of_executor(config: Any) -> None:
-    """Raise PropertyError for an option that no longer, or nowhere here, changes anything."""
-    if isinstance(config, Mapping) and "DEVICE_TIMEOUT_S" in config:
-        raise PropertyError(
-            "DEVICE_TIMEOUT_S is of a Core on Ray: set_property('HETERO', {'DEVICE_TIMEOUT_S': 2}) "
-            "before its devices are first used. Devices of this process are never silent.",
-            property="DEVICE_TIMEOUT_S",
-        )

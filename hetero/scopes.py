@@ -63,6 +63,22 @@ class Scopes:
                 )
         held.set(config)
 
+    def of_executor(self, kind: str) -> dict[str, float]:
+        """Return what was set of the executor, which holds from its start."""
+        return {"device_timeout_s": self.get(HETERO, "DEVICE_TIMEOUT_S")} if kind == "ray" else {}
+
+    def keep_executor(self, config: Any) -> None:
+        """Raise PropertyError for an option of the executor other than it has, or can have."""
+        name = "DEVICE_TIMEOUT_S"
+        held = self.get(HETERO, name)
+        given = config.get(name, held) if isinstance(config, Mapping) else held
+        if HETERO_PROPERTIES[name].parse(given) != held:
+            raise PropertyError(
+                f"{name} is of a Core on Ray: set_property({HETERO!r}, {{{name!r}: {given}}}) "
+                "before its devices are first used. Devices of this process are never silent.",
+                property=name,
+            )
+
     def get(self, device: Any, name: str) -> Any:
         """Return what holds in a scope: what was set in it, or everywhere; else the default."""
         return self._scope(device).get(name)

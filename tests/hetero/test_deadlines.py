@@ -124,8 +124,8 @@ def test_a_request_may_have_all_the_time_there_is(core: hetero.Core) -> None:
 def test_time_outs_of_devices_and_stages_are_refused_where_nothing_obeys_them() -> None:
     with hetero.Core("inprocess") as core:
         for use in (
-            lambda: core.set_property("HETERO", {"DEVICE_TIMEOUT_S": 2}),
-            lambda: core.compile_model(branches(), "CPU", {"DEVICE_TIMEOUT_S": 2}),
+            lambda: core.set_property("HETERO", {"DEVICE_TIMEOUT_S": 3}),
+            lambda: core.compile_model(branches(), "CPU", {"DEVICE_TIMEOUT_S": 3}),
         ):
             with pytest.raises(errors.PropertyError, match="of a Core on Ray"):
                 use()
@@ -134,4 +134,4 @@ def test_time_outs_of_devices_and_stages_are_refused_where_nothing_obeys_them() 
     with hetero.Core("ray") as core:  # no device is asked for: Ray does not start
         core.set_property("HETERO", {"DEVICE_TIMEOUT_S": 4})
         assert core.get_property("HETERO", "DEVICE_TIMEOUT_S") == 4.0
-        assert core._executor_options() == {"device_timeout_s": 4.0}
+        assert core._scopes.of_executor("ray") == {"device_timeout_s": 4.0}
