@@ -233,9 +233,9 @@ def test_devices_of_one_plugin_describe_themselves(core: hetero.Core) -> None:
             for name in ("FULL_DEVICE_NAME", "DEVICE_ARCHITECTURE", "DEVICE_TOTAL_MEM_SIZE",
                          "DEVICE_ID", "EXECUTION_DEVICES")
         }
-        for device in ("PAIR.0", "PAIR.1")
+        for device in ("PAIR.left", "PAIR.right")
     )  # fmt: skip
-    assert first["EXECUTION_DEVICES"] == ("PAIR.0",)
+    assert first["EXECUTION_DEVICES"] == ("PAIR.left",)
     assert all(first[name] != second[name] for name in first)
 
 
