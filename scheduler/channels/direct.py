@@ -22,7 +22,7 @@ from scheduler.channels.peers import SHARED_NBYTES, Peer, Peers, Store
 from scheduler.channels.protocol import DROPPED, LEAVE, PREFIX
 from scheduler.channels.shared_memory import SlotPool, SlotReader
 from scheduler.channels.sockets import Sockets, socket_path
-from scheduler.owned_files import process_start, remove_with
+from scheduler.owned_files import process_start, remove_with, sweep
 
 _log = logging.getLogger(__name__)
 
@@ -97,7 +97,8 @@ class DirectChannel:
         self._identity = os.urandom(8)
         path = socket_path(folder, self._identity.hex()[:8])
         # Neither ZeroMQ nor the kernel does it.
-        self._remove = remove_with(self, Path(path).parent, f"{Path(path).name}.*")
+        self._folder = Path(path).parent
+        self._remove = remove_with(self, self._folder, f"{Path(path).name}.*")
         self._sockets = Sockets(curve=curve and host is not None)
         data = [self._sockets.pull(f"ipc://{path}.data")[0]]
         control = [self._sockets.pull(f"ipc://{path}.control", _WAKE_CONTROL)[0]]
@@ -300,7 +301,8 @@ class DirectChannel:
         self._receive(message)
 
     def _let_go(self, peer: Peer) -> None:
-        """Take back and let go of the shared memory of a party whose process has ended."""
+        """Take back, let go of and remove what a party had whose process has ended."""
         self._pool.free_all_of(peer.endpoint.identity)
         self._slots.forget(peer.endpoint.process, peer.endpoint.started)
         self._pool.sweep()
+        sweep(self._folder)

@@ -189,7 +189,7 @@ def other(folder: Path, party: Callable[..., Party]) -> Iterator[tuple[Party, An
         left.unlink()
 
 
-def test_a_process_that_is_stopped_is_silent_then_heard_again(
+def test_a_process_that_is_stopped_is_silent_then_heard_and_misses_what_was_sent(
     other: tuple[Party, Any, str], party: Callable[..., Party]
 ) -> None:
     one, process, address = other
@@ -201,19 +201,24 @@ def test_a_process_that_is_stopped_is_silent_then_heard_again(
     silent, silent_s = impatient.silent.get(timeout=LONG_S)
     assert silent == address
     assert silent_s >= 0.7
+    impatient.channel.send(address, values(3))  # not even kept, but it will be missed
     process.send_signal(signal.SIGCONT)
     assert impatient.heard.get(timeout=LONG_S) == address
+    assert impatient.lost.get(timeout=LONG_S) == address
     one.channel.send(address, values(2))
     check(one.next(), 2)
 
 
-def test_the_end_of_a_process_on_the_node_is_told_at_once(other: tuple[Party, Any, str]) -> None:
+def test_the_end_of_a_process_on_the_node_is_told_at_once(
+    other: tuple[Party, Any, str], folder: Path
+) -> None:
     one, process, address = other
     one.channel.watch(address)
     one.channel.send(address, values(1))
     check(one.next(), 1)
     process.kill()
     assert one.silent.get(timeout=LONG_S) == (address, 0.0)
+    assert not list(folder.glob(f"*-{process.pid}-*"))
     one.channel.send(address, values(2))  # goes nowhere, and raises nothing
 
 
