@@ -30,6 +30,9 @@ FEEDABLE: Final = frozenset(
 _SHOWN_ELEMENTS: Final = 64
 #: Operators whose floating-point constants matter to whether they are supported.
 _FLOATS_MATTER: Final = frozenset({"Resize", "Upsample", "Range", "Dropout", "NonMaxSuppression"})
+#: Whether this version loses weights of more than so many bytes where a body reads them.
+_LOSES_WEIGHTS: Final = tuple(map(int, onnxruntime.__version__.split(".")[:2])) < (1, 25)
+_LOST_NBYTES: Final = 127
 #: Answers kept.
 _KEPT: Final = 20_000
 
@@ -96,6 +99,11 @@ def _known(node: Node, model: Model) -> Refusal | None:
         )
     if newer := changed_since(node.proto, dict(model.opset_imports)):
         return Refusal("opset", f"ONNX Runtime does not know it: {newer}")
+    if _LOSES_WEIGHTS and any(
+        value in model.constants and model.constants[value].array.nbytes > _LOST_NBYTES
+        for value in node.captures
+    ):
+        return Refusal("policy", "ONNX Runtime before 1.25 loses weights that only bodies read")
     if wrong := _differs(node, model):
         return Refusal("policy", f"ONNX Runtime's {node.op_type} differs from ONNX's: {wrong}")
     wanted = {port.name for port in model.outputs}

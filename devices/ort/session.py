@@ -87,11 +87,9 @@ def _with_stubs(model: Model) -> onnx.ModelProto:
     read = [tensor for tensor in proto.graph.initializer if tensor.name in model.consumers]
     del proto.graph.initializer[:]
     proto.graph.initializer.extend(read)
-    # Arrays that bodies read, ONNX Runtime before 1.25 loses.
-    captured = {value for node in model.nodes for value in node.captures}
     for tensor in proto.graph.initializer:
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             constant = model.constants[tensor.name]
-            if constant.spec.element_type not in FEEDABLE or tensor.name in captured:
+            if constant.spec.element_type not in FEEDABLE:
                 tensor.CopyFrom(constant.to_proto())
     return lowered(proto)

@@ -277,7 +277,10 @@ def test_large_constants_wherever_they_are_read_or_not(graph, kind):
     else:
         proto.graph.node.insert(0, helper.make_node("Constant", [], ["w"], value=weight))
     model = read_model(proto)
-    assert not PLUGIN.query_model(model).unsupported
+    refused = PLUGIN.query_model(model).unsupported
+    if refused and "before 1.25" in str(refused):
+        pytest.skip("this onnxruntime loses weights that bodies read")
+    assert not refused
     compiled = PLUGIN.compile_model(model)
     payload = compiled.export()
     for form in (compiled, PLUGIN.import_model(payload, model)):
