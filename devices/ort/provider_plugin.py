@@ -133,6 +133,8 @@ class ProviderPlugin(ORTPlugin):
             return None
         if what := unread(node, model.opset_imports.get("", 0)):
             return Refusal("opset", f"OpenVINO does not know {what}: it came later")
+        if how := _departs_in_provider(node):
+            return Refusal("policy", f"OpenVINO's {node.op_type} differs from ONNX's: {how}")
         return refusal(node, model, narrow=False)
 
 
@@ -167,6 +169,17 @@ def provider_class(provider: str) -> type[ProviderPlugin]:
     name = "ORT_" + provider.removesuffix("ExecutionProvider").upper()
     rank = 46 if provider in _ON_CORES else 10
     return type(name, (ProviderPlugin,), {"name": name, "provider_name": provider, "rank": rank})
+
+
+def _departs_in_provider(node: Node) -> str | None:
+    """Return how the OpenVINO that the provider holds, older than ours, departs from ONNX."""
+    if node.op_type in ("AveragePool", "MaxPool") and node.attributes.get("ceil_mode"):
+        return "with ceil_mode it counts windows that begin in the padding"
+    if node.op_type in ("Max", "Mean", "Min", "Sum") and len(node.inputs) == 1:
+        return "of one input it may give anything"
+    return {
+        "CenterCropPad": "its result is empty", "LpNormalization": "NaN where the norm is 0",
+    }.get(node.op_type)  # fmt: skip
 
 
 def _reason(error: Exception) -> str:

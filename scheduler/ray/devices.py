@@ -319,9 +319,9 @@ class RayDevices:
         for row in rows:
             number = 0
             if row.error is None:
-                kind = f"{row.plugin}*{self._counts.get(row.plugin, '')}"
-                number = device_number(kind, node, placed[row.plugin], self._nodes.keys())
-                placed[row.plugin] += 1
+                kind = f"{row.family}*{self._counts.get(row.plugin, '')}"
+                number = device_number(kind, node, placed[row.family], self._nodes.keys())
+                placed[row.family] += 1
             numbered.append((row, number))
         with self._lock:
             self._probes.pop(node.id, None)
@@ -334,19 +334,21 @@ class RayDevices:
         A plugin that is broken on every node is one row; one that works somewhere is not listed
         as broken.
         """
-        listed = [
+        every = [
             (row, number, node_id)
             for node_id in self._nodes
             for row, number in self._listed.get(node_id, ())
         ]
+        works = {row.plugin for row, _, _ in every if row.error is None}
+        listed = [e for e in every if e[0].error is None or e[0].plugin not in works]
         self._rows = {}
-        for plugin in dict.fromkeys(row.plugin for row, _, _ in listed):
-            mine = [entry for entry in listed if entry[0].plugin == plugin]
+        for family in dict.fromkeys(row.family for row, _, _ in listed):
+            mine = [entry for entry in listed if entry[0].family == family]
             working = sorted((e for e in mine if e[0].error is None), key=lambda e: e[1])
             for row, number, node_id in working or mine[:1]:
                 alone = number == 0 and len(working) <= 1
-                wanted = plugin if alone else f"{plugin}.{number}"
-                name = self._names.setdefault((node_id, plugin, number), wanted)
+                wanted = family if alone else f"{family}.{number}"
+                name = self._names.setdefault((node_id, family, number), wanted)
                 self._rows[name] = (replace(row, name=name), node_id)
 
 

@@ -12,6 +12,8 @@ from onnx import parser
 import hetero
 from devices import load_plugins, read_model
 from devices.errors import PropertyError, UnsupportedOperationError
+from tests.backend_suite.cases import backend_cases
+from tests.backend_suite.on_plugin import outcome
 
 onnxruntime = pytest.importorskip("onnxruntime")
 from devices.ort import provider as module  # noqa: E402 - where onnxruntime is
@@ -107,6 +109,15 @@ def test_what_the_provider_leaves_to_the_cpu_is_refused(openvino):
     assert dict(support) == {"y": "ORT_OPENVINO.0"}
     (found,) = support.unsupported["z"].values()
     assert found.code == "no_kernel"
+
+
+@pytest.mark.slow
+def test_every_case_of_onnx_that_it_takes_is_right(openvino):
+    """506 of the suite's 2,033; the failure lists those that are not, with what went wrong."""
+    options = {"INFERENCE_NUM_THREADS": 1}
+    found = {case.name: outcome(openvino, case, options) for case in backend_cases()}
+    assert {n: said for n, said in found.items() if said not in ("refused", "passed")} == {}
+    assert list(found.values()).count("passed") >= 505
 
 
 def test_options_of_the_provider_reach_it_and_wrong_ones_are_errors(openvino):
