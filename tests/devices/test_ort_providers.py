@@ -11,9 +11,8 @@ from onnx import parser
 
 import hetero
 from devices import load_plugins, read_model
+from devices.conformance.onnx_suite import backend_cases, outcome
 from devices.errors import PropertyError, UnsupportedOperationError
-from tests.backend_suite.cases import backend_cases
-from tests.backend_suite.on_plugin import outcome
 
 onnxruntime = pytest.importorskip("onnxruntime")
 from devices.ort import provider as module  # noqa: E402 - where onnxruntime is
