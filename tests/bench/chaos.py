@@ -43,7 +43,7 @@ def _here(options: argparse.Namespace) -> None:
 
     import hetero  # the parent has no need of these
     from tests.bench.chaos_faults import KINDS, Faults
-    from tests.bench.chaos_flow import CONFIG, PLACES, Flow, model, question
+    from tests.bench.chaos_flow import CONFIG, DEVICES, PLACES, Flow, model, question
 
     node = {"num_cpus": 1}
     cluster = Cluster(
@@ -56,8 +56,7 @@ def _here(options: argparse.Namespace) -> None:
         devices={"TOY": 1, "NULL": 1},
         plugins=("tests.scheduler.plugins:ToyPlugin",),
     )
-    places = ",".join(dict.fromkeys(PLACES.values()))
-    compiled = core.compile_model(model(), f"HETERO:{places}", CONFIG, affinity=PLACES)
+    compiled = core.compile_model(model(), DEVICES, CONFIG, affinity=PLACES)
     compiled({"x": question(1)})
     flow = Flow(compiled, options.window, options.rate, TIMEOUT_S)
     kinds = names(options.kinds) or list(KINDS)

@@ -16,6 +16,8 @@ import hetero
 
 #: Devices of the model's stages: node -> device.
 PLACES: Final = {"lift": "TOY.1", "zero": "NULL.2", "join": "TOY.2", "scale": "TOY.0"}
+#: Devices that may be used, in order: each node has one of either kind.
+DEVICES: Final = "HETERO:" + ",".join(f"{kind}.{i}" for i in (2, 1, 0) for kind in ("TOY", "NULL"))
 #: NULL devices give zeros: they take ``zero``, which no other device takes, and nothing else.
 CONFIG: Final = {"NULL_SUPPORTED": ("zero",), "NULL_NODE_TIME_US": 2000.0}
 #: Every so many requests one is large: its tensors take other ways.

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import hetero
 from tests.bench.chaos import result
-from tests.bench.chaos_flow import CONFIG, PLACES, Flow, model, question
+from tests.bench.chaos_flow import CONFIG, DEVICES, PLACES, Flow, model, question
 from tests.hosts.network import Network
 
 PORT: Final = 6379
@@ -89,13 +89,9 @@ def toys(core: hetero.Core) -> dict[str, str]:
     return {row.name: row.node for row in core.device_descriptors if row.plugin == "TOY"}
 
 
-def start_flow(core: hetero.Core, places: Mapping[str, str] | None = None) -> Flow:
-    """Let requests flow; without places each device of the third host takes all that it can."""
-    named = dict.fromkeys(places.values()) if places else {}
-    every = [f"{kind}.{host}" for host in (2, 1, 0) for kind in ("TOY", "NULL")]
-    compiled = core.compile_model(
-        model(), "HETERO:" + ",".join(named or every), CONFIG, affinity=places or {}
-    )
+def start_flow(core: hetero.Core, places: Mapping[str, str], devices: str = DEVICES) -> Flow:
+    """Let requests flow."""
+    compiled = core.compile_model(model(), devices, CONFIG, affinity=places)
     ask(compiled, PATIENCE_S)
     return Flow(compiled, window=8, rate=50, timeout_s=TIMEOUT_S)
 
@@ -157,7 +153,7 @@ def ask(compiled: hetero.CompiledModel, timeout_s: float) -> None:
 def killed(network: Network) -> dict[str, Any]:
     """A host that has stages loses its power."""
     core = cluster(network, 3)
-    flow = start_flow(core)
+    flow = start_flow(core, {})  # all on the third host
     time.sleep(2)
     begun_s = time.monotonic()
     network.kill(3)
@@ -172,7 +168,7 @@ def added(network: Network) -> dict[str, Any]:
     """A host joins while requests flow, and its devices are used."""
     core = cluster(network, 2)
     places = {**PLACES, "join": "TOY.1", "zero": "NULL.1"}
-    flow = start_flow(core, places)
+    flow = start_flow(core, places, "HETERO:TOY.1,NULL.1,TOY.0")
     network.add(3)
     start_ray(network, 3)
     wait_for(core, 3, time.monotonic() + PATIENCE_S)
