@@ -55,7 +55,8 @@ class _Found:
         self.latencies: list[float] = []
         self._links = links
         self._lock = threading.Lock()
-        self._runs: dict[tuple[int, str], list[float]] = defaultdict(list)
+        #: Seconds by start and end: the run of a batch is told with each of its requests.
+        self._runs: dict[tuple[int, str], dict[tuple[float, float], float]] = defaultdict(dict)
         self._waits: dict[tuple[int, str], list[float]] = defaultdict(list)
         self._gaps: dict[tuple[int, int], list[float]] = defaultdict(list)
 
@@ -64,7 +65,7 @@ class _Found:
             self.latencies.append(ended_s - began_s)
             runs = {run.stage: run for run in answer.stage_runs}
             for run in runs.values():
-                self._runs[run.stage, run.device].append(run.run_s)
+                self._runs[run.stage, run.device][run.started_s, run.ended_s] = run.run_s
             # Another machine's clock has another zero: its times do not lie within the request.
             known = {
                 stage: run
@@ -96,9 +97,9 @@ class _Found:
                     {
                         "stage": stage,
                         "device": device,
-                        "run_s": float(np.median(times)),
+                        "run_s": float(np.median(list(times.values()))),
                         "wait_s": _median(self._waits.get((stage, device))),
-                        "utilisation": sum(times) / elapsed_s,
+                        "utilisation": sum(times.values()) / elapsed_s,
                     }
                     for (stage, device), times in sorted(self._runs.items())
                 ],

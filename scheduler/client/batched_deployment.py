@@ -239,7 +239,7 @@ class BatchedDeployment:
 
     def _submit_waiting(self, batch: _Batch, callers: list[_Caller], request: Request) -> None:
         try:
-            self._submit(batch, callers, request._replace(waits=True))
+            self._submit(batch, callers, request._replace(waits=True, inline=False))
         except HeteroError as error:
             self._failed(batch, callers, error)
 

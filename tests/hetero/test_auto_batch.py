@@ -16,6 +16,7 @@ import pytest
 import hetero
 from devices.errors import DeadlineError, HeteroError, PropertyError, RequestCancelledError
 from devices.request.answer import Answer
+from hetero.cli.measuring import measure
 from tests.hetero.gated_plugin import GatedPlugin
 from tests.hetero.models import branches
 
@@ -166,6 +167,18 @@ def test_times_and_story_are_those_of_the_batch(
         story = " ".join(one.story())
         assert "batch of 2: started" in story
         assert story.index("submitted with 12 bytes") < story.index("batch of 2")
+
+
+def test_a_batchs_run_is_measured_once(core: hetero.Core) -> None:
+    x = np.ones((1, 512), np.float32)
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[N, 512] x) => (float[N, 512] y) '
+        "{ a = Erf(x) b = Erf(a) c = Erf(b) y = Erf(c) }"
+    )
+    with core.compile_model(model, "CPU", BATCH) as compiled:
+        found = measure(compiled, {"x": x}, 24, 240, PATIENCE_S)
+        assert found["requests"] == 240
+        assert found["stages"][0]["utilisation"] <= 1  # it runs one batch at a time
 
 
 def test_results_may_be_kept_and_written_to(

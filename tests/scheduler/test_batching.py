@@ -58,6 +58,10 @@ def test_the_oldest_waits_the_timeout_at_most() -> None:
     assert b.next_due_s is None
 
 
+def test_without_time_to_wait_nothing_is_joined() -> None:
+    assert arrive(batcher(timeout_s=0.0), 1, 2, 3) == [(1,), (2,), (3,)]
+
+
 def test_no_batch_has_more_rows_than_its_size_but_one_requests_own() -> None:
     b = batcher(size=4)
     arrive(b, 1)
