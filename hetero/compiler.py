@@ -153,7 +153,10 @@ class Compiler:
         placement, sources, constants = _deployable(cuts, sources)
 
         def remake(gone: Collection[str]) -> Remade:
-            left = without_devices(request, gone)
+            listed = {row.name for row in self._executor().devices()}
+            left = without_devices(
+                request, {*gone, *(d for d in request.devices if d not in listed)}
+            )
             cuts = self.place(model, left, {})
             return _deployable(cuts, _compiled_sources(cuts, request))
 

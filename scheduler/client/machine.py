@@ -471,4 +471,4 @@ class ClientMachine:
 
 
 def _away(event: events.DeviceLost | events.DeviceGone) -> str:
-    return f"device {event.device} on node {event.node} is gone: {event.cause}"
+    return f"device {event.device} on node {event.node} is gone: {event.cause.rstrip('.')}"

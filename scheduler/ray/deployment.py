@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from devices.errors import ClusterError
+from devices.errors import ClusterError, DeviceLostError
 from devices.plugin.program import ExecutedNode, Payload
 from scheduler import events
 from scheduler.channels.channel import Channel, Receiver
@@ -79,13 +79,13 @@ class RayDeployment(BaseDeployment):
     def add(
         self, made: Remade, devices: Mapping[str, ActorDevice], num_threads: Mapping[str, int]
     ) -> tuple[tuple[Stage, ...], tuple[Route, ...]]:
-        """Add a placement without the devices that are gone; return its stages and routes."""
+        """Add a placement; return its stages and routes."""
         addresses = {name: device.address for name, device in devices.items()}
         stages, routes = len(self.placement.stages), len(self.placement.routes)
         whole = self.extend(made.placement, made.constants, addresses)
         self.sources = (*self.sources, *made.sources)
         self.num_threads |= num_threads
-        self.devices = {n: d for n, d in self.devices.items() if n not in self.gone} | dict(devices)
+        self.devices = {**self.devices, **devices}
         return whole.stages[stages:], whole.routes[routes:]
 
     def stages_on(self, device: str) -> list[int]:
@@ -95,17 +95,23 @@ class RayDeployment(BaseDeployment):
     def open(self, num_streams: Mapping[int, int]) -> None:
         """Have the devices take tasks of the stages, `num_streams` of those that were loaded."""
         self._num_streams.update(num_streams)
-        for name, device in self.devices.items():
-            opened = [
-                self.opened(stage, self._num_streams[stage]) for stage in self.stages_on(name)
-            ]
-            self._ask(device, "open_stages", opened)
+        for name in [name for name in self.devices if name not in self.gone]:
+            self._open_on(name)
 
     def use(self, name: str, device: ActorDevice, num_streams: Mapping[int, int]) -> None:
         """Send to a device's new actor from now on; it has its stages."""
+        self._num_streams.update(num_streams)
         self.devices[name] = device
+        self.gone.discard(name)
         self.move(name, device.address)
-        self.open(num_streams)
+        self._open_on(name)
+        for other in [o for o in self.devices if o != name and o not in self.gone]:
+            with contextlib.suppress(DeviceLostError):  # it is told once it is back itself
+                self._open_on(other)
+
+    def _open_on(self, name: str) -> None:
+        opened = [self.opened(stage, self._num_streams[stage]) for stage in self.stages_on(name)]
+        self._ask(self.devices[name], "open_stages", opened)
 
     def tell(self, event: events.ClientEvent) -> None:
         """Hand in what became of a device."""

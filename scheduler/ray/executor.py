@@ -205,7 +205,8 @@ class RayExecutor:
                     self._add(deployment, deployment.remake(frozenset(deployment.gone)))
             except HeteroError as error:
                 _log.warning("%s cannot do without %s: %s", deployment.key, gone.device, error)
-                gone = replace(gone, cause=f"{gone.cause}; without it: {error.message}")
+                cause = f"{gone.cause.rstrip('.')}; without it: {error.message}"
+                gone = replace(gone, cause=cause)
         deployment.tell(gone)
 
     def _add(self, deployment: RayDeployment, made: Remade) -> None:

@@ -10,7 +10,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Final
 
@@ -79,6 +79,8 @@ class DeviceKeeper:
         self._actors: dict[str, ActorDevice] = {}
         self._lock = threading.Lock()
         self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        #: Held while devices that are gone are looked for.
+        self._is_looking = threading.Lock()
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="keeper", daemon=True)
 
@@ -186,12 +188,27 @@ class DeviceKeeper:
         self._end(device, cause)
 
     def _look(self) -> None:
-        """Look for stages that hang."""
+        """Look for devices that are listed again, and for stages that hang."""
+        gone = {name for deployment in self._deployments for name in deployment.gone}
+        if gone and not self._is_looking.locked():
+            threading.Thread(
+                target=self._find, args=(gone,), name="keeper-look", daemon=True
+            ).start()
         assert self._channel is not None
         for address in list(self._actors):
             overdue_s = self._channel.status_of(address).get("overdue_s", 0.0)
             if overdue_s:
                 self._see(Heard(time.monotonic(), address, overdue_s))
+
+    def _find(self, gone: Collection[str]) -> None:
+        """Start those of the gone devices whose node is back; in a thread."""
+        with self._is_looking:
+            try:
+                listed = {row.name for row in self._devices.descriptors()}
+            except HeteroError:
+                return
+            for name in listed.intersection(gone):
+                self._restart(Restart(name, "", "its node is back"))
 
     def _restart(self, order: Restart) -> None:
         """End what is left of a device, start it again and load its stages; in a thread."""
