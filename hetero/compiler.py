@@ -27,6 +27,7 @@ from hetero.query.placement import PlacementRequest, Refused, place_by_priority,
 from scheduler.client.batched_deployment import BatchedDeployment
 from scheduler.client.batching import Batching
 from scheduler.client.limits import Limits
+from scheduler.device_names import split_name
 from scheduler.executor import Deployment, Executor, Remade, StageSource
 from scheduler.placement import share
 
@@ -184,13 +185,24 @@ class Compiler:
 
 
 def without_devices(request: CompileRequest, gone: Collection[str]) -> CompileRequest:
-    """Return a request for the devices that are left, nodes pinned to others left free.
+    """Return a request for the devices that are left; pins move to devices of the same plugin.
 
-    Raises DeviceError: none is left.
+    Raises DeviceError: none is left, or none for a pin.
     """
     devices = tuple(device for device in request.devices if device not in gone)
     if not devices:
         raise DeviceError(f"no device is left; gone are {', '.join(sorted(gone))}.")
+    pins = dict(request.pins.devices)
+    for place, device in enumerate(request.devices):
+        if device in devices or device not in pins.values():
+            continue
+        plugin, _ = split_name(device)
+        alike = [other for other in devices if split_name(other)[0] == plugin]
+        if not alike:
+            raise DeviceError(f"nodes are pinned to {device}, and no other {plugin} is left.")
+        stand_in = alike[place % len(alike)]
+        pins = {node: stand_in if on == device else on for node, on in pins.items()}
+    request = replace(request, pins=Affinity(pins, request.pins.reasons))
     own = request.config.own
     own = {**own, "NUM_REPLICAS": min(own["NUM_REPLICAS"], len(devices))}
     return _only(replace(request, config=replace(request.config, own=own)), devices)

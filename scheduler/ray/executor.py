@@ -42,6 +42,8 @@ _log = logging.getLogger(__name__)
 
 #: Seconds after which a wait for messages is begun again.
 _LOOK_S: Final = 0.5
+#: Seconds that requests wait for a device whose node has left where there is no other way.
+AWAITED_S: Final = 60.0
 #: Numbers of this process's deployments: its executors may share devices.
 _keys: Final = itertools.count(1)
 
@@ -199,15 +201,25 @@ class RayExecutor:
         ).start()
 
     def _remake(self, deployment: RayDeployment, gone: DeviceGone) -> None:
-        with self._remaking:
+        """Place a deployment anew, or wait for a while till the device, or another, is there."""
+        until_s = time.monotonic() + AWAITED_S
+        tried: set[str] | None = None
+        told = gone
+        while gone.device in deployment.gone and not self._closed:
             try:
-                if deployment.remake is not None and not deployment.has_route:
-                    self._add(deployment, deployment.remake(frozenset(deployment.gone)))
+                listed = {row.name for row in self.devices()}
+                with self._remaking:
+                    if not deployment.has_route and deployment.remake and listed != tried:
+                        tried = listed
+                        self._add(deployment, deployment.remake(frozenset(deployment.gone)))
             except HeteroError as error:
                 _log.warning("%s cannot do without %s: %s", deployment.key, gone.device, error)
                 cause = f"{gone.cause.rstrip('.')}; without it: {error.message}"
-                gone = replace(gone, cause=cause)
-        deployment.tell(gone)
+                told = replace(gone, cause=cause)
+            if deployment.has_route or time.monotonic() >= until_s:
+                deployment.tell(told)
+                return
+            time.sleep(_LOOK_S)
 
     def _add(self, deployment: RayDeployment, made: Remade) -> None:
         """Load another placement of a deployment's model, and have requests take its routes."""

@@ -41,6 +41,7 @@ def test_requests_go_on_on_what_is_left_and_fail_at_once_when_nothing_is(
         return reached(names)
 
     monkeypatch.setattr(devices, "reached", unless_gone)
+    monkeypatch.setattr("scheduler.ray.executor.AWAITED_S", 0.0)
     compiled = core.compile_model(branches(), "HETERO:CPU.0,CPU.1", affinity={"tanh": "CPU.1"})
     assert {s.device for s in compiled.subgraphs} == {"CPU.0", "CPU.1"}
 
