@@ -151,12 +151,20 @@ def _itself(cls: type[Plugin]) -> object:
     return cls
 
 
+def _wanted_arguments(function: Callable[..., object]) -> list[str]:
+    return [
+        name
+        for name, it in inspect.signature(function).parameters.items()
+        if it.default is it.empty and it.kind not in (it.VAR_POSITIONAL, it.VAR_KEYWORD)
+    ]
+
+
 def _entries(name: str | None, origin: str, load: Callable[[], object]) -> Iterator[PluginEntry]:
     """Yield what an object gives: a plugin class is one, a function returns those it finds."""
     shown = name or origin
     try:
         found = load()
-        if inspect.isfunction(found):
+        if inspect.isfunction(found) and not _wanted_arguments(found):
             for cls in found():
                 yield from _entries(None, origin, partial(_itself, cls))
             return

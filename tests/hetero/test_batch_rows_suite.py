@@ -11,9 +11,9 @@ import onnx
 import onnxruntime
 import pytest
 
+from devices.conformance.onnx_suite import Case, backend_cases
 from devices.model.reader import read_model
 from hetero.batch_rows import why_not_joined
-from tests.backend_suite.cases import Case, backend_cases
 
 #: Cases and choices of inputs with rows that were joined with onnx 1.23 and ONNX Runtime 1.31.
 JOINED = 700
