@@ -59,6 +59,15 @@ class OpenVinoPlugin(Plugin):
         """Return the names of OpenVINO's own devices."""
         return device_ids()
 
+    def effective_config(self, config: Config | None = None) -> dict[str, Any]:
+        """Return the options; with a hint of THROUGHPUT as many streams as the device offers."""
+        effective = super().effective_config(config)
+        told = {**self.configuration.values, **(config or {})}
+        if effective.get("PERFORMANCE_HINT") == "THROUGHPUT" and "NUM_STREAMS" not in told:
+            offered = read_only(effective["DEVICE_ID"]).get("RANGE_FOR_STREAMS", (1, 1))
+            effective["NUM_STREAMS"] = offered[-1]
+        return effective
+
     def prepare_query(self, model: Model, config: Config) -> Mapping[str, Refusal | str]:
         """Ask OpenVINO about every node."""
         return self._query.judge(model, config["DEVICE_ID"], config["OV_NARROW_INTEGERS"])

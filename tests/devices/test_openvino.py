@@ -202,6 +202,14 @@ def test_options_reach_openvino(plugin, monkeypatch):
     assert told == wanted | {"device": "CPU", "PERF_COUNT": False, "ENABLE_CPU_PINNING": False}
 
 
+def test_a_hint_of_throughput_brings_the_streams_that_the_device_offers(plugin):
+    model = parsed("(float[2] x) => (float[2] y) {y = Neg(x)}")
+    offered = plugin.get_property("RANGE_FOR_STREAMS", "CPU")[-1]
+    for options, wanted in (({}, offered), ({"NUM_STREAMS": 1}, 1)):
+        compiled = plugin.compile_model(model, {"PERFORMANCE_HINT": "THROUGHPUT", **options})
+        assert compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS") == wanted
+
+
 def test_damaged_blobs_are_refused(plugin):
     model = parsed("(float[2] x) => (float[2] y) {y = Neg(x)}")
     payload = plugin.compile_model(model).export()
