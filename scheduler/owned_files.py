@@ -7,6 +7,7 @@ import functools
 import os
 import weakref
 from pathlib import Path
+from typing import NamedTuple
 
 
 def process_start(process: int) -> str:
@@ -17,6 +18,18 @@ def process_start(process: int) -> str:
         return ""
     # The 3rd field of the whole line comes first here; the 22nd is the start. Z: only a number.
     return "" if fields[0] == "Z" else fields[19]
+
+
+class Process(NamedTuple):
+    """A process, by its number and `process_start`."""
+
+    number: int
+    started: str
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it has ended; asked on its own node only."""
+        return process_start(self.number) != self.started
 
 
 def owned_name(what: str) -> str:

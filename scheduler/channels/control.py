@@ -24,6 +24,7 @@ from scheduler.channels.inbox import Inbox
 from scheduler.channels.peers import Peer, Peers
 from scheduler.channels.protocol import BEAT, DROPPED, LEAVE, LOST, control_message
 from scheduler.channels.sockets import Socket
+from scheduler.owned_files import Process
 
 _log = logging.getLogger(__name__)
 
@@ -45,8 +46,8 @@ class Callbacks:
     status: Callable[[], Mapping[str, float]] = dict
     #: Called with a link of ours and the numbers of messages that did not come whole.
     on_undelivered: Callable[[bytes, int, int], None] = lambda link, first, last: None
-    #: Called when a peer's process, on this node, is known to have ended.
-    on_gone: Callable[[Peer], None] = lambda peer: None
+    #: Called with a process, on this node, that is known to have ended.
+    on_gone: Callable[[Process], None] = lambda process: None
 
 
 class Control:
@@ -76,7 +77,7 @@ class Control:
         self._forgotten_after_s = timeout_s * _FORGOTTEN_AFTER
         self._num_lost = 0
         #: File descriptors that tell the end of processes on this node.
-        self._processes: dict[int, Peer] = {}
+        self._processes: dict[int, Process] = {}
         self._poller = zmq.Poller()
         for pull in pulls:
             self._poller.register(pull, zmq.POLLIN)
@@ -92,7 +93,7 @@ class Control:
 
     def greet(self, peer: Peer) -> None:
         """Send the first beat, that says whose link it is; from any thread."""
-        self._send_beat(peer, time.monotonic())
+        self._send_beat(peer, time.monotonic(), self._status())
 
     def _run(self) -> None:
         next_s = time.monotonic()
@@ -100,13 +101,16 @@ class Control:
             wait_s = max(0.0, next_s - time.monotonic())
             for found, _ in self._poller.poll(int(wait_s * 1e3) + 1):
                 if isinstance(found, int):
-                    self._end(self._processes[found])
+                    self._end(found, self._processes[found])
                 elif not self._drain(found):
                     break
             now_s = time.monotonic()
             if self._closed or now_s < next_s:
                 continue
-            self._guarded(self._tick, now_s, now_s - next_s)
+            self._guarded(self._report_losses, now_s)
+            status, late_s = self._status(), now_s - next_s
+            for peer in self._peers:
+                self._guarded(self._tend, peer, status, now_s, late_s)
             next_s = now_s + self._beat_s
         for pull in self._pulls:
             pull.close()
@@ -171,7 +175,7 @@ class Control:
             peer.clocks.append((round_s, clock_s + round_s / 2 - now_s))
         peer.silent = False
         if is_new:
-            self._send_beat(peer, now_s)
+            self._send_beat(peer, now_s, self._status())
         if peer.told:
             peer.told = False
             self._callbacks.on_heard(sender)
@@ -179,27 +183,31 @@ class Control:
             peer.lost = num_lost
             self._callbacks.on_lost(sender)
 
-    def _send_beat(self, peer: Peer, now_s: float) -> None:
+    def _status(self) -> dict[str, float]:
+        try:
+            return {name: float(value) for name, value in self._callbacks.status().items()}
+        except Exception:  # beats go on without
+            _log.exception("a channel's status cannot be told")
+            return {}
+
+    def _send_beat(self, peer: Peer, now_s: float, status: Mapping[str, float]) -> None:
         echo_s, held_s = (None, 0.0) if peer.beat_s is None else peer.beat_s
         if echo_s is not None:
             held_s = now_s - held_s
-        status = dict(self._callbacks.status())
         far = peer.far
         links = (far.id, far.count, far.nbytes, peer.near.id)
         peer.tell(self._address, BEAT, *links, now_s, echo_s, held_s, self._num_lost, status)
 
-    def _tick(self, now_s: float, late_s: float) -> None:
-        self._report_losses(now_s)
-        for peer in self._peers:
-            if late_s > self._beat_s:
-                peer.heard_s += late_s  # we ourselves were stopped, and heard nobody
-            self._send_beat(peer, now_s)
-            self._guard_process(peer)
-            silent_s = now_s - peer.heard_s
-            if silent_s > self._silent_after_s:
-                self._silence(peer, silent_s)
-            if silent_s > self._forgotten_after_s and not peer.watched:
-                self._forget(peer)
+    def _tend(self, peer: Peer, status: Mapping[str, float], now_s: float, late_s: float) -> None:
+        if late_s > self._beat_s:
+            peer.heard_s += late_s  # we ourselves were stopped, and heard nobody
+        self._send_beat(peer, now_s, status)
+        self._guard_process(peer)
+        silent_s = now_s - peer.heard_s
+        if silent_s > self._silent_after_s:
+            self._silence(peer, silent_s)
+        if silent_s > self._forgotten_after_s and not peer.watched:
+            self._forget(peer)
 
     def _silence(self, peer: Peer, silent_s: float) -> None:
         peer.silent = True
@@ -209,25 +217,29 @@ class Control:
 
     def _guard_process(self, peer: Peer) -> None:
         """Have the end of a peer's process told at once, where it is on this node."""
-        endpoint = peer.endpoint
-        if peer.guarded or not endpoint.is_near or endpoint.process == os.getpid():
+        process = peer.endpoint.process
+        if peer.guarded or not peer.endpoint.is_near or process.number == os.getpid():
             return
         peer.guarded = True
+        if process in self._processes.values():
+            return
+        descriptor = -1
         with contextlib.suppress(OSError):
-            descriptor = os.pidfd_open(endpoint.process)
-            self._processes[descriptor] = peer
+            descriptor = os.pidfd_open(process.number)
+            self._processes[descriptor] = process
             self._poller.register(descriptor, zmq.POLLIN)
-        if endpoint.is_gone:
-            self._end(peer)
+        if process.is_gone:
+            self._end(descriptor, process)
 
-    def _end(self, peer: Peer) -> None:
-        """Take in that a peer's process has ended."""
-        for descriptor in [d for d, guarded in self._processes.items() if guarded is peer]:
+    def _end(self, descriptor: int, process: Process) -> None:
+        """Take in that a process has ended; `descriptor` told it, or is none."""
+        if self._processes.pop(descriptor, None) is not None:
             self._poller.unregister(descriptor)
-            del self._processes[descriptor]
             os.close(descriptor)
-        self._guarded(self._callbacks.on_gone, peer)
-        self._guarded(self._lose, peer)
+        self._guarded(self._callbacks.on_gone, process)
+        for peer in self._peers:
+            if peer.endpoint.process == process:
+                self._guarded(self._lose, peer)
 
     def _lose(self, peer: Peer) -> None:
         """Take in that nothing more will come from a peer."""
@@ -235,7 +247,6 @@ class Control:
         self._silence(peer, 0.0)
 
     def _forget(self, peer: Peer) -> None:
-        # Its process, if on this node, stays guarded: it may hold shared memory of ours.
         self._peers.forget(peer.address)
         incoming = self._inbox.incoming
         for link in [link for link, it in incoming.items() if it.address == peer.address]:

@@ -22,7 +22,7 @@ from scheduler.channels.peers import SHARED_NBYTES, Peer, Peers, Store
 from scheduler.channels.protocol import DROPPED, LEAVE, PREFIX
 from scheduler.channels.shared_memory import SlotPool, SlotReader
 from scheduler.channels.sockets import Sockets, socket_path
-from scheduler.owned_files import process_start, remove_with, sweep
+from scheduler.owned_files import Process, process_start, remove_with, sweep
 
 _log = logging.getLogger(__name__)
 
@@ -112,10 +112,10 @@ class DirectChannel:
             data.append(far)
             control.append(far_control)
             ports = (data_port, control_port)
-        process, key = os.getpid(), self._sockets.public_key
-        started = process_start(process)
+        number, key = os.getpid(), self._sockets.public_key
+        started = process_start(number)
         endpoint = Endpoint(
-            self._identity, this_node(), process, started, path, host or "", *ports, key
+            self._identity, this_node(), number, started, path, host or "", *ports, key
         )
         self._address = to_address(endpoint)
         self._inbox = Inbox(self._identity, endpoint.datagram_path, data)
@@ -300,9 +300,9 @@ class DirectChannel:
             message = message._replace(tensors=read_only(message.tensors))
         self._receive(message)
 
-    def _let_go(self, peer: Peer) -> None:
-        """Take back, let go of and remove what a party had whose process has ended."""
-        self._pool.free_all_of(peer.endpoint.identity)
-        self._slots.forget(peer.endpoint.process, peer.endpoint.started)
+    def _let_go(self, process: Process) -> None:
+        """Take back, let go of and remove what a process had that has ended."""
+        self._pool.free_all_of(process)
+        self._slots.forget(process)
         self._pool.sweep()
         sweep(self._folder)

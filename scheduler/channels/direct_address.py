@@ -13,7 +13,7 @@ import msgpack
 
 from devices.errors import BlobError
 from scheduler.formats.msgpack_check import unpack
-from scheduler.owned_files import process_start
+from scheduler.owned_files import Process
 
 _SCHEME: Final = "hetero1:"
 _LONGEST: Final = 1024
@@ -29,8 +29,8 @@ class Endpoint(NamedTuple):
     node : str
         The node as `this_node` tells it: those that share it share sockets in files and
         ``/dev/shm``.
-    process, started : int and str
-        The process, and when it started: see `process_start`.
+    number, started : int and str
+        Of the process.
     path : str
         Of the sockets on its node, less their suffixes.
     host : str
@@ -43,7 +43,7 @@ class Endpoint(NamedTuple):
 
     identity: bytes
     node: str
-    process: int
+    number: int
     started: str
     path: str
     host: str = ""
@@ -53,7 +53,12 @@ class Endpoint(NamedTuple):
 
     def __str__(self) -> str:
         at = f"{self.host}:{self.data_port}" if self.host else "this node only"
-        return f"process {self.process} ({self.identity.hex()}, {at})"
+        return f"process {self.number} ({self.identity.hex()}, {at})"
+
+    @property
+    def process(self) -> Process:
+        """Whose it is."""
+        return Process(self.number, self.started)
 
     @property
     def is_near(self) -> bool:
@@ -64,11 +69,6 @@ class Endpoint(NamedTuple):
     def datagram_path(self) -> str:
         """Where datagrams from its node go."""
         return f"{self.path}.near"
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether its process has ended; asked on its own node only."""
-        return process_start(self.process) != self.started
 
     def urls(self) -> tuple[str, str] | None:
         """Return where this process connects to, data and control; None if it cannot."""

@@ -82,6 +82,7 @@ class Peer:
         self.address = address
         self.endpoint = endpoint
         self._identity = endpoint.identity
+        self._process = endpoint.process
         self.near = Outgoing()
         self.far = Outgoing()
         self.watched = False
@@ -147,7 +148,7 @@ class Peer:
         least_nbytes = self._store.least_nbytes
         if least_nbytes is None or flat.nbytes < least_nbytes:
             return None
-        slot = self._store.pool.fill(flat, self._identity)
+        slot = self._store.pool.fill(flat, self._process)
         if slot is None:
             return None
         self._filled.append((slot, slot.generation))

@@ -27,7 +27,7 @@ from typing import Any, Final
 import numpy as np
 
 from devices.errors import BlobError
-from scheduler.owned_files import owned_name, remove_with, sweep
+from scheduler.owned_files import Process, owned_name, remove_with, sweep
 
 FOLDER: Final = Path("/dev/shm")
 _PREFIX: Final = "hetero-"
@@ -50,7 +50,7 @@ class Slot:
     index: int
     data: np.ndarray
     generation: int = 0
-    reader: bytes = b""
+    reader: Process | None = None
     #: Which message it went with, by link and number.
     message: tuple[bytes, int] = (b"", 0)
 
@@ -109,8 +109,8 @@ class SlotPool:
         """How large the files are now."""
         return sum(file.nbytes for files in self._files.values() for file in files)
 
-    def fill(self, contents: np.ndarray, reader: bytes) -> Slot | None:
-        """Copy flat bytes to a slot for a reader, by its identity; None if there is no slot."""
+    def fill(self, contents: np.ndarray, reader: Process) -> Slot | None:
+        """Copy flat bytes to a slot for a reader; None if there is no slot."""
         size = _slot_nbytes(contents.nbytes)
         with self._lock:
             slot = self._find(size)
@@ -142,8 +142,8 @@ class SlotPool:
             if of == link and first <= number <= last:
                 slot.free()
 
-    def free_all_of(self, reader: bytes) -> None:
-        """Free the slots of a reader whose process is known to have ended."""
+    def free_all_of(self, reader: Process) -> None:
+        """Free the slots of a reader that is known to have ended."""
         for slot in self._slots():
             if slot.reader == reader:
                 slot.free()
@@ -254,10 +254,11 @@ class SlotReader:
         self._held[id(held)] = held
         return flat
 
-    def forget(self, process: int, started: str) -> None:
-        """Unmap what a process that has ended owned; arrays that view it keep it."""
+    def forget(self, process: Process) -> None:
+        """Unmap what a process owned that has ended; arrays that view it keep it."""
+        owned = f"-{process.number}-{process.started}-"
         with self._lock:
-            for key in [key for key in self._mapped if f"-{process}-{started}-" in key[0]]:
+            for key in [key for key in self._mapped if owned in key[0]]:
                 del self._mapped[key]
 
     def close(self) -> None:

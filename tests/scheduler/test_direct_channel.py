@@ -16,6 +16,7 @@ import zmq
 
 from devices.errors import BlobError, ClusterError
 from scheduler.channels import direct_address
+from scheduler.channels.direct import DirectChannel
 from scheduler.channels.direct_address import to_address, to_endpoint
 from scheduler.channels.links import Incoming
 from scheduler.channels.messages import Dropped
@@ -350,3 +351,63 @@ def test_channels_leave_no_descriptors_and_no_threads(folder: Path) -> None:
     for _ in range(3):
         use()
     wait_for(lambda: count() <= before)
+
+
+def test_callbacks_that_raise_stop_no_beats(folder: Path, party: Callable[..., Party]) -> None:
+    told: Queue[str] = Queue()
+
+    def fails(*arguments: Any) -> Any:
+        told.put("once more")
+        raise ValueError("a fault")
+
+    faulty = DirectChannel(fails, folder=folder, beat_s=0.02, status=fails, on_silent=fails)
+    two = party(beat_s=0.02, timeout_s=2 * LONG_S)
+    brief = Party(folder)
+    faulty.watch(brief.address)
+    brief.channel.close()
+    two.channel.watch(faulty.address)
+    for _ in range(50):
+        told.get(timeout=LONG_S)
+    wait_for(lambda: two.channel.clock_offset_s(faulty.address) is not None)
+    assert two.channel.status_of(faulty.address) == {}
+    faulty.close()
+
+
+CLIENTS = """
+import sys
+from pathlib import Path
+from scheduler.channels.direct import DirectChannel
+from tests.scheduler.parties import values
+_, folder, target = sys.argv
+for _ in range(8):
+    channel = DirectChannel(print, folder=Path(folder))
+    channel.watch(target)
+    channel.send(target, values(1, 100_000))
+    input()
+    channel.close()
+print(flush=True)
+input()
+"""
+
+
+def test_clients_that_come_and_go_leave_no_descriptors(
+    folder: Path, party: Callable[..., Party]
+) -> None:
+    one = party(beat_s=0.02, timeout_s=0.2)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with subprocess.Popen(
+        [sys.executable, "-c", CLIENTS, folder, one.address],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for _ in range(8):
+            one.next()
+            print(file=process.stdin, flush=True)
+        process.stdout.readline()
+        # Two pipes, the process itself, and what is mapped until the next file is.
+        wait_for(lambda: len(list(Path("/proc/self/fd").iterdir())) <= before + 5)
+        print(file=process.stdin, flush=True)

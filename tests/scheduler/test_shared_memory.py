@@ -16,10 +16,11 @@ import pytest
 
 from devices.errors import BlobError
 from scheduler.channels.shared_memory import FOLDER, SlotPool, SlotReader
+from scheduler.owned_files import Process
 from tests.scheduler.parties import LONG_S, Party, check, values, wait_for
 
 PAGE = mmap.ALLOCATIONGRANULARITY
-READER = b"12345678"
+READER = Process(2**22 + 1, "1")
 #: Over any size from which on shared memory is used.
 LARGE = 500_000
 
@@ -154,7 +155,7 @@ def test_half_of_the_file_system_stays_free(
 
 def test_slots_of_what_was_not_delivered_or_of_the_dead_are_free(pool: SlotPool) -> None:
     slots = []
-    for number, reader in enumerate([b"another", *[READER] * 4]):
+    for number, reader in enumerate([Process(1, "1"), *[READER] * 4]):
         slot = pool.fill(contents(100), reader)
         assert slot is not None
         pool.sent([(slot, slot.generation)], (b"one" if number < 4 else b"two", number))
@@ -288,7 +289,7 @@ def test_files_of_a_killed_owner_are_removed_by_the_next_pool(folder: Path) -> N
     code = (
         "import numpy as np\n"
         "from scheduler.channels.shared_memory import SlotPool\n"
-        "pool = SlotPool(); pool.fill(np.zeros(10**6, np.uint8), b'l')\n"
+        "pool = SlotPool(); pool.fill(np.zeros(10**6, np.uint8), None)\n"
         "print(flush=True); input()"
     )
     with subprocess.Popen(
