@@ -231,12 +231,14 @@ class BaseDeployment(ABC):
 
         Requests take the routes once `RoutesAdded` is handed in, the stages being loaded.
         """
-        whole = self.placement.extended(placement)
         self._constants |= constants
         self._addresses |= addresses
-        self._firsts = self._first_stages(whole)
-        self.placement = whole
-        return whole
+        self._take(self.placement.extended(placement))
+        return self.placement
+
+    def _take(self, placement: Placement) -> None:
+        self._firsts = self._first_stages(placement)
+        self.placement = placement
 
     def _first_stages(
         self, placement: Placement

@@ -88,6 +88,11 @@ class RayDeployment(BaseDeployment):
         self.devices = {**self.devices, **devices}
         return whole.stages[stages:], whole.routes[routes:]
 
+    def take_back(self, placement: Placement, sources: Sequence[StageSource]) -> None:
+        """Forget what was added to a placement, as it could not be loaded."""
+        self._take(placement)
+        self.sources = tuple(sources)
+
     def stages_on(self, device: str) -> list[int]:
         """Return the stages that a device runs."""
         return [stage.index for stage in self.placement.stages if stage.device == device]
@@ -110,7 +115,8 @@ class RayDeployment(BaseDeployment):
                 self._open_on(other)
 
     def _open_on(self, name: str) -> None:
-        opened = [self.opened(stage, self._num_streams[stage]) for stage in self.stages_on(name)]
+        loaded = [stage for stage in self.stages_on(name) if stage in self._num_streams]
+        opened = [self.opened(stage, self._num_streams[stage]) for stage in loaded]
         self._ask(self.devices[name], "open_stages", opened)
 
     def tell(self, event: events.ClientEvent) -> None:

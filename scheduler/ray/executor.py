@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import ray
 
-from devices.errors import ClusterError, HeteroError
+from devices.errors import ClusterError, DeviceLostError, HeteroError
 from devices.model.model import Model
 from devices.plugin.support import Support
 from scheduler.channels.direct import DirectChannel
@@ -214,6 +214,8 @@ class RayExecutor:
                         self._add(deployment, deployment.remake(frozenset(deployment.gone)))
             except HeteroError as error:
                 _log.warning("%s cannot do without %s: %s", deployment.key, gone.device, error)
+                if isinstance(error, DeviceLostError):  # it may be back the next time
+                    tried = None
                 cause = f"{gone.cause.rstrip('.')}; without it: {error.message}"
                 told = replace(gone, cause=cause)
             if deployment.has_route or time.monotonic() >= until_s:
@@ -226,8 +228,13 @@ class RayExecutor:
         placement = made.placement
         devices = self._devices.reached(placement.devices)
         num_threads = plan_shares(placement, made.sources, self.devices(), ())
+        before = (deployment.placement, deployment.sources)
         stages, routes = deployment.add(made, devices, num_threads)
-        deployment.open(self._loader.load(deployment, stages))
+        try:
+            deployment.open(self._loader.load(deployment, stages))
+        except BaseException:
+            deployment.take_back(*before)
+            raise
         for device in devices.values():
             self._keeper.watch(device)
         deployment.tell(RoutesAdded(time.monotonic(), routes))
