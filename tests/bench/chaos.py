@@ -147,7 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of what happens")
     parser.add_argument("--window", type=int, default=8, help="requests in flight")
     parser.add_argument("--rate", type=float, default=100.0, help="requests a second, at most")
-    parser.add_argument("--kinds", default="", help="kill,end,stop,remove,add: some of these only")
+    parser.add_argument("--kinds", default="", help="kill,stop,remove,add: some of these only")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--here", metavar="FOLDER", help="run in this process")
     options = parser.parse_args(arguments)

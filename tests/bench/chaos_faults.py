@@ -1,4 +1,4 @@
-"""Faults of a cluster, at random: actors killed, stopped, ended; nodes removed and added."""
+"""Faults of a cluster, at random: actors killed and stopped, nodes removed and added."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any, Final
 
 from ray.cluster_utils import Cluster
@@ -18,7 +17,7 @@ from ray.cluster_utils import Cluster
 from tests.bench.processes import device_processes
 
 #: What happens, and how often in proportion.
-KINDS: Final = {"kill": 4, "end": 1, "stop": 3, "remove": 2, "add": 1}
+KINDS: Final = {"kill": 4, "stop": 3, "remove": 2, "add": 1}
 #: Seconds between faults, and until a stopped actor goes on or a node is back.
 _BETWEEN_S: Final = (2.0, 5.0)
 _UNTIL_MENDED_S: Final = (1.0, 6.0)
@@ -51,6 +50,8 @@ class Faults:
         self._random = random.Random(seed)
         self._mendings: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
+        #: Processes that are stopped.
+        self._still: set[int] = set()
         #: What was done, and when.
         self.done: list[tuple[float, str]] = []
 
@@ -70,8 +71,7 @@ class Faults:
 
     def _break(self) -> None:
         kinds = {
-            "kill": self._signal(signal.SIGKILL),
-            "end": self._signal(signal.SIGTERM),
+            "kill": self._kill_actor,
             "stop": self._stop_actor,
             "remove": self._remove_node,
             "add": self._add_new_node,
@@ -86,26 +86,29 @@ class Faults:
         if happened:
             self.done.append((begun_s, kind))
 
-    def _device(self) -> int | None:
-        found = device_processes()
-        return self._random.choice(found) if found else None
-
-    def _signal(self, number: signal.Signals) -> Callable[[], bool]:
-        def send() -> bool:
-            pid = self._device()
-            if pid is not None:
-                os.kill(pid, number)
-            return pid is not None
-
-        return send
+    def _kill_actor(self) -> bool:
+        pid = self._device()
+        if pid is not None:
+            os.kill(pid, signal.SIGKILL)
+        return pid is not None
 
     def _stop_actor(self) -> bool:
         pid = self._device()
         if pid is None:
             return False
         os.kill(pid, signal.SIGSTOP)
-        self._mend_later(lambda: _continue(pid))
+        self._still.add(pid)
+        self._mend_later(lambda: self._continue(pid))
         return True
+
+    def _continue(self, pid: int) -> None:
+        self._still.discard(pid)
+        os.kill(pid, signal.SIGCONT)
+
+    def _device(self) -> int | None:
+        """Return the process of a device that is not stopped already."""
+        found = [pid for pid in device_processes() if pid not in self._still]
+        return self._random.choice(found) if found else None
 
     def _remove_node(self) -> bool:
         there = [name for name, node in self._nodes.items() if node is not None]
@@ -136,13 +139,10 @@ class Faults:
         def quietly() -> None:
             try:
                 mend()
+            except ProcessLookupError:  # it was killed meanwhile
+                pass
             except Exception as error:
                 sys.stderr.write(f"mending: {type(error).__name__}: {error}\n")
 
         at_s = time.monotonic() + self._random.uniform(*_UNTIL_MENDED_S)
         heapq.heappush(self._mendings, (at_s, next(self._order), quietly))
-
-
-def _continue(pid: int) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGCONT)

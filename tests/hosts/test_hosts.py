@@ -81,7 +81,6 @@ def test_no_answer_is_lost_when_a_link_is_cut_and_healed(run: Run) -> None:
     assert found["recovery_s"]["healed"] < RECOVERY_S
 
 
-@pytest.mark.xfail(reason="a plan is not remade where two of its devices go at once")
 def test_requests_go_on_elsewhere_when_a_host_loses_its_power(run: Run) -> None:
     found = run("killed")
     nothing_amiss(found)
