@@ -24,7 +24,7 @@ from scheduler.client.deployment import (
     check_sources,
     import_failed,
 )
-from scheduler.client.machine import Limits
+from scheduler.client.limits import Limits
 from scheduler.device.host import DeviceHost
 from scheduler.device.loop import DeviceLoop
 from scheduler.device.probe import PluginSpec, named, probe_node, usable

@@ -22,8 +22,8 @@ from scheduler import events
 from scheduler.channels.channel import Channel, Receiver
 from scheduler.channels.messages import Dropped, Failure, Message, Outputs, Task, Values
 from scheduler.client.bytes_in_flight import BytesInFlight
-from scheduler.client.machine import Limits, StoryLine
-from scheduler.client.record import RequestRecord
+from scheduler.client.limits import Limits
+from scheduler.client.record import RequestRecord, StoryLine
 from scheduler.client.retry import replay_lost
 from scheduler.client.runner import RequestRunner
 from scheduler.executor import StageSource, Submission

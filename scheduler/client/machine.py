@@ -21,9 +21,8 @@ from devices.errors import (
 )
 from scheduler import events
 from scheduler.client.bytes_in_flight import BytesInFlight, ExpectedBytes
-from scheduler.client.limits import Limits as Limits
-from scheduler.client.record import RequestRecord
-from scheduler.client.record import StoryLine as StoryLine
+from scheduler.client.limits import Limits
+from scheduler.client.record import RequestRecord, StoryLine
 from scheduler.client.retry import Retry, RetryPolicy, replay_lost
 from scheduler.client.routes import Routes
 from scheduler.client.transitions import ENDED, TRANSITIONS, RequestState

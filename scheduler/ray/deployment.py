@@ -13,7 +13,7 @@ from devices.plugin.program import ExecutedNode, Payload
 from scheduler import events
 from scheduler.channels.channel import Channel, Receiver
 from scheduler.client.deployment import BaseDeployment, Deployments
-from scheduler.client.machine import Limits
+from scheduler.client.limits import Limits
 from scheduler.executor import Remade, Remake, StageSource
 from scheduler.placement import Placement, Route
 from scheduler.plan import Stage

@@ -20,7 +20,7 @@ from devices.plugin.support import Support
 from scheduler.channels.direct import DirectChannel
 from scheduler.channels.shared import SharedChannel
 from scheduler.client.deployment import Deployments, check_sources
-from scheduler.client.machine import Limits
+from scheduler.client.limits import Limits
 from scheduler.device.probe import PluginSpec
 from scheduler.events import DeviceGone, DeviceLost, RoutesAdded
 from scheduler.executor import DeviceDescriptor, Remade, Remake, StageSource
