@@ -161,6 +161,8 @@ def _departure(node: Node, attributes: Mapping[str, Any], model: Model) -> str |
             return "peepholes are left out"
     if operator == "Resize":
         return _departure_of_resize(attributes, given)
+    if operator == "GlobalLpPool" and len(model.spec(node.inputs[0]).shape or ()) < 3:
+        return "without spatial dimensions it does not compile"
     if operator == "RoiAlign" and attributes.get("mode") == "max":
         return "the greatest is taken before the weights are applied"
     if operator == "SpaceToDepth" and attributes.get("mode", "DCR") != "DCR":

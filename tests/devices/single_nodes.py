@@ -24,10 +24,13 @@ def schemas(opset: int) -> list[OpSchema]:
     return [s for s in found if not s.deprecated]
 
 
-def single_node_models(schema: OpSchema, opset: int, types: list[str]) -> Iterator[onnx.ModelProto]:
+def single_node_models(
+    schema: OpSchema, opset: int, types: list[str], shape: list[int] | None = None
+) -> Iterator[onnx.ModelProto]:
     """Yield a node for each of `types`, all inputs of the first one's type being of it.
 
-    Other inputs have the first type that the definition lists; nodes with bodies are left out.
+    Other inputs have the first type that the definition lists; nodes with bodies are left out. All
+    inputs have the same `shape`, by default an open one.
     """
     required = {n: a for n, a in schema.attributes.items() if a.required}
     if any(a.type.name not in _KINDS for a in required.values()) or not schema.inputs:
@@ -45,7 +48,7 @@ def single_node_models(schema: OpSchema, opset: int, types: list[str]) -> Iterat
             if not kind.startswith("tensor("):
                 break
             number = TensorProto.DataType.Value(kind[7:-1].upper())
-            inputs.append(helper.make_tensor_value_info(f"x{i}", number, None))
+            inputs.append(helper.make_tensor_value_info(f"x{i}", number, shape))
         else:
             names = [f"y{i}" for i in range(max(1, len(outputs)))]
             node = helper.make_node(schema.name, [i.name for i in inputs], names, **attributes)

@@ -10,9 +10,16 @@ from onnx import parser
 
 import hetero
 from devices import load_plugins, read_model
-from devices.errors import BlobError, PropertyError, UnknownDeviceError
+from devices.errors import (
+    BlobError,
+    HeteroError,
+    ModelError,
+    PropertyError,
+    UnknownDeviceError,
+)
 from devices.model.light import light_model_inputs
 from devices.plugin.program import Payload, RunContext
+from tests.devices.single_nodes import schemas, single_node_models
 
 
 def parsed(body, opset=17):
@@ -236,6 +243,28 @@ def test_threads_share_a_compiled_model(plugin):
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("opset", [13, onnx.defs.onnx_opset_version()])
+def test_whatever_the_query_takes_compiles(plugin, opset):
+    """Every operator, in element types that OpenVINO computes in or not."""
+    taken, failed = 0, {}
+    for schema in schemas(opset):
+        for proto in single_node_models(schema, opset, ["float", "int32", "bool"], [2, 2]):
+            try:
+                model = read_model(proto)
+                if plugin.query_model(model).unsupported:
+                    continue
+            except ModelError:
+                continue
+            taken += 1
+            try:
+                plugin.compile_model(model).close()
+            except HeteroError as error:
+                failed[schema.name, model.inputs[0].type] = str(error)
+    assert failed == {}
+    assert taken >= 140
 
 
 @pytest.fixture(scope="module")
