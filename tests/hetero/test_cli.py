@@ -164,7 +164,10 @@ def test_the_help_ends_in_an_example_that_runs(
         assert line in told
         program, command, *_ = line.split()
         assert program == "hetero"
-        done = shell(line.removeprefix("hetero "), ray=command in ("inspect", "cache", "probe"))
+        done = shell(
+            line.removeprefix("hetero "),
+            ray=command in ("inspect", "cache", "probe", "check-device"),
+        )
         assert done.code == 0, done.err
 
 
