@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from devices.errors import ClusterError, DeviceLostError
+from devices.errors import ClusterError
 from devices.plugin.program import ExecutedNode, Payload
 from scheduler import events
 from scheduler.channels.channel import Channel, Receiver
@@ -22,6 +22,8 @@ from scheduler.ray.start import RaySession
 
 #: Seconds that devices may take to let go of stages.
 _UNLOAD_S: Final = 15.0
+#: Seconds that devices may take to hear where another one is now.
+_OPEN_S: Final = 30.0
 
 
 class RayDeployment(BaseDeployment):
@@ -57,6 +59,8 @@ class RayDeployment(BaseDeployment):
         self.remake = remake
         #: Devices that are gone for good.
         self.gone: set[str] = set()
+        #: Devices that are lost now, those included.
+        self._away: set[str] = set()
         self._num_streams: dict[int, int] = {}
         self._session = session
         self._ask = ask
@@ -110,17 +114,26 @@ class RayDeployment(BaseDeployment):
         self.gone.discard(name)
         self.move(name, device.address)
         self._open_on(name)
-        for other in [o for o in self.devices if o != name and o not in self.gone]:
-            with contextlib.suppress(DeviceLostError):  # it is told once it is back itself
-                self._open_on(other)
+        # One that is away, stopped perhaps, takes it when it goes on, or starts with it.
+        others = {o: d for o, d in self.devices.items() if o != name and o not in self.gone}
+        refs = {o: d.actor.open_stages.remote(self._opened_on(o)) for o, d in others.items()}
+        if awaited := [ref for o, ref in refs.items() if o not in self._away]:
+            self._session.wait(awaited, _OPEN_S)
 
     def _open_on(self, name: str) -> None:
+        self._ask(self.devices[name], "open_stages", self._opened_on(name))
+
+    def _opened_on(self, name: str) -> list[events.StageOpened]:
+        """Return what a device is to know of its stages."""
         loaded = [stage for stage in self.stages_on(name) if stage in self._num_streams]
-        opened = [self.opened(stage, self._num_streams[stage]) for stage in loaded]
-        self._ask(self.devices[name], "open_stages", opened)
+        return [self.opened(stage, self._num_streams[stage]) for stage in loaded]
 
     def tell(self, event: events.ClientEvent) -> None:
         """Hand in what became of a device."""
+        if isinstance(event, events.DeviceLost | events.DeviceGone):
+            self._away.add(event.device)
+        elif isinstance(event, events.DeviceReturned):
+            self._away.discard(event.device)
         self._runner.handle(event)
 
     def cluster_lost(self, error: ClusterError) -> None:
