@@ -89,7 +89,7 @@ def test_scale_counts_stages_and_what_is_left(rows: Any) -> None:
     (row,) = rows(
         scale.main, "--devices", "2", "--stages", "5", "--windows", "4", "--seconds", "0.02"
     )
-    assert row["us_per_stage"] == pytest.approx(row["us_per_request"] / 5, abs=0.01)
+    assert row["us_per_stage"] == pytest.approx(row["us_per_request"] / 5, abs=0.05)
     (row,) = rows(scale.main, "soak", "--requests", "40")
     assert (row["requests"], row["descriptors_growth"]) == (40, 0)
 
