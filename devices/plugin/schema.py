@@ -34,7 +34,13 @@ def violations(model: Model) -> dict[str, Refusal]:
     fit everywhere.
     """
     judge = _Judge(model.header)
-    types = {name: spec.type for name, spec in model.specs.items()}
+    specs = model.specs  # a part of a model has those of the whole
+    types = {
+        name: specs[name].type
+        for node in model.nodes
+        for name in (*node.reads, *node.writes)
+        if name in specs
+    }
     found = {}
     for node in model.nodes:
         if refusal := judge.node(node, model.opset_imports, types):
