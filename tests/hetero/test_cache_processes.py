@@ -13,6 +13,7 @@ from tests.hetero.cache_workers import cache_log, compile_once, processes
 from tests.hetero.counting_plugin import lines
 
 
+@pytest.mark.slow
 def test_of_sixteen_processes_one_compiles(tmp_path: Path) -> None:
     context = processes()
     answers = context.SimpleQueue()
@@ -28,6 +29,7 @@ def test_of_sixteen_processes_one_compiles(tmp_path: Path) -> None:
     assert lines(tmp_path / "log").count("compile") == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kills", [10, pytest.param(50, marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
 )

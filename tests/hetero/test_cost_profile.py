@@ -93,6 +93,7 @@ def test_without_any_time_each_device_runs_three_times(
     assert {t.latency.source for t in costs.transfers.values()} == {"estimated"}
 
 
+@pytest.mark.slow
 def test_scripted_times_come_back_in_proportion(
     core: hetero.Core, monkeypatch: pytest.MonkeyPatch
 ) -> None:

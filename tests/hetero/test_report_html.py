@@ -134,6 +134,7 @@ def test_constants_are_drawn_with_their_first_reader(densenet: dict[str, Any]) -
     assert {nodes[p]["op_type"] for p in owner} == {"ConstantOfShape", "Unsqueeze"}
 
 
+@pytest.mark.slow
 def test_a_drawing_of_too_many_boxes_is_left_out() -> None:
     document = build_report(survey_of(chain(*["Abs"] * 6500), {"CPU": None}))
     assert [view["name"] for view in drawings(document)] == ["Blocks"]

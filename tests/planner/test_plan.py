@@ -64,6 +64,7 @@ def test_pipeedge_chains_reach_the_published_optimum(model: str, optimum: float)
     assert found.bound.seconds <= optimum
 
 
+@pytest.mark.slow
 def test_a_free_plan_is_proven_optimal_by_the_exact_solver() -> None:
     name = "operator/bert_l-3_inference"
     problem = load(DATA / f"{name}.json")

@@ -16,7 +16,7 @@ import hetero
 from devices.errors import DeadlineError
 from tests.hetero.models import branches, branches_output
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
 def test_requests_over_two_actors_are_joined_and_split_again(tmp_path: Path) -> None:

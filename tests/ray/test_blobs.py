@@ -67,6 +67,7 @@ def test_the_cache(core: hetero.Core, tmp_path: Path, caplog: pytest.LogCaptureF
     assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
 
 
+@pytest.mark.slow
 def test_a_cache_hit_starts_the_actors_of_its_plan_only(tmp_path: Path) -> None:
     config = {"CACHE_DIR": str(tmp_path)}
     for _ in range(2):

@@ -149,13 +149,14 @@ def test_a_head_as_the_file_starts_it_has_its_devices_and_its_loss_is_told(
     assert found["left Ray"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code"),
     [
         (None, 0),
-        pytest.param(signal.SIGINT, 1, marks=pytest.mark.slow),
-        pytest.param(signal.SIGTERM, 128 + signal.SIGTERM, marks=pytest.mark.slow),
-        pytest.param(signal.SIGHUP, 128 + signal.SIGHUP, marks=pytest.mark.slow),
+        (signal.SIGINT, 1),
+        (signal.SIGTERM, 128 + signal.SIGTERM),
+        (signal.SIGHUP, 128 + signal.SIGHUP),
     ],
 )
 def test_a_ray_of_our_own_leaves_nothing_behind(number: int | None, code: int) -> None:

@@ -11,7 +11,7 @@ import hetero
 from devices.model.light import light_model_inputs, light_model_names, light_model_outputs
 from tests.random_affinity import random_affinity
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 #: Those that a plain run has.
 QUICK = ("inception_v1", "shufflenet", "squeezenet")

@@ -25,7 +25,7 @@ from tests.command_line import Shell
 from tests.hetero.models import branches
 from tests.scheduler.test_metrics import LOAD, ended
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
 SPLIT = "HETERO:CPU.0,CPU.1"
 CUT = {"op:Tanh": "CPU.1"}

@@ -260,10 +260,11 @@ def test_no_folder_for_ray_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         ray_folder.make_folder()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more_s",
     [
-        pytest.param(0.3, id="while Ray starts", marks=pytest.mark.slow),
+        pytest.param(0.3, id="while Ray starts"),
         pytest.param(5.0, id="while it runs"),
     ],
 )
