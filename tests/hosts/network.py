@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -119,6 +120,9 @@ def why_not() -> str | None:
         return "network namespaces need root"
     if shutil.which("ip") is None:
         return "there is no `ip` (iproute2)"
+    for path in (Path(sys.prefix), Path(__file__)):
+        if path.is_relative_to("/tmp"):
+            return f"hosts have a /tmp of their own, and {path} is in it"
     try:
         with network() as trial:
             trial.add(1)
