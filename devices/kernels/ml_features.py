@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from devices.kernels.element_types import Array, Xp, is_string
-from devices.kernels.ml_scores import ML, rows_of
+from devices.kernels.ml_scores import ML, Floats, Ints, Strings, rows_of
 from devices.kernels.registry import ALL, op
-
-Floats = Sequence[float]
-Ints = Sequence[int]
-Strings = Sequence[str]
 
 
 @op("Scaler", since=1, domain=ML)

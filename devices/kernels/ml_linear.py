@@ -9,16 +9,15 @@ from devices.kernels.element_types import Array, Xp
 from devices.kernels.ml_scores import (
     ML,
     POST_TRANSFORMS,
+    Floats,
+    Ints,
+    Strings,
     both_classes,
     labels_of,
     rows_of,
     transformed,
 )
 from devices.kernels.registry import op
-
-Floats = Sequence[float]
-Ints = Sequence[int]
-Strings = Sequence[str]
 
 
 def _linear(xp: Xp, x: Array, coefficients: Floats, intercepts: Floats | None) -> Array:

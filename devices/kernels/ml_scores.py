@@ -8,8 +8,11 @@ from typing import Any
 
 from devices.kernels.element_types import Array, Xp
 
-#: The domain of classical models.
+#: The domain of classical models, and its lists of numbers and names.
 ML = "ai.onnx.ml"
+Floats = Sequence[float]
+Ints = Sequence[int]
+Strings = Sequence[str]
 
 
 def rows_of(xp: Xp, x: Array) -> Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache
 from operator import eq, ge, gt, le, lt, ne
 from typing import Any, NamedTuple
@@ -11,16 +11,15 @@ from devices.kernels.element_types import Array, Xp, in_float32
 from devices.kernels.ml_scores import (
     ML,
     POST_TRANSFORMS,
+    Floats,
+    Ints,
+    Strings,
     both_classes,
     labels_of,
     rows_of,
     transformed,
 )
 from devices.kernels.registry import op
-
-Floats = Sequence[float]
-Ints = Sequence[int]
-Strings = Sequence[str]
 
 #: The comparisons of a branch, in the order of TreeEnsemble's numbers for them.
 _MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ",
