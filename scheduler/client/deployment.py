@@ -8,7 +8,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeVar
 
@@ -180,11 +180,7 @@ class BaseDeployment(ABC):
                 f"model {self.plan.name!r}: inputs missing {missing}, unknown {extra}; it takes "
                 f"{sorted(self._inputs)}."
             )
-        request = request._replace(deployment=self.key)
-        if self._is_quick and request.inline and self._helping:
-            with self._helping():
-                return self._runner.submit(inputs, request)
-        return self._runner.submit(inputs, request)
+        return self._runner.submit(inputs, request._replace(deployment=self.key))
 
     def in_flight(self) -> list[ObservedRequest]:
         """Return the requests that have not ended."""
@@ -282,9 +278,12 @@ class BaseDeployment(ABC):
             return
         with self._lock:
             self._attempts[request] = _Attempt(inputs)
-        for stage, names in self._firsts[request.route]:
-            values = Values(Task(request, stage.index), {name: inputs[name] for name in names})
-            self._channel.send(self._addresses[stage.device], values)
+        # The first attempt is started by its caller, a later one by a thread with work of its own.
+        helps = self._is_quick and request.inline and request.attempt == 1
+        with self._helping() if helps and self._helping else nullcontext():
+            for stage, names in self._firsts[request.route]:
+                values = Values(Task(request, stage.index), {name: inputs[name] for name in names})
+                self._channel.send(self._addresses[stage.device], values)
 
     def drop(self, request: Request) -> None:
         """Tell every device that nobody waits for the attempt."""

@@ -135,8 +135,12 @@ class RequestRunner:
             error = call.future.exception()
             assert error is not None
             raise error
-        if failed := self._start(granted, inputs):
-            self.handle(failed)
+        try:
+            if failed := self._start(granted, inputs):
+                self.handle(failed)
+        except BaseException:  # Ctrl-C, where the caller's own thread runs stages
+            self.cancel(request_id)
+            raise
         return Submission(
             request_id,
             call.future,

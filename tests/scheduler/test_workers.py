@@ -10,7 +10,7 @@ import pytest
 
 from devices.errors import InferenceError
 from devices.request.request import Request
-from scheduler import InProcessExecutor, create_executor
+from scheduler import InProcessExecutor, Limits, create_executor
 from tests.scheduler.models import chain
 from tests.scheduler.plugins import ToyPlugin, ToyProgram
 
@@ -90,3 +90,17 @@ def test_ctrl_c_in_a_callers_stage_ends_the_request_and_is_raised(
             deployment.submit({"x": X}, Request(timeout_s=300)).future.result()
     assert all(loop.is_empty for loop in executor._loops.values())
     assert deployment.submit({"x": X}, INLINE).future.result()
+
+
+def test_a_caller_that_waits_for_admission_lends_its_thread_only_then(
+    executor: InProcessExecutor, threads: list[threading.Thread]
+) -> None:
+    deployment = executor.deploy(*chain("TOY.0", "TOY.1"), limits=Limits(requests=1))
+    deployment.submit({"x": X}, INLINE).future.result()
+    slow = executor.deploy(*chain("TOY.0", name="sleep_0.05_"))
+    busy = slow.submit({"x": X}, Request(timeout_s=300))
+    first = deployment.submit({"x": X}, Request(timeout_s=300))
+    second = deployment.submit({"x": X}, INLINE)
+    for submission in (busy, first, second):
+        assert submission.future.result()
+    assert all(loop.is_empty for loop in executor._loops.values())
