@@ -151,7 +151,15 @@ def test_with_the_wheel_of_openvino_in_an_environment_of_its_own(tmp_path):
     """The tests of providers and the conformance suite, where that wheel is installed."""
     python = tmp_path / "venv" / "bin" / "python"
     here = ["-m", "pip", "install", "-q"]
-    wheels = ["onnxruntime-openvino", "numpy", "onnx", "scipy", "pytest", "pytest-timeout"]
+    wheels = [
+        "onnxruntime-openvino",
+        "numpy",
+        "onnx",
+        "scipy",
+        "pytest",
+        "pytest-timeout",
+        "pytest-xdist",
+    ]
     subprocess.run([sys.executable, "-m", "venv", python.parents[1]], check=True)
     for what in (wheels, [f"{ROOT}", "pyzmq"]):
         done = subprocess.run(
@@ -161,7 +169,7 @@ def test_with_the_wheel_of_openvino_in_an_environment_of_its_own(tmp_path):
             pytest.skip(f"pip cannot make it: {done.stderr.strip().splitlines()[-1]}")
     tests = ["tests/devices/test_ort_providers.py", "tests/devices/test_conformance.py"]
     done = subprocess.run(
-        [python, "-m", "pytest", "-q", "-p", "no:randomly", *tests],
+        [python, "-m", "pytest", "-q", "-n", "0", *tests],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
