@@ -211,7 +211,7 @@ def _step(
         keywords["n_outputs"] = len(writes)
     if "opset" in what.wants:
         keywords["opset"] = task.opset
-    call = partial(what.function, np, **keywords)
+    call = partial(what.function, scope.backend.xp, **keywords)
     if bodies:
         return _body_step(call, bodies, task.reads, writes, dying)
     if node.op_type in ("Gemm", "MatMul", "FusedMatMul"):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 from weakref import WeakKeyDictionary
 
 import onnx
 
+from devices.cpu.backend import NUMPY, ArrayBackend
 from devices.cpu.delegate import is_delegated
 from devices.cpu.extensions import extension_kernels
 from devices.kernels import KERNELS, Kernel
@@ -43,27 +44,30 @@ class Scope:
     found: dict[tuple[Any, ...], Implementation | Refusal] = field(default_factory=dict)
     #: Their blocks, likewise.
     blocks: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+    #: What computes.
+    backend: ArrayBackend = NUMPY
 
     @classmethod
-    def of_model(cls, model: Model) -> Scope:
+    def of_model(cls, model: Model, backend: ArrayBackend = NUMPY) -> Scope:
         """Return the scope of a model's main graph."""
-        if model not in _scopes:
+        scopes = _scopes.setdefault(model, {})
+        if backend not in scopes:
             functions = {(f.domain, f.name, f.overload): f for f in model.header.functions}
-            _scopes[model] = cls(model.opset_imports, functions, extension_kernels(model))
-        return _scopes[model]
+            extensions = extension_kernels(model)
+            scopes[backend] = cls(model.opset_imports, functions, extensions, backend=backend)
+        return scopes[backend]
 
     def of_function(self, function: onnx.FunctionProto) -> Scope:
         """Return the scope inside a function, which imports its own operator sets."""
-        opsets = function_opsets(function)
-        return Scope(opsets, self.functions, self.extensions, self.found, self.blocks)
+        return replace(self, opsets=function_opsets(function))
 
     def opset(self, domain: str) -> int:
         """Return the imported version of a domain; the fused operators' own is always 1."""
         return self.opsets.get(domain, 1 if domain == FUSED else 0)
 
 
-#: One scope for each model that lives, for its nodes are asked about one by one.
-_scopes: WeakKeyDictionary[Model, Scope] = WeakKeyDictionary()
+#: One scope for each model that lives and backend, for its nodes are asked about one by one.
+_scopes: WeakKeyDictionary[Model, dict[ArrayBackend, Scope]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +111,11 @@ def find_implementation(node: Node, scope: Scope) -> Implementation | Refusal:
     extension = scope.extensions.get((node.domain, node.op_type))
     if isinstance(extension, Refusal):
         return extension
-    kernel = extension or KERNELS.find(node.domain, node.op_type, opset)
+    kernel = extension or scope.backend.find_kernel(node.domain, node.op_type, opset)
     if kernel is None and node.domain == FUSED:
         # A pattern of an old model may be an operator of a newer opset.
-        kernel = KERNELS.find("", node.op_type, onnx.defs.onnx_opset_version())
+        newest = onnx.defs.onnx_opset_version()
+        kernel = scope.backend.find_kernel("", node.op_type, newest)
     if kernel is not None:
         return _check_kernel(node, kernel, scope, operator)
     if is_delegated(node.domain, node.op_type, opset):

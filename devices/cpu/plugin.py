@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 import onnx
 
+from devices.cpu.backend import NUMPY, ArrayBackend
 from devices.cpu.implementations import Scope, find_implementation
 from devices.cpu.program import CPUProgram
 from devices.cpu.threads import blas_name
@@ -32,6 +33,8 @@ class CPUPlugin(Plugin):
 
     name: ClassVar[str] = "CPU"
     rank: ClassVar[int] = 90
+    #: What its kernels compute with.
+    backend: ClassVar[ArrayBackend] = NUMPY
     properties: ClassVar[PropertyTable] = COMMON_PROPERTIES.extended(
         *OPTIONAL_PROPERTIES.values(),
         Property(
@@ -58,23 +61,25 @@ class CPUPlugin(Plugin):
 
     def refuse(self, node: Node, model: Model, config: Config) -> Refusal | None:
         """Return why no kernel, function body or delegate runs the node, or None."""
-        found = find_implementation(node, Scope.of_model(model))
+        found = find_implementation(node, Scope.of_model(model, self.backend))
         return found if isinstance(found, Refusal) else _meaningless(node, model)
 
     def note(self, node: Node, model: Model, config: Config) -> str | None:
         """Say which nodes are delegated, and which run as the body of a function."""
-        found = find_implementation(node, Scope.of_model(model))
+        found = find_implementation(node, Scope.of_model(model, self.backend))
         if isinstance(found, Refusal) or found.kind not in ("delegate", "function"):
             return None
         return found.label
 
     def compile(self, model: Model, config: Config) -> Program:
         """Return the interpreter's program."""
-        return CPUProgram(model, config["INFERENCE_NUM_THREADS"])
+        return CPUProgram(model, config["INFERENCE_NUM_THREADS"], self.backend)
 
     def load(self, payload: Payload, model: Model, config: Config) -> Program:
         """Make a program from an exported one, without transforming again."""
-        return CPUProgram.load(payload, config["INFERENCE_NUM_THREADS"], config["EXTENSIONS"])
+        return CPUProgram.load(
+            payload, config["INFERENCE_NUM_THREADS"], config["EXTENSIONS"], self.backend
+        )
 
     def version(self) -> str:
         """Return the versions that results depend on."""

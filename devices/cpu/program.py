@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
 
+from devices.cpu.backend import NUMPY, ArrayBackend
 from devices.cpu.block import Block, build_block
 from devices.cpu.implementations import Scope
 from devices.cpu.threads import use_threads
@@ -28,7 +29,7 @@ class CPUProgram(Program):
     `threads` is the number of BLAS threads for a run; 0: as many as BLAS started with.
     """
 
-    def __init__(self, model: Model, threads: int = 0) -> None:
+    def __init__(self, model: Model, threads: int = 0, backend: ArrayBackend = NUMPY) -> None:
         self._model = model
         self._threads = threads
         self._block: Block = build_block(
@@ -36,7 +37,7 @@ class CPUProgram(Program):
             inputs=[port.name for port in model.inputs],
             outputs=[port.name for port in model.outputs],
             constants={name: constant.array for name, constant in model.constants.items()},
-            scope=Scope.of_model(model),
+            scope=Scope.of_model(model, backend),
         )
 
     def run(self, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:
@@ -69,7 +70,13 @@ class CPUProgram(Program):
         )
 
     @classmethod
-    def load(cls, payload: Payload, threads: int = 0, extensions: Sequence[str] = ()) -> CPUProgram:
+    def load(
+        cls,
+        payload: Payload,
+        threads: int = 0,
+        extensions: Sequence[str] = (),
+        backend: ArrayBackend = NUMPY,
+    ) -> CPUProgram:
         """Make a program from what `export` gave, as transformed then, or raise BlobError."""
         header = payload.header
         if header.get("format") != _FORMAT:
@@ -81,7 +88,7 @@ class CPUProgram(Program):
         try:
             proto.ParseFromString(header["graph"])
             model = _model(proto, header["covers"], payload)
-            return cls(allowed_extensions(model, extensions), threads)
+            return cls(allowed_extensions(model, extensions), threads, backend)
         except (DecodeError, KeyError, TypeError, ValueError) as error:
             raise BlobError(f"damaged CPU payload: {error}. Compile the model again.") from error
 

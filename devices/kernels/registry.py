@@ -126,6 +126,7 @@ def op(
     host: tuple[int, ...] = (),
     choices: Choices | None = None,
     added: Mapping[str, int] | None = None,
+    registry: KernelRegistry | None = None,
 ) -> Callable[[KernelFunction], KernelFunction]:
     """Register the decorated function as `op_type`'s kernel.
 
@@ -144,6 +145,8 @@ def op(
         The valid values of attributes, beside those that mean the same in every operator.
     added : mapping of str to int, optional
         Input or attribute -> the opset that brought it, where that is later than `since`.
+    registry : KernelRegistry, optional
+        Where a device's own kernel goes; without it the kernel is every device's.
 
     Raises
     ------
@@ -163,7 +166,7 @@ def op(
         own = {since} if isinstance(since, int) else {*since}
         for version in sorted(own | {*(added or {}).values()}):
             later = frozenset(n for n, brought in (added or {}).items() if brought > version)
-            KERNELS.add(
+            (KERNELS if registry is None else registry).add(
                 Kernel(
                     domain, op_type, version, function, host,
                     frozenset(keywords - RESERVED - later), frozenset(keywords & RESERVED),
