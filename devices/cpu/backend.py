@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
 from devices.cpu.fast.registry import FAST
 from devices.kernels import KERNELS, Kernel, KernelRegistry
+from devices.model.model import Node
+from devices.plugin.program import Value
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +41,25 @@ class ArrayBackend:
         if own is None or shared is None:
             return own or shared
         return own if own.since >= shared.since else shared
+
+    # What a device with memory of its own does otherwise.
+
+    def upload(self, array: np.ndarray) -> Value:
+        """Return a host array as the kernels want it."""
+        return array
+
+    def bind(
+        self, kernel: Kernel, keywords: Mapping[str, Any], on_host: bool
+    ) -> Callable[..., Any]:
+        """Return the kernel as a function of a node's inputs; `on_host`: run there, with numpy."""
+        return partial(kernel.function, self.xp, **keywords)
+
+    def host_values(self, nodes: Sequence[Node], constants: Mapping[str, np.ndarray]) -> set[str]:
+        """Return what is better computed on the host, of what `nodes` make in this order."""
+        return set()
+
+    def finish(self) -> None:
+        """Return once everything that this thread began is done."""
 
 
 #: The host's arrays.

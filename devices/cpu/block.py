@@ -42,13 +42,16 @@ class Task:
     implementation: Implementation
     opset: int
     reads: tuple[int, ...]
+    #: Whether it runs on the host, though the device's memory is elsewhere.
+    on_host: bool
 
 
 class Block:
     """A graph ready to run, re-entrant: each run has its own slots.
 
     `tasks` and `steps` are the same nodes in execution order; `template` has constants in place and
-    None elsewhere. The graph's captures follow its inputs in `input_slots`.
+    None elsewhere. The graph's captures follow its inputs in `input_slots`. `finish` returns once
+    what was begun is done.
     """
 
     def __init__(
@@ -58,12 +61,14 @@ class Block:
         template: list[Value],
         input_slots: Sequence[int],
         output_slots: Sequence[int],
+        finish: Callable[[], None],
     ) -> None:
         self.tasks: Final = tuple(tasks)
         self._steps: Final = tuple(steps)
         self._template: Final = template
         self._input_slots: Final = tuple(input_slots)
         self._output_slots: Final = tuple(output_slots)
+        self._finish: Final = finish
 
     def run(
         self, inputs: Sequence[Value], context: RunContext, *, profile: bool = False
@@ -84,6 +89,7 @@ class Block:
                     check()
                     start = perf_counter()
                     step(values, context)
+                    self._finish()
                     context.record(self.tasks[i].node.name, perf_counter() - start)
             else:
                 for i, step in enumerate(self._steps):  # noqa: B007 - the handler below names it
@@ -139,18 +145,20 @@ def build_block(
     initializers.
     """
     template: list[Value] = [None]
-    slots: dict[str, int] = {"": _ABSENT}
+    slots: dict[tuple[str, bool], int] = {("", False): _ABSENT, ("", True): _ABSENT}
+    # A body's initializer that is also an input is only its default.
+    held = {name: array for name, array in constants.items() if name not in inputs}
+    backend = scope.backend
 
-    def slot_of(value: str) -> int:
-        if value not in slots:
-            slots[value] = len(template)
-            template.append(None)
-        return slots[value]
+    def slot_of(value: str, on_host: bool = False) -> int:
+        key = value, on_host and value in held
+        if key not in slots:
+            slots[key] = len(template)
+            array = held.get(value)
+            template.append(array if array is None or on_host else backend.upload(array))
+        return slots[key]
 
     input_slots = [slot_of(name) for name in inputs]
-    for name, array in constants.items():
-        if name not in slots:  # a body's initializer that is also an input is only its default
-            template[slot_of(name)] = array
     running = []
     for node in nodes:
         implementation = find_implementation(node, scope)
@@ -160,24 +168,29 @@ def build_block(
                 node=node.name, op_type=node.op_type, opset=scope.opset(node.domain),
             )  # fmt: skip
         if implementation.kind == "literal":
-            template[slot_of(node.outputs[0])] = literal_value(node)
+            held[node.outputs[0]] = literal_value(node)
         else:
             running.append((node, implementation))
     output_slots = [slot_of(name) for name in outputs]
+    hosted = backend.host_values([node for node, _ in running], held)
     last_use = {value: i for i, (node, _) in enumerate(running) for value in node.reads}
-    keep = set(outputs) | set(constants) | {n.outputs[0] for n in nodes if n.is_constant}
+    keep = {*outputs, *held}
     tasks, steps = [], []
     for i, (node, implementation) in enumerate(running):
         dying = [v for v in node.reads if v not in keep and last_use[v] == i]
         dying += [v for v in node.writes if v not in keep and v not in last_use]
-        reads = tuple(slot_of(name) for name in _trimmed(node.inputs))
-        task = Task(node, implementation, scope.opset(node.domain), reads)
+        on_host = not hosted.isdisjoint(node.writes)
+        reads = tuple(
+            slot_of(name, on_host or implementation.reads_on_host(position))
+            for position, name in enumerate(_trimmed(node.inputs))
+        )
+        task = Task(node, implementation, scope.opset(node.domain), reads, on_host)
         names = _trimmed(node.outputs)
         writes = tuple(slot_of(name) if name else None for name in names)
         dead = tuple(slot_of(v) for v in dying)
         steps.append(_step(task, writes, dead, slot_of, scope))
         tasks.append(task)
-    return Block(tasks, steps, template, input_slots, output_slots)
+    return Block(tasks, steps, template, input_slots, output_slots, backend.finish)
 
 
 def _trimmed(names: Sequence[str]) -> tuple[str, ...]:
@@ -211,9 +224,11 @@ def _step(
         keywords["n_outputs"] = len(writes)
     if "opset" in what.wants:
         keywords["opset"] = task.opset
-    call = partial(what.function, scope.backend.xp, **keywords)
+    call = scope.backend.bind(what, keywords, task.on_host)
     if bodies:
         return _body_step(call, bodies, task.reads, writes, dying)
+    if scope.backend.xp is not np:
+        return _call_step(call, task.reads, writes, dying)
     if node.op_type in ("Gemm", "MatMul", "FusedMatMul"):
         return _call_step(partial(_product, call), task.reads, writes, dying)
     donors = tuple(
@@ -397,6 +412,6 @@ def _kernel_error(task: Task, values: list[Value], error: Exception) -> KernelEr
 
 
 def _described(value: Value) -> str:
-    if isinstance(value, np.ndarray):
+    if hasattr(value, "dtype"):
         return f"{value.dtype}{list(value.shape)}"
     return "absent" if value is None else type(value).__name__

@@ -28,7 +28,7 @@ def body_outputs(
     model.graph.CopyFrom(graph)
     inputs = {info.name: info for info in model.graph.input}
     for name, value in zip((*inputs, *captures), values, strict=True):
-        if isinstance(value, np.ndarray) and not (
+        if hasattr(value, "dtype") and not (
             name in inputs and inputs[name].type.WhichOneof("value")
         ):
             info = inputs.get(name) or model.graph.input.add()

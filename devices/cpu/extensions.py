@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from devices.errors import ArgumentError
-from devices.kernels import Kernel
+from devices.kernels import ALL, Kernel
 from devices.model.extension import Extension, Operator, load_extension, named_extensions
 from devices.model.model import Model
 from devices.plugin.support import Refusal
@@ -27,7 +27,7 @@ def _kernel(origin: str) -> Kernel | Refusal:
     attributes = frozenset(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
     return Kernel(
         extension.domain, extension.op_type, extension.since, _called(extension),
-        attributes=attributes,
+        host=(ALL,), attributes=attributes,
     )  # fmt: skip
 
 

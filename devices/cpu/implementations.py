@@ -80,6 +80,10 @@ class Implementation:
     kind: Literal["literal", "kernel", "function", "delegate"]
     what: Any = None
 
+    def reads_on_host(self, position: int) -> bool:
+        """Whether the input there is wanted in the host's memory."""
+        return isinstance(self.what, Kernel) and self.what.reads_on_host(position)
+
     @property
     def label(self) -> str:
         """The implementation's name in the runtime model."""

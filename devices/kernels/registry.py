@@ -81,6 +81,10 @@ class Kernel:
     #: Parameters of the function that only a later opset has.
     later: frozenset[str] = field(default=frozenset())
 
+    def reads_on_host(self, position: int) -> bool:
+        """Whether the input there is wanted as a host array."""
+        return self.host == (ALL,) or position in self.host
+
 
 class KernelRegistry:
     """Kernels by (domain, operator), each with its `since` versions."""
