@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -23,6 +24,8 @@ from scheduler.device.machine import DeviceMachine
 from scheduler.events import DeviceEvent, DeviceInstruction, StageOpened
 from scheduler.formats.codec import nbytes_of
 
+#: Deployments that were closed lately, whose clients are told of what comes late for them.
+_REMEMBERED: Final = 1024
 #: Runs that are carried on to the next stage at most; the client hears of so many at once.
 _CARRIED: Final = 8
 
@@ -57,6 +60,8 @@ class DeviceLoop:
         self._arrived: dict[Task, _Arrived] = {}
         #: Stages that are open, by deployment and number.
         self._stages: dict[tuple[str, int], StageOpened] = {}
+        #: Clients of deployments that were closed lately.
+        self._closed: OrderedDict[str, str] = OrderedDict()
         #: What each thread runs, and since when.
         self._begun: dict[int, tuple[Task, float]] = {}
         self._channel = connect(self.receive)
@@ -112,7 +117,9 @@ class DeviceLoop:
         self._follow(instructions)
         with self._lock:
             for key in [key for key in self._stages if key[0] == deployment]:
-                del self._stages[key]
+                self._closed[deployment] = self._stages.pop(key).client
+            while len(self._closed) > _REMEMBERED:
+                self._closed.popitem(last=False)
         self.host.unload(deployment)
 
     def client_gone(self, client: str) -> None:
@@ -214,10 +221,12 @@ class DeviceLoop:
                     self._arrived.pop(task, None)
 
     def _tell(self, task: Task, message: Message) -> None:
-        """Send the task's client a message; none is left where the deployment was closed."""
-        stage = self._stages.get((task.request.deployment, task.stage))
-        if stage is not None:
-            self._channel.send(stage.client, message)
+        """Send the task's client a message; nobody knows that of a deployment that never was."""
+        deployment = task.request.deployment
+        stage = self._stages.get((deployment, task.stage))
+        client = self._closed.get(deployment) if stage is None else stage.client
+        if client is not None:
+            self._channel.send(client, message)
 
     def _failure(self, task: Task, error: BaseException) -> HeteroError:
         """Return what a request is told; an untyped error is a fault of a plugin's, or ours."""

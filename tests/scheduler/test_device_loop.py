@@ -1,0 +1,64 @@
+"""The device loop on a direct channel: what comes for a stage that is not held is answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from devices.errors import DeviceLostError
+from devices.request.request import Request
+from scheduler import DeviceDescriptor
+from scheduler.channels.channel import Receiver
+from scheduler.channels.direct import DirectChannel
+from scheduler.channels.messages import Failure, Task, Values
+from scheduler.device.host import DeviceHost
+from scheduler.device.loop import DeviceLoop
+from scheduler.events import StageOpened
+from tests.scheduler.models import chain
+from tests.scheduler.parties import LONG_S, Party
+from tests.scheduler.plugins import ToyPlugin
+
+
+@pytest.fixture
+def device(folder: Path, party: Callable[..., Party]) -> Iterator[tuple[DeviceLoop, DirectChannel]]:
+    """Return a loop and its channel, closed before the parties are."""
+    channels: list[DirectChannel] = []
+
+    def connect(receive: Receiver) -> DirectChannel:
+        channels.append(DirectChannel(receive, folder=folder))
+        return channels[0]
+
+    host = DeviceHost(DeviceDescriptor("TOY", "TOY", "0", "local"), ToyPlugin())
+    loop = DeviceLoop(host, connect, lambda loop, task: None)
+    yield loop, channels[0]
+    loop.close()
+
+
+def opened(loop: DeviceLoop, client: str) -> StageOpened:
+    _, (source,) = chain("TOY")
+    loop.host.load_stage("key", 0, source, 1)
+    return StageOpened("key", 0, ("x",), 0, {}, ("t0",), 1, client, 0.0)
+
+
+@pytest.mark.parametrize("end", ["closed", "client gone"])
+def test_values_for_a_stage_that_was_let_go_come_back_as_a_lost_device(
+    end: str, device: tuple[DeviceLoop, DirectChannel], party: Callable[..., Party]
+) -> None:
+    loop, channel = device
+    client, before = party(), party()  # another device hears of nothing, the client of all
+    loop.open_stage(opened(loop, client.address))
+    if end == "closed":
+        loop.close_deployment("key")
+    else:
+        loop.client_gone(client.address)
+    task = Task(Request(deployment="key", id=3, attempt=2), 0)
+    before.channel.send(loop.address, Values(task, {"x": np.ones(1, np.float32)}))
+    while not channel.pump(LONG_S):
+        pass
+    answer = client.next()
+    assert isinstance(answer, Failure)
+    assert answer.task == task
+    assert isinstance(answer.error, DeviceLostError)
