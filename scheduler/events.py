@@ -1,6 +1,6 @@
 """Events and instructions of the two machines: what they receive, and what they ask for.
 
-Both machines are pure: time comes in events, values stay with whoever runs the machine. Events
+Both machines are pure: time comes in events, and what values are is nothing to them. Events
 and instructions are small frozen records, so that a test is a list of the one and a list of the
 other.
 """
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from devices.errors import ClusterError
+from devices.request.answer import StageRun
 from devices.request.request import Request
 from scheduler.channels.messages import Task
 from scheduler.placement import Route
@@ -213,12 +214,15 @@ class ValuesArrived(NamedTuple):
     """Inputs of a task are there; `sequence` counts the executor's requests.
 
     A stage without inputs gets this event with no tensors. Tensors that came before change nothing.
+    The machine looks at no tensor, and at none of `runs`: how the stages before went.
     """
 
     task: Task
     sequence: int
-    tensors: tuple[str, ...]
+    tensors: Mapping[str, Any]
     nbytes: int = 0
+    runs: tuple[StageRun, ...] = ()
+    now_s: float = 0.0
 
 
 class RunEnded(NamedTuple):
@@ -268,9 +272,15 @@ DeviceEvent = (
 
 
 class Run(NamedTuple):
-    """Run the task; all its inputs are there."""
+    """Run the task on its inputs, which are all there since `ready_s`.
+
+    `runs` is how the stages before went.
+    """
 
     task: Task
+    tensors: Mapping[str, Any]
+    runs: tuple[StageRun, ...] = ()
+    ready_s: float = 0.0
 
 
 class SendOn(NamedTuple):
@@ -299,10 +309,4 @@ class Stop(NamedTuple):
     task: Task
 
 
-class Forget(NamedTuple):
-    """Let go of the values kept for the task."""
-
-    task: Task
-
-
-DeviceInstruction = Run | SendOn | Report | ReportFailure | Stop | Forget
+DeviceInstruction = Run | SendOn | Report | ReportFailure | Stop

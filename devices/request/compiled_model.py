@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
@@ -29,7 +29,6 @@ from devices.request.target import RequestTarget
 
 #: Callbacks that may run at once: enough that one that waits does not stop the others.
 _CALLBACK_THREADS = 4
-_AT_ONCE: Final = nullcontext()
 #: Seconds between two looks at whether a run that waits for its turn was cancelled.
 _CHECK_S = 0.05
 
@@ -85,6 +84,8 @@ class CompiledModel(BaseCompiledModel):
         self.profiles: bool = configuration.get("PERF_COUNT")
         #: Times of its requests' executed nodes.
         self.node_times = NodeTimes()
+        #: The outputs' names, in order.
+        self.output_names: Final = tuple(port.name for port in model.outputs)
         self._received = StageOutputs(model, self.device)
         self._closed = False
         # Without a request of its own, as in a plan, a model starts none of their threads.
@@ -116,9 +117,13 @@ class CompiledModel(BaseCompiledModel):
             raise self._closed_error()
         context = context or RunContext(self.profiles)
         try:
-            with _AT_ONCE if self._turn is None else _held(self._turn, context):
+            if self._turn is None:
                 start_s = time.perf_counter()
                 outputs = self._program.run(inputs, context)
+            else:
+                with _held(self._turn, context):
+                    start_s = time.perf_counter()
+                    outputs = self._program.run(inputs, context)
         except HeteroError:
             raise
         except Exception as error:
@@ -226,7 +231,7 @@ class CompiledModel(BaseCompiledModel):
         context.check_cancelled()
         started_s = time.monotonic()
         outputs = self.run(inputs, context)
-        named = {port.name: value for port, value in zip(self.outputs, outputs, strict=True)}
+        named = dict(zip(self.output_names, outputs, strict=True))
         run = StageRun(
             0,
             self.device,

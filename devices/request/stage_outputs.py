@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +19,8 @@ class _Expected(NamedTuple):
     dtype: np.dtype
     rank: int | None
     sizes: tuple[tuple[int, int], ...]
+    #: The shape, where all of it is known.
+    shape: tuple[int, ...] | None
 
 
 class StageOutputs:
@@ -41,10 +43,13 @@ class StageOutputs:
                 f"has {len(self._expected)}: the plugin's Program.run must return one per port.",
                 device=self._device,
             )
-        taken = {id(_owner(array)) for array in _arrays(inputs)}
+        taken: set[int] = set()
+        _take(inputs, taken)
         received = []
         for i, (value, expected) in enumerate(zip(outputs, self._expected, strict=True)):
-            tensor = np.asarray(value) if isinstance(value, np.generic) else value
+            tensor = value
+            if not isinstance(value, np.ndarray) and isinstance(value, np.generic):
+                tensor = np.asarray(value)
             if expected is not None and not _fits(tensor, expected):
                 raise self._unexpected(i, tensor)
             received.append(_own(tensor, taken))
@@ -71,25 +76,27 @@ def _expected(port: TensorSpec) -> _Expected | None:
         return None
     shape = port.shape
     sizes = tuple((axis, n) for axis, n in enumerate(shape or ()) if isinstance(n, int))
-    return _Expected(port.dtype, None if shape is None else len(shape), sizes)
+    whole = tuple(n for _, n in sizes)
+    fixed = whole if shape is not None and len(whole) == len(shape) else None
+    return _Expected(port.dtype, None if shape is None else len(shape), sizes, fixed)
 
 
 def _fits(value: Value, expected: _Expected) -> bool:
     if not isinstance(value, np.ndarray):
         return False
-    dtype, rank, sizes = expected
+    dtype, rank, sizes, fixed = expected
     if value.dtype != dtype and not (dtype.kind == "O" and value.dtype.kind in "UST"):
         return False
     shape = value.shape
-    return rank is None or (len(shape) == rank and all(shape[axis] == n for axis, n in sizes))
+    if shape == fixed or rank is None:
+        return True
+    return len(shape) == rank and all(shape[axis] == n for axis, n in sizes)
 
 
 def _own(value: Value, taken: set[int]) -> Value:
     """Return a value that shares no memory with what is `taken`, and take its own."""
-    if isinstance(value, list):
-        return [_own(item, taken) for item in value]
     if not isinstance(value, np.ndarray):
-        return value
+        return [_own(item, taken) for item in value] if isinstance(value, list) else value
     owner = id(_owner(value))
     if not value.flags.writeable or owner in taken:
         return value.copy()
@@ -97,17 +104,17 @@ def _own(value: Value, taken: set[int]) -> Value:
     return value
 
 
-def _arrays(values: Iterable[Value]) -> Iterator[np.ndarray]:
+def _take(values: Sequence[Value], taken: set[int]) -> None:
     for value in values:
-        if isinstance(value, list):
-            yield from _arrays(value)
-        elif isinstance(value, np.ndarray):
-            yield value
+        if isinstance(value, np.ndarray):
+            taken.add(id(_owner(value)))
+        elif isinstance(value, list):
+            _take(value, taken)
 
 
 def _owner(array: np.ndarray) -> Any:
     """Return the object whose memory an array shows."""
     owner: Any = array
-    while isinstance(owner, np.ndarray) and owner.base is not None:
-        owner = owner.base
+    while isinstance(owner, np.ndarray) and (base := owner.base) is not None:
+        owner = base
     return owner

@@ -37,7 +37,8 @@ class MemoryChannel:
         if receive is None:
             return
         if isinstance(message, Values):
-            message = message._replace(tensors=read_only(message.tensors))
+            task, tensors, runs = message
+            message = Values(task, read_only(tensors), runs)
         receive(message)
 
     def close(self) -> None:
@@ -51,8 +52,8 @@ def read_only(value: Any) -> Any:
         if not value.flags.writeable:
             return value
         view = value.view()
-        view.flags.writeable = False
+        view.setflags(write=False)
         return view
-    if isinstance(value, Mapping):
+    if isinstance(value, dict | Mapping):  # to ask for dict first is quicker
         return {name: read_only(item) for name, item in value.items()}
     return [read_only(item) for item in value] if isinstance(value, list) else value

@@ -39,12 +39,15 @@ class DeviceHost:
         self.descriptor = descriptor
         self._plugin = plugin
         self._stages: dict[tuple[str, int], CompiledModel] = {}
-        #: What runs now of each attempt; one entry for each thread.
-        self._running: dict[Request, list[RunContext]] = {}
+        #: What runs now, by identity of the context. It is entered before it is looked whether it
+        #: may run, so that whoever cancels or unloads finds it, or is found by it.
+        self._running: dict[int, tuple[Request, RunContext]] = {}
         #: Attempts that were cancelled, lately: what is queued of them must not run.
         self._cancelled: OrderedDict[Request, None] = OrderedDict()
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
+        #: How many wait for runs to end.
+        self._num_unloading = 0
 
     def ping(self) -> int:
         """Return the id of the process that the device lives in."""
@@ -106,19 +109,18 @@ class DeviceHost:
         Raises HeteroError: what the plugin raised on purpose.
         Raises InferenceError, naming stage, device and cause, for whatever else it raised.
         """
-        with self._lock:
-            # What is registered as running is not unloaded under the run.
+        context = RunContext()
+        self._running[id(context)] = request, context
+        try:
             compiled = self._stage(request.deployment, stage)
-            context = RunContext(request.profile or compiled.profiles)
+            context.profile = request.profile or compiled.profiles
             if request in self._cancelled:
                 raise RequestCancelledError(
                     f"request {request.id}, attempt {request.attempt}: cancelled before stage "
                     f"{stage}.",
                     request_id=request.id,
                 )
-            self._running.setdefault(request, []).append(context)
-        started_s = time.monotonic()
-        try:
+            started_s = time.monotonic()
             outputs = compiled.run(inputs, context)
             ended_s = time.monotonic()
         except HeteroError as error:
@@ -129,12 +131,11 @@ class DeviceHost:
             what = InferenceError(f"{compiled.name!r}: {type(error).__name__}: {error}")
             raise self._placed(what, stage, request) from error
         finally:
-            with self._idle:
-                self._running[request].remove(context)
-                if not self._running[request]:
-                    del self._running[request]
+            del self._running[id(context)]
+            if self._num_unloading:
+                with self._idle:
                     self._idle.notify_all()
-        named = {port.name: value for port, value in zip(compiled.outputs, outputs, strict=True)}
+        named = dict(zip(compiled.output_names, outputs, strict=True))
         return named, StageRun(
             stage,
             self.descriptor.name,
@@ -151,17 +152,12 @@ class DeviceHost:
     def cancel(self, request: Request) -> None:
         """Stop an attempt at the next node of what runs, and before what does not yet run."""
         with self._lock:
-            contexts = list(self._running.get(request, ()))
             self._cancelled[request] = None
             while len(self._cancelled) > _REMEMBERED:
                 self._cancelled.popitem(last=False)
-        for context in contexts:
-            context.cancel()
-
-    def is_cancelled(self, request: Request) -> bool:
-        """Whether an attempt was cancelled, lately."""
-        with self._lock:
-            return request in self._cancelled
+        for running, context in list(self._running.values()):
+            if running == request:
+                context.cancel()
 
     def executed_nodes(self, deployment: str, stage: int) -> tuple[ExecutedNode, ...]:
         """Return a stage's runtime model."""
@@ -180,12 +176,11 @@ class DeviceHost:
         with self._idle:
             keys = [key for key in self._stages if key[0] == deployment]
             stages = [self._stages.pop(key) for key in keys]
-            for request, contexts in self._running.items():
-                for context in contexts if request.deployment == deployment else ():
-                    context.cancel()
-            stopped = self._idle.wait_for(
-                lambda: all(r.deployment != deployment for r in self._running), timeout_s
-            )
+            self._num_unloading += 1
+            for context in self._contexts(deployment):
+                context.cancel()
+            stopped = self._idle.wait_for(lambda: not self._contexts(deployment), timeout_s)
+            self._num_unloading -= 1
         for compiled in stages if stopped else ():
             try:
                 compiled.close()
@@ -196,6 +191,11 @@ class DeviceHost:
         """Let go of every stage."""
         for deployment in {key[0] for key in list(self._stages)}:
             self.unload(deployment)
+
+    def _contexts(self, deployment: str) -> list[RunContext]:
+        """Return what runs of a deployment."""
+        running = list(self._running.values())
+        return [context for request, context in running if request.deployment == deployment]
 
     def _stage(self, deployment: str, stage: int) -> CompiledModel:
         try:

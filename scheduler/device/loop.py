@@ -9,8 +9,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from devices.errors import HeteroError, InferenceError
@@ -21,7 +21,7 @@ from scheduler.channels.channel import Channel, Receiver
 from scheduler.channels.messages import Dropped, Failure, Message, Outputs, Task, Values
 from scheduler.device.host import DeviceHost
 from scheduler.device.machine import DeviceMachine
-from scheduler.events import DeviceEvent, DeviceInstruction, StageOpened
+from scheduler.events import DeviceEvent, DeviceInstruction, Run, StageOpened
 from scheduler.formats.codec import nbytes_of
 
 #: Deployments that were closed lately, whose clients are told of what comes late for them.
@@ -31,33 +31,30 @@ _CARRIED: Final = 8
 
 
 @dataclass(slots=True)
-class _Arrived:
-    """What has come for a task."""
+class _Ended:
+    """What a task gave by name, and how it and the stages before it went."""
 
-    tensors: dict[str, Value] = field(default_factory=dict)
-    runs: dict[int, StageRun] = field(default_factory=dict)
-    #: When the last of it came.
-    ready_s: float = 0.0
+    outputs: Mapping[str, Value]
+    runs: tuple[StageRun, ...]
 
 
 class DeviceLoop:
     """One device at work.
 
     `connect`: returns the device's channel, given what receives.
-    `start`: takes each task that is to run; some thread then calls `run` with it.
+    `start`: takes each run that is due; some thread then calls `run` with it.
     """
 
     def __init__(
         self,
         host: DeviceHost,
         connect: Callable[[Receiver], Channel],
-        start: Callable[[DeviceLoop, Task], None],
+        start: Callable[[DeviceLoop, Run], None],
     ) -> None:
         self.host = host
         self._machine = DeviceMachine()
         self._start = start
         self._lock = threading.Lock()
-        self._arrived: dict[Task, _Arrived] = {}
         #: Stages that are open, by deployment and number.
         self._stages: dict[tuple[str, int], StageOpened] = {}
         #: Clients of deployments that were closed lately.
@@ -79,7 +76,7 @@ class DeviceLoop:
     @property
     def is_empty(self) -> bool:
         """Whether no task is held, nor anything of one."""
-        return not self._arrived and not self._machine.num_tasks
+        return not self._machine.num_tasks
 
     @property
     def num_clients(self) -> int:
@@ -135,33 +132,26 @@ class DeviceLoop:
         match message:
             case Values(task, tensors, runs):
                 event = events.ValuesArrived(
-                    task, task.request.id, tuple(tensors), sum(map(nbytes_of, tensors.values()))
+                    task, task.request.id, tensors, nbytes_of(tensors), runs, time.monotonic()
                 )
-                with self._lock:
-                    arrived = self._arrived.get(task)
-                    if arrived is None:
-                        arrived = self._arrived[task] = _Arrived()
-                    arrived.tensors.update(tensors)
-                    for run in runs:
-                        arrived.runs[run.stage] = run
-                    arrived.ready_s = time.monotonic()
-                    instructions = self._machine.handle(event)
             case Dropped(request):
-                with self._lock:
-                    instructions = self._machine.handle(events.AttemptDropped(request))
+                event = events.AttemptDropped(request)
             case _:  # nothing else is sent to devices
                 return
+        with self._lock:
+            instructions = self._machine.handle(event)
         self._follow(instructions)
 
-    def run(self, task: Task) -> None:
-        """Run a task that was started, in the calling thread, and send on what it gives."""
+    def run(self, due: Run) -> None:
+        """Run a task that is due, in the calling thread, and send on what it gives."""
+        task = due.task
         ended: _Ended | None = None
         event: DeviceEvent = events.RunEnded(task)
         interrupt: BaseException | None = None
         thread = threading.get_ident()
         self._begun[thread] = (task, time.monotonic())
         try:
-            ended = self._run(task)
+            ended = self._run(due)
         except BaseException as error:
             event = events.RunFailed(task, self._failure(task, error))
             if not isinstance(error, Exception):
@@ -178,14 +168,12 @@ class DeviceLoop:
         self._channel.close()
         self.host.close()
 
-    def _run(self, task: Task) -> _Ended:
-        request, number = task
-        with self._lock:
-            arrived = self._arrived.pop(task)
-            stage = self._stages[request.deployment, number]
-        inputs = [arrived.tensors[name] for name in stage.inputs]
-        outputs, run = self.host.run_stage(request, number, inputs, ready_s=arrived.ready_s)
-        return _Ended(outputs, (*arrived.runs.values(), run))
+    def _run(self, due: Run) -> _Ended:
+        (request, number), tensors, runs, ready_s = due
+        stage = self._stages[request.deployment, number]
+        inputs = [tensors[name] for name in stage.inputs]
+        outputs, run = self.host.run_stage(request, number, inputs, ready_s=ready_s)
+        return _Ended(outputs, (*runs, run))
 
     def _follow(
         self, instructions: Sequence[DeviceInstruction], ended: _Ended | None = None
@@ -200,7 +188,7 @@ class DeviceLoop:
     def _do(self, instruction: DeviceInstruction, task: Task, ended: _Ended | None) -> None:
         match instruction:
             case events.Run():
-                self._start(self, task)
+                self._start(self, instruction)
             case events.SendOn(_, send) if ended:
                 if len(ended.runs) > _CARRIED:
                     self._tell(task, Outputs(task, {}, ended.runs))
@@ -216,9 +204,6 @@ class DeviceLoop:
                 self._tell(task, Failure(task, error))
             case events.Stop():
                 self.host.cancel(task.request)
-            case events.Forget():
-                with self._lock:
-                    self._arrived.pop(task, None)
 
     def _tell(self, task: Task, message: Message) -> None:
         """Send the task's client a message; nobody knows that of a deployment that never was."""
@@ -240,11 +225,3 @@ class DeviceLoop:
             device=name,
             cause=repr(error),
         )
-
-
-@dataclass(slots=True)
-class _Ended:
-    """What a task gave by name, and how it and the stages before it went."""
-
-    outputs: dict[str, Value]
-    runs: tuple[StageRun, ...]

@@ -18,9 +18,10 @@ import heapq
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from devices.errors import DeviceError, DeviceLostError, OverloadedError
+from devices.request.answer import StageRun
 from devices.request.request import Request
 from scheduler import events
 from scheduler.channels.messages import Task
@@ -67,26 +68,10 @@ class InvalidTaskError(RuntimeError):
 
 
 @dataclass(slots=True)
-class _Task:
-    id: Task
-    client: str
-    #: Its request's, in the queue.
-    place: int
-    level: int
-    missing: set[str]
-    nbytes: int = 0
-    state: TaskState = TaskState.JOINING
-
-
-class _Ready(NamedTuple):
-    key: Key
-    task: _Task
-
-
-@dataclass(slots=True)
-class _Held:
+class _Client:
     """What a client has on the device."""
 
+    name: str
     num_tasks: int = 0
     nbytes: int = 0
 
@@ -94,9 +79,34 @@ class _Held:
 @dataclass(slots=True)
 class _Stage:
     opened: events.StageOpened
+    client: _Client
+    inputs: frozenset[str]
     num_running: int = 0
     #: Tasks that are ready and wait for one of the stage's streams; may hold gone ones.
     held: list[_Ready] = field(default_factory=list)
+
+
+class _Task:
+    """A task that has not gone, with what came for it."""
+
+    __slots__ = ("id", "nbytes", "place", "ready_s", "runs", "stage", "state", "tensors")
+
+    def __init__(self, identity: Task, stage: _Stage, place: int) -> None:
+        self.id = identity
+        self.stage = stage
+        #: Its request's, in the queue.
+        self.place = place
+        self.tensors: dict[str, Any] = {}
+        self.runs: tuple[StageRun, ...] = ()
+        #: When the last of it came.
+        self.ready_s = 0.0
+        self.nbytes = 0
+        self.state = TaskState.JOINING
+
+
+class _Ready(NamedTuple):
+    key: Key
+    task: _Task
 
 
 class DeviceMachine:
@@ -120,13 +130,13 @@ class DeviceMachine:
         #: How many tasks run at once.
         self.num_streams = 1
         self._stages: dict[tuple[str, int], _Stage] = {}
-        #: Tasks that are not gone, by attempt.
-        self._tasks: dict[Request, dict[Task, _Task]] = {}
+        self._clients: dict[str, _Client] = {}
+        #: Tasks that are not gone, by attempt and stage.
+        self._tasks: dict[Request, dict[int, _Task]] = {}
         #: A heap; may hold tasks that are gone.
         self._ready: list[_Ready] = []
         self._arrivals = 0
         self._num_running = 0
-        self._held: dict[str, _Held] = {}
         self._dropped: OrderedDict[Request, None] = OrderedDict()
         self._ended: OrderedDict[Task, None] = OrderedDict()
 
@@ -142,7 +152,7 @@ class DeviceMachine:
 
     def nbytes_of(self, client: str) -> int:
         """Return the bytes of values that a client's tasks wait with or run on."""
-        return self._held[client].nbytes if client in self._held else 0
+        return self._clients[client].nbytes if client in self._clients else 0
 
     def handle(self, event: DeviceEvent) -> list[DeviceInstruction]:
         """Take in one event; return what is to be done, in order.
@@ -150,28 +160,33 @@ class DeviceMachine:
         Raises InvalidTaskError: the event cannot be in the task's state.
         """
         match event:
-            case events.StageOpened():
-                key = (event.deployment, event.stage)
-                # One that is there already has other devices to send to: its tasks go on.
-                self._stages.setdefault(key, _Stage(event)).opened = event
-                self._count_streams()
-                return []
             case events.ValuesArrived():
                 done = self._join(event)
+            case events.RunEnded() | events.RunFailed():
+                done = self._end(event)
             case events.AttemptDropped():
                 done = self._drop(event)
+            case events.StageOpened():
+                self._open(event)
+                return []
             case events.DeploymentClosed():
                 done = self._close(event.deployment)
             case events.ClientGone():
-                own = {
-                    k[0]: None for k, s in self._stages.items() if s.opened.client == event.client
-                }
+                own = {k[0]: None for k, s in self._stages.items() if s.client.name == event.client}
                 done = [order for deployment in own for order in self._close(deployment)]
-            case events.RunEnded():
-                done = self._end(event)
-            case events.RunFailed():
-                done = self._end(event)
-        return done + self._run_ready()
+        if self._ready:
+            done += self._run_ready()
+        return done
+
+    def _open(self, event: events.StageOpened) -> None:
+        stage = self._stages.get((event.deployment, event.stage))
+        if stage is None:
+            client = self._clients.setdefault(event.client, _Client(event.client))
+            stage = _Stage(event, client, frozenset(event.inputs))
+            self._stages[event.deployment, event.stage] = stage
+        # One that was there already has other devices to send to: its tasks go on.
+        stage.opened = event
+        self._count_streams()
 
     def _step(self, task: _Task, event: DeviceEvent, after: TaskState) -> None:
         if after not in TRANSITIONS.get((task.state, type(event)), ()):
@@ -180,63 +195,68 @@ class DeviceMachine:
             )
         task.state = after
         if after is _S.GONE:
-            attempt = task.id.request
-            del self._tasks[attempt][task.id]
-            if not self._tasks[attempt]:
+            attempt, stage = task.id
+            tasks = self._tasks[attempt]
+            del tasks[stage]
+            if not tasks:
                 del self._tasks[attempt]
-            held = self._held[task.client]
-            held.num_tasks -= 1
-            held.nbytes -= task.nbytes
-            if not held.num_tasks:
-                del self._held[task.client]
-            self._order.left(task.client)
+            client = task.stage.client
+            client.num_tasks -= 1
+            client.nbytes -= task.nbytes
+            self._order.left(client.name)
             _remember(self._ended, task.id)
 
     def _join(self, event: events.ValuesArrived) -> list[DeviceInstruction]:
-        attempt = event.task.request
-        stage = self._stages.get((event.task.request.deployment, event.task.stage))
-        if attempt in self._dropped or event.task in self._ended:
-            return [events.Forget(event.task)]
-        if stage is None or not set(event.tensors) <= set(stage.opened.inputs):
-            return [
-                events.ReportFailure(event.task, _misplaced(event, stage)),
-                events.Forget(event.task),
-            ]
-        tasks = self._tasks.setdefault(attempt, {})
-        task = tasks.get(event.task)
-        if task is None:
-            opened = stage.opened
-            place = self._order.place(opened.client, event.sequence)
-            missing = set(opened.inputs)
-            task = _Task(event.task, opened.client, place, opened.level, missing)
-            tasks[event.task] = task
-            self._held.setdefault(task.client, _Held()).num_tasks += 1
-        elif not task.missing.intersection(event.tensors):
+        identity, sequence, tensors, nbytes, runs, now_s = event
+        attempt, number = identity
+        stage = self._stages.get((attempt.deployment, number))
+        if attempt in self._dropped or identity in self._ended:
             return []
-        task.missing.difference_update(event.tensors)
-        task.nbytes += event.nbytes
-        self._held[task.client].nbytes += event.nbytes
-        self._step(task, event, _S.JOINING if task.missing else _S.READY)
-        if not task.missing:
+        if stage is None or not tensors.keys() <= stage.inputs:
+            return [events.ReportFailure(identity, _misplaced(event, stage))]
+        tasks = self._tasks.get(attempt)
+        if tasks is None:
+            tasks = self._tasks[attempt] = {}
+        task = tasks.get(number)
+        client = stage.client
+        if task is None:
+            task = tasks[number] = _Task(identity, stage, self._order.place(client.name, sequence))
+            client.num_tasks += 1
+        elif tensors.keys() <= task.tensors.keys():
+            return []
+        task.tensors.update(tensors)
+        # Two ways here may have begun in one stage.
+        joined = {run.stage: run for run in (*task.runs, *runs)}.values() if task.runs else runs
+        task.runs = tuple(joined)
+        task.ready_s = now_s
+        task.nbytes += nbytes
+        client.nbytes += nbytes
+        if len(task.tensors) < len(stage.inputs):
+            self._step(task, event, _S.JOINING)
+        else:
+            self._step(task, event, _S.READY)
             self._arrivals += 1
-            key = Key(task.place + task.level, -attempt.priority, self._arrivals)
+            opened = stage.opened
+            if not self._ready and self._is_free(stage):
+                return [self._run(task), *self._relieve(task)]
+            key = Key(task.place + opened.level, -attempt.priority, self._arrivals)
             heapq.heappush(self._ready, _Ready(key, task))
         return self._relieve(task)
 
     def _relieve(self, newest: _Task) -> list[DeviceInstruction]:
         """End what a client has too much of: what still joins first, and of that the oldest."""
-        held = self._held[newest.client]
+        held = newest.stage.client
         if held.num_tasks <= self._max_tasks and held.nbytes <= self._max_nbytes:
             return []
         mine = [
             task
             for tasks in self._tasks.values()
             for task in tasks.values()
-            if task.client == newest.client
+            if task.stage.client is held
             and task.state in (_S.JOINING, _S.READY)
             and task.id.request != newest.id.request
         ]
-        mine.sort(key=lambda task: (task.state is _S.READY, task.place, task.level))
+        mine.sort(key=lambda t: (t.state is _S.READY, t.place, t.stage.opened.level))
         done: list[DeviceInstruction] = []
         for task in mine:
             if (
@@ -256,6 +276,17 @@ class DeviceMachine:
             done += self._drop(events.AttemptDropped(task.id.request))
         return done
 
+    def _is_free(self, stage: _Stage) -> bool:
+        """Whether the device and the stage have a stream for one more task."""
+        return self._num_running < self.num_streams and stage.num_running < stage.opened.num_streams
+
+    def _run(self, task: _Task) -> events.Run:
+        task.state = _S.RUNNING
+        self._order.ran(task.place)
+        task.stage.num_running += 1
+        self._num_running += 1
+        return events.Run(task.id, task.tensors, task.runs, task.ready_s)
+
     def _run_ready(self) -> list[DeviceInstruction]:
         started: list[DeviceInstruction] = []
         while self._ready and self._num_running < self.num_streams:
@@ -263,45 +294,39 @@ class DeviceMachine:
             task = first.task
             if task.state is not _S.READY:
                 continue
-            stage = self._stages[task.id.request.deployment, task.id.stage]
-            if stage.num_running == stage.opened.num_streams:
-                stage.held.append(first)
-                continue
-            task.state = _S.RUNNING
-            self._order.ran(task.place)
-            stage.num_running += 1
-            self._num_running += 1
-            started.append(events.Run(task.id))
+            if self._is_free(task.stage):
+                started.append(self._run(task))
+            else:
+                task.stage.held.append(first)
         return started
 
     def _count_streams(self) -> None:
         self.num_streams = max((s.opened.num_streams for s in self._stages.values()), default=1)
 
     def _end(self, event: events.RunEnded | events.RunFailed) -> list[DeviceInstruction]:
-        task = self._tasks.get(event.task.request, {}).get(event.task)
+        identity = event.task
+        task = self._tasks.get(identity.request, {}).get(identity.stage)
         if task is None:
-            raise InvalidTaskError(f"{event.task}: {type(event).__name__} of a task that is gone")
+            raise InvalidTaskError(f"{identity}: {type(event).__name__} of a task that is gone")
         wanted = task.state is _S.RUNNING
         self._step(task, event, _S.GONE)
         self._num_running -= 1
-        stage = self._stages.get((event.task.request.deployment, event.task.stage))
-        if stage is not None:
-            stage.num_running -= 1
-            for held in stage.held:
-                heapq.heappush(self._ready, held)
-            stage.held.clear()
-        if not wanted or stage is None:
-            return [events.Forget(event.task)]
+        stage = task.stage
+        stage.num_running -= 1
+        for held in stage.held:
+            heapq.heappush(self._ready, held)
+        stage.held.clear()
+        if not wanted:
+            return []
         if isinstance(event, events.RunFailed):
-            return [events.ReportFailure(event.task, event.error), events.Forget(event.task)]
+            return [events.ReportFailure(identity, event.error)]
         opened = stage.opened
         done: list[DeviceInstruction] = [
-            events.SendOn(event.task, send)
-            for send in opened.sends.get(event.task.request.route, ())
+            events.SendOn(identity, send) for send in opened.sends.get(identity.request.route, ())
         ]
         if opened.outputs or not done:
-            done.append(events.Report(event.task))
-        return [*done, events.Forget(event.task)]
+            done.append(events.Report(identity))
+        return done
 
     def _drop(self, event: events.AttemptDropped) -> list[DeviceInstruction]:
         attempt = event.request
@@ -314,7 +339,6 @@ class DeviceMachine:
                 self._step(task, event, _S.DROPPED)
             else:
                 self._step(task, event, _S.GONE)
-                done.append(events.Forget(task.id))
         return done
 
     def _close(self, deployment: str) -> list[DeviceInstruction]:
@@ -322,9 +346,10 @@ class DeviceMachine:
         for attempt in [a for a in self._tasks if a.deployment == deployment]:
             done += self._drop(events.AttemptDropped(attempt))
         closed = [k for k in self._stages if k[0] == deployment]
-        clients = {self._stages.pop(key).opened.client for key in closed}
-        for client in clients.difference(s.opened.client for s in self._stages.values()):
+        clients = {self._stages.pop(key).client.name for key in closed}
+        for client in clients.difference(s.client.name for s in self._stages.values()):
             self._order.forget(client)
+            del self._clients[client]
         self._count_streams()
         return done
 

@@ -17,8 +17,8 @@ from contextlib import contextmanager, suppress
 from typing import Final
 
 from scheduler.channels.channel import PumpedChannel
-from scheduler.channels.messages import Task
 from scheduler.device.loop import DeviceLoop
+from scheduler.events import Run
 
 #: Seconds that a thread may take to end; one that is stuck in a program ends with the process.
 _JOIN_S: Final = 5.0
@@ -28,7 +28,7 @@ _LONG_S: Final = 0.001
 #: Seconds after which a wait for messages is begun again.
 _LOOK_S: Final = 0.5
 
-_Job = tuple[DeviceLoop, Task]
+_Job = tuple[DeviceLoop, Run]
 
 
 class _Next(threading.local):
@@ -57,7 +57,7 @@ class BaseWorkers(ABC):
         return self._count
 
     @abstractmethod
-    def start(self, loop: DeviceLoop, task: Task) -> None:
+    def start(self, loop: DeviceLoop, due: Run) -> None:
         """Have a task run by one of the threads."""
 
     @abstractmethod
@@ -101,15 +101,15 @@ class Workers(BaseWorkers):
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._next = _Next()
 
-    def start(self, loop: DeviceLoop, task: Task) -> None:
+    def start(self, loop: DeviceLoop, due: Run) -> None:
         """Have a task run: by the calling thread when it is done here, or by another."""
         mine = self._next
         if mine.request_id == 0:
-            mine.request_id = task.request.id
-        if mine.job is None and (mine.anyone or mine.request_id == task.request.id):
-            mine.job = (loop, task)
+            mine.request_id = due.task.request.id
+        if mine.job is None and (mine.anyone or mine.request_id == due.task.request.id):
+            mine.job = (loop, due)
         else:
-            self._jobs.put((loop, task))
+            self._jobs.put((loop, due))
 
     @contextmanager
     def helping(self) -> Iterator[None]:
@@ -122,8 +122,8 @@ class Workers(BaseWorkers):
         try:
             yield
             while mine.job is not None:
-                (loop, task), mine.job = mine.job, None
-                loop.run(task)
+                (loop, due), mine.job = mine.job, None
+                loop.run(due)
         finally:
             mine.request_id = None
             if mine.job is not None:
@@ -170,9 +170,9 @@ class PumpingWorkers(BaseWorkers):
         self._num_streams = num_streams
         self.keep(num_streams + (self._usual_s > _LONG_S))
 
-    def start(self, loop: DeviceLoop, task: Task) -> None:
+    def start(self, loop: DeviceLoop, due: Run) -> None:
         """Have a task run by the thread that is idle next."""
-        self._jobs.append((loop, task))
+        self._jobs.append((loop, due))
         one_of_us = threading.current_thread() in self._threads
         if self._channel is not None and (
             not one_of_us or (self._count > 1 and len(self._jobs) > 1)
@@ -215,6 +215,6 @@ class PumpingWorkers(BaseWorkers):
 
 
 def _run(job: _Job) -> None:
-    loop, task = job
+    loop, due = job
     with suppress(KeyboardInterrupt):  # raised by a program: nobody pressed a key here
-        loop.run(task)
+        loop.run(due)

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from devices.errors import RequestCancelledError
+from devices.plugin.program import RunContext
 from devices.request.request import Request
 from scheduler import DeviceDescriptor, StageSource
 from scheduler.device.host import DeviceHost
@@ -33,22 +35,26 @@ def test_a_stage_is_not_closed_between_being_found_and_being_run(
     host = loaded("add")
     compiled = host._stages["add", 0]
     unloading = threading.Thread(target=host.unload, args=("add",))
-    closed = threading.Event()
-    find, close = host._stage, compiled.close
+    asked = threading.Event()
+    ran_at_close: list[int] = []
+    find, cancel, close = host._stage, RunContext.cancel, compiled.close
 
     def found(deployment: str, stage: int) -> Any:
         """Another thread unloads the stage just as a run has found it."""
         stage_found = find(deployment, stage)
         unloading.start()
-        closed.wait(0.1)
+        assert asked.wait(PATIENCE_S)
         return stage_found
 
     monkeypatch.setattr(host, "_stage", found)
-    monkeypatch.setattr(compiled, "close", lambda: (closed.set(), close()))
-    outputs, _ = host.run_stage(Request(deployment="add"), 0, [np.ones(1, np.float32)])
-    assert outputs["t0"] == 2.0
+    monkeypatch.setattr(RunContext, "cancel", lambda context: (cancel(context), asked.set()))
+    monkeypatch.setattr(
+        compiled, "close", lambda: (ran_at_close.append(len(host._running)), close())
+    )
+    with pytest.raises(RequestCancelledError):
+        host.run_stage(Request(deployment="add"), 0, [np.ones(1, np.float32)])
     unloading.join(PATIENCE_S)
-    assert closed.is_set()
+    assert ran_at_close == [0]
 
 
 def test_a_program_that_cannot_close_does_not_keep_the_others(

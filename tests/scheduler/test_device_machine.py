@@ -31,16 +31,19 @@ def task(request_id: int, stage: int = 0, attempt: int = 1) -> Task:
 
 
 def arrived(t: Task, *tensors: str) -> ev.ValuesArrived:
-    return ev.ValuesArrived(t, t.request.id, tensors)
+    return ev.ValuesArrived(t, t.request.id, dict.fromkeys(tensors))
+
+
+def run(t: Task, *tensors: str) -> ev.Run:
+    return ev.Run(t, dict.fromkeys(tensors))
 
 
 def test_a_task_runs_sends_on_and_reports() -> None:
     m = machine()
-    assert m.handle(arrived(task(1), "x")) == [ev.Run(task(1))]
+    assert m.handle(arrived(task(1), "x")) == [run(task(1), "x")]
     assert m.handle(ev.RunEnded(task(1))) == [
         ev.SendOn(task(1), JOIN),
         ev.Report(task(1)),
-        ev.Forget(task(1)),
     ]
     assert m.num_tasks == 0
 
@@ -49,9 +52,9 @@ def test_the_client_hears_of_outputs_and_of_what_leads_nowhere() -> None:
     m = machine()
     m.handle(ev.StageOpened("d", 0, ("x",), 0, {0: (JOIN,)}))
     m.handle(arrived(task(1), "x"))
-    assert m.handle(ev.RunEnded(task(1))) == [ev.SendOn(task(1), JOIN), ev.Forget(task(1))]
+    assert m.handle(ev.RunEnded(task(1))) == [ev.SendOn(task(1), JOIN)]
     m.handle(arrived(task(1, 2)))
-    assert m.handle(ev.RunEnded(task(1, 2))) == [ev.Report(task(1, 2)), ev.Forget(task(1, 2))]
+    assert m.handle(ev.RunEnded(task(1, 2))) == [ev.Report(task(1, 2))]
 
 
 def test_outputs_go_the_way_that_the_attempt_takes() -> None:
@@ -60,7 +63,7 @@ def test_outputs_go_the_way_that_the_attempt_takes() -> None:
     m.handle(ev.StageOpened("d", 0, ("x",), 0, {0: (JOIN,), 1: (other_way,)}))
     turned = Task(task(1).request._replace(route=1), 0)
     m.handle(arrived(turned, "x"))
-    assert m.handle(ev.RunEnded(turned)) == [ev.SendOn(turned, other_way), ev.Forget(turned)]
+    assert m.handle(ev.RunEnded(turned)) == [ev.SendOn(turned, other_way)]
 
 
 def test_a_stage_that_is_opened_again_keeps_its_tasks() -> None:
@@ -71,19 +74,18 @@ def test_a_stage_that_is_opened_again_keeps_its_tasks() -> None:
     m.handle(ev.StageOpened("d", 0, ("x",), 0, {0: (moved,)}))
     assert m.handle(ev.RunEnded(task(1))) == [
         ev.SendOn(task(1), moved),
-        ev.Forget(task(1)),
-        ev.Run(task(2)),
+        run(task(2), "x"),
     ]
 
 
 def test_a_stage_waits_for_all_its_inputs_in_any_order() -> None:
     m = machine()
     assert m.handle(arrived(task(1, 1), "b")) == []
-    assert m.handle(arrived(task(1, 1), "a")) == [ev.Run(task(1, 1))]
+    assert m.handle(arrived(task(1, 1), "a")) == [run(task(1, 1), "b", "a")]
 
 
 def test_a_stage_without_inputs_runs_when_told() -> None:
-    assert machine().handle(arrived(task(1, 2))) == [ev.Run(task(1, 2))]
+    assert machine().handle(arrived(task(1, 2))) == [run(task(1, 2))]
 
 
 def test_old_requests_go_first_and_a_level_counts_as_a_request() -> None:
@@ -106,7 +108,7 @@ def test_as_many_run_as_there_are_streams() -> None:
     assert m.handle(arrived(task(1), "x"))
     assert m.handle(arrived(task(2), "x"))
     assert m.handle(arrived(task(3), "x")) == []
-    assert m.handle(ev.RunEnded(task(1)))[-1] == ev.Run(task(3))
+    assert m.handle(ev.RunEnded(task(1)))[-1] == run(task(3), "x")
 
 
 def other(request_id: int) -> Task:
@@ -118,13 +120,13 @@ def test_each_stage_keeps_to_its_own_streams() -> None:
     m = machine(4)
     m.handle(ev.StageOpened("e", 0, ("x",), 0))
     assert m.num_streams == 4
-    assert m.handle(arrived(other(1), "x")) == [ev.Run(other(1))]
+    assert m.handle(arrived(other(1), "x")) == [run(other(1), "x")]
     assert m.handle(arrived(other(2), "x")) == []
     assert m.handle(arrived(other(3), "x")) == []
     # The streams that are free are free for others, though these came later.
-    assert m.handle(arrived(task(4), "x")) == [ev.Run(task(4))]
-    assert m.handle(ev.AttemptDropped(other(2).request)) == [ev.Forget(other(2))]
-    assert m.handle(ev.RunEnded(other(1)))[-1] == ev.Run(other(3))
+    assert m.handle(arrived(task(4), "x")) == [run(task(4), "x")]
+    assert m.handle(ev.AttemptDropped(other(2).request)) == []
+    assert m.handle(ev.RunEnded(other(1)))[-1] == run(other(3), "x")
     m.handle(ev.DeploymentClosed("d"))
     assert m.num_streams == 1
 
@@ -135,8 +137,8 @@ def test_closing_the_wide_stage_leaves_the_narrow_ones_order() -> None:
     for request_id in (1, 2, 3):
         m.handle(arrived(other(request_id), "x"))
     m.handle(ev.DeploymentClosed("d"))
-    assert m.handle(ev.RunEnded(other(1)))[-1] == ev.Run(other(2))
-    assert m.handle(ev.RunEnded(other(2)))[-1] == ev.Run(other(3))
+    assert m.handle(ev.RunEnded(other(1)))[-1] == run(other(2), "x")
+    assert m.handle(ev.RunEnded(other(2)))[-1] == run(other(3), "x")
 
 
 def test_a_failure_is_reported_and_nothing_sent() -> None:
@@ -145,7 +147,6 @@ def test_a_failure_is_reported_and_nothing_sent() -> None:
     error = ValueError()
     assert m.handle(ev.RunFailed(task(1), error)) == [
         ev.ReportFailure(task(1), error),
-        ev.Forget(task(1)),
     ]
 
 
@@ -153,16 +154,16 @@ def test_dropping_stops_what_runs_and_forgets_what_waits() -> None:
     m = machine()
     m.handle(arrived(task(1), "x"))
     m.handle(arrived(task(1, 1), "a"))
-    assert m.handle(ev.AttemptDropped(task(1).request)) == [ev.Stop(task(1)), ev.Forget(task(1, 1))]
-    assert m.handle(ev.RunEnded(task(1))) == [ev.Forget(task(1))]
+    assert m.handle(ev.AttemptDropped(task(1).request)) == [ev.Stop(task(1))]
+    assert m.handle(ev.RunEnded(task(1))) == []
     assert m.num_tasks == 0
 
 
 def test_what_comes_late_for_a_dropped_attempt_is_forgotten() -> None:
     m = machine()
     m.handle(ev.AttemptDropped(task(1).request))
-    assert m.handle(arrived(task(1), "x")) == [ev.Forget(task(1))]
-    assert m.handle(arrived(task(1, attempt=2), "x")) == [ev.Run(task(1, attempt=2))]
+    assert m.handle(arrived(task(1), "x")) == []
+    assert m.handle(arrived(task(1, attempt=2), "x")) == [run(task(1, attempt=2), "x")]
 
 
 def test_a_dropped_task_in_the_queue_does_not_run() -> None:
@@ -171,22 +172,22 @@ def test_a_dropped_task_in_the_queue_does_not_run() -> None:
     m.handle(arrived(task(2), "x"))
     m.handle(arrived(task(3), "x"))
     m.handle(ev.AttemptDropped(task(2).request))
-    assert m.handle(ev.RunEnded(task(1)))[-1] == ev.Run(task(3))
+    assert m.handle(ev.RunEnded(task(1)))[-1] == run(task(3), "x")
 
 
 def test_closing_a_deployment_drops_its_tasks_and_takes_no_more() -> None:
     m = machine()
     m.handle(arrived(task(1), "x"))
     m.handle(arrived(task(2), "x"))
-    assert m.handle(ev.DeploymentClosed("d")) == [ev.Stop(task(1)), ev.Forget(task(2))]
+    assert m.handle(ev.DeploymentClosed("d")) == [ev.Stop(task(1))]
     assert refusal(m.handle(arrived(task(3), "x")), task(3)).stage == 0
-    assert m.handle(ev.RunEnded(task(1))) == [ev.Forget(task(1))]
+    assert m.handle(ev.RunEnded(task(1))) == []
 
 
 def refusal(instructions: list[ev.DeviceInstruction], of: Task) -> DeviceError:
-    told, forget = instructions
-    assert forget == ev.Forget(of)
+    (told,) = instructions
     assert isinstance(told, ev.ReportFailure)
+    assert told.task == of
     assert isinstance(told.error, DeviceError)
     return told.error
 
@@ -202,9 +203,9 @@ def test_values_that_come_twice_change_nothing() -> None:
     m = machine()
     m.handle(arrived(task(1, 1), "a"))
     assert m.handle(arrived(task(1, 1), "a")) == []
-    assert m.handle(arrived(task(1, 1), "b")) == [ev.Run(task(1, 1))]
+    assert m.handle(arrived(task(1, 1), "b")) == [run(task(1, 1), "b", "a")]
     assert m.handle(arrived(task(1, 1), "a", "b")) == []
-    assert m.handle(ev.RunEnded(task(1, 1)))[-1] == ev.Forget(task(1, 1))
+    m.handle(ev.RunEnded(task(1, 1)))
     assert m.num_tasks == 0
 
 
@@ -266,7 +267,7 @@ def test_what_comes_again_for_a_task_that_has_run_is_forgotten() -> None:
     m = machine()
     m.handle(arrived(task(1), "x"))
     m.handle(ev.RunEnded(task(1)))
-    assert m.handle(arrived(task(1), "x")) == [ev.Forget(task(1))]
+    assert m.handle(arrived(task(1), "x")) == []
     assert m.num_tasks == 0
 
 
@@ -277,8 +278,8 @@ def test_a_client_that_is_gone_leaves_nothing_and_others_go_on() -> None:
     m.handle(arrived(task(1), "x"))
     m.handle(arrived(task(2), "x"))
     m.handle(arrived(other(1), "x"))
-    assert m.handle(ev.ClientGone("one")) == [ev.Stop(task(1)), ev.Forget(task(2))]
-    assert m.handle(ev.RunEnded(task(1))) == [ev.Forget(task(1)), ev.Run(other(1))]
+    assert m.handle(ev.ClientGone("one")) == [ev.Stop(task(1))]
+    assert m.handle(ev.RunEnded(task(1))) == [run(other(1), "x")]
     assert isinstance(refusal(m.handle(arrived(task(3), "x")), task(3)), DeviceLostError)
     assert m.nbytes_of("one") == 0
 
@@ -301,7 +302,7 @@ def test_a_client_has_so_much_on_a_device_at_most_and_what_joins_longest_ends(
     done = m.handle(joining(9))
     ended = [i.task for i in done if isinstance(i, ev.ReportFailure)]
     assert ended == [task(1, 1), task(2, 1), task(3, 1)]
-    assert all(isinstance(i, ev.ReportFailure | ev.Forget) for i in done)
+    assert all(isinstance(i, ev.ReportFailure) for i in done)
     assert m.nbytes_of("one") == 60
     assert m.num_tasks == 6 + 2
-    assert m.handle(joining(1)) == [ev.Forget(task(1, 1))]  # late for what has ended
+    assert m.handle(joining(1)) == []  # late for what has ended

@@ -32,7 +32,7 @@ def arrive(
 ) -> list[Task]:
     """Bring a task's only input; return what is started."""
     request = Request(deployment=client, id=sequence, attempt=1, priority=priority)
-    return runs(m.handle(ev.ValuesArrived(Task(request, level), sequence, ("x",))))
+    return runs(m.handle(ev.ValuesArrived(Task(request, level), sequence, {"x": None})))
 
 
 def runs(instructions: list[ev.DeviceInstruction]) -> list[Task]:

@@ -115,7 +115,7 @@ class Together(RuleBasedStateMachine):
         self.network: list[tuple[str, str, Message]] = []
         self.wire = Wire("client", self.network)
         self.loops: dict[str, DeviceLoop] = {}
-        self.started: dict[str, list[Task]] = {}
+        self.started: dict[str, list[ev.Run]] = {}
         self.starts: Counter[str] = Counter()
         self.away: set[str] = set()
         self.now_s = 0.0
@@ -139,7 +139,7 @@ class Together(RuleBasedStateMachine):
 
         host: Any = Host(Named(device), self.placed.stages)
         take = self.started[device].append
-        self.loops[device] = DeviceLoop(host, connect, lambda _, task: take(task))
+        self.loops[device] = DeviceLoop(host, connect, lambda _, due: take(due))
 
     def open_stages(self) -> None:
         """Tell each device its stages and where the others are now."""
