@@ -22,7 +22,7 @@ from scheduler.executor import DeviceDescriptor
 from scheduler.ray.actor import probe, remote_device
 from scheduler.ray.address import check_reachable
 from scheduler.ray.nodes import ClusterNode, alive_nodes, device_number
-from scheduler.ray.pool import Pool
+from scheduler.ray.pool import Pool, keep_listing, kept_listing
 from scheduler.ray.start import LOOK_S, RaySession
 
 _log = logging.getLogger(__name__)
@@ -265,6 +265,11 @@ class RayDevices:
                 del self._names[key]
             for name in [n for n, d in self._actors.items() if d.node_id not in self._nodes]:
                 del self._actors[name]
+        if self._pool is not None:
+            for node in alive:
+                if node.id not in self._listed and (rows := kept_listing(node.id)):
+                    self._add(node, rows)
+        with self._lock:
             for node in alive:
                 if node.id not in self._listed and node.id not in self._probes:
                     self._probes[node.id] = self._ask(node, until_s)
@@ -311,6 +316,8 @@ class RayDevices:
                     del self._probes[node.id]
         else:
             self._add(node, rows)
+            if self._pool is not None:
+                keep_listing(node.id, rows)
 
     def _add(self, node: ClusterNode, rows: Sequence[DeviceDescriptor]) -> None:
         """Take in a node's devices with the cluster's numbers for them."""

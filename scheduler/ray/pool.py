@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgpack
 import ray
+from ray import cloudpickle
 from ray.experimental.internal_kv import (
     _internal_kv_del,
     _internal_kv_get,
@@ -21,11 +22,13 @@ from ray.util import list_named_actors
 
 from devices.errors import ClusterError
 from scheduler.device.probe import PluginSpec
+from scheduler.executor import DeviceDescriptor
 
 #: The Ray namespace of pools' actors.
 NAMESPACE: Final = "hetero-pool"
 _TABLE: Final = b"hetero-pool"
 _KEY: Final = b"pool"
+_LISTINGS: Final = b"node"
 _VERSION: Final = 1
 
 
@@ -58,6 +61,24 @@ class Pool:
             "lifetime": "detached",
             "get_if_exists": True,
         }
+
+
+def keep_listing(node_id: str, rows: Sequence[DeviceDescriptor]) -> None:
+    """Keep for all clients what a node has listed: to be asked costs it a process and seconds."""
+    held = cloudpickle.dumps(tuple(rows))  # type: ignore[no-untyped-call]  # Ray's own gap
+    _internal_kv_put(_listing(node_id), held, namespace=_TABLE)
+
+
+def kept_listing(node_id: str) -> tuple[DeviceDescriptor, ...] | None:
+    """Return what a node has listed for the pool; None where nobody has asked it."""
+    held = _internal_kv_get(_listing(node_id), namespace=_TABLE)
+    # Who may write there may run what it likes in the cluster: Ray keeps its functions there.
+    rows: tuple[DeviceDescriptor, ...] | None = cloudpickle.loads(held) if held else None
+    return rows
+
+
+def _listing(node_id: str) -> bytes:
+    return b"%s/%s" % (_LISTINGS, node_id.encode())
 
 
 def announce(pool: Pool) -> None:
@@ -107,6 +128,7 @@ def pool_actors() -> dict[str, Any]:
 def dissolve() -> list[str]:
     """End the pool's devices, whoever uses them; return their names."""
     _internal_kv_del(_KEY, namespace=_TABLE)
+    _internal_kv_del(_LISTINGS, del_by_prefix=True, namespace=_TABLE)
     actors = pool_actors()
     for actor in actors.values():
         ray.kill(actor)

@@ -242,6 +242,8 @@ def _start(options: dict[str, Any]) -> RaySession:
 
 def _join(address: str) -> RaySession:
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
+    # What this process tells of its tasks would be waited for as it leaves.
+    os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
     try:
         with _quiet(), own_signals():
             # A token alone does, as for `ray start`; Ray itself asks for its mode as well.

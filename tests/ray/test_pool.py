@@ -16,10 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 
 from hetero.cli.examples import EXAMPLES
+from scheduler import create_executor
+from scheduler.ray.devices import RayDevices
+from scheduler.ray.pool import Pool, announce, dissolve
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = pytest.mark.ray
 
 #: Says ready once its model has answered, then answers each line with the processes of its devices.
 CLIENT = """
@@ -71,6 +75,7 @@ def told(arguments: str, environment: dict[str, str]) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_the_examples_of_the_help(environment: dict[str, str]) -> None:
     for line in EXAMPLES["pool"]:
         done = subprocess.run(
@@ -88,6 +93,7 @@ def test_the_examples_of_the_help(environment: dict[str, str]) -> None:
     assert "no pool is up on this machine; `hetero pool up` starts one" in none.stderr
 
 
+@pytest.mark.slow
 def test_clients_share_devices_and_one_that_is_killed_takes_nothing_with_it(
     environment: dict[str, str],
 ) -> None:
@@ -126,3 +132,30 @@ def test_clients_share_devices_and_one_that_is_killed_takes_nothing_with_it(
 def answer(client: subprocess.Popen[str]) -> str:
     assert client.stdout is not None
     return client.stdout.readline().strip()
+
+
+@pytest.fixture
+def pool(local_ray: None) -> Iterator[None]:
+    """A pool in the Ray of these tests."""
+    announce(Pool({"NULL": 2}))
+    yield
+    dissolve()
+
+
+def test_a_second_client_asks_no_node_and_finds_the_devices_of_the_first(
+    pool: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def process() -> int:
+        executor = create_executor("ray")
+        try:
+            listed.append(executor.devices())
+            number: int = ray.get(executor._devices.device("NULL.1").actor.ping.remote())
+            return number
+        finally:
+            executor.close()
+
+    listed: list[Any] = []
+    first = process()
+    monkeypatch.setattr(RayDevices, "_ask", None)
+    assert process() == first
+    assert listed[0] == listed[1]
