@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
 
+import numpy as np
+
 from devices.errors import TensorTypeError
 from devices.model.tensor_spec import TensorSpec
 from devices.plugin.program import ExecutedNode, Value
@@ -63,7 +65,7 @@ class DeployedModel:
         Raises TensorTypeError: an input is in a device's own memory.
         """
         for name, value in values.items():
-            if isinstance(value, RemoteTensor):
+            if not isinstance(value, np.ndarray) and isinstance(value, RemoteTensor):
                 raise TensorTypeError(
                     f"input {name!r} is in memory of a device, which a model that may run on "
                     "others cannot read; give tensor.to_host().",

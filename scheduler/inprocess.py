@@ -70,7 +70,7 @@ class InProcessDeployment(BaseDeployment):
             deployments,
             connect=connect,
             addresses={name: device.address for name, device in devices.items()},
-            helping=workers.helping,
+            help_with=workers.help_with,
         )
 
     def load(self, sources: Sequence[StageSource], num_threads: Mapping[str, int]) -> None:

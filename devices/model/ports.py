@@ -23,19 +23,20 @@ def find_port(ports: Sequence[TensorSpec], key: Any, role: str) -> TensorSpec:
     TensorNameError
         Naming what there is, and what is nearest.
     """
-    names = ", ".join(repr(port.name) for port in ports) or "none"
-    if key is None:
-        if len(ports) == 1:
-            return ports[0]
-        raise TensorNameError(
-            f"the model has {len(ports)} {role}s, not exactly one; say which: {names}.", name=None
-        )
+    if key is None and len(ports) == 1:
+        return ports[0]
     if isinstance(key, TensorSpec):
         key = key.name
     if isinstance(key, str):
         for port in ports:
             if port.name == key:
                 return port
+    names = ", ".join(repr(port.name) for port in ports) or "none"
+    if key is None:
+        raise TensorNameError(
+            f"the model has {len(ports)} {role}s, not exactly one; say which: {names}.", name=None
+        )
+    if isinstance(key, str):
         folded = {port.name.casefold(): port.name for port in ports}
         near = difflib.get_close_matches(key.casefold(), folded, 1)
         hint = f" Did you mean {folded[near[0]]!r}?" if near else ""

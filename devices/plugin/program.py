@@ -6,8 +6,8 @@ import os
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,16 +57,9 @@ class RunContext:
         if hook is not None:
             hook()
 
-    @contextmanager
-    def on_cancel(self, stop: Callable[[], object]) -> Iterator[None]:
+    def on_cancel(self, stop: Callable[[], object]) -> AbstractContextManager[None]:
         """While inside, have `cancel` call `stop`: for backends that stop themselves."""
-        self._hook = stop
-        if self._is_cancelled:
-            stop()
-        try:
-            yield
-        finally:
-            self._hook = None
+        return _Stopping(self, stop)
 
     def set_timeout(self, timeout_s: float) -> None:
         """Let the run take `timeout_s` seconds from now, waiting in queues included."""
@@ -98,6 +91,24 @@ class RunContext:
     def record(self, node: str, seconds: float) -> None:
         """Add `seconds` to an executed node's time."""
         self.node_times_s[node] = self.node_times_s.get(node, 0.0) + seconds
+
+
+class _Stopping:
+    """The block in which a run is stopped by its backend; quicker than a generator's."""
+
+    __slots__ = ("_context", "_stop")
+
+    def __init__(self, context: RunContext, stop: Callable[[], object]) -> None:
+        self._context = context
+        self._stop = stop
+
+    def __enter__(self) -> None:
+        self._context._hook = self._stop
+        if self._context._is_cancelled:
+            self._stop()
+
+    def __exit__(self, *exception: object) -> None:
+        self._context._hook = None
 
 
 @dataclass(frozen=True, slots=True)

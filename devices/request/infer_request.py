@@ -338,13 +338,16 @@ class InferRequest(OpenVINONames):
     def _idle(self, what: str) -> Iterator[None]:
         """Keep the request idle; raise RequestBusyError if it is not."""
         with self._lock:
-            if self._state is not State.IDLE:
-                raise RequestBusyError(
-                    f"{what}: a request of model {self._target.name!r} is {self._state.value}; "
-                    "wait() for it first, or use another request.",
-                    state=self._state.value,
-                )
+            self._require_idle(what)
             yield
+
+    def _require_idle(self, what: str) -> None:
+        if self._state is not State.IDLE:
+            raise RequestBusyError(
+                f"{what}: a request of model {self._target.name!r} is {self._state.value}; "
+                "wait() for it first, or use another request.",
+                state=self._state.value,
+            )
 
     def _ended_run(self, what: str) -> Run:
         with self._idle(what):
@@ -370,7 +373,8 @@ class InferRequest(OpenVINONames):
                 "left. Allow more.",
                 timeout_s=timeout_s,
             )
-        with self._idle("start_async" if call_back else "infer"):
+        with self._lock:
+            self._require_idle("start_async" if call_back else "infer")
             run = Run(userdata, timeout_s)
             values = self._tensors.collect(inputs, copy=not share)
             run.preprocess_s = time.perf_counter() - run.started

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 from devices.plugin.program import Value
 from devices.request.answer import RequestTimes, StageRun
 from devices.request.results import ProfilingInfo, Results
+from devices.request.signal import Signal
 from devices.request.story import StoryLine
 from devices.request.target import RequestTarget, Submission
 
@@ -37,7 +38,7 @@ class Run:
         self.results: Results | None = None
         self.answered = False
         self.taken = threading.Lock()
-        self.ended = threading.Event()
+        self.ended = Signal()
         self.callback_thread = 0
         self.preprocess_s = 0.0
         self.postprocess_s = 0.0

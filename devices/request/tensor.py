@@ -20,6 +20,8 @@ _CASTABLE: Final = {"b": "bif", "i": "if", "f": "fc", "c": "c"}
 
 #: What numpy reads into memory of its own; all else may share its memory with the array.
 _ALWAYS_READ: Final = (list, tuple, int, float, complex, str, bytes)
+#: What a tensor holds as an array.
+_ARRAYS: Final = (np.ndarray, np.generic, int, float, complex, str)
 
 
 class Tensor:
@@ -39,7 +41,7 @@ class Tensor:
         if not isinstance(shared_memory, bool):
             kind = f"tensor({element_type(data)})"
             data, shared_memory = empty_tensor(TensorSpec("", kind, (*shared_memory,))).data, True
-        if isinstance(data, np.ndarray | np.generic | int | float | complex | str):
+        if isinstance(data, _ARRAYS):
             data = np.asarray(data) if shared_memory else np.array(data)
         self._data: Value = data
 
@@ -153,7 +155,17 @@ def convert(value: Any, spec: TensorSpec, *, copy: bool) -> Value:
     """
     if isinstance(value, Tensor):
         value = value.held()
-    if isinstance(value, RemoteTensor):
+    if type(value) is np.ndarray:
+        dtype = spec.dtype
+        if (
+            dtype is not None
+            and value.dtype == dtype
+            and not dtype.hasobject
+            and value.shape == spec.shape
+            and value.flags.c_contiguous
+        ):
+            return value.copy() if copy else value
+    elif isinstance(value, RemoteTensor):
         return check_tensor(value, spec, "input")
     if spec.type.startswith("optional("):
         inner = TensorSpec(spec.name, spec.type[len("optional(") : -1], spec.shape)

@@ -97,7 +97,10 @@ class RequestTensors:
 
     def output(self, port: TensorSpec) -> Tensor:
         """Return an output's tensor."""
-        return self._results.setdefault(port.name, empty_tensor(port))
+        held = self._results.get(port.name)
+        if held is None:
+            held = self._results[port.name] = empty_tensor(port)
+        return held
 
     def set_output(self, port: TensorSpec, tensor: Any) -> None:
         """Write an output into `tensor`'s memory from now on."""
@@ -125,9 +128,11 @@ class RequestTensors:
         given = self._by_name(inputs)
         values = {}
         missing = []
-        set_ = dict.fromkeys((*given, *self._batches, *self._given))
-        chosen = [self._optional[name] for name in set_ if name in self._optional]
-        for port in (*self._inputs, *chosen):
+        ports = self._inputs
+        if self._optional:
+            set_ = dict.fromkeys((*given, *self._batches, *self._given))
+            ports += tuple(self._optional[name] for name in set_ if name in self._optional)
+        for port in ports:
             if port.name in given:
                 values[port.name] = convert(given[port.name], port, copy=copy)
             elif port.name in self._batches:
@@ -181,8 +186,11 @@ class RequestTensors:
         return taken
 
     def _is_input_memory(self, value: np.ndarray) -> bool:
-        held = (tensor.held() for tensor in self._given.values())
-        return any(isinstance(a, np.ndarray) and np.may_share_memory(a, value) for a in held)
+        for tensor in self._given.values():
+            held = tensor.held()
+            if isinstance(held, np.ndarray) and np.may_share_memory(held, value):
+                return True
+        return False
 
     def _port(self, key: Any) -> tuple[TensorSpec, bool]:
         if isinstance(key, int):

@@ -8,8 +8,9 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
+from operator import attrgetter
 from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
@@ -40,7 +41,7 @@ _CALLBACK_THREADS: Final = 4
 #: A request that takes less runs in the thread of a caller that waits for it: waking another costs
 #: some 50 microseconds, and Ctrl-C and time-outs are not noticed by a thread that computes.
 _QUICK_S: Final = 0.02
-
+_by_stage: Final = attrgetter("stage")
 
 D = TypeVar("D", bound="BaseDeployment")
 
@@ -102,9 +103,9 @@ class BaseDeployment(ABC):
     `connect`: returns the deployment's channel, given what receives.
     `addresses`: device name -> where it is reached.
     `clock_offset_s`: returns how far an address's monotonic clock is before ours, None where that
-        is not known.
-    `helping`: returns a block in which the calling thread runs stages of the request that it
-        starts, where devices are in this process.
+        is not known; None where devices go by ours.
+    `help_with`: calls what starts a request and has the calling thread run that request's stages,
+        where devices are in this process.
     """
 
     def __init__(
@@ -117,8 +118,8 @@ class BaseDeployment(ABC):
         *,
         connect: Callable[[Receiver], Channel],
         addresses: Mapping[str, str],
-        clock_offset_s: Callable[[str], float | None] = lambda address: 0.0,
-        helping: Callable[[], AbstractContextManager[None]] | None = None,
+        clock_offset_s: Callable[[str], float | None] | None = None,
+        help_with: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
         plan = placement.plan
         wanted = dict.fromkeys(n for r in placement.routes for n in r.plan.constant_outputs)
@@ -134,7 +135,7 @@ class BaseDeployment(ABC):
         self._firsts = self._first_stages(placement)
         self._addresses = dict(addresses)
         self._clock_offset_s = clock_offset_s
-        self._helping = helping
+        self._help_with = help_with
         #: Whether requests are so short that to run one takes less than to wait for one.
         self._is_quick = False
         self._attempts: dict[Request, _Attempt] = {}
@@ -280,10 +281,15 @@ class BaseDeployment(ABC):
             self._attempts[request] = _Attempt(inputs)
         # The first attempt is started by its caller, a later one by a thread with work of its own.
         helps = self._is_quick and request.inline and request.attempt == 1
-        with self._helping() if helps and self._helping else nullcontext():
-            for stage, names in self._firsts[request.route]:
-                values = Values(Task(request, stage.index), {name: inputs[name] for name in names})
-                self._channel.send(self._addresses[stage.device], values)
+        if helps and self._help_with:
+            self._help_with(partial(self._send, request, inputs))
+        else:
+            self._send(request, inputs)
+
+    def _send(self, request: Request, inputs: Mapping[str, Value]) -> None:
+        for stage, names in self._firsts[request.route]:
+            values = Values(Task(request, stage.index), {name: inputs[name] for name in names})
+            self._channel.send(self._addresses[stage.device], values)
 
     def drop(self, request: Request) -> None:
         """Tell every device that nobody waits for the attempt."""
@@ -309,15 +315,18 @@ class BaseDeployment(ABC):
                 return
             attempt.outputs |= tensors
             for run in runs:
-                attempt.runs[run.stage] = self._by_our_clock(run)
+                attempt.runs[run.stage] = run
             if len(attempt.runs) < len(self.placement.routes[request.route].stages):
                 return
             del self._attempts[request]
-        ended = attempt.runs.values()
-        self._is_quick = sum(run.run_s for run in ended) < _QUICK_S
-        self._answered(request, attempt.inputs, attempt.outputs, tuple(ended))
+        ended = tuple(sorted(attempt.runs.values(), key=_by_stage))
+        if self._clock_offset_s:
+            ended = tuple(map(self._by_our_clock, ended))
+        self._is_quick = sum([run.ended_s - run.started_s for run in ended]) < _QUICK_S
+        self._answered(request, attempt.inputs, attempt.outputs, ended)
 
     def _by_our_clock(self, run: StageRun) -> StageRun:
+        assert self._clock_offset_s
         offset_s = self._clock_offset_s(self._addresses[run.device])
         if not offset_s:
             return run
@@ -329,9 +338,9 @@ class BaseDeployment(ABC):
         request: Request,
         inputs: Mapping[str, Value],
         made: Mapping[str, Value],
-        runs: Sequence[StageRun],
+        runs: tuple[StageRun, ...],
     ) -> None:
-        """Put an attempt's answer together and hand it in."""
+        """Put an attempt's answer together and hand it in; `runs` are in stage order."""
         outputs: dict[str, Value] = {}
         for name in self.plan.output_names:
             if name in made:
@@ -341,14 +350,13 @@ class BaseDeployment(ABC):
             else:
                 # A copy: the caller may write to its input once the answer is there.
                 outputs[name] = decode(encode(inputs[name]))
-        ordered = tuple(sorted(runs, key=lambda run: run.stage))
-        nbytes = sum(run.output_nbytes for run in ordered)
+        nbytes = sum([run.output_nbytes for run in runs])
         self._runner.handle(
             events.AttemptAnswered(
                 self._runner.now_s(),
                 request.id,
                 request.attempt,
-                Answer(outputs, ordered),
+                Answer(outputs, runs),
                 nbytes,
             )
         )

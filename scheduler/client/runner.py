@@ -8,7 +8,6 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -49,10 +48,10 @@ class _Call:
     inputs: Mapping[str, Value]
     request: Request
     future: Future[Answer] = field(default_factory=Future)
-    #: Set once the request is admitted or ended; None once its caller has gone on.
-    gate: threading.Event | None = field(default_factory=threading.Event)
-    #: The attempt that the waiting caller is to start.
+    #: The first attempt, which its caller starts.
     granted: Request | None = None
+    #: Set once the request is admitted or ended, where its caller waits for that.
+    gate: threading.Event | None = None
 
 
 #: What an instruction asks for; it may lead to an event.
@@ -110,37 +109,27 @@ class RequestRunner:
         timeout_s = limits.timeout_s if request.timeout_s is None else request.timeout_s
         deadline_s = now_s + min(timeout_s, LONGEST_S)
         request_id = next(self._ids)
-        call = _Call(inputs, request._replace(id=request_id))
+        call = _Call(inputs, request)
         call.future.set_running_or_notify_cancel()
-        gate = call.gate
-        with self._lock:
-            self._calls[request_id] = call
+        self._calls[request_id] = call
         submitted = events.Submitted(
             now_s, request_id, nbytes_of(inputs), deadline_s, request.waits, request.priority
         )
-        assert gate is not None
         try:
             self.handle(submitted)
-            while not gate.wait(min(LOOK_S, max(0.0, deadline_s - self._clock()) + 0.001)):
-                self.handle(events.TimePassed(self._clock()))
+            if call.granted is None:
+                self._wait_for_admission(call, deadline_s)
+            waited_s = self._clock() - now_s
+            if call.granted and (failed := self._start(call.granted, inputs)):
+                self.handle(failed)
         except BaseException:  # Ctrl-C: nobody would ever start or await the request
             self.cancel(request_id)
             raise
-        waited_s = self._clock() - now_s
-        with self._lock:
-            call.gate = None
-            granted = call.granted
-        if granted is None:
+        if call.granted is None:
             # Ended before it was admitted: the caller hears of it here, and only here.
             error = call.future.exception()
             assert error is not None
             raise error
-        try:
-            if failed := self._start(granted, inputs):
-                self.handle(failed)
-        except BaseException:  # Ctrl-C, where the caller's own thread runs stages
-            self.cancel(request_id)
-            raise
         return Submission(
             request_id,
             call.future,
@@ -148,6 +137,15 @@ class RequestRunner:
             waited_s,
             partial(self.story, request_id),
         )
+
+    def _wait_for_admission(self, call: _Call, deadline_s: float) -> None:
+        gate = threading.Event()
+        with self._lock:
+            call.gate = gate
+        # Who ends or grants it looks for the gate after that.
+        while call.granted is None and not call.future.done():
+            if not gate.wait(min(LOOK_S, max(0.0, deadline_s - self._clock()) + 0.001)):
+                self.handle(events.TimePassed(self._clock()))
 
     def cancel(self, request_id: int) -> bool:
         """Cancel a request; True if it had not ended."""
@@ -182,15 +180,15 @@ class RequestRunner:
 
     def handle(self, event: ClientEvent) -> None:
         """Give the machine an event and do what it asks for, in the calling thread."""
-        todo = deque(self._take(event))
-        while todo:
-            if failed := todo.popleft()():
-                todo.extend(self._take(failed))
+        todo = self._take(event)
+        for action in todo:
+            if failed := action():
+                todo += self._take(failed)
 
     def _take(self, event: ClientEvent) -> list[_Action]:
         with self._lock:
             instructions = self._machine.handle(event)
-            todo = [action for i in instructions if (action := self._action(i)) is not None]
+            todo = [action for i in instructions if (action := self._action(i))]
             deadline_s = self._machine.next_deadline_s
             if deadline_s is not None and deadline_s < self._wakes_s:
                 self._wakes_s = deadline_s
@@ -215,17 +213,18 @@ class RequestRunner:
         match instruction:
             case events.StartAttempt(request_id, attempt, route):
                 call = self._calls[request_id]
-                started = call.request._replace(attempt=attempt, route=route)
-                if call.gate is not None and call.granted is None:
+                started = call.request._replace(id=request_id, attempt=attempt, route=route)
+                if call.granted is None:
                     # The caller starts its own first attempt: whoever made room for it has its
                     # own work to do.
                     call.granted = started
-                    call.gate.set()
+                    if call.gate is not None:
+                        call.gate.set()
                     return None
                 return lambda: self._start(started, call.inputs)
             case events.DropAttempt(request_id, attempt, route):
                 call = self._calls[request_id]
-                dropped = call.request._replace(attempt=attempt, route=route)
+                dropped = call.request._replace(id=request_id, attempt=attempt, route=route)
                 return lambda: self._attempts.drop(dropped)
             case events.Deliver(request_id, answer):
                 call = self._calls.pop(request_id)

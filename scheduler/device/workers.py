@@ -12,8 +12,8 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from scheduler.channels.channel import PumpedChannel
@@ -111,16 +111,15 @@ class Workers(BaseWorkers):
         else:
             self._jobs.put((loop, due))
 
-    @contextmanager
-    def helping(self) -> Iterator[None]:
-        """Run the request that is started in the block in the calling thread, as far as it can."""
+    def help_with(self, begin: Callable[[], None]) -> None:
+        """Call `begin`, and run the request that it starts in the calling thread while it can."""
         mine = self._next
         if mine.anyone or mine.request_id is not None:  # it has something to do already
-            yield
+            begin()
             return
         mine.request_id = 0
         try:
-            yield
+            begin()
             while mine.job is not None:
                 (loop, due), mine.job = mine.job, None
                 loop.run(due)

@@ -1,0 +1,31 @@
+"""A signal that is given once, for those who wait: an event at a tenth of its cost."""
+
+from __future__ import annotations
+
+from threading import Lock
+
+
+class Signal:
+    """Not set until `set` is called, by whoever it belongs to, once."""
+
+    __slots__ = ("_gate", "_is_set")
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._gate = Lock()
+        self._gate.acquire()
+
+    def is_set(self) -> bool:
+        """Whether it is set."""
+        return self._is_set
+
+    def set(self) -> None:
+        """Let all go on that wait for it."""
+        self._is_set = True
+        self._gate.release()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait at most so long; return whether it is set."""
+        if not self._is_set and self._gate.acquire(timeout=timeout_s):
+            self._gate.release()
+        return self._is_set
