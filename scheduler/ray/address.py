@@ -55,14 +55,17 @@ def _address_here() -> str:
     return str(found)
 
 
-def check_reachable(address: str, timeout_s: float) -> None:
+def check_reachable(address: str, timeout_s: float, *, host_timeout_s: float | None = None) -> None:
     """Find out soon that nothing answers as gRPC does: Ray itself tries for a minute.
 
-    Raises ClusterError, caused by the OSError.
+    `host_timeout_s`: how long its host may take to let anybody in, `timeout_s` by default; a host
+        that is busy, or whose Ray is stopped, does so at once.
+    Raises ClusterError, caused by the OSError: a ConnectionError if nobody was let in.
     """
     host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout_s) as connection:
+        with _connected(host.strip("[]"), int(port), host_timeout_s or timeout_s) as connection:
+            connection.settimeout(timeout_s)
             if os.environ.get("RAY_USE_TLS", "0") == "0":
                 connection.sendall(_HTTP2_PREFACE)
                 if connection.recv(9)[3:4] != _HTTP2_SETTINGS:
@@ -75,3 +78,12 @@ def check_reachable(address: str, timeout_s: float) -> None:
             address=address,
             cause=str(error),
         ) from error
+
+
+def _connected(host: str, port: int, timeout_s: float) -> socket.socket:
+    try:
+        return socket.create_connection((host, port), timeout_s)
+    except ConnectionError:
+        raise
+    except OSError as error:
+        raise ConnectionError(f"its host is not there: {error}") from error

@@ -17,12 +17,16 @@ from scheduler.ray.address import check_reachable
 
 _log = logging.getLogger(__name__)
 
-#: Seconds between looks, and for the head's answer.
+#: Seconds between looks, of a head that answered and of one that did not.
 _LOOK_S: Final = 1.0
+_AGAIN_S: Final = 0.1
+#: Seconds for the answer of the head's host, which its kernel gives, and of the head.
+_HOST_S: Final = 0.5
 _ANSWER_S: Final = 5.0
-#: A head that refuses is gone after so many seconds, one that is silent (a cut link, a machine
-#: with too much to do) after more; both leave time to leave Ray.
-_REFUSED_S: Final = 3.0
+#: A head that refuses, or whose host is not reached (a cut link, no power), is gone after so many
+#: seconds, one that lets in and is silent (it has too much to do) after more; both leave time to
+#: leave Ray.
+_UNREACHED_S: Final = 3.0
 _SILENT_S: Final = 25.0
 
 
@@ -59,15 +63,16 @@ class ClusterWatch:
 
     def _watch(self) -> None:
         silent_since_s: float | None = None
-        while not self._ended.wait(_LOOK_S):
+        while not self._ended.wait(_LOOK_S if silent_since_s is None else _AGAIN_S):
+            begun_s = time.monotonic()
             try:
-                check_reachable(self.address, _ANSWER_S)
+                check_reachable(self.address, _ANSWER_S, host_timeout_s=_HOST_S)
                 silent_since_s = None
             except ClusterError as error:
-                now_s = time.monotonic()
-                silent_since_s = silent_since_s or now_s
-                refused = isinstance(error.__cause__, ConnectionError)
-                if now_s - silent_since_s >= (_REFUSED_S if refused else _SILENT_S):
+                silent_since_s = silent_since_s or begun_s
+                unreached = isinstance(error.__cause__, ConnectionError)
+                silent_s = time.monotonic() - silent_since_s
+                if silent_s >= (_UNREACHED_S if unreached else _SILENT_S):
                     self.gone = _gone(self.address, error)
                     _log.error("cluster=%s is gone: %s", self.address, error.__cause__)
                     self._tell(self.gone)

@@ -11,8 +11,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
+
+import ray
 
 import hetero
 from tests.bench.chaos import result
@@ -30,17 +33,17 @@ SHORT_S: Final = 3.0
 PLUGINS: Final = ("tests.scheduler.plugins:ToyPlugin",)
 
 
-def start_ray(network: Network, host: int) -> None:
+def start_ray(network: Network, host: int, head: int = 1) -> None:
     """Start a host's part of the cluster, as one does on a machine."""
-    head = f"{network.address(1)}:{PORT}"
-    where = ["--head", f"--port={PORT}"] if host == 1 else [f"--address={head}"]
+    address = f"{network.address(head)}:{PORT}"
+    where = ["--head", f"--port={PORT}"] if host == head else [f"--address={address}"]
     network.start(
         host,
         [
             str(Path(sys.executable).with_name("ray")),
             "start",
             *where,
-            *(["--include-dashboard=false"] if host == 1 else []),
+            *(["--include-dashboard=false"] if host == head else []),
             f"--node-ip-address={network.address(host)}",
             f"--node-name=host{host}",
             "--num-cpus=1",
@@ -52,13 +55,15 @@ def start_ray(network: Network, host: int) -> None:
     )
 
 
-def cluster(network: Network, hosts: int) -> hetero.Core:
+def cluster(network: Network, hosts: int, head: int = 1) -> hetero.Core:
     """Start Ray on so many hosts, the head first; return a Core that has all their devices."""
     end_s = time.monotonic() + PATIENCE_S
-    start_ray(network, 1)
+    first = (head, 1) if head != 1 else (1,)  # a client joins by the Ray of its own host
+    for host in first:
+        start_ray(network, host, head)
     while True:
         core = hetero.Core(
-            address=f"{network.address(1)}:{PORT}",
+            address=f"{network.address(head)}:{PORT}",
             devices={"TOY": 1, "NULL": 1},
             plugins=PLUGINS,
         )
@@ -71,7 +76,8 @@ def cluster(network: Network, hosts: int) -> hetero.Core:
                 raise
             time.sleep(0.5)
     for host in range(2, hosts + 1):  # one by one: devices are numbered as hosts come
-        start_ray(network, host)
+        if host not in first:
+            start_ray(network, host, head)
         wait_for(core, host, end_s)
     return core
 
@@ -134,6 +140,27 @@ def cut(network: Network) -> dict[str, Any]:
     return {**found, "short": short}
 
 
+def head_cut(network: Network) -> dict[str, Any]:
+    """The link of the cluster's head is cut while a request is on its host, and on the client's."""
+    # Ray looks for its own among the processes, which these hosts share, and prefers the head.
+    ray.init = partial(ray.init, _node_ip_address=network.address(1))
+    core = cluster(network, 2, head=2)
+    slow = {"NULL_NODE_TIME_US": 1e6 * PATIENCE_S, "REQUEST_TIMEOUT_S": PATIENCE_S}
+    models = [core.compile_model(model(), name, slow) for name in ("NULL.0", "NULL.1")]
+    requests = [compiled.create_infer_request() for compiled in models]
+    for request in requests:
+        request.start_async({"x": question(1)})
+    begun_s = time.monotonic()
+    network.cut(2)
+    told = []
+    for request in requests:
+        try:
+            request.wait()
+        except hetero.HeteroError as error:
+            told.append((type(error).__name__, round(time.monotonic() - begun_s, 2)))
+    return {"told": told}
+
+
 def ended(compiled: hetero.CompiledModel) -> tuple[str, float]:
     """Return how a request with a short deadline ended, and after how long."""
     begun_s = time.monotonic()
@@ -180,7 +207,7 @@ def added(network: Network) -> dict[str, Any]:
 
 
 SCENARIOS: Final[dict[str, Callable[[Network], dict[str, Any]]]] = {
-    scenario.__name__: scenario for scenario in (everywhere, cut, killed, added)
+    scenario.__name__: scenario for scenario in (everywhere, cut, killed, added, head_cut)
 }
 
 

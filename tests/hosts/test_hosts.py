@@ -21,6 +21,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.hosts]
 ROOT = Path(__file__).parents[2]
 #: Seconds from a fault that something can be done about to the next answer.
 RECOVERY_S = 60.0
+#: Seconds after which a head that is busy, and not cut off, would be given up.
+BUSY_S = 25.0
 #: What a request may be late: a busy machine, not the system, decides it.
 LATE_S = 30.0
 Run = Callable[..., dict[str, Any]]
@@ -96,3 +98,9 @@ def test_a_host_that_joins_is_used(run: Run) -> None:
     assert set(found["devices"].values()) == {"host1", "host2", "host3"}
     nothing_amiss(found["before"])
     nothing_amiss(found["with it"])
+
+
+def test_a_head_that_is_cut_off_is_told_sooner_than_one_that_is_busy(run: Run) -> None:
+    told = run("head_cut", hosts=2)["told"]
+    assert [name for name, _ in told] == ["ClusterError", "ClusterError"]
+    assert max(after_s for _, after_s in told) < BUSY_S
