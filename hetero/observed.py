@@ -28,7 +28,7 @@ class Observed:
 
         The file shows, on one clock, each request's wait for admission and its time in flight, each
         stage's run and its time in its device's queue, and the wires between stages. Requests that
-        ``AUTO_BATCH_SIZE`` joins are one.
+        ``AUTO_BATCH_SIZE`` joins have their stages in common.
 
         Parameters
         ----------
@@ -52,7 +52,7 @@ class Observed:
         Prometheus and ``hetero top`` read the figures at the block's `MetricsServer.url`: requests
         by the state they ended in, their latencies, what waits and is in flight, each stage's runs
         and busy time, each device's queue, heartbeats and losses. Requests that
-        ``AUTO_BATCH_SIZE`` joins count as one.
+        ``AUTO_BATCH_SIZE`` joins count one by one; their stages run once.
 
         Parameters
         ----------

@@ -85,6 +85,9 @@ class Trace:
         self.num_left_out += len(self._kept) == self._kept.maxlen
         self._kept.append(request)
 
+    def ran(self, request: ObservedRequest) -> None:
+        """Keep nothing more: the request itself tells of its stages."""
+
     def device(self, event: DeviceEvent) -> None:
         """Keep what became of a device; the last thousand such."""
         self._devices.append(event)

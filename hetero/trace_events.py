@@ -47,20 +47,25 @@ def trace_events(
     clock = _Clock(origin_s, now_s)
     lanes = _lanes((r.record.submitted.now_s, clock.end_s(r)) for r in requests)
     requests = [request._replace(runs=_on_the_clock(request)) for request in requests]
-    runs = [(place, run) for place, request in enumerate(requests) for run in request.runs]
-    tracks = _Tracks(runs, nodes)
+    #: By its runs' identities: requests that were joined have the same ones.
+    joined: dict[int, list[int]] = {}
+    for request in requests:
+        for run in request.runs:
+            joined.setdefault(id(run), []).append(request.record.id)
+    tracks = _Tracks({id(run): run for r in requests for run in r.runs}.values(), nodes)
     yield _process(_CLIENT, "client")
     for lane in range(max(lanes) + 1):
         yield _thread(_CLIENT, lane + 1, f"requests, lane {lane + 1}")
     yield from tracks.names()
     flows = count(1)
-    for place, (request, lane) in enumerate(zip(requests, lanes, strict=True)):
+    for request, lane in zip(requests, lanes, strict=True):
         yield from _request_events(request, lane + 1, clock)
         mine = {run.stage: run for run in request.runs}
         for run in mine.values():
-            where = tracks.of[place, run.stage]
-            yield from _stage_events(request, run, where, clock)
-        yield from _flows(request, mine, place, lane + 1, tracks, clock, flows)
+            numbers = joined[id(run)]
+            if numbers[0] == request.record.id:
+                yield from _stage_events(request, run, numbers, tracks.of[id(run)], clock)
+        yield from _flows(request, mine, joined, lane + 1, tracks, clock, flows)
     for event in devices:
         what = "is back" if isinstance(event, DeviceReturned) else f"lost: {event.cause}"
         yield {
@@ -99,27 +104,24 @@ class _Clock:
 
 
 class _Tracks:
-    """Which process and thread each stage's run is shown on.
+    """Which process and thread each stage's run is shown on."""
 
-    `runs`: each with its request's place.
-    """
-
-    def __init__(self, runs: Sequence[tuple[int, StageRun]], nodes: Mapping[str, str]) -> None:
-        by_device: dict[str, list[tuple[int, StageRun]]] = {}
-        for entry in runs:
-            by_device.setdefault(entry[1].device, []).append(entry)
-        #: (place of the request, stage) -> (process, thread).
-        self.of: dict[tuple[int, int], tuple[int, int]] = {}
+    def __init__(self, runs: Iterable[StageRun], nodes: Mapping[str, str]) -> None:
+        by_device: dict[str, list[StageRun]] = {}
+        for run in runs:
+            by_device.setdefault(run.device, []).append(run)
+        #: A run's identity -> (process, thread).
+        self.of: dict[int, tuple[int, int]] = {}
         self._processes: dict[str, int] = {}
         self._threads: list[tuple[int, int, str]] = []
         for device in sorted(by_device):
-            entries = by_device[device]
+            mine = by_device[device]
             node = nodes.get(device, "unknown")
             pid = self._processes.setdefault(node, _CLIENT + 1 + len(self._processes))
             first = len(self._threads) + 1
-            lanes = _lanes((run.started_s, run.ended_s) for _, run in entries)
-            for (place, run), lane in zip(entries, lanes, strict=True):
-                self.of[place, run.stage] = (pid, first + lane)
+            lanes = _lanes((run.started_s, run.ended_s) for run in mine)
+            for run, lane in zip(mine, lanes, strict=True):
+                self.of[id(run)] = (pid, first + lane)
             for lane in range(max(lanes) + 1):
                 name = f"{device}, stream {lane + 1}" if lane else device
                 self._threads.append((pid, first + lane, name))
@@ -192,8 +194,13 @@ def _request_events(request: ObservedRequest, tid: int, clock: _Clock) -> Iterat
 
 
 def _stage_events(
-    request: ObservedRequest, run: StageRun, where: tuple[int, int], clock: _Clock
+    request: ObservedRequest,
+    run: StageRun,
+    numbers: Sequence[int],
+    where: tuple[int, int],
+    clock: _Clock,
 ) -> Iterator[Event]:
+    """Yield a stage's run, and its wait, of the requests of these numbers."""
     record = request.record
     at = dict(zip(("pid", "tid"), where, strict=True))
     name = f"{request.route.plan.name}, stage {run.stage}"
@@ -212,6 +219,7 @@ def _stage_events(
             "infer_us": run.infer_s * 1e6,
             "download_us": run.download_s * 1e6,
             "output_nbytes": run.output_nbytes,
+            **({"joined": list(numbers)} if len(numbers) > 1 else {}),
         },
     }
     if run.queued_s > 0:
@@ -230,13 +238,16 @@ def _stage_events(
 def _flows(
     request: ObservedRequest,
     runs: Mapping[int, StageRun],
-    place: int,
+    joined: Mapping[int, Sequence[int]],
     lane: int,
     tracks: _Tracks,
     clock: _Clock,
     numbers: Iterator[int],
 ) -> Iterator[Event]:
-    """Yield the flows of a request: to its first stages, and along its wires."""
+    """Yield the flows of a request: to its first stages, and along its wires.
+
+    `joined`: a run's identity -> the requests that it was of, the first of which has the wires.
+    """
     route, record = request.route, request.record
     tensors: dict[tuple[int, int], list[str]] = {}
     for wire in route.plan.wires:
@@ -250,7 +261,7 @@ def _flows(
         pid, tid, ns = begin
         same = {"name": cat, "cat": cat, "id": next(numbers)}
         yield {"ph": "s", **same, "pid": pid, "tid": tid, "ts": ns / 1e3, "args": dict(args)}
-        pid, tid = tracks.of[place, consumer.stage]
+        pid, tid = tracks.of[id(consumer)]
         ts = clock.ns(consumer.started_s) / 1e3
         yield {"ph": "f", "bp": "e", **same, "pid": pid, "tid": tid, "ts": ts}
 
@@ -261,7 +272,9 @@ def _flows(
     for (producer, consumer), names in tensors.items():
         if producer in runs and consumer in runs:
             run = runs[producer]
+            if joined[id(run)][0] != record.id:
+                continue
             leaves_ns = max(clock.ns(run.started_s), clock.ns(run.ended_s) - _INSIDE_NS)
-            sent = (*tracks.of[place, producer], leaves_ns)
+            sent = (*tracks.of[id(run)], leaves_ns)
             args = {"request": record.id, "producer": producer, "consumer": consumer}
             yield from flow("wire", sent, runs[consumer], {**args, "tensors": names})

@@ -16,10 +16,10 @@ from devices.model.model import Model
 from devices.plugin.program import ExecutedNode, Payload, Value
 from devices.plugin.properties import COMMON_PROPERTIES, PropertyTable
 from devices.plugin.support import Support
-from devices.request.answer import Answer
+from devices.request.answer import Answer, StageRun
 from devices.request.request import PLAIN, Request
 from scheduler.client.limits import Limits
-from scheduler.client.record import StoryLine
+from scheduler.client.record import RequestRecord, StoryLine
 from scheduler.formats.stored_payload import StoredPayload
 from scheduler.load import Load
 from scheduler.observer import ObservedRequest
@@ -215,6 +215,26 @@ class Deployment(Protocol):
         """Close soon, in another thread: for finalizers, which run anywhere, locks held or not."""
 
 
+class Callers(Protocol):
+    """Those whose requests a deployment's are joined from."""
+
+    def live(self) -> Sequence[RequestRecord]:
+        """Return their requests that have not ended."""
+
+    def counts(self) -> tuple[int, int]:
+        """Return how many of them wait for admission, and how many are in flight."""
+
+
+class JoinableDeployment(Deployment, Protocol):
+    """A deployment as executors give it: others' requests may be joined into its own."""
+
+    def joins(self, callers: Callers) -> None:
+        """Have observers see the requests of `callers` in place of its own."""
+
+    def caller_ended(self, record: RequestRecord, runs: Sequence[StageRun]) -> None:
+        """Tell observers of a request of the callers', and how the stages of its answer went."""
+
+
 class Executor(Protocol):
     """Devices and the means to run plans on them."""
 
@@ -236,7 +256,7 @@ class Executor(Protocol):
         limits: Limits | None = None,
         company: Collection[str] = (),
         remake: Remake | None = None,
-    ) -> Deployment:
+    ) -> JoinableDeployment:
         """Compile every stage on its device.
 
         The devices of one node that the plan uses share the node's cores; other deployments on

@@ -86,7 +86,7 @@ class Metrics:
         self._lock = threading.Lock()
 
     def ended(self, request: ObservedRequest) -> None:
-        """Count a request and its stages."""
+        """Count a request."""
         record = request.record
         name = request.route.plan.name
         begun_s, ended_s = record.submitted.now_s, record.ended_s or 0.0
@@ -99,6 +99,11 @@ class Metrics:
             if record.state is RequestState.ANSWERED:
                 model.latency_s += ended_s - begun_s
                 model.buckets[bisect_left(BOUNDS_S, ended_s - begun_s)] += 1
+
+    def ran(self, request: ObservedRequest) -> None:
+        """Count runs of stages."""
+        name = request.route.plan.name
+        with self._lock:
             for run in request.runs:
                 stage = self._stages[name, run.stage, run.device]
                 stage.num_runs += 1

@@ -25,7 +25,8 @@ class ObservedRequest(NamedTuple):
     record : RequestRecord
         Its number, times, state and story.
     runs : tuple of StageRun
-        How the stages of its answer went; empty where there is none.
+        How the stages of its answer went; empty where there is none. Requests that were joined
+        have the same ones.
     """
 
     deployment: str
@@ -39,6 +40,9 @@ class Observer(Protocol):
 
     def ended(self, request: ObservedRequest) -> None:
         """Take note of a request that has ended."""
+
+    def ran(self, request: ObservedRequest) -> None:
+        """Take note of the stages that ran for a request, or once for all that were joined."""
 
     def device(self, event: DeviceEvent) -> None:
         """Take note of what became of a device."""

@@ -41,7 +41,7 @@ from scheduler.client.limits import Limits
 from scheduler.client.record import StoryLine
 from scheduler.client.rows import count_rows, join_rows, kind_of, split_rows
 from scheduler.client.runner import RequestRunner
-from scheduler.executor import Deployment, Submission
+from scheduler.executor import JoinableDeployment, Submission
 from scheduler.placement import Route
 from scheduler.plan import Plan
 
@@ -86,7 +86,7 @@ class BatchedDeployment:
     `limits`: those of `deployment`, which count a batch as one request.
     """
 
-    def __init__(self, deployment: Deployment, batching: Batching, limits: Limits) -> None:
+    def __init__(self, deployment: JoinableDeployment, batching: Batching, limits: Limits) -> None:
         #: What runs the batches.
         self.below: Final = deployment
         self._batching = batching
@@ -110,7 +110,9 @@ class BatchedDeployment:
             name=name,
             ids=itertools.count(1),
             in_flight=BytesInFlight(),
+            ended=deployment.caller_ended,
         )
+        deployment.joins(self._runner)
         threading.Thread(target=self._watch_time, name=f"{name}-time", daemon=True).start()
 
     @property

@@ -27,7 +27,7 @@ from scheduler.client.limits import Limits
 from scheduler.client.record import RequestRecord, StoryLine
 from scheduler.client.retry import replay_lost
 from scheduler.client.runner import RequestRunner
-from scheduler.executor import StageSource, Submission
+from scheduler.executor import Callers, StageSource, Submission
 from scheduler.formats.codec import decode, encode
 from scheduler.load import DeploymentLoad, DeviceLoad, Load
 from scheduler.observer import DeviceEvent, ObservedRequest, Observer
@@ -146,12 +146,14 @@ class BaseDeployment(ABC):
             limits,
             self,
             routes=placement.routes,
-            ended=self._tell_end,
+            ended=self._ended,
             name=name,
             ids=deployments.request_ids,
             in_flight=deployments.in_flight,
             retry=replay_lost,
         )
+        #: Whose requests are looked at: its own, or those that its own are joined from.
+        self._callers: Callers = self._runner
         #: Where callbacks of its requests run; threads start with the first callback.
         self.callback_executor = ThreadPoolExecutor(_CALLBACK_THREADS, f"{name}-callback")
         self._close_lock = threading.RLock()
@@ -185,12 +187,16 @@ class BaseDeployment(ABC):
 
     def in_flight(self) -> list[ObservedRequest]:
         """Return the requests that have not ended."""
-        live = self._runner.live()
+        live = self._callers.live()
         return [ObservedRequest(self.key, self.placement.routes[r.route], r, ()) for r in live]
 
     def current_load(self) -> DeploymentLoad:
         """Return how many requests wait and are in flight."""
-        return DeploymentLoad(self.plan.name, *self._runner.counts())
+        return DeploymentLoad(self.plan.name, *self._callers.counts())
+
+    def joins(self, callers: Callers) -> None:
+        """Have observers see the requests of `callers`, which this deployment's are made of."""
+        self._callers = callers
 
     def story(self, request_id: int) -> list[StoryLine]:
         """Return what happened to a request so far."""
@@ -361,9 +367,20 @@ class BaseDeployment(ABC):
             )
         )
 
-    def _tell_end(self, record: RequestRecord, runs: Sequence[StageRun]) -> None:
+    def _ended(self, record: RequestRecord, runs: Sequence[StageRun]) -> None:
         for observer in tuple(self._deployments.observers):
             route = self.placement.routes[record.route]
+            request = ObservedRequest(self.key, route, record, tuple(runs))
+            if self._callers is self._runner:
+                observer.ended(request)
+            observer.ran(request)
+
+    def caller_ended(self, record: RequestRecord, runs: Sequence[StageRun]) -> None:
+        """Tell observers of a request that was joined with others, and how those went."""
+        for observer in tuple(self._deployments.observers):
+            stages = {run.stage for run in runs}
+            routes = self.placement.routes
+            route = next((r for r in routes if stages == set(r.stages)), routes[0])
             observer.ended(ObservedRequest(self.key, route, record, tuple(runs)))
 
     def _failed(self, request: Request, error: BaseException) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -17,6 +18,7 @@ import hetero
 from devices.errors import DeadlineError, HeteroError, PropertyError, RequestCancelledError
 from devices.request.answer import Answer
 from hetero.cli.measuring import measure
+from tests import exposition
 from tests.hetero.gated_plugin import GatedPlugin
 from tests.hetero.models import branches
 
@@ -329,3 +331,41 @@ def test_a_dropped_model_gives_its_threads_back(core: hetero.Core) -> None:
     for thread in mine:
         thread.join(PATIENCE_S)
         assert not thread.is_alive()
+
+
+def test_joined_requests_are_counted_and_traced_each_and_their_stages_once(
+    core: hetero.Core, closed_gate: type[GatedPlugin], tmp_path: Path
+) -> None:
+    path = tmp_path / "trace.json"
+    with (
+        core.trace(path),
+        core.serve_metrics() as metrics,
+        core.compile_model(branches(), "GATED", BATCH) as compiled,
+    ):
+        (first,) = started(compiled, x(0))
+        assert closed_gate.began.wait(PATIENCE_S)
+        requests = [first, *started(compiled, x(1), x(2, 2), x(3))]
+        waiting = exposition.read(metrics.text())
+        closed_gate.gate.set()
+        for request in requests:
+            request.wait()
+        found = exposition.read(metrics.text())
+    assert closed_gate.runs == [1, 4]
+    assert waiting["hetero_requests_in_flight"].value(model="branches") == 4
+    assert found["hetero_requests_in_flight"].value(model="branches") == 0
+    assert found["hetero_requests_total"].value(model="branches", state="answered") == 4
+    assert found["hetero_request_input_bytes_total"].value(model="branches") == x(0, 5).nbytes
+    stage = {"model": "branches", "stage": "0", "device": "GATED"}
+    assert found["hetero_stage_runs_total"].value(**stage) == 2
+    runs = [request.times.stages for request in requests]
+    assert runs[1] == runs[2] == runs[3] != runs[0]
+    busy_s = found["hetero_stage_busy_seconds_total"].value(**stage)
+    assert busy_s == pytest.approx(runs[0][0].run_s + runs[1][0].run_s)
+    events = json.loads(path.read_text())["traceEvents"]
+    traced = [e["args"] for e in events if e.get("cat") == "request" and "args" in e]
+    assert len({args["request"] for args in traced}) == len(traced) == 4
+    joined = [e["args"].get("joined", []) for e in events if e.get("cat") == "stage"]
+    assert sorted(map(len, joined)) == [0, 3]
+    assert {e["args"]["request"] for e in events if e["ph"] == "s"} == {
+        args["request"] for args in traced
+    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, cast
 
@@ -23,8 +23,8 @@ from devices.request.request import PLAIN, Request
 from scheduler import InProcessExecutor, Limits, create_executor
 from scheduler.client.batched_deployment import BatchedDeployment
 from scheduler.client.batching import Batching
-from scheduler.client.record import StoryLine
-from scheduler.executor import Submission
+from scheduler.client.record import RequestRecord, StoryLine
+from scheduler.executor import Callers, Submission
 from tests.scheduler.models import build, chain, cut
 from tests.scheduler.plugins import ToyPlugin
 
@@ -83,6 +83,12 @@ class Below:
 
     def story(self, request_id: int) -> list[StoryLine]:
         return [StoryLine(0.0, 1, f"story of {request_id}")]
+
+    def joins(self, callers: Callers) -> None:
+        """Nobody looks."""
+
+    def caller_ended(self, record: RequestRecord, runs: Sequence[StageRun]) -> None:
+        """Nobody looks."""
 
     def close(self) -> None:
         self.is_closed = True

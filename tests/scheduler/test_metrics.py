@@ -47,6 +47,7 @@ def counted(*requests: ObservedRequest) -> Metrics:
     metrics = Metrics(lambda: LOAD, clock=iter((100.0, 107.5)).__next__)
     for request in requests:
         metrics.ended(request)
+        metrics.ran(request)
     return metrics
 
 

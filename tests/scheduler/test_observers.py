@@ -29,9 +29,13 @@ class Notes:
 
     def __init__(self) -> None:
         self.requests: list[ObservedRequest] = []
+        self.ran_stages: list[tuple[StageRun, ...]] = []
 
     def ended(self, request: ObservedRequest) -> None:
         self.requests.append(request)
+
+    def ran(self, request: ObservedRequest) -> None:
+        self.ran_stages.append(request.runs)
 
     def device(self, event: DeviceEvent) -> None:
         """Keep nothing of devices."""
