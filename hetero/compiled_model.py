@@ -15,6 +15,7 @@ from devices.model.tensor_spec import TensorSpec
 from devices.plugin.configuration import Configuration
 from devices.plugin.program import ExecutedNode, Value
 from devices.plugin.properties import unknown_property
+from devices.plugin.remote import RemoteContext
 from devices.request.base_compiled_model import BaseCompiledModel
 from devices.request.request import Request
 from hetero.admission import optimal_requests
@@ -140,6 +141,10 @@ class CompiledModel(BaseCompiledModel):
             Seconds until the request fails with DeadlineError.
         """
         return self.target.submit(values, Request(timeout_s=timeout_s))
+
+    def get_context(self) -> RemoteContext:
+        """Return the memory of the device that takes the first inputs."""
+        return self.target.context()
 
     def get_property(self, name: str) -> Any:
         """Return a property of the compiled model, or of its devices.

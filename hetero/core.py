@@ -13,6 +13,7 @@ from devices.errors import ArgumentError, ArgumentTypeError, ClusterError
 from devices.model.model import Model
 from devices.model.reader import Source, read_model
 from devices.plugin.properties import Config
+from devices.plugin.remote import RemoteContext
 from devices.plugin.support import Support
 from hetero.affinity.affinity import Affinity, assign
 from hetero.cache.blob import Compilation, ModelBlob, hetero_version, open_blob
@@ -208,6 +209,27 @@ class Core(Observed):
         if property is None:
             return self._scopes.get(EVERYWHERE, device_name)
         return self._scopes.get(device_name, property)
+
+    def create_context(self, device_name: str) -> RemoteContext:
+        """Return a device's memory: its tensors stay in the device's process between requests.
+
+        Parameters
+        ----------
+        device_name : str
+            One device.
+
+        Returns
+        -------
+        RemoteContext
+            Its tensors are inputs and outputs of requests of this Core's models on any device,
+            and do not pass through this process.
+
+        Raises
+        ------
+        UnknownDeviceError, PluginLoadError
+            For a device that is not there, or whose plugin is broken.
+        """
+        return self.executor.create_context(device_name)
 
     def read_model(self, model: Source | Model) -> Model:
         """Read a model from a path, bytes or a ModelProto; ``light:NAME`` is shipped by onnx."""

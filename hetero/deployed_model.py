@@ -12,12 +12,9 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
 
-import numpy as np
-
-from devices.errors import TensorTypeError
 from devices.model.tensor_spec import TensorSpec
 from devices.plugin.program import ExecutedNode, Value
-from devices.plugin.remote import RemoteTensor
+from devices.plugin.remote import RemoteContext
 from devices.request.node_times import NodeTimes
 from devices.request.request import Request
 from scheduler.executor import Deployment, Submission
@@ -61,16 +58,7 @@ class DeployedModel:
         """Start a request on checked values; devices time nodes by their own PERF_COUNT.
 
         The first request that gives a set of optional inputs has the model compiled for those.
-
-        Raises TensorTypeError: an input is in a device's own memory.
         """
-        for name, value in values.items():
-            if not isinstance(value, np.ndarray) and isinstance(value, RemoteTensor):
-                raise TensorTypeError(
-                    f"input {name!r} is in memory of a device, which a model that may run on "
-                    "others cannot read; give tensor.to_host().",
-                    port=name,
-                )
         if self.optional_inputs:
             given = frozenset(values).difference(port.name for port in self.inputs)
             if given and (variant := self._variant(given)) is not None:
@@ -83,6 +71,10 @@ class DeployedModel:
             if given not in self._variants and self.compile_variant is not None:
                 self._variants[given] = self.compile_variant(given)
             return self._variants.get(given)
+
+    def context(self) -> RemoteContext:
+        """Return the memory of the device that takes the first inputs."""
+        return self._deployment.context()
 
     def executed_nodes(self, stages: Iterable[int] | None = None) -> tuple[ExecutedNode, ...]:
         """Return what stages, all by default, execute, names behind ``subgraph<i>: ``."""

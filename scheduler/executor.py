@@ -15,6 +15,7 @@ import numpy as np
 from devices.model.model import Model
 from devices.plugin.program import ExecutedNode, Payload, Value
 from devices.plugin.properties import COMMON_PROPERTIES, PropertyTable
+from devices.plugin.remote import RemoteContext
 from devices.plugin.support import Support
 from devices.request.answer import Answer, StageRun
 from devices.request.request import PLAIN, Request
@@ -193,6 +194,9 @@ class Deployment(Protocol):
             A device of the plan is gone.
         """
 
+    def context(self) -> RemoteContext:
+        """Return the memory of the device that takes the first inputs."""
+
     def story(self, request_id: int) -> list[StoryLine]:
         """Return what happened to a request so far; empty for one long forgotten."""
 
@@ -246,6 +250,9 @@ class Executor(Protocol):
 
     def get_property(self, device: str, name: str) -> Any:
         """Return a property's value on a device."""
+
+    def create_context(self, device: str) -> RemoteContext:
+        """Return a device's memory: tensors in its process, for requests on this executor."""
 
     def deploy(
         self,

@@ -15,6 +15,7 @@ from devices.errors import ClusterError, HeteroError, PropertyError
 from devices.model.model import Model
 from devices.plugin.program import ExecutedNode, Payload
 from devices.plugin.registry import close_plugins, load_plugins
+from devices.plugin.remote import RemoteContext
 from devices.plugin.support import Support
 from scheduler.channels.channel import Channel, Receiver
 from scheduler.channels.memory import Switchboard
@@ -25,6 +26,7 @@ from scheduler.client.deployment import (
     import_failed,
 )
 from scheduler.client.limits import Limits
+from scheduler.client.remote_memory import RemoteMemory
 from scheduler.device.host import DeviceHost
 from scheduler.device.loop import DeviceLoop
 from scheduler.device.probe import PluginSpec, named, probe_node, usable
@@ -139,7 +141,8 @@ class InProcessExecutor:
         self._loops: dict[str, DeviceLoop] = {}
         self._switchboard = Switchboard()
         self._workers = Workers("stages")
-        self._deployments: Deployments[InProcessDeployment] = Deployments(observers)
+        memory = RemoteMemory("remote-memory", self._switchboard.connect)
+        self._deployments: Deployments[InProcessDeployment] = Deployments(observers, memory)
         self._keys = itertools.count(1)
         self._lock = threading.RLock()
         self._home = HomeProcess()
@@ -173,6 +176,11 @@ class InProcessExecutor:
     def get_property(self, device: str, name: str) -> Any:
         """Return a property's value on a device."""
         return self._device(device).host.get_property(name)
+
+    def create_context(self, device: str) -> RemoteContext:
+        """Return a device's memory; see `scheduler.executor.Executor.create_context`."""
+        loop = self._device(device)
+        return self._deployments.memory.context(loop.host.descriptor.name, lambda: loop.address)
 
     def deploy(
         self,
@@ -234,6 +242,7 @@ class InProcessExecutor:
             loops, self._loops = list(self._loops.values()), {}
         for deployment in self._deployments:
             deployment.close()
+        self._deployments.memory.close()
         self._workers.stop()
         for loop in loops:
             loop.close()

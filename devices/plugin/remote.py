@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
@@ -23,9 +23,14 @@ class RemoteTensor(ABC):
         Its element type.
     """
 
+    #: Whether a request whose output it is leaves that where it is made, and has this mean it.
+    by_reference: ClassVar[bool] = False
     device: str
     shape: tuple[int, ...]
     dtype: np.dtype
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NoReturn:
+        raise self._unreadable()
 
     @property
     def nbytes(self) -> int:
@@ -35,7 +40,10 @@ class RemoteTensor(ABC):
     @property
     def data(self) -> NoReturn:
         """Refused: the host cannot see a device's memory."""
-        raise UnsupportedOperationError(
+        raise self._unreadable()
+
+    def _unreadable(self) -> UnsupportedOperationError:
+        return UnsupportedOperationError(
             f"a tensor of {self.device} has no host data; copy it with to_host()."
         )
 

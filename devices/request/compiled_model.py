@@ -13,7 +13,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from devices.errors import DeviceMemoryError, HeteroError, InferenceError
+from devices.errors import (
+    DeviceMemoryError,
+    HeteroError,
+    InferenceError,
+    UnsupportedOperationError,
+)
 from devices.model.model import Model
 from devices.model.tensor_spec import TensorSpec
 from devices.plugin.configuration import Configuration
@@ -161,6 +166,11 @@ class CompiledModel(BaseCompiledModel):
 
     def submit(self, values: Mapping[str, Value], request: Request) -> _DeviceRun:
         """Queue a run for one of the device's NUM_STREAMS threads."""
+        if request.keep:
+            raise UnsupportedOperationError(
+                f"model {self.name!r} on {self.device}: its outputs {list(request.keep)} cannot be "
+                "kept there: that is done by models that a Core compiled."
+            )
         context = RunContext(request.profile or self.profiles)
         if request.timeout_s is not None:
             context.set_timeout(request.timeout_s)

@@ -318,6 +318,15 @@ class InferRequest(OpenVINONames):
         with self._idle("set_output_tensor"):
             self._tensors.set_output(self._tensors.output_port(index), tensor)
 
+    def keep_remote(self, name: int | str | TensorSpec | None = None, keep: bool = True) -> None:
+        """Have an output stay in the process of the device that makes it, from the next run on.
+
+        It is then a `RemoteTensor`: an input for other requests of the same Core, to be read with
+        `to_host`. Each run makes a new one, which is freed once nobody holds it.
+        """
+        with self._idle("keep_remote"):
+            self._tensors.keep_remote(self._tensors.output_port(name), keep)
+
     def set_input_tensors(self, *arguments: Any) -> None:
         """Set inputs by a dict or list, or one input's batch: ``(index, tensors)``."""
         if len(arguments) == 2:
@@ -381,7 +390,8 @@ class InferRequest(OpenVINONames):
             before, self._run, self._state = self._run, run, State.BUSY
             callback = self._callback if call_back else None
         try:
-            request = Request(run.timeout_s, inline=not call_back and timeout_s is None)
+            inline = not call_back and timeout_s is None
+            request = Request(run.timeout_s, inline=inline, keep=self._tensors.kept)
             submission = self._target.submit(values, request)
         except BaseException:
             with self._lock:

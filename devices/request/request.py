@@ -24,6 +24,8 @@ class Request(NamedTuple):
         deployment's ways the attempt takes.
     priority : int
         Of requests that wait for the same, those of greater priority go first.
+    keep : tuple of str
+        Outputs that stay in the process of the device that makes them.
     """
 
     timeout_s: float | None = None
@@ -35,6 +37,7 @@ class Request(NamedTuple):
     attempt: int = 0
     route: int = 0
     priority: int = 0
+    keep: tuple[str, ...] = ()
 
 
 #: What a caller that asks for nothing sends.

@@ -46,6 +46,8 @@ class RequestTensors:
         self._results: dict[str, Tensor] = {}
         #: Outputs that are written into memory of the user's.
         self._owned_by_user: set[str] = set()
+        #: Outputs that stay on their device.
+        self._remote: set[str] = set()
 
     def input_port(self, key: Any) -> TensorSpec:
         """Return the input that a position, name or port means; None means the only one."""
@@ -114,6 +116,27 @@ class RequestTensors:
         held.replace(value)
         self._results[port.name] = held
         self._owned_by_user.add(port.name)
+
+    def keep_remote(self, port: TensorSpec, keep: bool) -> None:
+        """Have an output stay on its device from now on, or no longer."""
+        if port.dtype is None:
+            raise TensorTypeError(
+                f"output {port.name!r} is {port}; only tensors are kept on a device.",
+                port=port.name,
+            )
+        (self._remote.add if keep else self._remote.discard)(port.name)
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """Names of the outputs that stay on their device."""
+        if not self._remote and not self._owned_by_user:
+            return ()
+        names = set(self._remote)
+        for name in self._owned_by_user:
+            memory = self._results[name].held()
+            if isinstance(memory, RemoteTensor) and memory.by_reference:
+                names.add(name)
+        return tuple(sorted(names))
 
     def collect(self, inputs: Any, *, copy: bool) -> dict[str, Value]:
         """Return one checked value an input, from what is given now and was set before.

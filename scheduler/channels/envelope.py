@@ -15,21 +15,32 @@ import msgpack
 import numpy as np
 
 from devices.errors import BlobError
+from devices.plugin.program import Value
 from devices.request.answer import StageRun
 from devices.request.request import Request
-from scheduler.channels.messages import Dropped, Failure, Message, Outputs, Task, Values
+from scheduler.channels.messages import (
+    Dropped,
+    Failure,
+    Free,
+    Give,
+    Keep,
+    Message,
+    Outputs,
+    Task,
+    Values,
+)
 from scheduler.formats.error_entries import error_entry, error_of
 from scheduler.formats.msgpack_check import unpack
 from scheduler.formats.value_tree import TreeReader, TreeWriter
 
 #: Raised whenever the form changes; other versions are refused by name.
-VERSION: Final = 1
+VERSION: Final = 2
 #: Tensors of up to so many bytes lie in the head: another frame costs as much as copying them
 #: twice (ZeroMQ 4.3.5 over ipc, pyzmq 27: 3 to 5 microseconds).
 INLINE_NBYTES: Final = 16 * 1024
 
 _PREFIX: Final = b"HTE" + bytes([VERSION])
-_VALUES, _OUTPUTS, _FAILURE, _DROPPED = range(4)
+_VALUES, _OUTPUTS, _FAILURE, _DROPPED, _KEEP, _GIVE, _FREE = range(7)
 
 #: A frame after the first.
 Segment = bytes | memoryview
@@ -90,13 +101,20 @@ class MessageWriter(TreeWriter):
         if isinstance(message, (Values, Outputs)):
             kind = _VALUES if type(message) is Values else _OUTPUTS
             task, tensors, runs = message
-            pairs: list[Any] = []
-            for name, value in tensors.items():
-                pairs += (name, self.tree(value))
-            return kind, task, pairs, runs
+            return kind, task, self._named(tensors), runs
         if isinstance(message, Failure):
             return _FAILURE, message.task, error_entry(message.error, self)
-        return _DROPPED, message.request
+        if isinstance(message, Keep):
+            return _KEEP, message.task, message.client, self._named(message.tensors)
+        if isinstance(message, Give):
+            return (_GIVE, *message)
+        return (_DROPPED if isinstance(message, Dropped) else _FREE, *message)
+
+    def _named(self, tensors: Mapping[str, Value]) -> list[Any]:
+        pairs: list[Any] = []
+        for name, value in tensors.items():
+            pairs += (name, self.tree(value))
+        return pairs
 
     def place(self, array: np.ndarray) -> Any:
         """Place contents in the head, elsewhere, or in a frame."""
@@ -134,12 +152,7 @@ def message(parts: Sequence[Any], get: Get | None = None, start: int = 0) -> Mes
         kind, *rest = tree
         if kind in (_VALUES, _OUTPUTS):
             task, tensors, runs = rest
-            reader = _Reader(parts, get)
-            values: dict[str, Any] = {}
-            for name, value in zip(tensors[::2], tensors[1::2], strict=True):
-                if type(name) is not str:
-                    raise BlobError("message with a tensor that has no name.")
-                values[name] = reader.value(value)
+            values = _values(tensors, _Reader(parts, get))
             went = tuple([_run(run) for run in runs]) if runs else ()
             fields = (_task(task), values, went)
             if kind == _VALUES:
@@ -151,7 +164,17 @@ def message(parts: Sequence[Any], get: Get | None = None, start: int = 0) -> Mes
         if kind == _DROPPED:
             (request,) = rest
             return Dropped(_request(request))
-    except (TypeError, ValueError, RecursionError) as error:
+        if kind == _KEEP:
+            task, client, tensors = rest
+            return Keep(_task(task), _text(client), _values(tensors, _Reader(parts, get)))
+        if kind == _GIVE:
+            task, client, address, keys = rest
+            named = {_text(name): _text(key) for name, key in keys.items()}
+            return Give(_task(task), _text(client), _text(address), named)
+        if kind == _FREE:
+            (keys,) = rest
+            return Free(tuple(map(_text, keys)))
+    except (AttributeError, TypeError, ValueError, RecursionError) as error:
         if isinstance(error, BlobError):
             raise
         raise BlobError(f"message that is damaged: {error}.") from error
@@ -195,11 +218,15 @@ class _Reader(TreeReader):
         return flat
 
 
+#: What fields of these types are in a message.
+_PLAIN: Final[dict[Any, tuple[type, ...]]] = {Mapping: (dict,), tuple: (list,)}
+
+
 def _kinds(record: type) -> frozenset[tuple[type, ...]]:
     """Return the types that the fields may have, together; integers pass for floats."""
     found: list[tuple[type, ...]] = []
     for hint in get_type_hints(record).values():
-        kinds = (dict,) if get_origin(hint) is Mapping else get_args(hint) or (hint,)
+        kinds = _PLAIN.get(get_origin(hint)) or get_args(hint) or (hint,)
         found.append((*kinds, int) if float in kinds else kinds)
     return frozenset(itertools.product(*found))
 
@@ -216,7 +243,23 @@ def _plain(value: Any) -> Any:
 def _request(entry: Any) -> Request:
     if type(entry) is not list or tuple(map(type, entry)) not in _REQUEST:
         raise BlobError("message with a damaged request.")
+    entry[-1] = tuple(map(_text, entry[-1]))  # what is kept: the last field
     return tuple.__new__(Request, entry)
+
+
+def _values(pairs: Any, reader: _Reader) -> dict[str, Value]:
+    values: dict[str, Value] = {}
+    for name, value in zip(pairs[::2], pairs[1::2], strict=True):
+        if type(name) is not str:
+            raise BlobError("message with a tensor that has no name.")
+        values[name] = reader.value(value)
+    return values
+
+
+def _text(entry: Any) -> str:
+    if type(entry) is not str:
+        raise BlobError("message with a name that is no text.")
+    return entry
 
 
 def _task(entry: Any) -> Task:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from scheduler.channels.channel import Receiver
-from scheduler.channels.messages import Message, Values
+from scheduler.channels.messages import Keep, Message, Values
 
 
 class Switchboard:
@@ -39,6 +39,8 @@ class MemoryChannel:
         if isinstance(message, Values):
             task, tensors, runs = message
             message = Values(task, read_only(tensors), runs)
+        elif isinstance(message, Keep):
+            message = message._replace(tensors=read_only(message.tensors))
         receive(message)
 
     def close(self) -> None:

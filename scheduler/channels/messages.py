@@ -30,7 +30,10 @@ class Values(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """To the client: a stage ended that gives outputs of the model, or nothing to any stage."""
+    """To the client: a stage ended that gives outputs of the model, or nothing to any stage.
+
+    In place of an output that its request keeps comes what it is: element type and shape.
+    """
 
     task: Task
     tensors: Mapping[str, Value]
@@ -50,4 +53,38 @@ class Dropped(NamedTuple):
     request: Request
 
 
-Message = Values | Outputs | Failure | Dropped
+class Keep(NamedTuple):
+    """To a device: hold a client's tensors, by key, over what it held there.
+
+    It answers the client with `Values` of the task, without tensors, or with a `Failure`.
+    """
+
+    task: Task
+    client: str
+    tensors: Mapping[str, Value]
+
+
+class Give(NamedTuple):
+    """To a device: send what it keeps, input name -> key, as `Values` of a task to an address.
+
+    Where it has not got that, the client is told of a `Failure`.
+    """
+
+    task: Task
+    client: str
+    address: str
+    keys: Mapping[str, str]
+
+
+class Free(NamedTuple):
+    """To a device: let go of what it keeps under keys."""
+
+    keys: tuple[str, ...]
+
+
+Message = Values | Outputs | Failure | Dropped | Keep | Give | Free
+
+
+def output_key(request: Request, name: str) -> str:
+    """Return the key of an output that an attempt keeps: no other has it."""
+    return f"{request.deployment}/{request.id}/{request.attempt}/{name}"

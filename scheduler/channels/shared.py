@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scheduler.channels.channel import Channel, Receiver
-from scheduler.channels.messages import Dropped, Message
+from scheduler.channels.messages import Dropped, Free, Message
 
 
 class SharedChannel:
@@ -18,8 +18,9 @@ class SharedChannel:
 
     def receive(self, message: Message) -> None:
         """Hand a message in; one for a deployment that is closed comes too late."""
-        request = message.request if isinstance(message, Dropped) else message.task.request
-        receive = self._receivers.get(request.deployment)
+        if isinstance(message, Dropped | Free):  # only devices are sent these
+            return
+        receive = self._receivers.get(message.task.request.deployment)
         if receive is not None:
             receive(message)
 

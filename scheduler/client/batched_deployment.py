@@ -24,6 +24,7 @@ from devices.errors import (
     RequestCancelledError,
 )
 from devices.plugin.program import ExecutedNode, Payload, Value
+from devices.plugin.remote import RemoteContext
 from devices.request.answer import Answer
 from devices.request.request import PLAIN, Request
 from devices.request.run import LONGEST_S
@@ -136,7 +137,12 @@ class BatchedDeployment:
         return self.below.callback_executor
 
     def submit(self, inputs: Mapping[str, Value], request: Request = PLAIN) -> Submission:
-        """Admit a request; see `scheduler.executor.Deployment.submit`."""
+        """Admit a request; see `scheduler.executor.Deployment.submit`.
+
+        One that keeps outputs is not joined with others.
+        """
+        if request.keep:
+            return self.below.submit(inputs, request)
         made = self._runner.submit(inputs, request)
         return replace(made, story=partial(self.story, made.request_id))
 
@@ -150,6 +156,10 @@ class BatchedDeployment:
                 line._replace(what=f"{words}: {line.what}") for line in self.below.story(batch_id)
             )
         return sorted(lines, key=lambda line: line.time_s)
+
+    def context(self) -> RemoteContext:
+        """Return the memory of the device that takes the first inputs."""
+        return self.below.context()
 
     def executed_nodes(self, stage: int) -> tuple[ExecutedNode, ...]:
         """Return a stage's runtime model."""

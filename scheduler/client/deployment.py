@@ -17,14 +17,24 @@ import numpy as np
 
 from devices.errors import PlanError, TensorNameError
 from devices.plugin.program import Value
+from devices.plugin.remote import RemoteContext, RemoteTensor
 from devices.request.answer import Answer, StageRun
 from devices.request.request import PLAIN, Request
 from scheduler import events
 from scheduler.channels.channel import Channel, Receiver
-from scheduler.channels.messages import Dropped, Failure, Message, Outputs, Task, Values
+from scheduler.channels.messages import (
+    Dropped,
+    Failure,
+    Give,
+    Message,
+    Outputs,
+    Task,
+    Values,
+)
 from scheduler.client.bytes_in_flight import BytesInFlight
 from scheduler.client.limits import Limits
 from scheduler.client.record import RequestRecord, StoryLine
+from scheduler.client.remote_memory import DeviceTensor, Kept, RemoteMemory, lost_tensor
 from scheduler.client.retry import replay_lost
 from scheduler.client.runner import RequestRunner
 from scheduler.executor import Callers, StageSource, Submission
@@ -49,12 +59,14 @@ D = TypeVar("D", bound="BaseDeployment")
 class Deployments(Generic[D]):
     """The open deployments of an executor, and what they share."""
 
-    def __init__(self, observers: Sequence[Observer] = ()) -> None:
+    def __init__(self, observers: Sequence[Observer], memory: RemoteMemory) -> None:
         #: Who is told of their requests, now: the owner adds and removes.
         self.observers = observers
         #: Ascending through all deployments: they order the devices' queues.
         self.request_ids = itertools.count(1)
         self.in_flight = BytesInFlight()
+        #: What devices keep for this client.
+        self.memory = memory
         self._open: dict[str, D] = {}
 
     def __iter__(self) -> Iterator[D]:
@@ -75,6 +87,9 @@ class Deployments(Generic[D]):
         """Tell the observers what became of a device."""
         for observer in tuple(self.observers):
             observer.device(event)
+        if isinstance(event, events.DeviceLost | events.DeviceGone):
+            for deployment in self:
+                deployment.tensors_lost(event.device)
 
     def requests_in_flight(self) -> list[ObservedRequest]:
         """Return the requests that have not ended."""
@@ -175,6 +190,7 @@ class BaseDeployment(ABC):
         """Admit a request; see `scheduler.executor.Deployment.submit`.
 
         Raises TensorNameError: an input is missing, or one too many.
+        Raises TensorError: one is kept where this request cannot have it from.
         """
         if inputs.keys() != self._inputs:
             missing = sorted(self._inputs - set(inputs))
@@ -183,7 +199,26 @@ class BaseDeployment(ABC):
                 f"model {self.plan.name!r}: inputs missing {missing}, unknown {extra}; it takes "
                 f"{sorted(self._inputs)}."
             )
+        if remote := _remote(inputs):
+            usable = self._deployments.memory.usable
+            inputs = {**inputs, **{name: usable(name, value) for name, value in remote.items()}}
         return self._runner.submit(inputs, request._replace(deployment=self.key))
+
+    def context(self) -> RemoteContext:
+        """Return the memory of the device that takes the first inputs."""
+        firsts = self._firsts[0]
+        device = firsts[0][0].device if firsts else self.plan.devices[0]
+        return self._deployments.memory.context(device, lambda: self._addresses[device])
+
+    def tensors_lost(self, device: str) -> None:
+        """Fail the requests that wait for a tensor of a device that is away and not theirs."""
+        with self._lock:
+            waiting = list(self._attempts.items())
+        for request, attempt in waiting:
+            if device not in self.placement.routes[request.route].plan.devices:
+                for name, value in attempt.inputs.items():
+                    if isinstance(value, Kept) and value.device == device:
+                        self._failed(request, lost_tensor(name, value))
 
     def in_flight(self) -> list[ObservedRequest]:
         """Return the requests that have not ended."""
@@ -294,8 +329,21 @@ class BaseDeployment(ABC):
 
     def _send(self, request: Request, inputs: Mapping[str, Value]) -> None:
         for stage, names in self._firsts[request.route]:
-            values = Values(Task(request, stage.index), {name: inputs[name] for name in names})
-            self._channel.send(self._addresses[stage.device], values)
+            task, address = Task(request, stage.index), self._addresses[stage.device]
+            values = {name: inputs[name] for name in names}
+            if not self._deployments.memory.is_used or self._give(task, address, values):
+                self._channel.send(address, Values(task, values))
+
+    def _give(self, task: Task, address: str, values: dict[str, Value]) -> bool:
+        """Have who keeps inputs of a task send them; return whether there is more to send."""
+        keys: dict[str, dict[str, str]] = {}
+        for name, tensor in [(n, v) for n, v in values.items() if isinstance(v, Kept)]:
+            self._deployments.memory.check(name, tensor)
+            keys.setdefault(tensor.address, {})[name] = tensor.key
+            del values[name]
+        for holder, named in keys.items():
+            self._channel.send(holder, Give(task, self._channel.address, address, named))
+        return bool(values) or not keys
 
     def drop(self, request: Request) -> None:
         """Tell every device that nobody waits for the attempt."""
@@ -307,6 +355,10 @@ class BaseDeployment(ABC):
     def _receive(self, message: Message) -> None:
         match message:
             case Outputs(task, tensors, runs):
+                if task.request.keep:
+                    device = self.placement.stages[task.stage].device
+                    address = self._addresses[device]
+                    tensors = self._deployments.memory.outputs(device, address, task, tensors)
                 self._collect(task.request, tensors, runs)
             case Failure(task, error):
                 self._failed(task.request, error)
@@ -353,6 +405,8 @@ class BaseDeployment(ABC):
                 outputs[name] = made[name]
             elif name in self._constants:
                 outputs[name] = self._constants[name]
+            elif isinstance(inputs[name], Kept):
+                outputs[name] = DeviceTensor(self._deployments.memory, inputs[name])
             else:
                 # A copy: the caller may write to its input once the answer is there.
                 outputs[name] = decode(encode(inputs[name]))
@@ -386,6 +440,12 @@ class BaseDeployment(ABC):
     def _failed(self, request: Request, error: BaseException) -> None:
         now_s = self._runner.now_s()
         self._runner.handle(events.AttemptFailed(now_s, request.id, request.attempt, error))
+
+
+def _remote(inputs: Mapping[str, Value]) -> dict[str, RemoteTensor]:
+    """Return the inputs that are in a device's memory; nearly all are arrays."""
+    others = {name: value for name, value in inputs.items() if type(value) is not np.ndarray}
+    return {name: value for name, value in others.items() if isinstance(value, RemoteTensor)}
 
 
 def import_failed(placement: Placement, stage: int, error: Exception) -> None:

@@ -18,8 +18,19 @@ from devices.plugin.program import Value
 from devices.request.answer import StageRun
 from scheduler import events
 from scheduler.channels.channel import Channel, Receiver
-from scheduler.channels.messages import Dropped, Failure, Message, Outputs, Task, Values
+from scheduler.channels.messages import (
+    Dropped,
+    Failure,
+    Free,
+    Give,
+    Keep,
+    Message,
+    Outputs,
+    Task,
+    Values,
+)
 from scheduler.device.host import DeviceHost
+from scheduler.device.kept import KeptTensors
 from scheduler.device.machine import DeviceMachine
 from scheduler.events import DeviceEvent, DeviceInstruction, Run, StageOpened
 from scheduler.formats.codec import nbytes_of
@@ -52,6 +63,7 @@ class DeviceLoop:
         start: Callable[[DeviceLoop, Run], None],
     ) -> None:
         self.host = host
+        self._kept = KeptTensors(host.descriptor)
         self._machine = DeviceMachine()
         self._start = start
         self._lock = threading.Lock()
@@ -98,6 +110,7 @@ class DeviceLoop:
             "tasks": tasks,
             "running": running,
             "streams": self._machine.num_streams,
+            "kept_nbytes": self._kept.nbytes,
             "overdue_s": overdue_s,
         }
 
@@ -125,6 +138,7 @@ class DeviceLoop:
             keys = {key[0] for key, stage in self._stages.items() if stage.client == client}
         for deployment in keys:
             self.close_deployment(deployment)
+        self._kept.free_all_of(client)
 
     def receive(self, message: Message) -> None:
         """Take in what comes by the channel."""
@@ -136,10 +150,18 @@ class DeviceLoop:
                 )
             case Dropped(request):
                 event = events.AttemptDropped(request)
+            case Keep() | Give():
+                self._kept.answer(message, self._channel.send)
+                return
+            case Free(keys):
+                self._kept.free(keys)
+                return
             case _:  # nothing else is sent to devices
                 return
         with self._lock:
             instructions = self._machine.handle(event)
+        if isinstance(event, events.AttemptDropped):
+            self._kept.free_attempt(event.request)
         self._follow(instructions)
 
     def run(self, due: Run) -> None:
@@ -197,8 +219,12 @@ class DeviceLoop:
                 target = Task(task.request, send.stage)
                 self._channel.send(send.address, Values(target, tensors, ended.runs))
             case events.Report() if ended:
-                wanted = self._stages[task.request.deployment, task.stage].outputs
-                tensors = {name: ended.outputs[name] for name in wanted}
+                stage = self._stages[task.request.deployment, task.stage]
+                tensors = {name: ended.outputs[name] for name in stage.outputs}
+                if task.request.keep:
+                    tensors = self._kept.keep_outputs(stage.client, task.request, tensors)
+                    if self._machine.is_dropped(task.request):  # in the meantime
+                        self._kept.free_attempt(task.request)
                 self._tell(task, Outputs(task, tensors, ended.runs))
             case events.ReportFailure(_, error):
                 self._tell(task, Failure(task, error))

@@ -154,6 +154,10 @@ class DeviceMachine:
         """Return the bytes of values that a client's tasks wait with or run on."""
         return self._clients[client].nbytes if client in self._clients else 0
 
+    def is_dropped(self, request: Request) -> bool:
+        """Whether an attempt was dropped, lately."""
+        return request in self._dropped
+
     def handle(self, event: DeviceEvent) -> list[DeviceInstruction]:
         """Take in one event; return what is to be done, in order.
 

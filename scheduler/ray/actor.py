@@ -130,6 +130,11 @@ class DeviceActor:
         return {"pid": self._host.ping(), "clients": self._loop.num_clients, **self._loop.status()}
 
     @ray.method(concurrency_group="control")
+    def serve(self, client: str) -> None:
+        """Keep tensors of a client until it is gone."""
+        self._channel.watch(client)
+
+    @ray.method(concurrency_group="control")
     def open_stages(self, stages: Sequence[StageOpened]) -> None:
         """Take tasks of loaded stages; see `DeviceLoop.open_stage`."""
         for opened in stages:

@@ -16,11 +16,13 @@ import ray
 
 from devices.errors import ClusterError, DeviceLostError, HeteroError
 from devices.model.model import Model
+from devices.plugin.remote import RemoteContext
 from devices.plugin.support import Support
 from scheduler.channels.direct import DirectChannel
 from scheduler.channels.shared import SharedChannel
 from scheduler.client.deployment import Deployments, check_sources
 from scheduler.client.limits import Limits
+from scheduler.client.remote_memory import RemoteMemory
 from scheduler.device.probe import PluginSpec
 from scheduler.events import DeviceGone, DeviceLost, RoutesAdded
 from scheduler.executor import DeviceDescriptor, Remade, Remake, StageSource
@@ -100,7 +102,13 @@ class RayExecutor:
             lambda device, error: self._keeper.ended(device, error),
             self._find_pool(devices or {}, plugins),
         )
-        self._deployments: Deployments[RayDeployment] = Deployments(observers)
+        self._shared = SharedChannel()
+        memory = RemoteMemory(
+            f"memory-{ray.get_runtime_context().get_job_id()}-{next(_keys)}",
+            self._shared.connect,
+            lambda address: self._channel.is_silent(address),
+        )
+        self._deployments: Deployments[RayDeployment] = Deployments(observers, memory)
         self._loader = StageLoader(self._devices)
         self._keeper = DeviceKeeper(
             self._session,
@@ -116,7 +124,6 @@ class RayExecutor:
         self._remaking = threading.Lock()
         self._home = HomeProcess()
         self._closed = False
-        self._shared = SharedChannel()
         self._channel = DirectChannel(
             self._shared.receive,
             host=self._host(),
@@ -149,6 +156,19 @@ class RayExecutor:
     def get_property(self, device: str, name: str) -> Any:
         """Return a property's value on a device."""
         return self._ask(self._devices.device(device), "get_property", name)
+
+    def create_context(self, device: str) -> RemoteContext:
+        """Return a device's memory; see `scheduler.executor.Executor.create_context`."""
+        name = self._devices.device(device).descriptor.name
+
+        def address() -> str:
+            found = self._devices.reached([name])[name]
+            self._ask(found, "serve", self._channel.address)
+            self._keeper.watch(found)
+            return found.address
+
+        address()
+        return self._deployments.memory.context(name, address)
 
     def deploy(
         self,
@@ -261,6 +281,7 @@ class RayExecutor:
             self._closed = True
         for deployment in self._deployments:
             deployment.close()
+        self._deployments.memory.close()
         self._keeper.close()
         self._reporter.close()
         if self._session.is_ours:

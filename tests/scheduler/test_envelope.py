@@ -25,7 +25,17 @@ from scheduler.channels import envelope
 from scheduler.channels.envelope import INLINE_NBYTES, VERSION, MessageWriter, frames
 from scheduler.channels.loopback import LoopbackChannel
 from scheduler.channels.memory import Switchboard
-from scheduler.channels.messages import Dropped, Failure, Message, Outputs, Task, Values
+from scheduler.channels.messages import (
+    Dropped,
+    Failure,
+    Free,
+    Give,
+    Keep,
+    Message,
+    Outputs,
+    Task,
+    Values,
+)
 from tests.scheduler.test_codec import ELEMENT_TYPES, check_equal
 
 REQUEST = Request(1.5, True, False, deployment="key/model:0", id=2**40, attempt=3)
@@ -75,8 +85,28 @@ def test_numbers_of_numpy_in_a_request_and_a_run() -> None:
     assert got.runs == (StageRun(1, "d", queued_s=0.5),)
 
 
-def test_a_dropped_attempt() -> None:
-    assert arrived(Dropped(REQUEST)) == Dropped(REQUEST)
+@pytest.mark.parametrize(
+    "message",
+    [
+        Dropped(REQUEST),
+        Give(TASK, "client", "device", {"x": "key/1", "y": "key/2"}),
+        Free(("key/1", "key/2")),
+    ],
+)
+def test_messages_without_tensors(message: Message) -> None:
+    got = arrived(message)
+    assert type(got) is type(message)
+    assert got == message
+
+
+def test_a_request_that_keeps_outputs_is_found_again() -> None:
+    request = REQUEST._replace(keep=("y", "z"))
+    assert {request: 1}[arrived(Dropped(request)).request] == 1
+
+
+def test_tensors_to_be_kept() -> None:
+    message = Keep(TASK, "client", {"key/1": np.arange(6.0), "key/2": np.zeros(INLINE_NBYTES)})
+    check_tensors(arrived(message), message)
 
 
 def test_large_tensors_are_frames_without_a_copy() -> None:
@@ -196,6 +226,7 @@ def deep() -> Any:
         lambda tree: tree[1].__setitem__(1, "7"),
         lambda tree: tree[1][0].__setitem__(4, b"key"),
         lambda tree: tree[1][0].pop(),
+        lambda tree: tree[1][0].__setitem__(-1, [7]),
         lambda tree: tree[2].pop(),
         lambda tree: tree[2].__setitem__(0, 5),
         lambda tree: tree[2].__setitem__(1, deep()),
@@ -240,7 +271,10 @@ SAMPLES = [
         ),
         Outputs(TASK, {"y": [np.float32(1), {"k": None}]}),
         Failure(TASK, InferenceError("no", device="d")),
-        Dropped(REQUEST),
+        Dropped(REQUEST._replace(keep=("y",))),
+        Keep(TASK, "client", {"key": np.arange(3)}),
+        Give(TASK, "client", "device", {"x": "key"}),
+        Free(("key",)),
     )
 ]
 

@@ -13,9 +13,11 @@ from devices.plugin.program import Value
 from devices.request.answer import StageRun
 from devices.request.request import Request
 from scheduler.channels.channel import Receiver
+from scheduler.channels.memory import Switchboard
 from scheduler.channels.messages import Failure, Message, Outputs, Values
 from scheduler.client.deployment import BaseDeployment, Deployments
 from scheduler.client.limits import Limits
+from scheduler.client.remote_memory import RemoteMemory
 from scheduler.client.transitions import RequestState
 from scheduler.observer import DeviceEvent, ObservedRequest
 from scheduler.placement import alone
@@ -74,7 +76,7 @@ def deployed(
         alone(plan),
         {},
         limits,
-        Deployments([notes]),
+        Deployments([notes], RemoteMemory("memory", Switchboard().connect)),
         connect=lambda receive: Devices(receive, reply),
         addresses={"NEAR": "near", "FAR": "far"},
         **options,

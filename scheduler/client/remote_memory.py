@@ -1,0 +1,384 @@
+"""Remote tensors as their client sees them: what devices keep for it, and who frees it."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+import numpy as np
+
+from devices.errors import (
+    ClusterError,
+    DeviceLostError,
+    HeteroError,
+    TensorError,
+    TensorShapeError,
+    TensorTypeError,
+    UnsupportedOperationError,
+)
+from devices.model.element_type import element_type
+from devices.model.tensor_spec import TensorSpec
+from devices.plugin.program import Value
+from devices.plugin.remote import RemoteContext, RemoteTensor
+from devices.request.request import Request
+from devices.request.run import LOOK_S
+from devices.request.tensor import empty_tensor
+from scheduler.channels.channel import Channel, Receiver
+from scheduler.channels.messages import (
+    Failure,
+    Free,
+    Give,
+    Keep,
+    Message,
+    Task,
+    Values,
+    output_key,
+)
+from scheduler.home_process import HomeProcess
+
+#: Seconds that a device may take to take in a tensor, or to give one.
+_TIMEOUT_S: Final = 60.0
+_TENSOR: Final = "tensor"
+
+
+@dataclass(eq=False, slots=True, weakref_slot=True)
+class Kept:
+    """A tensor in a device's process; freed there once nothing here holds this any more."""
+
+    device: str
+    address: str
+    key: str
+    dtype: np.dtype
+    shape: tuple[int, ...]
+
+
+class RemoteMemory:
+    """What an executor's client has devices keep.
+
+    `name`: the client's, among the parties that its channel serves.
+    `connect`: returns its channel, given its name and what receives.
+    `is_lost`: whether nothing is heard of an address.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        connect: Callable[[str, Receiver], Channel],
+        is_lost: Callable[[str], bool] = lambda address: False,
+    ) -> None:
+        self._name = name
+        self._connect = connect
+        self._is_lost = is_lost
+        self._home = HomeProcess()
+        self._channel: Channel | None = None
+        self._numbers = itertools.count(1)
+        self._awaited: dict[int, Future[Mapping[str, Value]]] = {}
+        self._lock = threading.Lock()
+        #: (address, key) of tensors that nobody holds; None: no more will come.
+        self._unheld: queue.SimpleQueue[tuple[str, str] | None] = queue.SimpleQueue()
+        self._closed = False
+
+    @property
+    def is_used(self) -> bool:
+        """Whether devices keep, or kept, something."""
+        return self._channel is not None
+
+    def context(self, device: str, address: Callable[[], str]) -> DeviceContext:
+        """Return a device's memory; `address` returns where the device is reached now."""
+        return DeviceContext(self, device, address)
+
+    def hold(
+        self, device: str, address: str, key: str, dtype: np.dtype, shape: tuple[int, ...]
+    ) -> Kept:
+        """Return what stands for a tensor that a device keeps, and frees it with itself."""
+        self._connected()
+        kept = Kept(device, address, key, dtype, shape)
+        finalizer = weakref.finalize(kept, self._unheld.put, (address, key))
+        finalizer.atexit = False  # devices see that their client has gone
+        return kept
+
+    def outputs(
+        self, device: str, address: str, task: Task, tensors: Mapping[str, Value]
+    ) -> dict[str, Value]:
+        """Return what came of a task, with remote tensors for what its request keeps."""
+        found = dict(tensors)
+        for name in task.request.keep:
+            if name in found:
+                kind, shape = found[name]
+                dtype = TensorSpec(name, f"tensor({kind})").dtype
+                assert dtype is not None
+                key = output_key(task.request, name)
+                kept = self.hold(device, address, key, dtype, tuple(shape))
+                found[name] = DeviceTensor(self, kept)
+        return found
+
+    def put(self, device: str, address: str, array: np.ndarray) -> Kept:
+        """Have a device keep a copy of an array.
+
+        Raises DeviceMemoryError: it has no room; DeviceLostError: it is gone.
+        """
+        channel = self._connected()
+        key = f"{self._name}/{next(self._numbers)}"
+        copy = np.array(array)
+        self._ask(device, address, lambda task: Keep(task, channel.address, {key: copy}))
+        return self.hold(device, address, key, copy.dtype, copy.shape)
+
+    def fetch(self, kept: Kept) -> np.ndarray:
+        """Return a copy of a tensor.
+
+        Raises DeviceLostError: its device is gone; TensorError: the device has not got it.
+        """
+        own, keys = self._connected().address, {_TENSOR: kept.key}
+        came = self._ask(kept.device, kept.address, lambda task: Give(task, own, own, keys))
+        return np.array(came[_TENSOR])
+
+    def usable(self, port: str, tensor: RemoteTensor) -> Kept:
+        """Return what a request for devices of this memory may take a tensor from.
+
+        Raises TensorTypeError: it is in a plugin's own memory; TensorError: it is closed, of
+            another Core, or of a device that is gone.
+        """
+        if not isinstance(tensor, DeviceTensor):
+            raise TensorTypeError(
+                f"input {port!r} is in memory of a device, which a model that may run on others "
+                "cannot read; give tensor.to_host(), or one that Core.create_context made.",
+                port=port,
+            )
+        if tensor.memory is not self:
+            raise TensorError(
+                f"input {port!r} is a tensor that {tensor.device} keeps for another Core; give "
+                "tensor.to_host(), or make it with this Core's create_context.",
+                port=port,
+                device=tensor.device,
+            )
+        kept = tensor.kept
+        self.check(port, kept)
+        return kept
+
+    def check(self, port: str, kept: Kept) -> None:
+        """Raise TensorError if the device that keeps a port's tensor is gone."""
+        if self._is_lost(kept.address):
+            raise lost_tensor(port, kept)
+
+    def close(self) -> None:
+        """Take nothing more, and stop waiting."""
+        with self._lock:
+            self._closed = True
+            awaited, self._awaited = list(self._awaited.values()), {}
+            channel = self._channel
+        for future in awaited:
+            future.set_exception(self._closed_error())
+        self._unheld.put(None)
+        if channel is not None:
+            channel.close()
+
+    def _ask(
+        self, device: str, address: str, message: Callable[[Task], Keep | Give]
+    ) -> Mapping[str, Value]:
+        """Send a message that a device answers; return the tensors of the answer."""
+        channel = self._connected()
+        number = next(self._numbers)
+        future: Future[Mapping[str, Value]] = Future()
+        with self._lock:
+            self._awaited[number] = future
+        try:
+            channel.send(address, message(Task(Request(deployment=self._name, id=number), 0)))
+            until_s = time.monotonic() + _TIMEOUT_S
+            while not future.done():
+                if self._is_lost(address) or time.monotonic() > until_s:
+                    raise DeviceLostError(
+                        f"device {device} does not answer: it is gone, and with it what it kept. "
+                        "Make the tensor anew.",
+                        device=device,
+                        node="",
+                        attempt=0,
+                    )
+                with suppress(TimeoutError):
+                    future.exception(LOOK_S)
+            return future.result()
+        finally:
+            with self._lock:
+                self._awaited.pop(number, None)
+
+    def _receive(self, message: Message) -> None:
+        if not isinstance(message, Values | Failure):
+            return
+        with self._lock:
+            future = self._awaited.pop(message.task.request.id, None)
+        if future is None:  # it came too late
+            return
+        if isinstance(message, Values):
+            future.set_result(message.tensors)
+        else:
+            future.set_exception(message.error)
+
+    def _connected(self) -> Channel:
+        self._home.require("remote tensors")
+        with self._lock:
+            if self._closed:
+                raise self._closed_error()
+            if self._channel is None:
+                self._channel = self._connect(self._name, self._receive)
+                name = f"{self._name}-free"
+                threading.Thread(target=self._free, name=name, daemon=True).start()
+            return self._channel
+
+    def _free(self) -> None:
+        """Have devices free what nobody holds: finalizers run anywhere, so they send nothing."""
+        while (place := self._unheld.get()) is not None:
+            address, key = place
+            with suppress(HeteroError):  # whoever is gone has let go
+                if not self._is_lost(address):
+                    self._connected().send(address, Free((key,)))
+            del place
+
+    def _closed_error(self) -> ClusterError:
+        return ClusterError("the Core is closed, and its remote tensors with it; make another.")
+
+
+class DeviceTensor(RemoteTensor):
+    """A tensor that a device's process keeps for its client: input and output of requests.
+
+    It is freed once it is closed or dropped and no request reads it any more.
+    """
+
+    by_reference = True
+
+    def __init__(self, memory: RemoteMemory, kept: Kept) -> None:
+        self.memory: Final = memory
+        self._kept: Kept | None = kept
+        self.shape = kept.shape
+        self.dtype = kept.dtype
+
+    @property
+    def kept(self) -> Kept:
+        """What stands for it, TensorError once it is closed."""
+        if self._kept is None:
+            raise TensorError(
+                "a remote tensor was closed; make another with create_tensor, or keep the output "
+                "again."
+            )
+        return self._kept
+
+    @property
+    def device(self) -> str:  # type: ignore[override]  # read-only: it is where it was made last
+        """Whose process it is in."""
+        return self.kept.device
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._kept is None
+
+    def __repr__(self) -> str:
+        where = "closed" if self._kept is None else f"on {self._kept.device}"
+        return f"<DeviceTensor {self.dtype}{list(self.shape)} {where}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise UnsupportedOperationError(
+            "a remote tensor stays with its Core and cannot be copied or pickled; send "
+            "tensor.to_host()."
+        )
+
+    def to_host(self) -> np.ndarray:
+        """Return a copy on the host.
+
+        Raises
+        ------
+        DeviceLostError
+            Its device is gone.
+        TensorError
+            It was closed, or the device was started again.
+        """
+        return self.memory.fetch(self.kept)
+
+    def copy_from(self, array: np.ndarray | RemoteTensor) -> None:
+        """Take over the contents of an array, or of another tensor, of the same shape and type.
+
+        Another tensor of the same Core is not copied: both then are one, where that one is.
+
+        Raises
+        ------
+        TensorShapeError, TensorTypeError
+            It is of another shape or type.
+        DeviceLostError
+            The device is gone.
+        """
+        kept = self.kept
+        if array.shape != self.shape:
+            raise TensorShapeError(
+                f"a tensor on {kept.device} has shape {list(self.shape)}, got "
+                f"{list(array.shape)}; create one that fits."
+            )
+        if array.dtype != self.dtype:
+            raise TensorTypeError(
+                f"a tensor on {kept.device} has dtype {self.dtype}, got {array.dtype}; give "
+                f"array.astype({self.dtype}), or create one that fits."
+            )
+        if isinstance(array, DeviceTensor) and array.memory is self.memory:
+            self._kept = array.kept
+        else:
+            contents = array.to_host() if isinstance(array, RemoteTensor) else array
+            self._kept = self.memory.put(kept.device, kept.address, contents)
+
+    def close(self) -> None:
+        """Have it freed, once no request in flight reads it; again is harmless."""
+        self._kept = None
+
+
+class DeviceContext(RemoteContext):
+    """A device's memory: tensors of it are kept in the process of the device.
+
+    Made by `Core.create_context` and `CompiledModel.get_context`.
+    """
+
+    def __init__(self, memory: RemoteMemory, device: str, address: Callable[[], str]) -> None:
+        self.device = device
+        self._memory = memory
+        self._address = address
+
+    def __repr__(self) -> str:
+        return f"<DeviceContext {self.device}>"
+
+    def create_tensor(self, dtype: Any, shape: tuple[int, ...]) -> DeviceTensor:
+        """Have the device keep a tensor of zeros, or of empty strings.
+
+        Parameters
+        ----------
+        dtype : str, Type or dtype
+            The element type: OpenVINO's, ONNX's or numpy's name of it.
+        shape : tuple of int
+            Its shape.
+
+        Raises
+        ------
+        DeviceMemoryError
+            The device has not so much memory left.
+        DeviceLostError
+            The device is gone.
+        """
+        kind = f"tensor({element_type(dtype)})"
+        return self.from_host(empty_tensor(TensorSpec("", kind, tuple(shape))).data)
+
+    def from_host(self, array: np.ndarray) -> DeviceTensor:
+        """Have the device keep a copy of an array; errors as those of `create_tensor`."""
+        array = np.asarray(array)
+        return DeviceTensor(self._memory, self._memory.put(self.device, self._address(), array))
+
+
+def lost_tensor(port: str, kept: Kept) -> TensorError:
+    """Return the error of a request that cannot have an input, as who kept it is gone."""
+    return TensorError(
+        f"input {port!r} was kept by device {kept.device}, which is gone, and the tensor with it. "
+        "Make it anew; of a state, reset_state().",
+        port=port,
+        device=kept.device,
+    )

@@ -1,0 +1,104 @@
+"""Kept tensors: what a device's process holds for clients, between and beyond their requests."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+
+import numpy as np
+
+from devices.errors import DeviceMemoryError, HeteroError, TensorError
+from devices.model.tensor_spec import element_type_name
+from devices.plugin.program import Value
+from devices.request.request import Request
+from scheduler.channels.messages import Failure, Give, Keep, Message, Values, output_key
+from scheduler.executor import DeviceDescriptor
+from scheduler.formats.codec import nbytes_of
+
+
+class KeptTensors:
+    """Tensors of clients, by key; in all no more bytes than the device has memory, if it says."""
+
+    def __init__(self, descriptor: DeviceDescriptor) -> None:
+        self._descriptor = descriptor
+        #: Key -> whose it is, and the tensor.
+        self._held: dict[str, tuple[str, Value]] = {}
+        self._lock = threading.Lock()
+        self.nbytes = 0
+
+    def keep(self, client: str, tensors: Mapping[str, Value]) -> None:
+        """Hold a client's tensors, over what is held under their keys.
+
+        Raises DeviceMemoryError: there is no room; then nothing is changed.
+        """
+        with self._lock:
+            old = sum(nbytes_of(self._held[key][1]) for key in tensors if key in self._held)
+            after = self.nbytes - old + nbytes_of(tensors)
+            most_nbytes = self._descriptor.memory_nbytes
+            if most_nbytes is not None and after > most_nbytes:
+                raise DeviceMemoryError(
+                    f"{self._where} keeps {self.nbytes} bytes of remote tensors; "
+                    f"{nbytes_of(tensors)} more are over its {most_nbytes}. Close some.",
+                    device=self._descriptor.name,
+                )
+            self._held.update((key, (client, value)) for key, value in tensors.items())
+            self.nbytes = after
+
+    def keep_outputs(
+        self, client: str, request: Request, outputs: Mapping[str, Value]
+    ) -> dict[str, Value]:
+        """Keep what a request says of some outputs; return all, those as their type and shape.
+
+        Raises DeviceMemoryError: there is no room.
+        """
+        kept = {name: outputs[name] for name in request.keep if name in outputs}
+        self.keep(client, {output_key(request, name): value for name, value in kept.items()})
+        return {**outputs, **{name: _described(value) for name, value in kept.items()}}
+
+    def answer(self, message: Keep | Give, send: Callable[[str, Message], None]) -> None:
+        """Do what a message asks for."""
+        try:
+            if isinstance(message, Keep):
+                self.keep(message.client, message.tensors)
+                send(message.client, Values(message.task, {}))
+            else:
+                send(message.address, Values(message.task, self._tensors(message.keys)))
+        except HeteroError as error:
+            send(message.client, Failure(message.task, error))
+
+    def free(self, keys: Iterable[str]) -> None:
+        """Let go of tensors; those that are not there are none."""
+        with self._lock:
+            for key in keys:
+                if (held := self._held.pop(key, None)) is not None:
+                    self.nbytes -= nbytes_of(held[1])
+
+    def free_attempt(self, request: Request) -> None:
+        """Let go of the outputs of an attempt that nobody waits for."""
+        if request.keep:
+            self.free(output_key(request, name) for name in request.keep)
+
+    def free_all_of(self, client: str) -> None:
+        """Let go of what a client had here."""
+        with self._lock:
+            keys = [key for key, (owner, _) in self._held.items() if owner == client]
+        self.free(keys)
+
+    @property
+    def _where(self) -> str:
+        return f"device {self._descriptor.name} on node {self._descriptor.node}"
+
+    def _tensors(self, keys: Mapping[str, str]) -> dict[str, Value]:
+        with self._lock:
+            if missing := [name for name, key in keys.items() if key not in self._held]:
+                raise TensorError(
+                    f"{self._where} no longer keeps {', '.join(map(repr, missing))}: it was "
+                    "closed, or the device was started again. Make the tensor anew; of a state, "
+                    "reset_state().",
+                    port=missing[0],
+                )
+            return {name: self._held[key][1] for name, key in keys.items()}
+
+
+def _described(value: Value) -> Value:
+    return [element_type_name(value.dtype), list(np.shape(value))]

@@ -1,0 +1,63 @@
+"""Remote tensors on Ray: in the actors' processes, past the client, and gone with their device."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx.parser import parse_model
+
+import hetero
+from hetero.errors import DeviceLostError, TensorError
+from tests.hetero.test_remote_tensors import CHAIN, DEVICES
+from tests.scheduler.parties import wait_for
+
+pytestmark = pytest.mark.ray
+X = np.arange(2**16, dtype=np.float32)
+
+
+@pytest.fixture(scope="module")
+def core() -> Iterator[hetero.Core]:
+    with hetero.Core(devices={"CPU": 3}) as core:
+        yield core
+
+
+def compiled(core: hetero.Core) -> hetero.CompiledModel:
+    pins = {"h": "CPU.0", "y": "CPU.1"}
+    return core.compile_model(parse_model(CHAIN), DEVICES, affinity=pins)
+
+
+def kept_nbytes(core: hetero.Core, device: str) -> float:
+    executor: Any = core.executor
+    address = executor._devices.reached([device])[device].address
+    return float(executor._channel.status_of(address).get("kept_nbytes", -1))
+
+
+def test_tensors_go_from_actor_to_actor_and_are_freed(core: hetero.Core) -> None:
+    tensor = core.create_context("CPU.2").from_host(X)
+    wait_for(lambda: kept_nbytes(core, "CPU.2") == X.nbytes)
+    with compiled(core) as model:
+        request = model.create_infer_request()
+        request.keep_remote("y")
+        kept = request.infer({"x": tensor})["y"]
+        np.testing.assert_array_equal(request.infer({"x": kept})["y"].to_host(), X - 2)
+        np.testing.assert_array_equal(kept.to_host(), X - 1)
+    tensor.close()
+    del request, kept
+    wait_for(lambda: kept_nbytes(core, "CPU.2") == kept_nbytes(core, "CPU.1") == 0)
+
+
+def test_what_a_dead_actor_kept_is_gone_and_said_so(core: hetero.Core) -> None:
+    context = core.create_context("CPU.2")
+    tensor, executor = context.from_host(X), core.executor
+    device: Any = executor._devices.device("CPU.2")  # type: ignore[attr-defined]
+    os.kill(executor._ask(device, "ping"), signal.SIGKILL)  # type: ignore[attr-defined]
+    with pytest.raises(DeviceLostError, match=r"CPU\.2"):
+        tensor.to_host()
+    with compiled(core) as model, pytest.raises(TensorError, match=r"input 'x'.*CPU\.2.*anew"):
+        model({"x": tensor})
+    np.testing.assert_array_equal(context.from_host(X + 1).to_host(), X + 1)
