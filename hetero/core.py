@@ -13,10 +13,9 @@ from devices.errors import ArgumentError, ArgumentTypeError, ClusterError
 from devices.model.model import Model
 from devices.model.reader import Source, read_model
 from devices.plugin.properties import Config
-from devices.plugin.remote import RemoteContext
 from devices.plugin.support import Support
 from hetero.affinity.affinity import Affinity, assign
-from hetero.cache.blob import Compilation, ModelBlob, hetero_version, open_blob
+from hetero.cache.blob import Compilation, ModelBlob, open_blob
 from hetero.cache.cached_compile import Cached
 from hetero.cache.folder import cache_of
 from hetero.cache.importing import (
@@ -30,6 +29,7 @@ from hetero.cache.importing import (
 from hetero.compiled_model import CompiledModel
 from hetero.compiler import Compiler, CompileRequest
 from hetero.extensions import Extensions
+from hetero.has_devices import HasDevices
 from hetero.observed import Observed
 from hetero.planning import PlanReport
 from hetero.planning.cost import Costs
@@ -37,15 +37,12 @@ from hetero.planning.cost.profile import Progress
 from hetero.planning.cost_planner import CostPlanner, cost_digest
 from hetero.query.answers import Answers
 from hetero.query.device_choice import (
-    check_counts,
-    choose_devices,
     parse_counts,
 )
 from hetero.query.query import AffinitySource, pins_of, query_priority
 from hetero.query.survey import Survey
 from hetero.scopes import EVERYWHERE, Scopes
 from scheduler import create_executor
-from scheduler.device_names import HETERO, parse_device
 from scheduler.executor import DeviceDescriptor, Executor
 
 _log = logging.getLogger(__name__)
@@ -53,7 +50,7 @@ _log = logging.getLogger(__name__)
 ExecutorKind = Literal["ray", "inprocess"]
 
 
-class Core(Observed):
+class Core(HasDevices, Observed):
     """The entry point.
 
     Parameters
@@ -139,45 +136,6 @@ class Core(Observed):
                 )
             return self._executor
 
-    @property
-    def device_descriptors(self) -> tuple[DeviceDescriptor, ...]:
-        """Every device, broken plugins included as rows with their error.
-
-        Raises
-        ------
-        UnknownDeviceError
-            If `devices` counts devices of a plugin that is not there.
-        """
-        check_counts(self._device_counts, rows := self.executor.devices())
-        return rows
-
-    @property
-    def available_devices(self) -> list[str]:
-        """Names of the devices that work: ``NAME`` where there is one, else ``NAME.<id>``."""
-        return [d.name for d in self.device_descriptors if d.error is None]
-
-    def resolve_devices(self, device_name: str) -> tuple[str, ...]:
-        """Return the devices that a device string means, in order of priority.
-
-        Raises
-        ------
-        UnknownDeviceError, PluginLoadError
-            For a device that is not there, listing those that are, or whose plugin is broken.
-        """
-        return choose_devices(device_name, self.device_descriptors)
-
-    def get_versions(self, device_name: str) -> dict[str, str]:
-        """Return the version of each plugin that a device string names.
-
-        Raises
-        ------
-        UnknownDeviceError
-            For a device that is not there.
-        """
-        by_name = {d.name: d for d in self.device_descriptors}
-        found = {by_name[n].plugin: by_name[n].version for n in self.resolve_devices(device_name)}
-        return {HETERO: hetero_version(), **found} if parse_device(device_name).hetero else found
-
     def set_property(
         self, device_name: str | Config = EVERYWHERE, properties: Config | None = None
     ) -> None:
@@ -209,27 +167,6 @@ class Core(Observed):
         if property is None:
             return self._scopes.get(EVERYWHERE, device_name)
         return self._scopes.get(device_name, property)
-
-    def create_context(self, device_name: str) -> RemoteContext:
-        """Return a device's memory: its tensors stay in the device's process between requests.
-
-        Parameters
-        ----------
-        device_name : str
-            One device.
-
-        Returns
-        -------
-        RemoteContext
-            Its tensors are inputs and outputs of requests of this Core's models on any device,
-            and do not pass through this process.
-
-        Raises
-        ------
-        UnknownDeviceError, PluginLoadError
-            For a device that is not there, or whose plugin is broken.
-        """
-        return self.executor.create_context(device_name)
 
     def read_model(self, model: Source | Model) -> Model:
         """Read a model from a path, bytes or a ModelProto; ``light:NAME`` is shipped by onnx."""
