@@ -13,29 +13,41 @@
 
 A check is a function of a plugin that raises AssertionError with a sentence. Samples with
 operators that the device refuses are left out; what a device does not offer (export, remote
-memory) only has to be refused with the right error. From a shell: ``hetero check-device NAME``.
+memory) only has to be refused with the right error. Those of `subject_checks` are functions of
+whatever compiles models (`devices.conformance.subject.Subject`): the devices of a Core as well,
+one or several, as ``hetero check-device NAME`` runs them.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Final
+from typing import Any, Final
 
-from devices.conformance import export_checks, property_checks, query_checks, request_checks
+from devices.conformance import (
+    export_checks,
+    plugin_checks,
+    property_checks,
+    query_checks,
+    request_checks,
+)
+from devices.conformance.subject import Subject
 from devices.plugin.plugin import Plugin
 from devices.plugin.properties import Config
 
 __all__ = [
-    "Check", "CheckResult", "check_device", "check_operators", "device_checks", "device_results",
-    "operator_results",
+    "Check", "CheckResult", "Subject", "SubjectCheck", "check_device", "check_operators",
+    "device_checks", "device_results", "operator_results", "subject_checks",
 ]  # fmt: skip
 
 Check = Callable[[Plugin], None]
+SubjectCheck = Callable[[Subject], None]
 
-_MODULES: Final[tuple[ModuleType, ...]] = (
+#: Of plugins alone; those of every subject.
+_PLUGIN_MODULES: Final = (plugin_checks,)
+_MODULES: Final = (
     property_checks,
     query_checks,
     request_checks,
@@ -63,9 +75,19 @@ class CheckResult:
 
 
 def device_checks() -> tuple[Check, ...]:
-    """Return the checks, in the order in which their failures explain each other."""
-    checks: list[Check] = []
-    for module in _MODULES:
+    """Return a plugin's checks, in the order in which their failures explain each other."""
+    return (*_checks(_PLUGIN_MODULES), *subject_checks())
+
+
+def subject_checks() -> tuple[SubjectCheck, ...]:
+    """Return the checks that hold for whatever compiles models."""
+    return _checks(_MODULES)
+
+
+def _checks(modules: Sequence[ModuleType]) -> tuple[Callable[[Any], None], ...]:
+    """Return the checks of modules, in the order in which they are written."""
+    checks: list[Callable[[Any], None]] = []
+    for module in modules:
         mine = [
             function
             for name, function in inspect.getmembers(module, inspect.isfunction)
@@ -76,13 +98,13 @@ def device_checks() -> tuple[Check, ...]:
 
 
 def check_device(
-    plugin: Plugin, *, expected_failures: Mapping[str, str] | None = None
+    subject: Plugin | Subject, *, expected_failures: Mapping[str, str] | None = None
 ) -> tuple[CheckResult, ...]:
     """Run every check and return how each went.
 
     Parameters
     ----------
-    plugin : Plugin
+    subject : Plugin or Subject
         What is checked; its properties are as before afterwards.
     expected_failures : mapping of str to str, optional
         Checks that are known to fail, with the reason.
@@ -94,7 +116,7 @@ def check_device(
         did not.
     """
     known = {check.__name__ for check in device_checks()}
-    return _judged(plugin, device_results(plugin), expected_failures or {}, known, "checks")
+    return _judged(subject, device_results(subject), expected_failures or {}, known, "checks")
 
 
 def check_operators(
@@ -128,12 +150,15 @@ def check_operators(
     return _judged(plugin, results, expected_failures or {}, known, "cases of ONNX's suite")
 
 
-def device_results(plugin: Plugin) -> Iterator[CheckResult]:
+def device_results(subject: Plugin | Subject) -> Iterator[CheckResult]:
     """Run the checks one by one, yielding how each went."""
-    for check in device_checks():
+    checks: Sequence[Callable[[Any], None]] = (
+        device_checks() if isinstance(subject, Plugin) else subject_checks()
+    )
+    for check in checks:
         error = None
         try:
-            check(plugin)
+            check(subject)
         except Exception as raised:  # any error is the finding
             error = f"{type(raised).__name__}: {raised}"
         yield CheckResult(check.__name__, error)
@@ -150,7 +175,7 @@ def operator_results(plugin: Plugin, config: Config | None = None) -> Iterator[C
 
 
 def _judged(
-    plugin: Plugin,
+    subject: Plugin | Subject,
     results: Iterable[CheckResult],
     expected: Mapping[str, str],
     known: set[str],
@@ -169,6 +194,6 @@ def _judged(
     if problems:
         listed = "\n  ".join(problems)
         raise AssertionError(
-            f"device {plugin.name} fails {len(problems)} of {len(judged)} {what}:\n  {listed}"
+            f"device {subject.name} fails {len(problems)} of {len(judged)} {what}:\n  {listed}"
         )
     return judged

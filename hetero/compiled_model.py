@@ -164,6 +164,7 @@ class CompiledModel(BaseCompiledModel):
         """
         computed: dict[str, Callable[[], Any]] = {
             "NETWORK_NAME": lambda: self.name,
+            "PERF_COUNT": lambda: self._target.profiles,
             "LOADED_FROM_CACHE": lambda: self._loaded_from_cache,
             "SUPPORTED_PROPERTIES": lambda: tuple(HETERO_PROPERTIES),
             "EXECUTION_DEVICES": lambda: self._executing,
@@ -200,7 +201,8 @@ class CompiledModel(BaseCompiledModel):
     def _enough_requests(self) -> int:
         most = self._configuration.get("PERFORMANCE_HINT_NUM_REQUESTS")
         # Where requests are joined, so many batches are full.
-        enough = optimal_requests(self.cuts) * max(1, batch_size(self.compilation.own))
+        enough = optimal_requests(self.cuts, self.compilation.configs)
+        enough *= max(1, batch_size(self.compilation.own))
         return min(enough, most or enough)
 
     def _executed_plans(self) -> Sequence[Sequence[ExecutedNode]]:

@@ -149,7 +149,8 @@ class Compiler:
         """Deploy cuts with a source for each stage, numbered through; several share requests."""
         config, limits = request.config, request.config.limits
         if not limits.requests:
-            limits = replace(limits, requests=max(Limits().requests, optimal_requests(cuts)))
+            enough = optimal_requests(cuts, request.compilation.configs)
+            limits = replace(limits, requests=max(Limits().requests, enough))
         batching = batching_of(cuts, config, limits)
         placement, sources, constants = _deployable(cuts, sources)
 

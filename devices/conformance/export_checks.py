@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-import numpy as np
-
-from devices.conformance.expectation import expect, expect_raises
+from devices.conformance.expectation import expect
 from devices.conformance.query_checks import compiled_samples, expect_outputs, supported_samples
-from devices.errors import HeteroError, UnsupportedOperationError
+from devices.conformance.subject import Subject
+from devices.errors import UnsupportedOperationError
 from devices.model.model import Node
-from devices.plugin.plugin import Plugin
-from devices.plugin.program import Payload
 
 _NOTES = ("layerType", "execOrder", "implType", "originalLayersNames", "execTimeMcs")
 
 
-def check_runtime_model_covers_the_model(plugin: Plugin) -> None:
+def check_runtime_model_covers_the_model(subject: Subject) -> None:
     """Executed nodes have distinct names, all notes, and stand for every node that matters."""
-    for sample, compiled in compiled_samples(plugin):
+    for sample, compiled in compiled_samples(subject):
         nodes = compiled.get_runtime_model().nodes
         names = [node.name for node in nodes]
         expect(len(set(names)) == len(names), f"{sample.name}: executed names {names} repeat")
@@ -33,10 +29,10 @@ def check_runtime_model_covers_the_model(plugin: Plugin) -> None:
         expect(live <= covered, f"{sample.name}: {live - covered} are in no executed node")
 
 
-def check_profile_has_stages_and_times(plugin: Plugin) -> None:
+def check_profile_has_stages_and_times(subject: Subject) -> None:
     """PERF_COUNT times stages and nodes; without it rows are there and not run."""
-    sample = supported_samples(plugin)[0]
-    compiled = plugin.compile_model(sample.model, {"PERF_COUNT": True})
+    sample = supported_samples(subject)[0]
+    compiled = subject.compile_model(sample.model, {"PERF_COUNT": True})
     request = compiled.create_infer_request()
     rows = request.profiling_info
     expect(len(rows) >= 5, f"before a run: {len(rows)} rows, wanted the five stages at least")
@@ -50,43 +46,23 @@ def check_profile_has_stages_and_times(plugin: Plugin) -> None:
     compiled.close()
 
 
-def check_export_and_import_give_the_same(plugin: Plugin) -> None:
+def check_export_and_import_give_the_same(subject: Subject) -> None:
     """An exported model, imported, has the same ports and answers; or export says it cannot."""
-    for sample, compiled in compiled_samples(plugin):
+    for sample, compiled in compiled_samples(subject):
         try:
-            payload = compiled.export()
+            payload = compiled.export_model()
         except UnsupportedOperationError:
             expect(
-                "EXPORT_IMPORT" not in plugin.get_property("OPTIMIZATION_CAPABILITIES"),
+                "EXPORT_IMPORT" not in subject.get_property("OPTIMIZATION_CAPABILITIES"),
                 "EXPORT_IMPORT is claimed, but a model cannot be exported",
             )
             continue
-        again = plugin.import_model(payload, sample.model)
+        again = subject.import_model(payload, sample.model)
         expect(again.inputs == compiled.inputs, f"{sample.name}: other inputs")
         expect(again.outputs == compiled.outputs, f"{sample.name}: other outputs")
         result = again(dict(sample.inputs))
-        expect_outputs(plugin, sample, result, ", imported")
+        expect_outputs(subject, sample, result, ", imported")
         again.close()
-
-
-def check_foreign_payloads_are_refused(plugin: Plugin) -> None:
-    """Empty, foreign and damaged payloads: a typed error."""
-    sample = supported_samples(plugin)[0]
-    garbage = [Payload({}, {}), Payload({"format": "of another device"}, {"w": np.zeros(3)})]
-    try:
-        payload = plugin.compile_model(sample.model).export()
-    except UnsupportedOperationError:
-        pass
-    else:
-        for key in payload.header:
-            damaged = {k: v for k, v in payload.header.items() if k != key}
-            garbage.append(replace(payload, header=damaged))
-    for payload in garbage:
-        expect_raises(
-            HeteroError,
-            lambda p=payload: plugin.import_model(p, sample.model),  # type: ignore[misc]
-            f"a payload with header {sorted(payload.header)}",
-        )
 
 
 def _live(nodes: Sequence[Node], wanted: set[str]) -> set[str]:

@@ -13,6 +13,10 @@ from devices.model.model import Model
 from devices.model.reader import read_model
 from devices.model.tensor_spec import element_type_name
 
+_DOUBLED = (
+    "(float[2,3] x) => (float[4,3] z) "
+    "{s = SequenceConstruct(x, x) z = ConcatFromSequence<axis = 0>(s)}"
+)
 _HEADER = '<ir_version: 8, opset_import: ["" : 17, "nobody.knows" : 1]>'
 
 
@@ -34,6 +38,7 @@ def samples() -> Iterator[Sample]:
     y = random.standard_normal((2, 3), dtype=np.float32)
     weight = random.standard_normal((3, 4), dtype=np.float32)
     relu = np.maximum(x @ weight, 0)
+    relu_x = np.maximum(x, 0)
 
     yield _sample(
         "add",
@@ -131,9 +136,30 @@ def samples() -> Iterator[Sample]:
         shape=np.array([3, 2]),
     )
     words = np.array(["a", "βγ"], object)
-    yield _sample(
-        "text", "(string[2] x) => (string[2] z) {z = Identity(x)}", {"x": words}, {"z": words}
-    )
+    for name, body, given, want in (
+        ("text", "(string[2] x) => (string[2] z) {h = Identity(x) z = Identity(h)}", words, words),
+        ("scalar", "(float x) => (float z) {h = Relu(x) z = Relu(h)}", x[0, 0], relu_x[0, 0]),
+        ("no rows", "(float[N,3] x) => (float[N,3] z) {h = Relu(x) z = Relu(h)}", x[:0], x[:0]),
+        (
+            "truth values",
+            "(float[2,3] x) => (float[2,3] z) {h = Greater(x, x) z = Where(h, x, x)}",
+            x,
+            x,
+        ),
+        (
+            "sequence between nodes",
+            _DOUBLED,
+            x,
+            np.concatenate([x, x]),
+        ),
+        (
+            "optional between nodes",
+            "(float[2,3] x) => (float[2,3] z) {o = Optional(x) z = OptionalGetElement(o)}",
+            x,
+            x,
+        ),
+    ):
+        yield _sample(name, body, {"x": np.asarray(given)}, {"z": np.asarray(want)})
 
 
 def typed_samples(element_type: str) -> Iterator[Sample]:
@@ -146,7 +172,7 @@ def typed_samples(element_type: str) -> Iterator[Sample]:
     rtol = 1e-5 if dtype.itemsize > 2 else 1e-2
     for node, given, want in (
         ("z = Add(a, b)", {"a": a, "b": b}, a + b),
-        ("z = Identity(a)", {"a": a}, a),
+        ("h = Identity(a) z = Identity(h)", {"a": a}, a),
         ("z = MatMul(a, b)", {"a": a, "b": b}, (a.astype(wide) @ b.astype(wide)).astype(dtype)),
         ("z = Relu(a)", {"a": a}, a),
         ("z = Sqrt(a)", {"a": a}, np.sqrt(a.astype(wide)).astype(dtype)),

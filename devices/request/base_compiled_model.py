@@ -36,6 +36,14 @@ class BaseCompiledModel(ABC):
     def get_property(self, name: str) -> Any:
         """Return a property's value for this compiled model."""
 
+    @abstractmethod
+    def export_model(self) -> Any:
+        """Return what an import makes the same model of."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back what the devices hold for the model."""
+
     def __reduce__(self) -> NoReturn:
         raise UnsupportedOperationError(
             f"compiled model {self.name!r} holds devices of this process and cannot be copied or "

@@ -210,7 +210,7 @@ class CompiledModel(BaseCompiledModel):
         }
         return mine[name] if name in mine else self._configuration.get(name)
 
-    def export(self) -> Payload:
+    def export_model(self) -> Payload:
         """Return the device's own form of the compiled model.
 
         Raises

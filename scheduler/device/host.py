@@ -166,7 +166,7 @@ class DeviceHost:
     def export(self, deployment: str, stage: int) -> Payload:
         """Return the device's own form of a stage."""
         with self._typed(f"cannot export stage {stage}"):
-            return self._stage(deployment, stage).export()
+            return self._stage(deployment, stage).export_model()
 
     def unload(self, deployment: str, *, timeout_s: float = 10.0) -> None:
         """Let go of a deployment's stages, once what runs of them has stopped.

@@ -257,7 +257,7 @@ def test_export_and_load_without_transforming_again() -> None:
     x = random.normal(size=(1, 2, 8, 8)).astype(np.float32)
     kernel = random.normal(size=(3, 2, 3, 3)).astype(np.float32)
     compiled = compile_cpu(make_model(nodes, {"x": x}, ["y"], {"k": kernel}))
-    payload = compiled.export()
+    payload = compiled.export_model()
     again = CPUProgram.load(payload)
     assert np.array_equal(again.run([x], RunContext())[0], compiled.run([x])[0])
     assert again.executed_nodes() == compiled.executed_nodes()

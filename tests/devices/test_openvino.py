@@ -101,7 +101,7 @@ def test_nodes_that_are_folded_renamed_or_decomposed(plugin, body, feeds, want):
     result = compiled(feeds)["y"]
     assert result.dtype == model.outputs[0].dtype
     np.testing.assert_allclose(result, want, rtol=1e-6)
-    again = plugin.import_model(compiled.export(), model)
+    again = plugin.import_model(compiled.export_model(), model)
     np.testing.assert_array_equal(again(feeds)["y"], result)
 
 
@@ -219,7 +219,7 @@ def test_a_hint_of_throughput_brings_the_streams_that_the_device_offers(plugin):
 
 def test_damaged_blobs_are_refused(plugin):
     model = parsed("(float[2] x) => (float[2] y) {y = Neg(x)}")
-    payload = plugin.compile_model(model).export()
+    payload = plugin.compile_model(model).export_model()
     damaged = {"#blob": np.zeros(64, np.uint8)}
     with pytest.raises(BlobError, match="incompatible"):
         plugin.import_model(Payload(payload.header, damaged), model)

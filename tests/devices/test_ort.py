@@ -159,13 +159,13 @@ def test_a_real_model_as_shipped():
     assert {"Conv", "Relu"} <= kinds
     assert all(float(n.metadata["execTimeMcs"]) >= 0 for n in runtime.nodes)
 
-    again = PLUGIN.import_model(compiled.export(), model)
+    again = PLUGIN.import_model(compiled.export_model(), model)
     np.testing.assert_allclose(again(light_model_inputs(model))[0], want, rtol=1e-3, atol=1e-5)
 
 
 def test_payloads_of_another_version_are_refused():
     model = parsed("(float[2] x) => (float[2] y) {y = Relu(x)}")
-    payload = PLUGIN.compile_model(model).export()
+    payload = PLUGIN.compile_model(model).export_model()
     other = Payload({**payload.header, "version": "0.1"}, payload.tensors)
     with pytest.raises(BlobError, match=r"0\.1"):
         PLUGIN.import_model(other, model)
@@ -282,7 +282,7 @@ def test_large_constants_wherever_they_are_read_or_not(graph, kind):
         pytest.skip("this onnxruntime loses weights that bodies read")
     assert not refused
     compiled = PLUGIN.compile_model(model)
-    payload = compiled.export()
+    payload = compiled.export_model()
     for form in (compiled, PLUGIN.import_model(payload, model)):
         results = form({"x": -BIG})
         np.testing.assert_array_equal(results["y"], BIG)

@@ -143,7 +143,7 @@ def test_plugins_without_export_say_so():
     plugin = DensePlugin()
     compiled = plugin.compile_model(DOUBLE)
     with pytest.raises(UnsupportedOperationError):
-        compiled.export()
+        compiled.export_model()
     with pytest.raises(UnsupportedOperationError, match="DENSE does not import"):
         plugin.import_model(Payload({}, {}), DOUBLE)
     assert "EXPORT_IMPORT" not in plugin.get_property("OPTIMIZATION_CAPABILITIES")

@@ -1,0 +1,132 @@
+"""Checks of what only a plugin has: its name, devices, programs, payloads and memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from devices.conformance.expectation import expect, expect_raises
+from devices.conformance.query_checks import supported_samples
+from devices.conformance.samples import samples
+from devices.errors import HeteroError, UnknownDeviceError, UnsupportedOperationError
+from devices.plugin.plugin import Plugin
+from devices.plugin.program import Payload
+from devices.plugin.properties import COMMON_PROPERTIES
+from devices.plugin.registry import RESERVED_NAMES
+from devices.plugin.remote import RemoteContext
+
+
+def check_name_can_be_part_of_a_device_name(plugin: Plugin) -> None:
+    """Dots, colons and commas part names; some words mean ways of choosing devices."""
+    expect(plugin.name and not set(plugin.name) & set(".:, "), f"name {plugin.name!r}")
+    expect(plugin.name not in RESERVED_NAMES, f"name {plugin.name!r} is reserved")
+
+
+def check_devices_are_described(plugin: Plugin) -> None:
+    """Each id fits into a device name, and has a name and a fingerprint; the plugin a version."""
+    ids = plugin.device_ids()
+    expect(ids and len(set(ids)) == len(ids), f"device ids {ids} are none, or not distinct")
+    expect(plugin.version(), "version() is empty: cached models could not be distinguished")
+    for device_id in ids:
+        parts = set(device_id) & set(":, ")
+        expect(device_id and not parts, f"device id {device_id!r} is empty, or has one of ':, '")
+        expect(plugin.full_name(device_id), f"device {device_id} has no full name")
+        expect(plugin.fingerprint(device_id), f"device {device_id} has no fingerprint")
+        expect(
+            plugin.fingerprint(device_id) == plugin.fingerprint(device_id),
+            f"device {device_id}: its fingerprint is another one at each call",
+        )
+
+
+def check_unknown_device_id_is_refused(plugin: Plugin) -> None:
+    """An id that is not there is an error that lists those that are."""
+    for absent in ("10", "110", "l0"):
+        if absent not in plugin.device_ids():
+            error = expect_raises(
+                UnknownDeviceError,
+                lambda i=absent: plugin.effective_config({"DEVICE_ID": i}),  # type: ignore[misc]
+                f"DEVICE_ID {absent!r}",
+            )
+            expect(plugin.device_ids()[0] in str(error), "the error does not list the ids")
+
+
+def check_properties_are_each_devices_own(plugin: Plugin) -> None:
+    """What depends on the device is asked with its id; an id that is not there is an error."""
+    for device_id in plugin.device_ids():
+        for name, want in (
+            ("DEVICE_ID", device_id),
+            ("FULL_DEVICE_NAME", plugin.full_name(device_id)),
+            *plugin.device_properties(device_id).items(),
+        ):
+            got = plugin.get_property(name, device_id)
+            expect(got == want, f"{name} of device {device_id} is {got!r}, not {want!r}")
+    expect_raises(
+        UnknownDeviceError, lambda: plugin.get_property("FULL_DEVICE_NAME", "l0"), "device id l0"
+    )
+
+
+def check_query_names_the_device(plugin: Plugin) -> None:
+    """Answers carry the device id that was asked about."""
+    for device_id in plugin.device_ids():
+        want = f"{plugin.name}.{device_id}"
+        for sample in samples():
+            support = plugin.query_model(sample.model, {"DEVICE_ID": device_id})
+            got = set(support.values()) | {d for r in support.unsupported.values() for d in r}
+            expect(got <= {want}, f"{sample.name}: asked {want}, answered for {got}")
+
+
+def check_outputs_share_no_memory(plugin: Plugin) -> None:
+    """Writing into an output changes no input, weight or other output."""
+    for sample in supported_samples(plugin):
+        compiled = plugin.compile_model(sample.model)
+        inputs = {name: array.copy() for name, array in sample.inputs.items()}
+        values = [inputs[port.name] for port in compiled.inputs]
+        outputs = compiled.run(values)
+        weights = [constant.array for constant in sample.model.constants.values()]
+        for i, output in enumerate(outputs):
+            others = [*values, *weights, *outputs[:i], *outputs[i + 1 :]]
+            shared = any(np.shares_memory(output, other) for other in others)
+            expect(not shared, f"{sample.name}: output {compiled.outputs[i].name} shares memory")
+        compiled.close()
+
+
+def check_foreign_payloads_are_refused(plugin: Plugin) -> None:
+    """Empty, foreign and damaged payloads: a typed error."""
+    sample = supported_samples(plugin)[0]
+    garbage = [Payload({}, {}), Payload({"format": "of another device"}, {"w": np.zeros(3)})]
+    try:
+        payload = plugin.compile_model(sample.model).export_model()
+    except UnsupportedOperationError:
+        pass
+    else:
+        for key in payload.header:
+            damaged = {k: v for k, v in payload.header.items() if k != key}
+            garbage.append(replace(payload, header=damaged))
+    for payload in garbage:
+        expect_raises(
+            HeteroError,
+            lambda p=payload: plugin.import_model(p, sample.model),  # type: ignore[misc]
+            f"a payload with header {sorted(payload.header)}",
+        )
+
+
+def check_common_properties_are_there(plugin: Plugin) -> None:
+    """Every device has the properties that users expect of each."""
+    missing = set(COMMON_PROPERTIES) - set(plugin.properties)
+    expect(not missing, f"properties that every device has are missing: {sorted(missing)}")
+    for name in ("FULL_DEVICE_NAME", "AVAILABLE_DEVICES", "DEVICE_TYPE", "EXECUTION_DEVICES"):
+        expect(plugin.get_property(name), f"{name} is empty")
+
+
+def check_remote_memory_is_there_or_refused(plugin: Plugin) -> None:
+    """create_context gives a context whose tensors come back, or says that there is none."""
+    try:
+        context = plugin.create_context()
+    except UnsupportedOperationError:
+        return
+    expect(isinstance(context, RemoteContext), "create_context gives no RemoteContext")
+    tensor = context.create_tensor("float32", (2, 3))
+    expect(tensor.shape == (2, 3), f"asked for shape (2, 3), got {tensor.shape}")
+    expect_raises(UnsupportedOperationError, lambda: tensor.data, "data of a remote tensor")
+    expect(tensor.to_host().shape == (2, 3), "to_host gives another shape")
