@@ -1,9 +1,9 @@
-"""``hetero check-device``: the conformance suite for one plugin, in this process."""
+"""``hetero check-device``: the conformance suite for a plugin, or devices of this process."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -12,8 +12,11 @@ from devices.plugin.plugin import Plugin
 from devices.plugin.registry import find_plugin, load_plugins
 from devices.testing import CheckResult, device_results, operator_results
 from hetero.cli.terminal import print_json, progress, show
+from hetero.core import Core
 from hetero.report.text import Rows
 from hetero.report.units import counted
+from hetero.subject import CoreSubject
+from scheduler.device_names import parse_device
 
 
 @click.command("check-device")
@@ -30,16 +33,23 @@ from hetero.report.units import counted
 def check_device_command(
     name: str, plugins: tuple[str, ...], operators: bool, as_json: bool
 ) -> None:
-    """Check that the plugin of device NAME keeps the contract; exit code 1 if it does not."""
+    """Check that the plugin of device NAME keeps the contract; exit code 1 if it does not.
+
+    NAME may also be a list, HETERO:ORT,CPU: models cut between all their nodes are checked.
+    """
     if plugins:  # a module beside which the user stands, as `python -m` would find it
         sys.path.insert(0, str(Path.cwd()))
-    plugin = find_plugin(load_plugins(plugins), name)
-    with progress(f"checking {plugin.name}"):
-        results = [*_results(plugin, operators)]
+    with progress(f"checking {name}"):
+        if parse_device(name).hetero:
+            subject, results = name, _results_of_list(name, plugins, operators)
+        else:
+            plugin = find_plugin(load_plugins(plugins), name)
+            subject = f"{plugin.name} {plugin.version()}"
+            results = [*_results(plugin, operators)]
     failed = [result for result in results if result.error]
     if as_json:
         rows = [{"name": result.name, "error": result.error} for result in results]
-        print_json("check-device", {"device": plugin.name, "checks": rows})
+        print_json("check-device", {"device": name, "checks": rows})
     else:
         if failed:
             table = Rows("check", "what it found", wraps=("check", "what it found"))
@@ -47,9 +57,16 @@ def check_device_command(
                 table.add(_sentence(result), " ".join((result.error or "").split()))
             show(table)
         kept = len(results) - len(failed)
-        show(f"{plugin.name} {plugin.version()}: keeps {kept} of {counted(len(results), 'check')}")
+        show(f"{subject}: keeps {kept} of {counted(len(results), 'check')}")
     if failed:
         raise click.exceptions.Exit(1)
+
+
+def _results_of_list(name: str, plugins: tuple[str, ...], operators: bool) -> Sequence[CheckResult]:
+    if operators:
+        raise click.UsageError("--operators: ONNX's suite is run on one device, not on a list.")
+    with Core("inprocess", plugins=plugins) as core:
+        return tuple(device_results(CoreSubject(core, name)))
 
 
 def _results(plugin: Plugin, operators: bool) -> Iterator[CheckResult]:

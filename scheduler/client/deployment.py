@@ -140,14 +140,13 @@ class BaseDeployment(ABC):
         wanted = dict.fromkeys(n for r in placement.routes for n in r.plan.constant_outputs)
         if missing := [name for name in wanted if name not in constants]:
             raise PlanError(f"plan of {plan.name!r}: no values for constant outputs {missing}.")
-        self.placement = placement
         self.plan = plan
         self.key = key
         #: Stages that were imported from their payloads; the others were compiled.
         self.imported: set[int] = set()
         self._constants = {name: constants[name] for name in wanted}
         self._inputs = frozenset(spec.name for spec in plan.inputs)
-        self._firsts = self._first_stages(placement)
+        self._take(placement)
         self._addresses = dict(addresses)
         self._clock_offset_s = clock_offset_s
         self._help_with = help_with
@@ -276,6 +275,12 @@ class BaseDeployment(ABC):
 
     def _take(self, placement: Placement) -> None:
         self._firsts = self._first_stages(placement)
+        #: Outputs of the model that each route's stages make.
+        self._made = tuple(
+            {name for number in route.stages for name in placement.stages[number].outputs}
+            & set(self.plan.output_names)
+            for route in placement.routes
+        )
         self.placement = placement
 
     def _first_stages(
@@ -374,7 +379,10 @@ class BaseDeployment(ABC):
             attempt.outputs |= tensors
             for run in runs:
                 attempt.runs[run.stage] = run
-            if len(attempt.runs) < len(self.placement.routes[request.route].stages):
+            # How a stage went is told by later stages too, whose messages may come before its own.
+            if len(attempt.runs) < len(self.placement.routes[request.route].stages) or len(
+                attempt.outputs
+            ) < len(self._made[request.route]):
                 return
             del self._attempts[request]
         ended = tuple(sorted(attempt.runs.values(), key=_by_stage))

@@ -33,6 +33,18 @@ def test_a_fault_is_told_in_words(shell: Shell) -> None:
     assert "check_answers_are_right" in [row["name"] for row in rows if row["error"]]
 
 
+def test_a_list_is_checked_with_models_that_are_cut(shell: Shell) -> None:
+    done = check(shell, f"HETERO:CPU,{DENSE}")
+    assert done.code == 0
+    assert "HETERO:CPU,DENSE: keeps " in done.out
+    done = check(shell, f"HETERO:CPU,{CARELESS}")
+    assert done.code == 1
+    assert "answers are right" in done.out
+    done = check(shell, "HETERO:CPU --operators")
+    assert done.code == 2
+    assert "one device" in done.err
+
+
 def test_a_device_that_is_not_there(shell: Shell) -> None:
     done = check(shell, "DENES --plugin tests.examples.third_party_plugin:DensePlugin")
     assert done.code == 1

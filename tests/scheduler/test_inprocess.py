@@ -28,6 +28,7 @@ from devices.errors import (
 from devices.request.request import Request
 from scheduler import InProcessExecutor, Limits, Plan, StageSource, create_executor
 from scheduler.channels.messages import Message, Outputs, Values
+from scheduler.client.deployment import BaseDeployment
 from tests.scheduler.models import build, chain, cut, diamond
 from tests.scheduler.plugins import BrokenPlugin, ToyPlugin, TwinPlugin
 
@@ -61,6 +62,27 @@ def test_query_names_the_clusters_device(executor: InProcessExecutor) -> None:
     assert support.devices == {"n": "TOY.2"}
     assert support.unsupported["e"]["TOY.2"].code == "no_kernel"
     assert executor.get_property("TWIN.1", "DEVICE_ID") == "1"
+
+
+def test_an_answer_waits_for_an_output_that_comes_after_those_of_later_stages(
+    executor: InProcessExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    came: list[Message] = []
+    take = BaseDeployment._receive
+
+    def late(deployment: BaseDeployment, message: Message) -> None:
+        came.insert(0, message)
+        if len(came) == 2:
+            for each in came:
+                take(deployment, each)
+
+    monkeypatch.setattr(BaseDeployment, "_receive", late)
+    model = build([("Neg", "n", ("x",), "a"), ("Add", "d", ("a", "a"), "y")], ["a", "y"])
+    deployment = executor.deploy(*cut(model, ("TOY.0", ["n"]), ("TOY.1", ["d"])))
+    answer = deployment.submit({"x": X}).future.result(300)
+    np.testing.assert_array_equal(answer.outputs["a"], -X)
+    np.testing.assert_array_equal(answer.outputs["y"], -2 * X)
+    deployment.close()
 
 
 def test_chain(executor: InProcessExecutor) -> None:
