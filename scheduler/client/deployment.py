@@ -325,12 +325,15 @@ class BaseDeployment(ABC):
             return
         with self._lock:
             self._attempts[request] = _Attempt(inputs)
-        # The first attempt is started by its caller, a later one by a thread with work of its own.
-        helps = self._is_quick and request.inline and request.attempt == 1
-        if helps and self._help_with:
+        if self._help_with and self._may_help(request):
             self._help_with(partial(self._send, request, inputs))
         else:
             self._send(request, inputs)
+
+    def _may_help(self, request: Request) -> bool:
+        """Whether the calling thread, which starts an attempt, may see it through."""
+        # The first is started by its caller, a later one by a thread with work of its own.
+        return self._is_quick and request.inline and request.attempt == 1
 
     def _send(self, request: Request, inputs: Mapping[str, Value]) -> None:
         for stage, names in self._firsts[request.route]:

@@ -9,7 +9,8 @@ from typing import Any, Final
 import numpy as np
 
 from devices.errors import ClusterError
-from devices.plugin.program import ExecutedNode, Payload
+from devices.plugin.program import ExecutedNode, Payload, Value
+from devices.request.request import Request
 from scheduler import events
 from scheduler.channels.channel import Channel, Receiver
 from scheduler.client.deployment import BaseDeployment, Deployments
@@ -18,6 +19,7 @@ from scheduler.executor import Remade, Remake, StageSource
 from scheduler.placement import Placement, Route
 from scheduler.plan import Stage
 from scheduler.ray.devices import ActorDevice
+from scheduler.ray.reception import Reception
 from scheduler.ray.start import RaySession
 
 #: Seconds that devices may take to let go of stages.
@@ -32,6 +34,7 @@ class RayDeployment(BaseDeployment):
     `devices`: the placement's devices by the names that it uses.
     `sources`, `num_threads`: what the stages are loaded from, also when a device is back.
     `clock_offset_s`: returns how far an address's clock is before ours, where that is known.
+    `reception`: receives what the devices send.
     `ask`: returns what an actor's method answers: device, method's name, arguments.
     `remake`: see `scheduler.executor.Executor.deploy`.
     """
@@ -49,6 +52,7 @@ class RayDeployment(BaseDeployment):
         num_threads: Mapping[str, int],
         connect: Callable[[Receiver], Channel],
         clock_offset_s: Callable[[str], float | None],
+        reception: Reception,
         session: RaySession,
         ask: Callable[..., Any],
         remake: Remake | None = None,
@@ -62,6 +66,7 @@ class RayDeployment(BaseDeployment):
         #: Devices that are lost now, those included.
         self._away: set[str] = set()
         self._num_streams: dict[int, int] = {}
+        self._reception = reception
         self._session = session
         self._ask = ask
         super().__init__(
@@ -74,6 +79,11 @@ class RayDeployment(BaseDeployment):
             addresses={name: device.address for name, device in devices.items()},
             clock_offset_s=clock_offset_s,
         )
+
+    @property
+    def num_awaited(self) -> int:
+        """How many attempts were sent and are not answered."""
+        return len(self._attempts)
 
     @property
     def has_route(self) -> bool:
@@ -96,6 +106,22 @@ class RayDeployment(BaseDeployment):
         """Forget what was added to a placement, as it could not be loaded."""
         self._take(placement)
         self.sources = tuple(sources)
+
+    def start(self, request: Request, inputs: Mapping[str, Value]) -> None:
+        """Send the inputs to the stages that take them, and have the answer received."""
+        super().start(request, inputs)
+        if self._may_help(request):
+            runner = self._runner
+            self._reception.receive_until(
+                lambda: not runner.is_current(request.id, request.attempt)
+            )
+        else:
+            self._reception.expect()
+
+    def drop(self, request: Request) -> None:
+        """Tell every device that nobody waits for the attempt."""
+        super().drop(request)
+        self._reception.look()
 
     def stages_on(self, device: str) -> list[int]:
         """Return the stages that a device runs."""

@@ -37,12 +37,13 @@ from scheduler.ray.keeper import DeviceKeeper
 from scheduler.ray.loading import StageLoader
 from scheduler.ray.metrics import RayReporter
 from scheduler.ray.pool import Pool, find_pool
+from scheduler.ray.reception import Reception
 from scheduler.ray.start import connect
 from scheduler.thread_shares import plan_shares
 
 _log = logging.getLogger(__name__)
 
-#: Seconds after which a wait for messages is begun again.
+#: Seconds after which it is looked again for what is waited for.
 _LOOK_S: Final = 0.5
 #: Seconds that requests wait for a device whose node has left where there is no other way.
 AWAITED_S: Final = 60.0
@@ -134,8 +135,9 @@ class RayExecutor:
         )
         self._shared.channel = self._channel
         self._keeper.serve(self._channel)
-        self._receiver = threading.Thread(target=self._receive, name="receiver", daemon=True)
-        self._receiver.start()
+        self._reception = Reception(
+            self._channel, lambda: sum(deployment.num_awaited for deployment in self._deployments)
+        )
         self._reporter = RayReporter(observers)
         self._session.when_gone.append(self._cluster_gone)
 
@@ -195,6 +197,7 @@ class RayExecutor:
             num_threads=plan_shares(placement, sources, self.devices(), company),
             connect=partial(self._shared.connect, key),
             clock_offset_s=self._channel.clock_offset_s,
+            reception=self._reception,
             session=self._session,
             ask=self._ask,
             remake=remake,
@@ -286,9 +289,7 @@ class RayExecutor:
         self._reporter.close()
         if self._session.is_ours:
             self._devices.close()
-        self._channel.wake()
-        if threading.current_thread() is not self._receiver:
-            self._receiver.join(timeout=5.0)
+        self._reception.close()
         self._channel.close()
         self._loader.close()
         self._session.when_gone.remove(self._cluster_gone)
@@ -324,11 +325,3 @@ class RayExecutor:
         """Fail whatever is in flight, and what is to come."""
         for deployment in self._deployments:
             deployment.cluster_lost(error)
-
-    def _receive(self) -> None:
-        """Hand in what devices send, in a thread of its own."""
-        while not self._closed:
-            try:
-                self._channel.pump(_LOOK_S)
-            except Exception:  # one request's trouble must not end the others' answers
-                _log.exception("a message could not be taken in")

@@ -1,0 +1,118 @@
+"""Who receives a client's messages: a caller that waits alone, else a thread; always somebody."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from queue import Queue
+
+import pytest
+
+from scheduler.channels.direct import DirectChannel
+from scheduler.channels.messages import Message
+from scheduler.ray.reception import Reception
+from tests.scheduler.parties import LONG_S, Party, number_of, values
+
+
+class Client:
+    """A channel with a reception: what is awaited, and which thread received what."""
+
+    def __init__(self, folder: Path) -> None:
+        self.awaited: set[int] = set()
+        self.came: Queue[tuple[int, threading.Thread]] = Queue()
+        self.channel = DirectChannel(self.receive, folder=folder)
+        self.reception = Reception(self.channel, lambda: len(self.awaited))
+
+    def receive(self, message: Message) -> None:
+        number = number_of(message)
+        self.awaited.discard(number)
+        self.came.put((number, threading.current_thread()))
+
+    def ask(self, *numbers: int) -> None:
+        self.awaited.update(numbers)
+
+    def help(self, number: int) -> None:
+        self.reception.receive_until(lambda: number not in self.awaited)
+
+    def next(self) -> tuple[int, threading.Thread]:
+        return self.came.get(timeout=LONG_S)
+
+    def close(self) -> None:
+        self.reception.close()
+        self.channel.close()
+
+
+@pytest.fixture
+def client(folder: Path, party: Callable[..., Party]) -> Iterator[Client]:
+    made = Client(folder)
+    yield made
+    made.close()
+
+
+def test_a_caller_that_waits_alone_receives_its_answer(
+    client: Client, party: Callable[..., Party]
+) -> None:
+    device = party()
+    for number in range(20):
+        client.ask(number)
+        device.channel.send(client.channel.address, values(number))
+        client.help(number)
+        assert client.next() == (number, threading.current_thread())
+
+
+def test_what_nobody_waits_for_is_received_by_the_thread(
+    client: Client, party: Callable[..., Party]
+) -> None:
+    device = party()
+    for number in range(20):
+        client.ask(number)
+        client.reception.expect()
+        device.channel.send(client.channel.address, values(number))
+        assert client.next() == (number, client.reception._thread)
+
+
+def test_the_thread_goes_on_where_a_caller_leaves(
+    client: Client, party: Callable[..., Party]
+) -> None:
+    device = party()
+    for number in range(0, 20, 2):
+        client.ask(number)
+        helping = threading.Thread(target=client.help, args=(number,))
+        helping.start()
+        client.ask(number + 1)  # sent while, before or after the other is helped
+        client.reception.expect()
+        device.channel.send(client.channel.address, values(number))
+        assert client.next()[0] == number
+        helping.join(LONG_S)
+        assert not helping.is_alive()
+        device.channel.send(client.channel.address, values(number + 1))
+        assert client.next() == (number + 1, client.reception._thread)
+
+
+def test_a_second_caller_that_waits_leaves_it_to_the_first(
+    client: Client, party: Callable[..., Party]
+) -> None:
+    device = party()
+    client.ask(1, 2)
+    client.help(1)  # returns at once: it is not the only one
+    for number in (1, 2):
+        device.channel.send(client.channel.address, values(number))
+        assert client.next() == (number, client.reception._thread)
+
+
+def test_a_caller_that_receives_hears_that_its_request_was_dropped(client: Client) -> None:
+    client.ask(1)
+    looked = threading.Event()
+
+    def is_ended() -> bool:
+        looked.set()
+        return 1 not in client.awaited
+
+    helping = threading.Thread(target=client.reception.receive_until, args=(is_ended,))
+    helping.start()
+    assert looked.wait(LONG_S)
+    client.awaited.clear()
+    client.reception.look()
+    helping.join(LONG_S)
+    assert not helping.is_alive()
