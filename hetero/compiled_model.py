@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, Final, overload
 
@@ -19,13 +18,15 @@ from devices.plugin.remote import RemoteContext
 from devices.request.base_compiled_model import BaseCompiledModel
 from devices.request.request import Request
 from hetero.admission import optimal_requests
+from hetero.affinity.affinity import Affinity
 from hetero.cache.blob import Compilation, Cut, export_payloads, write_model
 from hetero.config import HETERO_PROPERTIES, batch_size
 from hetero.deployed_model import DeployedModel
-from hetero.partition.partition import Subgraph
+from hetero.partition.partition import Partition, Subgraph
 from hetero.planning import PlannedAffinity, PlanReport
 from scheduler.executor import Deployment, Submission
 from scheduler.formats.publish import publish
+from scheduler.plan import Plan
 
 
 class CompiledModel(BaseCompiledModel):
@@ -37,10 +38,8 @@ class CompiledModel(BaseCompiledModel):
 
     Parameters
     ----------
-    cuts : sequence of Cut
-        How the model was cut and placed: in one way, or in several whose plans share requests.
     deployment : Deployment
-        Where it runs.
+        Where it runs; its routes' origins are cuts.
     compilation : Compilation
         What it was compiled for and with.
     loaded_from_cache : bool
@@ -49,18 +48,12 @@ class CompiledModel(BaseCompiledModel):
 
     def __init__(
         self,
-        cuts: Sequence[Cut],
         deployment: Deployment,
         compilation: Compilation,
         *,
         loaded_from_cache: bool = False,
     ) -> None:
-        first = cuts[0]
-        super().__init__(first.partition.source)
-        self.cuts: Final = tuple(cuts)
-        self.partition: Final = first.partition
-        self.affinity: Final = first.affinity
-        self.plan: Final = first.plan
+        super().__init__(deployment.routes[0].origin.partition.source)
         self.deployment = deployment
         self.compilation: Final = compilation
         self._configuration = Configuration(
@@ -112,13 +105,45 @@ class CompiledModel(BaseCompiledModel):
         return self.target.optional_inputs
 
     @property
+    def cuts(self) -> tuple[Cut, ...]:
+        """How the model is cut and placed: in one way, or in several whose plans share requests.
+
+        Where devices are gone for good, as it was placed on those that are left.
+        """
+        return tuple(route.origin for route in self.deployment.routes)
+
+    @property
+    def partition(self) -> Partition:
+        """The first cut's."""
+        return self.cuts[0].partition
+
+    @property
+    def affinity(self) -> Affinity:
+        """The first cut's: which device each node has, and why."""
+        return self.cuts[0].affinity
+
+    @property
+    def plan(self) -> Plan:
+        """The first cut's."""
+        return self.cuts[0].plan
+
+    @property
+    def stage_numbers(self) -> tuple[tuple[int, ...], ...]:
+        """The indices of each cut's subgraphs; what cuts have in common has one."""
+        return tuple(route.stages for route in self.deployment.routes)
+
+    @property
     def subgraphs(self) -> tuple[Subgraph, ...]:
         """Index, device, node names, inputs and outputs of each subgraph, in running order.
 
         Where several plans share the requests, those of all, numbered through.
         """
-        subgraphs = (subgraph for cut in self.cuts for subgraph in cut.partition.subgraphs)
-        return tuple(replace(subgraph, index=i) for i, subgraph in enumerate(subgraphs))
+        found = {
+            number: replace(subgraph, index=number)
+            for route in self.deployment.routes
+            for number, subgraph in zip(route.stages, route.origin.partition.subgraphs, strict=True)
+        }
+        return tuple(found.values())
 
     @property
     def shares(self) -> tuple[float, ...]:
@@ -206,8 +231,7 @@ class CompiledModel(BaseCompiledModel):
         return min(enough, most or enough)
 
     def _executed_plans(self) -> Sequence[Sequence[ExecutedNode]]:
-        ends = accumulate(len(cut.partition.subgraphs) for cut in self.cuts)
-        return [self.target.executed_nodes(range(*stages)) for stages in pairwise((0, *ends))]
+        return [self.target.executed_nodes(stages) for stages in self.stage_numbers]
 
     @overload
     def export_model(self, target: None = None) -> bytes: ...
@@ -236,10 +260,12 @@ class CompiledModel(BaseCompiledModel):
             raise ArgumentTypeError(
                 f"give a path or a binary file to write to; got {type(target).__name__}."
             )
-        payloads = export_payloads(self.deployment.num_stages, self.deployment.export)
+        routes = self.deployment.routes
+        cuts = [route.origin for route in routes]
+        payloads = export_payloads(routes, self.deployment.export)
 
         def write(file: BinaryIO) -> int:
-            return write_model(file, self.cuts, self.compilation, payloads)
+            return write_model(file, cuts, self.compilation, payloads)
 
         if isinstance(target, str | Path):
             publish(Path(target), write)

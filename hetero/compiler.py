@@ -24,10 +24,11 @@ from hetero.planning import PlannedAffinity
 from hetero.planning.cost_planner import CostPlanner, policy_of
 from hetero.query.answers import Answers
 from hetero.query.placement import PlacementRequest, Refused, place_by_priority, refusals
+from hetero.stage_replicas import stand_ins, ways
 from scheduler.client.batched_deployment import BatchedDeployment
 from scheduler.client.batching import Batching
 from scheduler.client.limits import Limits
-from scheduler.device_names import split_name
+from scheduler.device_names import match_name, split_name
 from scheduler.executor import Deployment, Executor, Remade, StageSource
 from scheduler.placement import share
 
@@ -80,8 +81,8 @@ class Compiler:
             return self._make(model, request, sources, deploy)
 
         if cache is None:
-            cuts, deployment = make(lambda cuts: _compiled_sources(cuts, request))
-            found = Cached(tuple(cuts), deployment, hit=False)
+            _, deployment = make(lambda cuts: _compiled_sources(cuts, request))
+            found = Cached(deployment, hit=False)
         else:
             through = CachedCompiler(cache, model, compilation, request.pins, deploy)
             found = through.run(make)
@@ -98,30 +99,31 @@ class Compiler:
             alone = replace(request, config=replace(request.config, own=own))
             return self.compile(model.with_inputs(given), alone, cache).target
 
-        made = CompiledModel(
-            found.cuts, found.deployment, request.compilation, loaded_from_cache=found.hit
-        )
+        made = CompiledModel(found.deployment, request.compilation, loaded_from_cache=found.hit)
         made.target.compile_variant = compile_variant
         return made
 
     def place(self, model: Model, request: CompileRequest, refused: Refused) -> list[Cut]:
         """Cut a model as the policy says, without what devices are known to refuse in a part.
 
-        Raises PropertyError: there are fewer devices than NUM_REPLICAS.
+        Raises PropertyError: there are fewer devices than NUM_REPLICAS, or STAGE_REPLICAS does not
+            fit them.
         """
         count = request.config.own["NUM_REPLICAS"]
-        if count > len(request.devices):
+        others = stand_ins(request)
+        taken = {device for mine in others.values() for device in mine}
+        devices = tuple(device for device in request.devices if device not in taken)
+        if count > len(devices):
             raise PropertyError(
                 f"model {model.name!r}: NUM_REPLICAS={count} wants a device for each; there are "
-                f"{', '.join(request.devices)}.",
+                f"{', '.join(devices)}.",
                 property="NUM_REPLICAS",
             )
         return [
-            replace(cut, share=cut.share / count)
+            replace(way, share=way.share / count)
             for first in range(count)
-            for cut in self._place_once(
-                model, _only(request, request.devices[first::count]), refused
-            )
+            for cut in self._place_once(model, _only(request, devices[first::count]), refused)
+            for way in ways(cut, others)
         ]
 
     def _place_once(self, model: Model, request: CompileRequest, refused: Refused) -> list[Cut]:
@@ -205,7 +207,14 @@ def without_devices(request: CompileRequest, gone: Collection[str]) -> CompileRe
         pins = {node: stand_in if on == device else on for node, on in pins.items()}
     request = replace(request, pins=Affinity(pins, request.pins.reasons))
     own = request.config.own
-    own = {**own, "NUM_REPLICAS": min(own["NUM_REPLICAS"], len(devices))}
+    # The stand-ins of a device that is gone are devices like others.
+    replicas = {
+        device: [other for other in others if match_name(other, devices)]
+        for device, others in own["STAGE_REPLICAS"].items()
+        if match_name(device, devices)
+    }
+    most = len(devices) - sum(map(len, replicas.values()))
+    own = {**own, "NUM_REPLICAS": min(own["NUM_REPLICAS"], most), "STAGE_REPLICAS": replicas}
     return _only(replace(request, config=replace(request.config, own=own)), devices)
 
 
@@ -222,9 +231,11 @@ def _compiled_sources(cuts: Sequence[Cut], request: CompileRequest) -> list[Stag
 
 
 def _deployable(cuts: Sequence[Cut], sources: Sequence[StageSource]) -> Remade:
-    placement = share([cut.plan for cut in cuts], [cut.share for cut in cuts])
+    placement = share([cut.plan for cut in cuts], [cut.share for cut in cuts], cuts)
+    numbers = (number for route in placement.routes for number in route.stages)
+    source_of = dict(zip(numbers, sources, strict=True))
     constants = {n: v for cut in cuts for n, v in constant_outputs(cut.partition).items()}
-    return Remade(placement, sources, constants)
+    return Remade(placement, [source_of[s.index] for s in placement.stages], constants)
 
 
 def batching_of(cuts: Sequence[Cut], config: SplitConfig, limits: Limits) -> Batching | None:

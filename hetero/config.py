@@ -30,6 +30,13 @@ def _check_colocation(groups: Mapping[str, Any]) -> str | None:
     return None
 
 
+def _check_replicas(replicas: Mapping[str, Any]) -> str | None:
+    for device, others in replicas.items():
+        if not isinstance(others, list | tuple) or not all(isinstance(o, str) for o in others):
+            return f"what stands in for {device!r} is not a list of devices"
+    return None
+
+
 _LIMITS: Final = Limits()
 
 HETERO_PROPERTIES: Final = PropertyTable(
@@ -85,6 +92,12 @@ HETERO_PROPERTIES: Final = PropertyTable(
         "How many copies of the model share the requests, each on devices of its own: of N the "
         "first has the first device of the list, the N-th after it, and so on.",
         minimum=1, shapes_result=True,
+    ),
+    Property(
+        "STAGE_REPLICAS", dict, {}, True,
+        "Devices that have all subgraphs of another as well, and take turns with it: "
+        '{"ORT.0": ["ORT.1", "ORT.2"]}. They get none of their own.',
+        check=_check_replicas, shapes_result=True,
     ),
     Property(
         "COLOCATION", dict, {}, True,
@@ -200,6 +213,7 @@ NOT_KEPT: Final = (
     "COST_DIGEST",
     "DEVICE_PROPERTIES",
     "MULTI_DEVICE_PRIORITIES",
+    "STAGE_REPLICAS",
 )
 
 

@@ -423,7 +423,7 @@ class Core(HasDevices, Observed):
         sources = import_sources(blob, cuts, compilation)
         request = CompileRequest(tuple(used), split, compilation.pins, compilation)
         deployment = self._compiler.deploy(model, cuts, sources, request)
-        return self._compiler.compiled(model, request, Cached(cuts, deployment, hit=False))
+        return self._compiler.compiled(model, request, Cached(deployment, hit=False))
 
     def close(self) -> None:
         """Give back every device; ends the local Ray if this Core started it."""

@@ -79,7 +79,9 @@ class DeployedModel:
     def executed_nodes(self, stages: Iterable[int] | None = None) -> tuple[ExecutedNode, ...]:
         """Return what stages, all by default, execute, names behind ``subgraph<i>: ``."""
         rows: list[ExecutedNode] = []
-        for stage in range(self._deployment.num_stages) if stages is None else stages:
+        if stages is None:
+            stages = dict.fromkeys(n for route in self._deployment.routes for n in route.stages)
+        for stage in stages:
             for node in self._deployment.executed_nodes(stage):
                 name = self.executed_name(stage, node.name)
                 rows.append(replace(node, name=name, execution_order=len(rows)))

@@ -24,7 +24,7 @@ from scheduler.client.record import RequestRecord, StoryLine
 from scheduler.formats.stored_payload import StoredPayload
 from scheduler.load import Load
 from scheduler.observer import ObservedRequest
-from scheduler.placement import Placement
+from scheduler.placement import Placement, Route
 from scheduler.plan import Plan
 
 #: The node of devices in this process.
@@ -166,8 +166,8 @@ class Deployment(Protocol):
         """Stages that were imported from their payloads; the others were compiled."""
 
     @property
-    def num_stages(self) -> int:
-        """How many stages `executed_nodes` and `export` know."""
+    def routes(self) -> tuple[Route, ...]:
+        """The ways that requests take now, with the numbers of their stages; at least one."""
 
     @property
     def callback_executor(self) -> ThreadPoolExecutor:
@@ -275,7 +275,7 @@ class Executor(Protocol):
             Its stages name devices of `devices`. A placement has several ways for requests, which
             share its admission; its stages are numbered through all of them.
         sources : sequence of StageSource
-            One a stage.
+            One for each of the placement's stages.
         constants : mapping of str to numpy.ndarray
             Values of the plans' constant outputs.
         limits : Limits, optional

@@ -7,9 +7,9 @@ takes one route. Stages are numbered through all routes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import product
+from typing import Any
 
 from devices.errors import PlanError
 from scheduler.plan import Plan, Stage
@@ -27,11 +27,14 @@ class Route:
         The placement's numbers of the plan's stages.
     share : float
         Of the requests, in proportion to the other routes' shares; positive.
+    origin : object
+        What whoever made the plan keeps with it.
     """
 
     plan: Plan
     stages: tuple[int, ...]
     share: float = 1.0
+    origin: Any = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -120,47 +123,21 @@ def alone(plan: Plan | Placement) -> Placement:
     return plan if isinstance(plan, Placement) else share([plan], [1.0])
 
 
-def share(plans: Sequence[Plan], shares: Sequence[float]) -> Placement:
-    """Return the placement of plans that share the requests, replicas included.
+def share(plans: Sequence[Plan], shares: Sequence[float], origins: Sequence[Any] = ()) -> Placement:
+    """Return the placement of plans of one model that share the requests, replicas included.
 
+    What several plans do alike on one device is one stage.
+
+    `origins`: each route's.
     Raises PlanError: plans whose ports differ, or shares that are not one positive number each.
     """
     if len(plans) != len(shares):
         raise PlanError(f"{len(plans)} plans have {len(shares)} shares; wanted one each.")
-    stages: list[Stage] = []
+    numbers: dict[Stage, int] = {}
     routes: list[Route] = []
-    for plan, part in zip(plans, shares, strict=True):
-        numbers = tuple(range(len(stages), len(stages) + len(plan.stages)))
-        stages += (replace(s, index=i) for s, i in zip(plan.stages, numbers, strict=True))
-        routes.append(Route(plan, numbers, part))
-    return Placement(tuple(stages), tuple(routes))
-
-
-def replicate(plan: Plan, replicas: Mapping[int, Mapping[str, float]]) -> Placement:
-    """Return the placement of one plan of which some stages are on several devices.
-
-    `replicas`: stage -> device -> its share of the stage's requests; other stages are where the
-        plan has them.
-    Raises PlanError for a stage that the plan does not have, or one without a device.
-    """
-    if unknown := [i for i in replicas if not 0 <= i < len(plan.stages)]:
-        raise PlanError(f"plan of {plan.name!r} has no stages {unknown} to replicate.")
-    stages: list[Stage] = []
-    choices: list[list[tuple[int, float]]] = []
-    for stage in plan.stages:
-        places = replicas.get(stage.index, {stage.device: 1.0})
-        if not places:
-            raise PlanError(f"plan of {plan.name!r}: stage {stage.index} is given no device.")
-        total = sum(places.values())
-        choices.append([])
-        for device, part in places.items():
-            choices[-1].append((len(stages), part / total))
-            stages.append(replace(stage, index=len(stages), device=device))
-    routes: list[Route] = []
-    for way in product(*choices):
-        part = 1.0
-        for _, portion in way:
-            part *= portion
-        mine = tuple(replace(stages[n], index=i) for i, (n, _) in enumerate(way))
-        routes.append(Route(replace(plan, stages=mine), tuple(n for n, _ in way), part))
-    return Placement(tuple(stages), tuple(routes))
+    for plan, part, origin in zip(plans, shares, origins or [None] * len(plans), strict=True):
+        mine = (replace(stage, index=0) for stage in plan.stages)
+        places = tuple(numbers.setdefault(stage, len(numbers)) for stage in mine)
+        routes.append(Route(plan, places, part, origin))
+    stages = tuple(replace(stage, index=number) for stage, number in numbers.items())
+    return Placement(stages, tuple(routes))

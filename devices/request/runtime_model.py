@@ -21,14 +21,18 @@ def runtime_model(
 
     Nodes of `model` that were folded away are named with the executed node that uses what they
     made. Each of `plans` is what one that runs the whole model executes, in order; they stand side
-    by side, from the same inputs to the same outputs.
+    by side, from the same inputs to the same outputs; a node of several is there once.
     """
+    nodes: list[Node] = []
+    for executed in plans:
+        there = {node.name for node in nodes}
+        nodes += [node for node in _nodes(model, executed, times_s) if node.name not in there]
     header = onnx.ModelProto(ir_version=onnx.IR_VERSION, producer_name="hetero")
     header.opset_import.add(domain=RUNTIME_DOMAIN, version=1)
     return Model(
         header,
         name=model.name,
-        nodes=[node for executed in plans for node in _nodes(model, executed, times_s)],
+        nodes=nodes,
         inputs=model.inputs,
         outputs=model.outputs,
         constants={},

@@ -40,6 +40,7 @@ from scheduler.formats.blob_format import Inline
 from scheduler.formats.blob_writer import BlobWriter
 from scheduler.formats.model_parts import ModelParts, join_model, split_model
 from scheduler.formats.stored_payload import PAYLOADS, write_payload
+from scheduler.placement import Route
 from scheduler.plan import Plan, pack_spec, unpack_spec
 
 #: What a blob may be: a compiled model, or one of the cache's two kinds of entries.
@@ -196,15 +197,18 @@ def _row(cut: Cut) -> dict[str, Any]:
     }
 
 
-def export_payloads(num_stages: int, export: Callable[[int], Payload]) -> list[Payload | None]:
-    """Return each stage's export; None where its device has none."""
-    found: list[Payload | None] = []
-    for stage in range(num_stages):
+def export_payloads(
+    routes: Iterable[Route], export: Callable[[int], Payload]
+) -> list[Payload | None]:
+    """Return the exports of each route's stages; None where a device has none."""
+    found: dict[int, Payload | None] = {}
+    stages = [stage for route in routes for stage in route.stages]
+    for stage in dict.fromkeys(stages):
         try:
-            found.append(export(stage))
+            found[stage] = export(stage)
         except UnsupportedOperationError:
-            found.append(None)
-    return found
+            found[stage] = None
+    return [found[stage] for stage in stages]
 
 
 def open_blob(source: str | Path | bytes | bytearray | memoryview | BinaryIO) -> BlobFile:

@@ -47,9 +47,8 @@ _STAGE_KEYS: Final = "stage_keys"
 
 @dataclass(frozen=True, slots=True)
 class Cached:
-    """What compiling through the cache gives: cuts, deployed, and whether all of it was there."""
+    """What compiling through the cache gives, and whether all of it was there."""
 
-    cuts: tuple[Cut, ...]
     deployment: Deployment
     hit: bool
 
@@ -94,7 +93,7 @@ class CachedCompiler:
         cuts, deployment = make(sources)
         with _closed_on_error(deployment):
             self._keep(key, cuts, keys, deployment)
-        return Cached(tuple(cuts), deployment, hit=False)
+        return Cached(deployment, hit=False)
 
     def _load(self, key: str) -> Cached | None:
         name = key + PLAN_SUFFIX
@@ -107,12 +106,12 @@ class CachedCompiler:
             self.cache.drop(name, str(error))
             return None
         deployment = self.deploy(cuts, self._sources(cuts, keys))
-        imported = set(deployment.imported)
         with _closed_on_error(deployment):
-            for index, subgraph in enumerate(_subgraphs(cuts)):
-                if index not in imported:
-                    self._keep_stage(keys[index], subgraph, index, deployment)
-        return Cached(cuts, deployment, hit=len(imported) == len(keys))
+            stages = _stages(deployment, keys)
+            missing = stages.keys() - set(deployment.imported)
+            for number in sorted(missing):
+                self._keep_stage(*stages[number], number, deployment)
+        return Cached(deployment, hit=not missing)
 
     def _read_plan(self, blob: BlobFile, key: str) -> tuple[tuple[Cut, ...], list[str]]:
         entry = ModelBlob(blob, PLAN_KIND)
@@ -178,8 +177,8 @@ class CachedCompiler:
         """Write the subgraphs' entries that are missing, then the plan's."""
         imported = set(deployment.imported)
         kept = [
-            index in imported or self._keep_stage(keys[index], subgraph, index, deployment)
-            for index, subgraph in enumerate(_subgraphs(cuts))
+            number in imported or self._keep_stage(stage_key, subgraph, number, deployment)
+            for number, (stage_key, subgraph) in _stages(deployment, keys).items()
         ]
         if not any(kept):  # devices that export nothing, or a folder that takes nothing
             return
@@ -234,8 +233,15 @@ class CachedCompiler:
 
 
 def _subgraphs(cuts: Sequence[Cut]) -> list[Subgraph]:
-    """Return the subgraphs of all cuts, as stages are numbered through."""
+    """Return the subgraphs of each cut after those of the one before."""
     return [s for cut in cuts for s in cut.partition.subgraphs]
+
+
+def _stages(deployment: Deployment, keys: Sequence[str]) -> dict[int, tuple[str, Subgraph]]:
+    """Return the key and the subgraph of each stage; `keys` has those of each cut's subgraphs."""
+    numbers = [number for route in deployment.routes for number in route.stages]
+    subgraphs = _subgraphs([route.origin for route in deployment.routes])
+    return dict(zip(numbers, zip(keys, subgraphs, strict=True), strict=True))
 
 
 @contextmanager

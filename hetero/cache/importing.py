@@ -108,13 +108,13 @@ def recompilation(
     return config, pins
 
 
-def remapped(cut: Cut, placed: Mapping[str, str]) -> Cut:
-    """Return a cut on other devices."""
+def remapped(cut: Cut, placed: Mapping[str, str], why: str = "compiled for") -> Cut:
+    """Return a cut on other devices; `why` goes before the old ones in its reasons."""
     if all(old == new for old, new in placed.items()):
         return cut
     here = {**{d: d for d in cut.affinity.values()}, **placed}
     reasons = {
-        name: f"{cut.affinity.reasons.get(name, '')} (compiled for {old})".lstrip()
+        name: f"{cut.affinity.reasons.get(name, '')} ({why} {old})".lstrip()
         for name, old in cut.affinity.items()
         if here[old] != old
     }

@@ -14,11 +14,9 @@ from hetero.report.units import nbytes_text
 def wire_links(compiled: CompiledModel) -> list[tuple[int, int]]:
     """Return the pairs of stages that tensors go between, each once, numbered as subgraphs are."""
     found: dict[tuple[int, int], None] = {}
-    offset = 0
-    for cut in compiled.cuts:
+    for cut, stages in zip(compiled.cuts, compiled.stage_numbers, strict=True):
         for wire in cut.partition.wires:
-            found[wire.producer + offset, wire.consumer + offset] = None
-        offset += len(cut.partition.subgraphs)
+            found[stages[wire.producer], stages[wire.consumer]] = None
     return list(found)
 
 
@@ -27,7 +25,7 @@ def stage_measurements(
 ) -> list[StageMeasurement]:
     """Return what the measured stages teach about costs."""
     loaded = {row["stage"]: row["run_s"] for row in busy["stages"]}
-    subgraphs = compiled.subgraphs
+    subgraphs = {subgraph.index: subgraph for subgraph in compiled.subgraphs}
     return [
         StageMeasurement(
             row["device"],
@@ -54,18 +52,14 @@ def prediction(
     report = compiled.plan_report
     if report is None:
         return None
-    offsets: dict[int, int] = {}
-    for stage in report.stages:
-        offsets.setdefault(stage.variant, 0)
-    for variant in offsets:
-        offsets[variant] = sum(s.variant < variant for s in report.stages)
+    numbers = compiled.stage_numbers
     ran = {row["stage"]: row["run_s"] for row in busy["stages"]}
     # Waiting in queues is not a transfer: wires are looked at one request at a time.
     gaps = {(row["producer"], row["consumer"]): row["gap_s"] for row in alone["wires"]}
     wires: dict[tuple[int, int], list[Any]] = {}
     for wire in report.wires:
-        offset = offsets[wire.variant]
-        wires.setdefault((wire.producer + offset, wire.consumer + offset), []).append(wire)
+        mine = numbers[wire.variant]
+        wires.setdefault((mine[wire.producer], mine[wire.consumer]), []).append(wire)
     return {
         "bound_s": report.bound_s,
         "period": _row(report.bottleneck_s, 1 / busy["throughput_per_s"]),
@@ -73,9 +67,9 @@ def prediction(
         "bottleneck": report.bottleneck,
         "stages": [
             {
-                "stage": s.index + offsets[s.variant],
+                "stage": numbers[s.variant][s.index],
                 "device": s.device,
-                **_row(s.run_s, ran.get(s.index + offsets[s.variant])),
+                **_row(s.run_s, ran.get(numbers[s.variant][s.index])),
             }
             for s in report.stages
         ],

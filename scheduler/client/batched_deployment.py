@@ -127,9 +127,9 @@ class BatchedDeployment:
         return self.below.imported
 
     @property
-    def num_stages(self) -> int:
-        """How many stages `executed_nodes` and `export` know."""
-        return self.below.num_stages
+    def routes(self) -> tuple[Route, ...]:
+        """The ways that batches take."""
+        return self.below.routes
 
     @property
     def callback_executor(self) -> ThreadPoolExecutor:

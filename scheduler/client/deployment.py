@@ -41,7 +41,7 @@ from scheduler.executor import Callers, StageSource, Submission
 from scheduler.formats.codec import decode, encode
 from scheduler.load import DeploymentLoad, DeviceLoad, Load
 from scheduler.observer import DeviceEvent, ObservedRequest, Observer
-from scheduler.placement import Placement
+from scheduler.placement import Placement, Route
 from scheduler.plan import Stage
 
 _log = logging.getLogger(__name__)
@@ -181,9 +181,9 @@ class BaseDeployment(ABC):
         """Let the devices let go of the stages."""
 
     @property
-    def num_stages(self) -> int:
-        """How many stages there are."""
-        return len(self.placement.stages)
+    def routes(self) -> tuple[Route, ...]:
+        """The ways that requests take."""
+        return self.placement.routes
 
     def submit(self, inputs: Mapping[str, Value], request: Request = PLAIN) -> Submission:
         """Admit a request; see `scheduler.executor.Deployment.submit`.

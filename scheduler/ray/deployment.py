@@ -86,9 +86,19 @@ class RayDeployment(BaseDeployment):
         return len(self._attempts)
 
     @property
+    def routes(self) -> tuple[Route, ...]:
+        """Those without devices that are gone for good; all where there is none."""
+        return self._whole_routes or self.placement.routes
+
+    @property
     def has_route(self) -> bool:
         """Whether there is one without devices that are gone for good."""
-        return any(self.gone.isdisjoint(r.plan.devices) for r in self.placement.routes)
+        return bool(self._whole_routes)
+
+    @property
+    def _whole_routes(self) -> tuple[Route, ...]:
+        routes = self.placement.routes
+        return tuple(r for r in routes if self.gone.isdisjoint(r.plan.devices))
 
     def add(
         self, made: Remade, devices: Mapping[str, ActorDevice], num_threads: Mapping[str, int]

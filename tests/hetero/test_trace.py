@@ -21,11 +21,10 @@ import hetero
 from devices.request.answer import StageRun
 from hetero.trace_events import trace_events
 from scheduler.client.transitions import RequestState
-from scheduler.placement import replicate
 from tests.command_line import Shell
 from tests.hetero.models import branches
 from tests.hetero.test_variants import DEVICES, planned
-from tests.scheduler.models import chain
+from tests.scheduler.models import chain, replicate
 from tests.scheduler.test_metrics import ended
 
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)

@@ -185,6 +185,55 @@ def test_replicas_share_requests_each_on_devices_of_its_own(
         core.compile_model(branches(), DEVICES, {"NUM_REPLICAS": 3})
 
 
+def test_a_devices_stages_are_on_its_stand_ins_too_and_the_others_on_one(tmp_path: Path) -> None:
+    config = {
+        "STAGE_REPLICAS": {"CPU.1": ["CPU.2", "CPU.3"]},
+        "CACHE_DIR": str(tmp_path / "cache"),
+    }
+    names, pins = "HETERO:CPU.0,CPU.1,CPU.2,CPU.3", {"tanh": "CPU.1"}
+    with hetero.Core(executor="inprocess", devices={"CPU": 4}) as core:
+        for hit in (False, True):
+            with core.compile_model(branches(), names, config, affinity=pins) as compiled:
+                assert compiled.get_property("LOADED_FROM_CACHE") is hit
+                turns = taken(compiled, 9)
+                blob = compiled.export_model()
+            others, tanh = ("CPU.0", "CPU.0"), ("CPU.1", "CPU.2", "CPU.3")
+            assert turns == {tuple(sorted((*others, device))): 3 for device in tanh}
+        with core.import_model(blob) as again:
+            assert taken(again, 9) == turns
+            assert len(again.subgraphs) == 5
+            assert len(again.get_runtime_model().nodes) == len(again.executed_nodes())
+
+
+def taken(compiled: hetero.CompiledModel, count: int) -> Counter[tuple[str, ...]]:
+    """Return how often each set of devices gave a right answer."""
+    found: Counter[tuple[str, ...]] = Counter()
+    listed = {(s.index, s.device) for s in compiled.subgraphs}
+    for _ in range(count):
+        answer = compiled.submit({"x": X}).future.result(60)
+        np.testing.assert_allclose(answer.outputs["y"], branches_output(X), rtol=1e-6)
+        assert {(run.stage, run.device) for run in answer.stage_runs} <= listed
+        found[tuple(sorted(run.device for run in answer.stage_runs))] += 1
+    return found
+
+
+@pytest.mark.parametrize(
+    ("replicas", "words"),
+    [
+        ({"CPU": ["NULL"]}, "nodes are pinned to it: .'tanh'"),
+        ({"CPU": ["GPU.7"]}, "'GPU.7' is not one of the model's devices: CPU, ORT, NULL"),
+        ({"CPU": ["ORT"], "NULL": ["ORT"]}, "ORT is there more than once"),
+        ({"CPU": "ORT"}, "is not a list of devices"),
+    ],
+)
+def test_stand_ins_that_make_no_sense_are_refused(
+    core: hetero.Core, replicas: dict[str, Any], words: str
+) -> None:
+    config = {"STAGE_REPLICAS": replicas}
+    with pytest.raises(PropertyError, match=words):
+        core.compile_model(branches(), "HETERO:CPU,ORT,NULL", config, affinity={"tanh": "NULL"})
+
+
 @pytest.mark.parametrize("variants", [1, 4])
 def test_a_device_is_asked_once_and_an_affinity_cut_once(
     core: hetero.Core, tmp_path: Path, questions: Counter[tuple[str, Any]], variants: int

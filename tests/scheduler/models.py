@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import onnx
@@ -11,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from devices.model.model import Model
 from devices.model.reader import read_model
 from scheduler import Plan, Stage, StageSource
+from scheduler.placement import Placement, share
 
 Line = tuple[str, str, Sequence[str], str]
 
@@ -72,6 +76,20 @@ def cut(model: Model, *parts: tuple[str, Sequence[str]]) -> tuple[Plan, list[Sta
         tuple(sorted(name for name in outputs if name in model.constants)),
     )
     return plan, sources
+
+
+def replicate(plan: Plan, replicas: Mapping[int, Mapping[str, float]]) -> Placement:
+    """Place a plan with some stages on several devices: stage -> device -> share."""
+    choices = [replicas.get(s.index, {s.device: 1.0}).items() for s in plan.stages]
+    ways = list(product(*choices))
+    plans = [
+        replace(
+            plan,
+            stages=tuple(replace(s, device=d) for s, (d, _) in zip(plan.stages, way, strict=True)),
+        )
+        for way in ways
+    ]
+    return share(plans, [math.prod(part for _, part in way) for way in ways])
 
 
 def chain(*devices: str, name: str = "add") -> tuple[Plan, list[StageSource]]:

@@ -26,8 +26,9 @@ from scheduler import events as ev
 from scheduler.channels.messages import Dropped, Failure, Message, Outputs, Task, Values
 from scheduler.client.machine import ClientMachine
 from scheduler.device.loop import DeviceLoop
-from scheduler.placement import Placement, alone, replicate, share
+from scheduler.placement import Placement, alone, share
 from scheduler.plan import Plan, Stage
+from tests.scheduler.models import replicate
 
 X, Y = (TensorSpec(name, "i64", (1,)) for name in "xy")
 

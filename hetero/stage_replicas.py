@@ -1,0 +1,63 @@
+"""Replicas of stages: the ways of a cut model through devices that stand in for others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import product
+from typing import Final
+
+from devices.errors import PropertyError
+from hetero.cache.blob import Cut
+from hetero.cache.importing import remapped
+from hetero.query.placement import PlacementRequest
+from scheduler.device_names import match_name
+
+_NAME: Final = "STAGE_REPLICAS"
+
+#: Device -> those that have its subgraphs as well.
+StandIns = Mapping[str, tuple[str, ...]]
+
+
+def stand_ins(request: PlacementRequest) -> StandIns:
+    """Return what STAGE_REPLICAS says, devices by their names.
+
+    Raises PropertyError: it names a device that is not the model's, or one twice, or one that has
+        nodes pinned to it.
+    """
+    found = {
+        _device(name, request): tuple(_device(other, request) for other in others)
+        for name, others in request.config.own[_NAME].items()
+    }
+    others = [other for mine in found.values() for other in mine]
+    for other in others:
+        if others.count(other) > 1 or other in found:
+            raise _error(f"{other} is there more than once; a device stands in for one other.")
+        if pinned := [node for node, device in request.pins.items() if device == other]:
+            raise _error(f"{other} stands in for another; nodes are pinned to it: {pinned[:5]}.")
+    return found
+
+
+def ways(cut: Cut, others: StandIns) -> list[Cut]:
+    """Return a cut on each choice of its devices and their stand-ins, with equal shares."""
+    used = [device for device in cut.plan.devices if device in others]
+    choices = list(product(*((device, *others[device]) for device in used)))
+    return [
+        replace(
+            remapped(cut, dict(zip(used, chosen, strict=True)), "in place of"),
+            share=cut.share / len(choices),
+        )
+        for chosen in choices
+    ]
+
+
+def _device(name: str, request: PlacementRequest) -> str:
+    found = match_name(name, request.devices)
+    if found is None:
+        listed = ", ".join(request.devices)
+        raise _error(f"{name!r} is not one of the model's devices: {listed}.")
+    return found
+
+
+def _error(words: str) -> PropertyError:
+    return PropertyError(f"{_NAME}: {words}", property=_NAME)
