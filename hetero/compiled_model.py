@@ -155,7 +155,9 @@ class CompiledModel(BaseCompiledModel):
         """How the plan was chosen, where this compilation chose it by cost."""
         return self.affinity.report if isinstance(self.affinity, PlannedAffinity) else None
 
-    def submit(self, values: Mapping[str, Value], *, timeout_s: float | None = None) -> Submission:
+    def submit(
+        self, values: Mapping[str, Value], *, timeout_s: float | None = None, priority: int = 0
+    ) -> Submission:
         """Start a request on checked values: what `InferRequest` does.
 
         Parameters
@@ -164,8 +166,10 @@ class CompiledModel(BaseCompiledModel):
             One for each input port.
         timeout_s : float, optional
             Seconds until the request fails with DeadlineError.
+        priority : int
+            As `InferRequest.priority`.
         """
-        return self.target.submit(values, Request(timeout_s=timeout_s))
+        return self.target.submit(values, Request(timeout_s=timeout_s, priority=priority))
 
     def get_context(self) -> RemoteContext:
         """Return the memory of the device that takes the first inputs."""

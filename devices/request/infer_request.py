@@ -29,6 +29,7 @@ from devices.errors import (
 from devices.model.tensor_spec import TensorSpec
 from devices.request.answer import Answer, RequestTimes
 from devices.request.openvino_names import OpenVINONames
+from devices.request.priority import Prioritised
 from devices.request.request import Request
 from devices.request.results import ProfilingInfo, Results
 from devices.request.run import Run, node_times_s, profile_rows
@@ -50,7 +51,7 @@ class State(Enum):
     CANCELLED = "cancelled"
 
 
-class InferRequest(OpenVINONames):
+class InferRequest(OpenVINONames, Prioritised):
     """Runs a model, once at a time, synchronously or not.
 
     Parameters
@@ -391,7 +392,9 @@ class InferRequest(OpenVINONames):
             callback = self._callback if call_back else None
         try:
             inline = not call_back and timeout_s is None
-            request = Request(run.timeout_s, inline=inline, keep=self._tensors.kept)
+            request = Request(
+                run.timeout_s, inline=inline, keep=self._tensors.kept, priority=self._priority
+            )
             submission = self._target.submit(values, request)
         except BaseException:
             with self._lock:

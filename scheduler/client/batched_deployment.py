@@ -242,6 +242,7 @@ class BatchedDeployment:
             profile=any(caller.request.profile for caller in callers),
             waits=False,
             inline=own.inline and alone,
+            priority=max(caller.request.priority for caller in callers),
         )
         try:
             self._submit(batch, callers, request)

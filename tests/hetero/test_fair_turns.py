@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 import hetero
+from devices.errors import ArgumentTypeError
+from hetero.metrics_server import MetricsServer
+from tests import exposition
 from tests.hetero.gated_plugin import GatedPlugin
 from tests.hetero.models import branches, branches_output
+from tests.scheduler.parties import wait_for
 
 PATIENCE_S = 60
 
@@ -24,9 +29,10 @@ def x(rows: int) -> np.ndarray:
     return np.ones((rows, 3), np.float32)
 
 
+@pytest.mark.parametrize("priority", [0, 9])
 @pytest.mark.parametrize("flood_is_batched", [False, True])
 def test_a_flood_of_one_model_does_not_keep_another_waiting(
-    core: hetero.Core, flood_is_batched: bool
+    core: hetero.Core, flood_is_batched: bool, priority: int
 ) -> None:
     config = {"AUTO_BATCH_SIZE": 4 if flood_is_batched else 0}
     with (
@@ -34,7 +40,7 @@ def test_a_flood_of_one_model_does_not_keep_another_waiting(
         core.compile_model(branches(), "GATED", config) as flooding,
         core.compile_model(branches(), "GATED") as calm,
     ):
-        flood = [flooding.submit({"x": x(1)}).future for _ in range(20)]
+        flood = [flooding.submit({"x": x(1)}, priority=priority).future for _ in range(20)]
         assert GatedPlugin.began.wait(PATIENCE_S)
         one = calm.submit({"x": x(7)}).future
         GatedPlugin.gate.set()
@@ -43,3 +49,35 @@ def test_a_flood_of_one_model_does_not_keep_another_waiting(
             np.testing.assert_allclose(got, branches_output(x(rows)), rtol=1e-6)
         # One ran already; of those that waited, the calm model's is the first or second.
         assert 7 in GatedPlugin.runs[1:3]
+
+
+def test_of_requests_that_wait_for_admission_the_greatest_priority_goes_first(
+    core: hetero.Core,
+) -> None:
+    with (
+        GatedPlugin.closed(),
+        core.compile_model(branches(), "GATED", {"MAX_REQUESTS_IN_FLIGHT": 1}) as compiled,
+        core.serve_metrics() as metrics,
+        ThreadPoolExecutor() as threads,
+    ):
+
+        def infer(priority: int) -> None:
+            request = compiled.create_infer_request()
+            request.priority = priority
+            request.infer({"x": x(priority + 2)})
+
+        waiting = [threads.submit(infer, -1)]
+        assert GatedPlugin.began.wait(PATIENCE_S)
+        for count, priority in enumerate((0, 2, 1, 3), 1):
+            waiting.append(threads.submit(infer, priority))
+            wait_for(lambda count=count: num_waiting(metrics) == count)
+        GatedPlugin.gate.set()
+        for future in waiting:
+            future.result(PATIENCE_S)
+        assert GatedPlugin.runs == [1, 5, 4, 3, 2]
+        with pytest.raises(ArgumentTypeError, match="priority='high'"):
+            compiled.create_infer_request().priority = "high"  # type: ignore[assignment]  # on purpose
+
+
+def num_waiting(metrics: MetricsServer) -> float:
+    return exposition.read(metrics.text())["hetero_requests_waiting"].value(model="branches")
