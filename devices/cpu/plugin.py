@@ -13,7 +13,7 @@ from devices.cpu.backend import NUMPY, ArrayBackend
 from devices.cpu.implementations import Scope, find_implementation
 from devices.cpu.program import CPUProgram
 from devices.cpu.threads import blas_name
-from devices.cpu.transforms import transform
+from devices.cpu.transforms import HOST_PASSES, PASSES, transform
 from devices.model.extension import allowed_extensions
 from devices.model.model import Model, Node
 from devices.plugin.plugin import Plugin
@@ -57,7 +57,9 @@ class CPUPlugin(Plugin):
     def transform_model(self, model: Model, config: Config) -> Model:
         """Return the model with constants folded, patterns fused and dead nodes gone."""
         model = allowed_extensions(model, config["EXTENSIONS"])
-        return model if config["DISABLE_TRANSFORMATIONS"] else transform(model)
+        if config["DISABLE_TRANSFORMATIONS"]:
+            return model
+        return transform(model, HOST_PASSES if self.backend is NUMPY else PASSES)
 
     def refuse(self, node: Node, model: Model, config: Config) -> Refusal | None:
         """Return why no kernel, function body or delegate runs the node, or None."""
@@ -83,7 +85,7 @@ class CPUPlugin(Plugin):
 
     def version(self) -> str:
         """Return the versions that results depend on."""
-        return f"2 (numpy {np.__version__}, onnx {onnx.__version__})"
+        return f"3 (numpy {np.__version__}, onnx {onnx.__version__})"
 
     def full_name(self, device_id: str) -> str:
         """Return the processor's name where the system tells it."""

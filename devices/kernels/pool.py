@@ -88,7 +88,7 @@ def _reduce_windows(
     for axis in range(len(window.kernel)):
         before = (slice(None),) * (2 + axis)
         size = window.output[axis]
-        if axis == len(window.kernel) - 1 and x.size:
+        if axis == len(window.kernel) - 1 and x.size and x.flags.c_contiguous:
             rows = _reduce_along_rows(xp, x, window, combine, start)
             if rows is not None:
                 return rows
@@ -100,7 +100,7 @@ def _reduce_windows(
         elif len(reads) == 1:
             y = parts[0]
         elif parts:
-            y = parts[0].copy()
+            y = parts[0].copy(order="K")
         else:
             y = xp.full((*x.shape[: 2 + axis], size, *x.shape[3 + axis :]), start, dtype=x.dtype)
         for k, (to, at) in enumerate(reads):
@@ -151,7 +151,8 @@ def max_pool_1(
     window = _pool_window(x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
     if n_outputs > 1:
         return _max_pool_indices(xp, x, window, storage_order)
-    return xp.ascontiguousarray(_reduce_windows(xp, x, window, xp.maximum, _lowest(xp, x)))
+    y = _reduce_windows(xp, x, window, xp.maximum, _lowest(xp, x))
+    return xp.ascontiguousarray(y) if x.flags.c_contiguous else y  # channels may be last
 
 
 @op("AveragePool", since=1, added={"count_include_pad": 7, "ceil_mode": 10, "dilations": 19})
@@ -175,7 +176,7 @@ def average_pool_1(
         else:
             shape = (-1, *(1,) * (len(window.kernel) - 1 - axis))
             count = count * xp.asarray(counts, dtype=x.dtype).reshape(shape)
-    return xp.ascontiguousarray(y / (count if isinstance(count, float) else count.astype(x.dtype)))
+    return y / (count if isinstance(count, float) else count.astype(x.dtype))
 
 
 @op("LpPool", since=2, added={"ceil_mode": 18, "dilations": 18})
@@ -211,10 +212,13 @@ def global_max_pool_1(xp: Xp, x: Array) -> Array:
 def global_average_pool_1(xp: Xp, x: Array) -> Array:
     """Return the mean of each channel's plane."""
     axes = _planes(x)
-    flat = x.reshape(*x.shape[:2], prod(x.shape[2:]))
+    size = prod(x.shape[2:])
+    if not x.flags.c_contiguous:
+        return xp.sum(x, axis=axes, keepdims=True) / x.dtype.type(size)
+    flat = x.reshape(*x.shape[:2], size)
     # Faster than `sum` over short rows. A product with ones is faster still, but some BLAS
     # libraries give equal rows unequal sums, and classes are chosen by these.
-    means = xp.einsum("...i->...", flat) / x.dtype.type(flat.shape[-1])
+    means = xp.einsum("...i->...", flat) / x.dtype.type(size)
     return means.reshape(*x.shape[:2], *(1 for _ in axes))
 
 

@@ -10,6 +10,7 @@ from onnx import helper
 
 from devices.cpu.backend import ArrayBackend
 from devices.cpu.fast.registry import FAST
+from devices.cpu.implementations import FUSED
 from devices.cpu.plugin import CPUPlugin
 from devices.kernels import KERNELS, KernelRegistry, op
 from devices.model.reader import read_model
@@ -59,6 +60,8 @@ def test_an_own_kernel_older_than_the_shared_one_does_not_replace_it(since: int,
 def test_an_own_kernel_of_the_cpu_takes_what_the_shared_one_takes() -> None:
     for kernel in FAST:
         shared = KERNELS.find(kernel.domain, kernel.op_type, kernel.since)
-        assert shared is not None, kernel.op_type
+        if shared is None:
+            assert kernel.domain == FUSED, kernel.op_type  # a pass makes it; no model has it
+            continue
         assert kernel.attributes == shared.attributes, kernel.op_type
         assert kernel.choices == shared.choices, kernel.op_type

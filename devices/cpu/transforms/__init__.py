@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 
+from devices.cpu.transforms.channels_last import prepare_convolutions
 from devices.cpu.transforms.constant_folding import fold_constants
 from devices.cpu.transforms.conv_activation import fuse_conv_activation
 from devices.cpu.transforms.conv_batchnorm import fold_batchnorm_into_conv
@@ -53,13 +54,20 @@ PASSES: Final = (
     Pass(remove_dead_nodes, oldest_opset=0),
 )
 
+#: The same, and what the host's own kernels want.
+HOST_PASSES: Final = (
+    *PASSES,
+    Pass(prepare_convolutions, oldest_opset=0),
+    Pass(remove_dead_nodes, oldest_opset=0),
+)
 
-def transform(model: Model) -> Model:
+
+def transform(model: Model, passes: Sequence[Pass] = PASSES) -> Model:
     """Return the model as the device runs it."""
     # Shapes that the author noted for inner values may be out of date; inferred ones are not.
     model = model.replace(value_info=())
     with np.errstate(all="ignore"):  # as in a run
-        for step in PASSES:
+        for step in passes:
             if model.opset_imports.get("", 0) >= step.oldest_opset:
                 model = step.run(model)
     return model

@@ -3,7 +3,8 @@
 A product of matrices need not round equal rows alike: BLAS libraries may sum the rows of a block in
 different orders, for some shapes and processors. A network whose last filters are equal (as those
 with generated weights, which ONNX's suite has) then prefers one of its classes over the others by
-rounding alone. Convolutions get a list of their equal filters.
+rounding alone. Convolutions get a list of their equal filters, where no other product stands
+between them and an output: a sum over channels does not care for their last bits.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from devices.cpu.transforms.rewriting import Rewrite, fused_node
 from devices.kernels.convolve import first_alike
 from devices.model.model import Model, Node
 
+#: Operators whose outputs are sums over channels.
+_PRODUCTS: Final = {"Conv", "ConvTranspose", "FusedConv", "FusedMatMul", "Gemm", "MatMul"}
+
 #: FusedConv's inputs before `alike`: x, w, b, z.
 _INPUTS: Final = 4
 
@@ -24,8 +28,13 @@ _INPUTS: Final = 4
 def even_filters(model: Model) -> Model:
     """Return the model with convolutions that treat equal filters equally."""
     rewrite = Rewrite(model)
-    for i, node in enumerate(model.nodes):
-        if node.op_type == "FusedConv" or rewrite.is_op(i, "Conv"):
+    seen = {port.name for port in model.outputs}
+    for i, node in reversed([*enumerate(model.nodes)]):
+        if seen.isdisjoint(node.writes):
+            continue
+        if node.op_type not in _PRODUCTS:
+            seen.update(node.reads)
+        elif node.op_type == "FusedConv" or rewrite.is_op(i, "Conv"):
             _mark(rewrite, i, node)
     return rewrite.apply()
 

@@ -1,0 +1,72 @@
+"""Channels last: a tensor whose memory runs over channels first, though its shape is ONNX's.
+
+A value (N, C, H, W) then is a transposed view of an array (N, H, W, C). Every kernel takes it, for
+only its strides are unusual; those here read and write whole pixels, which are runs of memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+#: Elements that one inner loop of numpy should have: fewer cost more for the loop than for them.
+ROW = 2048
+
+
+def pixels(x: np.ndarray) -> np.ndarray:
+    """Return x (N, C, H, W) as a contiguous array (N, H, W, C): a view where it lies so."""
+    return np.ascontiguousarray(x.transpose(0, 2, 3, 1))
+
+
+def is_last(x: np.ndarray) -> bool:
+    """Tell whether x is (N, C, H, W) with its channels last in memory."""
+    return x.ndim == 4 and x.transpose(0, 2, 3, 1).flags.c_contiguous
+
+
+def planes(y: np.ndarray) -> np.ndarray:
+    """Return an array (N, H, W, C) as a value (N, C, H, W)."""
+    return y.transpose(0, 3, 1, 2)
+
+
+def padded(x: np.ndarray, before: Sequence[int], size: Sequence[int], value: Any = 0) -> np.ndarray:
+    """Return x (N, H, W, C) with `value` around it, of spatial `size`, x from `before` on."""
+    (n, h, w, c), (top, left) = x.shape, before
+    if (h, w) == tuple(size):
+        return x
+    y = np.empty((n, *size, c), x.dtype)
+    y[:, :top] = y[:, top + h :] = value
+    y[:, top : top + h, :left] = y[:, top : top + h, left + w :] = value
+    y[:, top : top + h, left : left + w] = x
+    return y
+
+
+def windows(
+    x: np.ndarray, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int],
+    output: Sequence[int],
+) -> np.ndarray:  # fmt: skip
+    """Return a view (N, *output, *kernel, C) of what each window of x (N, H, W, C) reads."""
+    n, row, column, channel = x.strides
+    steps = [row * strides[0], column * strides[1], row * dilations[0], column * dilations[1]]
+    return np.lib.stride_tricks.as_strided(
+        x, (x.shape[0], *output, *kernel, x.shape[3]), (n, *steps, channel), writeable=False
+    )
+
+
+@cache
+def row_of(value: float, dtype: np.dtype) -> np.ndarray:
+    """Return a row of one value: numpy takes two arrays faster than an array and a number."""
+    row = np.full(ROW, value, dtype)
+    row.setflags(write=False)
+    return row
+
+
+def with_row(operation: np.ufunc, y: np.ndarray, row: np.ndarray) -> None:
+    """Apply ``y = operation(y, row)`` to contiguous y again and again along its memory."""
+    flat = y.reshape(-1)
+    whole = flat.size // row.size * row.size
+    main, rest = flat[:whole].reshape(-1, row.size), flat[whole:]
+    operation(main, row, out=main)
+    operation(rest, row[: rest.size], out=rest)

@@ -1,0 +1,115 @@
+"""Winograd's convolution of 3x3 kernels: fewer products, for tiles of 2x2 or 4x4 outputs.
+
+Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2015); the matrices are made as
+Cook and Toom do, from points chosen for small errors (Barabasz and others, "Error Analysis and
+Improving the Accuracy of Winograd Convolution for Deep Neural Networks", 2018). A tile's two axes
+are transformed at once, by the Kronecker product of one axis' matrix with itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from functools import cache
+
+import numpy as np
+
+from devices.cpu.fast.channels_last import padded, windows
+
+#: Outputs along an axis of a tile -> the points, beside infinity.
+_POINTS = {
+    2: (Fraction(0), Fraction(1), Fraction(-1)),
+    4: (Fraction(0), Fraction(2, 3), Fraction(-2, 3), Fraction(3, 2), Fraction(-3, 2)),
+}
+#: Weights of the kernel along an axis.
+_KERNEL = 3
+#: Bytes of a block of tiles, in all its forms, beside the weights' own.
+_BLOCK_BYTES = 2 << 20
+_MOST_BLOCK_BYTES = 8 << 20
+
+
+def _times(polynomial: list[Fraction], root: Fraction) -> list[Fraction]:
+    """Return the polynomial, lowest power first, times (x - root)."""
+    raised, scaled = [Fraction(0), *polynomial], [*(root * c for c in polynomial), Fraction(0)]
+    return [a - b for a, b in zip(raised, scaled, strict=True)]
+
+
+@cache
+def _matrices(tile: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the transforms of outputs, kernel and inputs along one axis."""
+    points, size = _POINTS[tile], tile + _KERNEL - 1
+    outputs, kernel, inputs = (np.zeros((n, m)) for n, m in ((tile, size), (size, 3), (size, size)))
+    for i, point in enumerate(points):
+        others = [p for p in points if p != point]
+        polynomial, divisor = [Fraction(1)], Fraction(1)
+        for other in others:
+            polynomial, divisor = _times(polynomial, other), divisor * (point - other)
+        outputs[:, i] = [float(point**k) for k in range(tile)]
+        kernel[i] = [float(point**k / divisor) for k in range(_KERNEL)]
+        inputs[i, :-1] = [float(c) for c in polynomial]
+    outputs[-1, -1] = kernel[-1, -1] = 1
+    polynomial = [Fraction(1)]
+    for point in points:
+        polynomial = _times(polynomial, point)
+    inputs[-1] = [float(c) for c in polynomial]
+    return outputs, kernel, inputs
+
+
+@cache
+def _transforms(tile: int, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+    """Return the transforms of inputs and outputs, both axes at once."""
+    outputs, _, inputs = _matrices(tile)
+    return np.kron(inputs, inputs).astype(dtype), np.kron(outputs, outputs).astype(dtype)
+
+
+def prepare(w: np.ndarray, tile: int) -> np.ndarray:
+    """Return weights (M, C, 3, 3) as `convolve` takes them: ((tile + 2)², C, M)."""
+    _, kernel, _ = _matrices(tile)
+    u = np.einsum("ij,mcjk,lk->ilcm", kernel, w.astype(np.float64), kernel, optimize=True)
+    return np.ascontiguousarray(u.reshape(-1, *u.shape[2:]).astype(w.dtype))
+
+
+def best_tile(spatial: Sequence[int], c: int, m: int, itemsize: int) -> int:
+    """Return the tile for an output of this size: 4, 2, or 0 where columns cost less.
+
+    Large tiles want many of them, for each product then has few rows; and transformed weights
+    should not outgrow the caches, nor memory (they are 4 and 1.8 times the kernel's).
+    """
+    if min(c, m) < 24:
+        return 0
+    tiles = {tile: -(-spatial[0] // tile) * -(-spatial[1] // tile) for tile in _POINTS}
+    nbytes = {tile: (tile + 2) ** 2 * c * m * itemsize for tile in _POINTS}
+    if tiles[4] >= 36 and nbytes[4] <= 10 << 20:
+        return 4
+    return 2 if tiles[2] >= 40 or (tiles[2] >= 16 and nbytes[2] <= 4 << 20) else 0
+
+
+def convolve(x: np.ndarray, u: np.ndarray, tile: int, begin: Sequence[int], y: np.ndarray) -> None:
+    """Convolve x (H, W, C), padded by zeros before it, into y (H', W', M)."""
+    (height, width, m), c, size = y.shape, x.shape[2], tile + _KERNEL - 1
+    down, across = -(-height // tile), -(-width // tile)
+    x = padded(x[None], begin, (down * tile + 2, across * tile + 2))
+    tiles = windows(x, (size, size), (tile, tile), (1, 1), (down, across))[0]
+    tiles = tiles.transpose(2, 3, 0, 1, 4)
+    of_inputs, of_outputs = _transforms(tile, x.dtype)
+    limit = min(max(_BLOCK_BYTES, 2 * u.nbytes), _MOST_BLOCK_BYTES)
+    rows = max(1, min(down, limit // (size * size * across * (c + m) * x.itemsize)))
+    for first in range(0, down, rows):
+        part = tiles[:, :, first : first + rows]
+        count = part.shape[2] * across
+        inputs = np.matmul(of_inputs, part.reshape(size * size, count * c))
+        products = np.matmul(inputs.reshape(size * size, count, c), u)
+        outputs = np.matmul(of_outputs, products.reshape(size * size, count * m))
+        _put(outputs.reshape(tile, tile, -1, across, m), y[first * tile : (first + rows) * tile])
+
+
+def _put(tiles: np.ndarray, y: np.ndarray) -> None:
+    """Write tiles (tile, tile, down, across, M) where they belong in y (H, W, M)."""
+    tile, _, down, across, m = tiles.shape
+    if y.shape[:2] == (down * tile, across * tile):
+        y.reshape(down, tile, across, tile, m)[...] = tiles.transpose(2, 0, 3, 1, 4)
+        return
+    for i in range(tile):
+        for j in range(tile):
+            part = y[i::tile, j::tile]
+            part[...] = tiles[i, j, : part.shape[0], : part.shape[1]]

@@ -1,0 +1,55 @@
+"""Pass: constant weights of convolutions lie as the kernels for channels last read them."""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx import helper
+
+from devices.cpu.fast.conv import bias_row, prepare
+from devices.cpu.fast.winograd import best_tile
+from devices.cpu.transforms.rewriting import Rewrite, fused_node
+from devices.kernels.window import sliding_window
+from devices.model.model import Model, Node
+
+
+def prepare_convolutions(model: Model) -> Model:
+    """Return the model with planar convolutions of constant weights made ChannelsLastConv."""
+    rewrite = Rewrite(model)
+    for i, node in enumerate(model.nodes):
+        if node.op_type == "FusedConv" or rewrite.is_op(i, "Conv"):
+            _prepare(rewrite, i, node)
+    return rewrite.apply()
+
+
+def _prepare(rewrite: Rewrite, i: int, conv: Node) -> None:
+    inputs = [*conv.inputs, *("",) * (5 - len(conv.inputs))]
+    w, b = rewrite.constant(inputs[1]), rewrite.constant(inputs[2])
+    if w is None or w.ndim != 4 or w.dtype != np.float32 or (inputs[2] and b is None):
+        return
+    if rewrite.model.spec(inputs[0]).element_type != "float":
+        return
+    group = conv.attributes.get("group", 1)
+    if group < 1 or w.shape[0] % group or (w.shape[1] == 1 and w.shape[0] > group > 1):
+        return
+    tile = 0 if group > 1 else _tile(rewrite.model, conv, w)
+    attributes = {a.name: a for a in conv.proto.attribute if a.name != "even"}
+    attributes["kernel_shape"] = helper.make_attribute("kernel_shape", w.shape[2:])
+    attributes["winograd"] = helper.make_attribute("winograd", tile)
+    inputs[1] = rewrite.add_constant(f"{inputs[1]}/last", prepare(w, group, tile))
+    if b is not None:
+        inputs[2] = rewrite.add_constant(f"{inputs[2]}/row", bias_row(b))
+    rewrite.replace((i,), fused_node("ChannelsLastConv", inputs, conv.outputs, [conv], attributes))
+
+
+def _tile(model: Model, conv: Node, w: np.ndarray) -> int:
+    """Return the Winograd tile that suits a convolution; 0 for none."""
+    a, shape = conv.attributes, model.spec(conv.inputs[0]).shape
+    if w.shape[2:] != (3, 3) or shape is None or None in shape[2:]:
+        return 0
+    window = sliding_window(
+        shape[2:], (3, 3), a.get("strides"), a.get("dilations"), a.get("pads"),
+        a.get("auto_pad", "NOTSET"),
+    )  # fmt: skip
+    if {*window.strides, *window.dilations} != {1}:
+        return 0
+    return best_tile(window.output, w.shape[1], w.shape[0], w.itemsize)

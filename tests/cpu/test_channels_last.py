@@ -1,0 +1,190 @@
+"""Convolutions whose memory runs over channels first, against ONNX Runtime, and what reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from onnx import NodeProto, helper
+
+from devices.cpu.fast.winograd import convolve, prepare
+from devices.cpu.plugin import CPUPlugin
+from devices.model.reader import read_model
+from tests.cpu.models import make_model, run_cpu
+
+RNG = np.random.default_rng(0)
+
+
+def values(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape, np.float32)
+
+
+def check(
+    nodes: Sequence[NodeProto], x: np.ndarray, constants: dict[str, np.ndarray]
+) -> list[np.ndarray]:
+    """Run the nodes, which end in `y`, here and on ONNX Runtime."""
+    model = make_model(nodes, {"x": x}, ["y"], constants)
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    ours = run_cpu(model, {"x": x})
+    for mine, theirs in zip(ours, session.run(None, {"x": x}), strict=True):
+        assert mine.shape == theirs.shape
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-4)
+    return ours
+
+
+def prepared(nodes: Sequence[NodeProto], x: np.ndarray, constants: dict[str, Any]) -> list[Any]:
+    """Return the nodes of ChannelsLastConv that the device makes of these."""
+    plugin = CPUPlugin()
+    model = read_model(make_model(nodes, {"x": x}, ["y"], constants))
+    transformed = plugin.transform_model(model, plugin.effective_config())
+    return [node for node in transformed.nodes if node.op_type == "ChannelsLastConv"]
+
+
+def conv(c: int, m: int, kernel: Sequence[int], group: int = 1) -> dict[str, np.ndarray]:
+    return {"w": values(m, c // group, *kernel) / np.float32(c), "b": values(m)}
+
+
+@pytest.mark.parametrize(
+    ("shape", "m", "kernel", "attributes"),
+    [
+        ((1, 5, 9, 7), 6, (1, 1), {}),
+        ((3, 5, 9, 7), 6, (1, 1), {"strides": [2, 3]}),
+        ((1, 5, 9, 7), 6, (1, 1), {"pads": [1, 0, 2, 1]}),
+        ((2, 3, 11, 8), 4, (3, 3), {"pads": [1, 1, 1, 1]}),
+        ((1, 3, 31, 29), 8, (7, 7), {"pads": [3, 3, 3, 3], "strides": [2, 2]}),
+        ((1, 4, 12, 13), 6, (3, 2), {"pads": [0, 2, 1, 0], "strides": [2, 1]}),
+        ((1, 4, 12, 13), 6, (2, 3), {"dilations": [2, 3]}),
+        ((1, 4, 12, 13), 6, (3, 3), {"auto_pad": "SAME_LOWER", "strides": [2, 2]}),
+        ((2, 6, 9, 9), 4, (1, 1), {"group": 2}),
+        ((2, 6, 9, 9), 9, (3, 3), {"group": 3, "pads": [1, 1, 1, 1]}),
+        ((2, 6, 9, 9), 6, (3, 3), {"group": 6, "pads": [1, 1, 1, 1]}),
+        ((2, 6, 9, 9), 6, (3, 5), {"group": 6, "strides": [2, 2]}),
+        ((2, 6, 9, 9), 6, (3, 3), {"group": 6, "dilations": [2, 2]}),
+        ((2, 6, 9, 9), 12, (3, 3), {"group": 6}),
+        ((1, 64, 70, 90), 32, (3, 3), {"strides": [2, 2]}),
+        ((40, 8, 5, 5), 16, (3, 3), {}),
+    ],
+)  # fmt: skip
+def test_a_convolution_gives_what_onnx_runtime_gives(
+    shape: tuple[int, ...], m: int, kernel: tuple[int, int], attributes: dict[str, Any]
+) -> None:
+    nodes = [helper.make_node("Conv", ["x", "w", "b"], ["y"], **attributes)]
+    check(nodes, values(*shape), conv(shape[1], m, kernel, attributes.get("group", 1)))
+
+
+@pytest.mark.parametrize("size", [(13, 15), (14, 14), (28, 28), (29, 41)])
+@pytest.mark.parametrize("pads", [[1, 1, 1, 1], [0, 2, 1, 0]])
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_convolution_by_winograd_gives_what_onnx_runtime_gives(
+    size: tuple[int, int], pads: list[int], n: int
+) -> None:
+    nodes = [
+        helper.make_node("Conv", ["x", "w", "b"], ["c"], pads=pads),
+        helper.make_node("Relu", ["c"], ["y"]),
+    ]
+    x, constants = values(n, 32, *size), conv(32, 24, (3, 3))
+    (node,) = prepared(nodes, x, constants)
+    assert node.attributes["winograd"] in (2, 4)
+    check(nodes, x, constants)
+
+
+@pytest.mark.parametrize("tile", [2, 4])
+def test_winograd_is_as_exact_as_its_type_allows(tile: int) -> None:
+    x, w = RNG.standard_normal((11, 9, 40)), RNG.standard_normal((30, 40, 3, 3))
+    y = np.empty((11, 9, 30))
+    convolve(x, prepare(w, tile), tile, (1, 1), y)
+    around = np.pad(x, ((1, 1), (1, 1), (0, 0)))
+    reads = np.lib.stride_tricks.sliding_window_view(around, (3, 3), (0, 1))
+    np.testing.assert_allclose(y, np.einsum("hwcij,mcij->hwm", reads, w), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "activation",
+    [("Relu", {}), ("Clip", {}), ("Sigmoid", {}), ("LeakyRelu", {"alpha": 0.2}), ("HardSwish", {})],
+)
+@pytest.mark.parametrize("residual", [False, True])
+def test_residual_and_activation_are_applied_to_each_block(
+    activation: tuple[str, dict[str, float]], residual: bool
+) -> None:
+    name, attributes = activation
+    bounds = ["low", "high"] if name == "Clip" else []
+    nodes = [
+        helper.make_node("Conv", ["x", "v"], ["z"], pads=[1, 1, 1, 1]),
+        helper.make_node("Conv", ["x", "w", "b"], ["c"]),
+        helper.make_node("Add", ["c", "z"], ["s"]),
+        helper.make_node(name, ["s" if residual else "c", *bounds], ["y"], **attributes),
+    ]
+    constants = conv(5, 7, (1, 1)) | {"v": values(7, 5, 3, 3)}
+    constants |= {"low": np.float32(-0.5), "high": np.float32(0.7)}
+    nodes = nodes if residual else [nodes[1], nodes[3]]
+    check(nodes, values(2, 5, 60, 61), constants)
+
+
+READERS = {
+    "pooled": [helper.make_node("MaxPool", ["c"], ["y"], kernel_shape=[3, 3], strides=[2, 2])],
+    "padded pool": [
+        helper.make_node(
+            "MaxPool", ["c"], ["y"], kernel_shape=[3, 2], pads=[1, 1, 1, 0], dilations=[2, 1]
+        )
+    ],
+    "means": [
+        helper.make_node("AveragePool", ["c"], ["y"], kernel_shape=[3, 3], pads=[1, 1, 1, 1])
+    ],
+    "one element": [helper.make_node("MaxPool", ["c"], ["y"], kernel_shape=[1, 1], strides=[2, 2])],
+    "global mean": [helper.make_node("GlobalAveragePool", ["c"], ["y"])],
+    "joined": [helper.make_node("Concat", ["c", "x", "c"], ["y"], axis=1)],
+    "flat": [helper.make_node("Flatten", ["c"], ["y"])],
+    "softmax": [helper.make_node("Softmax", ["c"], ["y"], axis=1)],
+    "transposed": [helper.make_node("Transpose", ["c"], ["y"], perm=[0, 2, 3, 1])],
+    "mixed": [helper.make_node("Add", ["c", "x"], ["y"])],
+    "normalised": [helper.make_node("LRN", ["c"], ["y"], size=3)],
+    "upsampled": [helper.make_node("Resize", ["c", "", "scales"], ["y"], mode="linear")],
+    "transposed convolution": [helper.make_node("ConvTranspose", ["c", "v"], ["y"])],
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_other_operators_read_what_a_convolution_made(reader: str) -> None:
+    nodes = [helper.make_node("Conv", ["x", "w", "b"], ["c"]), *READERS[reader]]
+    constants = conv(6, 6, (1, 1)) | {"v": values(6, 4, 2, 2)}
+    constants["scales"] = np.array([1, 1, 2, 2], np.float32)
+    (y,) = check(nodes, values(2, 6, 9, 8), constants)
+    assert y.flags.writeable
+
+
+def test_pools_and_sums_keep_channels_last() -> None:
+    x = np.moveaxis(values(1, 8, 9, 5), 3, 1)
+    pool: dict[str, Any] = {"kernel_shape": (3, 3), "pads": (1, 1, 1, 1)}
+    for name in ("MaxPool", "AveragePool", "LpPool"):
+        kernel = CPUPlugin.backend.find_kernel("", name, 22)
+        assert kernel is not None
+        assert kernel.function(np, x, **pool).strides == x.strides
+
+
+@pytest.mark.parametrize("read", ["weights", "bias"])
+def test_what_is_not_known_beforehand_stays_as_it_is(read: str) -> None:
+    given = "w" if read == "weights" else "b"
+    nodes = [helper.make_node("Conv", ["x", "w", "b"], ["y"])]
+    constants = conv(3, 4, (3, 3))
+    feeds = {"x": values(1, 3, 6, 6), given: constants.pop(given)}
+    model = make_model(nodes, feeds, ["y"], constants)
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    np.testing.assert_allclose(
+        run_cpu(model, feeds)[0], session.run(None, feeds)[0], rtol=1e-4, atol=1e-5
+    )
+
+
+def test_a_convolution_of_wrong_channels_says_what_it_wants() -> None:
+    nodes = [helper.make_node("Conv", ["x", "w", "b"], ["y"])]
+    model = make_model(nodes, {"x": values(1, 3, 6, 6)}, ["y"], conv(3, 4, (3, 3)))
+    for dim in model.graph.input[0].type.tensor_type.shape.dim:
+        dim.ClearField("value")
+    with pytest.raises(ValueError, match="1 groups of 3 channels wanted"):
+        run_cpu(model, {"x": values(1, 5, 6, 6)})
