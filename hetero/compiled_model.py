@@ -11,6 +11,7 @@ from typing import Any, BinaryIO, Final, overload
 from devices.errors import ArgumentTypeError, PropertyError
 from devices.model.notebook import html_table
 from devices.model.tensor_spec import TensorSpec
+from devices.model.variables import variables_of
 from devices.plugin.configuration import Configuration
 from devices.plugin.program import ExecutedNode, Value
 from devices.plugin.properties import unknown_property
@@ -53,7 +54,9 @@ class CompiledModel(BaseCompiledModel):
         *,
         loaded_from_cache: bool = False,
     ) -> None:
-        super().__init__(deployment.routes[0].origin.partition.source)
+        source = deployment.routes[0].origin.partition.source
+        variables = variables_of(source)
+        super().__init__(source, variables)
         self.deployment = deployment
         self.compilation: Final = compilation
         self._configuration = Configuration(
@@ -68,7 +71,10 @@ class CompiledModel(BaseCompiledModel):
         self._loaded_from_cache = loaded_from_cache
         profiles = any(held.get("PERF_COUNT") for held in self._of_devices.values())
         self._target: Final = DeployedModel(
-            deployment, profiles=profiles, optional_inputs=self.source.optional_inputs
+            deployment,
+            profiles=profiles,
+            optional_inputs=self.source.optional_inputs,
+            variables=variables,
         )
 
     def __repr__(self) -> str:

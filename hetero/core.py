@@ -12,6 +12,7 @@ from typing import Any, BinaryIO, Literal
 from devices.errors import ArgumentError, ArgumentTypeError, ClusterError
 from devices.model.model import Model
 from devices.model.reader import Source, read_model
+from devices.model.variables import with_states
 from devices.plugin.properties import Config
 from devices.plugin.support import Support
 from hetero.affinity.affinity import Affinity, assign
@@ -168,9 +169,28 @@ class Core(HasDevices, Observed):
             return self._scopes.get(EVERYWHERE, device_name)
         return self._scopes.get(device_name, property)
 
-    def read_model(self, model: Source | Model) -> Model:
-        """Read a model from a path, bytes or a ModelProto; ``light:NAME`` is shipped by onnx."""
-        return self._extensions.apply(read_model(model))
+    def read_model(
+        self, model: Source | Model, *, states: Mapping[str, str] | None = None
+    ) -> Model:
+        """Read a model from a path, bytes or a ModelProto; ``light:NAME`` is shipped by onnx.
+
+        Parameters
+        ----------
+        model : path, bytes, onnx.ModelProto or Model
+            The model.
+        states : mapping of str to str, optional
+            Input -> output that is its value in the next run of the same request: see
+            `InferRequest.query_state`. Both are then no ports of the compiled model. ``*`` stands
+            for any text, as in ``{"past.*": "present.*"}``. Otherwise what the model's own
+            metadata says under ``hetero.states``, as JSON.
+
+        Raises
+        ------
+        TensorNameError, TensorTypeError, TensorShapeError
+            There is no such input or output, or a pair is not alike.
+        """
+        found = self._extensions.apply(read_model(model))
+        return found if states is None else with_states(found, states)
 
     def add_extension(self, extension: Any) -> None:
         """Define a custom operator for the models that are read, queried and compiled from now on.
@@ -254,6 +274,7 @@ class Core(HasDevices, Observed):
         config: Config | None = None,
         *,
         affinity: AffinitySource | None = None,
+        states: Mapping[str, str] | None = None,
     ) -> CompiledModel:
         """Compile a model over one device or several and deploy it.
 
@@ -269,6 +290,8 @@ class Core(HasDevices, Observed):
             Pins: {pattern: device}, a JSON or YAML file of them, or ``PATTERN=DEVICE`` strings. A
             pattern is a node's name, a glob or ``op:Type``. Nodes without a pin are assigned by
             priority. Pins in the model's own metadata hold where none is given here.
+        states : mapping of str to str, optional
+            As for `read_model`.
 
         Raises
         ------
@@ -276,9 +299,11 @@ class Core(HasDevices, Observed):
             For nodes that no device takes: all of them, each with each device's reason.
         AffinityError
             For pins that name no node, no device, or a device that does not support the node.
+        TensorNameError, TensorTypeError, TensorShapeError
+            For states that the model does not have, or that are not alike.
         """
         self._scopes.keep_executor(config := config or {})
-        source = self.read_model(model)
+        source = self.read_model(model, states=states)
         request = self._request(source, device_name, config, affinity)
         configs = {} if "CACHE_DIR" in config else request.config.devices
         return self._compiler.compile(source, request, cache_of(request.config.own, configs))

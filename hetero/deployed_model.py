@@ -13,6 +13,7 @@ from concurrent.futures import Executor
 from dataclasses import replace
 
 from devices.model.tensor_spec import TensorSpec
+from devices.model.variables import Variable, visible_ports
 from devices.plugin.program import ExecutedNode, Value
 from devices.plugin.remote import RemoteContext
 from devices.request.node_times import NodeTimes
@@ -25,6 +26,7 @@ class DeployedModel:
 
     `deployment`: closed with this object.
     `optional_inputs`: inputs of the model that are constants to this deployment.
+    `variables`: what requests keep between their runs, and callers do not see.
     """
 
     def __init__(
@@ -33,15 +35,18 @@ class DeployedModel:
         *,
         profiles: bool,
         optional_inputs: tuple[TensorSpec, ...] = (),
+        variables: tuple[Variable, ...] = (),
     ) -> None:
         self._deployment = deployment
         self.profiles = profiles
         #: Times of its requests' executed nodes.
         self.node_times = NodeTimes()
         self.name: str = deployment.plan.name
-        self.inputs: tuple[TensorSpec, ...] = deployment.plan.inputs
-        self.outputs: tuple[TensorSpec, ...] = deployment.plan.outputs
+        plan = deployment.plan
+        self.inputs, self.outputs = visible_ports(plan.inputs, plan.outputs, variables)
+        self.variables = variables
         self.optional_inputs = optional_inputs
+        self._required = frozenset(port.name for port in plan.inputs)
         #: Compiles the model again with some of its optional inputs as inputs.
         self.compile_variant: Callable[[frozenset[str]], DeployedModel] | None = None
         self._variants: dict[frozenset[str], DeployedModel] = {}
@@ -60,7 +65,7 @@ class DeployedModel:
         The first request that gives a set of optional inputs has the model compiled for those.
         """
         if self.optional_inputs:
-            given = frozenset(values).difference(port.name for port in self.inputs)
+            given = frozenset(values).difference(self._required)
             if given and (variant := self._variant(given)) is not None:
                 return variant.submit(values, request)
         return self._deployment.submit(values, request)

@@ -10,10 +10,12 @@ from typing import Any, Final, NoReturn
 from devices.errors import PropertyError, UnknownPropertyError, UnsupportedOperationError
 from devices.model.model import Model
 from devices.model.tensor_spec import TensorSpec
+from devices.model.variables import Variable, visible_ports
 from devices.plugin.program import ExecutedNode
 from devices.request.infer_request import InferRequest, State
 from devices.request.results import Results
 from devices.request.runtime_model import runtime_model
+from devices.request.states import VariableState
 from devices.request.target import RequestTarget
 from devices.request.tensors import RequestTensors
 
@@ -21,9 +23,11 @@ from devices.request.tensors import RequestTensors
 class BaseCompiledModel(ABC):
     """A compiled model's face: ports, requests, calls, and what is executed of `source`."""
 
-    def __init__(self, source: Model) -> None:
+    def __init__(self, source: Model, variables: Sequence[Variable] = ()) -> None:
         self.source: Final = source
-        self._ports = RequestTensors(source.inputs, source.outputs)
+        inputs, outputs = visible_ports(source.inputs, source.outputs, variables)
+        self._ports = RequestTensors(inputs, outputs)
+        self._inputs, self._outputs = inputs, outputs
         #: One request for each thread that calls the model, so that calls overlap.
         self._requests = threading.local()
 
@@ -58,12 +62,12 @@ class BaseCompiledModel(ABC):
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
         """The input ports."""
-        return self.source.inputs
+        return self._inputs
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
         """The output ports."""
-        return self.source.outputs
+        return self._outputs
 
     def input(self, key: int | str | None = None) -> TensorSpec:
         """Return an input port, by position or name; without either, the only one.
@@ -83,10 +87,22 @@ class BaseCompiledModel(ABC):
         self, inputs: Any = None, share_inputs: bool = True, share_outputs: bool = False
     ) -> Results:
         """Run once and return the outputs; see `InferRequest.infer` for what `inputs` may be."""
+        return self._own_request().infer(inputs, share_inputs, share_outputs)
+
+    def query_state(self) -> tuple[VariableState, ...]:
+        """Return the variables of this thread's calls; see `InferRequest.query_state`."""
+        return self._own_request().query_state()
+
+    def reset_state(self) -> None:
+        """Have this thread's next call begin with every variable at its beginning."""
+        self._own_request().reset_state()
+
+    def _own_request(self) -> InferRequest:
+        """Return the request behind this thread's calls."""
         own: InferRequest | None = getattr(self._requests, "own", None)
         if own is None or own.state is not State.IDLE:  # the last call was given up, by Ctrl-C say
             own = self._requests.own = self.create_infer_request()
-        return own.infer(inputs, share_inputs, share_outputs)
+        return own
 
     def create_infer_request(self) -> InferRequest:
         """Return a new request, idle."""

@@ -21,6 +21,7 @@ from devices.errors import (
 )
 from devices.model.model import Model
 from devices.model.tensor_spec import TensorSpec
+from devices.model.variables import Variable
 from devices.plugin.configuration import Configuration
 from devices.plugin.program import ExecutedNode, Payload, Program, RunContext, Value
 from devices.plugin.remote import RemoteTensor
@@ -162,6 +163,11 @@ class CompiledModel(BaseCompiledModel):
     @property
     def optional_inputs(self) -> tuple[TensorSpec, ...]:
         """Inputs that have a default: none, they are constants to a device."""
+        return ()
+
+    @property
+    def variables(self) -> tuple[Variable, ...]:
+        """Variables: none, they are inputs and outputs to a device."""
         return ()
 
     def submit(self, values: Mapping[str, Value], request: Request) -> _DeviceRun:

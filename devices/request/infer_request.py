@@ -33,6 +33,7 @@ from devices.request.priority import Prioritised
 from devices.request.request import Request
 from devices.request.results import ProfilingInfo, Results
 from devices.request.run import Run, node_times_s, profile_rows
+from devices.request.states import HasStates, RequestStates
 from devices.request.story import told
 from devices.request.target import RequestTarget
 from devices.request.tensor import Tensor
@@ -51,7 +52,7 @@ class State(Enum):
     CANCELLED = "cancelled"
 
 
-class InferRequest(OpenVINONames, Prioritised):
+class InferRequest(HasStates, OpenVINONames, Prioritised):
     """Runs a model, once at a time, synchronously or not.
 
     Parameters
@@ -63,6 +64,7 @@ class InferRequest(OpenVINONames, Prioritised):
     def __init__(self, target: RequestTarget) -> None:
         self._target = target
         self._tensors = RequestTensors(target.inputs, target.outputs, target.optional_inputs)
+        self._states = RequestStates(target.variables, target.inputs)
         self._lock = threading.RLock()
         self._state = State.IDLE
         self._run: Run | None = None
@@ -264,16 +266,6 @@ class InferRequest(OpenVINONames, Prioritised):
         timed = self._target.profiles and run is not None and run.error is None
         return profile_rows(run if timed else None, self._target)
 
-    def query_state(self) -> tuple[()]:
-        """Return the variables that outlive a run: none, ONNX has no such thing."""
-        with self._idle("query_state"):
-            return ()
-
-    def reset_state(self) -> None:
-        """Reset variables: there are none."""
-        with self._idle("reset_state"):
-            return
-
     # Tensors.
 
     def get_tensor(self, name: str | TensorSpec) -> Tensor:
@@ -392,9 +384,11 @@ class InferRequest(OpenVINONames, Prioritised):
             callback = self._callback if call_back else None
         try:
             inline = not call_back and timeout_s is None
-            request = Request(
-                run.timeout_s, inline=inline, keep=self._tensors.kept, priority=self._priority
-            )
+            keep = self._tensors.kept
+            if self._states.variables:
+                values |= self._states.given(values)
+                keep = tuple({*keep, *self._states.outputs})
+            request = Request(run.timeout_s, inline=inline, keep=keep, priority=self._priority)
             submission = self._target.submit(values, request)
         except BaseException:
             with self._lock:
@@ -417,6 +411,8 @@ class InferRequest(OpenVINONames, Prioritised):
         try:
             answer = future.result()
             run.outputs = answer.outputs
+            if self._states.variables:
+                self._states.commit(answer.outputs)
             run.stage_runs = answer.stage_runs
             if self._target.profiles:
                 self._target.node_times.add(node_times_s(answer.stage_runs, self._target))

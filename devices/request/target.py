@@ -7,6 +7,7 @@ from concurrent.futures import Executor, Future
 from typing import Protocol
 
 from devices.model.tensor_spec import TensorSpec
+from devices.model.variables import Variable
 from devices.plugin.program import ExecutedNode, Value
 from devices.request.answer import Answer
 from devices.request.node_times import NodeTimes
@@ -46,6 +47,10 @@ class RequestTarget(Protocol):
     @property
     def optional_inputs(self) -> tuple[TensorSpec, ...]:
         """Inputs that have a default."""
+
+    @property
+    def variables(self) -> tuple[Variable, ...]:
+        """Pairs of further inputs and outputs that requests keep between their runs."""
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:

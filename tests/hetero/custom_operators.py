@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from devices.errors import DeviceLostError
 from devices.model.tensor_spec import TensorSpec
 from hetero import custom_operator
 
@@ -46,3 +47,15 @@ def broken(x: np.ndarray) -> Any:
 
 def plain(x: np.ndarray) -> np.ndarray:
     return x
+
+
+#: How often `Doomed` is lost before it runs.
+doomed = [0]
+
+
+@custom_operator("org.example::Doomed", infer=lambda x: x)
+def lose(x: np.ndarray) -> np.ndarray:
+    if doomed[0]:
+        doomed[0] -= 1
+        raise DeviceLostError("by design", device="CPU.1", node="local", attempt=1)
+    return x.copy()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import pickle
 from collections.abc import Iterator
-from queue import Queue
 from typing import Any
 
 import numpy as np
@@ -24,11 +22,8 @@ from hetero.errors import (
     TensorTypeError,
     UnsupportedOperationError,
 )
-from scheduler.channels.loopback import LoopbackChannel
-from scheduler.channels.memory import MemoryChannel, Switchboard
-from scheduler.channels.messages import Message
-from scheduler.formats.codec import nbytes_of
-from tests.scheduler.parties import wait_for
+from scheduler.channels.memory import MemoryChannel
+from tests.hetero.remote_cores import Counting, await_freed, core_on, crossed, kept_nbytes
 
 X = np.arange(6, dtype=np.float32)
 #: y is x + 1 - 2, the one on one device, the two on another.
@@ -38,41 +33,15 @@ chain (float[n] x) => (float[n] y)
 DEVICES = "HETERO:CPU.0,CPU.1"
 
 
-class Counting(LoopbackChannel):
-    """A channel that notes from where to where how many bytes of tensors go."""
-
-    crossed: Queue[tuple[str, str, int]] = Queue()
-
-    def send(self, address: str, message: Message) -> None:
-        nbytes = nbytes_of(getattr(message, "tensors", None) or {})
-        if nbytes and address != self.address:
-            self.crossed.put((self.address, address, nbytes))
-        super().send(address, message)
-
-
-def crossed() -> list[tuple[str, str, int]]:
-    """Return what has crossed since the last call."""
-    return [Counting.crossed.get() for _ in range(Counting.crossed.qsize())]
-
-
 @pytest.fixture(params=[MemoryChannel, Counting])
 def core(request: pytest.FixtureRequest) -> Iterator[hetero.Core]:
-    with hetero.Core("inprocess", devices={"CPU": 2}) as made:
-        made.executor._switchboard = switchboard = Switchboard(request.param)  # type: ignore[attr-defined]
-        made.executor._deployments.memory._connect = switchboard.connect  # type: ignore[attr-defined]
-        crossed()
+    with core_on(request.param) as made:
         yield made
 
 
 def compiled(core: hetero.Core, **config: Any) -> hetero.CompiledModel:
     pins = {"h": "CPU.0", "y": "CPU.1"}
     return core.compile_model(parse_model(CHAIN), DEVICES, config, affinity=pins)
-
-
-def kept_nbytes(core: hetero.Core) -> float:
-    """Return the bytes that devices keep."""
-    load = core.executor.load()
-    return sum(device.status["kept_nbytes"] for device in load.devices.values())
 
 
 @pytest.mark.parametrize("holder", ["CPU.0", "CPU.1"])
@@ -158,16 +127,6 @@ def test_joined_requests_take_and_keep_remote_tensors(core: hetero.Core) -> None
     np.testing.assert_array_equal(request.infer({"x": tensor})["y"], X - 1)
     request.keep_remote("y")
     np.testing.assert_array_equal(request.infer({"x": X})["y"].to_host(), X - 1)
-
-
-def await_freed(core: hetero.Core, nbytes: int) -> None:
-    """Wait until devices keep so many bytes: nobody waits for what is freed."""
-
-    def is_so() -> bool:
-        gc.collect()
-        return kept_nbytes(core) == nbytes
-
-    wait_for(is_so)
 
 
 def test_tensors_are_counted_and_freed_with_who_holds_them(core: hetero.Core) -> None:

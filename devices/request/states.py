@@ -1,0 +1,141 @@
+"""The state of one request: what its model's variables hold from one run to the next."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+from devices.errors import TensorShapeError
+from devices.model.tensor_spec import TensorSpec
+from devices.model.variables import Variable
+from devices.plugin.program import Value
+from devices.plugin.remote import RemoteTensor
+from devices.request.tensor import Tensor, convert, empty_tensor
+
+
+class RequestStates:
+    """Values of variables, by name; one that is not there is at its beginning."""
+
+    def __init__(self, variables: tuple[Variable, ...], inputs: tuple[TensorSpec, ...]) -> None:
+        self.variables = variables
+        #: Outputs that are the next values.
+        self.outputs = tuple(dict.fromkeys(v.output.name for v in variables))
+        #: Symbol -> (input, axis), of the inputs that are given.
+        self._symbols = {
+            size: (port.name, axis)
+            for port in inputs
+            for axis, size in enumerate(port.shape or ())
+            if isinstance(size, str)
+        }
+        self._values: dict[str, Value] = {}
+
+    def given(self, inputs: Mapping[str, Value]) -> dict[str, Value]:
+        """Return what a run with `inputs` reads.
+
+        Raises TensorShapeError: a value does not go with these inputs.
+        """
+        return {v.name: self._value(v, inputs) for v in self.variables}
+
+    def commit(self, outputs: Mapping[str, Value]) -> None:
+        """Take over what a run that was answered gave."""
+        self._values = {v.name: outputs[v.output.name] for v in self.variables}
+
+    def get(self, variable: Variable) -> Value:
+        """Return a value, on the host."""
+        value = self._values.get(variable.name)
+        if value is None:
+            return empty_tensor(variable.input).data
+        return value.to_host() if isinstance(value, RemoteTensor) else value
+
+    def set(self, variable: Variable, value: Any) -> None:
+        """Have the next run read a value."""
+        self._values[variable.name] = convert(value, variable.input, copy=True)
+
+    def reset(self, variable: Variable) -> None:
+        """Have the next run begin anew."""
+        self._values.pop(variable.name, None)
+
+    def _value(self, variable: Variable, inputs: Mapping[str, Value]) -> Value:
+        port, value = variable.input, self._values.get(variable.name)
+        sizes = [self._size(size, inputs) for size in port.shape or ()]
+        if value is None:
+            shape = tuple(size or 0 for size in sizes)
+            return empty_tensor(TensorSpec(port.name, port.type, shape)).data
+        if any(want not in (None, got) for want, got in zip(sizes, value.shape, strict=False)):
+            raise TensorShapeError(
+                f"state {port.name!r} ({port}) has shape {list(value.shape)}, which does not go "
+                "with the other inputs: begin anew with reset_state(), or give inputs as before.",
+                port=port.name,
+            )
+        return value
+
+    def _size(self, size: int | str | None, inputs: Mapping[str, Value]) -> int | None:
+        """Return a dimension's size in a run; None where nothing but the state says it."""
+        if isinstance(size, str) and size in self._symbols:
+            name, axis = self._symbols[size]
+            return int(inputs[name].shape[axis])
+        return size if isinstance(size, int) else None
+
+
+class VariableState:
+    """One variable of one request.
+
+    Attributes
+    ----------
+    name : str
+        The name of the model's input that reads it.
+    """
+
+    def __init__(self, request: HasStates, variable: Variable) -> None:
+        self._request = request
+        self._variable = variable
+        self.name = variable.name
+
+    def __repr__(self) -> str:
+        return f"<VariableState {self._variable.input}>"
+
+    @property
+    def state(self) -> Tensor:
+        """A copy of its value; set it to have the next run read another.
+
+        At the beginning zeros; open dimensions are 0 long, or what the inputs of the next run say.
+        """
+        with self._request._idle("state"):
+            return Tensor(self._request._states.get(self._variable))
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        with self._request._idle("state"):
+            self._request._states.set(self._variable, value)
+
+    def reset(self) -> None:
+        """Have the next run begin anew."""
+        with self._request._idle("reset"):
+            self._request._states.reset(self._variable)
+
+
+class HasStates(ABC):
+    """Part of `InferRequest`."""
+
+    _states: RequestStates
+
+    @abstractmethod
+    def _idle(self, what: str) -> AbstractContextManager[None]:
+        """Keep the request idle."""
+
+    def query_state(self) -> tuple[VariableState, ...]:
+        """Return the variables that outlive a run; none where the model declares none.
+
+        Each request has its own. They change when a run is answered; one that fails, or is
+        cancelled, leaves them as they were.
+        """
+        with self._idle("query_state"):
+            return tuple(VariableState(self, v) for v in self._states.variables)
+
+    def reset_state(self) -> None:
+        """Have the next run begin with every variable at its beginning."""
+        with self._idle("reset_state"):
+            for variable in self._states.variables:
+                self._states.reset(variable)

@@ -1,0 +1,57 @@
+"""Cores in this process whose wires count what crosses them."""
+
+from __future__ import annotations
+
+import gc
+from queue import Queue
+from typing import Any
+
+import hetero
+from scheduler.channels.loopback import LoopbackChannel
+from scheduler.channels.memory import MemoryChannel, Switchboard
+from scheduler.channels.messages import Message
+from scheduler.formats.codec import nbytes_of
+from tests.scheduler.parties import wait_for
+
+
+class Counting(LoopbackChannel):
+    """A channel that notes from where to where how many bytes of tensors go."""
+
+    crossed: Queue[tuple[str, str, int]] = Queue()
+
+    def send(self, address: str, message: Message) -> None:
+        nbytes = nbytes_of(getattr(message, "tensors", None) or {})
+        if nbytes and address != self.address:
+            self.crossed.put((self.address, address, nbytes))
+        super().send(address, message)
+
+
+def crossed() -> list[tuple[str, str, int]]:
+    """Return what has crossed since the last call."""
+    return [Counting.crossed.get() for _ in range(Counting.crossed.qsize())]
+
+
+def core_on(kind: type[MemoryChannel], num_devices: int = 2) -> hetero.Core:
+    """Return a Core of several CPU devices with channels of a kind."""
+    core = hetero.Core("inprocess", devices={"CPU": num_devices})
+    executor: Any = core.executor
+    executor._switchboard = Switchboard(kind)
+    executor._deployments.memory._connect = executor._switchboard.connect
+    crossed()
+    return core
+
+
+def kept_nbytes(core: hetero.Core) -> float:
+    """Return the bytes that devices keep."""
+    load = core.executor.load()
+    return sum(device.status["kept_nbytes"] for device in load.devices.values())
+
+
+def await_freed(core: hetero.Core, nbytes: int) -> None:
+    """Wait until devices keep so many bytes: nobody waits for what is freed."""
+
+    def is_so() -> bool:
+        gc.collect()
+        return kept_nbytes(core) == nbytes
+
+    wait_for(is_so)

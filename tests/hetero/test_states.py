@@ -1,0 +1,280 @@
+"""State: what a request's variables hold from run to run, on the devices where they are made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx.parser import parse_model
+from onnx.reference import ReferenceEvaluator
+
+import hetero
+from hetero.errors import (
+    ArgumentError,
+    HeteroError,
+    ModelError,
+    TensorNameError,
+    TensorShapeError,
+    TensorTypeError,
+)
+from scheduler.channels.memory import MemoryChannel
+from tests.hetero import custom_operators
+from tests.hetero.remote_cores import Counting, await_freed, core_on, crossed, kept_nbytes
+from tests.hetero.stateful_models import (
+    STATES,
+    VOCABULARY,
+    attention_decoder,
+    decoder,
+    lstm,
+    running_sum,
+)
+
+SPLIT = "HETERO:CPU.0,CPU.1"
+X = np.ones(3, np.float32)
+
+
+@pytest.fixture(scope="module", params=[MemoryChannel, Counting])
+def core(request: pytest.FixtureRequest) -> Iterator[hetero.Core]:
+    with core_on(request.param) as made:
+        yield made
+
+
+def summing(core: hetero.Core, **options: Any) -> hetero.CompiledModel:
+    """Return the running sum, its addition and its product on two devices."""
+    options = {"affinity": {"y": "CPU.1"}, "states": {"before": "after"}, **options}
+    return core.compile_model(running_sum(), SPLIT, **options)
+
+
+def generated(request: hetero.InferRequest, count: int = 12) -> list[int]:
+    """Return the tokens that follow the first."""
+    tokens = [1]
+    for _ in range(count):
+        tokens.append(int(np.argmax(request.infer({"ids": [tokens[-1:]]})["logits"])))
+    return tokens
+
+
+def expected(model: onnx.ModelProto, count: int = 12) -> list[int]:
+    """Return the same of ONNX's own evaluator, which is handed the caches each time."""
+    names = [port.name for port in model.graph.output]
+    caches = [port for port in model.graph.input if port.name.startswith("past")]
+    shape = [d.dim_value for d in caches[0].type.tensor_type.shape.dim]
+    past = {port.name: np.zeros((1, shape[1], 0, shape[3]), np.float32) for port in caches}
+    evaluator, tokens = ReferenceEvaluator(model), [1]
+    for _ in range(count):
+        inputs = {"ids": np.int64([tokens[-1:]]), **past}
+        outputs = dict(zip(names, evaluator.run(None, inputs), strict=True))
+        past = {name.replace("past", "present"): value for name, value in past.items()}
+        past = {name.replace("present", "past"): outputs[name] for name in past}
+        tokens.append(int(np.argmax(outputs["logits"])))
+    return tokens
+
+
+def test_a_state_is_no_port_and_lives_from_run_to_run_of_one_request(core: hetero.Core) -> None:
+    with summing(core) as compiled:
+        assert [port.name for port in compiled.inputs] == ["x"]
+        assert [port.name for port in compiled.outputs] == ["y"]
+        one, other = compiled.create_infer_request(), compiled.create_infer_request()
+        got = [one.infer({"x": X})[0][0] for _ in range(3)]
+        assert (got, other.infer({"x": X})[0][0]) == ([2, 4, 6], 2)
+        one.reset_state()
+        assert [r.infer(X)[0][0] for r in (one, other)] == [2, 4]
+        assert [compiled(X)[0][0] for _ in range(2)] == [2, 4]
+        compiled.reset_state()
+        assert compiled(X)[0][0] == 2
+        assert compiled.query_state()[0].state.data[0] == 1
+
+
+def test_a_state_can_be_read_written_and_reset(core: hetero.Core) -> None:
+    request = summing(core).create_infer_request()
+    (state,) = request.query_state()
+    assert (state.name, state.state.shape) == ("before", (0,))
+    request.infer(X)
+    np.testing.assert_array_equal(state.state.data, X)
+    state.state = X * 5
+    np.testing.assert_array_equal(state.state.data, X * 5)
+    assert request.infer(X)[0][0] == 12
+    state.state = core.create_context("CPU.0").from_host(X * 2)
+    assert request.infer(X)[0][0] == 6
+    state.reset()
+    assert request.infer(X)[0][0] == 2
+    with pytest.raises(TensorTypeError, match="before"):
+        state.state = ["one"]
+
+
+def test_an_lstm_fed_step_by_step_gives_what_it_gives_of_the_whole(core: hetero.Core) -> None:
+    x = np.random.default_rng(3).normal(size=(7, 2, 3)).astype(np.float32)
+    begin = np.zeros((1, 2, 5), np.float32)
+    want = ReferenceEvaluator(lstm()).run(["y"], {"x": x, "h0": begin, "c0": begin})[0]
+    states = {"h0": "h1", "c0": "c1"}
+    pins = {"tanh": "CPU.1"}
+    with core.compile_model(lstm(), SPLIT, affinity=pins, states=states) as compiled:
+        request = compiled.create_infer_request()
+        steps = [request.infer({"x": x[i : i + 1]})["y"] for i in range(len(x))]
+    np.testing.assert_allclose(np.concatenate(steps), want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("model", "pins"),
+    [
+        (decoder(), {"1/*": "CPU.1"}),
+        (decoder(), {"op:Concat": "CPU.1"}),
+        (attention_decoder(), {"attention": "CPU.1"}),
+    ],
+    ids=["layers", "caches apart", "Attention"],
+)
+def test_a_decoder_over_two_devices_generates_the_same_tokens(
+    core: hetero.Core, model: onnx.ModelProto, pins: Mapping[str, str]
+) -> None:
+    with core.compile_model(model, SPLIT, affinity=pins, states=STATES) as compiled:
+        assert {s.device for s in compiled.subgraphs} == {"CPU.0", "CPU.1"}
+        assert generated(compiled.create_infer_request()) == expected(model)
+
+
+@pytest.mark.parametrize("core", [Counting], indirect=True)
+def test_caches_do_not_cross_where_each_is_read_and_made_on_one_device(core: hetero.Core) -> None:
+    with core.compile_model(decoder(), SPLIT, affinity={"1/*": "CPU.1"}, states=STATES) as compiled:
+        request = compiled.create_infer_request()
+        generated(request, 2)
+        each = []
+        for _ in range(20):
+            crossed()
+            request.infer({"ids": [[1]]})
+            each.append(sum(nbytes for *_, nbytes in crossed()))
+        caches = sum(state.state.byte_size for state in request.query_state())
+    assert len(set(each)) == 1  # the caches grow, what crosses does not
+    assert each[0] < caches
+    ids, wires, logits = 8, 2 * 8 * 4, VOCABULARY * 4
+    assert each[0] < ids + wires + logits + 4 * 64  # what a kept cache is: type and shape
+
+
+def test_a_run_that_fails_leaves_the_state_as_it_was(core: hetero.Core) -> None:
+    request = summing(core).create_infer_request()
+    request.infer(X)
+    for wrong in (["x"], np.ones(3, np.complex64)):
+        with pytest.raises(HeteroError):
+            request.infer({"x": wrong})
+    with pytest.raises(hetero.errors.DeadlineError):
+        request.infer({"x": X}, timeout_s=-1)
+    assert request.infer(X)[0][0] == 4
+
+
+def test_an_attempt_that_is_made_again_begins_with_the_last_commit(core: hetero.Core) -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17, "org.example" : 1]>
+    doomed (float[n] x, float[n] before) => (float[n] y, float[n] after)
+    { after = Add (before, x) y = org.example.Doomed (after) }"""
+    core.add_extension(custom_operators.lose)
+    compiled = core.compile_model(
+        parse_model(text), SPLIT, affinity={"y": "CPU.1"}, states={"before": "after"}
+    )
+    request = compiled.create_infer_request()
+    request.infer(X)
+    custom_operators.doomed[0] = 2
+    assert request.infer(X)[0][0] == 2
+    assert any("attempt" in line and "3" in line for line in request.story())
+    assert request.infer(X)[0][0] == 3
+    await_freed(core, X.nbytes)  # what failed attempts kept is gone
+
+
+def test_states_are_freed_with_their_request(core: hetero.Core) -> None:
+    await_freed(core, 0)
+    request = summing(core).create_infer_request()
+    for _ in range(3):
+        request.infer(X)
+    await_freed(core, X.nbytes)
+    assert kept_nbytes(core) == X.nbytes
+    del request
+    await_freed(core, 0)
+
+
+def test_states_survive_export_and_cache(core: hetero.Core, tmp_path: Path) -> None:
+    for _ in range(2):
+        with summing(core, config={"CACHE_DIR": str(tmp_path)}) as compiled:
+            blob = compiled.export_model()
+            assert [compiled(X)[0][0] for _ in range(2)] == [2, 4]
+    assert compiled.get_property("LOADED_FROM_CACHE")
+    with core.import_model(blob) as again:
+        assert [port.name for port in again.inputs] == ["x"]
+        assert [again(X)[0][0] for _ in range(2)] == [2, 4]
+    with summing(core, config={"CACHE_DIR": str(tmp_path)}, states=None) as plain:
+        assert len(plain.inputs) == 2
+
+
+def test_a_model_says_itself_what_its_states_are(core: hetero.Core) -> None:
+    model = decoder(1)
+    model.metadata_props.add(key="hetero.states", value='{"past.*": "present.*"}')
+    request = core.compile_model(model, "CPU.0").create_infer_request()
+    assert [s.name for s in request.query_state()] == ["past.0.key", "past.0.value"]
+    read = core.read_model(decoder(1), states=STATES)
+    assert read.metadata["hetero.states"] == '{"past.*": "present.*"}'
+    assert generated(core.compile_model(read, "CPU.0").create_infer_request(), 3) == generated(
+        request, 3
+    )
+
+
+def test_states_go_with_several_plans_and_joined_requests(core: hetero.Core) -> None:
+    for config in ({"NUM_REPLICAS": 2}, {"AUTO_BATCH_SIZE": 4}):
+        with summing(core, affinity=None, config=config) as compiled:
+            requests = [compiled.create_infer_request() for _ in range(3)]
+            for total in (2, 4, 6):
+                assert [r.infer(X)[0][0] for r in requests] == [total] * 3
+
+
+def test_a_state_that_does_not_go_with_the_inputs_says_so(core: hetero.Core) -> None:
+    request = summing(core).create_infer_request()
+    request.infer(X)
+    with pytest.raises(TensorShapeError, match=r"state 'before'.*\[3\].*reset_state\(\)"):
+        request.infer(np.ones(2, np.float32))
+    assert request.infer(X)[0][0] == 4
+    request.start_async(X)
+    request.wait()
+
+
+PORTS = """<ir_version: 8, opset_import: ["" : 17]>
+ports (float[2] x, float[2, n] wide, int64[2] whole, seq(float[n]) many) => (float[2] y, float[3] z)
+<float[3] three = {1, 2, 3}> { y = Neg (x) z = Identity (three) }"""
+
+
+@pytest.mark.parametrize(
+    ("states", "error", "text"),
+    [
+        ({"whole": "y"}, TensorTypeError, "'whole'.*int64.*'y'.*float"),
+        ({"many": "y"}, TensorTypeError, "'many'"),
+        ({"x": "z"}, TensorShapeError, r"'x'.*\[2\].*'z'.*\[3\]"),
+        ({"wide": "y"}, TensorShapeError, "'wide'.*'y'"),
+        ({"w": "y"}, TensorNameError, "'w'.*'x'"),
+        ({"x": "w"}, TensorNameError, "'w'.*'y'"),
+        ({"past*": "y"}, TensorNameError, r"past\*"),
+        ({"x": "*"}, ArgumentError, r"\*"),
+        (["x"], ArgumentError, "dict"),
+    ],
+)
+def test_a_pair_that_is_none_is_refused(
+    core: hetero.Core, states: Any, error: type[HeteroError], text: str
+) -> None:
+    for use in (core.read_model, core.compile_model):
+        with pytest.raises(error, match=text):
+            use(parse_model(PORTS), states=states)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"x": 1}', "{"])
+def test_metadata_that_declares_nothing_is_refused(core: hetero.Core, text: str) -> None:
+    model = parse_model(PORTS)
+    model.metadata_props.add(key="hetero.states", value=text)
+    with pytest.raises(ModelError, match=r"hetero\.states"):
+        core.compile_model(model, "CPU.0")
+
+
+def test_a_cache_without_a_batch_begins_with_one_that_was_set(core: hetero.Core) -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    open (float[1] x, float[m, 1] past) => (float[k, 1] present)
+    <int64[2] row = {1, 1}> { r = Reshape (x, row) present = Concat <axis = 0> (past, r) }"""
+    compiled = core.compile_model(parse_model(text), "CPU.0", states={"past": "present"})
+    assert compiled.outputs == ()
+    request = compiled.create_infer_request()
+    request.query_state()[0].state = [[7.0]]
+    request.infer([1.0])
+    np.testing.assert_array_equal(request.query_state()[0].state.data, [[7], [1]])
