@@ -1,4 +1,4 @@
-"""The behaviours that applications of OpenVINO rely on, row by row, for one device.
+"""The behaviours that applications of OpenVINO rely on, row by row: ports, properties, tensors.
 
 Numbers are rows of the project's behaviour table; where a name says bettered, this project departs
 from the row on purpose.
@@ -19,7 +19,8 @@ from devices.errors import (
     UnsupportedOperationError,
 )
 from devices.null.plugin import NullPlugin
-from tests.devices.networks import DOUBLE, PAIR, X, model
+from tests.behaviours.held import DOUBLE
+from tests.devices.networks import PAIR, X, model
 from tests.examples.third_party_plugin import DensePlugin
 
 A, B = np.float32([1, 2]), np.float32([10, 20])
@@ -33,11 +34,11 @@ def test_25_unknown_property(double):
         double.get_property("NO_SUCH")
 
 
-def test_30_31_compile_config_wins_and_stays_there(plugin):
-    plugin.set_property({"PERF_COUNT": True})
-    assert plugin.compile_model(DOUBLE, {"PERF_COUNT": False}).get_property("PERF_COUNT") is False
-    assert plugin.get_property("PERF_COUNT") is True
-    assert plugin.compile_model(DOUBLE).get_property("PERF_COUNT") is True
+def test_30_31_compile_config_wins_and_stays_there(subject):
+    subject.set_property({"PERF_COUNT": True})
+    assert subject.compile_model(DOUBLE, {"PERF_COUNT": False}).get_property("PERF_COUNT") is False
+    assert subject.get_property("PERF_COUNT") is True
+    assert subject.compile_model(DOUBLE).get_property("PERF_COUNT") is True
 
 
 def test_37_compiled_properties_cannot_be_set(double):
@@ -49,17 +50,17 @@ def test_37_compiled_properties_cannot_be_set(double):
 
 def test_38_to_40_mandatory_properties(double):
     assert double.get_property("NETWORK_NAME") == "g"
-    assert double.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS") == 1
-    assert double.get_property("EXECUTION_DEVICES") == ("DENSE.0",)
+    assert double.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS") >= 1
+    assert double.get_property("EXECUTION_DEVICES")[0] in ("DENSE", "DENSE.0")
     assert "PERF_COUNT" in double.get_property("SUPPORTED_PROPERTIES")
 
 
-def test_60_61_compile_properties(plugin):
+def test_60_61_compile_properties(subject):
     with pytest.raises(UnknownPropertyError):
-        plugin.compile_model(DOUBLE, {"NO_SUCH": 1})
+        subject.compile_model(DOUBLE, {"NO_SUCH": 1})
     with pytest.raises(ReadOnlyPropertyError):
-        plugin.compile_model(DOUBLE, {"NETWORK_NAME": "other"})
-    assert plugin.compile_model(DOUBLE, {}).inputs == DOUBLE.inputs
+        subject.compile_model(DOUBLE, {"NETWORK_NAME": "other"})
+    assert subject.compile_model(DOUBLE, {}).inputs == DOUBLE.inputs
 
 
 # Ports.
@@ -79,10 +80,8 @@ def test_53_port_out_of_range_names_index_and_count(pair):
         pair.input(2)
 
 
-def test_54_port_by_tensor_name_not_node_name():
-    compiled = DensePlugin().compile_model(
-        model("(float[2] x) => (float[2] y) {[a_node] y = Relu(x)}")
-    )
+def test_54_port_by_tensor_name_not_node_name(subject):
+    compiled = subject.compile_model(model("(float[2] x) => (float[2] y) {[a_node] y = Relu(x)}"))
     assert compiled.output("y").name == "y"
     with pytest.raises(TensorNameError, match="a_node"):
         compiled.output("a_node")
@@ -333,13 +332,13 @@ def test_inputs_that_do_not_fit(pair, inputs, error):
         pair(inputs)
 
 
-def test_sharing_of_inputs(plugin, request_):
+def test_sharing_of_inputs(held, request_):
     for share, seen in ((False, X * 2), (True, X * 0)):
         mine = X.copy()
-        plugin.gate.clear()
+        held.gate.clear()
         request_.start_async({"x": mine}, share_inputs=share)
         mine[:] = 0
-        plugin.gate.set()
+        held.gate.set()
         request_.wait()
         np.testing.assert_array_equal(request_.results["y"], seen)
 
@@ -361,10 +360,10 @@ def test_results(pair):
         results["s"] = A
 
 
-def test_passed_through_inputs_do_not_share_the_callers_memory():
+def test_passed_through_inputs_do_not_share_the_callers_memory(subject):
     through = model("(float[2] x) => (float[2] x, float[2] y) {y = Relu(x)}")
     mine = A.copy()
-    results = DensePlugin().compile_model(through)({"x": mine})
+    results = subject.compile_model(through)({"x": mine})
     mine[:] = 0
     np.testing.assert_array_equal(results["x"], A)
     results["x"][:] = 5  # and may be written to

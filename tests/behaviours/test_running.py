@@ -1,12 +1,13 @@
 """The behaviours of running requests that applications of OpenVINO rely on, row by row.
 
-As in test_behaviours: numbers are rows of the project's behaviour table.
+As in test_values: numbers are rows of the project's behaviour table.
 """
 
 import gc
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -19,7 +20,8 @@ from devices.errors import (
     RequestBusyError,
     RequestCancelledError,
 )
-from tests.devices.networks import DOUBLE, X, gated
+from tests.behaviours.held import DOUBLE
+from tests.devices.networks import X
 from tests.examples.third_party_plugin import DensePlugin
 
 # Requests, synchronous or not.
@@ -64,12 +66,12 @@ def test_92_wait_returns_at_once_where_nothing_runs(request_):
     request_.wait()
 
 
-def test_93_94_wait_for(plugin, request_):
+def test_93_94_wait_for(held, request_):
     assert request_.wait_for(0) is True
-    plugin.gate.clear()
+    held.gate.clear()
     request_.start_async({"x": X})
     assert request_.wait_for(0) is False
-    plugin.gate.set()
+    held.gate.set()
     assert request_.wait_for(5000) is True
     with pytest.raises(ArgumentError, match="0 or more"):
         request_.wait_for(-1)
@@ -80,23 +82,23 @@ def test_95_cancel_before_start(request_):
     np.testing.assert_array_equal(request_.infer({"x": X})["y"], X * 2)
 
 
-def test_96_97_cancel_while_it_runs_then_use_again(plugin, running):
+def test_96_97_cancel_while_it_runs_then_use_again(held, running):
     running.cancel()
     assert running.state is State.CANCELLED or running.wait_for(0)
     with pytest.raises(RequestCancelledError):
         running.wait()
     assert running.state is State.IDLE
-    plugin.gate.set()
+    held.gate.set()
     np.testing.assert_array_equal(running.infer({"x": X})["y"], X * 2)
 
 
-def test_96_cancel_while_it_waits_for_the_device(plugin, double, running):
+def test_96_cancel_while_it_waits_for_the_device(held, double, running):
     queued = double.create_infer_request()
     queued.start_async({"x": X})
     queued.cancel()
-    with pytest.raises(RequestCancelledError, match="before it ran"):
+    with pytest.raises(RequestCancelledError):
         queued.wait()
-    plugin.gate.set()
+    held.gate.set()
     running.wait()
 
 
@@ -107,8 +109,8 @@ def test_96_cancel_too_late(request_):
     np.testing.assert_array_equal(request_.results["y"], X * 2)
 
 
-def test_98_an_error_is_raised_by_wait_and_seen_by_the_callback(plugin, request_):
-    plugin.error = ZeroDivisionError("on purpose")
+def test_98_an_error_is_raised_by_wait_and_seen_by_the_callback(held, request_):
+    held.error = ZeroDivisionError("on purpose")
     seen = []
 
     def callback(_):
@@ -123,12 +125,12 @@ def test_98_an_error_is_raised_by_wait_and_seen_by_the_callback(plugin, request_
         request_.wait()
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
     assert seen == [caught.value]
-    plugin.error = None
+    held.error = None
     request_.infer({"x": X})
 
 
-def test_99_114_request_outlives_what_made_it(plugin):
-    request = gated(DensePlugin).compile_model(DOUBLE).create_infer_request()
+def test_99_114_request_outlives_what_made_it(subject):
+    request = subject.compile_model(DOUBLE).create_infer_request()
     gc.collect()
     np.testing.assert_array_equal(request.infer({"x": X})["y"], X * 2)
     request.start_async({"x": X})
@@ -136,8 +138,8 @@ def test_99_114_request_outlives_what_made_it(plugin):
     gc.collect()
 
 
-def test_100_tensors_outlive_the_model():
-    compiled = DensePlugin().compile_model(DOUBLE)
+def test_100_tensors_outlive_the_model(subject):
+    compiled = subject.compile_model(DOUBLE)
     request = compiled.create_infer_request()
     request.infer({"x": X})
     tensor = request.get_tensor("y")
@@ -147,21 +149,21 @@ def test_100_tensors_outlive_the_model():
     np.testing.assert_array_equal(tensor.data, X * 2)
 
 
-def test_deadline(plugin, request_):
-    plugin.gate.clear()
-    with pytest.raises(DeadlineError, match=r"within 0\.05 s|time was up"):
+def test_deadline(held, request_):
+    held.gate.clear()
+    with pytest.raises(DeadlineError, match=r"within 0\.05 s|after 0\.050 s|time was up"):
         request_.infer({"x": X}, timeout_s=0.05)
-    plugin.gate.set()
+    held.gate.set()
     request_.wait_for(5000)
     np.testing.assert_array_equal(request_.infer({"x": X}, timeout_s=300)["y"], X * 2)
 
 
-def test_a_stuck_run_does_not_outlast_the_deadline_of_whoever_waits(plugin, request_):
-    plugin.gate.clear()
+def test_a_stuck_run_does_not_outlast_the_deadline_of_whoever_waits(held, request_):
+    held.gate.clear()
     request_.start_async({"x": X}, timeout_s=0.05)
     with pytest.raises(DeadlineError):
         request_.wait()
-    plugin.gate.set()
+    held.gate.set()
 
 
 def test_a_slow_callback_is_not_bound_by_the_deadline(request_):
@@ -182,18 +184,19 @@ def test_no_thread_starts_after_close(double):
     request.set_callback(lambda _: None)
     request.start_async({"x": X})
     double.close()
-    request.wait()  # what ran is finished first
+    with suppress(RequestCancelledError):  # a device finishes what runs, a Core cancels it
+        request.wait()
     before = set(threading.enumerate())
     for start in (request.infer, request.start_async):
-        with pytest.raises(InferenceError, match="closed"):
+        with pytest.raises((InferenceError, RequestCancelledError), match="closed"):
             start({"x": X})
     assert set(threading.enumerate()) <= before
     double.close()
 
 
-def test_exclusive_requests_of_one_device_run_one_after_another(plugin):
+def test_exclusive_requests_of_one_device_run_one_after_another(held, subject):
     exclusive = {"EXCLUSIVE_ASYNC_REQUESTS": True, "NUM_STREAMS": 4}
-    models = [plugin.compile_model(DOUBLE, exclusive) for _ in range(3)]
+    models = [subject.compile_model(DOUBLE, exclusive) for _ in range(3)]
     requests = [compiled.create_infer_request() for compiled in models]
     running, most, lock = 0, 0, threading.Lock()
 
@@ -206,7 +209,7 @@ def test_exclusive_requests_of_one_device_run_one_after_another(plugin):
         with lock:
             running -= 1
 
-    plugin.on_run = enter
+    held.on_run = enter
     for request in requests:
         request.start_async({"x": X})
     for request in requests:
@@ -214,8 +217,8 @@ def test_exclusive_requests_of_one_device_run_one_after_another(plugin):
     assert most == 1
     for compiled in models:
         compiled.close()
-    shared = plugin.compile_model(DOUBLE, {"NUM_STREAMS": 3})
-    plugin.on_run = threading.Barrier(3, timeout=300).wait  # passed only by three at once
+    shared = subject.compile_model(DOUBLE, {"NUM_STREAMS": 3})
+    held.on_run = threading.Barrier(3, timeout=300).wait  # passed only by three at once
     requests = [shared.create_infer_request() for _ in range(3)]
     for request in requests:
         request.start_async({"x": X})
@@ -313,7 +316,7 @@ def test_userdata_of_a_run_goes_before_that_of_the_callback(request_):
 # Profiles and state.
 
 
-def test_106_107_profiles(plugin):
+def test_106_107_profiles(subject):
     names = [
         "1. input preprocessing",
         "2. input transfer to a device",
@@ -322,7 +325,7 @@ def test_106_107_profiles(plugin):
         "5. output postprocessing",
     ]
     for on in (True, False):
-        compiled = plugin.compile_model(DOUBLE, {"PERF_COUNT": on})
+        compiled = subject.compile_model(DOUBLE, {"PERF_COUNT": on})
         request = compiled.create_infer_request()
         for run in (None, request.infer, request.start_async):
             if run:
@@ -341,18 +344,18 @@ def counters(request):
     return {int(r.node_name[0]): r.real_time.total_seconds() for r in rows}
 
 
-def test_106_execution_time_is_without_the_queue(plugin):
-    compiled = plugin.compile_model(DOUBLE, {"PERF_COUNT": True})
+def test_106_execution_time_is_without_the_queue(held, subject):
+    compiled = subject.compile_model(DOUBLE, {"PERF_COUNT": True})
     first, second = compiled.create_infer_request(), compiled.create_infer_request()
-    plugin.gate.clear()
+    held.gate.clear()
     first.start_async(X)
     second.start_async(X)
     queued_from = time.perf_counter()
-    assert plugin.entered.wait(60)
+    assert held.entered.wait(60)
     while time.perf_counter() < queued_from + 0.05:
         pass
     queued_s = time.perf_counter() - queued_from
-    plugin.gate.set()
+    held.gate.set()
     second.wait()
     assert sum(counters(second).values()) <= second.latency / 1000 - queued_s + counters(second)[5]
     compiled.close()
