@@ -351,6 +351,8 @@ class BaseDeployment(ABC):
             del values[name]
         for holder, named in keys.items():
             self._channel.send(holder, Give(task, self._channel.address, address, named))
+        if keys:
+            self._deployments.memory.free_unheld()
         return bool(values) or not keys
 
     def drop(self, request: Request) -> None:

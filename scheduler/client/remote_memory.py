@@ -6,8 +6,7 @@ import itertools
 import queue
 import threading
 import time
-import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -47,9 +46,11 @@ from scheduler.home_process import HomeProcess
 #: Seconds that a device may take to take in a tensor, or to give one.
 _TIMEOUT_S: Final = 60.0
 _TENSOR: Final = "tensor"
+#: Seconds after which devices free what nobody holds, where nothing is asked of them before.
+_FREE_S: Final = 0.05
 
 
-@dataclass(eq=False, slots=True, weakref_slot=True)
+@dataclass(eq=False, slots=True)
 class Kept:
     """A tensor in a device's process; freed there once nothing here holds this any more."""
 
@@ -58,6 +59,11 @@ class Kept:
     key: str
     dtype: np.dtype
     shape: tuple[int, ...]
+    #: Where to say so: finalizers run anywhere, locks held or not, so they do no more.
+    unheld: queue.SimpleQueue[tuple[str, str] | None]
+
+    def __del__(self) -> None:
+        self.unheld.put((self.address, self.key))
 
 
 class RemoteMemory:
@@ -95,20 +101,11 @@ class RemoteMemory:
         """Return a device's memory; `address` returns where the device is reached now."""
         return DeviceContext(self, device, address)
 
-    def hold(
-        self, device: str, address: str, key: str, dtype: np.dtype, shape: tuple[int, ...]
-    ) -> Kept:
-        """Return what stands for a tensor that a device keeps, and frees it with itself."""
-        self._connected()
-        kept = Kept(device, address, key, dtype, shape)
-        finalizer = weakref.finalize(kept, self._unheld.put, (address, key))
-        finalizer.atexit = False  # devices see that their client has gone
-        return kept
-
     def outputs(
         self, device: str, address: str, task: Task, tensors: Mapping[str, Value]
     ) -> dict[str, Value]:
         """Return what came of a task, with remote tensors for what its request keeps."""
+        self._connected()  # what is no longer held is freed by way of it
         found = dict(tensors)
         for name in task.request.keep:
             if name in found:
@@ -116,7 +113,7 @@ class RemoteMemory:
                 dtype = TensorSpec(name, f"tensor({kind})").dtype
                 assert dtype is not None
                 key = output_key(task.request, name)
-                kept = self.hold(device, address, key, dtype, tuple(shape))
+                kept = Kept(device, address, key, dtype, tuple(shape), self._unheld)
                 found[name] = DeviceTensor(self, kept)
         return found
 
@@ -129,7 +126,7 @@ class RemoteMemory:
         key = f"{self._name}/{next(self._numbers)}"
         copy = np.array(array)
         self._ask(device, address, lambda task: Keep(task, channel.address, {key: copy}))
-        return self.hold(device, address, key, copy.dtype, copy.shape)
+        return Kept(device, address, key, copy.dtype, copy.shape, self._unheld)
 
     def fetch(self, kept: Kept) -> np.ndarray:
         """Return a copy of a tensor.
@@ -231,14 +228,25 @@ class RemoteMemory:
                 threading.Thread(target=self._free, name=name, daemon=True).start()
             return self._channel
 
-    def _free(self) -> None:
-        """Have devices free what nobody holds: finalizers run anywhere, so they send nothing."""
-        while (place := self._unheld.get()) is not None:
-            address, key = place
+    def free_unheld(self, first: Sequence[tuple[str, str]] = ()) -> None:
+        """Have devices free what nobody holds, now and not soon: what follows may want the room."""
+        keys: dict[str, list[str]] = {}
+        for address, key in first:
+            keys.setdefault(address, []).append(key)
+        with suppress(queue.Empty):
+            while (place := self._unheld.get_nowait()) is not None:
+                keys.setdefault(place[0], []).append(place[1])
+            self._unheld.put(None)
+        for address, unheld in keys.items():
             with suppress(HeteroError):  # whoever is gone has let go
                 if not self._is_lost(address):
-                    self._connected().send(address, Free((key,)))
-            del place
+                    self._connected().send(address, Free(tuple(unheld)))
+
+    def _free(self) -> None:
+        """Have devices free what nobody holds, as long as requests do not see to it."""
+        while (place := self._unheld.get()) is not None:
+            time.sleep(_FREE_S)  # so that this thread is woken seldom, not for each tensor
+            self.free_unheld([place])
 
     def _closed_error(self) -> ClusterError:
         return ClusterError("the Core is closed, and its remote tensors with it; make another.")

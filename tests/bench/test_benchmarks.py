@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from devices.errors import DeviceLostError
-from tests.bench import batching, chaos, one_device, pipelines, scale, scheduler
+from tests.bench import batching, chaos, one_device, pipelines, scale, scheduler, state
 from tests.bench.chaos_flow import Flow, question
 from tests.bench.tables import numbers
 from tests.bench.timing import Timing, measure
@@ -176,3 +176,13 @@ def test_chaos_counts_what_it_did(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["requests"] > 0
     assert found["faults"] == sum(found["kinds"].values()) > 0
     assert (found["duplicated"], found["wrong"]) == (0, 0)
+
+
+def test_what_state_saves_is_counted(rows: Any) -> None:
+    options = ("--device", "CPU", "--tokens", "4", "--turns", "1", "--layers", "2", "--width", "8")
+    found = rows(state.main, *options, "--heads", "2")
+    assert [(row["devices"], row["way"]) for row in found] == [
+        (count, way) for count in (1, 2) for way in ("onnxruntime", "handed", "state")
+    ]
+    for _, handed, kept in (found[:3], found[3:]):
+        assert kept["bytes_per_token"] < handed["bytes_per_token"]

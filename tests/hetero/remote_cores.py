@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Mapping
 from queue import Queue
+from types import MappingProxyType
 from typing import Any
 
 import hetero
@@ -31,9 +33,11 @@ def crossed() -> list[tuple[str, str, int]]:
     return [Counting.crossed.get() for _ in range(Counting.crossed.qsize())]
 
 
-def core_on(kind: type[MemoryChannel], num_devices: int = 2) -> hetero.Core:
-    """Return a Core of several CPU devices with channels of a kind."""
-    core = hetero.Core("inprocess", devices={"CPU": num_devices})
+def core_on(
+    kind: type[MemoryChannel], devices: Mapping[str, int] = MappingProxyType({"CPU": 2})
+) -> hetero.Core:
+    """Return a Core with channels of a kind."""
+    core = hetero.Core("inprocess", devices=devices)
     executor: Any = core.executor
     executor._switchboard = Switchboard(kind)
     executor._deployments.memory._connect = executor._switchboard.connect
