@@ -20,7 +20,16 @@ SOURCES = sorted(
 FORBIDDEN = {"devices": {"scheduler", "hetero"}, "scheduler": {"hetero"}, "hetero": set()}
 #: Folder or file -> what beside it, in its package, it must not import.
 INNER = {
-    "devices/errors.py": {"request", "kernels", "cpu", "ort", "openvino", "null", "conformance"},
+    "devices/errors.py": {
+        "request",
+        "kernels",
+        "cpu",
+        "ort",
+        "openvino",
+        "gpu",
+        "null",
+        "conformance",
+    },
     "devices/model": {
         "plugin",
         "request",
@@ -28,10 +37,11 @@ INNER = {
         "cpu",
         "ort",
         "openvino",
+        "gpu",
         "null",
         "conformance",
     },
-    "devices/plugin": {"kernels", "cpu", "ort", "openvino", "null", "conformance"},
+    "devices/plugin": {"kernels", "cpu", "ort", "openvino", "gpu", "null", "conformance"},
     "devices/request": {
         "plugin.plugin",
         "plugin.operator_plugin",
@@ -49,12 +59,14 @@ INNER = {
         "cpu",
         "ort",
         "openvino",
+        "gpu",
         "null",
         "conformance",
     },
-    "devices/cpu": {"request", "ort", "openvino", "null", "conformance"},
+    "devices/cpu": {"request", "ort", "openvino", "gpu", "null", "conformance"},
     "devices/ort": {"request", "kernels", "cpu", "openvino.runtime", "null", "conformance"},
     "devices/openvino": {"request", "kernels", "cpu", "ort", "null", "conformance"},
+    "devices/gpu": {"request", "ort", "openvino", "null", "conformance"},
     "devices/null": {"request", "kernels", "cpu", "ort", "conformance"},
     "devices/conformance": {"kernels", "cpu", "ort", "openvino", "null"},
     "scheduler/client": {"device", "inprocess", "ray"},

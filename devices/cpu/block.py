@@ -50,8 +50,8 @@ class Block:
     """A graph ready to run, re-entrant: each run has its own slots.
 
     `tasks` and `steps` are the same nodes in execution order; `template` has constants in place and
-    None elsewhere. The graph's captures follow its inputs in `input_slots`. `finish` returns once
-    what was begun is done.
+    None elsewhere. The graph's captures follow its inputs in `input_slots`. `host_inputs` are the
+    positions of those that only the host reads; `finish` returns once what was begun is done.
     """
 
     def __init__(
@@ -61,14 +61,21 @@ class Block:
         template: list[Value],
         input_slots: Sequence[int],
         output_slots: Sequence[int],
+        host_inputs: frozenset[int],
         finish: Callable[[], None],
     ) -> None:
         self.tasks: Final = tuple(tasks)
-        self._steps: Final = tuple(steps)
-        self._template: Final = template
+        self._steps = tuple(steps)
+        self._template = template
         self._input_slots: Final = tuple(input_slots)
         self._output_slots: Final = tuple(output_slots)
+        self.host_inputs: Final = host_inputs
         self._finish: Final = finish
+
+    def release(self) -> None:
+        """Let go of every constant: there will be no more runs."""
+        self._steps = ()
+        self._template = []
 
     def run(
         self, inputs: Sequence[Value], context: RunContext, *, profile: bool = False
@@ -176,21 +183,25 @@ def build_block(
     last_use = {value: i for i, (node, _) in enumerate(running) for value in node.reads}
     keep = {*outputs, *held}
     tasks, steps = [], []
+    on_device = {*outputs}
     for i, (node, implementation) in enumerate(running):
         dying = [v for v in node.reads if v not in keep and last_use[v] == i]
         dying += [v for v in node.writes if v not in keep and v not in last_use]
         on_host = not hosted.isdisjoint(node.writes)
-        reads = tuple(
-            slot_of(name, on_host or implementation.reads_on_host(position))
+        wanted = [
+            (name, on_host or implementation.reads_on_host(position))
             for position, name in enumerate(_trimmed(node.inputs))
-        )
+        ]
+        reads = tuple(slot_of(name, there) for name, there in wanted)
+        on_device.update(node.captures, (name for name, there in wanted if not there))
         task = Task(node, implementation, scope.opset(node.domain), reads, on_host)
         names = _trimmed(node.outputs)
         writes = tuple(slot_of(name) if name else None for name in names)
         dead = tuple(slot_of(v) for v in dying)
         steps.append(_step(task, writes, dead, slot_of, scope))
         tasks.append(task)
-    return Block(tasks, steps, template, input_slots, output_slots, backend.finish)
+    host_inputs = frozenset(i for i, name in enumerate(inputs) if name not in on_device)
+    return Block(tasks, steps, template, input_slots, output_slots, host_inputs, backend.finish)
 
 
 def _trimmed(names: Sequence[str]) -> tuple[str, ...]:
@@ -210,7 +221,8 @@ def _step(
 ) -> Step:
     node, what = task.node, task.implementation.what
     if task.implementation.kind == "delegate":
-        return _call_step(delegate(node, task.opset), task.reads, writes, dying)
+        call = scope.backend.bind(delegate(node, task.opset), {}, task.on_host)
+        return _call_step(call, task.reads, writes, dying)
     if task.implementation.kind == "function":
         return _function_step(what, task, writes, dying, scope)
     bodies: dict[str, _Body] = {}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final
 
 import onnx
 from onnx.reference import ReferenceEvaluator
 
+from devices.kernels import ALL, Kernel
 from devices.model.model import Node
 
 #: (domain, operator) -> the versions of its schema at which onnx.reference computes what the
@@ -31,8 +31,8 @@ def is_delegated(domain: str, op_type: str, opset: int) -> bool:
     return schema.since_version in versions
 
 
-def delegate(node: Node, opset: int) -> Callable[..., Any]:
-    """Return a function of the inputs of a node without bodies that runs it in onnx.reference."""
+def delegate(node: Node, opset: int) -> Kernel:
+    """Return what runs a node without bodies in onnx.reference, its attributes bound."""
     names = [f"input_{i}" if name else "" for i, name in enumerate(node.inputs)]
     outputs = [f"output_{i}" for i in range(len(node.outputs))]
     proto = onnx.NodeProto()
@@ -50,8 +50,8 @@ def delegate(node: Node, opset: int) -> Callable[..., Any]:
     imports = [onnx.helper.make_opsetid(node.domain, opset)]
     evaluator = ReferenceEvaluator(onnx.helper.make_model(graph, opset_imports=imports))
 
-    def run(*inputs: Any) -> tuple[Any, ...]:
+    def run(xp: Any, *inputs: Any) -> tuple[Any, ...]:
         feeds = {n: v for n, v in zip(names, inputs, strict=False) if n and v is not None}
         return tuple(evaluator.run(None, feeds))
 
-    return run
+    return Kernel(node.domain, node.op_type, opset, run, host=(ALL,))

@@ -12,7 +12,7 @@ import onnx
 from devices.cpu.backend import NUMPY, ArrayBackend
 from devices.cpu.delegate import is_delegated
 from devices.cpu.extensions import extension_kernels
-from devices.kernels import KERNELS, Kernel
+from devices.kernels import ALL, KERNELS, Kernel
 from devices.model.attributes import attribute_value, bodies
 from devices.model.extension import Operator
 from devices.model.functions import (
@@ -79,6 +79,8 @@ class Implementation:
 
     kind: Literal["literal", "kernel", "function", "delegate"]
     what: Any = None
+    #: The library whose arrays a kernel computes on.
+    library: str = NUMPY.name
 
     def reads_on_host(self, position: int) -> bool:
         """Whether the input there is wanted in the host's memory."""
@@ -88,7 +90,7 @@ class Implementation:
     def label(self) -> str:
         """The implementation's name in the runtime model."""
         if isinstance(self.what, Kernel):
-            return f"numpy:{self.what.function.__name__}"
+            return f"{self.library}:{self.what.function.__name__}"
         if isinstance(self.what, onnx.FunctionProto):
             return f"function:{self.what.name}"
         return "delegated to onnx.reference" if self.kind == "delegate" else self.kind
@@ -158,7 +160,8 @@ def _check_kernel(
     for name, graph in bodies(node.proto):
         if refusal := _first_refusal(graph.node, scope):
             return Refusal(refusal.code, f"in {name} of {operator}: {refusal.message}")
-    return Implementation("kernel", kernel)
+    on_host = kernel.host == (ALL,)
+    return Implementation("kernel", kernel, NUMPY.name if on_host else scope.backend.name)
 
 
 def _function(

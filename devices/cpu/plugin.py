@@ -34,7 +34,7 @@ class CPUPlugin(Plugin):
     name: ClassVar[str] = "CPU"
     rank: ClassVar[int] = 90
     #: What its kernels compute with.
-    backend: ClassVar[ArrayBackend] = NUMPY
+    backend: ArrayBackend = NUMPY
     properties: ClassVar[PropertyTable] = COMMON_PROPERTIES.extended(
         *OPTIONAL_PROPERTIES.values(),
         Property(
@@ -80,7 +80,10 @@ class CPUPlugin(Plugin):
     def load(self, payload: Payload, model: Model, config: Config) -> Program:
         """Make a program from an exported one, without transforming again."""
         return CPUProgram.load(
-            payload, config["INFERENCE_NUM_THREADS"], config["EXTENSIONS"], self.backend
+            payload,
+            config["EXTENSIONS"],
+            threads=config["INFERENCE_NUM_THREADS"],
+            backend=self.backend,
         )
 
     def version(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final, Self
 
 import numpy as np
 import onnx
@@ -70,14 +70,11 @@ class CPUProgram(Program):
         )
 
     @classmethod
-    def load(
-        cls,
-        payload: Payload,
-        threads: int = 0,
-        extensions: Sequence[str] = (),
-        backend: ArrayBackend = NUMPY,
-    ) -> CPUProgram:
-        """Make a program from what `export` gave, as transformed then, or raise BlobError."""
+    def load(cls, payload: Payload, extensions: Sequence[str] = (), **options: Any) -> Self:
+        """Make a program from what `export` gave, as transformed then, or raise BlobError.
+
+        `options` are the constructor's.
+        """
         header = payload.header
         if header.get("format") != _FORMAT:
             raise BlobError(
@@ -88,7 +85,7 @@ class CPUProgram(Program):
         try:
             proto.ParseFromString(header["graph"])
             model = _model(proto, header["covers"], payload)
-            return cls(allowed_extensions(model, extensions), threads, backend)
+            return cls(allowed_extensions(model, extensions), **options)
         except (DecodeError, KeyError, TypeError, ValueError) as error:
             raise BlobError(f"damaged CPU payload: {error}. Compile the model again.") from error
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import sqrt
 
-from devices.kernels.element_types import Array, Xp, element_type
+from devices.kernels.element_types import Array, Xp, element_type, is_on_host
 from devices.kernels.precision import wide
 from devices.kernels.reduction import reduce_max, reduce_sum
 from devices.kernels.registry import op
@@ -213,8 +213,10 @@ def rotary_embedding_23(
     rotated = rotary_embedding_dim or x.shape[3]
     x, cos, sin = wide(xp, x, cos_cache, sin_cache)
     if position_ids is not None:
-        if position_ids.size and not 0 <= int(position_ids.min()) <= int(position_ids.max()) < len(
-            cos
+        if (
+            is_on_host(position_ids)
+            and position_ids.size
+            and not 0 <= int(position_ids.min()) <= int(position_ids.max()) < len(cos)
         ):
             raise IndexError(f"a position id is outside the caches' {len(cos)} rows")
         cos, sin = cos[position_ids], sin[position_ids]

@@ -40,6 +40,15 @@ def is_string(array: Array) -> bool:
     return array.dtype.kind in "OUST"
 
 
+def is_on_host(array: Array) -> bool:
+    """Tell whether the host can look at an element, or whether any are odd, without waiting.
+
+    A kernel that only looks whether its inputs are in range leaves that out elsewhere: the host
+    would wait for all that the device was given to do before.
+    """
+    return bool(array.device == "cpu")
+
+
 def zeros(xp: Xp, shape: int | Sequence[int], dtype: Any) -> Array:
     """Return an array of zeros; of empty strings where the elements are strings."""
     return xp.full(shape, "", dtype=object) if dtype.kind in "OUST" else xp.zeros(shape, dtype)

@@ -8,7 +8,15 @@ from __future__ import annotations
 import math
 from functools import reduce
 
-from devices.kernels.element_types import Array, Kernel, Xp, in_float32, is_float, same_type
+from devices.kernels.element_types import (
+    Array,
+    Kernel,
+    Xp,
+    in_float32,
+    is_float,
+    is_on_host,
+    same_type,
+)
 from devices.kernels.registry import op
 
 #: Operator, first opset, and the function of one array that computes it.
@@ -118,7 +126,8 @@ def power(xp: Xp, x: Array, y: Array) -> Array:
     """Return x to the power y, in x's element type."""
     if is_float(x):
         # Squares and cubes are most of the powers in models, and ten times cheaper as products.
-        exponent = y.item() if y.size == 1 and y.ndim <= x.ndim else None
+        alone = y.size == 1 and y.ndim <= x.ndim and is_on_host(y)
+        exponent = y.item() if alone else None
         if exponent == 2:
             return xp.multiply(x, x)
         if exponent == 3:
@@ -130,8 +139,9 @@ def power(xp: Xp, x: Array, y: Array) -> Array:
     if is_float(y):
         return xp.power(x.astype(xp.float64), y.astype(xp.float64)).astype(x.dtype)
     # Of negative integer powers only those of 1 and -1 are not fractions, which truncate to zero.
-    if y.dtype.kind == "i" and bool((y < 0).any()):
-        if bool(((x == 0) & (y < 0)).any()):
+    looking = is_on_host(x) and is_on_host(y)
+    if y.dtype.kind == "i" and (not looking or bool((y < 0).any())):
+        if looking and bool(((x == 0) & (y < 0)).any()):
             raise ValueError("an integer zero is raised to a negative power")
         odd = xp.where(y % 2 == 0, 1, x)
         fraction = xp.where(xp.absolute(x) == 1, odd, 0)
@@ -330,5 +340,5 @@ def _ratio(rational: tuple[tuple[float, ...], tuple[float, ...]], x: Array) -> A
 
 
 def _refuse_zero(xp: Xp, divisor: Array) -> None:
-    if not bool(xp.all(divisor)):
+    if is_on_host(divisor) and not bool(xp.all(divisor)):
         raise ValueError(f"division of {divisor.dtype} by zero: the divisor holds a 0")

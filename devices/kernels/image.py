@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import product
 
 from devices.kernels.axes import axes_of
-from devices.kernels.element_types import Array, Xp, in_float32, is_string, zeros
+from devices.kernels.element_types import Array, Xp, in_float32, is_on_host, is_string, zeros
 from devices.kernels.registry import op
 
 
@@ -222,7 +222,7 @@ def _roi_samples(
 
 def check_batch(entries: Array, size: int) -> None:
     """Raise IndexError unless each batch index is in 0..size-1."""
-    if entries.size and not (entries.min() >= 0 and entries.max() < size):
+    if is_on_host(entries) and entries.size and not (entries.min() >= 0 and entries.max() < size):
         raise IndexError(f"a batch index is out of range for a batch of {size}")
 
 

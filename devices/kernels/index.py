@@ -6,13 +6,17 @@ import math
 from typing import Any
 
 from devices.kernels.axes import axis_of
-from devices.kernels.element_types import Array, Xp, element_type, is_string, zeros
+from devices.kernels.element_types import Array, Xp, element_type, is_on_host, is_string, zeros
 from devices.kernels.registry import op
 
 
 def check_indices(indices: Array, size: int, what: str = "index") -> None:
-    """Raise IndexError unless every index is in -size..size-1."""
-    if indices.size and not (-size <= indices.min() and indices.max() < size):
+    """Raise IndexError unless every index is in -size..size-1, where the host can look."""
+    if (
+        is_on_host(indices)
+        and indices.size
+        and not (-size <= indices.min() and indices.max() < size)
+    ):
         bad = indices.max() if indices.max() >= size else indices.min()
         raise IndexError(f"{what} {int(bad)} is out of range for a dimension of {size}")
 
@@ -20,7 +24,7 @@ def check_indices(indices: Array, size: int, what: str = "index") -> None:
 def from_start(xp: Xp, indices: Array, size: int) -> Array:
     """Return checked indices, negative ones counted from the start, as int64."""
     check_indices(indices, size)
-    if indices.size and indices.min() < 0:
+    if not is_on_host(indices) or (indices.size and indices.min() < 0):
         indices = xp.where(indices < 0, indices + size, indices)
     return indices.astype(xp.int64, copy=False)
 
@@ -62,7 +66,7 @@ def gather(xp: Xp, data: Array, indices: Array, *, axis: int = 0) -> Array:
     """Take the slices along `axis` that `indices` names."""
     axis = axis_of(axis, data.ndim)
     check_indices(indices, data.shape[axis])
-    if indices.ndim == 0:
+    if indices.ndim == 0 and is_on_host(indices):
         return data[(*(slice(None),) * axis, int(indices), ...)]
     return xp.take(data, indices, axis=axis)
 
@@ -148,7 +152,11 @@ def reverse_sequence(
     steps, batch = x.shape[time_axis], x.shape[batch_axis]
     if sequence_lens.shape != (batch,):
         raise ValueError(f"sequence_lens of shape {sequence_lens.shape} is not ({batch},)")
-    if batch and not (sequence_lens.min() >= 0 and sequence_lens.max() <= steps):
+    if (
+        is_on_host(sequence_lens)
+        and batch
+        and not (sequence_lens.min() >= 0 and sequence_lens.max() <= steps)
+    ):
         raise ValueError(f"sequence_lens must be from 0 to the {steps} time steps")
     time = xp.arange(steps)[:, None]
     source = xp.where(time < sequence_lens, sequence_lens - 1 - time, time)
@@ -227,7 +235,8 @@ def _top_k(xp: Xp, x: Array, k: int, axis: int, *, largest: bool) -> tuple[Array
     keys = xp.moveaxis(x, axis, -1)
     if keys.dtype.kind == "V":
         keys = keys.astype(xp.float32)
-    indices = _few_best(xp, keys, k, largest) if 0 < 4 * k < size else None
+    few = 0 < 4 * k < size and is_on_host(keys)
+    indices = _few_best(xp, keys, k, largest) if few else None
     if indices is None:
         indices = _order(xp, keys, largest)[..., :k]
     indices = xp.moveaxis(indices, -1, axis)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from devices.kernels.element_types import Array, Xp
+from devices.kernels.element_types import Array, Xp, is_on_host
 from devices.kernels.precision import wide
 from devices.kernels.registry import op
 
@@ -20,7 +20,7 @@ def _negative_log_likelihood(
     known = (target >= 0) & (target < classes)
     counted = None if ignore_index is None else target != ignore_index
     wrong = ~known if counted is None else ~known & counted
-    if bool(wrong.any()):
+    if is_on_host(wrong) and bool(wrong.any()):
         raise IndexError(
             f"a target is outside [0, {classes})"
             + ("" if ignore_index is None else f" and is not ignore_index {ignore_index}")

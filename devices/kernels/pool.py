@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 from math import prod
 
-from devices.kernels.element_types import Array, Xp, in_float32
+from devices.kernels.element_types import Array, Xp, in_float32, is_on_host
 from devices.kernels.registry import op
 from devices.kernels.window import Window, per_axis, sliding_window
 
@@ -251,7 +251,11 @@ def max_unpool_9(
     ]
     shape = (*x.shape[:2], *spatial)
     places = indices.reshape(-1)
-    if places.size and (int(places.min()) < 0 or int(places.max()) >= prod(shape)):
+    if (
+        is_on_host(places)
+        and places.size
+        and (int(places.min()) < 0 or int(places.max()) >= prod(shape))
+    ):
         raise IndexError(f"an index is outside the {prod(shape)} elements of output {shape}")
     y = xp.zeros(prod(shape), x.dtype)
     y[places] = x.reshape(-1)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from devices.kernels.element_types import Array, Xp
+from devices.kernels.element_types import Array, Xp, is_on_host
 from devices.kernels.precision import wide
 from devices.kernels.registry import op
 
@@ -123,9 +123,12 @@ def _layer(
         b = xp.zeros((directions, 2 * gates * hidden), x.dtype)
     if lengths is not None:
         lengths = xp.asarray(lengths)
-        if lengths.shape != (batch,) or bool(((lengths < 0) | (lengths > steps)).any()):
+        looking = is_on_host(lengths)
+        if lengths.shape != (batch,) or (
+            looking and bool(((lengths < 0) | (lengths > steps)).any())
+        ):
             raise ValueError(f"sequence_lens must be {batch} numbers from 0 to {steps}")
-        if bool((lengths == steps).all()):
+        if looking and bool((lengths == steps).all()):
             lengths = None
     return _Layer(
         x, w, r, b[:, : gates * hidden], b[:, gates * hidden :],

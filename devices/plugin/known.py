@@ -39,6 +39,7 @@ KNOWN: Final[Mapping[str, KnownDevice]] = {
     "CPU": KnownDevice("numpy kernels", "pip install hetero"),
     "ORT": KnownDevice("ONNX Runtime on the CPU", "pip install 'hetero[ort]'"),
     "OV": KnownDevice("OpenVINO: CPUs, GPUs, NPUs", "pip install 'hetero[openvino]'"),
+    "GPU": KnownDevice("NVIDIA GPUs, by CuPy on the CPU's kernels", "pip install 'hetero[gpu]'"),
     "ORT_CUDA": _provider("NVIDIA GPUs", "onnxruntime-gpu", "CUDA"),
     "ORT_TENSORRT": _provider("NVIDIA GPUs through TensorRT", "onnxruntime-gpu", "Tensorrt"),
     "ORT_OPENVINO": _provider("OpenVINO", "onnxruntime-openvino", "OpenVINO"),

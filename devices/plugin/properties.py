@@ -175,6 +175,10 @@ class PropertyTable(Mapping[str, Property]):
         """Return a table with `properties` added."""
         return PropertyTable(*self._properties.values(), *properties)
 
+    def without(self, *names: str) -> PropertyTable:
+        """Return a table that lacks some properties."""
+        return PropertyTable(*(p for p in self._properties.values() if p.name not in names))
+
     @property
     def shaping(self) -> tuple[str, ...]:
         """Names of the properties that change what compilation makes."""

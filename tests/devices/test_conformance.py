@@ -11,8 +11,13 @@ from devices.testing import check_device, device_checks
 
 PLUGINS = {
     name: entry
-    for name, entry in load_plugins(["tests.examples.third_party_plugin:DensePlugin"]).items()
-    if name in ("CPU", "ORT", "OV", "NULL", "DENSE") or name.startswith("ORT_")
+    for name, entry in load_plugins(
+        [
+            "tests.examples.third_party_plugin:DensePlugin",
+            "tests.emulated_gpu.plugin:EmulatedGPUPlugin",
+        ]
+    ).items()
+    if name in ("CPU", "ORT", "OV", "NULL", "DENSE", "EGPU") or name.startswith("ORT_")
 }
 #: Where its wheel is not installed, the row of a plugin says so, and other tests look at it.
 ABSENT = {name for name, entry in PLUGINS.items() if name == "OV" and not entry.plugin}

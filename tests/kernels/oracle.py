@@ -19,7 +19,7 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from devices.kernels import KERNELS
-from tests.kernels.strict_namespace import STRICT
+from tests.emulated_gpu.backend import run_on_device, runs_on_device
 
 #: Newest opset that the installed onnx defines.
 NEWEST = onnx.defs.onnx_opset_version()
@@ -84,7 +84,8 @@ def run_kernel(
 ) -> list[Any]:
     """Run our kernel as the executor would; return its outputs as a list.
 
-    Its inputs are read-only, and the array namespace has only what CuPy's has.
+    Its inputs are read-only. It runs on the emulated GPU too, where that has such arrays, and must
+    give the same.
     """
     kernel = KERNELS.find(domain, op_type, opset)
     assert kernel is not None, f"no kernel for {domain}::{op_type} at opset {opset}"
@@ -96,9 +97,15 @@ def run_kernel(
     assert not unknown, f"{op_type} at opset {opset} takes no attribute {sorted(unknown)}"
     reserved = {"n_outputs": n_outputs, "opset": opset, "out": None}
     keywords |= {name: reserved[name] for name in kernel.wants}
+    given = [frozen(value) for value in inputs]
     with np.errstate(all="ignore"):
-        result = kernel.function(STRICT, *(frozen(value) for value in inputs), **keywords)
-    return list(result) if isinstance(result, tuple) else [result]
+        result = kernel.function(np, *given, **keywords)
+        results = list(result) if isinstance(result, tuple) else [result]
+        if runs_on_device(kernel, given, keywords, results):
+            on_device = run_on_device(kernel, given, keywords)
+            for position, (got, wanted) in enumerate(zip(on_device, results, strict=True)):
+                compare(got, wanted, 1e-6, 1e-6, f"{op_type} on the emulated GPU, {position}")
+    return results
 
 
 def one_node_model(

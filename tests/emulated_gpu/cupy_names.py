@@ -1,11 +1,6 @@
-"""A second array namespace for the kernels: numpy's arrays, only the functions that CuPy has."""
+"""What of numpy's interface CuPy has: names that kernels use, and what those do not take."""
 
 from __future__ import annotations
-
-from functools import wraps
-from typing import Any, Final
-
-import numpy as np
 
 #: What kernels use of the namespace; each is in CuPy's reference, under the same name.
 CUPY = frozenset(
@@ -30,28 +25,18 @@ CUPY = frozenset(
 #: Keyword arguments that numpy's function has and CuPy's has not.
 LACKING = {
     name: {"initial", "where"} for name in ("max", "min", "sum", "prod", "mean", "any", "all")
-} | {"einsum": {"out"}, "take_along_axis": {"mode"}, "unique": {"equal_nan", "sorted"}}
+} | {
+    "argsort": {"order", "stable"},
+    "einsum": {"out"},
+    "sort": {"order", "stable"},
+    "take_along_axis": {"mode"},
+    "unique": {"sorted"},
+}
 
+#: Functions after which the host waits for the device, as their results' shapes depend on elements.
+WAITING = frozenset({"nonzero", "unique"})
 
-class StrictNamespace:
-    """Numpy without what CuPy lacks: another name, or another keyword, is an error when reached."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in CUPY:
-            raise AttributeError(f"CuPy's namespace has no {name!r}; add it to CUPY if it has")
-        found = getattr(np, name)
-        if name not in LACKING:
-            return found
-
-        @wraps(found)
-        def limited(*args: Any, **keywords: Any) -> Any:
-            extra = LACKING[name] & keywords.keys()
-            if extra:
-                raise TypeError(f"CuPy's {name} takes no {', '.join(sorted(extra))}")
-            return found(*args, **keywords)
-
-        return limited
-
-
-#: What the kernels' tests run them under.
-STRICT: Final = StrictNamespace()
+#: Ufuncs whose `at` CuPy has.
+IN_PLACE_UFUNCS = frozenset(
+    {"add", "subtract", "maximum", "minimum", "bitwise_and", "bitwise_or", "bitwise_xor"}
+)

@@ -1,0 +1,1 @@
+"""The GPU device: the shared kernels on CuPy's arrays."""

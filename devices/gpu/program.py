@@ -1,0 +1,60 @@
+"""A transformed model on a GPU: the interpreter on arrays of the device's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+
+import numpy as np
+
+from devices.cpu.program import CPUProgram
+from devices.gpu.backend import DeviceBackend
+from devices.gpu.memory import GPUTensor
+from devices.model.model import Model
+from devices.plugin.program import RunContext, Value
+from devices.plugin.remote import RemoteTensor
+
+
+class GPUProgram(CPUProgram):
+    """A model whose constants are on a device; `device` is its name, `device_id` its id.
+
+    Runs at once, in threads of their own, each have a stream.
+    """
+
+    def __init__(self, model: Model, backend: DeviceBackend, device: str, device_id: str) -> None:
+        self._backend = backend
+        self._device = device
+        self._device_id = device_id
+        with backend.working_on(device_id):
+            super().__init__(model, backend=backend)
+            backend.finish()
+
+    def run(self, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:
+        """Compute the outputs; KernelError where a node's inputs break its specification."""
+        backend = self._backend
+        with backend.working_on(self._device_id):
+            begun_s = perf_counter()
+            given = [
+                value.array
+                if isinstance(value, GPUTensor)
+                else value
+                if position in self._block.host_inputs
+                else backend.upload(value)
+                for position, value in enumerate(inputs)
+            ]
+            context.upload_s += perf_counter() - begun_s
+            with np.errstate(all="ignore"):
+                outputs = self._block.run(given, context, profile=context.profile)
+            backend.finish()
+            begun_s = perf_counter()
+            fetched = [backend.download(value) for value in outputs]
+            context.download_s += perf_counter() - begun_s
+        return fetched
+
+    def takes_remote(self, tensor: RemoteTensor) -> bool:
+        """Whether `tensor` is in this device's memory."""
+        return isinstance(tensor, GPUTensor) and tensor.device == self._device
+
+    def close(self) -> None:
+        """Give back the constants' memory."""
+        self._block.release()
