@@ -11,6 +11,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 from devices.errors import HeteroError, InferenceError
@@ -71,6 +72,8 @@ class DeviceLoop:
         self._stages: dict[tuple[str, int], StageOpened] = {}
         #: Clients of deployments that were closed lately.
         self._closed: OrderedDict[str, str] = OrderedDict()
+        #: About how long a run of each stage takes, the last ones counting most.
+        self._usual_s: dict[tuple[str, int], float] = {}
         #: What each thread runs, and since when.
         self._begun: dict[int, tuple[Task, float]] = {}
         self._channel = connect(self.receive)
@@ -114,6 +117,10 @@ class DeviceLoop:
             "overdue_s": overdue_s,
         }
 
+    def usual_s(self, task: Task) -> float:
+        """Return about how long a task takes; one whose like has not run yet may take any time."""
+        return self._usual_s.get((task.request.deployment, task.stage), inf)
+
     def open_stage(self, opened: StageOpened) -> None:
         """Take tasks of a loaded stage; again to change where its outputs go."""
         with self._lock:
@@ -128,6 +135,7 @@ class DeviceLoop:
         with self._lock:
             for key in [key for key in self._stages if key[0] == deployment]:
                 self._closed[deployment] = self._stages.pop(key).client
+                self._usual_s.pop(key, None)
             while len(self._closed) > _REMEMBERED:
                 self._closed.popitem(last=False)
         self.host.unload(deployment)
@@ -192,9 +200,14 @@ class DeviceLoop:
 
     def _run(self, due: Run) -> _Ended:
         (request, number), tensors, runs, ready_s = due
-        stage = self._stages[request.deployment, number]
+        key = request.deployment, number
+        stage = self._stages[key]
         inputs = [tensors[name] for name in stage.inputs]
         outputs, run = self.host.run_stage(request, number, inputs, ready_s=ready_s)
+        took_s = run.ended_s - run.started_s
+        usual_s = self._usual_s.get(key, took_s)
+        if key in self._stages:
+            self._usual_s[key] = usual_s + (took_s - usual_s) / 4
         return _Ended(outputs, (*runs, run))
 
     def _follow(

@@ -23,6 +23,10 @@ from scheduler.events import Run
 #: Seconds that a thread may take to end; one that is stuck in a program ends with the process.
 _JOIN_S: Final = 5.0
 
+#: Seconds above which it pays to have another thread take what is queued behind a task.
+_HAND_OVER_S: Final = 0.0002
+#: Seconds after which a task that was to be shorter is found to be long.
+_WATCH_S: Final = 0.005
 #: Seconds above which a task is long: it pays to receive beside it.
 _LONG_S: Final = 0.001
 #: Seconds after which a wait for messages is begun again.
@@ -94,12 +98,30 @@ class BaseWorkers(ABC):
 
 
 class Workers(BaseWorkers):
-    """Threads of a process whose devices hand tasks to each other."""
+    """Threads of a process whose devices hand tasks to each other.
+
+    While tasks are short one thread runs them all: to wake another takes longer than they do, and
+    then the two take the interpreter's lock from each other. Before a task that is usually long, a
+    thread sees to it that another takes what is queued; where one takes longer than usual, the
+    thread that watches does.
+    """
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._jobs: deque[_Job] = deque()
         self._next = _Next()
+        self._state = threading.Lock()
+        #: Threads that run nothing long, so that they soon take what is queued.
+        self._soon: set[int] = set()
+        #: Threads that were woken and will be among those.
+        self._num_coming = 0
+        #: How many times a thread has looked for a job.
+        self._num_looks = 0
+        #: What wakes threads; False ends one.
+        self._calls: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._is_watched = False
+        self._watch_calls: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._watcher: threading.Thread | None = None
 
     def start(self, loop: DeviceLoop, due: Run) -> None:
         """Have a task run: by the calling thread when it is done here, or by another."""
@@ -109,7 +131,14 @@ class Workers(BaseWorkers):
         if mine.job is None and (mine.anyone or mine.request_id == due.task.request.id):
             mine.job = (loop, due)
         else:
-            self._jobs.put((loop, due))
+            self._put((loop, due))
+
+    def stop(self) -> None:
+        """End the threads, each with what it runs now."""
+        super().stop()
+        if self._watcher is not None:
+            self._watch_calls.put(False)
+            self._watcher.join(timeout=_JOIN_S)
 
     def help_with(self, begin: Callable[[], None]) -> None:
         """Call `begin`, and run the request that it starts in the calling thread while it can."""
@@ -127,18 +156,76 @@ class Workers(BaseWorkers):
             mine.request_id = None
             if mine.job is not None:
                 job, mine.job = mine.job, None
-                self._jobs.put(job)
+                self._put(job)
+
+    def _put(self, job: _Job) -> None:
+        with self._state:
+            self._jobs.append(job)
+            if self._have_taken() or self._is_watched:
+                return
+            self._is_watched = True
+            self._watch_calls.put(True)
+            if self._watcher is None:
+                name = f"{self._name}-watch"
+                self._watcher = threading.Thread(target=self._watch, name=name, daemon=True)
+                self._watcher.start()
+
+    def _have_taken(self) -> bool:
+        """Wake a thread for what is queued, where none will soon look for it; whether it did."""
+        if not self._jobs or self._soon or self._num_coming:
+            return False
+        self._num_coming += 1
+        self._calls.put(True)
+        return True
 
     def _end_one(self) -> None:
-        self._jobs.put(None)
+        self._calls.put(False)
 
     def _work(self) -> None:
-        mine = self._next
+        mine, me = self._next, threading.get_ident()
         mine.anyone = True
-        while (job := self._jobs.get()) is not None:
-            while job is not None:
+        while self._calls.get():
+            with self._state:
+                self._num_coming -= 1
+                self._soon.add(me)
+            while job := self._take(me):
+                if job[0].usual_s(job[1].task) > _HAND_OVER_S:
+                    with self._state:
+                        self._soon.discard(me)
+                        self._have_taken()
                 _run(job)
-                job, mine.job = mine.job, None
+                self._soon.add(me)
+
+    def _take(self, me: int) -> _Job | None:
+        """Return what this thread does next; None, if it is to wait until it is woken."""
+        self._num_looks += 1
+        mine = self._next
+        if (job := mine.job) is not None:
+            mine.job = None
+            return job
+        with self._state:
+            if self._jobs:
+                return self._jobs.popleft()
+            self._soon.discard(me)
+            return None
+
+    def _watch(self) -> None:
+        """While short tasks run, see to it that what is queued behind one is taken in any case."""
+        looks, wait_s = -1, None
+        while True:
+            try:
+                if not self._watch_calls.get(timeout=wait_s):
+                    return
+                looks, wait_s = self._num_looks, _WATCH_S
+            except queue.Empty:
+                before, looks = looks, self._num_looks
+                if before != looks:  # some have ended
+                    continue
+                with self._state:
+                    self._soon.clear()
+                    self._have_taken()
+                    self._is_watched = bool(self._jobs)
+                    wait_s = _WATCH_S if self._is_watched else None
 
 
 class PumpingWorkers(BaseWorkers):

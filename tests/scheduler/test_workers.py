@@ -11,10 +11,13 @@ import pytest
 from devices.errors import InferenceError
 from devices.request.request import Request
 from scheduler import InProcessExecutor, Limits, create_executor
+from scheduler.device import workers
+from scheduler.device.loop import DeviceLoop
 from tests.scheduler.models import chain
 from tests.scheduler.plugins import ToyPlugin, ToyProgram
 
 X = np.arange(4, dtype=np.float32)
+PATIENCE_S = 60.0
 INLINE = Request(inline=True, timeout_s=300)
 
 
@@ -104,3 +107,53 @@ def test_a_caller_that_waits_for_admission_lends_its_thread_only_then(
     for submission in (busy, first, second):
         assert submission.future.result()
     assert all(loop.is_empty for loop in executor._loops.values())
+
+
+def wait_for_each_other(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Have no run end before so many have begun."""
+    barrier = threading.Barrier(count)
+    run = ToyProgram.run
+
+    def met(self: ToyProgram, *arguments: object) -> object:
+        barrier.wait(PATIENCE_S)
+        return run(self, *arguments)  # type: ignore[arg-type]  # whatever it was called with
+
+    monkeypatch.setattr(ToyProgram, "run", met)
+
+
+@pytest.mark.parametrize(("usual_s", "watch_s"), [(60.0, PATIENCE_S), (0.0, 0.001)])
+def test_what_is_queued_behind_a_task_is_run_where_that_is_long_by_custom_or_after_all(
+    usual_s: float,
+    watch_s: float,
+    executor: InProcessExecutor,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(DeviceLoop, "usual_s", lambda self, task: usual_s)
+    monkeypatch.setattr(workers, "_WATCH_S", watch_s)
+    deployments = [executor.deploy(*chain(f"TOY.{i}")) for i in range(3)]
+    wait_for_each_other(monkeypatch, 3)
+    made = [deployment.submit({"x": X}, Request(timeout_s=300)) for deployment in deployments]
+    for submission in made:
+        np.testing.assert_array_equal(submission.future.result().outputs["t0"], X + 1)
+
+
+def test_what_is_queued_behind_short_tasks_is_run_by_their_thread(
+    executor: InProcessExecutor, threads: list[threading.Thread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DeviceLoop, "usual_s", lambda self, task: 0.0)
+    monkeypatch.setattr(workers, "_WATCH_S", PATIENCE_S)
+    deployments = [executor.deploy(*chain(f"TOY.{i}")) for i in range(3)]
+    queued = threading.Event()
+    run = ToyProgram.run
+
+    def held(self: ToyProgram, *arguments: object) -> object:
+        assert queued.wait(PATIENCE_S)
+        return run(self, *arguments)  # type: ignore[arg-type]  # whatever it was called with
+
+    monkeypatch.setattr(ToyProgram, "run", held)
+    made = [deployment.submit({"x": X}, Request(timeout_s=300)) for deployment in deployments]
+    queued.set()
+    for submission in made:
+        assert submission.future.result()
+    assert len(threads) == 3
+    assert len(set(threads)) == 1
