@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
+from devices.errors import UnsupportedOperationError
+from devices.plugin.registry import renamed
 from devices.plugin.remote import RemoteContext
 from hetero.cache.blob import hetero_version
 from hetero.query.device_choice import check_counts, choose_devices
+from scheduler.device.probe import PluginSpec
 from scheduler.device_names import HETERO, parse_device
 from scheduler.executor import DeviceDescriptor, Executor
+from scheduler.inprocess import InProcessExecutor
 
 
 class HasDevices(ABC):
@@ -17,6 +22,12 @@ class HasDevices(ABC):
 
     #: Plugin -> how many devices of it each node is to offer.
     _device_counts: Mapping[str, int]
+    #: Plugins besides the installed ones.
+    _plugins: tuple[PluginSpec, ...]
+    #: Set once the first device is needed.
+    _executor: Executor | None
+    _kind: str
+    _lock: threading.RLock
 
     @property
     @abstractmethod
@@ -61,6 +72,67 @@ class HasDevices(ABC):
         by_name = {d.name: d for d in self.device_descriptors}
         found = {by_name[n].plugin: by_name[n].version for n in self.resolve_devices(device_name)}
         return {HETERO: hetero_version(), **found} if parse_device(device_name).hetero else found
+
+    def register_plugin(self, plugin: PluginSpec, device_name: str | None = None) -> None:
+        """Offer the devices of a plugin that is not installed.
+
+        Parameters
+        ----------
+        plugin : str or type
+            ``module:attr``, or a subclass of `devices.Plugin`. One that cannot be had is a device
+            with its error, which its first use raises.
+        device_name : str, optional
+            The name of its devices, where it is not to be the plugin's own.
+
+        Raises
+        ------
+        ArgumentError
+            Another plugin has that name.
+        UnsupportedOperationError
+            The devices of a cluster are in use: register plugins before the first call that needs
+            one.
+        """
+        if device_name is not None:
+            plugin = (
+                f"{device_name}={plugin}"
+                if isinstance(plugin, str)
+                else renamed(plugin, device_name)
+            )
+        with self._lock:
+            executor = self.executor if self._kind == "inprocess" else self._executor
+            if isinstance(executor, InProcessExecutor):
+                executor.add_plugin(plugin)
+            elif executor is not None:
+                raise UnsupportedOperationError(
+                    "register_plugin: the devices of the cluster are in use. Register plugins "
+                    "before the first call that needs a device."
+                )
+            self._plugins = (*self._plugins, plugin)
+
+    def unload_plugin(self, device_name: str) -> None:
+        """Let go of a plugin: what it holds is made anew for models compiled from now on.
+
+        Models made before keep working.
+
+        Parameters
+        ----------
+        device_name : str
+            The plugin's name.
+
+        Raises
+        ------
+        UnknownDeviceError, PluginLoadError
+            For a plugin that is not there, or is broken.
+        UnsupportedOperationError
+            Devices are a cluster's.
+        """
+        executor = self.executor if self._kind == "inprocess" else None
+        if not isinstance(executor, InProcessExecutor):
+            raise UnsupportedOperationError(
+                "unload_plugin: the devices of a cluster are loaded by its nodes. Close this Core "
+                "and make another."
+            )
+        executor.unload_plugin(device_name)
 
     def create_context(self, device_name: str) -> RemoteContext:
         """Return a device's memory: its tensors stay in the device's process between requests.

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from devices.errors import ClusterError, HeteroError, PropertyError
+from devices.errors import ArgumentError, ClusterError, HeteroError, PropertyError
 from devices.model.model import Model
 from devices.plugin.program import ExecutedNode, Payload
-from devices.plugin.registry import close_plugins, load_plugins
+from devices.plugin.registry import PluginEntry, close_plugins, find_plugin, load_plugins
 from devices.plugin.remote import RemoteContext
 from devices.plugin.support import Support
 from scheduler.channels.channel import Channel, Receiver
@@ -136,9 +136,11 @@ class InProcessExecutor:
     ) -> None:
         self._counts = dict(devices or {})
         self._plugins = tuple(plugins)
-        self._loaded: dict[str, Any] | None = None
+        self._loaded: dict[str, PluginEntry] | None = None
         self._probed: dict[str, DeviceDescriptor] | None = None
         self._loops: dict[str, DeviceLoop] = {}
+        #: What was unloaded goes on for the stages that it has.
+        self._unloaded: list[tuple[PluginEntry, list[DeviceLoop]]] = []
         self._switchboard = Switchboard()
         self._workers = Workers("stages")
         memory = RemoteMemory("remote-memory", self._switchboard.connect)
@@ -149,7 +151,7 @@ class InProcessExecutor:
         self._closed = False
 
     @property
-    def _entries(self) -> dict[str, Any]:
+    def _entries(self) -> dict[str, PluginEntry]:
         """The plugins, loaded on first use."""
         with self._lock:
             if self._loaded is None:
@@ -168,6 +170,35 @@ class InProcessExecutor:
     def devices(self) -> tuple[DeviceDescriptor, ...]:
         """Return every device, and every plugin that is broken."""
         return tuple(self._descriptors.values())
+
+    def add_plugin(self, spec: PluginSpec) -> None:
+        """Offer the devices of one more plugin; one that cannot be had is a row with its error.
+
+        Raises ArgumentError: another plugin has its name.
+        """
+        with self._lock:
+            found = load_plugins([spec], entry_points=False)
+            if taken := found.keys() & self._entries.keys():
+                close_plugins(found.values())
+                raise ArgumentError(
+                    f"plugin {spec!r} is called {', '.join(taken)}, as another is; register it "
+                    "under a name of its own."
+                )
+            self._entries.update(found)
+            self._probed = None
+
+    def unload_plugin(self, name: str) -> None:
+        """Let go of a plugin and make it anew; models made before keep the old one.
+
+        Raises UnknownDeviceError, PluginLoadError: there is none, or it is broken.
+        """
+        with self._lock:
+            plugin = find_plugin(self._entries, name)
+            of_plugin = [n for n, row in self._descriptors.items() if row.plugin == plugin.name]
+            entry = self._entries[plugin.name]
+            self._entries[plugin.name] = replace(entry, plugin=type(plugin)())
+            loops = [self._loops.pop(n) for n in of_plugin if n in self._loops]
+            self._unloaded.append((entry, loops))
 
     def query(self, device: str, model: Model, config: Mapping[str, Any] | None = None) -> Support:
         """Ask a device which nodes of `model` it runs."""
@@ -238,8 +269,11 @@ class InProcessExecutor:
         """Close every deployment, stop the threads, close the plugins; again is harmless."""
         with self._lock:
             self._closed = True
-            plugins, self._loaded = self._loaded or {}, {}
+            plugins, self._loaded = list((self._loaded or {}).values()), {}
             loops, self._loops = list(self._loops.values()), {}
+            for plugin, of_plugin in self._unloaded:
+                plugins.append(plugin)
+                loops += of_plugin
         for deployment in self._deployments:
             deployment.close()
         self._deployments.memory.close()
@@ -255,10 +289,11 @@ class InProcessExecutor:
             if self._closed:
                 raise ClusterError("the executor is closed; make a new one.")
             if descriptor.name not in self._loops:
-                plugin = self._entries[descriptor.plugin].plugin
+                # Devices that were unloaded have addresses too.
+                address = f"{descriptor.name}/{len(self._unloaded)}"
                 self._loops[descriptor.name] = DeviceLoop(
-                    DeviceHost(descriptor, plugin),
-                    partial(self._switchboard.connect, descriptor.name),
+                    DeviceHost(descriptor, find_plugin(self._entries, descriptor.plugin)),
+                    partial(self._switchboard.connect, address),
                     self._workers.start,
                 )
             return self._loops[descriptor.name]
@@ -266,4 +301,6 @@ class InProcessExecutor:
     def _count_streams(self) -> None:
         """Have as many threads as stages may run at once."""
         with self._lock:
-            self._workers.keep(sum(loop.num_streams for loop in self._loops.values()))
+            unloaded = (loop for _, loops in self._unloaded for loop in loops)
+            loops = (*self._loops.values(), *unloaded)
+            self._workers.keep(sum(loop.num_streams for loop in loops))

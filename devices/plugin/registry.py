@@ -11,7 +11,7 @@ import difflib
 import importlib
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
@@ -58,8 +58,8 @@ def load_plugins(
     Parameters
     ----------
     specs : sequence of str or type
-        More plugins than the installed ones: ``module:attr`` or Plugin subclasses. They come
-        after the installed ones.
+        More plugins than the installed ones: ``module:attr``, ``NAME=module:attr`` for one under
+        another name, or Plugin subclasses. They come after the installed ones.
     entry_points : bool
         Whether installed plugins are wanted.
 
@@ -76,7 +76,8 @@ def load_plugins(
             _add(entries, entry)
     for spec in specs:
         if isinstance(spec, str):
-            found = _entries(None, spec, partial(_resolve, spec))
+            name, _, target = spec.rpartition("=")
+            found = _entries(name or None, spec, partial(_resolve, target, name))
         else:
             origin = f"{spec.__module__}:{spec.__qualname__}"
             found = _entries(None, origin, partial(_itself, spec))
@@ -112,9 +113,9 @@ def find_plugin(entries: Mapping[str, PluginEntry], device: str) -> Plugin:
     return entry.plugin
 
 
-def close_plugins(entries: Mapping[str, PluginEntry]) -> None:
+def close_plugins(entries: Iterable[PluginEntry]) -> None:
     """Close every plugin that was loaded; what one raises is logged, and the others still end."""
-    for entry in entries.values():
+    for entry in entries:
         if entry.plugin is not None:
             try:
                 entry.plugin.close()
@@ -134,7 +135,12 @@ def _installed() -> list[metadata.EntryPoint]:
     ]
 
 
-def _resolve(text: str) -> object:
+def renamed(plugin: type[Plugin], name: str) -> type[Plugin]:
+    """Return a plugin under another name."""
+    return type(plugin.__name__, (plugin,), {"name": name, "__doc__": plugin.__doc__})
+
+
+def _resolve(text: str, name: str = "") -> object:
     module, separator, attribute = text.partition(":")
     if not separator or not module or not attribute:
         raise PluginLoadError(
@@ -144,7 +150,7 @@ def _resolve(text: str) -> object:
     found: object = importlib.import_module(module)
     for part in attribute.split("."):
         found = getattr(found, part)
-    return found
+    return renamed(found, name) if name and isinstance(found, type) else found
 
 
 def _itself(cls: type[Plugin]) -> object:

@@ -1,0 +1,155 @@
+"""Plugins that come and go while a Core lives; a Core that many threads use at once."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import hetero
+from devices.errors import (
+    ArgumentError,
+    PluginLoadError,
+    UnknownDeviceError,
+    UnsupportedOperationError,
+)
+from tests.devices.networks import DOUBLE, X
+from tests.examples.third_party_plugin import DensePlugin
+
+DENSE = "tests.examples.third_party_plugin:DensePlugin"
+
+
+@pytest.fixture
+def core():
+    with hetero.Core("inprocess") as core:
+        yield core
+
+
+@pytest.mark.parametrize("plugin", [DENSE, DensePlugin])
+@pytest.mark.parametrize("name", [None, "DENSE2"])
+def test_a_registered_plugin_has_devices(core, plugin, name):
+    before = core.available_devices
+    core.register_plugin(plugin, name)
+    name = name or "DENSE"
+    assert core.available_devices == [*before, name]
+    compiled = core.compile_model(DOUBLE, f"HETERO:{name}")
+    np.testing.assert_array_equal(compiled(X)[0], X * 2)
+    assert compiled.get_property("EXECUTION_DEVICES") == (name,)
+    assert set(core.get_versions(f"HETERO:CPU,{name}")) == {"HETERO", "CPU", name}
+
+
+def test_one_plugin_under_several_names(core):
+    core.register_plugin(DENSE)
+    core.register_plugin(DENSE, "OTHER")
+    model = core.compile_model(DOUBLE, "HETERO:OTHER,DENSE")
+    assert model.get_property("EXECUTION_DEVICES") == ("OTHER",)
+    for plugin, name in ((DENSE, None), (DENSE, "OTHER"), (DensePlugin, "CPU")):
+        with pytest.raises(ArgumentError, match="a name of its own"):
+            core.register_plugin(plugin, name)
+    np.testing.assert_array_equal(core.compile_model(DOUBLE, "DENSE")(X)[0], X * 2)
+
+
+@pytest.mark.parametrize(
+    ("plugin", "name", "error"),
+    [
+        ("no.such.module:Plugin", "MISSING", "No module named"),
+        ("tests.examples.third_party_plugin", "MISSING", "module:attr"),
+        (DENSE, "WITH.DOT", "must not contain dot"),
+    ],
+)
+def test_what_cannot_be_loaded_is_a_row_and_says_so_at_its_first_use(core, plugin, name, error):
+    core.register_plugin(plugin, name)
+    (row,) = (row for row in core.device_descriptors if row.name == name)
+    assert error in row.error
+    if "." not in name:
+        with pytest.raises(PluginLoadError, match=error):
+            core.compile_model(DOUBLE, name)
+
+
+def test_a_plugin_that_was_unloaded_is_made_anew_and_what_it_made_goes_on():
+    made = []
+
+    class Counted(DensePlugin):
+        def __init__(self):
+            super().__init__()
+            made.append(self)
+            self.closed = False
+
+        def close(self):
+            self.closed = True
+
+    with hetero.Core("inprocess", plugins=[Counted]) as core:
+        compiled = core.compile_model(DOUBLE, "DENSE")
+        request = compiled.create_infer_request()
+        for _ in range(2):
+            core.unload_plugin("DENSE")
+            later = core.compile_model(DOUBLE, "DENSE")
+            for model in (compiled, later):
+                np.testing.assert_array_equal(model(X)[0], X * 2)
+        np.testing.assert_array_equal(request.infer(X)[0], X * 2)
+        assert [plugin.closed for plugin in made] == [False] * 3
+        with pytest.raises(UnknownDeviceError, match="'NOBODY'"):
+            core.unload_plugin("NOBODY")
+    assert all(plugin.closed for plugin in made)
+
+
+def test_a_core_on_ray_keeps_what_is_registered_for_its_start():
+    core = hetero.Core()
+    core.register_plugin(DENSE, "OTHER")
+    assert core._plugins == (f"OTHER={DENSE}",)
+    core._executor = object()
+    with pytest.raises(UnsupportedOperationError, match="before the first"):
+        core.register_plugin(DENSE)
+    with pytest.raises(UnsupportedOperationError, match="its nodes"):
+        core.unload_plugin("CPU")
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_plugin_of_another_name_on_a_cluster():
+    with hetero.Core() as core:
+        core.register_plugin(DENSE, "OTHER")
+        compiled = core.compile_model(DOUBLE, "OTHER")
+        np.testing.assert_array_equal(compiled(X)[0], X * 2)
+
+
+def test_eight_threads_use_one_core_for_everything(core):
+    """Each does 200 things: they meet in every combination."""
+    core.register_plugin(DENSE)
+    shared = core.compile_model(DOUBLE, "HETERO:DENSE,CPU", affinity={"*": "DENSE"})
+    together = threading.Barrier(8, timeout=300)
+
+    def use(thread):
+        together.wait()
+        for i in range(thread, thread + 200):
+            match i % 10:
+                case 0:
+                    np.testing.assert_array_equal(shared(X + i)[0], (X + i) * 2)
+                case 1:
+                    core.set_property("CPU", {"NUM_STREAMS": 1 + i % 3})
+                case 2:
+                    assert core.get_property("CPU", "NUM_STREAMS") in (1, 2, 3)
+                case 3:
+                    assert not core.query_model(DOUBLE, "HETERO:DENSE,CPU").unsupported
+                case 4:
+                    compiled = core.compile_model(DOUBLE, "HETERO:CPU,DENSE")
+                    np.testing.assert_array_equal(compiled(X)[0], X * 2)
+                    compiled.close()
+                case 5:
+                    request = shared.create_infer_request()
+                    request.start_async(X)
+                    request.wait()
+                    np.testing.assert_array_equal(request.results[0], X * 2)
+                case 6 if i < 100:
+                    core.register_plugin(DENSE, f"T{thread}I{i}")
+                case 7:
+                    core.unload_plugin("DENSE")
+                case 8:
+                    again = core.import_model(shared.export_model())
+                    np.testing.assert_array_equal(again(X)[0], X * 2)
+                case 9:
+                    assert {"CPU", "DENSE"} <= set(core.available_devices)
+                    assert core.get_versions("CPU")
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(use, range(8)))
