@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 
 from devices.model.model import Model
+from devices.model.variables import variables_of
 from devices.plugin.support import Support
 from hetero.affinity.affinity import NO_PINS, Affinity, follows, readers
 from hetero.planning.cost.costs import Costs, DeviceCosts, Line, Time
@@ -254,20 +255,31 @@ def _weights(model: Model, positions: Sequence[int]) -> list[float]:
 def _groups(
     task: Task, index: Mapping[str, int], times: np.ndarray, pins: Mapping[str, str]
 ) -> list[list[int]]:
-    """Colocation groups: what the user wants, and what a device runs as one.
+    """Colocation groups: what the user wants, what a device runs as one, and who shares a state.
 
     Nodes that a device fuses stay together where that forbids no device and breaks no pin: between
-    them their times would not be what was measured.
+    them their times would not be what was measured. So do those that read a state and the one that
+    makes its next value: else it would cross once more for each request.
     """
     groups = [
         [index[n] for n in nodes if n in index] for nodes in task.constraints.colocation.values()
     ]
     given = {i for group in groups for i in group}
-    for device in task.devices:
-        for names in task.costs.devices[device].fused:
-            group = [index[n] for n in names if n in index]
-            support = {np.isfinite(times[i]).tobytes() for i in group}
-            together = len(support) == 1 and len({pins.get(n) for n in names}) == 1
-            if together and not given.intersection(group):
-                groups.append(group)
+    wishes = [names for device in task.devices for names in task.costs.devices[device].fused]
+    for names in (*wishes, *_sharing_state(task.model)):
+        group = [index[n] for n in names if n in index]
+        support = {np.isfinite(times[i]).tobytes() for i in group}
+        together = len(support) == 1 and len({pins.get(n) for n in names}) == 1
+        if together and not given.intersection(group):
+            groups.append(group)
     return [g for g in groups if len(g) > 1]
+
+
+def _sharing_state(model: Model) -> list[list[str]]:
+    """Return for each state the nodes that read it, and the one that makes its next value."""
+    found = []
+    for read, made in variables_of(model):
+        maker = model.producers.get(made.name)
+        positions = (*model.consumers.get(read.name, ()), *(() if maker is None else (maker,)))
+        found.append([model.nodes[p].name for p in dict.fromkeys(positions)])
+    return found

@@ -13,11 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx.parser import parse_model
 
 import hetero
 from devices.errors import AffinityError, PlanError, PropertyError, UnsupportedNodesError
 from devices.model.model import Model, Node
 from devices.model.reader import read_model
+from devices.model.variables import with_states
 from devices.null.plugin import NullPlugin
 from devices.plugin.support import Refusal
 from hetero.affinity.affinity import Affinity
@@ -250,6 +252,21 @@ def test_what_devices_fuse_stays_together() -> None:
     given = costs(model, times, fused=(("n1", "n2", "n3"),))
     report = choose(task(model, given), Choice(seconds=0.2))
     assert len({report.affinity[n] for n in ("n1", "n2", "n3")}) == 1
+
+
+def test_who_reads_a_state_and_who_makes_it_share_a_device() -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    stateful (float[n] x, float[n] past) => (float[n] y, float[n] present)
+    { a = Add (x, past) b = Neg (a) c = Exp (b) present = Neg (c) e = Exp (present) y = Neg (e) }"""
+    plain = read_model(parse_model(text))
+    times = {d: dict.fromkeys(plain.node_names, 1e-3) for d in ("A", "B")}
+    ends = []
+    for model in (plain, with_states(plain, {"past": "present"})):
+        given = costs(model, times, wire=Line(1e-5, 0.0, "measured"))
+        affinity = choose(task(model, given), Choice(seconds=0.2)).affinity
+        assert set(affinity.values()) == {"A", "B"}
+        ends.append(affinity["a"] == affinity["present"])
+    assert ends == [False, True]
 
 
 def test_fragments_are_given_back() -> None:
