@@ -92,7 +92,11 @@ class DeviceBackend(ArrayBackend):
             return value
         if isinstance(value, list):
             return [self.download(item) for item in value]
-        return self.to_host(value) if hasattr(value, "dtype") else value
+        return self.to_host(value) if self.is_on_device(value) else value
+
+    def is_on_device(self, value: Value) -> bool:
+        """Whether a value is one array in a device's memory."""
+        return hasattr(value, "dtype") and not isinstance(value, np.ndarray | np.generic)
 
     def bind(
         self, kernel: Kernel, keywords: Mapping[str, Any], on_host: bool

@@ -27,6 +27,7 @@ class GPUPlugin(CPUPlugin):
 
     name: ClassVar[str] = "GPU"
     rank: ClassVar[int] = 10
+    leaves_outputs: ClassVar[bool] = True
     properties: ClassVar[PropertyTable] = CPUPlugin.properties.without(
         "INFERENCE_NUM_THREADS"
     ).extended(

@@ -9,7 +9,7 @@ import numpy as np
 
 from devices.cpu.program import CPUProgram
 from devices.gpu.backend import DeviceBackend
-from devices.gpu.memory import GPUTensor
+from devices.gpu.memory import GPUContext, GPUTensor
 from devices.model.model import Model
 from devices.plugin.program import RunContext, Value
 from devices.plugin.remote import RemoteTensor
@@ -23,8 +23,8 @@ class GPUProgram(CPUProgram):
 
     def __init__(self, model: Model, backend: DeviceBackend, device: str, device_id: str) -> None:
         self._backend = backend
-        self._device = device
         self._device_id = device_id
+        self._memory = GPUContext(backend, device, device_id)
         with backend.working_on(device_id):
             super().__init__(model, backend=backend)
             backend.finish()
@@ -47,13 +47,18 @@ class GPUProgram(CPUProgram):
                 outputs = self._block.run(given, context, profile=context.profile)
             backend.finish()
             begun_s = perf_counter()
-            fetched = [backend.download(value) for value in outputs]
+            fetched = [
+                GPUTensor(self._memory, value)
+                if position in context.left and backend.is_on_device(value)
+                else backend.download(value)
+                for position, value in enumerate(outputs)
+            ]
             context.download_s += perf_counter() - begun_s
         return fetched
 
     def takes_remote(self, tensor: RemoteTensor) -> bool:
         """Whether `tensor` is in this device's memory."""
-        return isinstance(tensor, GPUTensor) and tensor.device == self._device
+        return isinstance(tensor, GPUTensor) and tensor.device == self._memory.device
 
     def close(self) -> None:
         """Give back the constants' memory."""

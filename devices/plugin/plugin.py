@@ -46,6 +46,8 @@ class Plugin(ABC):
     automatic: ClassVar[bool] = True
     #: Whether outputs are what the model says; a device that simulates gives others.
     computes: ClassVar[bool] = True
+    #: Whether its programs leave outputs in the device's memory where `RunContext.left` says so.
+    leaves_outputs: ClassVar[bool] = False
     #: Place in a bare ``HETERO``, lower first: accelerators 10, fast runtimes 40, fallbacks 90.
     rank: ClassVar[int] = 50
 

@@ -35,6 +35,9 @@ class RunContext:
         tell from the run itself.
     infer_s : float
         Seconds of the run itself, once it has ended.
+    left : frozenset of int
+        Positions of outputs that nobody wants on the host: a program of a plugin that
+        `leaves_outputs` may return each as a RemoteTensor.
     """
 
     profile: bool = False
@@ -42,6 +45,7 @@ class RunContext:
     upload_s: float = 0.0
     infer_s: float = 0.0
     download_s: float = 0.0
+    left: frozenset[int] = frozenset()
     _is_cancelled: bool = False
     #: What `sleep` waits on; made by the first, as most runs never sleep.
     _woken: threading.Event | None = None
@@ -198,8 +202,9 @@ class Program(ABC):
         Returns
         -------
         sequence of values
-            One for each output port; host arrays that the program will not touch again. Those
-            that share memory with an input, a constant or one another are copied by the caller.
+            One for each output port; host arrays that the program will not touch again, but for
+            what `context` says may be left. Those that share memory with an input, a constant or
+            one another are copied by the caller.
         """
 
     def takes_remote(self, tensor: RemoteTensor) -> bool:

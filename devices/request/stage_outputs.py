@@ -11,6 +11,7 @@ from devices.errors import InferenceError
 from devices.model.model import Model
 from devices.model.tensor_spec import TensorSpec
 from devices.plugin.program import Value
+from devices.plugin.remote import RemoteTensor
 
 
 class _Expected(NamedTuple):
@@ -82,7 +83,7 @@ def _expected(port: TensorSpec) -> _Expected | None:
 
 
 def _fits(value: Value, expected: _Expected) -> bool:
-    if not isinstance(value, np.ndarray):
+    if not isinstance(value, np.ndarray | RemoteTensor):
         return False
     dtype, rank, sizes, fixed = expected
     if value.dtype != dtype and not (dtype.kind == "O" and value.dtype.kind in "UST"):

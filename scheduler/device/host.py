@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -48,6 +48,11 @@ class DeviceHost:
         self._idle = threading.Condition(self._lock)
         #: How many wait for runs to end.
         self._num_unloading = 0
+
+    @property
+    def leaves_outputs(self) -> bool:
+        """Whether outputs may stay in a memory of the device's own."""
+        return self._plugin.leaves_outputs
 
     def ping(self) -> int:
         """Return the id of the process that the device lives in."""
@@ -101,11 +106,13 @@ class DeviceHost:
         inputs: Sequence[Value],
         *,
         ready_s: float | None = None,
+        left: Collection[str] = (),
     ) -> tuple[dict[str, Value], StageRun]:
         """Run a stage once; return its outputs by name, and how it went.
 
         `inputs`: in port order.
         `ready_s`: when its last input was there, by this node's monotonic clock.
+        `left`: outputs that may be left in the device's memory.
         Raises HeteroError: what the plugin raised on purpose.
         Raises InferenceError, naming stage, device and cause, for whatever else it raised.
         """
@@ -114,6 +121,9 @@ class DeviceHost:
         try:
             compiled = self._stage(request.deployment, stage)
             context.profile = request.profile or compiled.profiles
+            if left:
+                names = enumerate(compiled.output_names)
+                context.left = frozenset(i for i, name in names if name in left)
             if request in self._cancelled:
                 raise RequestCancelledError(
                     f"request {request.id}, attempt {request.attempt}: cancelled before stage "

@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping
 
-import numpy as np
-
 from devices.errors import DeviceMemoryError, HeteroError, TensorError
 from devices.model.tensor_spec import element_type_name
 from devices.plugin.program import Value
@@ -101,4 +99,4 @@ class KeptTensors:
 
 
 def _described(value: Value) -> Value:
-    return [element_type_name(value.dtype), list(np.shape(value))]
+    return [element_type_name(value.dtype), list(value.shape)]

@@ -16,9 +16,12 @@ from typing import Final
 
 from devices.errors import HeteroError, InferenceError
 from devices.plugin.program import Value
+from devices.plugin.remote import RemoteTensor
 from devices.request.answer import StageRun
+from devices.request.request import Request
 from scheduler import events
 from scheduler.channels.channel import Channel, Receiver
+from scheduler.channels.memory import read_only
 from scheduler.channels.messages import (
     Dropped,
     Failure,
@@ -64,6 +67,7 @@ class DeviceLoop:
         start: Callable[[DeviceLoop, Run], None],
     ) -> None:
         self.host = host
+        self._leaves_outputs = host.leaves_outputs
         self._kept = KeptTensors(host.descriptor)
         self._machine = DeviceMachine()
         self._start = start
@@ -159,7 +163,7 @@ class DeviceLoop:
             case Dropped(request):
                 event = events.AttemptDropped(request)
             case Keep() | Give():
-                self._kept.answer(message, self._channel.send)
+                self._kept.answer(message, self._send)
                 return
             case Free(keys):
                 self._kept.free(keys)
@@ -203,12 +207,34 @@ class DeviceLoop:
         key = request.deployment, number
         stage = self._stages[key]
         inputs = [tensors[name] for name in stage.inputs]
-        outputs, run = self.host.run_stage(request, number, inputs, ready_s=ready_s)
+        left = self._left(request, stage) if self._leaves_outputs else ()
+        outputs, run = self.host.run_stage(request, number, inputs, ready_s=ready_s, left=left)
         took_s = run.ended_s - run.started_s
         usual_s = self._usual_s.get(key, took_s)
         if key in self._stages:
             self._usual_s[key] = usual_s + (took_s - usual_s) / 4
         return _Ended(outputs, (*runs, run))
+
+    def _left(self, request: Request, stage: StageOpened) -> set[str]:
+        """Return the outputs of a stage that nobody wants outside the device."""
+        sends = stage.sends.get(request.route, ())
+        inside = {name for s in sends if s.address == self.address for name in s.tensors}
+        outside = {name for s in sends if s.address != self.address for name in s.tensors}
+        outside.update(name for name in stage.outputs if name not in request.keep)
+        return {*inside, *request.keep} - outside
+
+    def _send(self, address: str, message: Message) -> None:
+        """Send a message; values in the device's memory are copied to the host for others."""
+        if not self._leaves_outputs or not isinstance(message, Values):
+            self._channel.send(address, message)
+        elif address == self.address:
+            self.receive(message._replace(tensors=read_only(message.tensors)))
+        else:
+            tensors = {
+                name: value.to_host() if isinstance(value, RemoteTensor) else value
+                for name, value in message.tensors.items()
+            }
+            self._channel.send(address, message._replace(tensors=tensors))
 
     def _follow(
         self, instructions: Sequence[DeviceInstruction], ended: _Ended | None = None
@@ -230,7 +256,7 @@ class DeviceLoop:
                     ended.runs = ()
                 tensors = {name: ended.outputs[name] for name in send.tensors}
                 target = Task(task.request, send.stage)
-                self._channel.send(send.address, Values(target, tensors, ended.runs))
+                self._send(send.address, Values(target, tensors, ended.runs))
             case events.Report() if ended:
                 stage = self._stages[task.request.deployment, task.stage]
                 tensors = {name: ended.outputs[name] for name in stage.outputs}

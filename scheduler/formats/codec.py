@@ -23,6 +23,7 @@ import msgpack
 import numpy as np
 
 from devices.errors import BlobError
+from devices.plugin.remote import RemoteTensor
 from scheduler.formats.msgpack_check import unpack
 from scheduler.formats.value_tree import TreeReader, TreeWriter
 
@@ -124,6 +125,8 @@ def nbytes_of(value: Any) -> int:
         return sum(map(nbytes_of, value.values()))
     if isinstance(value, list | tuple):
         return sum(map(nbytes_of, value))
+    if isinstance(value, RemoteTensor):
+        return value.nbytes
     return 0 if value is None else 8
 
 

@@ -23,6 +23,7 @@ from tests.cpu.models import make_model, run_onnxruntime
 from tests.emulated_gpu.array import WAITS
 from tests.emulated_gpu.backend import COPIES
 from tests.emulated_gpu.plugin import EmulatedGPUPlugin
+from tests.hetero.stateful_models import running_sum
 from tests.random_affinity import random_affinity
 
 FOLDER = Path(__file__).parents[1] / "backend_suite"
@@ -214,6 +215,36 @@ def test_a_network_cut_at_random_gives_the_same(core: hetero.Core, seed: int) ->
     device = "HETERO:EGPU.0,EGPU.1,CPU"
     with core.compile_model(model, device, affinity=pins) as compiled:
         np.testing.assert_allclose(compiled(inputs)[0], *run_onnxruntime(proto, inputs))
+
+
+def test_an_output_stays_on_the_device_for_its_next_stage_there(core: hetero.Core) -> None:
+    """Only what another device reads goes through the host."""
+    model = parsed("""
+        around (float[3, 4] x) => (float[3, 4] y) {
+            a = Exp (x)
+            small = ReduceMax <keepdims = 1> (a)
+            there = Sqrt (small)
+            y = Add (a, there)
+        }
+    """)
+    pins = {"there": "CPU"}
+    with core.compile_model(model, "HETERO:EGPU,CPU", affinity=pins) as compiled:
+        assert [s.device for s in compiled.subgraphs] == ["EGPU.0", "CPU", "EGPU.0"]
+        COPIES.clear()
+        np.testing.assert_allclose(compiled(X)[0], *run_onnxruntime(model, {"x": X}), rtol=1e-5)
+    assert dict(COPIES) == {"upload": 2, "download": 2}, "x and `there` in, `small` and y out"
+
+
+def test_a_state_stays_on_the_device_between_runs(core: hetero.Core) -> None:
+    with core.compile_model(running_sum(), "EGPU", states={"before": "after"}) as compiled:
+        request = compiled.create_infer_request()
+        x = np.ones(3, np.float32)
+        request.infer(x)
+        COPIES.clear()
+        assert [request.infer(x)[0][0] for _ in range(3)] == [4, 6, 8]
+        assert dict(COPIES) == {"upload": 3, "download": 3}, "x in and y out"
+        (state,) = request.query_state()
+        np.testing.assert_array_equal(state.state.data, x * 4)
 
 
 def test_without_cupy_there_is_a_row_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
