@@ -37,12 +37,11 @@ def check(
     return ours
 
 
-def prepared(nodes: Sequence[NodeProto], x: np.ndarray, constants: dict[str, Any]) -> list[Any]:
-    """Return the nodes of ChannelsLastConv that the device makes of these."""
+def transformed(nodes: Sequence[NodeProto], x: np.ndarray, constants: dict[str, Any]) -> list[Any]:
+    """Return the nodes that the device makes of these."""
     plugin = CPUPlugin()
     model = read_model(make_model(nodes, {"x": x}, ["y"], constants))
-    transformed = plugin.transform_model(model, plugin.effective_config())
-    return [node for node in transformed.nodes if node.op_type == "ChannelsLastConv"]
+    return list(plugin.transform_model(model, plugin.effective_config()).nodes)
 
 
 def conv(c: int, m: int, kernel: Sequence[int], group: int = 1) -> dict[str, np.ndarray]:
@@ -88,7 +87,7 @@ def test_a_convolution_by_winograd_gives_what_onnx_runtime_gives(
         helper.make_node("Relu", ["c"], ["y"]),
     ]
     x, constants = values(n, 32, *size), conv(32, 24, (3, 3))
-    (node,) = prepared(nodes, x, constants)
+    (node,) = transformed(nodes, x, constants)
     assert node.attributes["winograd"] in (2, 4)
     check(nodes, x, constants)
 
@@ -188,3 +187,31 @@ def test_a_convolution_of_wrong_channels_says_what_it_wants() -> None:
         dim.ClearField("value")
     with pytest.raises(ValueError, match="1 groups of 3 channels wanted"):
         run_cpu(model, {"x": values(1, 5, 6, 6)})
+
+
+@pytest.mark.parametrize("first", ["Conv", "Relu"], ids=["channels last", "channels first"])
+def test_shuffled_channels_are_one_operator(first: str) -> None:
+    nodes = [
+        helper.make_node(first, ["x", "w"] if first == "Conv" else ["x"], ["c"]),
+        helper.make_node("Reshape", ["c", "groups"], ["g"]),
+        helper.make_node("Transpose", ["g"], ["t"], perm=[0, 2, 1, 3, 4]),
+        helper.make_node("Reshape", ["t", "whole"], ["y"]),
+    ]
+    constants: dict[str, Any] = {"w": values(6, 6, 1, 1)} if first == "Conv" else {}
+    constants |= {"groups": np.array([2, 3, 2, 4, 5]), "whole": np.array([2, 6, 4, 5])}
+    x = values(2, 6, 4, 5)
+    kinds = [node.op_type for node in transformed(nodes, x, constants)]
+    assert kinds == ["ChannelsLastConv" if first == "Conv" else "Relu", "ChannelShuffle"]
+    check(nodes, x, constants)
+
+
+def test_a_transposition_of_other_axes_is_no_shuffle() -> None:
+    nodes = [
+        helper.make_node("Reshape", ["x", "groups"], ["g"]),
+        helper.make_node("Transpose", ["g"], ["t"], perm=[0, 2, 1, 3, 4]),
+        helper.make_node("Reshape", ["t", "whole"], ["y"]),
+    ]
+    constants = {"groups": np.array([2, 6, 4, 1, 5]), "whole": np.array([2, 6, 4, 5])}
+    x = values(2, 6, 4, 5)
+    assert [node.op_type for node in transformed(nodes, x, constants)][1] == "Transpose"
+    check(nodes, x, constants)

@@ -14,11 +14,19 @@ import numpy as np
 
 #: Elements that one inner loop of numpy should have: fewer cost more for the loop than for them.
 ROW = 2048
+#: Up to as many channels, copying them one by one is faster than numpy's copy of pixels.
+_FEW_CHANNELS = 8
 
 
 def pixels(x: np.ndarray) -> np.ndarray:
     """Return x (N, C, H, W) as a contiguous array (N, H, W, C): a view where it lies so."""
-    return np.ascontiguousarray(x.transpose(0, 2, 3, 1))
+    last = x.transpose(0, 2, 3, 1)
+    if x.shape[1] > _FEW_CHANNELS or last.flags.c_contiguous:
+        return np.ascontiguousarray(last)
+    y = np.empty(last.shape, x.dtype)
+    for channel in range(x.shape[1]):
+        y[..., channel] = x[:, channel]
+    return y
 
 
 def is_last(x: np.ndarray) -> bool:
@@ -47,12 +55,11 @@ def windows(
     x: np.ndarray, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int],
     output: Sequence[int],
 ) -> np.ndarray:  # fmt: skip
-    """Return a view (N, *output, *kernel, C) of what each window of x (N, H, W, C) reads."""
+    """Return a view (N, *output, *kernel, C) of what windows of contiguous x (N, H, W, C) read."""
     n, row, column, channel = x.strides
+    shape = (x.shape[0], *output, *kernel, x.shape[3])
     steps = [row * strides[0], column * strides[1], row * dilations[0], column * dilations[1]]
-    return np.lib.stride_tricks.as_strided(
-        x, (x.shape[0], *output, *kernel, x.shape[3]), (n, *steps, channel), writeable=False
-    )
+    return np.ndarray(shape, x.dtype, x, 0, (n, *steps, channel))
 
 
 @cache
@@ -66,6 +73,9 @@ def row_of(value: float, dtype: np.dtype) -> np.ndarray:
 def with_row(operation: np.ufunc, y: np.ndarray, row: np.ndarray) -> None:
     """Apply ``y = operation(y, row)`` to contiguous y again and again along its memory."""
     flat = y.reshape(-1)
+    if flat.size <= row.size:
+        operation(flat, row[: flat.size], out=flat)
+        return
     whole = flat.size // row.size * row.size
     main, rest = flat[:whole].reshape(-1, row.size), flat[whole:]
     operation(main, row, out=main)

@@ -134,7 +134,10 @@ def _by_columns(
     n, height, width, _ = y.shape
     group, depth, m = w.shape
     reads = windows(_read(x, window), window.kernel, window.strides, window.dilations, y.shape[1:3])
-    reads = reads.reshape(*reads.shape[:5], group, -1).transpose(5, 0, 1, 2, 3, 4, 6)
+    if group > 1:
+        reads = reads.reshape(*reads.shape[:5], group, -1).transpose(5, 0, 1, 2, 3, 4, 6)
+    else:
+        reads = reads[None]
     out = y.reshape(n * height, width, group, m)
     each = group * (depth + m) * width * x.itemsize
     step = max(-(-_FEWEST_PIXELS // width), _BLOCK_BYTES // each, 1)
@@ -144,27 +147,25 @@ def _by_columns(
         for first in range(0, height, rows):
             part = reads[:, image : image + images, first : first + rows]
             block = slice(image * height + first, image * height + first + prod(part.shape[1:3]))
-            products = out[block].reshape(-1, group, m)
             columns = part.reshape(group, -1, depth)
             if group == 1:
-                np.matmul(columns[0], w[0], out=products[:, 0])
+                np.matmul(columns[0], w[0], out=out[block].reshape(-1, m))
             else:
-                np.matmul(columns, w, out=products.transpose(1, 0, 2))
+                np.matmul(columns, w, out=out[block].reshape(-1, group, m).transpose(1, 0, 2))
             finish(block)
 
 
 def _by_channel(x: np.ndarray, w: np.ndarray, window: Window, y: np.ndarray) -> None:
     """Convolve each channel by itself: sums of pixels times weights (kh, kw, C)."""
     n, height, width, c = y.shape
-    reads = windows(_read(x, window), window.kernel, window.strides, window.dilations, y.shape[1:3])
+    x = _read(x, window)
+    reads = windows(x, window.kernel, window.strides, window.dilations, y.shape[1:3])
     if window.strides[1] > 1:
         np.einsum("nhwijc,ijc->nhwc", reads, w, out=y)
         return
     # The pixels of a row are one run of memory, for weights repeated for each pixel.
-    lines = np.lib.stride_tricks.as_strided(
-        reads, (n, height, *window.kernel, width * c),
-        (*reads.strides[:2], *reads.strides[3:]), writeable=False,
-    )  # fmt: skip
+    shape = (n, height, *window.kernel, width * c)
+    lines = np.ndarray(shape, x.dtype, x, 0, (*reads.strides[:2], *reads.strides[3:]))
     weights = np.broadcast_to(w[:, :, None], (*window.kernel, width, c))
     weights = weights.reshape(*window.kernel, -1)
     np.einsum("nhijx,ijx->nhx", lines, weights, out=y.reshape(n, height, -1))

@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from devices.cpu.transforms.channel_shuffle import fuse_channel_shuffle
 from devices.cpu.transforms.channels_last import prepare_convolutions
 from devices.cpu.transforms.constant_folding import fold_constants
 from devices.cpu.transforms.conv_activation import fuse_conv_activation
@@ -57,6 +58,7 @@ PASSES: Final = (
 #: The same, and what the host's own kernels want.
 HOST_PASSES: Final = (
     *PASSES,
+    Pass(fuse_channel_shuffle),
     Pass(prepare_convolutions, oldest_opset=0),
     Pass(remove_dead_nodes, oldest_opset=0),
 )
