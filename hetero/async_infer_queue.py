@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar
 
 from devices.errors import ArgumentError, ArgumentTypeError, DeadlineError, RequestBusyError
 from devices.request.infer_request import InferRequest, check_callback
+from devices.request.results import Results
 from devices.request.run import LONGEST_S, Run
 from hetero.compiled_model import CompiledModel
 from hetero.deployed_model import DeployedModel
@@ -49,6 +52,10 @@ class _Job(InferRequest):
         run = self._run
         return run is not None and run.callback_thread == threading.get_ident()
 
+    def begin(self, timeout_s: float | None, inputs: Any) -> Callable[[], Future[Results]]:
+        """Start a run that the queue's callback does not hear of; return what makes its future."""
+        return partial(self._future_of, self._start(inputs, None, False, timeout_s))
+
     def _end(self, run: Run) -> None:
         super()._end(run)
         with self._shared.changed:
@@ -67,6 +74,13 @@ def _finished(job: weakref.ref[_Job], shared: _Shared, userdata: Any) -> None:
         shared.error = shared.error or error
     finally:
         shared.calling_back.discard(thread)
+
+
+async def _ended(running: dict[asyncio.Future[Results], Any]) -> list[tuple[Any, Results]]:
+    """Return those that have ended of what runs, waiting for one, and take them out."""
+    await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+    ended = [future for future in running if future.done()]
+    return [(running.pop(future), future.result()) for future in ended]
 
 
 class AsyncInferQueue:
@@ -153,15 +167,44 @@ class AsyncInferQueue:
         RequestBusyError
             A callback of this queue would have to wait for a job.
         """
-        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-        while True:
-            job = self._jobs[self._idle_job(deadline_s)]
-            left_s = None if deadline_s is None else deadline_s - time.monotonic()
-            try:
-                job.start_async(inputs, userdata, share_inputs, timeout_s=left_s)
-            except RequestBusyError:  # another thread took it
-                continue
-            return
+        self._begin(
+            lambda job, left_s: job.start_async(inputs, userdata, share_inputs, timeout_s=left_s),
+            timeout_s,
+        )
+
+    async def stream(
+        self, requests: Iterable[tuple[Any, Any]], *, timeout_s: float | None = None
+    ) -> AsyncIterator[tuple[Any, Results]]:
+        """Run requests, as many at once as there are jobs: ``async for name, results in ...``.
+
+        Parameters
+        ----------
+        requests : iterable of (userdata, inputs)
+            As for `start_async`. The next is taken once a job is idle. The queue's callback is not
+            called.
+        timeout_s : float, optional
+            Seconds that each may take, waiting for a job included.
+
+        Yields
+        ------
+        userdata, Results
+            As the requests end. The first that fails ends the others, and is raised.
+        """
+        running: dict[asyncio.Future[Results], Any] = {}
+        try:
+            for userdata, inputs in requests:
+                while len(running) >= len(self):
+                    for pair in await _ended(running):
+                        yield pair
+                start = partial(_Job.begin, inputs=inputs)
+                begun = await asyncio.to_thread(self._begin, start, timeout_s)
+                running[asyncio.wrap_future(begun())] = userdata
+            while running:
+                for pair in await _ended(running):
+                    yield pair
+        finally:
+            for left in running:
+                left.cancel()
 
     def is_ready(self) -> bool:
         """Whether a job is idle, so that `start_async` would not wait."""
@@ -183,6 +226,17 @@ class AsyncInferQueue:
         error, self._shared.error = self._shared.error, None
         if error is not None:
             raise error
+
+    def _begin(self, start: Callable[[_Job, float | None], T], timeout_s: float | None) -> T:
+        """Start a request on an idle job, waiting until there is one."""
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            job = self._jobs[self._idle_job(deadline_s)]
+            left_s = None if deadline_s is None else deadline_s - time.monotonic()
+            try:
+                return start(job, left_s)
+            except RequestBusyError:  # another thread took it
+                continue
 
     def _idle_job(self, deadline_s: float | None) -> int:
         return self._wait(self._first_idle, deadline_s)

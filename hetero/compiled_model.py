@@ -181,6 +181,35 @@ class CompiledModel(BaseCompiledModel):
         """Return the memory of the device that takes the first inputs."""
         return self.target.context()
 
+    def run(
+        self,
+        output_names: Sequence[str] | None,
+        input_feed: Mapping[str, Any],
+        *,
+        timeout_s: float | None = None,
+    ) -> list[Value]:
+        """Run once and return some outputs: what ONNX Runtime's sessions call ``run``.
+
+        Parameters
+        ----------
+        output_names : sequence of str or None
+            The outputs that are wanted, in this order; None for all.
+        input_feed : mapping of str to value
+            One for each input.
+        timeout_s : float, optional
+            Seconds until the answer must be there; what its run options are for.
+
+        Raises
+        ------
+        TensorNameError
+            There is no such output, or not these inputs.
+        """
+        ports = self.outputs if output_names is None else [*map(self.output, output_names)]
+        results = self.create_infer_request().infer(
+            input_feed, share_inputs=True, timeout_s=timeout_s
+        )
+        return [results[port] for port in ports]
+
     def get_property(self, name: str) -> Any:
         """Return a property of the compiled model, or of its devices.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -45,6 +46,7 @@ class _DeviceRun:
 
     future: Future[Answer]
     context: RunContext
+    request_id: int
     #: Returns its story.
     story: Callable[[], list[StoryLine]]
     waited_s: float = 0.0
@@ -94,6 +96,7 @@ class CompiledModel(BaseCompiledModel):
         self.output_names: Final = tuple(port.name for port in model.outputs)
         self._received = StageOutputs(model, self.device)
         self._closed = False
+        self._request_ids = itertools.count(1)
         # Without a request of its own, as in a plan, a model starts none of their threads.
         streams = configuration.get("NUM_STREAMS")
         self._runs = ThreadPoolExecutor(streams, f"{device}-device")
@@ -187,7 +190,7 @@ class CompiledModel(BaseCompiledModel):
             future = self._runs.submit(self._answer, inputs, context, begun_s, ready_s)
             story = [StoryLine(begun_s, 1, f"submitted to {self.device}")]
             future.add_done_callback(partial(_tell_end, story))
-            return _DeviceRun(future, context, story.copy)
+            return _DeviceRun(future, context, next(self._request_ids), story.copy)
         except RuntimeError:  # its threads have ended
             raise self._closed_error() from None
 

@@ -27,14 +27,15 @@ from devices.errors import (
     TensorTypeError,
 )
 from devices.model.tensor_spec import TensorSpec
-from devices.request.answer import Answer, RequestTimes
+from devices.request.answer import Answer
+from devices.request.awaited import Awaited
+from devices.request.has_story import HasStory
 from devices.request.openvino_names import OpenVINONames
 from devices.request.priority import Prioritised
 from devices.request.request import Request
 from devices.request.results import ProfilingInfo, Results
 from devices.request.run import Run, node_times_s, profile_rows
 from devices.request.states import HasStates, RequestStates
-from devices.request.story import told
 from devices.request.target import RequestTarget
 from devices.request.tensor import Tensor
 from devices.request.tensors import RequestTensors
@@ -52,7 +53,7 @@ class State(Enum):
     CANCELLED = "cancelled"
 
 
-class InferRequest(HasStates, OpenVINONames, Prioritised):
+class InferRequest(Awaited, HasStory, HasStates, OpenVINONames, Prioritised):
     """Runs a model, once at a time, synchronously or not.
 
     Parameters
@@ -103,7 +104,7 @@ class InferRequest(HasStates, OpenVINONames, Prioritised):
         RequestBusyError, RequestCancelledError, DeadlineError, InferenceError
             The run was not started, or not finished.
         """
-        run = self._start(inputs, None, share_inputs, timeout_s, call_back=False)
+        run = self._start(inputs, None, share_inputs, timeout_s, inline=True)
         try:
             self._wait_for_end(run)
         except KeyboardInterrupt:
@@ -237,28 +238,6 @@ class InferRequest(HasStates, OpenVINONames, Prioritised):
         return self._latency_s * 1000
 
     @property
-    def times(self) -> RequestTimes:
-        """Where the time of the last run went: admission, stages and the rest, in seconds.
-
-        Raises
-        ------
-        RequestBusyError, RequestNotStartedError
-            It still runs, or never ran.
-        """
-        return self._ended_run("times").times
-
-    def story(self) -> tuple[str, ...]:
-        """Return what happened to the last run so far, line by line.
-
-        Empty before the first run is admitted, and once many later requests have ended.
-
-        Each line says when, in milliseconds since the run was submitted, in which attempt, and
-        what: how it was admitted, started, replayed, answered or failed, and how each stage went.
-        """
-        run = self._run
-        return () if run is None else told(run.story(), run.stage_runs)
-
-    @property
     def profiling_info(self) -> list[ProfilingInfo]:
         """The last run's stages and executed nodes; not run, and 0, without PERF_COUNT."""
         with self._idle("profiling_info"):
@@ -275,6 +254,8 @@ class InferRequest(HasStates, OpenVINONames, Prioritised):
 
     def set_tensor(self, name: str | TensorSpec, tensor: Any) -> None:
         """Read an input from, or write an output to, the given memory from now on.
+
+        An input is not copied: do not write to it while a run is in flight.
 
         Raises
         ------
@@ -353,8 +334,10 @@ class InferRequest(HasStates, OpenVINONames, Prioritised):
 
     def _ended_run(self, what: str) -> Run:
         with self._idle(what):
-            run = self._run
-        if run is None:
+            return self._started_run(what)
+
+    def _started_run(self, what: str) -> Run:
+        if (run := self._run) is None:
             raise RequestNotStartedError(
                 f"a request of model {self._target.name!r} has no {what} before it has run; "
                 "call infer, or start_async and wait."
@@ -362,8 +345,16 @@ class InferRequest(HasStates, OpenVINONames, Prioritised):
         return run
 
     def _start(
-        self, inputs: Any, userdata: Any, share: bool, timeout_s: float | None, *, call_back: bool
+        self,
+        inputs: Any,
+        userdata: Any,
+        share: bool,
+        timeout_s: float | None,
+        *,
+        call_back: bool = False,
+        inline: bool = False,
     ) -> Run:
+        """Start a run; with `inline` its caller does nothing but wait for it."""
         if not isinstance(share, int | np.bool_):
             raise TensorTypeError(
                 f"share_inputs is True or False, got {type(share).__name__}. Give several inputs "
@@ -376,14 +367,14 @@ class InferRequest(HasStates, OpenVINONames, Prioritised):
                 timeout_s=timeout_s,
             )
         with self._lock:
-            self._require_idle("start_async" if call_back else "infer")
+            self._require_idle("infer" if inline else "start_async")
             run = Run(userdata, timeout_s)
             values = self._tensors.collect(inputs, copy=not share)
             run.preprocess_s = time.perf_counter() - run.started
             before, self._run, self._state = self._run, run, State.BUSY
             callback = self._callback if call_back else None
         try:
-            inline = not call_back and timeout_s is None
+            inline = inline and timeout_s is None
             keep = self._tensors.kept
             if self._states.variables:
                 values |= self._states.given(values)
@@ -398,6 +389,7 @@ class InferRequest(HasStates, OpenVINONames, Prioritised):
         with self._lock:
             run.submission = submission
             run.admission_s, run.story = submission.waited_s, submission.story
+            run.request_id = submission.request_id
             stop = self._state is State.CANCELLED
         if stop:
             submission.cancel()
@@ -453,6 +445,8 @@ class InferRequest(HasStates, OpenVINONames, Prioritised):
     def _end(self, run: Run) -> None:
         """Note that a run and its callback have ended, or that it could not be started."""
         run.ended.set()
+        if run.futures:
+            self._hand_to_futures(run)
 
     def _wait_for_end(self, run: Run) -> None:
         if run.timeout_s is None:

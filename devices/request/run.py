@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any, Final, Literal
 
@@ -39,6 +40,9 @@ class Run:
         self.answered = False
         self.taken = threading.Lock()
         self.ended = Signal()
+        #: What waits for it as futures.
+        self.futures: list[Future[Results]] = []
+        self.request_id: int | None = None
         self.callback_thread = 0
         self.preprocess_s = 0.0
         self.postprocess_s = 0.0

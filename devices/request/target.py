@@ -19,6 +19,10 @@ class Submission(Protocol):
     """A run that was handed to a target."""
 
     @property
+    def request_id(self) -> int:
+        """Its number there."""
+
+    @property
     def future(self) -> Future[Answer]:
         """What the run will answer."""
 

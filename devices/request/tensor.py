@@ -29,15 +29,33 @@ class Tensor:
 
     Parameters
     ----------
-    data : array, another value, or an element type
-        Its contents; with a shape, what the elements of new memory are.
+    data : array, another value, an element type, or another tensor
+        Its contents; with a shape, what the elements of new memory are; with the corners of a
+        region, the tensor whose memory is shared.
     shared_memory : bool or sequence of int
-        Whether to hold `data` itself rather than a copy; or the shape of a tensor of zeros.
+        Whether to hold `data` itself rather than a copy; or the shape of a tensor of zeros; or
+        where the region begins, as ``Tensor(image, [0, 8, 8, 0], [1, 24, 24, 3])``.
+    end : sequence of int, optional
+        Where the region ends, exclusive.
+
+    Raises
+    ------
+    TensorShapeError
+        The region is not within the tensor.
     """
 
     __slots__ = ("_data",)
 
-    def __init__(self, data: Any, shared_memory: bool | Sequence[int] = False) -> None:
+    def __init__(
+        self,
+        data: Any,
+        shared_memory: bool | Sequence[int] = False,
+        end: Sequence[int] | None = None,
+    ) -> None:
+        if end is not None and not isinstance(shared_memory, bool):
+            data, shared_memory = _region(data, shared_memory, end), True
+        if isinstance(data, Tensor):
+            data = data.data
         if not isinstance(shared_memory, bool):
             kind = f"tensor({element_type(data)})"
             data, shared_memory = empty_tensor(TensorSpec("", kind, (*shared_memory,))).data, True
@@ -103,6 +121,19 @@ class Tensor:
     def held(self) -> Value:
         """Return the contents as they are, on whatever device."""
         return self._data
+
+
+def _region(tensor: Tensor, begin: Sequence[int], end: Sequence[int]) -> np.ndarray:
+    """Return a view of a part of a tensor."""
+    array = np.asarray(tensor.data)
+    corners = [*zip(begin, end, array.shape, strict=False)]
+    whole = len(begin) == len(end) == array.ndim
+    if not whole or any(not 0 <= first <= last <= size for first, last, size in corners):
+        raise TensorShapeError(
+            f"a tensor of shape {list(array.shape)} has no region from {list(begin)} to "
+            f"{list(end)}; give both corners, a number for each dimension."
+        )
+    return array[tuple(slice(first, last) for first, last, _ in corners)]
 
 
 def empty_tensor(spec: TensorSpec) -> Tensor:

@@ -163,8 +163,8 @@ class RequestTensors:
                 whole = np.concatenate(items, _batch_axis(port))
                 values[port.name] = convert(whole, port, copy=False)
             elif port.name in self._given and (inputs is None or port.name in self._kept):
-                held = self._given[port.name]
-                values[port.name] = convert(held.held(), port, copy=copy)
+                # It is shared, or this request's own from an earlier call.
+                values[port.name] = convert(self._given[port.name].held(), port, copy=False)
             elif port.name not in self._optional:
                 missing.append(port)
         if missing:
