@@ -11,13 +11,19 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 
-class _Graph:
+class Graph:
     """Nodes and weights of a graph under construction."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, dtype: type = np.float32) -> None:
+        self.dtype = dtype
         self.nodes: list[onnx.NodeProto] = []
         self.weights: list[onnx.TensorProto] = []
         self.random = np.random.default_rng(seed)
+
+    @property
+    def element_type(self) -> int:
+        """The TensorProto type of weights and activations."""
+        return helper.np_dtype_to_tensor_dtype(np.dtype(self.dtype))
 
     def add(self, op_type: str, *inputs: str, n_outputs: int = 1, **attributes: object) -> str:
         name = f"{op_type.lower()}_{len(self.nodes)}"
@@ -25,9 +31,10 @@ class _Graph:
         self.nodes.append(helper.make_node(op_type, inputs, outputs, name=name, **attributes))
         return name
 
-    def constant(self, value: object, dtype: type = np.float32) -> str:
+    def constant(self, value: object, dtype: type | None = None) -> str:
         name = f"constant_{len(self.weights)}"
-        self.weights.append(numpy_helper.from_array(np.asarray(value, dtype), name))
+        array = np.asarray(value, dtype or self.dtype)
+        self.weights.append(numpy_helper.from_array(array, name))
         return name
 
     def weight(self, *shape: int) -> str:
@@ -73,7 +80,7 @@ class _Graph:
             self.nodes,
             "network",
             inputs,
-            [helper.make_tensor_value_info(output, TensorProto.FLOAT, None)],
+            [helper.make_tensor_value_info(output, self.element_type, None)],
             self.weights,
         )
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 14)], ir_version=8)
@@ -81,7 +88,7 @@ class _Graph:
 
 def bert(layers: int = 4, width: int = 512, length: int = 128) -> onnx.ModelProto:
     """Return token ids (1, length) -> hidden states: embedding, then post-norm encoder layers."""
-    g = _Graph(seed=1)
+    g = Graph(seed=1)
     ids = helper.make_tensor_value_info("ids", TensorProto.INT64, [1, length])
     x = g.add("Add", g.add("Gather", g.weight(2000, width), "ids"), g.weight(length, width))
     x = g.layer_norm(x, width)
@@ -94,7 +101,7 @@ def bert(layers: int = 4, width: int = 512, length: int = 128) -> onnx.ModelProt
 
 def vit(layers: int = 4, width: int = 384, image: int = 224, patch: int = 16) -> onnx.ModelProto:
     """Return image (1, 3, image, image) -> scores: patches, then pre-norm encoder layers."""
-    g = _Graph(seed=2)
+    g = Graph(seed=2)
     pixels = helper.make_tensor_value_info("pixels", TensorProto.FLOAT, [1, 3, image, image])
     length = (image // patch) ** 2 + 1
     kernel = g.constant(g.random.normal(0, 0.02, (width, 3, patch, patch)))
@@ -114,7 +121,7 @@ def vit(layers: int = 4, width: int = 384, image: int = 224, patch: int = 16) ->
 
 def lstm(length: int = 50, width: int = 256, layers: int = 2) -> onnx.ModelProto:
     """Return sequence (length, 1, width) -> scores: bidirectional layers, then a linear one."""
-    g = _Graph(seed=3)
+    g = Graph(seed=3)
     sequence = helper.make_tensor_value_info("sequence", TensorProto.FLOAT, [length, 1, width])
     x, inputs = "sequence", width
     for _ in range(layers):
