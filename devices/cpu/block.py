@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
 from time import perf_counter
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import onnx
@@ -36,22 +36,39 @@ _ABSENT: Final = 0
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A node that runs, and what runs it; kept beside its step for errors and the runtime model."""
+    """A node that runs, what runs it, and the slots that it reads, writes and reads last.
+
+    It is kept beside its step, which runs it, for whoever runs it otherwise or tells of it.
+    """
 
     node: Node
     implementation: Implementation
     opset: int
     reads: tuple[int, ...]
+    writes: tuple[int | None, ...]
+    dying: tuple[int, ...]
     #: Whether it runs on the host, though the device's memory is elsewhere.
+    on_host: bool
+    #: A kernel as a function of the node's inputs, and its attributes; None for what needs more.
+    call: Callable[..., Any] | None
+    attributes: Mapping[str, Any]
+
+
+class _Place(NamedTuple):
+    """Where a node reads and writes: the part of a `Task` that its step is made from."""
+
+    reads: tuple[int, ...]
+    writes: tuple[int | None, ...]
+    dying: tuple[int, ...]
     on_host: bool
 
 
 class Block:
     """A graph ready to run, re-entrant: each run has its own slots.
 
-    `tasks` and `steps` are the same nodes in execution order; `template` has constants in place and
-    None elsewhere. The graph's captures follow its inputs in `input_slots`. `host_inputs` are the
-    positions of those that only the host reads; `finish` returns once what was begun is done.
+    `tasks` and `steps` are the same nodes in execution order; `template` has constants in place and None elsewhere.
+    The graph's captures follow its inputs in `input_slots`. `host_inputs` are the positions of
+    those that only the host reads; `finish` returns once what was begun is done.
     """
 
     def __init__(
@@ -65,17 +82,17 @@ class Block:
         finish: Callable[[], None],
     ) -> None:
         self.tasks: Final = tuple(tasks)
-        self._steps = tuple(steps)
-        self._template = template
-        self._input_slots: Final = tuple(input_slots)
-        self._output_slots: Final = tuple(output_slots)
+        self.steps = tuple(steps)
+        self.template = template
+        self.input_slots: Final = tuple(input_slots)
+        self.output_slots: Final = tuple(output_slots)
         self.host_inputs: Final = host_inputs
         self._finish: Final = finish
 
     def release(self) -> None:
         """Let go of every constant: there will be no more runs."""
-        self._steps = ()
-        self._template = []
+        self.steps = ()
+        self.template = []
 
     def run(
         self, inputs: Sequence[Value], context: RunContext, *, profile: bool = False
@@ -85,28 +102,35 @@ class Block:
         `profile` records each node's time in the context, which is asked between nodes whether to
         stop.
         """
-        values = self._template.copy()
-        for slot, value in zip(self._input_slots, inputs, strict=True):
+        values = self.template.copy()
+        for slot, value in zip(self.input_slots, inputs, strict=True):
             values[slot] = value
+        return self.resume(values, 0, context, profile=profile)
+
+    def resume(
+        self, values: list[Value], first: int, context: RunContext, *, profile: bool = False
+    ) -> list[Value]:
+        """Compute the outputs from the slots as they are before the task of index `first`."""
         check = context.check_cancelled
-        i = 0
+        i = first
+        steps = self.steps[first:] if first else self.steps
         try:
             if profile:
-                for i, step in enumerate(self._steps):
+                for i, step in enumerate(steps, first):
                     check()
                     start = perf_counter()
                     step(values, context)
                     self._finish()
                     context.record(self.tasks[i].node.name, perf_counter() - start)
             else:
-                for i, step in enumerate(self._steps):  # noqa: B007 - the handler below names it
+                for i, step in enumerate(steps, first):  # noqa: B007 - the handler below names it
                     check()
                     step(values, context)
         except (HeteroError, MemoryError):
             raise
         except Exception as error:
-            raise _kernel_error(self.tasks[i], values, error) from error
-        return [values[slot] for slot in self._output_slots]
+            raise kernel_error(self.tasks[i], values, error) from error
+        return [values[slot] for slot in self.output_slots]
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,14 +216,18 @@ def build_block(
             (name, on_host or implementation.reads_on_host(position))
             for position, name in enumerate(_trimmed(node.inputs))
         ]
-        reads = tuple(slot_of(name, there) for name, there in wanted)
         on_device.update(node.captures, (name for name, there in wanted if not there))
-        task = Task(node, implementation, scope.opset(node.domain), reads, on_host)
         names = _trimmed(node.outputs)
-        writes = tuple(slot_of(name) if name else None for name in names)
-        dead = tuple(slot_of(v) for v in dying)
-        steps.append(_step(task, writes, dead, slot_of, scope))
-        tasks.append(task)
+        place = _Place(
+            tuple(slot_of(name, there) for name, there in wanted),
+            tuple(slot_of(name) if name else None for name in names),
+            tuple(dict.fromkeys(map(slot_of, dying))),
+            on_host,
+        )
+        opset = scope.opset(node.domain)
+        call, attributes, step = _work(node, implementation, opset, place, slot_of, scope)
+        tasks.append(Task(node, implementation, opset, *place, call, attributes))
+        steps.append(step)
     host_inputs = frozenset(i for i, name in enumerate(inputs) if name not in on_device)
     return Block(tasks, steps, template, input_slots, output_slots, host_inputs, backend.finish)
 
@@ -212,19 +240,21 @@ def _trimmed(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(names[:count])
 
 
-def _step(
-    task: Task,
-    writes: tuple[int | None, ...],
-    dying: tuple[int, ...],
+def _work(
+    node: Node,
+    implementation: Implementation,
+    opset: int,
+    place: _Place,
     slot_of: Callable[[str], int],
     scope: Scope,
-) -> Step:
-    node, what = task.node, task.implementation.what
-    if task.implementation.kind == "delegate":
-        call = scope.backend.bind(delegate(node, task.opset), {}, task.on_host)
-        return _call_step(call, task.reads, writes, dying)
-    if task.implementation.kind == "function":
-        return _function_step(what, task, writes, dying, scope)
+) -> tuple[Callable[..., Any] | None, Mapping[str, Any], Step]:
+    """Return a task's call, attributes and step."""
+    what, (reads, writes, dying, on_host) = implementation.what, place
+    if implementation.kind == "delegate":
+        call = scope.backend.bind(delegate(node, opset), {}, on_host)
+        return None, {}, _call_step(call, reads, writes, dying)
+    if implementation.kind == "function":
+        return None, {}, _function_step(what, node, reads, writes, dying, scope)
     bodies: dict[str, _Body] = {}
     keywords: dict[str, Any] = {}
     for attribute in node.proto.attribute:
@@ -235,22 +265,22 @@ def _step(
     if "n_outputs" in what.wants:
         keywords["n_outputs"] = len(writes)
     if "opset" in what.wants:
-        keywords["opset"] = task.opset
-    call = scope.backend.bind(what, keywords, task.on_host)
+        keywords["opset"] = opset
+    call = scope.backend.bind(what, keywords, on_host)
     if bodies:
-        return _body_step(call, bodies, task.reads, writes, dying)
+        return None, {}, _body_step(call, bodies, reads, writes, dying)
     if scope.backend.xp is not np:
-        return _call_step(call, task.reads, writes, dying)
+        return call, keywords, _call_step(call, reads, writes, dying)
     if node.op_type in ("Gemm", "MatMul", "FusedMatMul"):
-        return _call_step(partial(_product, call), task.reads, writes, dying)
+        call = partial(_product, call)
     donors = tuple(
         i
         for i in DONORS.get((node.domain, node.op_type), ())
-        if i < len(task.reads) and task.reads[i] in dying and task.reads.count(task.reads[i]) == 1
+        if i < len(reads) and reads[i] in dying and reads.count(reads[i]) == 1
     )
     if donors and "out" in what.wants and len(writes) == 1 and writes[0] is not None:
-        return _donating_step(call, task.reads, writes[0], dying, donors)
-    return _call_step(call, task.reads, writes, dying)
+        return call, keywords, _donating_step(call, reads, writes[0], dying, donors)
+    return call, keywords, _call_step(call, reads, writes, dying)
 
 
 def _body(graph: onnx.GraphProto, scope: Scope, slot_of: Callable[[str], int]) -> _Body:
@@ -284,7 +314,7 @@ def _call_step(
 
             def one_to_one(values: list[Value], context: RunContext) -> None:
                 result = call(values[read])
-                values[write] = result if type(result) is np.ndarray else _single(result)
+                values[write] = result if type(result) is np.ndarray else single(result)
                 for slot in dying:
                     values[slot] = None
 
@@ -293,14 +323,14 @@ def _call_step(
 
         def many_to_one(values: list[Value], context: RunContext) -> None:
             result = call(*get(values))
-            values[write] = result if type(result) is np.ndarray else _single(result)
+            values[write] = result if type(result) is np.ndarray else single(result)
             for slot in dying:
                 values[slot] = None
 
         return many_to_one
 
     def many_to_many(values: list[Value], context: RunContext) -> None:
-        _store(values, writes, call(*[values[slot] for slot in reads]))
+        store(values, writes, call(*[values[slot] for slot in reads]))
         for slot in dying:
             values[slot] = None
 
@@ -327,7 +357,7 @@ def _donating_step(
     def step(values: list[Value], context: RunContext) -> None:
         inputs = [values[slot] for slot in reads]
         result = call(*inputs, out=donated(inputs, donors))
-        values[write] = result if type(result) is np.ndarray else _single(result)
+        values[write] = result if type(result) is np.ndarray else single(result)
         for slot in dying:
             values[slot] = None
 
@@ -345,7 +375,7 @@ def _body_step(
 
     def step(values: list[Value], context: RunContext) -> None:
         bound = {name: _BoundBody(body, values, context) for name, body in bodies.items()}
-        _store(values, writes, call(*[values[slot] for slot in reads], **bound))
+        store(values, writes, call(*[values[slot] for slot in reads], **bound))
         for slot in dying:
             values[slot] = None
 
@@ -354,15 +384,16 @@ def _body_step(
 
 def _function_step(
     function: onnx.FunctionProto,
-    task: Task,
+    node: Node,
+    reads: tuple[int, ...],
     writes: tuple[int | None, ...],
     dying: tuple[int, ...],
     scope: Scope,
 ) -> Step:
     """A call of a function: its inputs are the node's, absent ones None."""
-    call = task.node.proto
+    call = node.proto
     key = (
-        function_key(task.node),
+        function_key(node),
         *(a.SerializeToString(deterministic=True) for a in call.attribute),
     )
     block = scope.blocks.get(key)
@@ -377,18 +408,18 @@ def _function_step(
         # Functions may call one another: each is built once, however many calls there are.
         if key[0] in scope.functions:
             scope.blocks[key] = block
-    padding = [None] * (len(function.input) - len(task.reads))
+    padding = [None] * (len(function.input) - len(reads))
 
     def step(values: list[Value], context: RunContext) -> None:
-        inputs = [values[slot] for slot in task.reads]
-        _store(values, writes, tuple(block.run([*inputs, *padding], context)))
+        inputs = [values[slot] for slot in reads]
+        store(values, writes, tuple(block.run([*inputs, *padding], context)))
         for slot in dying:
             values[slot] = None
 
     return step
 
 
-def _single(result: Any) -> Value:
+def single(result: Any) -> Value:
     """Return a one-output kernel's result as a value: scalars become arrays of rank 0."""
     if isinstance(result, tuple):
         (result, *_) = result
@@ -397,16 +428,18 @@ def _single(result: Any) -> Value:
     return np.asarray(result, object) if isinstance(result, str | bytes) else result
 
 
-def _store(values: list[Value], writes: tuple[int | None, ...], result: Any) -> None:
+def store(values: list[Value], writes: tuple[int | None, ...], result: Any) -> None:
+    """Put what a kernel returned into the slots of the node's outputs."""
     results = result if isinstance(result, tuple) else (result,)
     if len(results) < len(writes):
         raise ValueError(f"{len(writes)} outputs are named; there are only {len(results)}")
     for slot, value in zip(writes, results, strict=False):
         if slot is not None:
-            values[slot] = _single(value)
+            values[slot] = single(value)
 
 
-def _kernel_error(task: Task, values: list[Value], error: Exception) -> KernelError:
+def kernel_error(task: Task, values: list[Value], error: Exception) -> KernelError:
+    """Return what tells of a failed node: which, on what inputs, and why."""
     node = task.node
     operator = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
     inputs = ", ".join(_described(values[slot]) for slot in task.reads)

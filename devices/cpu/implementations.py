@@ -27,6 +27,12 @@ from devices.plugin.support import Refusal
 
 #: The domain of operators that `transform_model` makes.
 FUSED: Final = "hetero"
+#: Operators whose result is not a function of their inputs, or whose time has no bound: nobody
+#: computes them before the run.
+ONLY_IN_A_RUN: Final = frozenset(
+    ["Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
+     "RandomUniformLike", "Dropout", "Loop"]
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from devices.cpu.backend import NUMPY, ArrayBackend
+from devices.cpu.bindings import Bindings
 from devices.cpu.block import Block, build_block
 from devices.cpu.implementations import Scope
 from devices.cpu.threads import use_threads
@@ -24,7 +25,7 @@ _FORMAT: Final = 1
 
 
 class CPUProgram(Program):
-    """A transformed model interpreted node by node.
+    """A transformed model, interpreted node by node and bound to the input shapes that come.
 
     `threads` is the number of BLAS threads for a run; 0: as many as BLAS started with.
     """
@@ -39,11 +40,15 @@ class CPUProgram(Program):
             constants={name: constant.array for name, constant in model.constants.items()},
             scope=Scope.of_model(model, backend),
         )
+        # Bindings write with numpy's functions, whatever the kernels compute with.
+        self._bindings = Bindings(self._block) if backend.xp is np else None
 
     def run(self, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:
         """Compute the outputs; KernelError where a node's inputs break its specification."""
         use_threads(self._threads)
         with np.errstate(all="ignore"):
+            if self._bindings is not None:
+                return self._bindings.run(inputs, context)
             return self._block.run(inputs, context, profile=context.profile)
 
     def executed_nodes(self) -> tuple[ExecutedNode, ...]:

@@ -269,7 +269,7 @@ def erf_9(xp: Xp, x: Array) -> Array:
 #: atanh(erf(x)) / x as a polynomial of x² on [0, 4], lowest power first: least maximal relative
 #: error of erf (9.5e-8), found by iteratively reweighted least squares (Lawson's method). Beyond 4
 #: it goes on growing, so that tanh of it stays 1, which erf is there in float32.
-_ERF32 = (
+ERF32 = (
     1.128379225730896,
     0.10276905447244644,
     -0.00019182793039362878,
@@ -283,11 +283,11 @@ _ERF32 = (
 @in_float32
 def _erf32(xp: Xp, x: Array) -> Array:
     square = x * x
-    y = square * xp.float32(_ERF32[-1])
-    for coefficient in _ERF32[-2:0:-1]:
+    y = square * xp.float32(ERF32[-1])
+    for coefficient in ERF32[-2:0:-1]:
         y += xp.float32(coefficient)
         y *= square
-    y += xp.float32(_ERF32[0])
+    y += xp.float32(ERF32[0])
     y *= x
     return xp.tanh(y)
 

@@ -14,10 +14,10 @@ from devices.kernels.element_types import Array, Kernel, Xp, in_float32, is_floa
 from devices.kernels.registry import op
 
 #: Elements up to which adding one by one, in vector lanes, is as exact as float32 needs.
-_SHORT_ROW = 4096
+SHORT_ROW = 4096
 
 #: Elements up to which finding the greatest's position takes less time than the greatest.
-_TINY_ROW = 512
+TINY_ROW = 512
 
 #: Reduces an array over axes (None: all), keeping them as ones or not.
 _Reduce = Callable[[Xp, Array, tuple[int, ...] | None, bool], Array]
@@ -60,7 +60,7 @@ def reduce_sum(xp: Xp, data: Array, axes: tuple[int, ...] | None, keepdims: bool
     if axes and axes == last and data.dtype.kind == "f" and data.size:
         # Short rows are added three times faster by einsum; long ones more exactly in pairs.
         leading, row = data.shape[: axes[0]], prod(data.shape[axes[0] :])
-        if row <= _SHORT_ROW:
+        if row <= SHORT_ROW:
             total = xp.einsum("...i->...", data.reshape(*leading, row))
             return total.reshape(leading + (1,) * len(axes)) if keepdims else total
     return xp.sum(data, axis=axes, keepdims=keepdims, dtype=data.dtype)
@@ -89,7 +89,7 @@ def reduce_max(xp: Xp, data: Array, axes: tuple[int, ...] | None, keepdims: bool
     """Return the greatest element; the least value of the type if there are none."""
     if not data.size:
         return xp.full(_reduced(data, axes, keepdims), _extremes(xp, data)[0], data.dtype)
-    if axes == (data.ndim - 1,) and data.dtype.kind == "f" and data.shape[-1] <= _TINY_ROW:
+    if axes == (data.ndim - 1,) and data.dtype.kind == "f" and data.shape[-1] <= TINY_ROW:
         # numpy finds the position of a short row's greatest element faster than its value.
         where = xp.argmax(data, axis=-1, keepdims=True)
         top = xp.take_along_axis(data, where, axis=-1)

@@ -63,9 +63,7 @@ def gpt(layers: int = 2, width: int = 64, heads: int = 4) -> onnx.ModelProto:
         shape = g.add("Concat", batch, length, number([heads]), number([width // heads]), axis=0)
         q, k, v = (
             g.add("Transpose", g.add("Reshape", part, shape), perm=perm)
-            for part, perm in zip(
-                parts, ([0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3]), strict=True
-            )
+            for part, perm in zip(parts, ([0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3]), strict=True)
         )
         scores = g.add("Div", g.add("MatMul", q, k), g.constant(4.0))
         scores = g.add("Where", mask, scores, g.constant(-1e9))

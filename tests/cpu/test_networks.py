@@ -94,10 +94,11 @@ def test_peak_memory_is_near_what_must_be_held(name: str) -> None:
     network = bert(layers=2, width=128) if name == "bert" else vit(layers=2, width=128)
     model = read_model(network)
     given = list(inputs_of(model).values())
+    compile_cpu(network).run(given)  # what BLAS and numpy hold is theirs
     compiled = compile_cpu(network)
-    compiled.run(given)
     tracemalloc.start()
-    compiled.run(given)
+    for _ in range(3):  # what the first one binds is held as well
+        compiled.run(given)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     held = model.weight_nbytes + largest_live_nbytes(model)

@@ -7,7 +7,12 @@ from typing import Final
 import numpy as np
 
 from devices.cpu.block import build_block
-from devices.cpu.implementations import Implementation, Scope, find_implementation
+from devices.cpu.implementations import (
+    ONLY_IN_A_RUN,
+    Implementation,
+    Scope,
+    find_implementation,
+)
 from devices.cpu.transforms.rewriting import Rewrite
 from devices.errors import HeteroError
 from devices.model.model import Model, Node
@@ -16,11 +21,6 @@ from devices.plugin.support import Refusal
 
 #: A result larger than this, and than what it was made from, is not kept.
 MOST_NBYTES: Final = 1 << 29
-#: Operators whose result is not a function of their inputs, or whose time has no bound.
-_LEFT: Final = frozenset(
-    ["Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
-     "RandomUniformLike", "Dropout", "Loop"]
-)  # fmt: skip
 
 
 def fold_constants(model: Model) -> Model:
@@ -74,7 +74,7 @@ def _computed(
 
 def _is_left(node: Node, scope: Scope) -> bool:
     """Tell whether the run has to do the node, or one in its bodies or in the function called."""
-    if node.op_type in _LEFT:
+    if node.op_type in ONLY_IN_A_RUN:
         return True
     inner = [proto for a in node.proto.attribute for g in (a.g, *a.graphs) for proto in g.node]
     found = find_implementation(node, scope)

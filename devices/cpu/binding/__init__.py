@@ -1,0 +1,20 @@
+"""Kernels with their decisions taken beforehand, one module per family, all in `BINDINGS`.
+
+A binding belongs to a kernel and to arrays that stay where they are: it returns the calls, without
+arguments, that compute the kernel's result into `y` whenever they are made.
+"""
+
+from devices.cpu.binding import elementwise, movement, normalise, product, reduce
+from devices.cpu.binding.registry import BINDINGS, Binding, Call, Scratch
+
+__all__ = [
+    "BINDINGS",
+    "Binding",
+    "Call",
+    "Scratch",
+    "elementwise",
+    "movement",
+    "normalise",
+    "product",
+    "reduce",
+]

@@ -1,0 +1,271 @@
+"""Bindings of element-wise operators and activations: ufuncs that write where they are told."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+from numpy._core import umath
+
+from devices.cpu.binding.registry import Call, Scratch, binds, flat_blocks
+from devices.kernels.elementwise import ERF32
+
+#: The ufunc inside `numpy.clip`, which itself takes three times as long to call.
+_CLIP: Final[Any] = vars(umath)["clip"]
+_FLOAT32: Final = np.dtype(np.float32)
+#: Elements that are chosen between in no time, whatever the condition.
+_FEW: Final = 4096
+
+
+def _bind_ufunc(ufunc: Any, op_type: str, since: int) -> None:
+    def bind(scratch: Scratch, y: np.ndarray, *inputs: np.ndarray) -> Sequence[Call] | None:
+        if any(x.dtype != y.dtype for x in inputs):
+            return None
+        return [partial(ufunc, *inputs, y)]
+
+    binds(op_type, since, over=tuple(range(ufunc.nin)))(bind)
+
+
+#: Operator, first opset, and the ufunc of arrays of one type that computes it in that type.
+_SAME_TYPE: Final[tuple[tuple[str, int, Any], ...]] = (
+    ("Abs", 6, np.absolute), ("Neg", 6, np.negative), ("Sqrt", 6, np.sqrt), ("Exp", 6, np.exp),
+    ("Log", 6, np.log), ("Reciprocal", 6, np.reciprocal), ("Ceil", 6, np.ceil),
+    ("Floor", 6, np.floor), ("Round", 11, np.rint), ("Sin", 7, np.sin), ("Cos", 7, np.cos),
+    ("Tanh", 6, np.tanh), ("Sign", 9, np.sign),
+    ("Add", 7, np.add), ("Sub", 7, np.subtract), ("Mul", 7, np.multiply),
+    ("And", 7, np.logical_and), ("Or", 7, np.logical_or), ("Xor", 7, np.logical_xor),
+    ("Not", 1, np.logical_not),
+)  # fmt: skip
+
+for _op_type, _since, _ufunc in _SAME_TYPE:
+    _bind_ufunc(_ufunc, _op_type, _since)
+
+
+def _bind_comparison(ufunc: Any, op_type: str, since: int) -> None:
+    def bind(
+        scratch: Scratch, y: np.ndarray, a: np.ndarray, b: np.ndarray
+    ) -> Sequence[Call] | None:
+        return [partial(ufunc, a, b, y)] if a.dtype == b.dtype else None
+
+    binds(op_type, since)(bind)
+
+
+_COMPARISONS: Final[tuple[tuple[str, int, Any], ...]] = (
+    ("Equal", 7, np.equal), ("Less", 7, np.less), ("Greater", 7, np.greater),
+    ("LessOrEqual", 12, np.less_equal), ("GreaterOrEqual", 12, np.greater_equal),
+)  # fmt: skip
+
+for _op_type, _since, _ufunc in _COMPARISONS:
+    _bind_comparison(_ufunc, _op_type, _since)
+
+
+@binds("Div", 7, over=(0, 1))
+def bind_division(
+    scratch: Scratch, y: np.ndarray, a: np.ndarray, b: np.ndarray
+) -> Sequence[Call] | None:
+    """Bind a division of floats; that of integers looks for zeros first."""
+    floats = a.dtype.kind == "f" and a.dtype == b.dtype
+    return [partial(np.divide, a, b, y)] if floats else None
+
+
+@binds("Pow", 7, 12)
+def bind_power(
+    scratch: Scratch, y: np.ndarray, x: np.ndarray, exponent: np.ndarray
+) -> Sequence[Call] | None:
+    """Bind squares and cubes, whose exponent is a constant."""
+    if not _is_wide(x) or exponent.flags.writeable or exponent.size != 1:
+        return None
+    if exponent.ndim > x.ndim or exponent.item() not in (2, 3):
+        return None
+    calls: list[Call] = [partial(np.multiply, x, x, y)]
+    return calls if exponent.item() == 2 else [*calls, partial(np.multiply, y, x, y)]
+
+
+@binds("Relu", 6, over=(0,))
+def bind_relu(scratch: Scratch, y: np.ndarray, x: np.ndarray) -> Sequence[Call] | None:
+    """Bind max(0, x)."""
+    return clipped(y, x, 0, np.inf) if x.dtype.kind == "f" else None
+
+
+@binds("Clip", 11, over=(0,))
+def bind_clip(
+    scratch: Scratch,
+    y: np.ndarray,
+    x: np.ndarray,
+    low: np.ndarray | None = None,
+    high: np.ndarray | None = None,
+) -> Sequence[Call] | None:
+    """Bind limits of floats."""
+    limits = [limit for limit in (low, high) if limit is not None]
+    if x.dtype.kind != "f" or not limits:
+        return None
+    if any(limit.size != 1 or limit.dtype != x.dtype for limit in limits):
+        return None
+    return clipped(
+        y,
+        x,
+        -np.inf if low is None else low.reshape(()),
+        np.inf if high is None else high.reshape(()),
+    )
+
+
+def clipped(y: np.ndarray, x: np.ndarray, low: Any, high: Any) -> list[Call]:
+    """Return the call that limits x to [low, high]."""
+    low, high = np.asarray(low, x.dtype), np.asarray(high, x.dtype)
+    return [partial(_CLIP, x, low, high, y)]
+
+
+def _number(value: float, like: np.ndarray) -> np.ndarray:
+    """Return a number as an array of rank 0, which ufuncs take faster than anything else."""
+    return np.asarray(value, like.dtype)
+
+
+def _is_wide(x: np.ndarray) -> bool:
+    """Tell whether x is of floats that kernels compute with as they are."""
+    return x.dtype.kind == "f" and x.dtype.itemsize >= _FLOAT32.itemsize
+
+
+def _sigmoid(y: np.ndarray, x: np.ndarray) -> list[Call]:
+    return [
+        partial(np.negative, x, y),
+        partial(np.exp, y, y),
+        partial(np.add, y, _number(1, x), y),
+        partial(np.reciprocal, y, y),
+    ]
+
+
+def _hard_sigmoid(y: np.ndarray, x: np.ndarray, alpha: float, beta: float) -> list[Call]:
+    return [
+        partial(np.multiply, x, _number(alpha, x), y),
+        partial(np.add, y, _number(beta, x), y),
+        *clipped(y, y, 0, 1),
+    ]
+
+
+@binds("Sigmoid", 6, over=(0,))
+def bind_sigmoid(scratch: Scratch, y: np.ndarray, x: np.ndarray) -> Sequence[Call] | None:
+    """Bind 1 / (1 + exp(-x))."""
+    if not _is_wide(x):
+        return None
+    return [call for piece in flat_blocks(y, x) for call in _sigmoid(*piece)]
+
+
+@binds("HardSigmoid", 6, over=(0,))
+def bind_hard_sigmoid(
+    scratch: Scratch, y: np.ndarray, x: np.ndarray, *, alpha: float = 0.2, beta: float = 0.5
+) -> Sequence[Call] | None:
+    """Bind alpha * x + beta, limited to [0, 1]."""
+    if not _is_wide(x):
+        return None
+    return [c for to, at in flat_blocks(y, x) for c in _hard_sigmoid(to, at, alpha, beta)]
+
+
+@binds("HardSwish", 14)
+def bind_hard_swish(scratch: Scratch, y: np.ndarray, x: np.ndarray) -> Sequence[Call] | None:
+    """Bind x * max(0, min(1, x / 6 + 1/2))."""
+    if not _is_wide(x):
+        return None
+    calls: list[Call] = []
+    for to, at in flat_blocks(y, x):
+        calls += [*_hard_sigmoid(to, at, 1 / 6, 0.5), partial(np.multiply, to, at, to)]
+    return calls
+
+
+@binds("Swish", 1, domain="hetero")
+@binds("Swish", 24)
+def bind_swish(
+    scratch: Scratch, y: np.ndarray, x: np.ndarray, *, alpha: float = 1.0
+) -> Sequence[Call] | None:
+    """Bind x * sigmoid(x)."""
+    if not _is_wide(x) or alpha != 1:
+        return None
+    calls: list[Call] = []
+    for to, at in flat_blocks(y, x):
+        calls += [*_sigmoid(to, at), partial(np.multiply, to, at, to)]
+    return calls
+
+
+@binds("Erf", 9)
+def bind_erf(scratch: Scratch, y: np.ndarray, x: np.ndarray) -> Sequence[Call] | None:
+    """Bind the error function of float32."""
+    if x.dtype != _FLOAT32:
+        return None
+    pieces = flat_blocks(y, x)
+    square = scratch(pieces[0][0].shape, x.dtype)
+    return [call for to, at in pieces for call in _erf(square[: len(to)], to, at)]
+
+
+def _erf(square: np.ndarray, y: np.ndarray, x: np.ndarray) -> list[Call]:
+    """Return the calls that put erf(x) into y, which x does not lie over."""
+    *others, first = ERF32[::-1]
+    calls: list[Call] = [partial(np.multiply, x, x, square)]
+    calls.append(partial(np.multiply, square, _number(others[0], x), y))
+    for coefficient in others[1:]:
+        calls.append(partial(np.add, y, _number(coefficient, x), y))
+        calls.append(partial(np.multiply, y, square, y))
+    calls.append(partial(np.add, y, _number(first, x), y))
+    calls.append(partial(np.multiply, y, x, y))
+    calls.append(partial(np.tanh, y, y))
+    return calls
+
+
+@binds("Gelu", 1, domain="hetero")
+@binds("Gelu", 20)
+def bind_gelu(
+    scratch: Scratch, y: np.ndarray, x: np.ndarray, *, approximate: str = "none"
+) -> Sequence[Call] | None:
+    """Bind x / 2 * (1 + erf(x / sqrt(2))), or the approximation of it by tanh."""
+    if x.dtype != _FLOAT32:
+        return None
+    pieces = flat_blocks(y, x)
+    shape = pieces[0][0].shape
+    scaled, square = scratch(shape, x.dtype), scratch(shape, x.dtype)
+    calls: list[Call] = []
+    for to, at in pieces:
+        if approximate == "none":
+            small = scaled[: len(to)]
+            calls.append(partial(np.multiply, at, _number(math.sqrt(0.5), x), small))
+            calls += _erf(square[: len(to)], to, small)
+        else:
+            calls += _tanh_gate(to, at)
+        calls.append(partial(np.add, to, _number(1, x), to))
+        calls.append(partial(np.multiply, to, at, to))
+        calls.append(partial(np.multiply, to, _number(0.5, x), to))
+    return calls
+
+
+def _tanh_gate(y: np.ndarray, x: np.ndarray) -> list[Call]:
+    return [
+        partial(np.multiply, x, x, y),
+        partial(np.multiply, y, _number(0.044715 * math.sqrt(2 / math.pi), x), y),
+        partial(np.add, y, _number(math.sqrt(2 / math.pi), x), y),
+        partial(np.multiply, y, x, y),
+        partial(np.tanh, y, y),
+    ]
+
+
+@binds("Where", 9)
+def bind_where(
+    scratch: Scratch, y: np.ndarray, condition: np.ndarray, a: np.ndarray, b: np.ndarray
+) -> Sequence[Call] | None:
+    """Bind a choice by a constant, which is most often a mask, or between few elements.
+
+    What a processor cannot predict takes the kernel's way, by bits.
+    """
+    if condition.dtype.kind != "b" or not a.dtype == b.dtype == y.dtype:
+        return None
+    if condition.flags.writeable and y.size > _FEW:
+        return None
+    return [partial(np.copyto, y, b), partial(np.copyto, y, a, where=condition)]
+
+
+@binds("Cast", 6)
+def bind_cast(
+    scratch: Scratch, y: np.ndarray, x: np.ndarray, *, to: int, **_: Any
+) -> Sequence[Call] | None:
+    """Bind casts between numbers that numpy converts as ONNX says: those that lose nothing."""
+    safe = np.can_cast(x.dtype, y.dtype, "safe") and x.dtype.kind in "biuf"
+    return [partial(np.copyto, y, x)] if safe and y.dtype.kind in "iuf" else None

@@ -1,0 +1,66 @@
+"""Bindings of matrix products: one call of BLAS each, and what is added to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from devices.cpu.binding.registry import Call, Scratch, binds
+from devices.cpu.threads import one_thread
+
+
+def _product(y: np.ndarray, a: np.ndarray, b: np.ndarray) -> list[Call] | None:
+    """Return the call that puts a @ b into y; None if the kernel has to look at the arrays."""
+    if a.dtype != b.dtype or a.dtype.kind != "f" or a.dtype.itemsize < 4:
+        return None
+    if a.ndim < 2 or b.ndim < 2 or not a.size or not b.size or a.shape[-1] != b.shape[-2]:
+        return None
+    if a.ndim > 2 and b.ndim == 2 and a.flags.c_contiguous:
+        rows = prod(a.shape[:-1])  # one product of all rows instead of one per matrix
+        a, y = a.reshape(rows, a.shape[-1]), y.reshape(rows, b.shape[1])
+    if a.size == a.shape[-1]:
+        return [partial(_alone, np.matmul, a, b, y)]
+    return [partial(np.matmul, a, b, y)]
+
+
+def _alone(function: Any, *arrays: np.ndarray) -> None:
+    """Run a product of a single row, as the interpreter does."""
+    with one_thread():
+        function(*arrays)
+
+
+def _added(y: np.ndarray, c: np.ndarray | None) -> list[Call]:
+    return [] if c is None else [partial(np.add, y, c, y)]
+
+
+@binds("MatMul", 1)
+def bind_matmul(
+    scratch: Scratch, y: np.ndarray, a: np.ndarray, b: np.ndarray
+) -> Sequence[Call] | None:
+    """Bind a @ b."""
+    return _product(y, a, b)
+
+
+@binds("FusedMatMul", 1, domain="hetero")
+def bind_fused_matmul(
+    scratch: Scratch, y: np.ndarray, a: np.ndarray, b: np.ndarray, c: np.ndarray | None = None
+) -> Sequence[Call] | None:
+    """Bind a @ b + c."""
+    calls = _product(y, a, b)
+    return calls and calls + _added(y, c)
+
+
+@binds("Gemm", 7)
+def bind_gemm(
+    scratch: Scratch, y: np.ndarray, a: np.ndarray, b: np.ndarray, c: np.ndarray | None = None, *,
+    alpha: float = 1.0, beta: float = 1.0, transA: int = 0, transB: int = 0,
+) -> Sequence[Call] | None:  # fmt: skip
+    """Bind a @ b + c of matrices, either of them transposed."""
+    if alpha != 1 or beta != 1:
+        return None
+    calls = _product(y, a.T if transA else a, b.T if transB else b)
+    return calls and calls + _added(y, c)

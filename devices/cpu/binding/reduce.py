@@ -1,0 +1,112 @@
+"""Bindings of reductions along the last axis, Softmax among them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+
+from devices.cpu.binding.registry import Call, Scratch, binds, blocks
+from devices.kernels.reduction import SHORT_ROW, TINY_ROW
+
+_WIDTHS: Final = (4, 8)
+
+
+def _has_rows(x: np.ndarray, axes: Sequence[int]) -> bool:
+    """Tell whether `axes` is the last one, of floats that lie side by side in memory."""
+    return (
+        x.ndim > 0
+        and [axis % x.ndim for axis in axes] == [x.ndim - 1]
+        and x.dtype.kind == "f"
+        and x.dtype.itemsize in _WIDTHS
+        and bool(x.size)
+        and x.flags.c_contiguous
+    )
+
+
+def _greatest(place: np.ndarray, y: np.ndarray, x: np.ndarray) -> list[Call]:
+    """Return the calls that put the greatest of each row of x (N, C) into y (N, 1).
+
+    `place` (N) is theirs to write to.
+    """
+    if x.shape[1] > TINY_ROW:
+        return [partial(np.maximum.reduce, x, -1, None, y, True)]
+    first = np.arange(0, x.size, x.shape[1])
+    return [
+        partial(x.argmax, -1, place),
+        partial(np.add, place, first, place),
+        partial(x.reshape(-1).take, place, None, y.reshape(-1), "clip"),
+    ]
+
+
+def _total(y: np.ndarray, x: np.ndarray) -> list[Call]:
+    """Return the call that puts the sum of each row of x (N, C) into y (N, 1)."""
+    if x.shape[1] > SHORT_ROW:
+        return [partial(np.add.reduce, x, -1, None, y, True)]
+    return [partial(np.einsum, "ij->i", x, out=y.reshape(-1))]
+
+
+@binds("Softmax", 13, over=(0,))
+def bind_softmax(
+    scratch: Scratch, y: np.ndarray, x: np.ndarray, *, axis: int = -1
+) -> Sequence[Call] | None:
+    """Bind exp(x) / sum(exp(x)) along the last axis."""
+    if not _has_rows(x, (axis,)):
+        return None
+    pieces = blocks(*(a.reshape(-1, x.shape[-1]) for a in (x, y)))
+    tops = scratch((len(pieces[0][0]), 1), x.dtype)
+    places = scratch((len(tops),), np.int64)
+    calls: list[Call] = []
+    for at, to in pieces:
+        top = tops[: len(at)]
+        calls += [
+            *_greatest(places[: len(at)], top, at),
+            partial(np.subtract, at, top, to),
+            partial(np.exp, to, to),
+            *_total(top, to),
+            partial(np.divide, to, top, to),
+        ]
+    return calls
+
+
+def _mean(scratch: Scratch, y: np.ndarray, x: np.ndarray) -> list[Call]:
+    count = np.asarray(x.shape[1], x.dtype)
+    return [*_total(y, x), partial(np.divide, y, count, y)]
+
+
+def _bind_reduction(
+    op_type: str,
+    axes_input_since: int,
+    calls: Callable[[Scratch, np.ndarray, np.ndarray], list[Call]],
+) -> None:
+    def rows(scratch: Scratch, y: np.ndarray, x: np.ndarray, axes: Any) -> Sequence[Call] | None:
+        if axes is None or not _has_rows(x, axes):
+            return None
+        return calls(scratch, y.reshape(-1, 1), x.reshape(-1, x.shape[-1]))
+
+    def with_attribute(
+        scratch: Scratch, y: np.ndarray, x: np.ndarray, *,
+        axes: Sequence[int] | None = None, keepdims: int = 1,
+    ) -> Sequence[Call] | None:  # fmt: skip
+        return rows(scratch, y, x, axes)
+
+    def with_input(
+        scratch: Scratch, y: np.ndarray, x: np.ndarray, axes: np.ndarray | None = None, *,
+        keepdims: int = 1, noop_with_empty_axes: int = 0,
+    ) -> Sequence[Call] | None:  # fmt: skip
+        constant = axes is not None and not axes.flags.writeable
+        return rows(scratch, y, x, axes.tolist()) if axes is not None and constant else None
+
+    binds(op_type, 1)(with_attribute)
+    binds(op_type, axes_input_since)(with_input)
+
+
+_bind_reduction(
+    "ReduceMax",
+    18,
+    lambda scratch, y, x: _greatest(scratch((len(x),), np.int64), y, x),
+)
+_bind_reduction("ReduceSum", 13, lambda scratch, y, x: _total(y, x))
+_bind_reduction("ReduceMean", 18, _mean)

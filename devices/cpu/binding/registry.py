@@ -1,0 +1,112 @@
+"""The registry of bindings: which function binds which kernel to arrays that stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Final
+
+import numpy as np
+
+from devices.kernels import KERNELS
+
+#: A call without arguments: part of a node's work.
+Call = Callable[[], Any]
+
+#: Bytes of a piece of an array that several calls work on one after the other.
+_BLOCK_NBYTES: Final = 1 << 17
+
+#: Called as ``bind(scratch, y, *inputs, **attributes)``: see `binds`.
+BindFunction = Callable[..., Sequence[Call] | None]
+
+
+class Scratch:
+    """Memory that one node needs to itself for a moment: the next one is given the same."""
+
+    def __init__(self) -> None:
+        self._memory = np.empty(0, np.uint8)
+        self._taken = 0
+
+    def begin(self) -> None:
+        """Begin another node, which may use all that the nodes before it used."""
+        self._taken = 0
+
+    def __call__(self, shape: Sequence[int], dtype: Any) -> np.ndarray:
+        """Return an array that no other call since `begin` returned; its elements are anything."""
+        offset = self._taken
+        self._taken += -(-prod(shape) * np.dtype(dtype).itemsize // 64) * 64
+        if self._taken > self._memory.size:  # what was returned before stays where it is
+            self._memory = np.empty(self._taken, np.uint8)
+        return np.ndarray(shape, dtype, self._memory, offset)
+
+
+def blocks(*arrays: np.ndarray) -> list[tuple[np.ndarray, ...]]:
+    """Return pieces of arrays, a number of rows each, that stay in cache from call to call.
+
+    Arrays of which one is not in order are one piece.
+    """
+    first = arrays[0]
+    if first.nbytes <= _BLOCK_NBYTES or not all(a.flags.c_contiguous for a in arrays):
+        return [arrays]
+    step = max(1, len(first) * _BLOCK_NBYTES // first.nbytes)
+    return [tuple(a[i : i + step] for a in arrays) for i in range(0, len(first), step)]
+
+
+def flat_blocks(*arrays: np.ndarray) -> list[tuple[np.ndarray, ...]]:
+    """Return `blocks` of arrays of one shape, whatever that is."""
+    if not all(a.flags.c_contiguous for a in arrays):
+        return [arrays]
+    return blocks(*(a.reshape(-1) for a in arrays))
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """How one kernel is bound."""
+
+    bind: BindFunction
+    #: Positions of inputs that `y` may lie over: the calls read no element of them after they
+    #: wrote the one at the same place.
+    over: tuple[int, ...] = ()
+
+
+#: Kernel function -> its binding.
+BINDINGS: Final[dict[Callable[..., Any], Binding]] = {}
+
+
+def binds(
+    op_type: str, *since: int, domain: str = "", over: tuple[int, ...] = ()
+) -> Callable[[BindFunction], BindFunction]:
+    """Register the decorated function as the binding of an operator's kernels.
+
+    It is called as ``bind(scratch, y, *inputs, **attributes)`` with numpy arrays whose shapes and
+    types are final and whose elements are not there yet, and returns the calls that make `y` of
+    them, or None if it has none for such arrays; the kernel itself is then called.
+
+    Parameters
+    ----------
+    op_type : str
+        The operator's name in the specification.
+    *since : int
+        The opsets that its kernels are registered since.
+    domain : str
+        The operator's domain.
+    over : tuple of int
+        Positions of inputs that `y` may lie over.
+
+    Raises
+    ------
+    ValueError
+        No kernel is registered so, or it has a binding already.
+    """
+
+    def register(function: BindFunction) -> BindFunction:
+        for version in since:
+            kernel = KERNELS.find(domain, op_type, version)
+            if kernel is None or kernel.since != version:
+                raise ValueError(f"{op_type} has no kernel since opset {version} to be bound")
+            if BINDINGS.setdefault(kernel.function, Binding(function, over)).bind != function:
+                raise ValueError(f"the kernel of {op_type} since opset {version} is bound twice")
+        return function
+
+    return register

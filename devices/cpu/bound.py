@@ -1,0 +1,189 @@
+"""A block bound to input shapes and to memory: what is left of each node is calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from devices.cpu.binding import Call, Scratch
+from devices.cpu.block import Block, Step, Task, kernel_error, single, store
+from devices.cpu.trace import Trace, binding_of, frozen, is_plain
+from devices.errors import HeteroError
+from devices.plugin.program import RunContext, Value
+
+
+class _OtherShapeError(Exception):
+    """A node returned `result`, which is not of the type and shape that the trace has."""
+
+    def __init__(self, result: Any) -> None:
+        super().__init__()
+        self.result = result
+
+
+class BoundBlock:
+    """One request at a time runs in it, for its values stay where they are.
+
+    Parameters
+    ----------
+    block : Block
+        What is bound.
+    trace : Trace
+        Of a run with the shapes that it is bound to.
+    memory : ndarray
+        At least `trace.nbytes` bytes, for its values.
+    scratch : Scratch
+        Memory for a node's own steps.
+    """
+
+    def __init__(self, block: Block, trace: Trace, memory: np.ndarray, scratch: Scratch) -> None:
+        self._block = block
+        self._trace = trace
+        self._memory = memory
+        self._values: list[Value] = [frozen(value) for value in block.template]
+        for slot, array in trace.known.items():
+            self._values[slot] = array
+        for slot in block.input_slots:
+            self._values[slot] = self._place(slot)
+        self._inputs = [self._values[slot] for slot in block.input_slots]
+        self._context = RunContext()
+        #: Indices of the tasks that have something to do, and their calls.
+        self._indices: list[int] = []
+        self._work: list[Sequence[Call]] = []
+        for i, task in enumerate(block.tasks[: trace.stop]):
+            scratch.begin()
+            calls = self._calls(task, block.steps[i], scratch)
+            if calls:
+                self._indices.append(i)
+                self._work.append(calls)
+
+    def run(self, inputs: Sequence[np.ndarray], context: RunContext) -> list[Value]:
+        """Compute the outputs from inputs of the shapes of the trace."""
+        for array, given in zip(self._inputs, inputs, strict=True):
+            np.copyto(array, given)
+        self._context = context
+        check = context.check_cancelled
+        i = 0
+        try:
+            if context.profile:
+                for task in self._block.tasks[: self._trace.stop]:
+                    context.record(task.node.name, 0.0)
+                for i, calls in enumerate(self._work):
+                    check()
+                    start = perf_counter()
+                    for call in calls:
+                        call()
+                    context.record(self._task(i).node.name, perf_counter() - start)
+            else:
+                for i, calls in enumerate(self._work):  # noqa: B007 - named by the handlers below
+                    check()
+                    for call in calls:
+                        call()
+        except _OtherShapeError as other:
+            values = self._values.copy()
+            store(values, self._task(i).writes, other.result)
+            return self._resumed(values, self._indices[i] + 1, context)
+        except (HeteroError, MemoryError):
+            raise
+        except Exception as error:
+            raise kernel_error(self._task(i), self._values, error) from error
+        return self._resumed(self._values.copy(), self._trace.stop, context)
+
+    def _task(self, i: int) -> Task:
+        return self._block.tasks[self._indices[i]]
+
+    def _resumed(self, values: list[Value], first: int, context: RunContext) -> list[Value]:
+        """Run the tasks that are not bound, and return outputs that no later run writes to."""
+        outputs = self._block.resume(values, first, context, profile=context.profile)
+        return [self._own(value) for value in outputs]
+
+    def _own(self, value: Value) -> Value:
+        if isinstance(value, list):
+            return [self._own(item) for item in value]
+        shared = isinstance(value, np.ndarray) and np.may_share_memory(value, self._memory)
+        return value.copy() if shared else value
+
+    def _place(self, slot: int) -> np.ndarray:
+        """Return a value's array in the memory."""
+        shape, dtype, buffer, *_ = self._trace.values[slot]
+        return np.ndarray(shape, dtype, self._memory, self._trace.offsets[buffer])
+
+    def _calls(self, task: Task, step: Step, scratch: Scratch) -> Sequence[Call]:
+        """Put the arrays of a task's results into their slots and return the calls that fill them.
+
+        Views of arrays that are there already take no call.
+        """
+        written = [slot for slot in task.writes if slot is not None]
+        if all(slot in self._trace.known for slot in written):
+            return ()
+        inputs = [self._values[slot] for slot in task.reads]
+        if task.call is None:
+            return self._step_call(task, written)
+        if all(self._trace.values[slot].is_view for slot in written):
+            store(self._values, task.writes, task.call(*inputs))
+            return ()
+        for slot in written:
+            self._values[slot] = self._place(slot)
+        results = [None if slot is None else self._values[slot] for slot in task.writes]
+        if len(results) != 1:
+            return [_calls_all(task.call, inputs, results)]
+        binding = binding_of(task)
+        y = self._values[written[0]]
+        if binding is not None:
+            calls = binding.bind(scratch, y, *inputs, **task.attributes)
+            if calls is not None:
+                return calls
+        overlaps = any(x is not None and np.may_share_memory(x, y) for x in inputs)
+        writes_out = "out" in task.implementation.what.wants and not overlaps
+        return [_calls_one(task.call, inputs, y, {"out": y} if writes_out else {})]
+
+    def _step_call(self, task: Task, written: Sequence[int]) -> Sequence[Call]:
+        """Return the call of a node that sees all slots: control flow, a function, a delegate."""
+        for slot in written:
+            self._values[slot] = self._place(slot)
+
+        def run() -> None:
+            values = self._values.copy()
+            step(values, self._context)
+            results = [None if slot is None else values[slot] for slot in task.writes]
+            _fill([None if s is None else self._values[s] for s in task.writes], results)
+
+        return [run]
+
+
+def _calls_one(call: Any, inputs: Sequence[Value], y: np.ndarray, keywords: Any) -> Call:
+    """Return the call of a kernel of one output, whose result is copied if it is not in y."""
+    shape, dtype = y.shape, y.dtype
+
+    def run() -> None:
+        result = call(*inputs, **keywords)
+        if result is y:
+            return
+        if type(result) is not np.ndarray:
+            result = single(result)
+        if result.shape != shape or result.dtype != dtype:
+            raise _OtherShapeError(result)
+        np.copyto(y, result)
+
+    return run
+
+
+def _calls_all(call: Any, inputs: Sequence[Value], outputs: Sequence[np.ndarray | None]) -> Call:
+    """Return the call of a kernel of several outputs."""
+
+    def run() -> None:
+        _fill(outputs, call(*inputs))
+
+    return run
+
+
+def _fill(outputs: Sequence[np.ndarray | None], results: Sequence[Any]) -> None:
+    """Copy results to where they belong, or raise with them all if one does not fit there."""
+    pairs = [(y, single(r)) for y, r in zip(outputs, results, strict=False) if y is not None]
+    for y, result in pairs:
+        if not is_plain(result) or result.shape != y.shape or result.dtype != y.dtype:
+            raise _OtherShapeError(tuple(results))
+    for y, result in pairs:
+        np.copyto(y, result)
