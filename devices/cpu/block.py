@@ -66,9 +66,9 @@ class _Place(NamedTuple):
 class Block:
     """A graph ready to run, re-entrant: each run has its own slots.
 
-    `tasks` and `steps` are the same nodes in execution order; `template` has constants in place and None elsewhere.
-    The graph's captures follow its inputs in `input_slots`. `host_inputs` are the positions of
-    those that only the host reads; `finish` returns once what was begun is done.
+    `tasks` and `steps` are the same nodes in execution order; `template` has constants in place and
+    None elsewhere. The graph's captures follow its inputs in `input_slots`. `host_inputs` are the
+    positions of those that only the host reads; `finish` returns once what was begun is done.
     """
 
     def __init__(

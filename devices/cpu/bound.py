@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -46,8 +47,8 @@ class BoundBlock:
         for slot, array in trace.known.items():
             self._values[slot] = array
         for slot in block.input_slots:
-            self._values[slot] = self._place(slot)
-        self._inputs = [self._values[slot] for slot in block.input_slots]
+            if slot not in trace.lent:
+                self._values[slot] = self._place(slot)
         self._context = RunContext()
         #: Indices of the tasks that have something to do, and their calls.
         self._indices: list[int] = []
@@ -61,8 +62,19 @@ class BoundBlock:
 
     def run(self, inputs: Sequence[np.ndarray], context: RunContext) -> list[Value]:
         """Compute the outputs from inputs of the shapes of the trace."""
-        for array, given in zip(self._inputs, inputs, strict=True):
-            np.copyto(array, given)
+        values, lent = self._values, self._trace.lent
+        try:
+            for slot, given in zip(self._block.input_slots, inputs, strict=True):
+                if slot in lent:
+                    values[slot] = given
+                else:
+                    np.copyto(values[slot], given)
+            return self._run(context)
+        finally:
+            for slot in lent:
+                values[slot] = None
+
+    def _run(self, context: RunContext) -> list[Value]:
         self._context = context
         check = context.check_cancelled
         i = 0
@@ -107,8 +119,8 @@ class BoundBlock:
 
     def _place(self, slot: int) -> np.ndarray:
         """Return a value's array in the memory."""
-        shape, dtype, buffer, *_ = self._trace.values[slot]
-        return np.ndarray(shape, dtype, self._memory, self._trace.offsets[buffer])
+        shape, dtype, strides, buffer, *_ = self._trace.values[slot]
+        return np.ndarray(shape, dtype, self._memory, self._trace.offsets[buffer], strides)
 
     def _calls(self, task: Task, step: Step, scratch: Scratch) -> Sequence[Call]:
         """Put the arrays of a task's results into their slots and return the calls that fill them.
@@ -119,71 +131,58 @@ class BoundBlock:
         if all(slot in self._trace.known for slot in written):
             return ()
         inputs = [self._values[slot] for slot in task.reads]
-        if task.call is None:
-            return self._step_call(task, written)
-        if all(self._trace.values[slot].is_view for slot in written):
+        if task.call is not None and all(self._trace.values[slot].is_view for slot in written):
             store(self._values, task.writes, task.call(*inputs))
             return ()
         for slot in written:
-            self._values[slot] = self._place(slot)
-        results = [None if slot is None else self._values[slot] for slot in task.writes]
-        if len(results) != 1:
-            return [_calls_all(task.call, inputs, results)]
+            if slot not in self._trace.lent:
+                self._values[slot] = self._place(slot)
+        if task.call is None:
+            return [partial(self._step, task, step)]
+        if len(task.writes) != 1:
+            return [partial(self._call, task, task.call)]
         binding = binding_of(task)
         y = self._values[written[0]]
-        if binding is not None:
+        if binding is not None and (binding.any_order or y.flags.c_contiguous):
             calls = binding.bind(scratch, y, *inputs, **task.attributes)
             if calls is not None:
                 return calls
         overlaps = any(x is not None and np.may_share_memory(x, y) for x in inputs)
-        writes_out = "out" in task.implementation.what.wants and not overlaps
-        return [_calls_one(task.call, inputs, y, {"out": y} if writes_out else {})]
+        if written[0] in self._trace.lent or overlaps or "out" not in _wants(task):
+            return [partial(self._call, task, task.call)]
+        return [partial(self._call, task, partial(task.call, out=y))]
 
-    def _step_call(self, task: Task, written: Sequence[int]) -> Sequence[Call]:
-        """Return the call of a node that sees all slots: control flow, a function, a delegate."""
-        for slot in written:
-            self._values[slot] = self._place(slot)
+    def _call(self, task: Task, call: Callable[..., Any]) -> None:
+        """Call a kernel that is not bound and put its results where they belong."""
+        values = self._values
+        found = call(*[values[slot] for slot in task.reads])
+        self._put(task, found if type(found) is tuple else (found,))
 
-        def run() -> None:
-            values = self._values.copy()
-            step(values, self._context)
-            results = [None if slot is None else values[slot] for slot in task.writes]
-            _fill([None if s is None else self._values[s] for s in task.writes], results)
+    def _step(self, task: Task, step: Step) -> None:
+        """Run a node that sees all slots: control flow, a function, a delegate."""
+        values = self._values.copy()
+        step(values, self._context)
+        self._put(task, [None if slot is None else values[slot] for slot in task.writes])
 
-        return [run]
-
-
-def _calls_one(call: Any, inputs: Sequence[Value], y: np.ndarray, keywords: Any) -> Call:
-    """Return the call of a kernel of one output, whose result is copied if it is not in y."""
-    shape, dtype = y.shape, y.dtype
-
-    def run() -> None:
-        result = call(*inputs, **keywords)
-        if result is y:
-            return
-        if type(result) is not np.ndarray:
-            result = single(result)
-        if result.shape != shape or result.dtype != dtype:
-            raise _OtherShapeError(result)
-        np.copyto(y, result)
-
-    return run
-
-
-def _calls_all(call: Any, inputs: Sequence[Value], outputs: Sequence[np.ndarray | None]) -> Call:
-    """Return the call of a kernel of several outputs."""
-
-    def run() -> None:
-        _fill(outputs, call(*inputs))
-
-    return run
+    def _put(self, task: Task, results: Sequence[Any]) -> None:
+        """Put results where they belong, or raise with them all if one is not as in the trace."""
+        values, lent = self._values, self._trace.lent
+        for slot, result in zip(task.writes, results, strict=False):
+            if slot is None or result is values[slot]:
+                continue
+            array = result if type(result) is np.ndarray else single(result)
+            shape, dtype, *_ = self._trace.values[slot]
+            if not is_plain(array) or array.shape != shape or array.dtype != dtype:
+                raise _OtherShapeError(tuple(results))
+            if slot in lent:
+                values[slot] = self._own(array)
+            else:
+                np.copyto(values[slot], array)
+        for slot in task.dying:
+            if slot in lent:
+                values[slot] = None
 
 
-def _fill(outputs: Sequence[np.ndarray | None], results: Sequence[Any]) -> None:
-    """Copy results to where they belong, or raise with them all if one does not fit there."""
-    pairs = [(y, single(r)) for y, r in zip(outputs, results, strict=False) if y is not None]
-    for y, result in pairs:
-        if not is_plain(result) or result.shape != y.shape or result.dtype != y.dtype:
-            raise _OtherShapeError(tuple(results))
-    for y, result in pairs:
-        np.copyto(y, result)
+def _wants(task: Task) -> frozenset[str]:
+    wants: frozenset[str] = task.implementation.what.wants
+    return wants

@@ -26,13 +26,15 @@ _MOST_KNOWN_NBYTES: Final = 1 << 18
 
 
 class Traced(NamedTuple):
-    """An array that a run made: `buffer` names the memory, and `is_view` that it shows another's.
+    """An array that a run made.
 
-    `is_whole`: it is all of that memory, in order.
+    `buffer` names the memory that it lies in; `is_view`: as a view of another value; `is_whole`: it
+    is all of that memory.
     """
 
     shape: tuple[int, ...]
     dtype: np.dtype
+    strides: tuple[int, ...]
     buffer: int
     is_view: bool = False
     is_whole: bool = True
@@ -42,11 +44,13 @@ class Traced(NamedTuple):
 class Trace:
     """What every run with inputs of the same shapes does, up to the task of index `stop`.
 
-    `known` are values that depend on those shapes alone; `values` the others, by slot.
+    `known` are values that depend on those shapes alone; `values` the others, by slot. Those that
+    are `lent` stay where the caller or the kernel put them, for only kernels read them.
     """
 
     known: dict[int, np.ndarray] = field(default_factory=dict)
     values: dict[int, Traced] = field(default_factory=dict)
+    lent: frozenset[int] = frozenset()
     stop: int = 0
     offsets: dict[int, int] = field(default_factory=dict)
     nbytes: int = 0
@@ -63,6 +67,15 @@ def frozen(array: Value) -> Value:
 def is_plain(value: Value) -> bool:
     """Tell whether a value is an array of numbers."""
     return isinstance(value, np.ndarray) and not value.dtype.hasobject
+
+
+def _dense(array: np.ndarray) -> np.ndarray:
+    """Return the array, or a copy of it without gaps, its axes in the same order in memory."""
+    copy = np.empty_like(array)
+    if copy.strides == array.strides:
+        return array
+    copy[...] = array
+    return copy
 
 
 def binding_of(task: Task) -> Binding | None:
@@ -104,6 +117,9 @@ class _TracedRun:
         self._spans: dict[int, Span] = {}
         #: Buffer -> how many slots that are still read lie in it.
         self._readers: dict[int, int] = {}
+        #: Slots whose arrays need not stay in one place, and those that views and bindings read.
+        self._free = set(block.input_slots)
+        self._read = set[int]()
         self._constants = {i for i, value in enumerate(block.template) if value is not None}
         for slot, value in zip(block.input_slots, inputs, strict=True):
             self._make(slot, value.copy(), -1)
@@ -135,14 +151,19 @@ class _TracedRun:
             for slot, value in named:
                 self.values[slot] = self.trace.known[slot] = frozen(value)
         elif self._is_view(task, inputs, [value for _, value in named]):
+            self._read.add(task.reads[0])
             for slot, value in named:
                 self._show(slot, value, task.reads[0])
         else:
-            over = self._donor(task, named)
+            binding = binding_of(task)
+            if binding is not None:
+                self._read.update(task.reads)
+            elif task.call is None or "out" not in task.implementation.what.wants:
+                self._free.update(slot for slot, _ in named)
             for slot, value in named:
-                # The layout that the bound run gives it: that of a buffer of its own.
-                ordered = value if value.flags.c_contiguous else value.copy()
-                self._make(slot, ordered, i, over)
+                dense = _dense(value)
+                over = None if binding is None else self._donor(task, binding, dense)
+                self._make(slot, dense, i, over)
         for slot in task.dying:
             self.values[slot] = None
             if slot in self.trace.values:
@@ -151,10 +172,13 @@ class _TracedRun:
 
     def end(self) -> None:
         """Give each buffer its place; those that are still read are needed to the end."""
-        for buffer, span in self._spans.items():
-            if self._readers[buffer]:
-                self._spans[buffer] = span._replace(last=self.trace.stop)
-        self.trace.offsets, self.trace.nbytes = lay_out(self._spans)
+        self.trace.lent = frozenset(self._free - self._read)
+        spans = {
+            buffer: span._replace(last=self.trace.stop) if self._readers[buffer] else span
+            for buffer, span in self._spans.items()
+            if buffer not in self.trace.lent
+        }
+        self.trace.offsets, self.trace.nbytes = lay_out(spans)
 
     def _is_constant(self, slot: int) -> bool:
         return slot == 0 or slot in self._constants or slot in self.trace.known
@@ -175,26 +199,22 @@ class _TracedRun:
             return False
         return all(np.may_share_memory(result, inputs[0]) for result in results)
 
-    def _donor(self, task: Task, named: list[tuple[int, Any]]) -> int | None:
+    def _donor(self, task: Task, binding: Binding, result: np.ndarray) -> int | None:
         """Return the buffer of an input that dies here and that the result may lie over."""
-        binding = binding_of(task)
-        if binding is None or len(named) != 1:
-            return None
-        result = named[0][1]
         for position in binding.over:
             if position >= len(task.reads) or task.reads[position] not in task.dying:
                 continue
             value = self.trace.values.get(task.reads[position])
             if value is None or not value.is_whole or self._readers[value.buffer] != 1:
                 continue
-            if value.shape == result.shape and value.dtype == result.dtype:
+            if value[:3] == (result.shape, result.dtype, result.strides):
                 return value.buffer
         return None
 
     def _make(self, slot: int, value: np.ndarray, i: int, over: int | None = None) -> None:
         self.values[slot] = value
         buffer = slot if over is None else over
-        self.trace.values[slot] = Traced(value.shape, value.dtype, buffer)
+        self.trace.values[slot] = Traced(value.shape, value.dtype, value.strides, buffer)
         self._readers[buffer] = self._readers.get(buffer, 0) + 1
         if over is None:
             self._spans[buffer] = Span(i, i, value.nbytes)
@@ -204,7 +224,7 @@ class _TracedRun:
         source = self.trace.values[of]
         is_whole = source.is_whole and value.size == self.values[of].size
         self.trace.values[slot] = Traced(
-            value.shape, value.dtype, source.buffer, True, is_whole and value.flags.c_contiguous
+            value.shape, value.dtype, value.strides, source.buffer, True, is_whole
         )
         self._readers[source.buffer] += 1
 

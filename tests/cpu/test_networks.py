@@ -91,7 +91,7 @@ def test_sizes_known_only_at_run_time(opset: int) -> None:
 
 @pytest.mark.parametrize("name", ["bert", "vit"])
 def test_peak_memory_is_near_what_must_be_held(name: str) -> None:
-    network = bert(layers=2, width=128) if name == "bert" else vit(layers=2, width=128)
+    network = bert(layers=2, width=256) if name == "bert" else vit(layers=2, width=256)
     model = read_model(network)
     given = list(inputs_of(model).values())
     compile_cpu(network).run(given)  # what BLAS and numpy hold is theirs

@@ -26,7 +26,7 @@ def _bind_ufunc(ufunc: Any, op_type: str, since: int) -> None:
             return None
         return [partial(ufunc, *inputs, y)]
 
-    binds(op_type, since, over=tuple(range(ufunc.nin)))(bind)
+    binds(op_type, since, over=tuple(range(ufunc.nin)), any_order=True)(bind)
 
 
 #: Operator, first opset, and the ufunc of arrays of one type that computes it in that type.
@@ -50,7 +50,7 @@ def _bind_comparison(ufunc: Any, op_type: str, since: int) -> None:
     ) -> Sequence[Call] | None:
         return [partial(ufunc, a, b, y)] if a.dtype == b.dtype else None
 
-    binds(op_type, since)(bind)
+    binds(op_type, since, any_order=True)(bind)
 
 
 _COMPARISONS: Final[tuple[tuple[str, int, Any], ...]] = (
@@ -62,7 +62,7 @@ for _op_type, _since, _ufunc in _COMPARISONS:
     _bind_comparison(_ufunc, _op_type, _since)
 
 
-@binds("Div", 7, over=(0, 1))
+@binds("Div", 7, over=(0, 1), any_order=True)
 def bind_division(
     scratch: Scratch, y: np.ndarray, a: np.ndarray, b: np.ndarray
 ) -> Sequence[Call] | None:
@@ -71,7 +71,7 @@ def bind_division(
     return [partial(np.divide, a, b, y)] if floats else None
 
 
-@binds("Pow", 7, 12)
+@binds("Pow", 7, 12, any_order=True)
 def bind_power(
     scratch: Scratch, y: np.ndarray, x: np.ndarray, exponent: np.ndarray
 ) -> Sequence[Call] | None:
@@ -84,13 +84,13 @@ def bind_power(
     return calls if exponent.item() == 2 else [*calls, partial(np.multiply, y, x, y)]
 
 
-@binds("Relu", 6, over=(0,))
+@binds("Relu", 6, over=(0,), any_order=True)
 def bind_relu(scratch: Scratch, y: np.ndarray, x: np.ndarray) -> Sequence[Call] | None:
     """Bind max(0, x)."""
     return clipped(y, x, 0, np.inf) if x.dtype.kind == "f" else None
 
 
-@binds("Clip", 11, over=(0,))
+@binds("Clip", 11, over=(0,), any_order=True)
 def bind_clip(
     scratch: Scratch,
     y: np.ndarray,
@@ -145,7 +145,7 @@ def _hard_sigmoid(y: np.ndarray, x: np.ndarray, alpha: float, beta: float) -> li
     ]
 
 
-@binds("Sigmoid", 6, over=(0,))
+@binds("Sigmoid", 6, over=(0,), any_order=True)
 def bind_sigmoid(scratch: Scratch, y: np.ndarray, x: np.ndarray) -> Sequence[Call] | None:
     """Bind 1 / (1 + exp(-x))."""
     if not _is_wide(x):
@@ -153,7 +153,7 @@ def bind_sigmoid(scratch: Scratch, y: np.ndarray, x: np.ndarray) -> Sequence[Cal
     return [call for piece in flat_blocks(y, x) for call in _sigmoid(*piece)]
 
 
-@binds("HardSigmoid", 6, over=(0,))
+@binds("HardSigmoid", 6, over=(0,), any_order=True)
 def bind_hard_sigmoid(
     scratch: Scratch, y: np.ndarray, x: np.ndarray, *, alpha: float = 0.2, beta: float = 0.5
 ) -> Sequence[Call] | None:
@@ -163,7 +163,7 @@ def bind_hard_sigmoid(
     return [c for to, at in flat_blocks(y, x) for c in _hard_sigmoid(to, at, alpha, beta)]
 
 
-@binds("HardSwish", 14)
+@binds("HardSwish", 14, any_order=True)
 def bind_hard_swish(scratch: Scratch, y: np.ndarray, x: np.ndarray) -> Sequence[Call] | None:
     """Bind x * max(0, min(1, x / 6 + 1/2))."""
     if not _is_wide(x):
@@ -174,8 +174,8 @@ def bind_hard_swish(scratch: Scratch, y: np.ndarray, x: np.ndarray) -> Sequence[
     return calls
 
 
-@binds("Swish", 1, domain="hetero")
-@binds("Swish", 24)
+@binds("Swish", 1, domain="hetero", any_order=True)
+@binds("Swish", 24, any_order=True)
 def bind_swish(
     scratch: Scratch, y: np.ndarray, x: np.ndarray, *, alpha: float = 1.0
 ) -> Sequence[Call] | None:
@@ -188,7 +188,7 @@ def bind_swish(
     return calls
 
 
-@binds("Erf", 9)
+@binds("Erf", 9, any_order=True)
 def bind_erf(scratch: Scratch, y: np.ndarray, x: np.ndarray) -> Sequence[Call] | None:
     """Bind the error function of float32."""
     if x.dtype != _FLOAT32:
@@ -212,8 +212,8 @@ def _erf(square: np.ndarray, y: np.ndarray, x: np.ndarray) -> list[Call]:
     return calls
 
 
-@binds("Gelu", 1, domain="hetero")
-@binds("Gelu", 20)
+@binds("Gelu", 1, domain="hetero", any_order=True)
+@binds("Gelu", 20, any_order=True)
 def bind_gelu(
     scratch: Scratch, y: np.ndarray, x: np.ndarray, *, approximate: str = "none"
 ) -> Sequence[Call] | None:
@@ -247,7 +247,7 @@ def _tanh_gate(y: np.ndarray, x: np.ndarray) -> list[Call]:
     ]
 
 
-@binds("Where", 9)
+@binds("Where", 9, any_order=True)
 def bind_where(
     scratch: Scratch, y: np.ndarray, condition: np.ndarray, a: np.ndarray, b: np.ndarray
 ) -> Sequence[Call] | None:
@@ -262,7 +262,7 @@ def bind_where(
     return [partial(np.copyto, y, b), partial(np.copyto, y, a, where=condition)]
 
 
-@binds("Cast", 6)
+@binds("Cast", 6, any_order=True)
 def bind_cast(
     scratch: Scratch, y: np.ndarray, x: np.ndarray, *, to: int, **_: Any
 ) -> Sequence[Call] | None:

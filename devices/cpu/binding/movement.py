@@ -18,7 +18,7 @@ def bind_gather(
     return [partial(data.take, indices, axis, y)] if indices.ndim else None
 
 
-@binds("Concat", 4)
+@binds("Concat", 4, any_order=True)
 def bind_concat(
     scratch: Scratch, y: np.ndarray, *inputs: np.ndarray, axis: int
 ) -> Sequence[Call] | None:
@@ -26,7 +26,7 @@ def bind_concat(
     return [partial(np.concatenate, inputs, axis, y)]
 
 
-@binds("Expand", 8)
+@binds("Expand", 8, any_order=True)
 def bind_expand(
     scratch: Scratch, y: np.ndarray, x: np.ndarray, shape: np.ndarray
 ) -> Sequence[Call] | None:

@@ -68,6 +68,8 @@ class Binding:
     #: Positions of inputs that `y` may lie over: the calls read no element of them after they
     #: wrote the one at the same place.
     over: tuple[int, ...] = ()
+    #: Whether `y` may have its axes in any order in memory; otherwise it has them in its own.
+    any_order: bool = False
 
 
 #: Kernel function -> its binding.
@@ -75,7 +77,11 @@ BINDINGS: Final[dict[Callable[..., Any], Binding]] = {}
 
 
 def binds(
-    op_type: str, *since: int, domain: str = "", over: tuple[int, ...] = ()
+    op_type: str,
+    *since: int,
+    domain: str = "",
+    over: tuple[int, ...] = (),
+    any_order: bool = False,
 ) -> Callable[[BindFunction], BindFunction]:
     """Register the decorated function as the binding of an operator's kernels.
 
@@ -93,6 +99,8 @@ def binds(
         The operator's domain.
     over : tuple of int
         Positions of inputs that `y` may lie over.
+    any_order : bool
+        Whether `y` may have its axes in another order in memory than in its shape.
 
     Raises
     ------
@@ -105,7 +113,10 @@ def binds(
             kernel = KERNELS.find(domain, op_type, version)
             if kernel is None or kernel.since != version:
                 raise ValueError(f"{op_type} has no kernel since opset {version} to be bound")
-            if BINDINGS.setdefault(kernel.function, Binding(function, over)).bind != function:
+            if (
+                BINDINGS.setdefault(kernel.function, Binding(function, over, any_order)).bind
+                != function
+            ):
                 raise ValueError(f"the kernel of {op_type} since opset {version} is bound twice")
         return function
 

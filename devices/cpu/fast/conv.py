@@ -10,6 +10,7 @@ import numpy as np
 from devices.cpu.fast import winograd as winograd_
 from devices.cpu.fast.channels_last import (
     ROW,
+    is_last,
     padded,
     pixels,
     planes,
@@ -63,6 +64,7 @@ def channels_last_conv_1(
     activation: str = "",
     activation_params: Sequence[float] = (),
     winograd: int = 0,
+    out: np.ndarray | None = None,
 ) -> np.ndarray:
     """Return what FusedConv does, of weights and a bias row that lie as `prepare` says.
 
@@ -75,7 +77,9 @@ def channels_last_conv_1(
     if x.ndim != 4 or x.shape[1] != (read if by_channel else read * group):
         raise ValueError(f"input has shape {x.shape}; {group} groups of {read} channels wanted")
     x = pixels(x)
-    y = np.empty((x.shape[0], *window.output, channels), x.dtype)
+    if out is None or not is_last(out):
+        out = planes(np.empty((x.shape[0], *window.output, channels), x.dtype))
+    y = out.transpose(0, 2, 3, 1)
     lines = y.reshape(-1, *y.shape[2:])
     residual = None if z is None else pixels(z).reshape(lines.shape)
 
@@ -99,7 +103,7 @@ def channels_last_conv_1(
         finish(slice(None))
     else:
         _by_columns(x, w, window, y, finish)
-    return planes(y)
+    return out
 
 
 def bias_row(b: np.ndarray) -> np.ndarray:
