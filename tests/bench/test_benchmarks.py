@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,16 @@ import numpy as np
 import pytest
 
 from devices.errors import DeviceLostError
-from tests.bench import batching, chaos, one_device, pipelines, scale, scheduler, state
+from tests.bench import (
+    batching,
+    chaos,
+    one_device,
+    pipelines,
+    scale,
+    scheduler,
+    state,
+    vendors,
+)
 from tests.bench.chaos_flow import Flow, question
 from tests.bench.tables import numbers
 from tests.bench.timing import Timing, measure
@@ -38,6 +48,19 @@ def test_chains_are_measured_against_their_peer(rows: Any) -> None:
     for peer, ours in zip(found[::2], found[1::2], strict=True):
         assert peer["p50_ratio"] == peer["rate_ratio"] == 1
         assert ours["p50_ratio"] == pytest.approx(ours["p50_ms"] / peer["p50_ms"], rel=0.1)
+
+
+def test_vendors_runtimes_are_measured_bare_and_as_devices(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    vendors.main(["--models", "squeezenet", "--seconds", "0.03", "--rounds", "1", "--json"])
+    found = json.loads(capsys.readouterr().out)["rows"]
+    ways = ["onnxruntime", "ORT", "openvino", "OV", "openvino HETERO:CPU", "HETERO:OV"]
+    installed = len(ways) if importlib.util.find_spec("openvino") else 2
+    assert [row["way"] for row in found] == ways[:installed]
+    for bare, ours in zip(found[::2], found[1::2], strict=True):
+        assert bare["ratio"] == 1
+        assert ours["ratio"] == pytest.approx(bare["p50_ms"] / ours["p50_ms"], rel=0.01)
 
 
 def test_a_peer_that_is_not_known_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
