@@ -7,6 +7,7 @@ threads `load`, and what must be answered while those take their time by `contro
 from __future__ import annotations
 
 import logging
+import signal
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -45,6 +46,8 @@ class DeviceActor:
     def __init__(
         self, descriptor: DeviceDescriptor, specs: Sequence[PluginSpec], host: str | None
     ) -> None:
+        # Ray would end the process once its tasks have: `stay` never does.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         plugin = find_plugin(load_plugins(specs), descriptor.plugin)
         self._host = DeviceHost(descriptor, plugin)
         self._workers = PumpingWorkers(descriptor.name)

@@ -140,8 +140,8 @@ class DeviceKeeper:
                 order = self._orders.get(timeout=_LOOK_S)
             except queue.Empty:
                 order = self._look
-            if order is None:
-                return
+            if order is None or self._session.is_left:
+                return  # a call to an actor would have Ray start, or join, another cluster
             try:
                 order()
                 self._see(TimePassed(time.monotonic()))

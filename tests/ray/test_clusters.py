@@ -38,7 +38,9 @@ from tests.scheduler.models import chain
 toy = ("tests.scheduler.plugins:ToyPlugin",)
 executor = create_executor("ray", plugins=toy, ray_options={"num_cpus": 1})
 print(executor._session.folder, flush=True)
-executor.deploy(*chain("TOY", name="sleep_60_")).submit({"x": np.zeros(1, np.float32)})
+x = {"x": np.zeros(1, np.float32)}
+executor.deploy(*chain("TOY")).submit(x).future.result()
+executor.deploy(*chain("TOY", name="sleep_60_")).submit(x)
 print("running", flush=True)
 """
 

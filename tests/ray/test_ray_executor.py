@@ -39,6 +39,7 @@ from scheduler.ray.devices import RayDevices
 from scheduler.ray.executor import RayExecutor
 from scheduler.ray.nodes import ClusterNode, alive_nodes
 from tests.scheduler.models import build, chain, cut, diamond
+from tests.scheduler.parties import wait_for
 from tests.scheduler.plugins import BrokenPlugin, TwinPlugin
 
 pytestmark = pytest.mark.ray
@@ -54,10 +55,10 @@ def executor(local_ray: None) -> Iterator[RayExecutor]:
     assert ray.is_initialized(), "a Ray that was there before is left running"
 
 
-def kill(executor: RayExecutor, device: str) -> None:
+def kill(executor: RayExecutor, device: str, number: int = signal.SIGKILL) -> None:
     pid = ray.get(executor._devices.device(device).actor.ping.remote())
     assert pid != os.getpid()
-    os.kill(pid, signal.SIGKILL)
+    os.kill(pid, number)
 
 
 def test_devices_are_those_of_the_node(executor: RayExecutor) -> None:
@@ -353,7 +354,9 @@ def hasty_rows(devices: RayDevices) -> tuple[DeviceDescriptor, ...]:
 
 def test_an_actor_that_dies_while_idle_or_in_its_work(executor: RayExecutor) -> None:
     idle = executor.deploy(*chain("TWIN.1"))
-    kill(executor, "TWIN.1")
+    process = executor._devices.device("TWIN.1")
+    kill(executor, "TWIN.1", signal.SIGTERM)
+    wait_for(lambda: executor._devices._actors.get("TWIN.1") not in (None, process))
     np.testing.assert_array_equal(idle.submit({"x": X}).future.result(300).outputs["t0"], X + 1)
     suicide = executor.deploy(*chain("TWIN.0", name="die"), limits=Limits(attempts=2))
     with pytest.raises(DeviceLostError, match=r"attempt 2: device TWIN\.0"):
