@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 import openvino
 
-from devices.errors import InferenceError
+from devices.plugin.failures import run_failed
 from devices.plugin.program import ExecutedNode, Payload, Program, RunContext, Value
 
 #: What `export` writes.
@@ -121,7 +121,7 @@ class OpenVinoProgram(Program):
                 request.wait()
             except RuntimeError as error:
                 context.check_cancelled()
-                raise InferenceError(f"OpenVINO failed: {' '.join(str(error).split())}") from error
+                raise run_failed("OpenVINO failed", error) from error
         # A request that is cancelled this late may yet be told so: it is not used again.
         context.check_cancelled()
         if profile:

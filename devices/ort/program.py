@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from devices.errors import BlobError, DeviceError, InferenceError
+from devices.errors import BlobError, DeviceError
 from devices.model.deferred import DeferredModel
 from devices.model.model import Constant, Model
 from devices.model.reader import read_model
@@ -24,6 +24,7 @@ from devices.model.tensor_spec import TensorSpec
 from devices.ort.prepacked import SAVE_OPTION, PackedFile, is_packed, read_packed
 from devices.ort.provider import Provider
 from devices.ort.session import open_session, session_model
+from devices.plugin.failures import run_failed
 from devices.plugin.program import ExecutedNode, Payload, Program, RunContext, Value
 from devices.plugin.properties import Config
 
@@ -90,10 +91,8 @@ class OrtProgram(Program):
                     values = self._session.run(self._wanted, self._feeds(given), options)
                 except Exception as error:
                     context.check_cancelled()
-                    raise InferenceError(
-                        f"ONNX Runtime failed on model {self._model.name!r}: "
-                        f"{' '.join(str(error).split())}"
-                    ) from error
+                    what = f"ONNX Runtime failed on model {self._model.name!r}"
+                    raise run_failed(what, error) from error
             made = dict(zip(self._wanted, values, strict=True))
         return self._outputs(given, made)
 
