@@ -5,9 +5,11 @@ from devices.model.extension import Extension, custom_operator
 from devices.model.model import Model
 from devices.model.partial_shape import PartialShape
 from devices.model.tensor_spec import TensorSpec
+from devices.plugin.remote import RemoteContext, RemoteTensor
 from devices.plugin.support import Refusal, Support
 from devices.request.infer_request import InferRequest
 from devices.request.results import Results
+from devices.request.states import VariableState
 from devices.request.tensor import Tensor
 from hetero import errors, preprocess, properties
 from hetero.affinity.affinity import Affinity
@@ -54,6 +56,8 @@ __all__ = [
     "PlanReport",
     "PrePostProcessor",
     "Refusal",
+    "RemoteContext",
+    "RemoteTensor",
     "ResizeAlgorithm",
     "Results",
     "Shape",
@@ -63,6 +67,7 @@ __all__ = [
     "TensorSpec",
     "Trace",
     "Type",
+    "VariableState",
     "__version__",
     "compare",
     "compile_model",

@@ -229,6 +229,11 @@ class Metrics:
             [Sample(labels[name], device.status["streams"])
              for name, device in devices if device.status],
         )  # fmt: skip
+        yield Family(
+            "hetero_device_kept_bytes", "gauge", "Bytes of remote tensors and states on a device.",
+            [Sample(labels[name], device.status["kept_nbytes"])
+             for name, device in devices if device.status],
+        )  # fmt: skip
         yield Family("hetero_device_tasks", "gauge", "Runs of stages that a device holds.", tasks)
 
 

@@ -404,7 +404,10 @@ class InferRequest(Awaited, HasStory, HasStates, OpenVINONames, Prioritised):
             answer = future.result()
             run.outputs = answer.outputs
             if self._states.variables:
-                self._states.commit(answer.outputs)
+                with self._lock:
+                    run.answered = True
+                    if not run.given_up:
+                        self._states.commit(answer.outputs)
             run.stage_runs = answer.stage_runs
             if self._target.profiles:
                 self._target.node_times.add(node_times_s(answer.stage_runs, self._target))
@@ -453,7 +456,10 @@ class InferRequest(Awaited, HasStory, HasStates, OpenVINONames, Prioritised):
             run.wait()
             return
         left_s = run.started + run.timeout_s - time.perf_counter()
-        if not run.ended.wait(max(0.0, left_s)) and not run.answered:
+        run.ended.wait(max(0.0, left_s))
+        with self._lock:
+            run.given_up = not run.answered
+        if run.given_up:
             self.cancel()
             run.ended.wait(_STOP_S)
             raise DeadlineError(

@@ -38,6 +38,8 @@ class Run:
         self.callback_error: BaseException | None = None
         self.results: Results | None = None
         self.answered = False
+        #: Whether it was not answered when its time was up.
+        self.given_up = False
         self.taken = threading.Lock()
         self.ended = Signal()
         #: What waits for it as futures.

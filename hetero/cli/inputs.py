@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 from zipfile import BadZipFile
@@ -48,11 +48,17 @@ def input_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def model_inputs(
-    name: str, model: Model, files: Sequence[str], shapes: Mapping[str, tuple[int, ...]]
+    name: str,
+    model: Model,
+    files: Sequence[str],
+    shapes: Mapping[str, tuple[int, ...]],
+    *,
+    hidden: Collection[str] = (),
 ) -> dict[str, Any]:
     """Return a value for each input: from `files` where they have it, generated otherwise.
 
-    Inputs that have a default are among them where a file has them.
+    Inputs that have a default are among them where a file has them; those that are `hidden`, as
+    states are, never.
 
     Raises click.UsageError for files and shapes that are not the model's, given twice, or too
         large for memory.
@@ -65,7 +71,7 @@ def model_inputs(
         given |= found
     optional = {port.name for port in model.optional_inputs}
     overridden = {port: given.pop(port) for port in given.keys() & optional}
-    ports = {port.name for port in model.inputs}
+    ports = {port.name for port in model.inputs}.difference(hidden)
     if extra := (given.keys() | shapes.keys()) - ports:
         raise click.UsageError(
             f"the model has no input {_names(extra)}; it has {_names(ports | optional) or 'none'}."
@@ -75,9 +81,10 @@ def model_inputs(
     if name.startswith(PREFIX) and not given and not shapes:
         return dict(light_model_inputs(model)) | overridden
     try:
-        return sample_inputs(model, given, shapes) | overridden
+        made = sample_inputs(model, given, shapes)
     except (ValueError, MemoryError) as error:
         raise click.UsageError(str(error)) from error
+    return {name: value for name, value in made.items() if name in ports} | overridden
 
 
 def _names(names: Any) -> str:

@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -14,6 +14,8 @@ import click
 import numpy as np
 
 from devices.model.light import PREFIX, light_model_outputs
+from devices.model.model import Model
+from devices.model.variables import variables_of
 from hetero.cli.files import output_file, refuse_weights
 from hetero.cli.inputs import input_options, model_inputs
 from hetero.cli.loading import load, remap_option, show_subgraphs, subgraph_rows
@@ -62,7 +64,7 @@ def run(
     source = preprocessing.of_model(core, model, inputs)
     values = None
     if source is not None:
-        values = model_inputs(model, source, inputs, shapes)
+        values = _inputs(model, source, inputs, shapes)
         refuse_weights(output, source)
     start(core)
     compiled = load(core, model, source, device, config, pins, remap)
@@ -70,11 +72,12 @@ def run(
     if idle:
         remark(f"{', '.join(idle)} computes nothing: the outputs are not results")
     if values is None:
-        values = model_inputs(model, compiled.partition.source, inputs, shapes)
+        values = _inputs(model, compiled.partition.source, inputs, shapes)
     request = compiled.create_infer_request()
     times = []
     with progress("running"):
         for _ in range(1 + REPEATS):
+            request.reset_state()
             began = time.perf_counter()
             results = request.infer(values)
             times.append(time.perf_counter() - began)
@@ -109,6 +112,13 @@ def run(
         )
     if check and not check["matches"]:
         raise click.exceptions.Exit(1)
+
+
+def _inputs(
+    name: str, model: Model, files: Sequence[str], shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, Any]:
+    states = [variable.name for variable in variables_of(model)]
+    return model_inputs(name, model, files, shapes, hidden=states)
 
 
 def _compare(model: str, results: list[Any]) -> dict[str, Any] | None:

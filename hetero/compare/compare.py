@@ -181,7 +181,10 @@ class _Search:
         pins = {f"name:{n}": d for n, d in self.pins.items() if n in part.index_of}
         for device in self.devices:
             mine = pins if _is_split(device) else None
-            with self.core.compile_model(part, device, self.config, affinity=mine) as compiled:
+            # A part may be without the end of a state; what begins it is given like any input.
+            with self.core.compile_model(
+                part, device, self.config, affinity=mine, states={}
+            ) as compiled:
                 values = {port.name: inputs[port.name] for port in part.inputs}
                 results.append(dict(compiled(values).to_dict()))
         return results[0], results[1]

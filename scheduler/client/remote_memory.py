@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import queue
 import threading
 import time
@@ -16,6 +17,7 @@ import numpy as np
 
 from devices.errors import (
     ClusterError,
+    DeadlineError,
     DeviceLostError,
     HeteroError,
     TensorError,
@@ -43,8 +45,9 @@ from scheduler.channels.messages import (
 )
 from scheduler.home_process import HomeProcess
 
-#: Seconds that a device may take to take in a tensor, or to give one.
+#: Seconds that a device may take to take in a tensor, or to give one; for each byte so much more.
 _TIMEOUT_S: Final = 60.0
+_TIMEOUT_S_PER_BYTE: Final = 1e-7
 _TENSOR: Final = "tensor"
 #: Seconds after which devices free what nobody holds, where nothing is asked of them before.
 _FREE_S: Final = 0.05
@@ -125,7 +128,9 @@ class RemoteMemory:
         channel = self._connected()
         key = f"{self._name}/{next(self._numbers)}"
         copy = np.array(array)
-        self._ask(device, address, lambda task: Keep(task, channel.address, {key: copy}))
+        self._ask(
+            device, address, copy.nbytes, lambda task: Keep(task, channel.address, {key: copy})
+        )
         return Kept(device, address, key, copy.dtype, copy.shape, self._unheld)
 
     def fetch(self, kept: Kept) -> np.ndarray:
@@ -134,7 +139,8 @@ class RemoteMemory:
         Raises DeviceLostError: its device is gone; TensorError: the device has not got it.
         """
         own, keys = self._connected().address, {_TENSOR: kept.key}
-        came = self._ask(kept.device, kept.address, lambda task: Give(task, own, own, keys))
+        nbytes = math.prod(kept.shape) * kept.dtype.itemsize
+        came = self._ask(kept.device, kept.address, nbytes, lambda task: Give(task, own, own, keys))
         return np.array(came[_TENSOR])
 
     def usable(self, port: str, tensor: RemoteTensor) -> Kept:
@@ -178,9 +184,9 @@ class RemoteMemory:
             channel.close()
 
     def _ask(
-        self, device: str, address: str, message: Callable[[Task], Keep | Give]
+        self, device: str, address: str, nbytes: int, message: Callable[[Task], Keep | Give]
     ) -> Mapping[str, Value]:
-        """Send a message that a device answers; return the tensors of the answer."""
+        """Send a message about so many bytes, which a device answers; return what it sends."""
         channel = self._connected()
         number = next(self._numbers)
         future: Future[Mapping[str, Value]] = Future()
@@ -188,15 +194,21 @@ class RemoteMemory:
             self._awaited[number] = future
         try:
             channel.send(address, message(Task(Request(deployment=self._name, id=number), 0)))
-            until_s = time.monotonic() + _TIMEOUT_S
+            timeout_s = _TIMEOUT_S + nbytes * _TIMEOUT_S_PER_BYTE
+            until_s = time.monotonic() + timeout_s
             while not future.done():
-                if self._is_lost(address) or time.monotonic() > until_s:
+                if self._is_lost(address):
                     raise DeviceLostError(
-                        f"device {device} does not answer: it is gone, and with it what it kept. "
-                        "Make the tensor anew.",
+                        f"device {device} is gone, and with it what it kept. Make the tensor anew.",
                         device=device,
                         node="",
                         attempt=0,
+                    )
+                if time.monotonic() > until_s:
+                    raise DeadlineError(
+                        f"device {device} has not answered about a remote tensor of {nbytes} bytes "
+                        f"for {timeout_s:.0f} s, though it is heard. Try again.",
+                        timeout_s=timeout_s,
                     )
                 with suppress(TimeoutError):
                     future.exception(LOOK_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -47,6 +48,17 @@ def broken(x: np.ndarray) -> Any:
 
 def plain(x: np.ndarray) -> np.ndarray:
     return x
+
+
+#: `Wait` says that it runs, and goes on when it may.
+waiting, may_go_on = threading.Event(), threading.Event()
+
+
+@custom_operator("org.example::Wait", infer=lambda x: x)
+def wait(x: np.ndarray) -> np.ndarray:
+    waiting.set()
+    assert may_go_on.wait(60)
+    return x.copy()
 
 
 #: How often `Doomed` is lost before it runs.

@@ -24,7 +24,8 @@ class Counting(LoopbackChannel):
     def send(self, address: str, message: Message) -> None:
         nbytes = nbytes_of(getattr(message, "tensors", None) or {})
         if nbytes and address != self.address:
-            self.crossed.put((self.address, address, nbytes))
+            sender, to = (party.partition("/")[0] for party in (self.address, address))
+            self.crossed.put((sender, to, nbytes))
         super().send(address, message)
 
 

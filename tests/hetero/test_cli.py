@@ -17,6 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from hetero.cli.examples import EXAMPLES
 from tests.command_line import Shell
 from tests.hetero.models import branches, branches_output
+from tests.hetero.stateful_models import running_sum
 
 ROOT = Path(__file__).parents[2]
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
@@ -88,6 +89,20 @@ def test_run_takes_inputs_from_files_and_writes_outputs(
 def test_run_takes_shapes_for_open_dimensions(shell: Shell, model: Path) -> None:
     (output,) = shell("run --json --shape x=7,3", model).document["outputs"]
     assert output == {"name": "y", "dtype": "float32", "shape": [7, 4]}
+
+
+def test_a_model_with_states_is_run_measured_and_compared(shell: Shell, tmp_path: Path) -> None:
+    path, sums = tmp_path / "sum.onnx", running_sum()
+    sums.metadata_props.add(key="hetero.states", value='{"before": "after"}')
+    onnx.save_model(sums, path)
+    np.save(tmp_path / "x.npy", np.ones(3, np.float32))
+    ran = shell("run", path, "-d", "CPU", "-i", f"x={tmp_path / 'x.npy'}", "-o", tmp_path / "y.npz")
+    assert ran.code == 0
+    with np.load(tmp_path / "y.npz") as outputs:
+        assert {name: list(y) for name, y in outputs.items()} == {"y": [2, 2, 2]}
+    assert "no input before; it has x" in shell("run", path, "--shape", "before=3").err
+    assert shell("bench", path, "-d", "CPU", "--seconds", "0.1").code == 0
+    assert shell("compare", path, "-d", "ORT,CPU").code == 0
 
 
 def test_a_light_model_is_compared_with_what_onnx_ships(

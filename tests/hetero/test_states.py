@@ -17,6 +17,7 @@ from hetero.errors import (
     ArgumentError,
     HeteroError,
     ModelError,
+    RequestCancelledError,
     TensorNameError,
     TensorShapeError,
     TensorTypeError,
@@ -177,6 +178,28 @@ def test_an_attempt_that_is_made_again_begins_with_the_last_commit(core: hetero.
     assert any("attempt" in line and "3" in line for line in request.story())
     assert request.infer(X)[0][0] == 3
     await_freed(core, X.nbytes)  # what failed attempts kept is gone
+
+
+def test_a_run_that_is_cancelled_leaves_the_state_as_it_was(core: hetero.Core) -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17, "org.example" : 1]>
+    waits (float[n] x, float[n] before) => (float[n] y, float[n] after)
+    { after = Add (before, x) y = org.example.Wait (after) }"""
+    core.add_extension(custom_operators.wait)
+    compiled = core.compile_model(
+        parse_model(text), SPLIT, affinity={"y": "CPU.1"}, states={"before": "after"}
+    )
+    request = compiled.create_infer_request()
+    custom_operators.may_go_on.set()
+    request.infer(X)
+    custom_operators.may_go_on.clear()
+    custom_operators.waiting.clear()
+    request.start_async(X)
+    assert custom_operators.waiting.wait(60)
+    request.cancel()
+    custom_operators.may_go_on.set()
+    with pytest.raises(RequestCancelledError):
+        request.wait()
+    assert request.infer(X)[0][0] == 2
 
 
 def test_states_are_freed_with_their_request(core: hetero.Core) -> None:

@@ -19,7 +19,9 @@ from tests.scheduler.models import chain
 LOAD = Load(
     (DeploymentLoad("m", 2, 3), DeploymentLoad("m", 1, 1)),
     {
-        "A": DeviceLoad("n1", {"tasks": 5.0, "running": 2.0, "streams": 4.0}, 0.25),
+        "A": DeviceLoad(
+            "n1", {"tasks": 5.0, "running": 2.0, "streams": 4.0, "kept_nbytes": 7.0}, 0.25
+        ),
         "B": DeviceLoad("n2", {}, 1.5),
     },
     1000,
@@ -105,6 +107,7 @@ def test_what_waits_and_runs_is_told_as_it_is() -> None:
     assert found["hetero_device_tasks"].value(**a, state="queued") == 3
     assert found["hetero_device_tasks"].value(**a, state="running") == 2
     assert found["hetero_device_streams"].value(**a) == 4
+    assert found["hetero_device_kept_bytes"].value(**a) == 7
     assert found["hetero_device_heartbeat_age_seconds"].value(device="B", node="n2") == 1.5
 
 

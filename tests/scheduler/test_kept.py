@@ -1,0 +1,121 @@
+"""What a device keeps for clients: by key and client, counted, and never for dropped attempts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from devices.errors import DeviceMemoryError, TensorError
+from devices.request.request import Request
+from scheduler.channels.messages import (
+    Dropped,
+    Failure,
+    Give,
+    Keep,
+    Message,
+    Outputs,
+    Task,
+    Values,
+    output_key,
+)
+from scheduler.device.host import DeviceHost
+from scheduler.device.kept import KeptTensors
+from scheduler.device.loop import DeviceLoop
+from scheduler.events import Run, StageOpened
+from scheduler.executor import DeviceDescriptor
+from tests.scheduler.models import chain
+from tests.scheduler.plugins import ToyPlugin
+
+X = np.arange(4, dtype=np.float32)
+TASK = Task(Request(deployment="memory", id=1), 0)
+TOY = DeviceDescriptor("TOY", "TOY", "0", "here", memory_nbytes=40)
+
+
+class Told:
+    """A channel that notes what is sent."""
+
+    address = "TOY"
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, Message]] = []
+
+    def send(self, address: str, message: Message) -> None:
+        self.sent.append((address, message))
+
+    def close(self) -> None:
+        """Have nothing to let go of."""
+
+
+def test_tensors_are_counted_given_and_freed_by_key_and_by_client() -> None:
+    kept, told = KeptTensors(TOY), Told()
+    for client, key in (("a", "1"), ("a", "2"), ("b", "3"), ("a", "1")):
+        kept.answer(Keep(TASK, client, {key: X[:2]}), told.send)
+    assert kept.nbytes == 24
+    assert told.sent[-1] == ("a", Values(TASK, {}))
+    kept.answer(Give(TASK, "a", "other", {"x": "1"}), told.send)
+    address, values = told.sent[-1]
+    assert address == "other"
+    assert isinstance(values, Values)
+    assert values.tensors["x"] is not None
+    kept.free(["2", "none"])
+    assert kept.nbytes == 16
+    kept.free_all_of("a")
+    assert kept.nbytes == 8
+    kept.answer(Give(TASK, "a", "other", {"x": "1", "y": "3"}), told.send)
+    client, failure = told.sent[-1]
+    assert client == "a"
+    assert isinstance(failure, Failure)
+    assert isinstance(failure.error, TensorError)
+    assert failure.error.data["port"] == "x"
+
+
+def test_what_is_more_than_the_memory_is_refused_and_changes_nothing() -> None:
+    kept, told = KeptTensors(TOY), Told()
+    kept.keep("a", {"1": X})
+    with pytest.raises(DeviceMemoryError, match="TOY on node here keeps 16 bytes"):
+        kept.keep("b", {"2": X, "3": X})
+    assert kept.nbytes == 16
+    kept.keep("a", {"1": X, "2": X})  # what it had under a key makes room
+    kept.answer(Keep(TASK, "b", {"3": X}), told.send)
+    assert isinstance(told.sent[-1][1], Failure)
+
+
+@pytest.fixture
+def loop() -> Any:
+    """Return a device's loop with one stage, and what it starts and sends."""
+    plan, (source,) = chain("TOY")
+    host, told, started = DeviceHost(TOY, ToyPlugin()), Told(), []
+    made = DeviceLoop(host, lambda receive: told, lambda _, due: started.append(due))
+    host.load_stage("d", 0, source, 1)
+    (stage,) = plan.stages
+    made.open_stage(StageOpened("d", 0, stage.inputs, 0, {}, stage.outputs, client="client"))
+    return made, told, started, stage.outputs[0]
+
+
+@pytest.mark.parametrize("dropped", ["before", "while it runs", "after", None])
+def test_an_output_is_kept_unless_its_attempt_was_dropped(loop: Any, dropped: str | None) -> None:
+    made, told, started, name = loop
+    request = Request(deployment="d", id=1, attempt=1, keep=(name,))
+    if dropped == "before":
+        made.receive(Dropped(request))
+    made.receive(Values(Task(request, 0), {"x": X}))
+    due: Run
+    for due in started:
+        if dropped == "while it runs":
+            made.receive(Dropped(request))
+        made.run(due)
+    if dropped == "after":
+        made.receive(Dropped(request))
+    assert made.status()["kept_nbytes"] == (0 if dropped else 16)
+    if dropped is None:
+        ((_, outputs),) = told.sent
+        assert isinstance(outputs, Outputs)
+        assert outputs.tensors == {name: ["float", [4]]}
+        made.receive(Give(TASK, "client", "other", {"x": output_key(request, name)}))
+        np.testing.assert_array_equal(told.sent[-1][1].tensors["x"], X + 1)
+        made.close_deployment("d")
+        assert made.status()["kept_nbytes"] == 16
+        made.client_gone("client")
+        assert made.status()["kept_nbytes"] == 0
