@@ -10,9 +10,12 @@ from importlib import metadata
 
 import pytest
 
+import devices
+import devices.testing
 import hetero
 import hetero.errors
 from devices import errors
+from tests import reference
 
 CORE = (
     "available_devices", "close", "compile_model", "get_property", "get_versions", "import_model",
@@ -56,6 +59,23 @@ def test_the_surface_has_its_names_and_each_is_explained(
     for name, member in vars(kind).items():
         if not name.startswith("_") and (callable(member) or isinstance(member, property)):
             assert inspect.getdoc(member), f"{kind.__name__}.{name}"
+
+
+def test_the_reference_is_what_the_code_says() -> None:
+    page = reference.PAGE.read_text(encoding="utf-8")
+    assert page == reference.page(), "stale: `python -m tests.reference` writes it"
+
+
+def test_all_that_is_public_is_explained() -> None:
+    for module in (hetero, hetero.preprocess, devices, devices.testing):
+        for name, thing in reference.public(module).items():
+            if inspect.isclass(thing) or inspect.isfunction(thing):
+                assert reference.sentence(thing), name
+            for member, found in reference.members(thing).items() if inspect.isclass(thing) else ():
+                assert reference.sentence(found), f"{name}.{member}"
+    for owner, properties in reference.PROPERTIES.items():
+        for each in properties:
+            assert len(each.doc) > 5, f"{each.name} of {owner}"
 
 
 def test_the_context_managers_close(monkeypatch: pytest.MonkeyPatch) -> None:
