@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import hetero
 from devices import InferRequest, Tensor
 from devices.errors import (
     ReadOnlyPropertyError,
@@ -372,3 +373,13 @@ def test_passed_through_inputs_do_not_share_the_callers_memory(subject):
 def test_requests_are_made_by_the_compiled_model(double):
     assert isinstance(double.create_infer_request(), InferRequest)
     np.testing.assert_array_equal(double.infer_new_request({"x": X})["y"], X * 2)
+
+
+def test_83_batched_tensors_of_a_model_from_a_cache(tmp_path):
+    with hetero.Core("inprocess") as core:
+        for hit in (False, True):
+            compiled = core.compile_model(DOUBLE, "HETERO:CPU", {"CACHE_DIR": tmp_path})
+            assert compiled.get_property("LOADED_FROM_CACHE") is hit
+            request = compiled.create_infer_request()
+            request.set_tensors("x", [X[:1], X[1:]])
+            np.testing.assert_array_equal(request.infer()["y"], X * 2)
