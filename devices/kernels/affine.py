@@ -33,6 +33,8 @@ def scale_shift_1(
     scale, shift = scale.reshape(per_channel), shift.reshape(per_channel)
     activate = IN_PLACE[activation]
     step = max(1, _BLOCK_NBYTES // max(1, prod(x.shape[2:]) * x.dtype.itemsize))
+    if not x.flags.c_contiguous:  # channels last in memory: no block of them is in one piece
+        step = max(1, x.shape[1])
     for image in range(x.shape[0]):
         for first in range(0, x.shape[1], step):
             channels = slice(first, first + step)

@@ -53,6 +53,13 @@ def _hard_swish_gate(xp: Xp, y: Array) -> None:
     _hard_sigmoid(xp, y, 1 / 6, 0.5)
 
 
+def _fake_quantize(xp: Xp, y: Array, scale: float, low: float, high: float) -> None:
+    y /= y.dtype.type(scale)
+    xp.rint(y, out=y)
+    _clip(xp, y, low, high)
+    y *= y.dtype.type(scale)
+
+
 #: By ONNX operator name; ``""`` leaves the block as it is.
 IN_PLACE: dict[str, Activate] = {
     "": identity,
@@ -62,6 +69,7 @@ IN_PLACE: dict[str, Activate] = {
     "Sigmoid": _sigmoid,
     "HardSigmoid": _hard_sigmoid,
     "Tanh": _tanh,
+    "FakeQuantize": _fake_quantize,
     "HardSwish": _times(_hard_swish_gate),
     "Swish": _times(_sigmoid),
 }

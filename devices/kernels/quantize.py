@@ -16,7 +16,7 @@ from devices.kernels.element_types import Array, Xp, element_type
 from devices.kernels.registry import op
 
 #: Least and greatest value of each integer type that tensors are quantised to.
-_RANGE: Final = {
+RANGE: Final = {
     "uint8": (0, 255), "int8": (-128, 127), "uint16": (0, 65535), "int16": (-32768, 32767),
     "uint4": (0, 15), "int4": (-8, 7), "uint2": (0, 3), "int2": (-2, 1),
 }  # fmt: skip
@@ -62,13 +62,13 @@ def _saturate(xp: Xp, y: Array, zero_point: Array | None, to: Any, saturate: boo
     y is written into; it must be the caller's own.
     """
     y = xp.asarray(y)
-    integer = to.name in _RANGE
+    integer = to.name in RANGE
     if integer:
         xp.rint(y, out=y)
     if zero_point is not None:
         y += zero_point.astype(y.dtype)
     if integer:
-        return xp.clip(y, *_RANGE[to.name], out=y).astype(to)
+        return xp.clip(y, *RANGE[to.name], out=y).astype(to)
     return convert(xp, y, to, saturate=saturate)
 
 
@@ -144,22 +144,56 @@ def dynamic_quantize(xp: Xp, x: Array) -> tuple[Array, Array, Array]:
     return _saturate(xp, x / scale, zero_point, xp.dtype(xp.uint8)), scale, zero_point
 
 
+@op("FakeQuantize", since=1, domain="hetero")
+def fake_quantize(xp: Xp, x: Array, *, scale: float, low: float, high: float) -> Array:
+    """Return x rounded to multiples of `scale`, at least `low` and at most `high` times it."""
+    y = x / x.dtype.type(scale)
+    xp.rint(y, out=y)
+    xp.clip(y, low, high, out=y)
+    y *= x.dtype.type(scale)
+    return y
+
+
 #: How many products of 9-bit differences float32 adds without rounding: 255 * 255 * 256 < 2**24.
 _EXACT_TERMS: Final = 256
 
 
-def _integer_matmul(xp: Xp, a: Array, b: Array) -> Array:
+def _integer_matmul(xp: Xp, a: Array, b: Array, terms: int = _EXACT_TERMS) -> Array:
     """Return a @ b in int32, wrapping, of integers up to ±255 held in float32."""
-    y = xp.asarray(xp.matmul(a[..., :_EXACT_TERMS], _rows(b, 0))).astype(xp.int32)
-    for start in range(_EXACT_TERMS, a.shape[-1], _EXACT_TERMS):
-        block = xp.matmul(a[..., start : start + _EXACT_TERMS], _rows(b, start))
+    y = xp.asarray(xp.matmul(a[..., :terms], _rows(b, 0, terms))).astype(xp.int32)
+    for start in range(terms, a.shape[-1], terms):
+        block = xp.matmul(a[..., start : start + terms], _rows(b, start, terms))
         y += block.astype(xp.int32)
     return y
 
 
-def _rows(b: Array, start: int) -> Array:
-    stop = start + _EXACT_TERMS
+def _rows(b: Array, start: int, terms: int) -> Array:
+    stop = start + terms
     return b[start:stop] if b.ndim == 1 else b[..., start:stop, :]
+
+
+def exact_terms(b: Array) -> int:
+    """Return how many rows of b (..., K, N) times integers up to ±255 float32 adds exactly.
+
+    Either all of them, for no column's magnitudes add up to more than it holds, or what it holds
+    of whichever integers.
+    """
+    total = float(abs(b).sum(axis=-2).max()) if b.size else 0.0
+    return max(_EXACT_TERMS, b.shape[-2]) if total * 255 < 1 << 24 else _EXACT_TERMS
+
+
+@op("IntegerMatMul", since=1, domain="hetero")
+def integer_matmul(
+    xp: Xp, a: Array, b: Array, a_zero_point: Array | None = None, *, terms: int, to_float: int = 0
+) -> Array:
+    """Return (a - a_zero_point) @ b in int32, b of integers up to ±255 held in float32.
+
+    float32 adds `terms` products exactly, which are all of them where the result is wanted
+    `to_float`.
+    """
+    _fit(a, b)
+    left = _shifted(xp, a, a_zero_point, xp.float32, rows=True)
+    return xp.matmul(left, b) if to_float else _integer_matmul(xp, left, b, terms)
 
 
 def _shifted(xp: Xp, x: Array, zero_point: Array | None, dtype: Any, rows: bool = False) -> Array:
@@ -203,7 +237,7 @@ def qlinear_matmul(
     _fit(a, b)
     left = _shifted(xp, a, a_zero_point, xp.float32, rows=True)
     right = _shifted(xp, b, b_zero_point, xp.float32)
-    integers = a.dtype.name in _RANGE
+    integers = a.dtype.name in RANGE
     product = _integer_matmul(xp, left, right) if integers else xp.matmul(left, right)
     scale = _per_row(a_scale, True).astype(xp.float32) * _per_row(b_scale, False).astype(xp.float32)
     scale = scale / _per_row(y_scale, True).astype(xp.float32)

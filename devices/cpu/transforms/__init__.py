@@ -21,6 +21,11 @@ from devices.cpu.transforms.layer_norm import fuse_layer_norm
 from devices.cpu.transforms.literals import literals_to_constants
 from devices.cpu.transforms.matmul_add import fuse_matmul_add
 from devices.cpu.transforms.movement import merge_movements
+from devices.cpu.transforms.quantized import (
+    dequantize_products,
+    fuse_fake_quantize,
+    fuse_integer_matmul,
+)
 from devices.cpu.transforms.scale_into_conv import move_scale_into_conv
 from devices.cpu.transforms.scale_shift import fuse_scale_shift
 from devices.model.model import Model
@@ -43,6 +48,9 @@ PASSES: Final = (
     Pass(eliminate_identities),
     Pass(fold_constants, oldest_opset=0),
     Pass(remove_dead_nodes, oldest_opset=0),
+    Pass(dequantize_products, oldest_opset=10),
+    Pass(fuse_fake_quantize, oldest_opset=10),
+    Pass(fuse_integer_matmul, oldest_opset=10),
     Pass(merge_movements),
     Pass(fold_batchnorm_into_conv),
     Pass(fuse_scale_shift),

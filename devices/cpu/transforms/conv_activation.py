@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from devices.cpu.implementations import FUSED
 from devices.cpu.transforms.rewriting import Rewrite, fused_node
 from devices.model.model import Model, Node
 
@@ -82,6 +83,8 @@ def activation_after(
     if at is None or nodes[at].inputs[0] != value:
         return None
     attributes = nodes[at].attributes
+    if nodes[at].op_type == "FakeQuantize" and nodes[at].domain == FUSED:
+        return (at,), "FakeQuantize", tuple(attributes[key] for key in ("scale", "low", "high"))
     if rewrite.is_op(at, "Relu", "Sigmoid", "Tanh", "HardSwish"):
         return (at,), nodes[at].op_type, ()
     if rewrite.is_op(at, "LeakyRelu"):

@@ -1,0 +1,155 @@
+"""Passes: quantised models compute in float32, whose products have a BLAS.
+
+1. QLinearConv and QLinearMatMul of constant weights become what they mean: DequantizeLinear, the
+   product, QuantizeLinear.
+2. QuantizeLinear and DequantizeLinear that undo each other become ``hetero::FakeQuantize``, which
+   rounds floats to the values that the integers stand for; a Relu before it that its range implies
+   goes.
+3. MatMulInteger of constant weights becomes ``hetero::IntegerMatMul``, whose weights are floats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from onnx import helper
+
+from devices.cpu.transforms.rewriting import Rewrite, fused_node
+from devices.kernels.quantize import RANGE, exact_terms
+from devices.model.model import Constant, Model, Node
+from devices.model.tensor_spec import TensorSpec
+
+
+def dequantize_products(model: Model) -> Model:
+    """Return the model with quantised products of constant weights as products of floats."""
+    nodes: list[Node] = []
+    constants, specs = dict(model.constants), dict(model.specs)
+    for node in model.nodes:
+        parts = None
+        if not node.domain and node.op_type in ("QLinearConv", "QLinearMatMul"):
+            parts = _parts(model, node, constants, specs)
+        nodes += parts or [node]
+    if len(nodes) == len(model.nodes):
+        return model
+    return model.replace(nodes=nodes, constants=constants, specs=specs)
+
+
+def _parts(
+    model: Model, node: Node, constants: dict[str, Constant], specs: dict[str, Any]
+) -> list[Node] | None:
+    x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, *rest = node.inputs
+    known = [model.constants.get(name) for name in (x_scale, x_zero, w, w_scale, w_zero, *rest)]
+    scalars = [model.constants.get(name) for name in (x_scale, y_scale, y_zero)]
+    if None in known or any(c is None or c.array.size != 1 for c in scalars):
+        return None
+    _, _, weights, scale, zero, *bias = (c.array for c in known if c is not None)
+    is_conv = node.op_type == "QLinearConv"
+    if weights.dtype.name not in RANGE or weights.ndim < 2:
+        return None
+    if is_conv:
+        shape = (-1,) + (1,) * (weights.ndim - 1)
+        scale, zero = scale.reshape(shape), zero.reshape(shape)
+    elif scale.size > 1 and weights.ndim > 2:
+        return None
+    floats = (weights.astype(np.float32) - zero.astype(np.float32)) * scale
+
+    def add(name: str, array: np.ndarray) -> str:
+        array.setflags(write=False)
+        constants[name] = Constant(name, array)
+        return name
+
+    y = node.outputs[0]
+    wide, product = f"{y}/x", f"{y}/product"
+    specs[wide] = TensorSpec(wide, "tensor(float)", model.spec(x).shape)
+    specs[product] = TensorSpec(product, "tensor(float)", model.spec(y).shape)
+    inputs = [wide, add(f"{y}/w", floats)]
+    if bias:
+        unit = known[0].array.reshape(()) * scale.reshape(-1)  # type: ignore[union-attr]  # checked
+        inputs.append(add(f"{y}/b", bias[0].astype(np.float32) * unit))
+    protos = [
+        helper.make_node("DequantizeLinear", [x, x_scale, x_zero], [wide], f"{node.name}/x"),
+        helper.make_node("Conv" if is_conv else "MatMul", inputs, [product], node.name),
+        helper.make_node("QuantizeLinear", [product, y_scale, y_zero], [y], f"{node.name}/y"),
+    ]
+    protos[1].attribute.extend(node.proto.attribute)
+    return [Node.from_proto(proto, covers=node.covers) for proto in protos]
+
+
+def fuse_fake_quantize(model: Model) -> Model:
+    """Return the model with pairs of quantisation and its inverse as one operator on floats."""
+    rewrite = Rewrite(model)
+    for i, node in enumerate(model.nodes):
+        if rewrite.is_op(i, "DequantizeLinear"):
+            _fuse_pair(rewrite, i, node)
+    return rewrite.apply()
+
+
+def _fuse_pair(rewrite: Rewrite, i: int, back: Node) -> None:
+    before = rewrite.producer(back.inputs[0])
+    if before is None or rewrite.sole_reader(back.inputs[0]) != i:
+        return
+    if not rewrite.is_op(before, "QuantizeLinear"):
+        return
+    node = rewrite.model.nodes[before]
+    there, again = (_grid(rewrite, n) for n in (node, back))
+    if (
+        there is None
+        or there != again
+        or rewrite.model.spec(node.inputs[0]).element_type != "float"
+    ):
+        return
+    scale, low, high = there
+    parts, positions, x = [node, back], [before, i], node.inputs[0]
+    relu = rewrite.producer(x)
+    if low == 0 and rewrite.is_op(relu, "Relu") and rewrite.sole_reader(x) == before:
+        assert relu is not None
+        first = rewrite.model.nodes[relu]
+        parts, positions, x = [first, *parts], [relu, *positions], first.inputs[0]
+    attributes = {"scale": scale, "low": float(low), "high": float(high)}
+    rewrite.replace(positions, fused_node("FakeQuantize", [x], back.outputs, parts, attributes))
+
+
+def _grid(rewrite: Rewrite, node: Node) -> tuple[float, int, int] | None:
+    """Return the scale, and the least and greatest multiple of it, of one scale for all."""
+    if set(node.attributes) - {"axis", "saturate"} or len(node.inputs) < 3:
+        return None
+    scale, zero = (rewrite.constant(name) for name in node.inputs[1:3])
+    if scale is None or zero is None or scale.size != 1 or zero.size != 1:
+        return None
+    if scale.dtype != np.float32 or zero.dtype.name not in RANGE:
+        return None
+    low, high = (end - int(zero.reshape(())) for end in RANGE[zero.dtype.name])
+    return float(scale.reshape(())), low, high
+
+
+def fuse_integer_matmul(model: Model) -> Model:
+    """Return the model with integer products of constant weights, and their casts, as floats'."""
+    rewrite = Rewrite(model)
+    for i, node in enumerate(model.nodes):
+        if rewrite.is_op(i, "MatMulInteger"):
+            _fuse_integers(rewrite, i, node)
+    return rewrite.apply()
+
+
+def _fuse_integers(rewrite: Rewrite, i: int, node: Node) -> None:
+    a, b, a_zero, b_zero = [*node.inputs, "", ""][:4]
+    weights, zero = rewrite.constant(b), rewrite.constant(b_zero)
+    if weights is None or weights.ndim < 2 or (b_zero and zero is None):
+        return
+    floats = weights.astype(np.float32)
+    if zero is not None:
+        floats -= zero.astype(np.float32)
+    parts: Sequence[Node] = [node]
+    positions, to_float = [i], 0
+    after = rewrite.sole_reader(node.outputs[0])
+    terms = exact_terms(floats)
+    if after is not None and rewrite.is_op(after, "Cast") and terms >= weights.shape[-2]:
+        cast = rewrite.model.nodes[after]
+        if cast.attributes.get("to") == 1:  # what follows wants floats
+            parts, positions, to_float = [node, cast], [i, after], 1
+    inputs = [a, rewrite.add_constant(f"{b}/floats", floats), a_zero]
+    attributes = {"terms": terms, "to_float": to_float}
+    outputs = parts[-1].outputs
+    rewrite.replace(positions, fused_node("IntegerMatMul", inputs, outputs, parts, attributes))

@@ -1,0 +1,166 @@
+"""Quantised models compute in floats: what the passes make of them gives what integers give."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from onnx import ModelProto, NodeProto, helper
+
+from devices.cpu.plugin import CPUPlugin
+from devices.kernels.quantize import exact_terms
+from devices.model.reader import read_model
+from tests.cpu.models import make_model, run_cpu
+
+RNG = np.random.default_rng(0)
+
+
+def bytes_of(dtype: type, *shape: int) -> np.ndarray:
+    ends = np.iinfo(dtype)
+    return RNG.integers(ends.min, ends.max, shape, dtype, endpoint=True)
+
+
+def plain(model: ModelProto, feeds: dict[str, Any]) -> list[np.ndarray]:
+    """Run the model on ONNX Runtime as it is written."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    return list(session.run(None, feeds))
+
+
+def kinds(model: ModelProto) -> list[str]:
+    plugin = CPUPlugin()
+    transformed = plugin.transform_model(read_model(model), plugin.effective_config())
+    return [node.op_type for node in transformed.nodes]
+
+
+def pair(x: str, y: str, zero: str = "zero") -> list[NodeProto]:
+    return [
+        helper.make_node("QuantizeLinear", [x, "scale", zero], [f"{y}_q"]),
+        helper.make_node("DequantizeLinear", [f"{y}_q", "scale", zero], [y]),
+    ]
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int16])
+@pytest.mark.parametrize("zero", [0, 3])
+def test_quantisation_and_its_inverse_round_to_the_same_values(dtype: type, zero: int) -> None:
+    x = (RNG.standard_normal((3, 40)) * 9).astype(np.float32)
+    x[0, :4] = [0.25, 0.75, -0.25, 1e9]
+    constants = {"scale": np.float32(0.5), "zero": dtype(zero)}
+    model = make_model(pair("x", "y"), {"x": x}, ["y"], constants, opset=21)
+    assert kinds(model) == ["FakeQuantize"]
+    assert np.array_equal(run_cpu(model, {"x": x})[0], plain(model, {"x": x})[0])
+
+
+@pytest.mark.parametrize(
+    ("change", "kept"),
+    [
+        ({"scale": np.array([0.5, 0.25, 1], np.float32), "zero": np.zeros(3, np.uint8)}, "axis"),
+        ({"other": np.uint8(4)}, "another zero point"),
+        ({}, "integers are an output"),
+    ],
+)
+def test_other_quantisations_stay(change: dict[str, Any], kept: str) -> None:
+    nodes = pair("x", "y")
+    if "other" in change:
+        nodes[1].input[2] = "other"
+    if kept == "axis":
+        for node in nodes:
+            node.attribute.append(helper.make_attribute("axis", 0))
+    x = RNG.standard_normal((3, 5)).astype(np.float32)
+    constants = {"scale": np.float32(0.5), "zero": np.uint8(9)} | change
+    model = make_model(nodes, {"x": x}, ["y"] if change else ["y", "y_q"], constants)
+    assert "FakeQuantize" not in kinds(model)
+    for ours, theirs in zip(run_cpu(model, {"x": x}), plain(model, {"x": x}), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+
+
+@pytest.mark.parametrize("relu", [False, True])
+def test_a_convolution_rounds_its_blocks_itself(relu: bool) -> None:
+    x = RNG.standard_normal((2, 5, 9, 8)).astype(np.float32)
+    nodes = [helper.make_node("Conv", ["a", "w", "b"], ["c"])]
+    nodes += [helper.make_node("Relu", ["c"], ["r"])] if relu else []
+    nodes = [*pair("x", "a"), *nodes, *pair("r" if relu else "c", "y", "low")]
+    constants = {
+        "w": RNG.integers(-9, 9, (4, 5, 3, 3)).astype(np.float32), "b": np.ones(4, np.float32),
+        "scale": np.float32(0.25), "zero": np.uint8(128), "low": np.uint8(0),
+    }  # fmt: skip
+    model = make_model(nodes, {"x": x}, ["y"], constants)
+    assert kinds(model) == ["FakeQuantize", "ChannelsLastConv"]
+    # Multiples of 1/4 times small integers: floats add them without rounding.
+    assert np.array_equal(run_cpu(model, {"x": x})[0], plain(model, {"x": x})[0])
+
+
+def steps_apart(model: ModelProto, feeds: dict[str, Any]) -> np.ndarray:
+    (ours,), (theirs,) = run_cpu(model, feeds), plain(model, feeds)
+    assert ours.dtype == theirs.dtype
+    return np.abs(ours.astype(int) - theirs.astype(int))
+
+
+def quantised(x: Sequence[str], y: str) -> list[str]:
+    tensors = [f"{name}{part}" for name in x for part in ("", "_scale", "_zero")]
+    return [*tensors, f"{y}_scale", f"{y}_zero"]
+
+
+SCALES = {
+    "x_scale": np.float32(0.02), "x_zero": np.uint8(120), "y_scale": np.float32(0.7),
+    "y_zero": np.uint8(130),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_a_quantised_convolution_of_constant_weights_is_one_of_floats(per_channel: bool) -> None:
+    x, w = bytes_of(np.uint8, 1, 16, 12, 12), bytes_of(np.int8, 8, 16, 3, 3)
+    scale = np.linspace(0.01, 0.03, 8, dtype=np.float32) if per_channel else np.float32(0.02)
+    constants = SCALES | {
+        "w": w, "w_scale": scale, "w_zero": np.zeros(scale.shape, np.int8),
+        "b": RNG.integers(-9000, 9000, 8, np.int32),
+    }  # fmt: skip
+    inputs = [*quantised(["x", "w"], "y"), "b"]
+    nodes = [helper.make_node("QLinearConv", inputs, ["y"], pads=[1, 1, 1, 1], name="conv")]
+    model = make_model(nodes, {"x": x}, ["y"], constants)
+    assert kinds(model) == ["DequantizeLinear", "ChannelsLastConv", "QuantizeLinear"]
+    apart = steps_apart(model, {"x": x})
+    assert apart.max() <= 1  # where a product lies halfway between two steps
+    assert apart.mean() < 1e-3
+
+
+def test_a_quantised_product_of_constant_weights_is_one_of_floats() -> None:
+    x, w = bytes_of(np.uint8, 6, 300), bytes_of(np.int8, 300, 7)
+    constants = SCALES | {"w": w, "w_scale": np.float32(0.01), "w_zero": np.int8(-2)}
+    nodes = [helper.make_node("QLinearMatMul", quantised(["x", "w"], "y"), ["y"])]
+    model = make_model(nodes, {"x": x}, ["y"], constants)
+    assert kinds(model) == ["DequantizeLinear", "MatMul", "QuantizeLinear"]
+    apart = steps_apart(model, {"x": x})
+    assert apart.max() <= 1
+    assert apart.mean() < 1e-3
+
+
+@pytest.mark.parametrize("cast", [False, True])
+@pytest.mark.parametrize("depth", [64, 600])
+@pytest.mark.parametrize("largest", [3, 127])
+def test_integer_products_of_constant_weights_are_exact(
+    cast: bool, depth: int, largest: int
+) -> None:
+    x = bytes_of(np.uint8, 5, depth)
+    w = np.full((depth, 3), largest, np.int8)
+    x[0] = 255
+    nodes = [helper.make_node("MatMulInteger", ["x", "w", "x_zero", "w_zero"], ["p"])]
+    nodes += [helper.make_node("Cast", ["p"], ["y"], to=1)] if cast else []
+    constants = {"w": w, "x_zero": np.uint8(0), "w_zero": np.int8(-1)}
+    model = make_model(nodes, {"x": x}, ["y" if cast else "p"], constants)
+    assert kinds(model)[0] == "IntegerMatMul"
+    (ours,), (theirs,) = run_cpu(model, {"x": x}), plain(model, {"x": x})
+    assert ours.dtype == theirs.dtype
+    assert np.array_equal(ours, theirs)
+
+
+def test_exact_terms_are_what_float32_holds() -> None:
+    assert exact_terms(np.full((512, 2), 127, np.float32)) == 512
+    assert exact_terms(np.full((600, 2), 127, np.float32)) == 256
+    assert exact_terms(np.zeros((3, 0), np.float32)) == 256
