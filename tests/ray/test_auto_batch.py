@@ -16,7 +16,7 @@ import hetero
 from devices.errors import DeadlineError
 from tests.hetero.models import branches, branches_output
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = pytest.mark.ray
 
 
 def test_requests_over_two_actors_are_joined_and_split_again(tmp_path: Path) -> None:
@@ -47,6 +47,7 @@ def test_requests_over_two_actors_are_joined_and_split_again(tmp_path: Path) -> 
         assert sizes == [{"1"}] * 3 + [{"4"}] * 8 + [{"1"}]
 
 
+@pytest.mark.slow
 def test_a_batch_whose_device_dies_is_run_again_and_nobody_hears_of_it(tmp_path: Path) -> None:
     gate = tmp_path / "open"
     config = {"AUTO_BATCH_SIZE": 4, "AUTO_BATCH_TIMEOUT": 600_000, "WAIT_FILE": str(gate)}

@@ -17,7 +17,7 @@ import hetero
 from devices.errors import DeviceLostError, UnknownDeviceError
 from tests.hetero.models import branches, branches_output
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = pytest.mark.ray
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
 
 

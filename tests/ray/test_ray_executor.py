@@ -382,7 +382,6 @@ def test_a_process_that_is_stopped_is_found_and_replaced(executor: RayExecutor) 
     assert ray.get(executor._devices.device("TOY.2").actor.ping.remote()) != pid
 
 
-@pytest.mark.slow
 def test_a_process_that_is_silent_for_a_while_goes_on(executor: RayExecutor) -> None:
     deployment = executor.deploy(*chain("TOY.1", "TOY.2"))
     device = executor._devices.device("TOY.2")

@@ -25,7 +25,7 @@ from tests.command_line import Shell
 from tests.hetero.models import branches
 from tests.scheduler.test_metrics import LOAD, ended
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = pytest.mark.ray
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
 SPLIT = "HETERO:CPU.0,CPU.1"
 CUT = {"op:Tanh": "CPU.1"}
@@ -58,6 +58,7 @@ def test_a_trace_has_every_device_on_one_clock(core: hetero.Core, tmp_path: Path
     assert {e["args"]["device"] for e in stages} == {"CPU.0", "CPU.1"}
 
 
+@pytest.mark.slow
 def test_a_lost_device_is_counted_traced_and_told(core: hetero.Core, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     with (
@@ -88,6 +89,7 @@ def test_a_lost_device_is_counted_traced_and_told(core: hetero.Core, tmp_path: P
     assert any(what.startswith("CPU.1 lost: ") for what in lost)
 
 
+@pytest.mark.slow
 def test_commands_trace_and_show_what_runs_on_ray(
     core: hetero.Core, shell: Shell, tmp_path: Path
 ) -> None:

@@ -20,8 +20,10 @@ from onnx import TensorProto, helper
 
 import hetero
 from devices import errors
+from scheduler.metrics import Metrics
 from tests.command_line import Shell
 from tests.hetero.models import branches, branches_output
+from tests.scheduler.parties import wait_for
 
 pytestmark = pytest.mark.ray
 ROOT = Path(__file__).parents[2]
@@ -258,6 +260,27 @@ def test_no_folder_for_ray_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_folder.tempfile, "gettempdir", lambda: "/nowhere")
     with pytest.raises(errors.ClusterError, match="TMPDIR"):
         ray_folder.make_folder()
+
+
+def test_ctrl_c_ends_the_wait_and_the_run_and_the_model_goes_on(core: hetero.Core) -> None:
+    def interrupt() -> None:
+        wait_for(lambda: in_flight(observed) == 1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    observed = Metrics(core.executor.load)
+    with core.compile_model(branches(), "NULL", {"NULL_FAULT": "hang@1"}) as compiled:
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            compiled({"x": X})
+        thread.join()
+        wait_for(lambda: in_flight(observed) == 0)
+        assert compiled({"x": X})[0].shape == branches_output(X).shape
+
+
+def in_flight(metrics: Metrics) -> float:
+    (family,) = (f for f in metrics.families() if f.name == "hetero_requests_in_flight")
+    return sum(sample.value for sample in family.samples)
 
 
 @pytest.mark.slow
