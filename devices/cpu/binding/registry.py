@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from devices.kernels import KERNELS
+from devices.kernels import KERNELS, KernelRegistry
 
 #: A call without arguments: part of a node's work.
 Call = Callable[[], Any]
@@ -25,20 +25,24 @@ class Scratch:
     """Memory that one node needs to itself for a moment: the next one is given the same."""
 
     def __init__(self) -> None:
-        self._memory = np.empty(0, np.uint8)
-        self._taken = 0
+        self._pieces: list[np.ndarray] = []
+        self._free: list[int] = []
 
     def begin(self) -> None:
         """Begin another node, which may use all that the nodes before it used."""
-        self._taken = 0
+        self._free = [0] * len(self._pieces)
 
     def __call__(self, shape: Sequence[int], dtype: Any) -> np.ndarray:
         """Return an array that no other call since `begin` returned; its elements are anything."""
-        offset = self._taken
-        self._taken += -(-prod(shape) * np.dtype(dtype).itemsize // 64) * 64
-        if self._taken > self._memory.size:  # what was returned before stays where it is
-            self._memory = np.empty(self._taken, np.uint8)
-        return np.ndarray(shape, dtype, self._memory, offset)
+        nbytes = prod(shape) * np.dtype(dtype).itemsize
+        for i, piece in enumerate(self._pieces):
+            offset = self._free[i]
+            if offset + nbytes <= piece.size:
+                self._free[i] += -(-nbytes // 64) * 64
+                return np.ndarray(shape, dtype, piece, offset)
+        self._pieces.append(np.empty(nbytes, np.uint8))
+        self._free.append(nbytes)
+        return np.ndarray(shape, dtype, self._pieces[-1])
 
 
 def blocks(*arrays: np.ndarray) -> list[tuple[np.ndarray, ...]]:
@@ -82,6 +86,7 @@ def binds(
     domain: str = "",
     over: tuple[int, ...] = (),
     any_order: bool = False,
+    registry: KernelRegistry = KERNELS,
 ) -> Callable[[BindFunction], BindFunction]:
     """Register the decorated function as the binding of an operator's kernels.
 
@@ -101,6 +106,8 @@ def binds(
         Positions of inputs that `y` may lie over.
     any_order : bool
         Whether `y` may have its axes in another order in memory than in its shape.
+    registry : KernelRegistry
+        Where the kernels are registered.
 
     Raises
     ------
@@ -110,7 +117,7 @@ def binds(
 
     def register(function: BindFunction) -> BindFunction:
         for version in since:
-            kernel = KERNELS.find(domain, op_type, version)
+            kernel = registry.find(domain, op_type, version)
             if kernel is None or kernel.since != version:
                 raise ValueError(f"{op_type} has no kernel since opset {version} to be bound")
             if (

@@ -6,11 +6,13 @@ only its strides are unusual; those here read and write whole pixels, which are 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Iterator, Sequence
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
+
+from devices.cpu.binding.registry import Call, Scratch
 
 #: Elements that one inner loop of numpy should have: fewer cost more for the loop than for them.
 ROW = 2048
@@ -70,13 +72,42 @@ def row_of(value: float, dtype: np.dtype) -> np.ndarray:
     return row
 
 
-def with_row(operation: np.ufunc, y: np.ndarray, row: np.ndarray) -> None:
-    """Apply ``y = operation(y, row)`` to contiguous y again and again along its memory."""
+def row_calls(operation: np.ufunc, y: np.ndarray, row: np.ndarray) -> Iterator[Call]:
+    """Yield calls for ``y = operation(y, row)``, the row again and again along contiguous y."""
     flat = y.reshape(-1)
-    if flat.size <= row.size:
-        operation(flat, row[: flat.size], out=flat)
-        return
     whole = flat.size // row.size * row.size
-    main, rest = flat[:whole].reshape(-1, row.size), flat[whole:]
-    operation(main, row, out=main)
-    operation(rest, row[: rest.size], out=rest)
+    if whole:
+        main = flat[:whole].reshape(-1, row.size)
+        yield partial(operation, main, row, out=main)
+    if whole < flat.size:
+        rest = flat[whole:]
+        yield partial(operation, rest, row[: rest.size], out=rest)
+
+
+def pixel_calls(scratch: Scratch, x: np.ndarray) -> tuple[np.ndarray, list[Call]]:
+    """Return `pixels` of x, and the calls that put them there."""
+    last = x.transpose(0, 2, 3, 1)
+    if last.flags.c_contiguous:
+        return last, []
+    y = scratch(last.shape, x.dtype)
+    return y, _copy_calls(y, last)
+
+
+def pad_calls(
+    scratch: Scratch, x: np.ndarray, before: Sequence[int], size: Sequence[int]
+) -> tuple[np.ndarray, list[Call]]:
+    """Return `pixels` of x with zeros around it, of spatial `size`, and the calls that do it."""
+    (n, c, h, w), (top, left) = x.shape, before
+    if (h, w) == tuple(size):
+        return pixel_calls(scratch, x)
+    y = scratch((n, *size, c), x.dtype)
+    middle = y[:, top : top + h]
+    rims = (y[:, :top], y[:, top + h :], middle[:, :, :left], middle[:, :, left + w :])
+    calls: list[Call] = [partial(rim.fill, 0) for rim in rims if rim.size]
+    return y, calls + _copy_calls(middle[:, :, left : left + w], x.transpose(0, 2, 3, 1))
+
+
+def _copy_calls(y: np.ndarray, x: np.ndarray) -> list[Call]:
+    if x.shape[3] > _FEW_CHANNELS or x.flags.c_contiguous:
+        return [partial(np.copyto, y, x)]
+    return [partial(np.copyto, y[..., i], x[..., i]) for i in range(x.shape[3])]

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from math import inf, prod
+from typing import NamedTuple
 
 import numpy as np
 
+from devices.cpu.binding.registry import Call, Scratch, binds
 from devices.cpu.fast import winograd as winograd_
 from devices.cpu.fast.channels_last import (
     ROW,
     is_last,
-    padded,
-    pixels,
+    pad_calls,
+    pixel_calls,
     planes,
+    row_calls,
     row_of,
     windows,
-    with_row,
 )
 from devices.cpu.fast.registry import FAST
 from devices.kernels.in_place import IN_PLACE
@@ -64,46 +67,128 @@ def channels_last_conv_1(
     activation: str = "",
     activation_params: Sequence[float] = (),
     winograd: int = 0,
-    out: np.ndarray | None = None,
 ) -> np.ndarray:
     """Return what FusedConv does, of weights and a bias row that lie as `prepare` says.
 
     The result has its channels last in memory; x and z are read fastest where they do too.
     """
     window = sliding_window(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad)
-    by_channel = w.ndim == 3 and not winograd and w.shape[:2] == window.kernel and group > 1
+    by_channel = _is_by_channel(w, window, group, winograd)
     channels = w.shape[2] if by_channel else w.shape[-1] * group
     read = w.shape[2] if by_channel else w.shape[1] // (1 if winograd else prod(window.kernel))
     if x.ndim != 4 or x.shape[1] != (read if by_channel else read * group):
         raise ValueError(f"input has shape {x.shape}; {group} groups of {read} channels wanted")
-    x = pixels(x)
-    if out is None or not is_last(out):
-        out = planes(np.empty((x.shape[0], *window.output, channels), x.dtype))
-    y = out.transpose(0, 2, 3, 1)
-    lines = y.reshape(-1, *y.shape[2:])
-    residual = None if z is None else pixels(z).reshape(lines.shape)
+    y = planes(np.empty((x.shape[0], *window.output, channels), x.dtype))
+    last = _Last(b, z, alike, activation, activation_params)
+    for call in _calls(Scratch(), y, x, w, window, group, winograd, last):
+        call()
+    return y
 
-    def finish(rows: slice) -> None:
-        block = lines[rows]
-        if alike is not None:
-            block[...] = block[..., alike]
-        if b is not None:
-            with_row(np.add, block, b)
+
+@binds("ChannelsLastConv", 1, domain="hetero", registry=FAST, any_order=True)
+def bind_channels_last_conv(
+    scratch: Scratch,
+    y: np.ndarray,
+    x: np.ndarray,
+    w: np.ndarray,
+    b: np.ndarray | None = None,
+    z: np.ndarray | None = None,
+    alike: np.ndarray | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Ints | None = None,
+    group: int = 1,
+    kernel_shape: Ints,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+    activation: str = "",
+    activation_params: Sequence[float] = (),
+    winograd: int = 0,
+) -> Sequence[Call] | None:
+    """Bind the calls that the kernel above makes."""
+    if not is_last(y):
+        return None
+    window = sliding_window(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad)
+    last = _Last(b, z, alike, activation, activation_params)
+    return list(_calls(scratch, y, x, w, window, group, winograd, last))
+
+
+def _is_by_channel(w: np.ndarray, window: Window, group: int, winograd: int) -> bool:
+    return w.ndim == 3 and not winograd and w.shape[:2] == window.kernel and group > 1
+
+
+class _Last(NamedTuple):
+    """What is done to the output at last, block by block while it is in cache."""
+
+    b: np.ndarray | None
+    z: np.ndarray | None
+    alike: np.ndarray | None
+    activation: str
+    params: Sequence[float]
+
+    def calls(self, block: np.ndarray, residual: np.ndarray | None) -> Iterator[Call]:
+        """Yield the calls for a contiguous block and what is added to it."""
+        if self.alike is not None:
+            yield partial(_repeat, block, self.alike)
+        if self.b is not None:
+            yield from row_calls(np.add, block, self.b)
         if residual is not None:
-            block += residual[rows]
-        _activate(block, activation, activation_params)
+            yield partial(np.add, block, residual, block)
+        if self.activation == "Relu":
+            yield from row_calls(np.maximum, block, row_of(0.0, block.dtype))
+        elif self.activation == "Clip":
+            low, high = self.params
+            if low > -inf:
+                yield from row_calls(np.maximum, block, row_of(low, block.dtype))
+            if high < inf:
+                yield from row_calls(np.minimum, block, row_of(high, block.dtype))
+        elif self.activation:
+            yield partial(IN_PLACE[self.activation], np, block, *self.params)
 
+
+def _repeat(block: np.ndarray, alike: np.ndarray) -> None:
+    """Give equal filters equal results."""
+    block[...] = block[..., alike]
+
+
+def _calls(
+    scratch: Scratch,
+    y: np.ndarray,
+    x: np.ndarray,
+    w: np.ndarray,
+    window: Window,
+    group: int,
+    winograd: int,
+    last: _Last,
+) -> Iterator[Call]:
+    """Yield the calls that put the convolution into y, whose channels are last."""
+    y = y.transpose(0, 2, 3, 1)
+    height = window.output[0]
+    lines = y.reshape(-1, *y.shape[2:])
+    residual = None
+    if last.z is not None:
+        z, calls = pixel_calls(scratch, last.z)
+        yield from calls
+        residual = z.reshape(lines.shape)
     if winograd:
-        height = window.output[0]
+        x, calls = pixel_calls(scratch, x)
+        yield from calls
         for image in range(x.shape[0]):
-            winograd_.convolve(x[image], w, winograd, window.begin, y[image])
-            finish(slice(image * height, (image + 1) * height))
-    elif by_channel:
-        _by_channel(x, w, window, y)
-        finish(slice(None))
-    else:
-        _by_columns(x, w, window, y, finish)
-    return out
+            yield partial(winograd_.convolve, x[image], w, winograd, window.begin, y[image])
+            rows = slice(image * height, (image + 1) * height)
+            yield from last.calls(lines[rows], None if residual is None else residual[rows])
+        return
+    size = [b + n + e for b, n, e in zip(window.begin, window.input, window.end, strict=True)]
+    x, calls = pad_calls(scratch, x, window.begin, size)
+    yield from calls
+    reads = windows(x, window.kernel, window.strides, window.dilations, y.shape[1:3])
+    if _is_by_channel(w, window, group, winograd):
+        yield _by_channel(x, reads, w, window, y)
+        yield from last.calls(lines, residual)
+        return
+    for rows, products in _by_columns(scratch, reads, w, window, y):
+        yield from products
+        yield from last.calls(lines[rows], None if residual is None else residual[rows])
 
 
 def bias_row(b: np.ndarray) -> np.ndarray:
@@ -111,65 +196,51 @@ def bias_row(b: np.ndarray) -> np.ndarray:
     return np.tile(b, max(1, ROW // b.size))
 
 
-def _activate(y: np.ndarray, name: str, params: Sequence[float]) -> None:
-    """Apply an activation of `IN_PLACE` to a contiguous block."""
-    if name == "Relu":
-        with_row(np.maximum, y, row_of(0.0, y.dtype))
-    elif name == "Clip":
-        low, high = params
-        if low > -inf:
-            with_row(np.maximum, y, row_of(low, y.dtype))
-        if high < inf:
-            with_row(np.minimum, y, row_of(high, y.dtype))
-    else:
-        IN_PLACE[name](np, y, *params)
-
-
-def _read(x: np.ndarray, window: Window) -> np.ndarray:
-    """Return x (N, H, W, C) with the padding that the windows read."""
-    size = tuple(b + n + e for b, n, e in zip(window.begin, window.input, window.end, strict=True))
-    return padded(x, window.begin, size)
-
-
 def _by_columns(
-    x: np.ndarray, w: np.ndarray, window: Window, y: np.ndarray, finish: Callable[[slice], None]
-) -> None:
-    """Multiply what the windows read, some output rows at a time, by the weights."""
+    scratch: Scratch, reads: np.ndarray, w: np.ndarray, window: Window, y: np.ndarray
+) -> Iterator[tuple[slice, list[Call]]]:
+    """Yield output rows, of all images', and the calls that multiply what they read by weights."""
     n, height, width, _ = y.shape
     group, depth, m = w.shape
-    reads = windows(_read(x, window), window.kernel, window.strides, window.dilations, y.shape[1:3])
     if group > 1:
         reads = reads.reshape(*reads.shape[:5], group, -1).transpose(5, 0, 1, 2, 3, 4, 6)
     else:
         reads = reads[None]
     out = y.reshape(n * height, width, group, m)
-    each = group * (depth + m) * width * x.itemsize
+    each = group * (depth + m) * width * reads.itemsize
     step = max(-(-_FEWEST_PIXELS // width), _BLOCK_BYTES // each, 1)
     images = min(n, max(1, step // height))
     rows = -(-height // -(-height // step))
+    is_view = set(window.kernel) == {1} == set(window.strides) and group == 1
+    copies = None if is_view else scratch((group, images * rows * width, depth), reads.dtype)
     for image in range(0, n, images):
         for first in range(0, height, rows):
             part = reads[:, image : image + images, first : first + rows]
             block = slice(image * height + first, image * height + first + prod(part.shape[1:3]))
-            columns = part.reshape(group, -1, depth)
-            if group == 1:
-                np.matmul(columns[0], w[0], out=out[block].reshape(-1, m))
+            calls: list[Call] = []
+            if copies is None:
+                columns = part.reshape(group, -1, depth)
             else:
-                np.matmul(columns, w, out=out[block].reshape(-1, group, m).transpose(1, 0, 2))
-            finish(block)
+                columns = copies[:, : prod(part.shape[1:4])]
+                calls.append(partial(np.copyto, columns.reshape(part.shape), part))
+            if group == 1:
+                calls.append(partial(np.matmul, columns[0], w[0], out[block].reshape(-1, m)))
+            else:
+                products = out[block].reshape(-1, group, m).transpose(1, 0, 2)
+                calls.append(partial(np.matmul, columns, w, products))
+            yield block, calls
 
 
-def _by_channel(x: np.ndarray, w: np.ndarray, window: Window, y: np.ndarray) -> None:
-    """Convolve each channel by itself: sums of pixels times weights (kh, kw, C)."""
+def _by_channel(
+    x: np.ndarray, reads: np.ndarray, w: np.ndarray, window: Window, y: np.ndarray
+) -> Call:
+    """Return the call that sums, channel by channel, pixels times weights (kh, kw, C)."""
     n, height, width, c = y.shape
-    x = _read(x, window)
-    reads = windows(x, window.kernel, window.strides, window.dilations, y.shape[1:3])
     if window.strides[1] > 1:
-        np.einsum("nhwijc,ijc->nhwc", reads, w, out=y)
-        return
+        return partial(np.einsum, "nhwijc,ijc->nhwc", reads, w, out=y)
     # The pixels of a row are one run of memory, for weights repeated for each pixel.
     shape = (n, height, *window.kernel, width * c)
     lines = np.ndarray(shape, x.dtype, x, 0, (*reads.strides[:2], *reads.strides[3:]))
     weights = np.broadcast_to(w[:, :, None], (*window.kernel, width, c))
     weights = weights.reshape(*window.kernel, -1)
-    np.einsum("nhijx,ijx->nhx", lines, weights, out=y.reshape(n, height, -1))
+    return partial(np.einsum, "nhijx,ijx->nhx", lines, weights, out=y.reshape(n, height, -1))
