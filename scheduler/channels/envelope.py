@@ -149,15 +149,15 @@ def message(parts: Sequence[Any], get: Get | None = None, start: int = 0) -> Mes
         _refuse(head[start : start + len(_PREFIX)])
     tree = unpack(memoryview(head)[start + len(_PREFIX) :], "message")
     try:
-        kind, *rest = tree
+        kind = tree[0]
         if kind in (_VALUES, _OUTPUTS):
-            task, tensors, runs = rest
-            values = _values(tensors, _Reader(parts, get))
+            _, task, tensors, runs = tree
             went = tuple([_run(run) for run in runs]) if runs else ()
-            fields = (_task(task), values, went)
+            fields = (_task(task), _values(tensors, parts, get), went)
             if kind == _VALUES:
                 return tuple.__new__(Values, fields)
             return tuple.__new__(Outputs, fields)
+        rest = tree[1:]
         if kind == _FAILURE:
             task, error = rest
             return Failure(_task(task), error_of(error, _Reader(parts, get)))
@@ -166,7 +166,7 @@ def message(parts: Sequence[Any], get: Get | None = None, start: int = 0) -> Mes
             return Dropped(_request(request))
         if kind == _KEEP:
             task, client, tensors = rest
-            return Keep(_task(task), _text(client), _values(tensors, _Reader(parts, get)))
+            return Keep(_task(task), _text(client), _values(tensors, parts, get))
         if kind == _GIVE:
             task, client, address, keys = rest
             named = {_text(name): _text(key) for name, key in keys.items()}
@@ -174,7 +174,7 @@ def message(parts: Sequence[Any], get: Get | None = None, start: int = 0) -> Mes
         if kind == _FREE:
             (keys,) = rest
             return Free(tuple(map(_text, keys)))
-    except (AttributeError, TypeError, ValueError, RecursionError) as error:
+    except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
         if isinstance(error, BlobError):
             raise
         raise BlobError(f"message that is damaged: {error}.") from error
@@ -243,13 +243,16 @@ def _plain(value: Any) -> Any:
 def _request(entry: Any) -> Request:
     if type(entry) is not list or tuple(map(type, entry)) not in _REQUEST:
         raise BlobError("message with a damaged request.")
-    entry[-1] = tuple(map(_text, entry[-1]))  # what is kept: the last field
+    kept = entry[-1]
+    entry[-1] = tuple(map(_text, kept)) if kept else ()
     return tuple.__new__(Request, entry)
 
 
-def _values(pairs: Any, reader: _Reader) -> dict[str, Value]:
+def _values(pairs: Any, parts: Sequence[Any], get: Get | None) -> dict[str, Value]:
+    reader = _Reader(parts, get)
     values: dict[str, Value] = {}
-    for name, value in zip(pairs[::2], pairs[1::2], strict=True):
+    rest = iter(pairs)
+    for name, value in zip(rest, rest, strict=True):
         if type(name) is not str:
             raise BlobError("message with a tensor that has no name.")
         values[name] = reader.value(value)
@@ -273,7 +276,8 @@ def _run(entry: Any) -> StageRun:
     if type(entry) is not list or tuple(map(type, entry)) not in _RUN:
         raise BlobError("message with a damaged run of a stage.")
     run = tuple.__new__(StageRun, entry)
-    for node, seconds in run.node_times_s.items():
-        if type(node) is not str or type(seconds) is not float:
-            raise BlobError("message with damaged times of nodes.")
+    if run.node_times_s:
+        for node, seconds in run.node_times_s.items():
+            if type(node) is not str or type(seconds) is not float:
+                raise BlobError("message with damaged times of nodes.")
     return run

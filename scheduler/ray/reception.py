@@ -45,25 +45,26 @@ class Reception:
 
     def receive_until(self, is_ended: Callable[[], bool]) -> None:
         """Receive in the calling thread until `is_ended`, if nobody else waits for anything."""
-        with self._lock:
-            helps = not (self._is_helped or self._closed) and self._num_awaited() <= 1
-            if helps:
-                self._is_helped = True
-                self._is_due.clear()
-                is_parked = self._is_parked
-        if not helps:
-            self.expect()
-            return
+        helps = False
         try:
+            with self._lock:
+                if not (self._is_helped or self._closed) and self._num_awaited() <= 1:
+                    helps = self._is_helped = True
+                    self._is_due.clear()
+                    is_parked = self._is_parked
+            if not helps:
+                self.expect()
+                return
             if not is_parked:
                 self._channel.wake()
             while not is_ended():
                 self._pump()
-        finally:
-            with self._lock:
-                self._is_helped = False
-                if self._num_awaited() or self._closed:
-                    self._is_due.set()
+        finally:  # Ctrl-C may come anywhere
+            if helps:
+                with self._lock:
+                    self._is_helped = False
+                    if self._num_awaited() or self._closed:
+                        self._is_due.set()
 
     def look(self) -> None:
         """Have a caller that receives look whether its request has ended."""

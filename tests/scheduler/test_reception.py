@@ -116,3 +116,21 @@ def test_a_caller_that_receives_hears_that_its_request_was_dropped(client: Clien
     client.reception.look()
     helping.join(LONG_S)
     assert not helping.is_alive()
+
+
+def test_after_a_caller_was_interrupted_its_answer_and_others_are_received(
+    client: Client, party: Callable[..., Party]
+) -> None:
+    device = party()
+    client.ask(1)
+
+    def interrupted() -> bool:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        client.reception.receive_until(interrupted)
+    client.ask(2)
+    client.reception.expect()
+    for number in (1, 2):
+        device.channel.send(client.channel.address, values(number))
+        assert client.next() == (number, client.reception._thread)
