@@ -149,7 +149,9 @@ class BaseDeployment(ABC):
         self._take(placement)
         self._addresses = dict(addresses)
         self._clock_offset_s = clock_offset_s
-        self._help_with = help_with
+        # A caller that runs a stage cannot be told that its time is up: where the model's time-out
+        # is its user's choice, none does.
+        self._help_with = help_with if limits.timeout_s >= Limits().timeout_s else None
         #: Whether requests are so short that to run one takes less than to wait for one.
         self._is_quick = False
         self._attempts: dict[Request, _Attempt] = {}

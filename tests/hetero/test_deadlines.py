@@ -11,6 +11,7 @@ import pytest
 
 import hetero
 from devices import InferRequest, errors
+from tests.hetero.gated_plugin import GatedPlugin
 from tests.hetero.models import branches
 
 X = np.ones(2, np.float32)
@@ -79,6 +80,20 @@ def test_an_endless_loop_is_cancelled(core: hetero.Core, request_: InferRequest)
     with pytest.raises(errors.RequestCancelledError):
         request_.wait()
     assert usable(core)
+
+
+def test_the_models_time_out_ends_a_request_that_is_short_by_custom_and_heeds_nothing() -> None:
+    with (
+        hetero.Core("inprocess", plugins=[GatedPlugin]) as core,
+        core.compile_model(hetero_neg(), "GATED", {"REQUEST_TIMEOUT_S": 0.05}) as compiled,
+    ):
+        request = compiled.create_infer_request()
+        GatedPlugin.gate.set()
+        request.infer({"x": X}, timeout_s=PATIENCE_S)
+        with GatedPlugin.closed():
+            with pytest.raises(errors.DeadlineError):
+                request.infer({"x": X})
+            assert core._load().devices["GATED"].status["running"] == 1
 
 
 @pytest.mark.parametrize("close", [hetero.CompiledModel.close, hetero.Core.close])
