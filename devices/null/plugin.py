@@ -55,6 +55,8 @@ class NullProgram(Program):
         self._shapes: dict[str, list[int]] = dict(config["NULL_OUTPUT_SHAPES"])
         self._held = bytearray(int(config["NULL_MEMORY_NBYTES"]))
         self._runs = itertools.count(1)
+        #: Shape and type of each output, where no run changes them.
+        self._fixed = self._fixed_outputs()
 
     def run(self, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:
         """Wait as long as the nodes take together, then give zeros."""
@@ -67,6 +69,8 @@ class NullProgram(Program):
         if context.profile:
             for name, seconds in self._seconds.items():
                 context.record(name, seconds)
+        if self._fixed is not None:
+            return [np.zeros(shape, dtype) for shape, dtype in self._fixed]
         given = {p.name: v for p, v in zip(self._model.inputs, inputs, strict=True)}
         sizes = _sizes(self._model.inputs, inputs)
         return [self._output(port, given, sizes) for port in self._model.outputs]
@@ -84,6 +88,16 @@ class NullProgram(Program):
         rows = [[row.name, row.layer_type, *row.original_names] for row in self._rows]
         header = {"format": _PAYLOAD_FORMAT, "seconds": self._seconds, "rows": rows}
         return Payload(header, self._constants)
+
+    def _fixed_outputs(self) -> list[tuple[tuple[int, ...], np.dtype]] | None:
+        elsewhere = {p.name for p in self._model.inputs} | {*self._constants, *self._shapes}
+        fixed = []
+        for port in self._model.outputs:
+            dtype, sizes = port.dtype, tuple(d for d in port.shape or () if isinstance(d, int))
+            if dtype is None or dtype.hasobject or port.name in elsewhere or sizes != port.shape:
+                return None
+            fixed.append((sizes, dtype))
+        return fixed
 
     def _output(
         self, port: TensorSpec, given: Mapping[str, Value], sizes: Mapping[str, int]

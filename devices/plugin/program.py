@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +14,7 @@ import numpy as np
 
 from devices.errors import DeadlineError, RequestCancelledError, UnsupportedOperationError
 from devices.plugin.remote import RemoteTensor
+from devices.plugin.signal import Signal
 
 #: A tensor (numpy array), a sequence (list of values), an optional (a value or None), or a map.
 Value = Any
@@ -48,7 +48,7 @@ class RunContext:
     left: frozenset[int] = frozenset()
     _is_cancelled: bool = False
     #: What `sleep` waits on; made by the first, as most runs never sleep.
-    _woken: threading.Event | None = None
+    _woken: Signal | None = None
     _deadline: float | None = None
     _hook: Callable[[], object] | None = None
 
@@ -87,7 +87,7 @@ class RunContext:
         left = seconds
         if self._deadline is not None:
             left = min(seconds, max(0.0, self._deadline - time.monotonic()) + 1e-3)
-        self._woken = self._woken or threading.Event()
+        self._woken = self._woken or Signal()
         if not self._is_cancelled:
             self._woken.wait(left)
         self.check_cancelled()

@@ -10,9 +10,9 @@ from datetime import timedelta
 from typing import Any, Final, Literal
 
 from devices.plugin.program import Value
+from devices.plugin.signal import Signal
 from devices.request.answer import RequestTimes, StageRun
 from devices.request.results import ProfilingInfo, Results
-from devices.request.signal import Signal
 from devices.request.story import StoryLine
 from devices.request.target import RequestTarget, Submission
 

@@ -47,10 +47,9 @@ class StageOutputs:
         taken: set[int] = set()
         _take(inputs, taken)
         received = []
-        for i, (value, expected) in enumerate(zip(outputs, self._expected, strict=True)):
-            tensor = value
-            if not isinstance(value, np.ndarray) and isinstance(value, np.generic):
-                tensor = np.asarray(value)
+        for i, value in enumerate(outputs):
+            tensor = np.asarray(value) if isinstance(value, np.generic) else value
+            expected = self._expected[i]
             if expected is not None and not _fits(tensor, expected):
                 raise self._unexpected(i, tensor)
             received.append(_own(tensor, taken))

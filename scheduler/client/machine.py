@@ -154,10 +154,11 @@ class ClientMachine:
         """Take in what an event says of no single request; return the requests that it is for."""
         match event:
             case events.Submitted():
-                if self.state(event.request_id):
-                    raise InvalidTransitionError(f"request {event.request_id} submitted twice")
-                request = RequestRecord(event, event.now_s + self.limits.admission_timeout_s)
-                self._live[event.request_id] = request
+                number = event.request_id
+                if self.record(number):
+                    raise InvalidTransitionError(f"request {number} submitted twice")
+                admit_by_s = event.now_s + self.limits.admission_timeout_s
+                request = self._live[number] = RequestRecord(event, number, admit_by_s)
                 return [request]
             case events.AttemptAnswered() | events.AttemptFailed() | events.CancelAsked():
                 known = self.record(event.request_id)

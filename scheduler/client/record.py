@@ -15,6 +15,8 @@ class RequestRecord:
     """A request that was submitted."""
 
     submitted: events.Submitted
+    #: Its number.
+    id: int
     #: When it must be admitted.
     admit_by_s: float
     #: What it is counted for once it is admitted: its inputs, and what its stages may make.
@@ -34,11 +36,6 @@ class RequestRecord:
     #: Where it is held.
     answer: object = None
     story: list[StoryLine] = field(default_factory=list)
-
-    @property
-    def id(self) -> int:
-        """Its number."""
-        return self.submitted.request_id
 
     @property
     def where(self) -> str:

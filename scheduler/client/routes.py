@@ -29,6 +29,7 @@ class Routes:
 
     def __init__(self, routes: Sequence[Route]) -> None:
         self._ways: list[_Way] = []
+        self._all: list[int] = []
         #: Why a device is away, the first to go first.
         self._away: dict[str, DeviceLost | DeviceGone] = {}
         self.add(routes)
@@ -39,6 +40,7 @@ class Routes:
     def add(self, routes: Sequence[Route]) -> None:
         """Add routes, numbered after those that are there."""
         self._ways += (_Way(frozenset(r.plan.devices), r.share) for r in routes)
+        self._all = list(range(len(self._ways)))
 
     def lose(self, event: DeviceLost | DeviceGone) -> None:
         """Take note that a device is away."""
@@ -101,8 +103,10 @@ class Routes:
         return chosen
 
     def _live(self, but: Collection[int] = ()) -> list[int]:
+        if not but and not self._away:
+            return self._all
         return [
             number
             for number, way in enumerate(self._ways)
-            if number not in but and not (self._away and way.devices & self._away.keys())
+            if number not in but and self._away.keys().isdisjoint(way.devices)
         ]

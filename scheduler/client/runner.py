@@ -222,10 +222,6 @@ class RequestRunner:
                         call.gate.set()
                     return None
                 return lambda: self._start(started, call.inputs)
-            case events.DropAttempt(request_id, attempt, route):
-                call = self._calls[request_id]
-                dropped = call.request._replace(id=request_id, attempt=attempt, route=route)
-                return lambda: self._attempts.drop(dropped)
             case events.Deliver(request_id, answer):
                 call = self._calls.pop(request_id)
                 self._tell_end(request_id, answer.stage_runs)
@@ -234,6 +230,10 @@ class RequestRunner:
                     self._orders.put(lambda: call.future.set_result(answer))
                     return None
                 return lambda: call.future.set_result(answer)
+            case events.DropAttempt(request_id, attempt, route):
+                call = self._calls[request_id]
+                dropped = call.request._replace(id=request_id, attempt=attempt, route=route)
+                return lambda: self._attempts.drop(dropped)
             case events.Fail(request_id, error):
                 call = self._calls.pop(request_id)
                 self._tell_end(request_id, ())

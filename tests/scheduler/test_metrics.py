@@ -37,7 +37,7 @@ def ended(
     runs: tuple[StageRun, ...] = (),
 ) -> ObservedRequest:
     """Return a request that was submitted at 10 s and admitted a second later, or never."""
-    record = RequestRecord(events.Submitted(10.0, 1, 24, 99.0), 99.0)
+    record = RequestRecord(events.Submitted(10.0, 1, 24, 99.0), 1, 99.0)
     record.state, record.attempt = state, attempts
     record.admitted_s = 11.0 if attempts else None
     record.ended_s = 10.0 + latency_s

@@ -6,7 +6,7 @@ from threading import Lock
 
 
 class Signal:
-    """Not set until `set` is called, by whoever it belongs to, once."""
+    """Not set until `set` is called; again changes nothing."""
 
     __slots__ = ("_gate", "_is_set")
 
@@ -21,8 +21,9 @@ class Signal:
 
     def set(self) -> None:
         """Let all go on that wait for it."""
-        self._is_set = True
-        self._gate.release()
+        if not self._is_set:
+            self._is_set = True
+            self._gate.release()
 
     def wait(self, timeout_s: float) -> bool:
         """Wait at most so long; return whether it is set."""
