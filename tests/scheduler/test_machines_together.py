@@ -84,9 +84,10 @@ class Host:
 
     descriptor: Any
     stages: Sequence[Stage]
+    leaves_outputs = False
 
     def run_stage(
-        self, request: Request, stage: int, inputs: Sequence[Any], *, ready_s: float
+        self, request: Request, stage: int, inputs: Sequence[Any], *, ready_s: float, left: Any
     ) -> tuple[dict[str, np.ndarray], StageRun]:
         outputs = {name: made(name, inputs) for name in self.stages[stage].outputs}
         return outputs, StageRun(stage, self.descriptor.name)
