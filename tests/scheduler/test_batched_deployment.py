@@ -20,11 +20,12 @@ from devices.errors import (
 )
 from devices.request.answer import Answer, StageRun
 from devices.request.request import PLAIN, Request
-from scheduler import InProcessExecutor, Limits, create_executor
+from scheduler import InProcessExecutor, Limits
 from scheduler.client.batched_deployment import BatchedDeployment
 from scheduler.client.batching import Batching
 from scheduler.client.record import RequestRecord, StoryLine
 from scheduler.executor import Callers, Submission
+from tests.scheduler.channels import KINDS, executor_on
 from tests.scheduler.models import build, chain, cut
 from tests.scheduler.plugins import ToyPlugin
 
@@ -293,11 +294,10 @@ def test_closing_ends_those_that_wait_and_those_that_run(
         submit(batched, 3)
 
 
-@pytest.fixture(scope="module")
-def executor() -> Iterator[InProcessExecutor]:
-    executor = create_executor("inprocess", devices={"TOY": 2}, plugins=(ToyPlugin,))
-    yield executor
-    executor.close()
+@pytest.fixture(scope="module", params=KINDS)
+def executor(request: pytest.FixtureRequest) -> Iterator[InProcessExecutor]:
+    with executor_on(request.param, devices={"TOY": 2}, plugins=(ToyPlugin,)) as executor:
+        yield executor
 
 
 def test_many_threads_each_get_their_own_rows(executor: InProcessExecutor) -> None:

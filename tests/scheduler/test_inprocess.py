@@ -26,22 +26,21 @@ from devices.errors import (
     UnsupportedNodesError,
 )
 from devices.request.request import Request
-from scheduler import InProcessExecutor, Limits, Plan, StageSource, create_executor
+from scheduler import InProcessExecutor, Limits, Plan, StageSource
 from scheduler.channels.messages import Message, Outputs, Values
 from scheduler.client.deployment import BaseDeployment
+from tests.scheduler.channels import KINDS, executor_on
 from tests.scheduler.models import build, chain, cut, diamond
 from tests.scheduler.plugins import BrokenPlugin, ToyPlugin, TwinPlugin
 
 X = np.arange(4, dtype=np.float32)
 
 
-@pytest.fixture(scope="module")
-def executor() -> Iterator[InProcessExecutor]:
-    executor = create_executor(
-        "inprocess", devices={"TOY": 3}, plugins=(ToyPlugin, TwinPlugin, BrokenPlugin)
-    )
-    yield executor
-    executor.close()
+@pytest.fixture(scope="module", params=KINDS)
+def executor(request: pytest.FixtureRequest) -> Iterator[InProcessExecutor]:
+    plugins = (ToyPlugin, TwinPlugin, BrokenPlugin)
+    with executor_on(request.param, devices={"TOY": 3}, plugins=plugins) as executor:
+        yield executor
 
 
 def test_devices_are_named_counted_and_broken_ones_listed(executor: InProcessExecutor) -> None:

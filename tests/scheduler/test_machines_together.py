@@ -23,6 +23,7 @@ from devices.request.answer import StageRun
 from devices.request.request import Request
 from scheduler import Limits
 from scheduler import events as ev
+from scheduler.channels import envelope
 from scheduler.channels.messages import Dropped, Failure, Message, Outputs, Task, Values
 from scheduler.client.machine import ClientMachine
 from scheduler.device.loop import DeviceLoop
@@ -67,13 +68,14 @@ def wanted(x: np.ndarray) -> np.ndarray:
 
 @dataclass
 class Wire:
-    """What a party sends goes to the network, under the party's address."""
+    """What a party sends goes to the network as bytes, under the party's address."""
 
     address: str
     network: list[tuple[str, str, Message]]
 
     def send(self, address: str, message: Message) -> None:
-        self.network.append((self.address, address, message))
+        parts = [bytes(frame) for frame in envelope.frames(message)]
+        self.network.append((self.address, address, envelope.message(parts)))
 
     def close(self) -> None: ...
 

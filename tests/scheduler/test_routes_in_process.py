@@ -11,20 +11,20 @@ import pytest
 
 from devices.errors import DeviceMemoryError, OverloadedError
 from devices.request.request import Request
-from scheduler import InProcessExecutor, Limits, create_executor
+from scheduler import InProcessExecutor, Limits
 from scheduler.executor import Deployment
 from scheduler.placement import alone, share
+from tests.scheduler.channels import KINDS, executor_on
 from tests.scheduler.models import chain, diamond, replicate
 from tests.scheduler.plugins import ToyPlugin
 
 X = np.arange(4, dtype=np.float32)
 
 
-@pytest.fixture(scope="module")
-def executor() -> Iterator[InProcessExecutor]:
-    executor = create_executor("inprocess", devices={"TOY": 3}, plugins=(ToyPlugin,))
-    yield executor
-    executor.close()
+@pytest.fixture(scope="module", params=KINDS)
+def executor(request: pytest.FixtureRequest) -> Iterator[InProcessExecutor]:
+    with executor_on(request.param, devices={"TOY": 3}, plugins=(ToyPlugin,)) as executor:
+        yield executor
 
 
 def ways(deployment: Deployment, count: int) -> Counter[tuple[tuple[int, str], ...]]:
