@@ -168,9 +168,10 @@ def message(parts: Sequence[Any], get: Get | None = None, start: int = 0) -> Mes
             task, client, tensors = rest
             return Keep(_task(task), _text(client), _values(tensors, parts, get))
         if kind == _GIVE:
-            task, client, address, keys = rest
+            task, client, address, keys, free = rest
             named = {_text(name): _text(key) for name, key in keys.items()}
-            return Give(_task(task), _text(client), _text(address), named)
+            freed = tuple(map(_text, free))
+            return Give(_task(task), _text(client), _text(address), named, freed)
         if kind == _FREE:
             (keys,) = rest
             return Free(tuple(map(_text, keys)))

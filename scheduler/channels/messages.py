@@ -67,13 +67,14 @@ class Keep(NamedTuple):
 class Give(NamedTuple):
     """To a device: send what it keeps, input name -> key, as `Values` of a task to an address.
 
-    Where it has not got that, the client is told of a `Failure`.
+    Where it has not got that, the client is told of a `Failure`. It lets go of `free` besides.
     """
 
     task: Task
     client: str
     address: str
     keys: Mapping[str, str]
+    free: tuple[str, ...] = ()
 
 
 class Free(NamedTuple):

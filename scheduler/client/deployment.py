@@ -25,7 +25,6 @@ from scheduler.channels.channel import Channel, Receiver
 from scheduler.channels.messages import (
     Dropped,
     Failure,
-    Give,
     Message,
     Outputs,
     Task,
@@ -338,24 +337,12 @@ class BaseDeployment(ABC):
         return self._is_quick and request.inline and request.attempt == 1
 
     def _send(self, request: Request, inputs: Mapping[str, Value]) -> None:
+        memory = self._deployments.memory
         for stage, names in self._firsts[request.route]:
             task, address = Task(request, stage.index), self._addresses[stage.device]
             values = {name: inputs[name] for name in names}
-            if not self._deployments.memory.is_used or self._give(task, address, values):
+            if not memory.is_used or memory.give(self._channel, task, address, values):
                 self._channel.send(address, Values(task, values))
-
-    def _give(self, task: Task, address: str, values: dict[str, Value]) -> bool:
-        """Have who keeps inputs of a task send them; return whether there is more to send."""
-        keys: dict[str, dict[str, str]] = {}
-        for name, tensor in [(n, v) for n, v in values.items() if isinstance(v, Kept)]:
-            self._deployments.memory.check(name, tensor)
-            keys.setdefault(tensor.address, {})[name] = tensor.key
-            del values[name]
-        for holder, named in keys.items():
-            self._channel.send(holder, Give(task, self._channel.address, address, named))
-        if keys:
-            self._deployments.memory.free_unheld()
-        return bool(values) or not keys
 
     def drop(self, request: Request) -> None:
         """Tell every device that nobody waits for the attempt."""

@@ -163,13 +163,34 @@ class RemoteMemory:
                 device=tensor.device,
             )
         kept = tensor.kept
-        self.check(port, kept)
+        self._check(port, kept)
         return kept
 
-    def check(self, port: str, kept: Kept) -> None:
+    def _check(self, port: str, kept: Kept) -> None:
         """Raise TensorError if the device that keeps a port's tensor is gone."""
         if self._is_lost(kept.address):
             raise lost_tensor(port, kept)
+
+    def give(self, channel: Channel, task: Task, address: str, values: dict[str, Value]) -> bool:
+        """Have whoever keeps inputs of a task send them to its device, and take them out.
+
+        `channel`: the task's client's.
+        Returns whether there are others to be sent, or none at all.
+        Raises TensorError: the device that keeps one is gone.
+        """
+        keys: dict[str, dict[str, str]] = {}
+        for name, kept in [(n, v) for n, v in values.items() if isinstance(v, Kept)]:
+            self._check(name, kept)
+            keys.setdefault(kept.address, {})[name] = kept.key
+            del values[name]
+        if not keys:
+            return True
+        unheld = self._take_unheld()
+        for holder, named in keys.items():
+            free = tuple(unheld.pop(holder, ()))
+            channel.send(holder, Give(task, channel.address, address, named, free))
+        self._free(unheld)
+        return bool(values)
 
     def close(self) -> None:
         """Take nothing more, and stop waiting."""
@@ -237,28 +258,31 @@ class RemoteMemory:
             if self._channel is None:
                 self._channel = self._connect(self._name, self._receive)
                 name = f"{self._name}-free"
-                threading.Thread(target=self._free, name=name, daemon=True).start()
+                threading.Thread(target=self._free_soon, name=name, daemon=True).start()
             return self._channel
 
-    def free_unheld(self, first: Sequence[tuple[str, str]] = ()) -> None:
-        """Have devices free what nobody holds, now and not soon: what follows may want the room."""
+    def _take_unheld(self) -> dict[str, list[str]]:
+        """Return the keys, by address, of what nobody holds: whoever asks has them freed."""
         keys: dict[str, list[str]] = {}
-        for address, key in first:
-            keys.setdefault(address, []).append(key)
         with suppress(queue.Empty):
             while (place := self._unheld.get_nowait()) is not None:
                 keys.setdefault(place[0], []).append(place[1])
             self._unheld.put(None)
+        return keys
+
+    def _free(self, keys: Mapping[str, Sequence[str]]) -> None:
+        """Have devices let go of what they keep, by their addresses."""
         for address, unheld in keys.items():
             with suppress(HeteroError):  # whoever is gone has let go
                 if not self._is_lost(address):
                     self._connected().send(address, Free(tuple(unheld)))
 
-    def _free(self) -> None:
+    def _free_soon(self) -> None:
         """Have devices free what nobody holds, as long as requests do not see to it."""
         while (place := self._unheld.get()) is not None:
             time.sleep(_FREE_S)  # so that this thread is woken seldom, not for each tensor
-            self.free_unheld([place])
+            self._free({place[0]: [place[1]]})
+            self._free(self._take_unheld())
 
     def _closed_error(self) -> ClusterError:
         return ClusterError("the Core is closed, and its remote tensors with it; make another.")

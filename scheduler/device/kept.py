@@ -60,6 +60,7 @@ class KeptTensors:
                 self.keep(message.client, message.tensors)
                 send(message.client, Values(message.task, {}))
             else:
+                self.free(message.free)
                 send(message.address, Values(message.task, self._tensors(message.keys)))
         except HeteroError as error:
             send(message.client, Failure(message.task, error))

@@ -151,7 +151,7 @@ def test_100_tensors_outlive_the_model(subject):
 
 def test_deadline(held, request_):
     held.gate.clear()
-    with pytest.raises(DeadlineError, match=r"within 0\.05 s|after 0\.050 s|time was up"):
+    with pytest.raises(DeadlineError, match=r"within 0\.05 s|after \d|time was up"):
         request_.infer({"x": X}, timeout_s=0.05)
     held.gate.set()
     request_.wait_for(5000)

@@ -3,7 +3,8 @@
 Each way generates the same tokens, taking turns with the others, its caches empty at each turn:
 a bare onnxruntime session that is handed its caches, and a compiled model on one device and cut in
 two, without state and with it. Bytes a token are those that cross wires between the client and the
-devices, counted once in process; what is kept where it is read crosses none.
+devices, counted once in process; what is kept where it is read crosses none. `ratio` is of the
+rate without state in the same turn.
 """
 
 from __future__ import annotations
@@ -106,21 +107,24 @@ def measure(
                     for way in ("handed", "state")
                 }
                 nbytes = {way: _nbytes(model, devices, caches, way, tokens) for way in ways}
-                for way, rate in _rates(ways, tokens, turns).items():
+                seconds = _seconds(ways, tokens, turns)
+                for way, mine in seconds.items():
+                    pairs = zip(seconds["handed"], mine, strict=True)
                     rows.append(
                         {
                             "executor": kind,
                             "devices": count,
                             "way": way,
-                            "tokens_per_s": rate,
+                            "tokens_per_s": tokens / statistics.median(mine),
+                            "ratio": statistics.median(handed / own for handed, own in pairs),
                             "bytes_per_token": nbytes[way],
                         }
                     )
     return rows
 
 
-def _rates(ways: Mapping[str, Generator], tokens: int, turns: int) -> dict[str, float]:
-    """Return tokens a second, the median of all turns but a first."""
+def _seconds(ways: Mapping[str, Generator], tokens: int, turns: int) -> dict[str, list[float]]:
+    """Return what each turn but a first took."""
     taken: dict[str, list[float]] = {way: [] for way in ways}
     said = {}
     for turn in range(turns + 1):
@@ -131,7 +135,7 @@ def _rates(ways: Mapping[str, Generator], tokens: int, turns: int) -> dict[str, 
                 taken[way].append(time.perf_counter() - start_s)
     if len({tuple(words) for words in said.values()}) > 1:
         raise AssertionError(f"ways do not generate the same tokens: {said}")
-    return {way: tokens / statistics.median(seconds) for way, seconds in taken.items()}
+    return taken
 
 
 def _nbytes(

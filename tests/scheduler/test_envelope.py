@@ -89,7 +89,7 @@ def test_numbers_of_numpy_in_a_request_and_a_run() -> None:
     "message",
     [
         Dropped(REQUEST),
-        Give(TASK, "client", "device", {"x": "key/1", "y": "key/2"}),
+        Give(TASK, "client", "device", {"x": "key/1", "y": "key/2"}, ("key/3",)),
         Free(("key/1", "key/2")),
     ],
 )

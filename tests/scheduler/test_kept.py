@@ -54,12 +54,11 @@ def test_tensors_are_counted_given_and_freed_by_key_and_by_client() -> None:
         kept.answer(Keep(TASK, client, {key: X[:2]}), told.send)
     assert kept.nbytes == 24
     assert told.sent[-1] == ("a", Values(TASK, {}))
-    kept.answer(Give(TASK, "a", "other", {"x": "1"}), told.send)
+    kept.answer(Give(TASK, "a", "other", {"x": "1"}, free=("2", "none")), told.send)
     address, values = told.sent[-1]
     assert address == "other"
     assert isinstance(values, Values)
     assert values.tensors["x"] is not None
-    kept.free(["2", "none"])
     assert kept.nbytes == 16
     kept.free_all_of("a")
     assert kept.nbytes == 8
