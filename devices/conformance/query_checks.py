@@ -21,7 +21,8 @@ from devices.errors import UnsupportedNodesError
 from devices.request.base_compiled_model import BaseCompiledModel
 from devices.request.results import Results
 
-_ELEMENT_TYPES: Final = (
+#: Those that models are tried in.
+ELEMENT_TYPES: Final = (
     "float", "double", "float16", "bfloat16", "bool", "int4", "uint4", "complex64",
     "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float8e4m3fn",
 )  # fmt: skip
@@ -108,7 +109,7 @@ def check_operators_of_other_domains_are_refused(subject: Subject) -> None:
 
 def check_element_types_that_are_taken_are_computed(subject: Subject) -> None:
     """Whatever element type a query takes, the answer is right in it; others are refused."""
-    for element_type in _ELEMENT_TYPES:
+    for element_type in ELEMENT_TYPES:
         for sample in typed_samples(element_type):
             refused = subject.query_model(sample.model).unsupported
             if refused:

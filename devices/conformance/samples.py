@@ -18,6 +18,8 @@ _DOUBLED = (
     "{s = SequenceConstruct(x, x) z = ConcatFromSequence<axis = 0>(s)}"
 )
 _HEADER = '<ir_version: 8, opset_import: ["" : 17, "nobody.knows" : 1]>'
+#: The first opset that knows 4 bits.
+_TYPED_HEADER = '<ir_version: 10, opset_import: ["" : 21]>'
 
 
 @dataclass(frozen=True)
@@ -180,7 +182,7 @@ def typed_samples(element_type: str) -> Iterator[Sample]:
         inputs = ", ".join(f"{text} {name}" for name in given)
         yield _sample(
             f"{node} of {element_type}", f"({inputs}) => ({text} z) {{{node}}}", given, {"z": want},
-            rtol,
+            rtol, _TYPED_HEADER,
         )  # fmt: skip
 
 
@@ -230,9 +232,10 @@ def _sample(
     inputs: Mapping[str, np.ndarray],
     outputs: Mapping[str, np.ndarray],
     rtol: float = 1e-5,
+    header: str = _HEADER,
     **weights: np.ndarray,
 ) -> Sample:
-    proto: onnx.ModelProto = parser.parse_model(f"{_HEADER} sample {_declared(body, weights)}")
+    proto: onnx.ModelProto = parser.parse_model(f"{header} sample {_declared(body, weights)}")
     proto.graph.name = name
     proto.graph.initializer.extend(
         onnx.numpy_helper.from_array(array, key) for key, array in weights.items()
