@@ -205,9 +205,7 @@ class CompiledModel(BaseCompiledModel):
             There is no such output, or not these inputs.
         """
         ports = self.outputs if output_names is None else [*map(self.output, output_names)]
-        results = self.create_infer_request().infer(
-            input_feed, share_inputs=True, timeout_s=timeout_s
-        )
+        results = self._own_request().infer(input_feed, share_inputs=True, timeout_s=timeout_s)
         return [results[port] for port in ports]
 
     def get_property(self, name: str) -> Any:

@@ -66,6 +66,7 @@ def test_its_query_prints_what_it_says(shell: Shell) -> None:
         ("AsyncInferQueue", "queue.wait_all()"),
         ("PrePostProcessor(", ".uint8))[0]"),
         ("core.add_extension", "-0.5]))[0])"),
+        ("queue.stream(", "asyncio.run(main())"),
         ("AUTO_BATCH_SIZE", "print(error)"),
     ],
 )
