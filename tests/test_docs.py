@@ -63,7 +63,7 @@ def test_its_query_prints_what_it_says(shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("words", "last"),
     [
-        ("AsyncInferQueue", "queue.wait_all()"),
+        ("queue.set_callback", "queue.wait_all()"),
         ("PrePostProcessor(", ".uint8))[0]"),
         ("core.add_extension", "-0.5]))[0])"),
         ("queue.stream(", "asyncio.run(main())"),
