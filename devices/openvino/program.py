@@ -111,8 +111,10 @@ class OpenVinoProgram(Program):
             openvino.Tensor(port.get_element_type(), port.get_partial_shape().get_min_shape())
             for port in compiled.outputs
         ]
-        for i, name in enumerate(self._interface.fed):
-            request.set_input_tensor(i, shared_tensor(given[name]))
+        # A request does not keep the memory of what it is given: that ends with this list.
+        fed = [shared_tensor(given[name]) for name in self._interface.fed]
+        for i, tensor in enumerate(fed):
+            request.set_input_tensor(i, tensor)
         for i, tensor in enumerate(outputs):
             request.set_output_tensor(i, tensor)
         with context.on_cancel(request.cancel):

@@ -296,3 +296,18 @@ def test_the_query_says_why_a_node_is_elsewhere(core):
     support = core.query_model(model, "HETERO:OV,CPU")
     assert dict(support) == {"a": "OV.CPU", "y": "CPU"}
     assert "lowest float" in support.refusals["y"]["OV.CPU"].message
+
+
+def test_a_strided_inputs_copy_lives_until_the_run_has_ended(plugin, monkeypatch):
+    program = sys.modules["devices.openvino.program"]
+
+    class Spoiling(program._Writable):
+        def __del__(self):
+            self._kept[...] = np.nan
+
+    monkeypatch.setattr(program, "_Writable", Spoiling)
+    x = np.arange(64 * 48, dtype=np.float32).reshape(64, 48)
+    model = parsed("(float[48, 64] x) => (float[48, 64] y) {y = Abs(x)}")
+    compiled = plugin.compile_model(model)
+    (y,) = compiled.run([x.T])
+    np.testing.assert_array_equal(y, x.T)
