@@ -75,6 +75,7 @@ class RemoteMemory:
     `name`: the client's, among the parties that its channel serves.
     `connect`: returns its channel, given its name and what receives.
     `is_lost`: whether nothing is heard of an address.
+    `expect`: called when an answer is awaited, so that somebody receives it.
     """
 
     def __init__(
@@ -82,10 +83,12 @@ class RemoteMemory:
         name: str,
         connect: Callable[[str, Receiver], Channel],
         is_lost: Callable[[str], bool] = lambda address: False,
+        expect: Callable[[], None] = lambda: None,
     ) -> None:
         self._name = name
         self._connect = connect
         self._is_lost = is_lost
+        self._expect = expect
         self._home = HomeProcess()
         self._channel: Channel | None = None
         self._numbers = itertools.count(1)
@@ -99,6 +102,11 @@ class RemoteMemory:
     def is_used(self) -> bool:
         """Whether devices keep, or kept, something."""
         return self._channel is not None
+
+    @property
+    def num_awaited(self) -> int:
+        """How many answers are awaited."""
+        return len(self._awaited)
 
     def context(self, device: str, address: Callable[[], str]) -> DeviceContext:
         """Return a device's memory; `address` returns where the device is reached now."""
@@ -213,6 +221,7 @@ class RemoteMemory:
         future: Future[Mapping[str, Value]] = Future()
         with self._lock:
             self._awaited[number] = future
+        self._expect()
         try:
             channel.send(address, message(Task(Request(deployment=self._name, id=number), 0)))
             timeout_s = _TIMEOUT_S + nbytes * _TIMEOUT_S_PER_BYTE

@@ -108,6 +108,7 @@ class RayExecutor:
             f"memory-{ray.get_runtime_context().get_job_id()}-{next(_keys)}",
             self._shared.connect,
             lambda address: self._channel.is_silent(address),
+            lambda: self._reception.expect(),
         )
         self._deployments: Deployments[RayDeployment] = Deployments(observers, memory)
         self._loader = StageLoader(self._devices)
@@ -136,7 +137,8 @@ class RayExecutor:
         self._shared.channel = self._channel
         self._keeper.serve(self._channel)
         self._reception = Reception(
-            self._channel, lambda: sum(deployment.num_awaited for deployment in self._deployments)
+            self._channel,
+            lambda: memory.num_awaited + sum(d.num_awaited for d in self._deployments),
         )
         self._reporter = RayReporter(observers)
         self._session.when_gone.append(self._cluster_gone)
