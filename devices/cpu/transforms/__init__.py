@@ -28,6 +28,7 @@ from devices.cpu.transforms.quantized import (
 )
 from devices.cpu.transforms.scale_into_conv import move_scale_into_conv
 from devices.cpu.transforms.scale_shift import fuse_scale_shift
+from devices.cpu.transforms.single_precision import compute_in_single
 from devices.model.model import Model
 
 
@@ -41,10 +42,12 @@ class Pass(NamedTuple):
 
 
 #: Dead nodes go first and last: first, so that patterns do not count them as readers.
-PASSES: Final = (
+_FIRST: Final = (
     Pass(inline_functions, oldest_opset=0),
     Pass(literals_to_constants, oldest_opset=0),
     Pass(remove_dead_nodes, oldest_opset=0),
+)
+_THEN: Final = (
     Pass(eliminate_identities),
     Pass(fold_constants, oldest_opset=0),
     Pass(remove_dead_nodes, oldest_opset=0),
@@ -63,9 +66,13 @@ PASSES: Final = (
     Pass(remove_dead_nodes, oldest_opset=0),
 )
 
-#: The same, and what the host's own kernels want.
+#: Those of every device.
+PASSES: Final = (*_FIRST, *_THEN)
+#: The same, and what the host and its own kernels want.
 HOST_PASSES: Final = (
-    *PASSES,
+    *_FIRST,
+    Pass(compute_in_single),
+    *_THEN,
     Pass(fuse_channel_shuffle),
     Pass(prepare_convolutions, oldest_opset=0),
     Pass(remove_dead_nodes, oldest_opset=0),
