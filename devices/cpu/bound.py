@@ -139,17 +139,28 @@ class BoundBlock:
                 self._values[slot] = self._place(slot)
         if task.call is None:
             return [partial(self._step, task, step)]
-        if len(task.writes) != 1:
-            return [partial(self._call, task, task.call)]
+        return self._bound(task, inputs, scratch) or [partial(self._call, task, task.call)]
+
+    def _bound(
+        self, task: Task, inputs: Sequence[Value], scratch: Scratch
+    ) -> Sequence[Call] | None:
+        """Return the calls of a kernel that has a binding for such arrays, or writes where told."""
+        outputs = tuple([None if slot is None else self._values[slot] for slot in task.writes])
         binding = binding_of(task)
-        y = self._values[written[0]]
+        if binding is not None and binding.many:
+            return binding.bind(scratch, outputs, *inputs, **task.attributes)
+        if len(outputs) != 1 or task.writes[0] in self._trace.lent:
+            return None
+        (y,) = outputs
+        if y is None:
+            return None
         if binding is not None and (binding.any_order or y.flags.c_contiguous):
             calls = binding.bind(scratch, y, *inputs, **task.attributes)
             if calls is not None:
                 return calls
         overlaps = any(x is not None and np.may_share_memory(x, y) for x in inputs)
-        if written[0] in self._trace.lent or overlaps or "out" not in _wants(task):
-            return [partial(self._call, task, task.call)]
+        if overlaps or task.call is None or "out" not in task.implementation.what.wants:
+            return None
         return [partial(self._call, task, partial(task.call, out=y))]
 
     def _call(self, task: Task, call: Callable[..., Any]) -> None:
@@ -181,8 +192,3 @@ class BoundBlock:
         for slot in task.dying:
             if slot in lent:
                 values[slot] = None
-
-
-def _wants(task: Task) -> frozenset[str]:
-    wants: frozenset[str] = task.implementation.what.wants
-    return wants

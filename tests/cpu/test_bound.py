@@ -110,6 +110,26 @@ def test_each_of_many_shapes_gives_its_own_answer() -> None:
             np.testing.assert_allclose(compiled.run([x])[0], wanted, rtol=1e-5, atol=1e-6)
 
 
+def test_images_of_each_size_give_their_own_answer() -> None:
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], pads=[1] * 4),
+        helper.make_node("Relu", ["c"], ["r"]),
+        helper.make_node("Conv", ["r", "v"], ["d"], pads=[1] * 4, group=8),
+        helper.make_node("MaxPool", ["d"], ["y"], kernel_shape=[2, 2]),
+    ]
+    constants = {"w": floats(8, 3, 3, 3), "v": floats(8, 1, 3, 3)}
+    model = make_model(nodes, {"x": floats(1, 3, 9, 9)}, ["y"], constants)
+    for axis, name in enumerate("nchw"):
+        if axis != 1:
+            model.graph.input[0].type.tensor_type.shape.dim[axis].dim_param = name
+    compiled = compile_cpu(model)
+    for _ in range(3):
+        for n, size in ((1, 9), (2, 9), (1, 30), (3, 4)):
+            x = floats(n, 3, size, size + 1)
+            (wanted,) = run_onnxruntime(model, {"x": x})
+            np.testing.assert_allclose(compiled.run([x])[0], wanted, rtol=1e-4, atol=1e-5)
+
+
 def test_later_runs_do_not_change_outputs_that_were_given_out() -> None:
     nodes = [
         helper.make_node("Relu", ["x"], ["r"]),
@@ -176,6 +196,58 @@ def test_bound_runs_side_by_side_have_memory_of_their_own() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("outputs", [["y", "h", "c"], ["y"], ["", "h"]])
+@pytest.mark.parametrize("starts", [True, False])
+def test_a_bound_lstm_gives_what_onnx_runtime_gives(
+    direction: str, batch: int, outputs: list[str], starts: bool
+) -> None:
+    directions, hidden, size = 1 + (direction == "bidirectional"), 5, 4
+    constants = {
+        "w": floats(directions, 4 * hidden, size),
+        "r": floats(directions, 4 * hidden, hidden),
+        "b": floats(directions, 8 * hidden),
+    }
+    feeds = {"x": floats(6, batch, size)}
+    inputs = ["x", "w", "r", "b"]
+    if starts:
+        feeds |= {name: floats(directions, batch, hidden) for name in ("h0", "c0")}
+        inputs += ["", "h0", "c0"]
+    node = helper.make_node("LSTM", inputs, outputs, direction=direction, hidden_size=hidden)
+    model = make_model([node], feeds, [name for name in outputs if name], constants)
+    compiled, _ = twice(model, list(feeds.values()))
+    for _ in range(2):
+        feeds = {name: floats(*value.shape) for name, value in feeds.items()}
+        wanted = run_onnxruntime(model, feeds)
+        for a, b in zip(compiled.run(list(feeds.values())), wanted, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("op_type", "keywords", "shapes"),
+    [
+        ("Softmax", {"axis": -1}, [(2, 300, 700)]),
+        ("LayerNormalization", {"axis": 1}, [(2, 3, 4), (3, 4), (4,)]),
+        ("LayerNormalization", {"axis": -1}, [(40, 5000), (5000,), (5000,)]),
+        ("Sigmoid", {}, [(70001,)]),
+        ("HardSwish", {}, [(3, 40000)]),
+        ("Erf", {}, [(7, 20000)]),
+        ("ReduceMean", {"keepdims": 0, "axes": [-1]}, [(3, 5000)]),
+    ],
+)
+def test_arrays_larger_than_a_cache_are_bound_in_pieces(
+    op_type: str, keywords: dict[str, Any], shapes: list[tuple[int, ...]]
+) -> None:
+    names = "xsb"[: len(shapes)]
+    constants = {name: floats(*shape) for name, shape in zip(names[1:], shapes[1:], strict=True)}
+    node = helper.make_node(op_type, list(names), ["y"], **keywords)
+    x = floats(*shapes[0])
+    model = make_model([node], {"x": x}, ["y"], constants)
+    _, (got,) = twice(model, [x])
+    np.testing.assert_allclose(got, run_onnxruntime(model, {"x": x})[0], rtol=1e-4, atol=1e-5)
 
 
 def test_random_numbers_are_drawn_in_each_run() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import prod
 from typing import Any, Final
 
 import numpy as np
@@ -110,3 +111,19 @@ _bind_reduction(
 )
 _bind_reduction("ReduceSum", 13, lambda scratch, y, x: _total(y, x))
 _bind_reduction("ReduceMean", 18, _mean)
+
+
+@binds("GlobalAveragePool", 1)
+def bind_global_average_pool(
+    scratch: Scratch, y: np.ndarray, x: np.ndarray
+) -> Sequence[Call] | None:
+    """Bind the mean of each channel's plane."""
+    if x.dtype.kind != "f" or x.dtype.itemsize not in _WIDTHS or not x.size:
+        return None
+    count = np.asarray(prod(x.shape[2:]), x.dtype)
+    if x.flags.c_contiguous:
+        rows = x.reshape(*x.shape[:2], -1)
+        sums: Call = partial(np.einsum, "...i->...", rows, out=y.reshape(x.shape[:2]))
+    else:
+        sums = partial(np.add.reduce, x, tuple(range(2, x.ndim)), None, y, True)
+    return [sums, partial(np.divide, y, count, y)]

@@ -74,6 +74,8 @@ class Binding:
     over: tuple[int, ...] = ()
     #: Whether `y` may have its axes in any order in memory; otherwise it has them in its own.
     any_order: bool = False
+    #: Whether it is given all outputs, in a tuple, None for absent ones.
+    many: bool = False
 
 
 #: Kernel function -> its binding.
@@ -86,6 +88,7 @@ def binds(
     domain: str = "",
     over: tuple[int, ...] = (),
     any_order: bool = False,
+    many: bool = False,
     registry: KernelRegistry = KERNELS,
 ) -> Callable[[BindFunction], BindFunction]:
     """Register the decorated function as the binding of an operator's kernels.
@@ -106,6 +109,9 @@ def binds(
         Positions of inputs that `y` may lie over.
     any_order : bool
         Whether `y` may have its axes in another order in memory than in its shape.
+    many : bool
+        Whether, in place of `y`, it is given a tuple of the outputs that the node names, None where
+        it leaves one out; for kernels of several outputs.
     registry : KernelRegistry
         Where the kernels are registered.
 
@@ -121,7 +127,7 @@ def binds(
             if kernel is None or kernel.since != version:
                 raise ValueError(f"{op_type} has no kernel since opset {version} to be bound")
             if (
-                BINDINGS.setdefault(kernel.function, Binding(function, over, any_order)).bind
+                BINDINGS.setdefault(kernel.function, Binding(function, over, any_order, many)).bind
                 != function
             ):
                 raise ValueError(f"the kernel of {op_type} since opset {version} is bound twice")

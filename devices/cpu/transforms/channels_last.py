@@ -43,11 +43,13 @@ def _prepare(rewrite: Rewrite, i: int, conv: Node) -> None:
 
 def _tile(model: Model, conv: Node, w: np.ndarray) -> int:
     """Return the Winograd tile that suits a convolution; 0 for none."""
-    a, shape = conv.attributes, model.spec(conv.inputs[0]).shape
-    if w.shape[2:] != (3, 3) or shape is None or None in shape[2:]:
+    a = conv.attributes
+    shape = model.spec(conv.inputs[0]).shape or ()
+    spatial = tuple(n for n in shape[2:] if isinstance(n, int))
+    if w.shape[2:] != (3, 3) or len(spatial) != 2:
         return 0
     window = sliding_window(
-        shape[2:], (3, 3), a.get("strides"), a.get("dilations"), a.get("pads"),
+        spatial, (3, 3), a.get("strides"), a.get("dilations"), a.get("pads"),
         a.get("auto_pad", "NOTSET"),
     )  # fmt: skip
     if {*window.strides, *window.dilations} != {1}:
