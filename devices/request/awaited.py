@@ -73,7 +73,9 @@ class Awaited(ABC):
             try:
                 if run.callback_error is not None:
                     raise run.callback_error
-                future.set_result(self._settle(run, True))
+                with self._lock:  # the next run does not start meanwhile
+                    results = self._settle(run, True)
+                future.set_result(results)
             except BaseException as error:  # whoever waits raises it
                 future.set_exception(error)
 

@@ -470,13 +470,17 @@ class InferRequest(Awaited, HasStory, HasStates, OpenVINONames, Prioritised):
         run.wait()  # for the callback
 
     def _settle(self, run: Run, share: bool) -> Results:
-        """Take the answer over into the request's tensors, once, and return it."""
+        """Take the answer over into the request's tensors, once, and return it.
+
+        They are a later run's, if there is one: an earlier one's answer is its own then.
+        """
         if run.error is not None:
             raise run.error
         with run.taken:
             if run.results is None:
                 start = time.perf_counter()
-                values = self._tensors.take(run.outputs or {}, copy=not share)
+                tensors = self._tensors if run is self._run else self._tensors.fresh()
+                values = tensors.take(run.outputs or {}, copy=not share)
                 run.results = Results(self._target.outputs, values)
                 run.outputs = None
                 run.postprocess_s = time.perf_counter() - start

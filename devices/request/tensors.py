@@ -49,6 +49,10 @@ class RequestTensors:
         #: Outputs that stay on their device.
         self._remote: set[str] = set()
 
+    def fresh(self) -> RequestTensors:
+        """Return the same ports without anything set."""
+        return RequestTensors(self._inputs, self._outputs, tuple(self._optional.values()))
+
     def input_port(self, key: Any) -> TensorSpec:
         """Return the input that a position, name or port means; None means the only one."""
         return find_port(self._inputs, key, "input")

@@ -1,6 +1,7 @@
 """Requests as futures, in asyncio, chained without copies, and as ONNX Runtime's users run them."""
 
 import asyncio
+import threading
 from concurrent.futures import CancelledError, wait
 
 import numpy as np
@@ -42,6 +43,22 @@ def test_a_future_has_the_error_of_its_run(held, request_):
     request_.set_callback(lambda _: 1 / 0)
     request_.start_async({"x": X})
     assert isinstance(request_.future().exception(300), ZeroDivisionError)
+
+
+def test_a_future_that_is_answered_late_has_its_own_runs_answer(held, request_, monkeypatch):
+    ended, late = threading.Event(), []
+    monkeypatch.setattr(request_, "_hand_to_futures", lambda run: (late.append(run), ended.set()))
+    held.gate.clear()
+    request_.start_async({"x": X})
+    future = request_.future()
+    held.gate.set()
+    assert ended.wait(300)
+    mine = np.zeros((2, 3), np.float32)
+    request_.set_tensor("y", mine)
+    request_.infer({"x": X + 1})
+    request_._answer_futures(late[0])
+    np.testing.assert_array_equal(future.result(300)["y"], X * 2)
+    np.testing.assert_array_equal(mine, (X + 1) * 2)
 
 
 def test_a_future_of_nothing(request_):
