@@ -4,6 +4,8 @@ import re
 from collections import Counter
 from pathlib import Path
 
+from devices.testing import device_checks, subject_checks
+
 ROOT = Path(__file__).parents[2]
 TABLE = (ROOT / "docs" / "behaviours.md").read_text(encoding="utf-8")
 ROWS = [
@@ -24,6 +26,10 @@ def test_the_counts_are_those_of_the_rows():
     counted = Counter(state for _, state, *_ in ROWS)
     assert told == {state: counted[state] for state in STATES}
     assert told["missing"] == 0
+    checks = (
+        f"Checks of every subject: {len(subject_checks())}; of a plugin: {len(device_checks())}."
+    )
+    assert checks in TABLE
 
 
 def test_every_row_is_shown_and_what_departs_says_why():
