@@ -23,6 +23,8 @@ from hetero.errors import (
     UnsupportedOperationError,
 )
 from scheduler.channels.memory import MemoryChannel
+from scheduler.channels.messages import Give, Message
+from scheduler.events import DeviceLost
 from tests.hetero.remote_cores import Counting, await_freed, core_on, crossed, kept_nbytes
 
 X = np.arange(6, dtype=np.float32)
@@ -227,3 +229,26 @@ class TestWrongUse:
             request.keep_remote("y")
         with pytest.raises(HeteroError, match="z"):
             request.keep_remote("z")
+
+
+class Deaf(MemoryChannel):
+    """A channel on which devices are not asked for what they keep."""
+
+    def send(self, address: str, message: Message) -> None:
+        if not isinstance(message, Give):
+            super().send(address, message)
+
+
+@pytest.mark.parametrize("core", [Deaf], indirect=True)
+def test_a_request_whose_tensor_is_lost_on_a_device_that_is_not_its_own_hears_of_it(
+    core: hetero.Core,
+) -> None:
+    model = core.compile_model(parse_model(CHAIN), "CPU.0")
+    request = model.create_infer_request()
+    request.start_async({"x": core.create_context("CPU.1").from_host(X)})
+    executor: Any = core.executor
+    for device in ("CPU.0", "CPU.1"):
+        assert not request.wait_for(0)
+        executor._deployments.tell(DeviceLost(0.0, device, "local", "by design"))
+    with pytest.raises(TensorError, match=r"input 'x'.*CPU\.1.*gone"):
+        request.wait()
