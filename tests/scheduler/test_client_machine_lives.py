@@ -89,6 +89,18 @@ class ClientLives(RuleBasedStateMachine):
             self.running.pop(request)
         self.tell(ev.AttemptAnswered(self.now_s, request, attempt, (request, attempt), nbytes))
 
+    def late(self) -> list[tuple[int, int]]:
+        """Return the attempts after which others of their requests run."""
+        return [(r, a) for r, a in self.attempts if r in self.running and a < self.running[r][0]]
+
+    @precondition(lambda self: self.late())
+    @rule(data=st.data())
+    def answer_late(self, data: st.DataObject) -> None:
+        request, attempt = data.draw(st.sampled_from(self.late()))
+        running = dict(self.running)
+        self.tell(ev.AttemptAnswered(self.now_s, request, attempt, (request, attempt), 1))
+        assert self.running == running
+
     @precondition(lambda self: self.attempts)
     @rule(data=st.data(), error=st.sampled_from(ERRORS))
     def fail(self, data: st.DataObject, error: BaseException) -> None:

@@ -86,11 +86,13 @@ class Host:
 
     descriptor: Any
     stages: Sequence[Stage]
+    ran: Counter[tuple[Request, int]]
     leaves_outputs = False
 
     def run_stage(
         self, request: Request, stage: int, inputs: Sequence[Any], *, ready_s: float, left: Any
     ) -> tuple[dict[str, np.ndarray], StageRun]:
+        self.ran[request, stage] += 1
         outputs = {name: made(name, inputs) for name in self.stages[stage].outputs}
         return outputs, StageRun(stage, self.descriptor.name)
 
@@ -121,6 +123,8 @@ class Together(RuleBasedStateMachine):
         self.loops: dict[str, DeviceLoop] = {}
         self.started: dict[str, list[ev.Run]] = {}
         self.starts: Counter[str] = Counter()
+        #: How often each life of a device ran each attempt's stages.
+        self.ran: list[Counter[tuple[Request, int]]] = []
         self.away: set[str] = set()
         self.now_s = 0.0
         self.count = 0
@@ -141,7 +145,8 @@ class Together(RuleBasedStateMachine):
         def connect(receive: Callable[[Message], None]) -> Wire:
             return Wire(address, self.network)
 
-        host: Any = Host(Named(device), self.placed.stages)
+        self.ran.append(Counter())
+        host: Any = Host(Named(device), self.placed.stages, self.ran[-1])
         take = self.started[device].append
         self.loops[device] = DeviceLoop(host, connect, lambda _, due: take(due))
 
@@ -293,6 +298,7 @@ class Together(RuleBasedStateMachine):
                 break
         assert sorted(self.ends) == list(range(1, self.count + 1))
         assert not self.attempts
+        assert all(times == 1 for ran in self.ran for times in ran.values())
         assert self.m.num_in_flight == self.m.nbytes_in_flight == 0
 
 
