@@ -45,6 +45,8 @@ list(ov.Tensor(ov.Type.f32, ov.Shape([2, 3])).data.shape) == [2, 3]
 list(ov.Tensor(ov.Type.i64, [4]).get_shape()) == [4] and ov.Tensor(ov.Type.i64, [4]).byte_size == 32
 ov.Tensor(x, shared_memory=True).data is not None
 ov.Tensor(x).size == 6
+list(ov.Tensor(ov.Tensor(x), [0, 1], [2, 3]).get_shape()) == [2, 2]
+core.unload_plugin("CPU"); core.compile_model(model, "CPU")(x)[0].shape == (2, 4)
 model.inputs[0].any_name == "x"
 model.input("x").get_any_name() == "x"
 model.input().names == {"x"} and model.input().get_names() == {"x"}

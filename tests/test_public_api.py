@@ -19,7 +19,7 @@ from tests import reference
 
 CORE = (
     "available_devices", "close", "compile_model", "get_property", "get_versions", "import_model",
-    "query_model", "read_model", "set_property",
+    "query_model", "read_model", "register_plugin", "set_property", "unload_plugin",
 )  # fmt: skip
 COMPILED = (
     "__call__", "close", "create_infer_request", "export_model", "get_property",
@@ -29,9 +29,9 @@ COMPILED = (
 REQUEST = (
     "cancel", "get_input_tensor", "get_output_tensor", "get_tensor", "infer", "latency",
     "profiling_info", "results", "set_callback", "set_input_tensor", "set_tensor", "start_async",
-    "wait", "wait_for",
+    "wait", "wait_for", "future", "request_id",
 )  # fmt: skip
-QUEUE = ("is_ready", "set_callback", "start_async", "wait_all")
+QUEUE = ("is_ready", "set_callback", "start_async", "stream", "wait_all")
 
 
 def test_every_public_name_is_there_and_explained() -> None:
