@@ -1,0 +1,58 @@
+"""Models cut at random over three vendors' runtimes give what ONNX says they give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import pytest
+
+import hetero
+from devices.conformance.onnx_suite import Case, backend_cases
+from tests.backend_suite.misses import read_misses
+from tests.random_affinity import random_affinity
+
+pytest.importorskip("openvino", reason="needs pip install 'hetero[openvino]'")
+
+DEVICES = ["OV", "ORT", "CPU"]
+TESTS = Path(__file__).parents[1]
+#: What the two others miss as well, OpenVINO alone, and one step of float16 at one element of 576.
+MISSES = {
+    *read_misses(TESTS / "backend_suite" / "misses_hetero.txt"),
+    *read_misses(TESTS / "devices" / "misses_openvino.txt"),
+    "node/test_attention_4d_gqa_with_past_and_present_fp16_expanded",
+}
+
+
+@pytest.fixture(scope="module")
+def core() -> Iterator[hetero.Core]:
+    with hetero.Core(executor="inprocess") as core:
+        yield core
+
+
+def cases() -> list[Any]:
+    """Return the cases of several nodes; a plain run has a few of the small ones."""
+    found = []
+    for case in backend_cases():
+        small = case.kind == "node" and case.name.endswith("_expanded")
+        if case.name not in MISSES and (small or case.kind != "node"):
+            quick = small and crc32(case.name.encode()) % 40 == 0
+            marks = [] if quick else [pytest.mark.slow]
+            found.append(pytest.param(case, id=case.name, marks=marks))
+    return found
+
+
+@pytest.mark.parametrize("case", cases())
+def test_a_random_cut_gives_the_expected_outputs(core: hetero.Core, case: Case) -> None:
+    proto = case.model()
+    model = core.read_model(proto)
+    pins = random_affinity(core, model, DEVICES, crc32(case.name.encode()))
+    with core.compile_model(model, "HETERO:OV,ORT,CPU", affinity=pins) as compiled:
+        for inputs, wanted in case.data_sets(proto):
+            own = len(inputs) == len(model.inputs)  # some give data for the initializers too
+            names = [port.name for port in (model.inputs if own else proto.graph.input)]
+            given = dict(zip(names, inputs, strict=False))
+            results = compiled({port.name: given[port.name] for port in compiled.inputs})
+            case.compare(list(results.to_tuple()), wanted)
