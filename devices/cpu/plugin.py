@@ -13,7 +13,7 @@ from devices.cpu.backend import NUMPY, ArrayBackend
 from devices.cpu.implementations import Scope, find_implementation
 from devices.cpu.program import CPUProgram
 from devices.cpu.threads import blas_name
-from devices.cpu.transforms import HOST_PASSES, PASSES, transform
+from devices.cpu.transforms import HOST_PASSES, transform
 from devices.model.extension import allowed_extensions
 from devices.model.model import Model, Node
 from devices.plugin.plugin import Plugin
@@ -45,6 +45,15 @@ class CPUPlugin(Plugin):
             "Element types and abilities.",
         ),
         Property(
+            "EXECUTION_MODE_HINT",
+            str,
+            "PERFORMANCE",
+            True,
+            "ACCURACY: convolutions and half precision round as the model is written.",
+            choices=("PERFORMANCE", "ACCURACY"),
+            shapes_result=True,
+        ),
+        Property(
             "EXTENSIONS",
             tuple,
             (),
@@ -59,7 +68,9 @@ class CPUPlugin(Plugin):
         model = allowed_extensions(model, config["EXTENSIONS"])
         if config["DISABLE_TRANSFORMATIONS"]:
             return model
-        return transform(model, HOST_PASSES if self.backend is NUMPY else PASSES)
+        if self.backend is not NUMPY or config["EXECUTION_MODE_HINT"] == "ACCURACY":
+            return transform(model)
+        return transform(model, HOST_PASSES)
 
     def refuse(self, node: Node, model: Model, config: Config) -> Refusal | None:
         """Return why no kernel, function body or delegate runs the node, or None."""

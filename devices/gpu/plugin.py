@@ -29,7 +29,7 @@ class GPUPlugin(CPUPlugin):
     rank: ClassVar[int] = 10
     leaves_outputs: ClassVar[bool] = True
     properties: ClassVar[PropertyTable] = CPUPlugin.properties.without(
-        "INFERENCE_NUM_THREADS"
+        "INFERENCE_NUM_THREADS", "EXECUTION_MODE_HINT"
     ).extended(
         Property("DEVICE_TYPE", str, "DISCRETE", False, "INTEGRATED or DISCRETE."),
         Property(

@@ -13,7 +13,7 @@ from onnx import NodeProto, helper
 from devices.cpu.fast.winograd import convolve, prepare
 from devices.cpu.plugin import CPUPlugin
 from devices.model.reader import read_model
-from tests.cpu.models import make_model, run_cpu
+from tests.cpu.models import compile_cpu, make_model, run_cpu
 
 RNG = np.random.default_rng(0)
 
@@ -215,3 +215,14 @@ def test_a_transposition_of_other_axes_is_no_shuffle() -> None:
     x = values(2, 6, 4, 5)
     assert [node.op_type for node in transformed(nodes, x, constants)][1] == "Transpose"
     check(nodes, x, constants)
+
+
+def test_accuracy_leaves_convolutions_as_they_are_written() -> None:
+    x, constants = values(1, 32, 28, 28), conv(32, 24, (3, 3))
+    nodes = [helper.make_node("Conv", ["x", "w", "b"], ["y"], pads=[1, 1, 1, 1])]
+    compiled = compile_cpu(
+        make_model(nodes, {"x": x}, ["y"], constants), EXECUTION_MODE_HINT="accuracy"
+    )
+    assert [node.layer_type for node in compiled.executed_nodes()] == ["Conv"]
+    wanted = run_cpu(make_model(nodes, {"x": x}, ["y"], constants), {"x": x})
+    np.testing.assert_allclose(compiled.run([x])[0], wanted[0], rtol=1e-4, atol=1e-4)

@@ -36,9 +36,7 @@ def core() -> Iterator[hetero.Core]:
 
 
 @pytest.mark.parametrize("device", ["CPU", "ORT", "DENSE", "HETERO:ORT,CPU"])
-@pytest.mark.parametrize(
-    "name", ["INFERENCE_PRECISION_HINT", "EXECUTION_MODE_HINT", "MODEL_PRIORITY"]
-)
+@pytest.mark.parametrize("name", ["INFERENCE_PRECISION_HINT", "MODEL_PRIORITY"])
 def test_what_nobody_obeys_is_refused_by_name(core: hetero.Core, device: str, name: str) -> None:
     for act in (
         lambda: core.compile_model(branches(), device, {name: "f32"}),
