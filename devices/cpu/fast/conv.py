@@ -29,7 +29,7 @@ from devices.kernels.window import Window, sliding_window
 Ints = Sequence[int]
 
 #: Bytes of columns to hold at once, and of the output beside them.
-_BLOCK_BYTES = 1 << 20
+_BLOCK_BYTES = 1 << 19
 #: Pixels below which a product no longer pays for packing the weights.
 _FEWEST_PIXELS = 192
 

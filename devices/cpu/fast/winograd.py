@@ -24,8 +24,8 @@ _POINTS = {
 #: Weights of the kernel along an axis.
 _KERNEL = 3
 #: Bytes of a block of tiles, in all its forms, beside the weights' own.
-_BLOCK_BYTES = 2 << 20
-_MOST_BLOCK_BYTES = 8 << 20
+_BLOCK_BYTES = 1 << 20
+_MOST_BLOCK_BYTES = 4 << 20
 
 
 def _times(polynomial: list[Fraction], root: Fraction) -> list[Fraction]:
@@ -97,10 +97,10 @@ def convolve(x: np.ndarray, u: np.ndarray, tile: int, begin: Sequence[int], y: n
     for first in range(0, down, rows):
         part = tiles[:, :, first : first + rows]
         count = part.shape[2] * across
-        inputs = np.matmul(of_inputs, part.reshape(size * size, count * c))
-        products = np.matmul(inputs.reshape(size * size, count, c), u)
-        outputs = np.matmul(of_outputs, products.reshape(size * size, count * m))
-        _put(outputs.reshape(tile, tile, -1, across, m), y[first * tile : (first + rows) * tile])
+        block = np.matmul(of_inputs, part.reshape(size * size, count * c))
+        block = np.matmul(block.reshape(size * size, count, c), u)
+        block = np.matmul(of_outputs, block.reshape(size * size, count * m))
+        _put(block.reshape(tile, tile, -1, across, m), y[first * tile : (first + rows) * tile])
 
 
 def _put(tiles: np.ndarray, y: np.ndarray) -> None:
