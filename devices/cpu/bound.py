@@ -24,6 +24,55 @@ class _OtherShapeError(Exception):
         self.result = result
 
 
+class _Slots:
+    """The values of a bound block, and how what is not bound reads and writes them.
+
+    It is apart from the block, whose calls hold it: what holds itself is freed late.
+    """
+
+    def __init__(self, values: list[Value], trace: Trace, memory: np.ndarray) -> None:
+        self.values = values
+        self.context = RunContext()
+        self._trace = trace
+        self._memory = memory
+
+    def own(self, value: Value) -> Value:
+        if isinstance(value, list):
+            return [self.own(item) for item in value]
+        shared = isinstance(value, np.ndarray) and np.may_share_memory(value, self._memory)
+        return value.copy() if shared else value
+
+    def call(self, task: Task, call: Callable[..., Any]) -> None:
+        """Call a kernel that is not bound and put its results where they belong."""
+        values = self.values
+        found = call(*[values[slot] for slot in task.reads])
+        self._put(task, found if type(found) is tuple else (found,))
+
+    def step(self, task: Task, step: Step) -> None:
+        """Run a node that sees all slots: control flow, a function, a delegate."""
+        values = self.values.copy()
+        step(values, self.context)
+        self._put(task, [None if slot is None else values[slot] for slot in task.writes])
+
+    def _put(self, task: Task, results: Sequence[Any]) -> None:
+        """Put results where they belong, or raise with them all if one is not as in the trace."""
+        values, lent = self.values, self._trace.lent
+        for slot, result in zip(task.writes, results, strict=False):
+            if slot is None or result is values[slot]:
+                continue
+            array = result if type(result) is np.ndarray else single(result)
+            shape, dtype, *_ = self._trace.values[slot]
+            if not is_plain(array) or array.shape != shape or array.dtype != dtype:
+                raise _OtherShapeError(tuple(results))
+            if slot in lent:
+                values[slot] = self.own(array)
+            else:
+                np.copyto(values[slot], array)
+        for slot in task.dying:
+            if slot in lent:
+                values[slot] = None
+
+
 class BoundBlock:
     """One request at a time runs in it, for its values stay where they are.
 
@@ -49,7 +98,7 @@ class BoundBlock:
         for slot in block.input_slots:
             if slot not in trace.lent:
                 self._values[slot] = self._place(slot)
-        self._context = RunContext()
+        self._slots = _Slots(self._values, trace, memory)
         #: Indices of the tasks that have something to do, and their calls.
         self._indices: list[int] = []
         self._work: list[Sequence[Call]] = []
@@ -75,7 +124,7 @@ class BoundBlock:
                 values[slot] = None
 
     def _run(self, context: RunContext) -> list[Value]:
-        self._context = context
+        self._slots.context = context
         check = context.check_cancelled
         i = 0
         try:
@@ -109,13 +158,7 @@ class BoundBlock:
     def _resumed(self, values: list[Value], first: int, context: RunContext) -> list[Value]:
         """Run the tasks that are not bound, and return outputs that no later run writes to."""
         outputs = self._block.resume(values, first, context, profile=context.profile)
-        return [self._own(value) for value in outputs]
-
-    def _own(self, value: Value) -> Value:
-        if isinstance(value, list):
-            return [self._own(item) for item in value]
-        shared = isinstance(value, np.ndarray) and np.may_share_memory(value, self._memory)
-        return value.copy() if shared else value
+        return [self._slots.own(value) for value in outputs]
 
     def _place(self, slot: int) -> np.ndarray:
         """Return a value's array in the memory."""
@@ -138,8 +181,8 @@ class BoundBlock:
             if slot not in self._trace.lent:
                 self._values[slot] = self._place(slot)
         if task.call is None:
-            return [partial(self._step, task, step)]
-        return self._bound(task, inputs, scratch) or [partial(self._call, task, task.call)]
+            return [partial(self._slots.step, task, step)]
+        return self._bound(task, inputs, scratch) or [partial(self._slots.call, task, task.call)]
 
     def _bound(
         self, task: Task, inputs: Sequence[Value], scratch: Scratch
@@ -161,34 +204,4 @@ class BoundBlock:
         overlaps = any(x is not None and np.may_share_memory(x, y) for x in inputs)
         if overlaps or task.call is None or "out" not in task.implementation.what.wants:
             return None
-        return [partial(self._call, task, partial(task.call, out=y))]
-
-    def _call(self, task: Task, call: Callable[..., Any]) -> None:
-        """Call a kernel that is not bound and put its results where they belong."""
-        values = self._values
-        found = call(*[values[slot] for slot in task.reads])
-        self._put(task, found if type(found) is tuple else (found,))
-
-    def _step(self, task: Task, step: Step) -> None:
-        """Run a node that sees all slots: control flow, a function, a delegate."""
-        values = self._values.copy()
-        step(values, self._context)
-        self._put(task, [None if slot is None else values[slot] for slot in task.writes])
-
-    def _put(self, task: Task, results: Sequence[Any]) -> None:
-        """Put results where they belong, or raise with them all if one is not as in the trace."""
-        values, lent = self._values, self._trace.lent
-        for slot, result in zip(task.writes, results, strict=False):
-            if slot is None or result is values[slot]:
-                continue
-            array = result if type(result) is np.ndarray else single(result)
-            shape, dtype, *_ = self._trace.values[slot]
-            if not is_plain(array) or array.shape != shape or array.dtype != dtype:
-                raise _OtherShapeError(tuple(results))
-            if slot in lent:
-                values[slot] = self._own(array)
-            else:
-                np.copyto(values[slot], array)
-        for slot in task.dying:
-            if slot in lent:
-                values[slot] = None
+        return [partial(self._slots.call, task, partial(task.call, out=y))]

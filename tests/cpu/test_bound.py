@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -315,3 +317,23 @@ def test_a_kernel_is_bound_once() -> None:
         binds("Relu", 6)(lambda scratch, y, x: None)
     with pytest.raises(ValueError, match="no kernel since opset 7"):
         binds("Relu", 7)(lambda scratch, y, x: None)
+
+
+def test_a_model_that_is_dropped_frees_its_memory_at_once() -> None:
+    nodes = [helper.make_node("Exp", ["x"], ["e"]), helper.make_node("CumSum", ["e", "i"], ["y"])]
+    x = floats(500, 500)
+    model = make_model(nodes, {"x": x}, ["y"], {"i": np.int64(0)})
+    twice(model, [x])
+    gc.collect()
+    gc.disable()
+    tracemalloc.start()
+    try:
+        compiled, _ = twice(model, [x])
+        held = tracemalloc.get_traced_memory()[0]
+        compiled.close()
+        del compiled
+        freed = held - tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+        gc.enable()
+    assert freed >= x.nbytes
