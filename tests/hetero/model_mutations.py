@@ -306,11 +306,11 @@ def damaged(bases: Sequence[onnx.ModelProto], folder: Path, random_: random.Rand
 class Counting(RunContext):
     """A run that is stopped after a number of nodes."""
 
-    left = MOST_NODES
+    nodes_left = MOST_NODES
 
     def check_cancelled(self) -> None:
-        self.left -= 1
-        if self.left < 0:
+        self.nodes_left -= 1
+        if self.nodes_left < 0:
             raise RequestCancelledError("enough")
 
 
