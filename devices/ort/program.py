@@ -137,13 +137,15 @@ class OrtProgram(Program):
         optimise = self._optimise or not self._provider.is_cpu  # theirs is exported as it was
         level = level or ("ORT_ENABLE_ALL" if optimise else "ORT_DISABLE_ALL")
         options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
-        threads = self._config["INFERENCE_NUM_THREADS"] or len(os.sched_getaffinity(0))
+        cores = len(os.sched_getaffinity(0))
+        threads = self._config["INFERENCE_NUM_THREADS"] or cores
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
         options.log_severity_level = _SEVERITY[self._config["LOG_LEVEL"]]
-        # Devices share cores: threads that spin would take them from each other.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+        # Threads that spin are there sooner, as small nodes want them; where devices share cores
+        # they would take them from each other.
+        spins = str(int(threads >= cores))
+        options.add_session_config_entry("session.intra_op.allow_spinning", spins)
         return options
 
     def _open(
