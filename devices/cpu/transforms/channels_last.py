@@ -48,10 +48,13 @@ def _tile(model: Model, conv: Node, w: np.ndarray) -> int:
     spatial = tuple(n for n in shape[2:] if isinstance(n, int))
     if w.shape[2:] != (3, 3) or len(spatial) != 2:
         return 0
-    window = sliding_window(
-        spatial, (3, 3), a.get("strides"), a.get("dilations"), a.get("pads"),
-        a.get("auto_pad", "NOTSET"),
-    )  # fmt: skip
+    try:
+        window = sliding_window(
+            spatial, (3, 3), a.get("strides"), a.get("dilations"), a.get("pads"),
+            a.get("auto_pad", "NOTSET"),
+        )  # fmt: skip
+    except ValueError:  # the kernel says what is wrong with the attributes
+        return 0
     if {*window.strides, *window.dilations} != {1}:
         return 0
     return best_tile(window.output, w.shape[1], w.shape[0], w.itemsize)
