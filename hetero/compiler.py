@@ -157,7 +157,7 @@ class Compiler:
         placement, sources, constants = _deployable(cuts, sources)
 
         def remake(gone: Collection[str]) -> Remade:
-            listed = {row.name for row in self._executor().devices()}
+            listed = {row.name for row in self._executor().devices(wait=False)}
             left = without_devices(
                 request, {*gone, *(d for d in request.devices if d not in listed)}
             )

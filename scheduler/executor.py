@@ -242,8 +242,11 @@ class JoinableDeployment(Deployment, Protocol):
 class Executor(Protocol):
     """Devices and the means to run plans on them."""
 
-    def devices(self) -> tuple[DeviceDescriptor, ...]:
-        """Return every device, and every plugin that is broken, in the plugins' order."""
+    def devices(self, *, wait: bool = True) -> tuple[DeviceDescriptor, ...]:
+        """Return every device, and every plugin that is broken, in the plugins' order.
+
+        `wait`: for what nodes that are new have to say.
+        """
 
     def query(self, device: str, model: Model, config: Mapping[str, Any] | None = None) -> Support:
         """Ask a device which nodes of `model` it runs; the answer names it as `devices` does."""

@@ -167,8 +167,8 @@ class InProcessExecutor:
                 self._probed = {row.name: row for row in rows}
             return self._probed
 
-    def devices(self) -> tuple[DeviceDescriptor, ...]:
-        """Return every device, and every plugin that is broken."""
+    def devices(self, *, wait: bool = True) -> tuple[DeviceDescriptor, ...]:
+        """Return every device, and every plugin that is broken; nothing is waited for."""
         return tuple(self._descriptors.values())
 
     def add_plugin(self, spec: PluginSpec) -> None:

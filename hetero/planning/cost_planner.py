@@ -193,7 +193,7 @@ class CostPlanner:
         return costs
 
     def _identities(self, request: PlacementRequest) -> dict[str, DeviceIdentity]:
-        described = {d.name: d for d in self._executor().devices()}
+        described = {d.name: d for d in self._executor().devices(wait=False)}
         configs = request.config.devices
         return {n: identify(described[n], configs.get(n, {})) for n in request.devices}
 
@@ -208,7 +208,7 @@ class CostPlanner:
 
     def _constraints(self, model: Model, request: PlacementRequest) -> Constraints:
         own = request.config.own
-        described = {d.name: d for d in self._executor().devices()}
+        described = {d.name: d for d in self._executor().devices(wait=False)}
         rows = [described[name] for name in request.devices]
         # Devices that use their node's memory get equal parts of it.
         sharing = Counter(row.node for row in rows if row.shares_memory)

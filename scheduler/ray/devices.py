@@ -122,15 +122,19 @@ class RayDevices:
         #: Guards the tables; never held while somebody is waited for.
         self._lock = threading.Lock()
 
-    def descriptors(self) -> tuple[DeviceDescriptor, ...]:
-        """Return every device of the nodes that are alive, asking those that are new."""
-        self._refresh()
+    def descriptors(self, *, wait: bool = True) -> tuple[DeviceDescriptor, ...]:
+        """Return every device of the nodes that are alive, asking those that are new.
+
+        `wait`: for their answers; without it, they are left out until they have come.
+        """
+        self._refresh(wait=wait)
         with self._lock:
             return tuple(descriptor for descriptor, _ in self._rows.values())
 
-    def device(self, name: str) -> ActorDevice:
+    def device(self, name: str, *, wait: bool = True) -> ActorDevice:
         """Return a device with its actor, which is started if there is none.
 
+        `wait`: where no node that has answered has it, for those that are new.
         Raises UnknownDeviceError: no such device, or its node has left.
         Raises DeviceError: its plugin is broken.
         """
@@ -139,7 +143,11 @@ class RayDevices:
             known = self._actors.get(name)
         if known is not None:
             return known
-        self._refresh()
+        self._refresh(wait=False)
+        with self._lock:
+            is_listed = name in self._rows
+        if wait and not is_listed:
+            self._refresh()
         with self._lock:
             if self._closed:
                 raise ClusterError("the executor is closed; make a new one.")
@@ -171,12 +179,12 @@ class RayDevices:
             for name in [n for n, d in self._actors.items() if d.actor_id == actor_id]:
                 self._doubted.add(self._actors.pop(name).node_id)
 
-    def reached(self, names: Sequence[str]) -> dict[str, ActorDevice]:
+    def reached(self, names: Sequence[str], *, wait: bool = True) -> dict[str, ActorDevice]:
         """Return devices by name, once each has said where its channel is reached.
 
         Raises as `device` and `fetch` do.
         """
-        devices = {name: self.device(name) for name in names}
+        devices = {name: self.device(name, wait=wait) for name in names}
         refs = [(d, d.actor.address.remote()) for d in devices.values() if not d.address]
         for device, ref in refs:
             device.address = self.fetch(device, ref)
@@ -252,11 +260,15 @@ class RayDevices:
             if node.id not in self._doubted or (shared[node.address] == 1 and self._answers(node))
         )
 
-    def _refresh(self) -> None:
-        """Bring the table up to date, waiting for what nodes that are new have to say."""
+    def _refresh(self, *, wait: bool = True) -> None:
+        """Bring the table up to date; `wait`: for what nodes that are new have to say.
+
+        The first table is always waited for: it gives the names.
+        """
         alive = self._alive()
         until_s = time.monotonic() + self._probe_timeout_s
         with self._lock:
+            wait = wait or not self._rows
             self._nodes = {node.id: node for node in alive}
             for table in (self._listed, self._probes):
                 for node_id in table.keys() - self._nodes.keys():
@@ -275,7 +287,7 @@ class RayDevices:
                     self._probes[node.id] = self._ask(node, until_s)
             probes = list(self._probes.values())
         for probe_ in probes:
-            self._finish(probe_)
+            self._finish(probe_, wait=wait)
         with self._lock:
             self._lay_out()
             failures = [p.failure for p in probes if p.failure]
@@ -293,21 +305,28 @@ class RayDevices:
         ref = pinned.remote(node.name, self._specs, counts, node.num_cpus)
         return _Probe(node, ref, until_s)
 
-    def _finish(self, probe_: _Probe) -> None:
+    def _finish(self, probe_: _Probe, *, wait: bool) -> None:
         """Take in what a node lists; one that is late is looked at again with each refresh."""
         node = probe_.node
         try:
             left_s = max(0.0, probe_.until_s - time.monotonic())
-            if not self._session.wait([probe_.ref], left_s):
-                probe_.fail(f"no answer within {self._probe_timeout_s:.0f} s")
+            if not self._session.wait([probe_.ref], left_s if wait else 0.0):
+                if wait or not left_s:
+                    probe_.fail(f"no answer within {self._probe_timeout_s:.0f} s")
                 return
             rows: Sequence[DeviceDescriptor] = ray.get(probe_.ref)
         except exceptions.TaskUnschedulableError as error:
             probe_.fail(first_line(str(error)))
             # A node that has just joined is not yet known to all of Ray, nor one that has left.
-            time.sleep(_AGAIN_S)
+            if left_s > 0 and wait:
+                time.sleep(_AGAIN_S)
             if left_s > 0 and node.id in {other.id for other in self._alive()}:
-                self._finish(self._ask(node, probe_.until_s))
+                again = self._ask(node, probe_.until_s)
+                with self._lock:
+                    if self._probes.get(node.id) is probe_:
+                        self._probes[node.id] = again
+                if wait:
+                    self._finish(again, wait=True)
         except exceptions.RayError as error:
             cause = error.cause if isinstance(error, exceptions.RayTaskError) else error
             probe_.fail(str(cause))

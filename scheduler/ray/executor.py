@@ -143,9 +143,9 @@ class RayExecutor:
         self._reporter = RayReporter(observers)
         self._session.when_gone.append(self._cluster_gone)
 
-    def devices(self) -> tuple[DeviceDescriptor, ...]:
+    def devices(self, *, wait: bool = True) -> tuple[DeviceDescriptor, ...]:
         """Return every device of the cluster, and every plugin that is broken."""
-        return self._devices.descriptors()
+        return self._devices.descriptors(wait=wait)
 
     def start_devices(self) -> None:
         """Start every device that works and that a bare ``HETERO`` means."""
@@ -196,7 +196,7 @@ class RayExecutor:
             self._deployments,
             devices=self._devices.reached(placement.devices),
             sources=sources,
-            num_threads=plan_shares(placement, sources, self.devices(), company),
+            num_threads=plan_shares(placement, sources, self.devices(wait=False), company),
             connect=partial(self._shared.connect, key),
             clock_offset_s=self._channel.clock_offset_s,
             reception=self._reception,
@@ -232,7 +232,7 @@ class RayExecutor:
         told = gone
         while gone.device in deployment.gone and not self._closed:
             try:
-                listed = {row.name for row in self.devices()}
+                listed = {row.name for row in self.devices(wait=False)}
                 with self._remaking:
                     if not deployment.has_route and deployment.remake and listed != tried:
                         tried = listed
@@ -251,8 +251,8 @@ class RayExecutor:
     def _add(self, deployment: RayDeployment, made: Remade) -> None:
         """Load another placement of a deployment's model, and have requests take its routes."""
         placement = made.placement
-        devices = self._devices.reached(placement.devices)
-        num_threads = plan_shares(placement, made.sources, self.devices(), ())
+        devices = self._devices.reached(placement.devices, wait=False)
+        num_threads = plan_shares(placement, made.sources, self.devices(wait=False), ())
         before = (deployment.placement, deployment.sources)
         stages, routes = deployment.add(made, devices, num_threads)
         try:

@@ -177,14 +177,15 @@ class DeviceKeeper:
         self._see(ProcessEnded(time.monotonic(), device.address, cause))
 
     def _ask_why(self, device: ActorDevice) -> None:
-        """Take in that a device's process has ended, with Ray's reason if it has one."""
+        """Take in that a device's process has ended, with Ray's reason if its node can give it."""
         cause = "its process has ended"
-        try:
-            ray.get(device.actor.ping.remote(), timeout=_REASON_S)
-        except exceptions.ActorDiedError as error:
-            cause = why_lost(error)
-        except exceptions.RayError:
-            pass
+        if self._devices.answers(device):
+            try:
+                ray.get(device.actor.ping.remote(), timeout=_REASON_S)
+            except exceptions.ActorDiedError as error:
+                cause = why_lost(error)
+            except exceptions.RayError:
+                pass
         self._end(device, cause)
 
     def _look(self) -> None:
@@ -204,7 +205,7 @@ class DeviceKeeper:
         """Start those of the gone devices whose node is back; in a thread."""
         with self._is_looking:
             try:
-                listed = {row.name for row in self._devices.descriptors()}
+                listed = {row.name for row in self._devices.descriptors(wait=False)}
             except HeteroError:
                 return
             for name in listed.intersection(gone):
@@ -239,7 +240,7 @@ class DeviceKeeper:
             ray.kill(device.actor)
 
     def _start(self, name: str) -> ActorDevice:
-        device = self._devices.reached([name])[name]
+        device = self._devices.reached([name], wait=False)[name]
         for deployment in self._deployments:
             if name in deployment.devices:
                 deployment.devices[name] = device

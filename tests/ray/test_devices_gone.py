@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import time
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ import ray
 
 import hetero
 from devices.errors import DeviceLostError, UnknownDeviceError
+from scheduler.ray.nodes import alive_nodes
 from tests.hetero.models import branches, branches_output
 
 pytestmark = pytest.mark.ray
@@ -35,10 +38,10 @@ def test_requests_go_on_on_what_is_left_and_fail_at_once_when_nothing_is(
     gone: set[str] = set()
     reached = devices.reached
 
-    def unless_gone(names: Collection[str]) -> Any:
+    def unless_gone(names: Collection[str], *, wait: bool = True) -> Any:
         if left := gone.intersection(names):
             raise UnknownDeviceError(f"{left} left the cluster")
-        return reached(names)
+        return reached(names, wait=wait)
 
     monkeypatch.setattr(devices, "reached", unless_gone)
     monkeypatch.setattr("scheduler.ray.executor.AWAITED_S", 0.0)
@@ -78,3 +81,34 @@ def test_requests_go_on_on_what_is_left_and_fail_at_once_when_nothing_is(
         time.sleep(0.1)
     else:
         raise AssertionError("devices that are back are not used")
+
+
+def test_what_is_left_is_used_before_a_node_that_joins_has_answered(
+    local_ray: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here,) = alive_nodes()
+    leaving = replace(here, id="leaving", name="leaving", host="leaving")
+    joining = replace(
+        here,
+        id="joining",
+        name="joining",
+        host="joining",
+        options={"num_cpus": 0, "resources": {"nowhere": 1}},  # its answer never comes
+    )
+    nodes = [here, leaving]
+    monkeypatch.setattr("scheduler.ray.devices.alive_nodes", lambda: tuple(nodes))
+    with hetero.Core(devices={"CPU": 1}) as core:
+        executor: Any = core.executor
+        devices = executor._devices
+        on = {row.node: row.name for row in core.device_descriptors if row.plugin == "CPU"}
+        left, gone = on[here.name], on["leaving"]
+        compiled = core.compile_model(branches(), f"HETERO:{left},{gone}", affinity={"tanh": gone})
+        assert {s.device for s in compiled.subgraphs} == {left, gone}
+        pid: int = ray.get(devices.device(gone).actor.ping.remote())
+        monkeypatch.setattr(devices, "_probe_timeout_s", math.inf)
+        nodes[1] = joining
+        os.kill(pid, signal.SIGKILL)
+        answer = compiled.submit({"x": X}).future.result(300)
+        np.testing.assert_allclose(answer.outputs["y"], branches_output(X), rtol=1e-6)
+        assert {run.device for run in answer.stage_runs} == {left}
+        assert "joining" in devices._probes
