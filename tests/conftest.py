@@ -8,8 +8,13 @@ from zlib import crc32
 
 import numpy as np
 import pytest
+from hypothesis import settings
 
 from tests.command_line import Shell
+
+# The same examples in each run; `--hypothesis-profile=default` draws others.
+settings.register_profile("same", derandomize=True, deadline=None)
+settings.load_profile("same")
 
 
 @pytest.fixture(autouse=True)

@@ -79,9 +79,7 @@ def bits(results: list[object]) -> list[tuple[object, ...]]:
 
 
 cases = given(seed=st.integers(0, 2**32), size=st.integers(0, 24), kinds=st.integers(2, 4))
-thorough = settings(
-    max_examples=120, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
-)
+thorough = settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @thorough
@@ -121,7 +119,7 @@ def fewest(successors: list[list[int]], kind: list[int]) -> int:
     return 0
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None)
 @given(count=st.integers(1, 6), pairs=edges, mask=st.integers(0, 63))
 def test_two_kinds_make_the_fewest_clusters(
     count: int, pairs: list[tuple[int, int]], mask: int

@@ -92,7 +92,7 @@ def test_slice_attributes(starts, ends, axes):
     check("Slice", [X], attributes, 9)
 
 
-@settings(max_examples=60, deadline=None, database=None, derandomize=True)
+@settings(max_examples=60, deadline=None, database=None)
 @given(
     bounds=st.lists(
         st.tuples(

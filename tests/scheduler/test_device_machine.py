@@ -227,7 +227,7 @@ def test_the_table_is_closed() -> None:
     st.lists(st.tuples(st.sampled_from("xabed"), st.integers(1, 6)), max_size=60),
     st.integers(1, 3),
 )
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200, deadline=None)
 def test_random_lives_keep_the_invariants(life: list[tuple[str, int]], streams: int) -> None:
     m = machine(streams)
     sent: set[tuple[int, str]] = set()

@@ -101,7 +101,7 @@ sights = st.lists(st.tuples(kinds, st.sampled_from("AB"), st.booleans(), st.floa
 
 
 @given(sights)
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=80, deadline=None)
 def test_clients_hear_of_each_loss_and_return_once_and_each_loss_ends(
     life: list[tuple[str, str, bool, float]],
 ) -> None:

@@ -303,6 +303,4 @@ class Together(RuleBasedStateMachine):
 
 
 TestTogether = Together.TestCase
-TestTogether.settings = settings(
-    max_examples=60, stateful_step_count=50, deadline=None, derandomize=True
-)
+TestTogether.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)

@@ -87,7 +87,7 @@ def test_equal_idle_routes_take_turns() -> None:
 
 
 @given(st.lists(st.integers(1, 9), min_size=2, max_size=4))
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=50, deadline=None)
 def test_idle_routes_get_their_shares(shares: list[int]) -> None:
     routes = Routes([route(str(i), share=part) for i, part in enumerate(shares)])
     count = 20 * sum(shares)
