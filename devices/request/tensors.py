@@ -215,7 +215,7 @@ class RequestTensors:
     def _is_input_memory(self, value: np.ndarray) -> bool:
         for tensor in self._given.values():
             held = tensor.held()
-            if isinstance(held, np.ndarray) and np.may_share_memory(held, value):
+            if isinstance(held, np.ndarray) and _may_share(held, value):
                 return True
         return False
 
@@ -276,6 +276,13 @@ def _lists_inputs(inputs: Sequence[Any], port: TensorSpec) -> bool:
     if isinstance(inputs[0], np.ndarray | Tensor) or not port.is_tensor:
         return True
     return port.shape is not None and np.ndim(inputs[0]) == len(port.shape)
+
+
+def _may_share(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether two arrays may share memory; numpy lets other threads in while it looks."""
+    if one is not other and one.flags.owndata and other.flags.owndata:
+        return False
+    return np.may_share_memory(one, other)
 
 
 def _batch_axis(port: TensorSpec) -> int:

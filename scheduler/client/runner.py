@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import isfinite
 from typing import Protocol
 
 from devices.plugin.program import Value
@@ -258,9 +259,11 @@ class RequestRunner:
             with self._lock:
                 if self._closed and self._orders.empty():
                     return
-                deadline_s = self._machine.next_deadline_s
-                self._wakes_s = float("inf") if deadline_s is None else deadline_s
-            left_s = None if deadline_s is None else max(0.0, deadline_s - self._clock())
+                deadline_s, now_s = self._machine.next_deadline_s, self._clock()
+                if deadline_s is not None or self._wakes_s <= now_s:
+                    self._wakes_s = float("inf") if deadline_s is None else deadline_s
+                # Else it sleeps as long as it was to: the next request need not wake it.
+                left_s = max(0.0, self._wakes_s - now_s) if isfinite(self._wakes_s) else None
             try:
                 order = self._orders.get(timeout=left_s)
             except queue.Empty:
