@@ -8,7 +8,6 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from devices.cpu.binding import Scratch
 from devices.cpu.block import Block
 from devices.cpu.bound import BoundBlock
 from devices.cpu.trace import Trace, is_plain, trace
@@ -27,7 +26,6 @@ class _Arena:
 
     def __init__(self) -> None:
         self._memory = np.empty(0, np.uint8)
-        self._scratch = Scratch()
         self._bound: dict[_Key, BoundBlock] = {}
 
     def bound(self, key: _Key, block: Block, found: Trace, most: int) -> BoundBlock:
@@ -37,8 +35,7 @@ class _Arena:
             if found.nbytes > self._memory.size:
                 self._bound.clear()
                 self._memory = np.empty(found.nbytes, np.uint8)
-                self._scratch = Scratch()
-            bound = BoundBlock(block, found, self._memory, self._scratch)
+            bound = BoundBlock(block, found, self._memory)
             _keep(self._bound, key, bound, most)
         return bound
 

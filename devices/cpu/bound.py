@@ -11,7 +11,7 @@ import numpy as np
 
 from devices.cpu.binding import Call, Scratch
 from devices.cpu.block import Block, Step, Task, kernel_error, single, store
-from devices.cpu.trace import Trace, binding_of, frozen, is_plain
+from devices.cpu.trace import Trace, bind, frozen, is_plain
 from devices.errors import HeteroError
 from devices.plugin.program import RunContext, Value
 
@@ -83,12 +83,10 @@ class BoundBlock:
     trace : Trace
         Of a run with the shapes that it is bound to.
     memory : ndarray
-        At least `trace.nbytes` bytes, for its values.
-    scratch : Scratch
-        Memory for a node's own steps.
+        At least `trace.nbytes` bytes, for its values and the nodes' own steps.
     """
 
-    def __init__(self, block: Block, trace: Trace, memory: np.ndarray, scratch: Scratch) -> None:
+    def __init__(self, block: Block, trace: Trace, memory: np.ndarray) -> None:
         self._block = block
         self._trace = trace
         self._memory = memory
@@ -103,8 +101,7 @@ class BoundBlock:
         self._indices: list[int] = []
         self._work: list[Sequence[Call]] = []
         for i, task in enumerate(block.tasks[: trace.stop]):
-            scratch.begin()
-            calls = self._calls(task, block.steps[i], scratch)
+            calls = self._calls(task, block.steps[i], self._scratch(i))
             if calls:
                 self._indices.append(i)
                 self._work.append(calls)
@@ -165,6 +162,11 @@ class BoundBlock:
         shape, dtype, strides, buffer, *_ = self._trace.values[slot]
         return np.ndarray(shape, dtype, self._memory, self._trace.offsets[buffer], strides)
 
+    def _scratch(self, i: int) -> Scratch:
+        """Return the memory for a task's own steps, as much as it asked for in the trace."""
+        offset = self._trace.offsets.get(~i, 0)
+        return Scratch(self._memory[offset : offset + self._trace.scratch_nbytes.get(i, 0)])
+
     def _calls(self, task: Task, step: Step, scratch: Scratch) -> Sequence[Call]:
         """Put the arrays of a task's results into their slots and return the calls that fill them.
 
@@ -189,18 +191,12 @@ class BoundBlock:
     ) -> Sequence[Call] | None:
         """Return the calls of a kernel that has a binding for such arrays, or writes where told."""
         outputs = tuple([None if slot is None else self._values[slot] for slot in task.writes])
-        binding = binding_of(task)
-        if binding is not None and binding.many:
-            return binding.bind(scratch, outputs, *inputs, **task.attributes)
-        if len(outputs) != 1 or task.writes[0] in self._trace.lent:
+        calls = bind(task, scratch, outputs, inputs)
+        if calls is not None:
+            return calls
+        y = outputs[0] if len(outputs) == 1 else None
+        if y is None or task.writes[0] in self._trace.lent:
             return None
-        (y,) = outputs
-        if y is None:
-            return None
-        if binding is not None and (binding.any_order or y.flags.c_contiguous):
-            calls = binding.bind(scratch, y, *inputs, **task.attributes)
-            if calls is not None:
-                return calls
         overlaps = any(x is not None and np.may_share_memory(x, y) for x in inputs)
         if overlaps or task.call is None or "out" not in task.implementation.what.wants:
             return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
@@ -18,19 +19,23 @@ class Span(NamedTuple):
 
 
 def lay_out(spans: Mapping[int, Span]) -> tuple[dict[int, int], int]:
-    """Return each buffer's offset, and the bytes that all need: the lowest hole that fits each."""
+    """Return each buffer's offset, and the bytes that all need.
+
+    The largest first, each in the lowest hole that fits it.
+    """
     offsets: dict[int, int] = {}
     extent = 0
-    living: list[tuple[int, int, int]] = []  # offset, end, last task; by offset
-    for buffer, span in sorted(spans.items(), key=lambda item: item[1].first):
-        living = [place for place in living if place[2] >= span.first]
-        size = -(-max(span.nbytes, 1) // _ALIGNMENT) * _ALIGNMENT
-        offset, index = 0, 0
-        for index, (start, end, _) in enumerate((*living, (extent + size, 0, 0))):  # noqa: B007
-            if start - offset >= size:
-                break
-            offset = max(offset, end)
-        living.insert(index, (offset, offset + size, span.last))
+    placed: list[tuple[int, int, int, int]] = []  # offset, end, first and last task; by offset
+    for buffer, (first, last, nbytes) in sorted(spans.items(), key=lambda item: -item[1].nbytes):
+        size = -(-max(nbytes, 1) // _ALIGNMENT) * _ALIGNMENT
+        offset = 0
+        for start, end, begin, until in placed:
+            if begin <= last and until >= first:
+                if start - offset >= size:
+                    break
+                if end > offset:
+                    offset = end
+        insort(placed, (offset, offset + size, first, last))
         offsets[buffer] = offset
         extent = max(extent, offset + size)
     return offsets, extent

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from devices.cpu.binding import BINDINGS, Binding
+from devices.cpu.binding import BINDINGS, Binding, Call, Scratch
 from devices.cpu.block import Block, Step, Task, kernel_error, single
 from devices.cpu.implementations import ONLY_IN_A_RUN
 from devices.cpu.layout import Span, lay_out
@@ -46,12 +46,15 @@ class Trace:
 
     `known` are values that depend on those shapes alone; `values` the others, by slot. Those that
     are `lent` stay where the caller or the kernel put them, for only kernels read them.
+    `scratch_nbytes` are what the own steps of tasks need, by index. `offsets` tell where the memory
+    of a value's buffer begins and, at ``~index``, that for a task's own steps.
     """
 
     known: dict[int, np.ndarray] = field(default_factory=dict)
     values: dict[int, Traced] = field(default_factory=dict)
     lent: frozenset[int] = frozenset()
     stop: int = 0
+    scratch_nbytes: dict[int, int] = field(default_factory=dict)
     offsets: dict[int, int] = field(default_factory=dict)
     nbytes: int = 0
 
@@ -81,6 +84,21 @@ def _dense(array: np.ndarray) -> np.ndarray:
 def binding_of(task: Task) -> Binding | None:
     """Return how the task's kernel is bound, if it is."""
     return None if task.call is None else BINDINGS.get(task.implementation.what.function)
+
+
+def bind(
+    task: Task, scratch: Scratch, outputs: Sequence[Value], inputs: Sequence[Value]
+) -> Sequence[Call] | None:
+    """Return the calls of the binding of a task's kernel, if it has one for such arrays."""
+    binding = binding_of(task)
+    if binding is None:
+        return None
+    if binding.many:
+        return binding.bind(scratch, tuple(outputs), *inputs, **task.attributes)
+    y = outputs[0] if len(outputs) == 1 else None
+    if y is None or not (binding.any_order or y.flags.c_contiguous):
+        return None
+    return binding.bind(scratch, y, *inputs, **task.attributes)
 
 
 def trace(
@@ -164,6 +182,7 @@ class _TracedRun:
                 dense = _dense(value)
                 over = None if binding is None else self._donor(task, binding, dense)
                 self._make(slot, dense, i, over)
+            self._measure(task, i, inputs)
         for slot in task.dying:
             self.values[slot] = None
             if slot in self.trace.values:
@@ -174,11 +193,19 @@ class _TracedRun:
         """Give each buffer its place; those that are still read are needed to the end."""
         self.trace.lent = frozenset(self._free - self._read)
         spans = {
-            buffer: span._replace(last=self.trace.stop) if self._readers[buffer] else span
+            buffer: span._replace(last=self.trace.stop) if self._readers.get(buffer) else span
             for buffer, span in self._spans.items()
             if buffer not in self.trace.lent
         }
         self.trace.offsets, self.trace.nbytes = lay_out(spans)
+
+    def _measure(self, task: Task, i: int, inputs: Sequence[Value]) -> None:
+        """Note the memory that a task asks for its own steps where its kernel is bound."""
+        scratch = Scratch()
+        bind(task, scratch, [None if s is None else self.values[s] for s in task.writes], inputs)
+        if scratch.nbytes:
+            self.trace.scratch_nbytes[i] = scratch.nbytes
+            self._spans[~i] = Span(i, i, scratch.nbytes)
 
     def _is_constant(self, slot: int) -> bool:
         return slot == 0 or slot in self._constants or slot in self.trace.known

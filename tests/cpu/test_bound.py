@@ -312,6 +312,31 @@ def test_buffers_in_a_row_take_the_memory_of_two() -> None:
     assert lay_out(spans)[1] == 2 * 640
 
 
+def test_large_buffers_do_not_wait_for_a_hole_between_small_ones() -> None:
+    ends = [(0, 6, 320), (1, 2, 1408), (2, 3, 1408), (3, 4, 384), (3, 3, 1536)]
+    most = 320 + 1408 + 384 + 1536  # at the task of index 3
+    assert lay_out({i: Span(*end) for i, end in enumerate(ends)})[1] == most
+
+
+def test_steps_and_weights_of_bound_convolutions_take_less_than_their_values() -> None:
+    weights = {f"w{i}": floats(128, 1, 3, 3) for i in range(8)}
+    names = ["x", *(f"y{i}" for i in range(7)), "y"]
+    nodes = [
+        helper.make_node("Conv", [names[i], f"w{i}"], [names[i + 1]], group=128, pads=[1] * 4)
+        for i in range(8)
+    ]
+    x = floats(1, 128, 28, 28)
+    model = make_model(nodes, {"x": x}, ["y"], weights)
+    twice(model, [x])
+    tracemalloc.start()
+    try:
+        twice(model, [x])
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 6 * x.nbytes
+
+
 def test_a_kernel_is_bound_once() -> None:
     with pytest.raises(ValueError, match="Relu since opset 6 is bound twice"):
         binds("Relu", 6)(lambda scratch, y, x: None)

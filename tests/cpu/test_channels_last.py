@@ -10,7 +10,8 @@ import onnxruntime
 import pytest
 from onnx import NodeProto, helper
 
-from devices.cpu.fast.winograd import convolve, prepare
+from devices.cpu.binding import Scratch
+from devices.cpu.fast.winograd import convolutions, prepare
 from devices.cpu.plugin import CPUPlugin
 from devices.model.reader import read_model
 from tests.cpu.models import compile_cpu, make_model, run_cpu
@@ -96,7 +97,8 @@ def test_a_convolution_by_winograd_gives_what_onnx_runtime_gives(
 def test_winograd_is_as_exact_as_its_type_allows(tile: int) -> None:
     x, w = RNG.standard_normal((11, 9, 40)), RNG.standard_normal((30, 40, 3, 3))
     y = np.empty((11, 9, 30))
-    convolve(x, prepare(w, tile), tile, (1, 1), y)
+    for call in convolutions(Scratch(), x[None], prepare(w, tile), tile, (1, 1), y[None]):
+        call()
     around = np.pad(x, ((1, 1), (1, 1), (0, 0)))
     reads = np.lib.stride_tricks.sliding_window_view(around, (3, 3), (0, 1))
     np.testing.assert_allclose(y, np.einsum("hwcij,mcij->hwm", reads, w), rtol=1e-10, atol=1e-10)

@@ -14,6 +14,8 @@ from devices.kernels import KERNELS, KernelRegistry
 #: A call without arguments: part of a node's work.
 Call = Callable[[], Any]
 
+#: Bytes that a place starts at a multiple of: a line of the cache, and the widest vector.
+_ALIGNMENT: Final = 64
 #: Bytes of a piece of an array that several calls work on one after the other.
 _BLOCK_NBYTES: Final = 1 << 17
 
@@ -22,27 +24,22 @@ BindFunction = Callable[..., Sequence[Call] | None]
 
 
 class Scratch:
-    """Memory that one node needs to itself for a moment: the next one is given the same."""
+    """Memory that one node needs to itself while it runs: bytes of `memory`, then new ones.
 
-    def __init__(self) -> None:
-        self._pieces: list[np.ndarray] = []
-        self._free: list[int] = []
+    `nbytes` tells how much was asked for.
+    """
 
-    def begin(self) -> None:
-        """Begin another node, which may use all that the nodes before it used."""
-        self._free = [0] * len(self._pieces)
+    def __init__(self, memory: np.ndarray | None = None) -> None:
+        self._memory = memory
+        self.nbytes = 0
 
     def __call__(self, shape: Sequence[int], dtype: Any) -> np.ndarray:
-        """Return an array that no other call since `begin` returned; its elements are anything."""
-        nbytes = prod(shape) * np.dtype(dtype).itemsize
-        for i, piece in enumerate(self._pieces):
-            offset = self._free[i]
-            if offset + nbytes <= piece.size:
-                self._free[i] += -(-nbytes // 64) * 64
-                return np.ndarray(shape, dtype, piece, offset)
-        self._pieces.append(np.empty(nbytes, np.uint8))
-        self._free.append(nbytes)
-        return np.ndarray(shape, dtype, self._pieces[-1])
+        """Return an array of its own for each call; its elements are anything."""
+        offset = self.nbytes
+        self.nbytes += -(-prod(shape) * np.dtype(dtype).itemsize // _ALIGNMENT) * _ALIGNMENT
+        if self._memory is None or self.nbytes > self._memory.size:
+            return np.empty(shape, dtype)
+        return np.ndarray(shape, dtype, self._memory, offset)
 
 
 def blocks(*arrays: np.ndarray) -> list[tuple[np.ndarray, ...]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cache, partial
-from typing import Any
 
 import numpy as np
 
@@ -41,16 +40,12 @@ def planes(y: np.ndarray) -> np.ndarray:
     return y.transpose(0, 3, 1, 2)
 
 
-def padded(x: np.ndarray, before: Sequence[int], size: Sequence[int], value: Any = 0) -> np.ndarray:
-    """Return x (N, H, W, C) with `value` around it, of spatial `size`, x from `before` on."""
-    (n, h, w, c), (top, left) = x.shape, before
-    if (h, w) == tuple(size):
-        return x
-    y = np.empty((n, *size, c), x.dtype)
-    y[:, :top] = y[:, top + h :] = value
-    y[:, top : top + h, :left] = y[:, top : top + h, left + w :] = value
-    y[:, top : top + h, left : left + w] = x
-    return y
+def pad(x: np.ndarray, before: Sequence[int], y: np.ndarray) -> None:
+    """Put x (H, W, C) into y from `before` on, and zeros around it."""
+    (h, w, _), (top, left) = x.shape, before
+    y[:top] = y[top + h :] = 0
+    y[top : top + h, :left] = y[top : top + h, left + w :] = 0
+    y[top : top + h, left : left + w] = x
 
 
 def windows(

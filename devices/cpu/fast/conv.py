@@ -30,6 +30,8 @@ Ints = Sequence[int]
 
 #: Bytes of columns to hold at once, and of the output beside them.
 _BLOCK_BYTES = 1 << 19
+#: Elements of a row that are multiplied at once by weights of single channels, at least a pixel's.
+_RUN = 1024
 #: Pixels below which a product no longer pays for packing the weights.
 _FEWEST_PIXELS = 192
 
@@ -173,8 +175,9 @@ def _calls(
     if winograd:
         x, calls = pixel_calls(scratch, x)
         yield from calls
-        for image in range(x.shape[0]):
-            yield partial(winograd_.convolve, x[image], w, winograd, window.begin, y[image])
+        images = winograd_.convolutions(scratch, x, w, winograd, window.begin, y)
+        for image, convolve in enumerate(images):
+            yield convolve
             rows = slice(image * height, (image + 1) * height)
             yield from last.calls(lines[rows], None if residual is None else residual[rows])
         return
@@ -183,7 +186,7 @@ def _calls(
     yield from calls
     reads = windows(x, window.kernel, window.strides, window.dilations, y.shape[1:3])
     if _is_by_channel(w, window, group, winograd):
-        yield _by_channel(x, reads, w, window, y)
+        yield from _by_channel(x, reads, w, window, y)
         yield from last.calls(lines, residual)
         return
     for rows, products in _by_columns(scratch, reads, w, window, y):
@@ -233,14 +236,22 @@ def _by_columns(
 
 def _by_channel(
     x: np.ndarray, reads: np.ndarray, w: np.ndarray, window: Window, y: np.ndarray
-) -> Call:
-    """Return the call that sums, channel by channel, pixels times weights (kh, kw, C)."""
+) -> Iterator[Call]:
+    """Yield the calls that sum, channel by channel, pixels times weights (kh, kw, C)."""
     n, height, width, c = y.shape
     if window.strides[1] > 1:
-        return partial(np.einsum, "nhwijc,ijc->nhwc", reads, w, out=y)
-    # The pixels of a row are one run of memory, for weights repeated for each pixel.
-    shape = (n, height, *window.kernel, width * c)
-    lines = np.ndarray(shape, x.dtype, x, 0, (*reads.strides[:2], *reads.strides[3:]))
-    weights = np.broadcast_to(w[:, :, None], (*window.kernel, width, c))
-    weights = weights.reshape(*window.kernel, -1)
-    return partial(np.einsum, "nhijx,ijx->nhx", lines, weights, out=y.reshape(n, height, -1))
+        yield partial(np.einsum, "nhwijc,ijc->nhwc", reads, w, out=y)
+        return
+    # Some pixels of a row are one run of memory, for weights repeated for each of them.
+    each = -(-width // min(width, -(-width * c // _RUN)))
+    weights = np.broadcast_to(w[:, :, None], (*window.kernel, each, c)).reshape(*window.kernel, -1)
+    image, row, column, *inner = reads.strides
+    whole = width // each * each
+    for first, end, run in ((0, whole, each), (whole, width, width - whole)):
+        if run:
+            shape = (n, height, (end - first) // run, *window.kernel, run * c)
+            strides = (image, row, run * column, *inner)
+            lines = np.ndarray(shape, x.dtype, x, first * column, strides)
+            sums = y[:, :, first:end].reshape(n, height, -1, run * c)
+            terms = (lines, weights[..., : run * c])
+            yield partial(np.einsum, "nhrijx,ijx->nhrx", *terms, out=sums)

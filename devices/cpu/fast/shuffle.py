@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+
 import numpy as np
 
+from devices.cpu.binding.registry import Call, Scratch, binds
 from devices.cpu.fast.channels_last import is_last, pixels, planes
 from devices.cpu.fast.registry import FAST
 from devices.kernels.registry import op
@@ -20,3 +24,14 @@ def channel_shuffle_1(xp: object, x: np.ndarray, *, group: int) -> np.ndarray:
     for i in range(group):
         y[..., i::group] = source[..., i * each : (i + 1) * each]
     return planes(y)
+
+
+@binds("ChannelShuffle", 1, domain="hetero", registry=FAST, any_order=True)
+def bind_channel_shuffle(
+    scratch: Scratch, y: np.ndarray, x: np.ndarray, *, group: int
+) -> Sequence[Call]:
+    """Bind a copy for each group."""
+    each = x.shape[1] // group
+    return [
+        partial(np.copyto, y[:, i::group], x[:, i * each : (i + 1) * each]) for i in range(group)
+    ]

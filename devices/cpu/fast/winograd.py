@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 
-from devices.cpu.fast.channels_last import padded, windows
+from devices.cpu.binding.registry import Call, Scratch
+from devices.cpu.fast.channels_last import pad, windows
 
 #: Outputs along an axis of a tile -> the points, beside infinity.
 _POINTS = {
@@ -63,7 +64,7 @@ def _transforms(tile: int, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
 
 
 def prepare(w: np.ndarray, tile: int) -> np.ndarray:
-    """Return weights (M, C, 3, 3) as `convolve` takes them: ((tile + 2)², C, M)."""
+    """Return weights (M, C, 3, 3) as `convolutions` takes them: ((tile + 2)², C, M)."""
     _, kernel, _ = _matrices(tile)
     u = np.einsum("ij,mcjk,lk->ilcm", kernel, w.astype(np.float64), kernel, optimize=True)
     return np.ascontiguousarray(u.reshape(-1, *u.shape[2:]).astype(w.dtype))
@@ -84,22 +85,48 @@ def best_tile(spatial: Sequence[int], c: int, m: int, itemsize: int) -> int:
     return 2 if tiles[2] >= 40 or (tiles[2] >= 16 and nbytes[2] <= 4 << 20) else 0
 
 
-def convolve(x: np.ndarray, u: np.ndarray, tile: int, begin: Sequence[int], y: np.ndarray) -> None:
-    """Convolve x (H, W, C), padded by zeros before it, into y (H', W', M)."""
-    (height, width, m), c, size = y.shape, x.shape[2], tile + _KERNEL - 1
-    down, across = -(-height // tile), -(-width // tile)
-    x = padded(x[None], begin, (down * tile + 2, across * tile + 2))
-    tiles = windows(x, (size, size), (tile, tile), (1, 1), (down, across))[0]
+def convolutions(
+    scratch: Scratch, x: np.ndarray, u: np.ndarray, tile: int, begin: Sequence[int], y: np.ndarray
+) -> list[Call]:
+    """Return a call for each image, to convolve x (N, H, W, C), padded before, into y."""
+    size, c, m = u.shape
+    down, across = -(-y.shape[1] // tile), -(-y.shape[2] // tile)
+    limit = min(max(_BLOCK_BYTES, 2 * u.nbytes), _MOST_BLOCK_BYTES)
+    rows = max(1, min(down, limit // (size * across * (c + m) * x.itemsize)))
+    spatial = (down * tile + 2, across * tile + 2)
+    around = None if x.shape[1:3] == spatial else scratch((*spatial, c), x.dtype)
+    # Tiles, transformed tiles, products and outputs: each is made of the one before it.
+    widest = size * max(c, m) * rows * across
+    space = scratch((widest,), x.dtype), scratch((widest,), x.dtype)
+    return [
+        partial(_convolve, image, u, tile, begin, to, rows, around, space)
+        for image, to in zip(x, y, strict=True)
+    ]
+
+
+def _convolve(
+    x: np.ndarray, u: np.ndarray, tile: int, begin: Sequence[int], y: np.ndarray, rows: int,
+    around: np.ndarray | None, space: tuple[np.ndarray, np.ndarray],
+) -> None:  # fmt: skip
+    (size, c, m), edge = u.shape, tile + _KERNEL - 1
+    down, across = -(-y.shape[0] // tile), -(-y.shape[1] // tile)
+    if around is not None:
+        pad(x, begin, around)
+        x = around
+    tiles = windows(x[None], (edge, edge), (tile, tile), (1, 1), (down, across))[0]
     tiles = tiles.transpose(2, 3, 0, 1, 4)
     of_inputs, of_outputs = _transforms(tile, x.dtype)
-    limit = min(max(_BLOCK_BYTES, 2 * u.nbytes), _MOST_BLOCK_BYTES)
-    rows = max(1, min(down, limit // (size * size * across * (c + m) * x.itemsize)))
+    one, other = space
     for first in range(0, down, rows):
         part = tiles[:, :, first : first + rows]
         count = part.shape[2] * across
-        block = np.matmul(of_inputs, part.reshape(size * size, count * c))
-        block = np.matmul(block.reshape(size * size, count, c), u)
-        block = np.matmul(of_outputs, block.reshape(size * size, count * m))
+        read, sums = one[: size * count * c], other[: size * count * c].reshape(size, -1)
+        np.copyto(read.reshape(part.shape), part)
+        np.matmul(of_inputs, read.reshape(size, -1), out=sums)
+        products = one[: size * count * m].reshape(size, count, m)
+        np.matmul(sums.reshape(size, count, c), u, out=products)
+        block = other[: tile * tile * count * m].reshape(tile * tile, -1)
+        np.matmul(of_outputs, products.reshape(size, -1), out=block)
         _put(block.reshape(tile, tile, -1, across, m), y[first * tile : (first + rows) * tile])
 
 
