@@ -116,6 +116,8 @@ class RayDeployment(BaseDeployment):
         """Forget what was added to a placement, as it could not be loaded."""
         self._take(placement)
         self.sources = tuple(sources)
+        # Nobody keeps a device that only it used: if that is lost, no stage could be opened.
+        self.devices = {n: d for n, d in self.devices.items() if n in placement.devices}
 
     def start(self, request: Request, inputs: Mapping[str, Value]) -> None:
         """Send the inputs to the stages that take them, and have the answer received."""

@@ -17,6 +17,7 @@ import ray
 
 import hetero
 from devices.errors import DeviceLostError, UnknownDeviceError
+from scheduler.executor import Remade
 from scheduler.ray.nodes import alive_nodes
 from tests.hetero.models import branches, branches_output
 
@@ -112,3 +113,17 @@ def test_what_is_left_is_used_before_a_node_that_joins_has_answered(
         np.testing.assert_allclose(answer.outputs["y"], branches_output(X), rtol=1e-6)
         assert {run.device for run in answer.stage_runs} == {left}
         assert "joining" in devices._probes
+
+
+def test_a_placement_that_cannot_be_loaded_leaves_none_of_its_devices_behind(
+    core: hetero.Core, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor: Any = core.executor
+    kept = [core.compile_model(branches(), name) for name in ("CPU.0", "CPU.1")]
+    mine, other = executor._deployments
+    assert set(mine.devices) == {"CPU.0"}
+    monkeypatch.setattr(executor._loader, "load", lambda *_: {}["CPU.1 is lost"])
+    with pytest.raises(KeyError):
+        executor._add(mine, Remade(other.placement, other.sources, {}))
+    assert set(mine.devices) == {"CPU.0"}
+    assert [model({"x": X})[0].shape for model in kept]
