@@ -96,8 +96,9 @@ def convolutions(
     spatial = (down * tile + 2, across * tile + 2)
     around = None if x.shape[1:3] == spatial else scratch((*spatial, c), x.dtype)
     # Tiles, transformed tiles, products and outputs: each is made of the one before it.
-    widest = size * max(c, m) * rows * across
-    space = scratch((widest,), x.dtype), scratch((widest,), x.dtype)
+    count = rows * across
+    one = scratch((size * max(c, m) * count,), x.dtype)
+    space = one, scratch((max(size * c, tile * tile * m) * count,), x.dtype)
     return [
         partial(_convolve, image, u, tile, begin, to, rows, around, space)
         for image, to in zip(x, y, strict=True)
