@@ -26,15 +26,17 @@ def values(*shape: int) -> np.ndarray:
 def check(
     nodes: Sequence[NodeProto], x: np.ndarray, constants: dict[str, np.ndarray]
 ) -> list[np.ndarray]:
-    """Run the nodes, which end in `y`, here and on ONNX Runtime."""
+    """Run the nodes, which end in `y`, here and on ONNX Runtime: as they come, then bound."""
     model = make_model(nodes, {"x": x}, ["y"], constants)
     session = onnxruntime.InferenceSession(
         model.SerializeToString(), providers=["CPUExecutionProvider"]
     )
-    ours = run_cpu(model, {"x": x})
-    for mine, theirs in zip(ours, session.run(None, {"x": x}), strict=True):
-        assert mine.shape == theirs.shape
-        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-4)
+    compiled = compile_cpu(model)
+    for given in (x, x / 2, x):
+        ours = list(compiled.run([given]))
+        for mine, theirs in zip(ours, session.run(None, {"x": given}), strict=True):
+            assert mine.shape == theirs.shape
+            np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-4)
     return ours
 
 
