@@ -6,6 +6,7 @@ import gc
 import threading
 import tracemalloc
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -43,11 +44,18 @@ def same(a: Any, b: Any) -> bool:
     )
 
 
-@pytest.mark.parametrize(
-    "case",
-    [case for case in backend_cases() if case.kind != "real" and "bernoulli" not in case.name],
-    ids=lambda case: case.name,
-)
+def cases() -> list[Any]:
+    """Return ONNX's small cases; a plain run has a third of them."""
+    return [
+        pytest.param(
+            case, id=case.name, marks=[pytest.mark.slow] if crc32(case.name.encode()) % 3 else []
+        )
+        for case in backend_cases()
+        if case.kind != "real" and "bernoulli" not in case.name
+    ]
+
+
+@pytest.mark.parametrize("case", cases())
 def test_bound_and_unbound_give_the_same_arrays(case: Case) -> None:
     proto = case.model()
     model = read_model(proto)
