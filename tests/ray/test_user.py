@@ -195,7 +195,14 @@ def without_place(value: Any) -> Any:
     return [without_place(item) for item in value] if isinstance(value, list) else value
 
 
-@pytest.mark.parametrize("line", ["devices", "query MODEL", "query MODEL -a op:Tanh=CPU"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "devices",
+        "query MODEL -a op:Tanh=CPU",
+        pytest.param("query MODEL", marks=pytest.mark.slow),
+    ],
+)
 def test_this_machine_alone_answers_as_it_does_through_ray(
     shell: Shell, tmp_path: Path, line: str
 ) -> None:
