@@ -11,9 +11,9 @@ from typing import Any, Final
 import numpy as np
 
 from devices.request.answer import Answer, StageRun
-from hetero.cli.prediction import wire_links
 from hetero.compiled_model import CompiledModel
 from hetero.in_flight import keep_in_flight
+from hetero.report.profile import wire_links
 
 PERCENTILES: Final = (50, 90, 95, 99)
 

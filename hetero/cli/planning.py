@@ -71,7 +71,8 @@ def take_planning(command: str, values: dict[str, Any]) -> None:
             )
     config = {**config, **{PROPERTIES[name]: value for name, value in given.items()}}
     policy = config.get("MODEL_DISTRIBUTION_POLICY")
-    idle = [_flag(name) for name in given if name != "policy"]
+    judges = {"policy", "costs"} if values.get("profile") else {"policy"}
+    idle = [_flag(name) for name in given if name not in judges]
     # `plan` judges a priority list by its costs, and plans by cost where nothing else is said.
     if command != "plan" and idle:
         if policy == "PRIORITY":

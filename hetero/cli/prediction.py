@@ -11,15 +11,6 @@ from hetero.report.text import Rows
 from hetero.report.units import nbytes_text
 
 
-def wire_links(compiled: CompiledModel) -> list[tuple[int, int]]:
-    """Return the pairs of stages that tensors go between, each once, numbered as subgraphs are."""
-    found: dict[tuple[int, int], None] = {}
-    for cut, stages in zip(compiled.cuts, compiled.stage_numbers, strict=True):
-        for wire in cut.partition.wires:
-            found[stages[wire.producer], stages[wire.consumer]] = None
-    return list(found)
-
-
 def stage_measurements(
     compiled: CompiledModel, alone: dict[str, Any], busy: dict[str, Any]
 ) -> list[StageMeasurement]:

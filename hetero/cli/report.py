@@ -72,7 +72,7 @@ def render(
         refuse_weights(path, model)
     for path, form in forms:
         if path:
-            publish(path, partial(_write, form(document)))
+            publish(path, partial(write_text, form(document)))
     if annotate:
         write_models(annotate.parent, {annotate.name: annotated_model(model, document)})
     if as_json:
@@ -89,7 +89,8 @@ def render(
         raise click.exceptions.Exit(1)
 
 
-def _write(text: str, file: BinaryIO) -> None:
+def write_text(text: str, file: BinaryIO) -> None:
+    """Write what `publish` opened."""
     file.write(text.encode())
 
 

@@ -22,9 +22,11 @@ from hetero.cli.loading import load, remap_option, show_subgraphs, subgraph_rows
 from hetero.cli.options import model_options, start, with_core
 from hetero.cli.planning import planning_options
 from hetero.cli.preprocessing import Preprocessing, preprocess_options
+from hetero.cli.profiling import Profiling, expected, profile_options, show_profile, write_page
 from hetero.cli.terminal import print_json, progress, remark, show
 from hetero.cli.watching import watch_options
 from hetero.core import Core
+from hetero.report.profile import TimedRequest, build_profile
 from hetero.report.text import Rows
 from scheduler.formats.publish import publish
 
@@ -39,6 +41,7 @@ REPEATS = 10
 @planning_options
 @input_options
 @preprocess_options
+@profile_options
 @output_file("--output", "-o", help="Write the outputs there, in numpy's .npz format.")
 @watch_options
 @remap_option
@@ -53,6 +56,8 @@ def run(
     shapes: dict[str, tuple[int, ...]],
     preprocessing: Preprocessing,
     remap: dict[str, str],
+    profile: bool,
+    html: Path | None,
     output: Path | None,
     as_json: bool,
 ) -> None:
@@ -61,11 +66,15 @@ def run(
     MODEL may be a blob that `hetero compile -o` wrote: it runs on the devices it was compiled for.
     """
     # Bad input is reported before anything starts.
+    config, costs = Profiling(profile, html).configuration(config)
     source = preprocessing.of_model(core, model, inputs)
     values = None
+    if source is None and (html or costs):
+        raise click.UsageError("--html and --costs are for models; a blob is placed already.")
     if source is not None:
         values = _inputs(model, source, inputs, shapes)
         refuse_weights(output, source)
+        refuse_weights(html, source)
     start(core)
     compiled = load(core, model, source, device, config, pins, remap)
     idle = sorted({s.device for s in compiled.subgraphs} & _computing_nothing(core))
@@ -74,20 +83,21 @@ def run(
     if values is None:
         values = _inputs(model, compiled.partition.source, inputs, shapes)
     request = compiled.create_infer_request()
-    times = []
+    timed = []
     with progress("running"):
         for _ in range(1 + REPEATS):
             request.reset_state()
-            began = time.perf_counter()
+            began_s = time.monotonic()
             results = request.infer(values)
-            times.append(time.perf_counter() - began)
+            timed.append(TimedRequest(began_s, time.monotonic() - began_s, request.times))
+    times = [one.latency_s for one in timed]
     outputs = results.to_dict()
     generated = not inputs and not shapes and not preprocessing
     check = _compare(model, list(results.to_tuple())) if generated else None
     if output:
         publish(output, lambda file: _save(file, outputs))
     median_s = statistics.median(times[1:])
-    document = {
+    document: dict[str, Any] = {
         "model": compiled.name,
         "subgraphs": subgraph_rows(compiled),
         "outputs": [_row(name, value) for name, value in outputs.items()],
@@ -95,11 +105,19 @@ def run(
         "first_s": times[0],
         "median_s": median_s,
     }
+    if profile:
+        plan = expected(core, compiled, source, device, config, pins, costs)
+        document["profile"] = build_profile(compiled, timed[1:], plan)
+        if html and source is not None:
+            told = document["profile"]
+            write_page(html, core, source, device, config, pins, plan, told)
     if as_json:
         print_json("run", document)
     else:
         show_subgraphs(compiled)
         _show_outputs(outputs)
+        if profile:
+            show_profile(document["profile"])
         if check:
             verdict = "matches" if check["matches"] else "DIFFERS FROM"
             show(
@@ -110,6 +128,8 @@ def run(
             f"latency: first {times[0] * 1e3:.1f} ms, then median "
             f"{median_s * 1e3:.1f} ms of {REPEATS}"
         )
+    if html:
+        remark(f"wrote {html}")
     if check and not check["matches"]:
         raise click.exceptions.Exit(1)
 

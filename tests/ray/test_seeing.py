@@ -96,8 +96,15 @@ def test_commands_trace_and_show_what_runs_on_ray(
     model, path = tmp_path / "branches.onnx", tmp_path / "trace.json"
     onnx.save_model(branches(), model)
     pins = ("-d", SPLIT, "--devices", "CPU=2", "-a", "op:Tanh=CPU.1")
-    done = shell("run", model, *pins, "--trace", path, "--metrics-port", 0, ray=True)
+    line = ("run --profile --json", model, *pins, "--trace", path, "--metrics-port", 0)
+    done = shell(*line, ray=True)
     assert done.code == 0, done.err
+    profile = done.document["profile"]
+    assert all(row["seconds"] > 0 for row in profile["nodes"])
+    assert sorted(name for row in profile["nodes"] for name in row["covers"]) == sorted(
+        node.name for node in branches().graph.node
+    )
+    assert [row["runs"] for row in profile["stages"]] == [10, 10, 10]
     assert "metrics: http://127.0.0.1:" in done.err
     events = json.loads(path.read_text())["traceEvents"]
     devices = {e["args"]["device"] for e in events if e.get("cat") == "stage"}

@@ -1,0 +1,154 @@
+"""``hetero run --profile``: where the time of requests went, beside what a cost file expected."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import click
+
+from devices.model.model import Model
+from hetero.cli.files import output_file
+from hetero.cli.pairs import together
+from hetero.cli.planning import plans_by_cost
+from hetero.cli.report import command_line, write_text
+from hetero.cli.terminal import progress, show
+from hetero.compiled_model import CompiledModel
+from hetero.core import Core
+from hetero.planning import PlanReport
+from hetero.report import build_report, report_html
+from hetero.report.text import Rows
+from hetero.report.units import counted, seconds_text
+from scheduler.formats.publish import publish
+
+#: Rows of a table before the rest is counted.
+SHOWN: Final = 20
+#: Names of nodes that one executed node covers before the rest is counted.
+COVERED: Final = 4
+
+
+class Profiling(NamedTuple):
+    """What ``--profile`` and ``--html`` ask for."""
+
+    wanted: bool
+    html: Path | None
+
+    def configuration(self, config: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
+        """Return what to compile with, and the cost file that only tells what was expected.
+
+        Raises click.UsageError: a page is wanted of what is not measured.
+        """
+        if not self.wanted:
+            if self.html:
+                raise click.UsageError("--html: for --profile; `hetero query --html` runs nothing.")
+            return dict(config), None
+        config = {**config, "PERF_COUNT": True}
+        aside = None if plans_by_cost("run", config) else config.pop("COST_FILE", None)
+        return config, aside
+
+
+def profile_options(function: Any) -> Any:
+    """Add ``--profile`` and ``--html``."""
+    return together(
+        click.option(
+            "--profile", is_flag=True,
+            help="Time each node, stage and transfer; with --costs beside what was expected.",
+        ),
+        output_file(
+            "--html", metavar="FILE.html",
+            help="With --profile: write the report as one page, measured beside predicted.",
+        ),
+    )(function)  # fmt: skip
+
+
+def expected(
+    core: Core,
+    compiled: CompiledModel,
+    source: Model | None,
+    device: str,
+    config: dict[str, Any],
+    pins: dict[str, str],
+    costs: str | None,
+) -> PlanReport | None:
+    """Return what was expected of a model: its plan's prediction, or a cost file's."""
+    if costs is None or source is None:
+        return compiled.plan_report
+    judged = {**config, "MODEL_DISTRIBUTION_POLICY": "PRIORITY", "COST_FILE": costs}
+    with progress("judging by the cost file"):
+        return core.plan_model(source, device, judged, affinity=pins or None)
+
+
+def write_page(
+    path: Path,
+    core: Core,
+    source: Model,
+    device: str,
+    config: dict[str, Any],
+    pins: dict[str, str],
+    plan: PlanReport | None,
+    profile: dict[str, Any],
+) -> None:
+    """Write the report's page, with what was measured in it."""
+    with progress("asking the devices"):
+        survey = core.survey_model(source, device, config, affinity=pins or None)
+    document = build_report(survey, plan, command=command_line())
+    publish(path, partial(write_text, report_html({**document, "measured": profile})))
+
+
+def show_profile(profile: Mapping[str, Any]) -> None:
+    """Print `hetero.report.profile.build_profile`'s document."""
+    nodes = profile["nodes"]
+    predicted = any(row["predicted_s"] is not None for row in (*nodes, *profile["stages"]))
+    more = ["predicted ms"] if predicted else []
+    table = Rows("node", "operator", "device", "subgraph", "ms", "share", *more, wraps=("node",))
+    ranked = sorted(nodes, key=lambda row: -(row["seconds"] or 0.0))
+    for row in ranked[:SHOWN]:
+        share = "" if row["share"] is None else f"{row['share']:.1%}"
+        cells = [_covers(row), row["op_type"], row["device"], row["stage"], _ms(row["seconds"])]
+        table.add(*cells, share, *([_ms(row["predicted_s"])] if predicted else []))
+    show(table)
+    if len(ranked) > SHOWN:
+        left = sum(row["share"] or 0.0 for row in ranked[SHOWN:])
+        show(f"… and {len(ranked) - SHOWN} more with {left:.1%}; --json lists all")
+    heads = ("subgraph", "device", "arrives ms", "waits ms", "upload ms", "runs ms", "download ms")
+    table = Rows(*heads, "in its nodes ms", *more)
+    for row in profile["stages"][:SHOWN]:
+        spans = ("arrives_s", "queued_s", "upload_s", "infer_s", "download_s", "nodes_s")
+        cells = [_ms(row[span]) for span in spans]
+        table.add(
+            row["stage"],
+            row["device"],
+            *cells,
+            *([_ms(row["predicted_s"])] if predicted else []),
+        )
+    show(table)
+    if len(profile["stages"]) > SHOWN:
+        show(f"… and {len(profile['stages']) - SHOWN} more; --json lists all")
+    spans = profile["request"]
+    show(
+        f"medians of {counted(profile['requests'], 'request')}: {seconds_text(spans['latency_s'])},"
+        f" of it {seconds_text(spans['preprocess_s'])} preprocessing, "
+        f"{seconds_text(spans['admission_s'])} admission, "
+        f"{seconds_text(spans['postprocess_s'])} postprocessing"
+    )
+    once = sorted({n["device"] for n in nodes if n["readings"] == 1 < profile["requests"]})
+    if once:
+        show(f"{', '.join(once)} timed nodes once, in runs apart")
+    untimed = sorted({n["device"] for n in nodes if not n["readings"]})
+    if untimed:
+        show(f"not every node is timed on {', '.join(untimed)}")
+
+
+def _covers(row: Mapping[str, Any]) -> str:
+    """Return the model's nodes that an executed one stands for."""
+    names = row["covers"] or row["folded"]
+    if not names:
+        return f"({row['name']}: of no node)"
+    more = f" and {len(names) - COVERED} more" if len(names) > COVERED else ""
+    return " + ".join(names[:COVERED]) + more
+
+
+def _ms(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds * 1e3:.3f}"

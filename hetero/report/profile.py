@@ -1,0 +1,204 @@
+"""The profile of requests: what nodes, stages and transfers took, beside what was expected.
+
+All figures are medians over the requests, and only what was measured is among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
+from typing import Any, NamedTuple
+
+from devices.model.model import Model
+from devices.request.answer import RequestTimes, StageRun
+from hetero.compiled_model import CompiledModel
+from hetero.planning import PlanReport
+
+
+class TimedRequest(NamedTuple):
+    """A request that ran.
+
+    `began_s`: when it was given inputs, by the monotonic clock.
+    `latency_s`: until its answer was there.
+    """
+
+    began_s: float
+    latency_s: float
+    times: RequestTimes
+
+
+def wire_links(compiled: CompiledModel) -> list[tuple[int, int]]:
+    """Return the pairs of stages that tensors go between, each once, numbered as subgraphs are."""
+    found: dict[tuple[int, int], None] = {}
+    for cut, stages in zip(compiled.cuts, compiled.stage_numbers, strict=True):
+        for wire in cut.partition.wires:
+            found[stages[wire.producer], stages[wire.consumer]] = None
+    return list(found)
+
+
+def build_profile(
+    compiled: CompiledModel, requests: Sequence[TimedRequest], plan: PlanReport | None = None
+) -> dict[str, Any]:
+    """Build the document: plain values for JSON, times in seconds; null is what nobody measured.
+
+    `requests`: of `compiled`, profiled; those that ended.
+    `plan`: what was expected of it.
+    """
+    runs: dict[int, list[StageRun]] = {s.index: [] for s in compiled.subgraphs}
+    for request in requests:
+        for run in request.times.stages:
+            if run.stage in runs:  # else of a device that has been lost since
+                runs[run.stage].append(run)
+    nodes = _nodes(compiled, runs, plan)
+    return {
+        "requests": len(requests),
+        "request": {
+            "latency_s": _median(r.latency_s for r in requests),
+            "preprocess_s": _median(r.times.preprocess_s for r in requests),
+            "admission_s": _median(r.times.admission_s for r in requests),
+            "in_flight_s": _median(r.times.in_flight_s for r in requests),
+            "postprocess_s": _median(r.times.postprocess_s for r in requests),
+        },
+        "stages": _stages(compiled, requests, runs, nodes, plan),
+        "nodes": nodes,
+    }
+
+
+def _stages(
+    compiled: CompiledModel,
+    requests: Sequence[TimedRequest],
+    runs: Mapping[int, Sequence[StageRun]],
+    nodes: Sequence[Mapping[str, Any]],
+    plan: PlanReport | None,
+) -> list[dict[str, Any]]:
+    arrivals = _arrivals_s(requests, wire_links(compiled))
+    expected = _expected_stages_s(compiled, plan)
+    rows = []
+    for subgraph in compiled.subgraphs:
+        mine = runs[subgraph.index]
+        timed = [
+            n["seconds"] for n in nodes if n["stage"] == subgraph.index and n["seconds"] is not None
+        ]
+        rows.append(
+            {
+                "stage": subgraph.index,
+                "device": subgraph.device,
+                "nodes": list(subgraph.node_names),
+                "runs": len(mine),
+                "arrives_s": _median(arrivals.get(subgraph.index, ())),
+                "queued_s": _median(run.queued_s for run in mine),
+                "upload_s": _median(run.upload_s for run in mine),
+                "infer_s": _median(run.infer_s for run in mine),
+                "download_s": _median(run.download_s for run in mine),
+                "nodes_s": sum(timed) if timed else None,
+                "output_nbytes": max((run.output_nbytes for run in mine), default=None),
+                "predicted_s": expected.get(subgraph.index),
+            }
+        )
+    return rows
+
+
+def _arrivals_s(
+    requests: Sequence[TimedRequest], links: Sequence[tuple[int, int]]
+) -> dict[int, list[float]]:
+    """Return how long stages' last inputs were on their way, queues apart.
+
+    That is from the end of what made the inputs, or from the request's admission. Of a node whose
+    clock's difference is not known yet nothing is said: its times lie outside of the request.
+    """
+    found: dict[int, list[float]] = {}
+    for request in requests:
+        runs = {run.stage: run for run in request.times.stages}
+        sent_s = request.began_s + request.times.preprocess_s + request.times.admission_s
+        ended_s = request.began_s + request.latency_s
+        known = {n for n, r in runs.items() if sent_s <= r.started_s <= r.ended_s <= ended_s}
+        for stage in known:
+            makers = [producer for producer, consumer in links if consumer == stage]
+            if known.issuperset(makers):
+                made_s = max((runs[maker].ended_s for maker in makers), default=sent_s)
+                on_way_s = runs[stage].started_s - runs[stage].queued_s - made_s
+                found.setdefault(stage, []).append(max(0.0, on_way_s))
+    return found
+
+
+def _nodes(
+    compiled: CompiledModel, runs: Mapping[int, Sequence[StageRun]], plan: PlanReport | None
+) -> list[dict[str, Any]]:
+    """Return a row for each executed node, in execution order."""
+    target = compiled.target
+    #: Name in the runtime model -> stage, and the name by which its device tells its times.
+    found = {
+        target.executed_name(stage, name): (stage, name)
+        for stage in runs
+        for prefix in (target.executed_name(stage, ""),)
+        for name in (n.name.removeprefix(prefix) for n in target.executed_nodes((stage,)))
+    }
+    device_of = {subgraph.index: subgraph.device for subgraph in compiled.subgraphs}
+    moving = _moving(compiled.source)
+    rows = []
+    for node in compiled.get_runtime_model().nodes:
+        stage, name = found[node.name]
+        told = [r.node_times_s[name] for r in runs[stage] if name in r.node_times_s]
+        covers = node.covers if node.metadata["originalLayersNames"] else ()
+        rows.append(
+            {
+                "name": name,
+                "op_type": node.op_type,
+                "implementation": node.metadata["implType"],
+                "stage": stage,
+                "device": device_of[stage],
+                "covers": [name for name in covers if name in moving],
+                "folded": [name for name in covers if name not in moving],
+                # Who times nodes once, in a run apart, says the same each time.
+                "readings": len(set(told)),
+                "seconds": _median(told),
+                **_expected(covers, device_of[stage], plan),
+            }
+        )
+    together = sum(row["seconds"] or 0.0 for row in rows)
+    for row in rows:
+        known = row["seconds"] is not None and together > 0
+        row["share"] = row["seconds"] / together if known else None
+    return rows
+
+
+def _moving(model: Model) -> set[str]:
+    """Return the nodes that each request runs: those that depend on an input."""
+    values = {port.name for port in model.inputs}
+    names = set()
+    for node in model.nodes:
+        if not values.isdisjoint(node.reads):
+            names.add(node.name)
+            values.update(node.writes)
+    return names
+
+
+def _expected(covers: Sequence[str], device: str, plan: PlanReport | None) -> dict[str, Any]:
+    """Return what was expected of nodes together, if it was of each that requests run."""
+    planned = [plan.node_times[name] for name in covers if name in plan.node_times] if plan else []
+    times = [on[device] for on in planned if device in on]
+    if not times or len(times) < len(planned):
+        return {"predicted_s": None, "source": None}
+    sources = {time.source for time in times}
+    worst = next(s for s in ("estimated", "calibrated", "measured") if s in sources)
+    return {"predicted_s": sum(time.seconds for time in times), "source": worst}
+
+
+def _expected_stages_s(compiled: CompiledModel, plan: PlanReport | None) -> dict[int, float]:
+    """Return what was expected of each stage that is cut as the plan says."""
+    names = {subgraph.index: subgraph.node_names for subgraph in compiled.subgraphs}
+    found: dict[int, float] = {}
+    if plan is None:
+        return found
+    for stage in plan.stages:
+        if stage.variant < len(compiled.stage_numbers):
+            number = compiled.stage_numbers[stage.variant][stage.index]
+            cut = plan.variants[stage.variant].partition
+            if cut.subgraphs[stage.index].node_names == names[number]:
+                found[number] = stage.run_s
+    return found
+
+
+def _median(values: Iterable[float]) -> float | None:
+    listed = list(values)
+    return median(listed) if listed else None
