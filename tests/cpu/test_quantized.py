@@ -13,7 +13,7 @@ from onnx import ModelProto, NodeProto, helper
 from devices.cpu.plugin import CPUPlugin
 from devices.kernels.quantize import exact_terms
 from devices.model.reader import read_model
-from tests.cpu.models import make_model, run_cpu
+from tests.cpu.models import compile_cpu, make_model
 
 RNG = np.random.default_rng(0)
 
@@ -31,6 +31,16 @@ def plain(model: ModelProto, feeds: dict[str, Any]) -> list[np.ndarray]:
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
     return list(session.run(None, feeds))
+
+
+def run_cpu(model: ModelProto, feeds: dict[str, Any]) -> list[np.ndarray]:
+    """Run the model on the CPU device, whose second run is bound to the arrays' shapes."""
+    compiled, inputs = compile_cpu(model), list(feeds.values())
+    unbound, *bound = (compiled.run(inputs) for _ in range(3))
+    for again in bound:
+        for first, later in zip(unbound, again, strict=True):
+            np.testing.assert_array_equal(first, later)
+    return list(unbound)
 
 
 def kinds(model: ModelProto) -> list[str]:
@@ -78,6 +88,36 @@ def test_other_quantisations_stay(change: dict[str, Any], kept: str) -> None:
     assert "FakeQuantize" not in kinds(model)
     for ours, theirs in zip(run_cpu(model, {"x": x}), plain(model, {"x": x}), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+
+
+def test_what_lies_on_a_grid_is_not_rounded_to_it_again() -> None:
+    nodes = [
+        *pair("x", "a"),
+        helper.make_node("Transpose", ["a"], ["t"], perm=[0, 1, 3, 2]),
+        *pair("t", "b"),
+        helper.make_node("MaxPool", ["b"], ["m"], kernel_shape=[2, 2], pads=[1, 1, 1, 1]),
+        *pair("m", "c"),
+        helper.make_node("Concat", ["c", "m"], ["d"], axis=1),
+        *pair("d", "y"),
+    ]
+    x = (RNG.standard_normal((2, 3, 5, 7)) * 9).astype(np.float32)
+    constants = {"scale": np.float32(0.3), "zero": np.uint8(100)}
+    model = make_model(nodes, {"x": x}, ["y"], constants)
+    # The last one makes an output of the model.
+    assert kinds(model) == ["FakeQuantize", "Transpose", "MaxPool", "Concat", "FakeQuantize"]
+    assert np.array_equal(run_cpu(model, {"x": x})[0], plain(model, {"x": x})[0])
+
+
+@pytest.mark.parametrize("other", ["zero", "low"])
+def test_integers_that_several_nodes_read_become_floats_once(other: str) -> None:
+    quantise, back = pair("x", "a")
+    again = helper.make_node("DequantizeLinear", ["a_q", "scale", other], ["b"])
+    nodes = [quantise, back, again, helper.make_node("Add", ["a", "b"], ["y"])]
+    x = (RNG.standard_normal((3, 40)) * 9).astype(np.float32)
+    constants = {"scale": np.float32(0.3), "zero": np.uint8(100), "low": np.uint8(0)}
+    model = make_model(nodes, {"x": x}, ["y"], constants)
+    assert ("FakeQuantize" in kinds(model)) == (other == "zero")
+    assert np.array_equal(run_cpu(model, {"x": x})[0], plain(model, {"x": x})[0])
 
 
 @pytest.mark.parametrize("relu", [False, True])

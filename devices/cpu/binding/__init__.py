@@ -4,7 +4,15 @@ A binding belongs to a kernel and to arrays that stay where they are: it returns
 arguments, that compute the kernel's result into `y` whenever they are made.
 """
 
-from devices.cpu.binding import elementwise, movement, normalise, product, recurrent, reduce
+from devices.cpu.binding import (
+    elementwise,
+    movement,
+    normalise,
+    product,
+    quantize,
+    recurrent,
+    reduce,
+)
 from devices.cpu.binding.registry import BINDINGS, Binding, Call, Scratch
 
 __all__ = [
@@ -16,6 +24,7 @@ __all__ = [
     "movement",
     "normalise",
     "product",
+    "quantize",
     "recurrent",
     "reduce",
 ]

@@ -55,7 +55,10 @@ def blocks(*arrays: np.ndarray) -> list[tuple[np.ndarray, ...]]:
 
 
 def flat_blocks(*arrays: np.ndarray) -> list[tuple[np.ndarray, ...]]:
-    """Return `blocks` of arrays of one shape, whatever that is."""
+    """Return `blocks` of arrays of one shape, whose axes may have any order that they share."""
+    first = arrays[0]
+    order = sorted(range(first.ndim), key=first.strides.__getitem__, reverse=True)
+    arrays = tuple(a.transpose(order) for a in arrays)
     if not all(a.flags.c_contiguous for a in arrays):
         return [arrays]
     return blocks(*(a.reshape(-1) for a in arrays))

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from devices.cpu.binding.quantize import rounding_calls
 from devices.cpu.binding.registry import Call, Scratch, binds
 from devices.cpu.fast import winograd as winograd_
 from devices.cpu.fast.channels_last import (
@@ -144,6 +145,8 @@ class _Last(NamedTuple):
                 yield from row_calls(np.maximum, block, row_of(low, block.dtype))
             if high < inf:
                 yield from row_calls(np.minimum, block, row_of(high, block.dtype))
+        elif self.activation == "FakeQuantize":
+            yield from rounding_calls(block, block, *self.params)
         elif self.activation:
             yield partial(IN_PLACE[self.activation], np, block, *self.params)
 

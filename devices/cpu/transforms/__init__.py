@@ -25,6 +25,7 @@ from devices.cpu.transforms.quantized import (
     dequantize_products,
     fuse_fake_quantize,
     fuse_integer_matmul,
+    quantize_once,
 )
 from devices.cpu.transforms.scale_into_conv import move_scale_into_conv
 from devices.cpu.transforms.scale_shift import fuse_scale_shift
@@ -53,6 +54,7 @@ _THEN: Final = (
     Pass(remove_dead_nodes, oldest_opset=0),
     Pass(dequantize_products, oldest_opset=10),
     Pass(fuse_fake_quantize, oldest_opset=10),
+    Pass(quantize_once, oldest_opset=10),
     Pass(fuse_integer_matmul, oldest_opset=10),
     Pass(merge_movements),
     Pass(fold_batchnorm_into_conv),
