@@ -1,5 +1,15 @@
-"""``python -m hetero``: the command line."""
+"""``hetero`` and ``python -m hetero``: the command line, in a process that ends with it."""
+
+from typing import NoReturn
 
 from hetero.cli import main
+from scheduler.process_end import end_with
 
-main()
+
+def program() -> NoReturn:
+    """Run the command line, and end."""
+    end_with(main)
+
+
+if __name__ == "__main__":
+    program()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from devices.errors import ArgumentError, ArgumentTypeError, DeadlineError, RequestBusyError
 from devices.request.infer_request import InferRequest, check_callback
@@ -17,6 +16,9 @@ from devices.request.results import Results
 from devices.request.run import LONGEST_S, Run
 from hetero.compiled_model import CompiledModel
 from hetero.deployed_model import DeployedModel
+
+if TYPE_CHECKING:  # few have a loop: it is imported where it is used, not at every start
+    import asyncio
 
 T = TypeVar("T")
 QueueCallback = Callable[[InferRequest, Any], None]
@@ -78,6 +80,8 @@ def _finished(job: weakref.ref[_Job], shared: _Shared, userdata: Any) -> None:
 
 async def _ended(running: dict[asyncio.Future[Results], Any]) -> list[tuple[Any, Results]]:
     """Return those that have ended of what runs, waiting for one, and take them out."""
+    import asyncio
+
     await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
     ended = [future for future in running if future.done()]
     return [(running.pop(future), future.result()) for future in ended]
@@ -190,6 +194,8 @@ class AsyncInferQueue:
         userdata, Results
             As the requests end. The first that fails ends the others, and is raised.
         """
+        import asyncio
+
         running: dict[asyncio.Future[Results], Any] = {}
         try:
             for userdata, inputs in requests:

@@ -2,41 +2,19 @@
 
 from __future__ import annotations
 
-import logging
-import socket
 import threading
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socketserver import TCPServer
 from types import TracebackType
-from typing import Any, Final
+from typing import TYPE_CHECKING
 
-from devices.errors import ArgumentError, HeteroError
-from scheduler.exposition import CONTENT_TYPE, write_text
+from devices.errors import ArgumentError
+from scheduler.exposition import write_text
 from scheduler.load import Load
 from scheduler.metrics import Metrics
 from scheduler.observer import Observer
 
-_log = logging.getLogger(__name__)
-
-_PATHS: Final = ("/", "/metrics")
-#: Seconds that someone who connects may take to say what is wanted.
-_PATIENCE_S: Final = 10.0
-
-
-class _Server(ThreadingHTTPServer):
-    """An HTTP server that asks no name server, and prints nothing."""
-
-    def __init__(self, host: str, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
-        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        super().__init__((host, port), handler)
-
-    def server_bind(self) -> None:
-        TCPServer.server_bind(self)
-        self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]  # typeshed gives any family's
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        _log.debug("client=%s was not answered", client_address, exc_info=True)
+if TYPE_CHECKING:
+    from hetero.metrics_http import MetricsHTTPServer
 
 
 class MetricsServer:
@@ -58,7 +36,7 @@ class MetricsServer:
         self._observers = observers
         self._metrics = Metrics(load)
         self._host, self._port = host, port
-        self._server: _Server | None = None
+        self._server: MetricsHTTPServer | None = None
 
     @property
     def url(self) -> str:
@@ -71,8 +49,10 @@ class MetricsServer:
         return write_text(self._metrics.families())
 
     def __enter__(self) -> MetricsServer:
+        from hetero.metrics_http import MetricsHTTPServer
+
         try:
-            self._server = _Server(self._host, self._port, self._handler())
+            self._server = MetricsHTTPServer(self._host, self._port, self.text)
         except (OSError, OverflowError) as error:
             raise ArgumentError(
                 f"cannot serve metrics at {self._host}:{self._port}: {error}. Give another port; "
@@ -95,31 +75,3 @@ class MetricsServer:
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()
-
-    def _handler(self) -> type[BaseHTTPRequestHandler]:
-        text = self.text
-
-        class Handler(BaseHTTPRequestHandler):
-            """Answers GET with the metrics."""
-
-            timeout = _PATIENCE_S
-
-            def do_GET(self) -> None:
-                if self.path.partition("?")[0] not in _PATHS:
-                    self.send_error(404, "metrics are at /metrics")
-                    return
-                try:
-                    body = text().encode()
-                except HeteroError as error:
-                    self.send_error(503, "no metrics now", str(error))
-                    return
-                self.send_response(200)
-                self.send_header("Content-Type", CONTENT_TYPE)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, format: str, *arguments: object) -> None:
-                """Keep scrapes out of the output."""
-
-        return Handler

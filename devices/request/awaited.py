@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Generator
@@ -48,6 +47,8 @@ class Awaited(ABC):
         return self._future_of(self._started_run("future"))
 
     def __await__(self) -> Generator[Any, None, Results]:
+        import asyncio  # here, as few have a loop: it is not needed at every start
+
         return asyncio.wrap_future(self.future()).__await__()
 
     def _future_of(self, run: Run) -> Future[Results]:

@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from devices.errors import AffinityError, ArgumentTypeError
 
 
@@ -93,6 +91,8 @@ def _json_entries(text: str, path: Path) -> list[tuple[str, Any, int | None]]:
 
 
 def _yaml_entries(text: str, path: Path) -> list[tuple[str, Any, int | None]]:
+    import yaml  # few give such a file: what is imported here is not needed at every start
+
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:

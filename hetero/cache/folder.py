@@ -20,13 +20,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Final
-
-import filelock
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from devices.errors import BlobError
 from scheduler.formats.blob_file import BlobFile
 from scheduler.formats.publish import TEMPORARY_SUFFIX, publish
+
+if TYPE_CHECKING:  # few have a cache: it is imported where it is used, not at every start
+    import filelock
 
 _log = logging.getLogger(__name__)
 
@@ -150,6 +151,8 @@ class Cache:
         Yields: whether the lock is held; without it, after the timeout or where the folder has no
             locks, the work is done even so.
         """
+        import filelock
+
         lock = filelock.FileLock(self._lock_path(key), timeout=self._lock_timeout_s)
         held = self._acquire(lock, key)
         try:
@@ -159,6 +162,8 @@ class Cache:
                 lock.release()
 
     def _acquire(self, lock: filelock.BaseFileLock, key: str) -> bool:
+        import filelock
+
         try:
             (self.folder / _LOCKS).mkdir(parents=True, exist_ok=True)
             lock.acquire()
@@ -213,6 +218,8 @@ class Cache:
 
     def clear(self) -> list[Entry]:
         """Remove every entry, and what compilers that were killed have left."""
+        import filelock
+
         gone = self.entries()
         for entry in gone:
             entry.path.unlink(missing_ok=True)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import time
-import urllib.error
-import urllib.request
-from http.client import HTTPException
 from typing import Any, Final
 
 import click
@@ -62,6 +59,10 @@ def _url(address: str) -> str:
 
 
 def _look(url: str) -> Look:
+    import urllib.error  # here: to import HTTP takes longer than the other commands have time for
+    import urllib.request
+    from http.client import HTTPException
+
     try:
         with urllib.request.urlopen(url, timeout=_ANSWER_S) as response:
             look = Look(read_text(response.read().decode()))

@@ -132,7 +132,7 @@ def _joined(address: str) -> Iterator[None]:
     try:
         yield
     finally:
-        session.close()
+        session.close(parts=True)
 
 
 def _status(address: str) -> PoolStatus:

@@ -26,6 +26,7 @@ from ray._private.authentication.authentication_token_setup import (
 )
 
 from devices.errors import ClusterError
+from scheduler import process_end
 from scheduler.ray.address import check_reachable, find_address
 from scheduler.ray.folder import make_folder
 from scheduler.ray.own_head import find_head
@@ -115,21 +116,27 @@ class RaySession:
         if self._watch is not None and self._watch.gone is not None:
             self._watch.join()
 
-    def close(self) -> None:
-        """Leave Ray, and stop it if it was started here, once nobody else uses it."""
+    def close(self, *, parts: bool = False) -> None:
+        """Leave Ray, and stop it if it was started here, once nobody else uses it.
+
+        `parts`: from a cluster in any case, which may end before this process does.
+        """
         with _lock:
             self.users -= 1
             if self.users <= 0:
-                self.end()
+                self.end(parts=parts)
 
-    def end(self) -> None:
+    def end(self, *, parts: bool = False) -> None:
         """Leave Ray, and stop it if it was started here; again is harmless."""
         self.is_left = True
         if self._watch is not None:
             self._watch.close()
         if self._started:
             self._started = False
-            if self.is_ours or not self._connection:
+            if process_end.is_near() and not (parts or self.is_local):
+                # The cluster sees a process end; to part from it takes Ray a quarter of a second.
+                atexit.unregister(ray.shutdown)
+            elif self.is_ours or not self._connection:
                 ray.shutdown()
             default_signals()
         for name in self._variables:
@@ -176,7 +183,7 @@ def connect(
     if _current is not None:
         _current.wait_until_left()
     with _lock:
-        if _current is not None and not _current.is_ours:
+        if _current is not None and (_current.is_left or not _current.is_ours):
             _current.end()  # Ray was left without it, or is being left
             _current = None
         if ray.is_initialized():

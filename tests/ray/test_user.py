@@ -218,7 +218,7 @@ def test_this_machine_alone_answers_as_it_does_through_ray(
 def command(*arguments: str, **variables: str) -> subprocess.Popen[str]:
     own = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
     return subprocess.Popen(
-        [sys.executable, "-c", "from hetero.cli import main; main()", *arguments],
+        [sys.executable, "-m", "hetero", *arguments],
         cwd=ROOT,
         env=own | {"PYTHONPATH": str(ROOT)} | variables,
         stdout=subprocess.PIPE,

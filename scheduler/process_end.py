@@ -1,0 +1,37 @@
+"""The end of a process that does one thing: what its end takes down anyway is left standing."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+#: Whether this process ends once its program has.
+_is_near = False
+
+
+def is_near() -> bool:
+    """Whether this process ends by itself very soon, so that whoever is connected need not part."""
+    return _is_near
+
+
+def end_with(program: Callable[[], object]) -> NoReturn:
+    """Run a program that exits, and end the process with its code, exit handlers included.
+
+    Python itself would then take every module apart, which takes longer than many a command.
+    """
+    global _is_near
+    _is_near = True
+    code = 0
+    try:
+        program()
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else 0
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(BrokenPipeError):  # its reader has gone
+            stream.flush()
+    os._exit(code)

@@ -1,0 +1,42 @@
+"""A process that ends with its program: as Python ends, but at once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+PROGRAM = """
+import atexit, sys
+from scheduler.process_end import end_with
+
+class Last:
+    def __del__(self):
+        print("taken apart")
+
+sys.last = Last()
+atexit.register(print, "handled")
+
+def program():
+    print("done")
+    sys.exit(3)
+
+end_with(program)
+"""
+COMMAND = [sys.executable, "-c", PROGRAM]
+BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+
+
+def test_exit_handlers_run_what_was_printed_is_there_and_modules_stay() -> None:
+    ended = subprocess.run(COMMAND, env=BUFFERED, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (3, "done\nhandled\n")
+
+
+def test_a_reader_that_has_gone_is_no_error() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    ended = subprocess.run(
+        COMMAND, env=BUFFERED, stdout=writer, stderr=subprocess.PIPE, check=False
+    )
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (3, b"")
