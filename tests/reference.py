@@ -14,7 +14,9 @@ import devices
 import devices.testing
 import hetero
 from devices.cpu.plugin import CPUPlugin
+from devices.gpu.plugin import GPUPlugin
 from devices.null.plugin import NullPlugin
+from devices.openvino.properties import OWN_PROPERTIES
 from devices.ort.plugin import ORTPlugin
 from devices.ort.provider_plugin import ProviderPlugin
 from devices.plugin.properties import COMMON_PROPERTIES, Property
@@ -27,12 +29,14 @@ PROPERTIES: dict[str, Iterable[Property]] = {
     "HETERO and its compiled models": HETERO_PROPERTIES.values(),
     "every device": COMMON_PROPERTIES.values(),
     **{
-        f"device {name}": [p for p in plugin.properties.values() if p not in _COMMON]
-        for name, plugin in (
-            ("CPU", CPUPlugin),
-            ("ORT", ORTPlugin),
-            ("ORT_...", ProviderPlugin),
-            ("NULL", NullPlugin),
+        f"device {name}": [p for p in table.values() if p not in _COMMON]
+        for name, table in (
+            ("CPU", CPUPlugin.properties),
+            ("GPU", GPUPlugin.properties),
+            ("ORT", ORTPlugin.properties),
+            ("ORT_...", ProviderPlugin.properties),
+            ("OV", OWN_PROPERTIES),
+            ("NULL", NullPlugin.properties),
         )
     },
 }
@@ -132,8 +136,8 @@ def _errors() -> Iterator[str]:
 
 def _properties() -> Iterator[str]:
     yield from ("", "## Properties", "")
-    yield 'A device names its own in `core.get_property("OV", "SUPPORTED_PROPERTIES")`: `OV` has'
-    yield "those of OpenVINO's device as well."
+    yield "`OV` has those of OpenVINO's devices as well:"
+    yield '`core.get_property("OV", "SUPPORTED_PROPERTIES")` names them.'
     for owner, properties in PROPERTIES.items():
         yield from ("", f"### Properties of {owner}", "")
         yield from ("| property | type | default | can be set | what it is |", "| --- " * 5 + "|")

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from typing import Any, Final
 
 import openvino
 
-from devices.plugin.properties import (
-    COMMON_PROPERTIES,
-    OPTIONAL_PROPERTIES,
-    Config,
-    Property,
-    PropertyTable,
-)
+from devices.openvino.properties import OWN_PROPERTIES
+from devices.plugin.properties import COMMON_PROPERTIES, Config, Property, PropertyTable
 
 #: Properties of its own that we set otherwise than it does, and always: its default precision may
 #: be bfloat16, and threads that are pinned would take cores from the other devices of a node.
@@ -38,17 +34,9 @@ def device_ids() -> tuple[str, ...]:
 
 def property_table() -> PropertyTable:
     """Return our properties, and those of every device of OpenVINO that ours do not hold."""
-    narrow = Property(
-        "OV_NARROW_INTEGERS", bool, False, True,
-        "Whether 64-bit integers are computed in 32 bits, as OpenVINO does; else it gets no node "
-        "that computes with them.",
-    )  # fmt: skip
     ids = device_ids()
-    own = COMMON_PROPERTIES.extended(
-        OPTIONAL_PROPERTIES["INFERENCE_NUM_THREADS"],
-        Property("DEVICE_ID", str, next(iter(ids), "CPU"), True, "Which of OpenVINO's devices."),
-        narrow,
-    )
+    first = next(iter(ids), "CPU")
+    own = OWN_PROPERTIES.extended(replace(OWN_PROPERTIES["DEVICE_ID"], default=first))
     found: dict[str, Property] = {}
     for device in ids:
         for name, value, mutable in _supported(device):

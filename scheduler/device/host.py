@@ -14,7 +14,15 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
-from devices.errors import DeviceError, HeteroError, InferenceError, RequestCancelledError
+import numpy as np
+
+from devices.errors import (
+    DeviceError,
+    DeviceMemoryError,
+    HeteroError,
+    InferenceError,
+    RequestCancelledError,
+)
 from devices.model.model import Model
 from devices.plugin.plugin import Plugin
 from devices.plugin.program import ExecutedNode, Payload, RunContext, Value
@@ -158,6 +166,24 @@ class DeviceHost:
             context.node_times_s,
             nbytes_of(outputs),
         )
+
+    def place(self, value: Value) -> Value:
+        """Return a value that is kept here, in the device's own memory where it takes such.
+
+        Raises DeviceMemoryError: it has no room.
+        """
+        if not self.leaves_outputs or not isinstance(value, np.ndarray) or value.dtype.kind == "O":
+            return value
+        name = self.descriptor.name
+        with self._typed("cannot keep a tensor"):
+            try:
+                return self._plugin.create_context(self._config({})).from_host(value)
+            except MemoryError as error:
+                raise DeviceMemoryError(
+                    f"device {name} has no room to keep a tensor of {value.nbytes} bytes: {error}. "
+                    "Close some.",
+                    device=name,
+                ) from error
 
     def cancel(self, request: Request) -> None:
         """Stop an attempt at the next node of what runs, and before what does not yet run."""

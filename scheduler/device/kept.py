@@ -15,10 +15,14 @@ from scheduler.formats.codec import nbytes_of
 
 
 class KeptTensors:
-    """Tensors of clients, by key; in all no more bytes than the device has memory, if it says."""
+    """Tensors of clients, by key; in all no more bytes than the device has memory, if it says.
 
-    def __init__(self, descriptor: DeviceDescriptor) -> None:
+    `place`: returns a client's value as the device keeps it.
+    """
+
+    def __init__(self, descriptor: DeviceDescriptor, place: Callable[[Value], Value]) -> None:
         self._descriptor = descriptor
+        self._place = place
         #: Key -> whose it is, and the tensor.
         self._held: dict[str, tuple[str, Value]] = {}
         self._lock = threading.Lock()
@@ -57,7 +61,8 @@ class KeptTensors:
         """Do what a message asks for."""
         try:
             if isinstance(message, Keep):
-                self.keep(message.client, message.tensors)
+                placed = {key: self._place(value) for key, value in message.tensors.items()}
+                self.keep(message.client, placed)
                 send(message.client, Values(message.task, {}))
             else:
                 self.free(message.free)

@@ -68,7 +68,7 @@ class DeviceLoop:
     ) -> None:
         self.host = host
         self._leaves_outputs = host.leaves_outputs
-        self._kept = KeptTensors(host.descriptor)
+        self._kept = KeptTensors(host.descriptor, host.place)
         self._machine = DeviceMachine()
         self._start = start
         self._lock = threading.Lock()

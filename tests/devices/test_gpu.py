@@ -235,6 +235,32 @@ def test_an_output_stays_on_the_device_for_its_next_stage_there(core: hetero.Cor
     assert dict(COPIES) == {"upload": 2, "download": 2}, "x and `there` in, `small` and y out"
 
 
+def test_a_tensor_that_is_kept_is_copied_to_the_device_once(core: hetero.Core) -> None:
+    tensor = core.create_context("EGPU.1").from_host(X)
+    inputs = {"x": tensor, "axes": np.array([1])}
+    with (
+        core.compile_model(RESHAPING, "EGPU.1") as here,
+        core.compile_model(RESHAPING, "CPU") as elsewhere,
+    ):
+        COPIES.clear()
+        results = [here(inputs)[0] for _ in range(3)]
+        assert dict(COPIES) == {"download": 3}
+        results.append(elsewhere(inputs)[0])
+    for result in results:
+        np.testing.assert_allclose(result, (X * [1, 2, 3, 4]).sum(1))
+    np.testing.assert_array_equal(tensor.to_host(), X)
+
+
+def test_a_tensor_that_the_device_has_no_room_for_is_not_kept(core: hetero.Core) -> None:
+    backend = EmulatedGPUPlugin.open_backend()
+    backend.bound_memory("1", backend.used_nbytes("1") + 1000)
+    try:
+        with pytest.raises(DeviceMemoryError, match=r"EGPU\.1 has no room.* 5000 bytes"):
+            core.create_context("EGPU.1").from_host(np.ones(5000, np.uint8))
+    finally:
+        backend.bound_memory("1", 0)
+
+
 def test_a_state_stays_on_the_device_between_runs(core: hetero.Core) -> None:
     with core.compile_model(running_sum(), "EGPU", states={"before": "after"}) as compiled:
         request = compiled.create_infer_request()

@@ -49,7 +49,7 @@ class Told:
 
 
 def test_tensors_are_counted_given_and_freed_by_key_and_by_client() -> None:
-    kept, told = KeptTensors(TOY), Told()
+    kept, told = KeptTensors(TOY, lambda value: value), Told()
     for client, key in (("a", "1"), ("a", "2"), ("b", "3"), ("a", "1")):
         kept.answer(Keep(TASK, client, {key: X[:2]}), told.send)
     assert kept.nbytes == 24
@@ -71,7 +71,7 @@ def test_tensors_are_counted_given_and_freed_by_key_and_by_client() -> None:
 
 
 def test_what_is_more_than_the_memory_is_refused_and_changes_nothing() -> None:
-    kept, told = KeptTensors(TOY), Told()
+    kept, told = KeptTensors(TOY, lambda value: value), Told()
     kept.keep("a", {"1": X})
     with pytest.raises(DeviceMemoryError, match="TOY on node here keeps 16 bytes"):
         kept.keep("b", {"2": X, "3": X})

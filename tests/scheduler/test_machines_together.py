@@ -98,6 +98,8 @@ class Host:
 
     def cancel(self, request: Request) -> None: ...
 
+    def place(self, value: Any) -> Any: ...
+
 
 @dataclass
 class Named:
