@@ -40,12 +40,20 @@ def planes(y: np.ndarray) -> np.ndarray:
     return y.transpose(0, 3, 1, 2)
 
 
-def pad(x: np.ndarray, before: Sequence[int], y: np.ndarray) -> None:
-    """Put x (H, W, C) into y from `before` on, and zeros around it."""
-    (h, w, _), (top, left) = x.shape, before
-    y[:top] = y[top + h :] = 0
-    y[top : top + h, :left] = y[top : top + h, left + w :] = 0
-    y[top : top + h, left : left + w] = x
+def copy_call(y: np.ndarray, x: np.ndarray) -> Call:
+    """Return the call that copies x into y, by the runs of memory that both consist of.
+
+    Copied as single items, short runs take numpy half the time that they take as rows.
+    """
+    axis, size = x.ndim, x.itemsize
+    while axis and (x.shape[axis - 1] == 1 or x.strides[axis - 1] == y.strides[axis - 1] == size):
+        axis -= 1
+        size *= x.shape[axis]
+    if size in (0, x.itemsize):
+        return partial(np.copyto, y, x)
+    shape, run = (*x.shape[:axis], -1), np.dtype((np.void, size))
+    to, at = (a.reshape(shape, copy=False).view(run)[..., 0] for a in (y, x))
+    return partial(np.copyto, to, at)
 
 
 def windows(
@@ -104,5 +112,5 @@ def pad_calls(
 
 def _copy_calls(y: np.ndarray, x: np.ndarray) -> list[Call]:
     if x.shape[3] > _FEW_CHANNELS or x.flags.c_contiguous:
-        return [partial(np.copyto, y, x)]
+        return [copy_call(y, x)]
     return [partial(np.copyto, y[..., i], x[..., i]) for i in range(x.shape[3])]

@@ -14,6 +14,7 @@ from devices.cpu.binding.registry import Call, Scratch, binds
 from devices.cpu.fast import winograd as winograd_
 from devices.cpu.fast.channels_last import (
     ROW,
+    copy_call,
     is_last,
     pad_calls,
     pixel_calls,
@@ -37,11 +38,12 @@ _RUN = 1024
 _FEWEST_PIXELS = 192
 
 
-def prepare(w: np.ndarray, group: int, tile: int) -> np.ndarray:
+def prepare(w: np.ndarray, group: int, tile: int, b: np.ndarray | None = None) -> np.ndarray:
     """Return weights (M, C/group, kh, kw) as the kernel below takes them.
 
     One channel a group: (kh, kw, C); with a Winograd tile as `winograd.prepare` says; otherwise
-    (group, kh * kw * C/group, M/group).
+    (group, kh * kw * C/group, M/group) and, below, a row of the bias b where there is one, which
+    saves a pass over the output where columns are copied anyway.
     """
     m, c = w.shape[:2]
     if tile:
@@ -49,7 +51,15 @@ def prepare(w: np.ndarray, group: int, tile: int) -> np.ndarray:
     if c == 1 and m == group > 1:
         return np.ascontiguousarray(w[:, 0].transpose(1, 2, 0))
     rows = w.reshape(group, m // group, c, -1).transpose(0, 3, 2, 1)
-    return np.ascontiguousarray(rows).reshape(group, -1, m // group)
+    columns = rows.reshape(group, -1, m // group)
+    if b is not None:
+        columns = np.concatenate([columns, b.reshape(group, 1, -1)], 1)
+    return np.ascontiguousarray(columns)
+
+
+def copies_columns(kernel: Ints, strides: Ints, group: int) -> bool:
+    """Tell whether a product's columns are a copy of the input, not a view of its pixels."""
+    return set(kernel) != {1} or set(strides) != {1} or group > 1
 
 
 @op("ChannelsLastConv", since=1, domain="hetero", registry=FAST)
@@ -70,16 +80,20 @@ def channels_last_conv_1(
     activation: str = "",
     activation_params: Sequence[float] = (),
     winograd: int = 0,
+    bias_row: int = 0,
 ) -> np.ndarray:
     """Return what FusedConv does, of weights and a bias row that lie as `prepare` says.
+
+    `bias_row` tells that the bias is the weights' last row.
 
     The result has its channels last in memory; x and z are read fastest where they do too.
     """
     window = sliding_window(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad)
     by_channel = _is_by_channel(w, window, group, winograd)
     channels = w.shape[2] if by_channel else w.shape[-1] * group
-    read = w.shape[2] if by_channel else w.shape[1] // (1 if winograd else prod(window.kernel))
-    if x.ndim != 4 or x.shape[1] != (read if by_channel else read * group):
+    depth = (w.shape[1] - bias_row) // (1 if winograd else prod(window.kernel))
+    read = w.shape[2] // group if by_channel else depth
+    if x.ndim != 4 or x.shape[1] != read * group:
         raise ValueError(f"input has shape {x.shape}; {group} groups of {read} channels wanted")
     y = planes(np.empty((x.shape[0], *window.output, channels), x.dtype))
     last = _Last(b, z, alike, activation, activation_params)
@@ -107,6 +121,7 @@ def bind_channels_last_conv(
     activation: str = "",
     activation_params: Sequence[float] = (),
     winograd: int = 0,
+    bias_row: int = 0,
 ) -> Sequence[Call] | None:
     """Bind the calls that the kernel above makes."""
     if not is_last(y):
@@ -176,11 +191,9 @@ def _calls(
         yield from calls
         residual = z.reshape(lines.shape)
     if winograd:
-        x, calls = pixel_calls(scratch, x)
-        yield from calls
         images = winograd_.convolutions(scratch, x, w, winograd, window.begin, y)
         for image, convolve in enumerate(images):
-            yield convolve
+            yield from convolve
             rows = slice(image * height, (image + 1) * height)
             yield from last.calls(lines[rows], None if residual is None else residual[rows])
         return
@@ -208,6 +221,7 @@ def _by_columns(
     """Yield output rows, of all images', and the calls that multiply what they read by weights."""
     n, height, width, _ = y.shape
     group, depth, m = w.shape
+    taps = prod(reads.shape[3:]) // group
     if group > 1:
         reads = reads.reshape(*reads.shape[:5], group, -1).transpose(5, 0, 1, 2, 3, 4, 6)
     else:
@@ -217,24 +231,26 @@ def _by_columns(
     step = max(-(-_FEWEST_PIXELS // width), _BLOCK_BYTES // each, 1)
     images = min(n, max(1, step // height))
     rows = -(-height // -(-height // step))
-    is_view = set(window.kernel) == {1} == set(window.strides) and group == 1
-    copies = None if is_view else scratch((group, images * rows * width, depth), reads.dtype)
+    copies, calls = None, list[Call]()
+    if copies_columns(window.kernel, window.strides, group):
+        copies = scratch((group, images * rows * width, depth), reads.dtype)
+        calls += [partial(copies[..., taps:].fill, 1)] if taps < depth else []  # times the bias
     for image in range(0, n, images):
         for first in range(0, height, rows):
             part = reads[:, image : image + images, first : first + rows]
             block = slice(image * height + first, image * height + first + prod(part.shape[1:3]))
-            calls: list[Call] = []
             if copies is None:
                 columns = part.reshape(group, -1, depth)
             else:
                 columns = copies[:, : prod(part.shape[1:4])]
-                calls.append(partial(np.copyto, columns.reshape(part.shape), part))
+                calls.append(copy_call(columns[..., :taps].reshape(part.shape), part))
             if group == 1:
                 calls.append(partial(np.matmul, columns[0], w[0], out[block].reshape(-1, m)))
             else:
                 products = out[block].reshape(-1, group, m).transpose(1, 0, 2)
                 calls.append(partial(np.matmul, columns, w, products))
             yield block, calls
+            calls = []
 
 
 def _by_channel(

@@ -8,14 +8,14 @@ are transformed at once, by the Kronecker product of one axis' matrix with itsel
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from functools import cache, partial
 
 import numpy as np
 
 from devices.cpu.binding.registry import Call, Scratch
-from devices.cpu.fast.channels_last import pad, windows
+from devices.cpu.fast.channels_last import copy_call, pad_calls, windows
 
 #: Outputs along an axis of a tile -> the points, beside infinity.
 _POINTS = {
@@ -87,57 +87,53 @@ def best_tile(spatial: Sequence[int], c: int, m: int, itemsize: int) -> int:
 
 def convolutions(
     scratch: Scratch, x: np.ndarray, u: np.ndarray, tile: int, begin: Sequence[int], y: np.ndarray
-) -> list[Call]:
-    """Return a call for each image, to convolve x (N, H, W, C), padded before, into y."""
+) -> Iterator[list[Call]]:
+    """Yield, for each image, the calls that convolve x (N, C, H, W), padded before, into y."""
     size, c, m = u.shape
     down, across = -(-y.shape[1] // tile), -(-y.shape[2] // tile)
     limit = min(max(_BLOCK_BYTES, 2 * u.nbytes), _MOST_BLOCK_BYTES)
     rows = max(1, min(down, limit // (size * across * (c + m) * x.itemsize)))
-    spatial = (down * tile + 2, across * tile + 2)
-    around = None if x.shape[1:3] == spatial else scratch((*spatial, c), x.dtype)
+    x, pads = pad_calls(scratch, x, begin, (down * tile + 2, across * tile + 2))
+    edge = tile + _KERNEL - 1
+    tiles = windows(x, (edge, edge), (tile, tile), (1, 1), (down, across))
     # Tiles, transformed tiles, products and outputs: each is made of the one before it.
     count = rows * across
     one = scratch((size * max(c, m) * count,), x.dtype)
     space = one, scratch((max(size * c, tile * tile * m) * count,), x.dtype)
-    return [
-        partial(_convolve, image, u, tile, begin, to, rows, around, space)
-        for image, to in zip(x, y, strict=True)
-    ]
+    for image, to in zip(tiles, y, strict=True):
+        yield pads + list(_image_calls(image.transpose(2, 3, 0, 1, 4), u, to, rows, space))
+        pads = []
 
 
-def _convolve(
-    x: np.ndarray, u: np.ndarray, tile: int, begin: Sequence[int], y: np.ndarray, rows: int,
-    around: np.ndarray | None, space: tuple[np.ndarray, np.ndarray],
-) -> None:  # fmt: skip
-    (size, c, m), edge = u.shape, tile + _KERNEL - 1
-    down, across = -(-y.shape[0] // tile), -(-y.shape[1] // tile)
-    if around is not None:
-        pad(x, begin, around)
-        x = around
-    tiles = windows(x[None], (edge, edge), (tile, tile), (1, 1), (down, across))[0]
-    tiles = tiles.transpose(2, 3, 0, 1, 4)
-    of_inputs, of_outputs = _transforms(tile, x.dtype)
+def _image_calls(
+    tiles: np.ndarray, u: np.ndarray, y: np.ndarray, rows: int, space: tuple[np.ndarray, np.ndarray]
+) -> Iterator[Call]:
+    """Yield the calls that convolve tiles (edge, edge, down, across, C) into y (H, W, M)."""
+    (size, c, m), (edge, _, down, across, _) = u.shape, tiles.shape
+    tile = edge - _KERNEL + 1
+    of_inputs, of_outputs = _transforms(tile, y.dtype)
     one, other = space
     for first in range(0, down, rows):
         part = tiles[:, :, first : first + rows]
         count = part.shape[2] * across
         read, sums = one[: size * count * c], other[: size * count * c].reshape(size, -1)
-        np.copyto(read.reshape(part.shape), part)
-        np.matmul(of_inputs, read.reshape(size, -1), out=sums)
         products = one[: size * count * m].reshape(size, count, m)
-        np.matmul(sums.reshape(size, count, c), u, out=products)
         block = other[: tile * tile * count * m].reshape(tile * tile, -1)
-        np.matmul(of_outputs, products.reshape(size, -1), out=block)
-        _put(block.reshape(tile, tile, -1, across, m), y[first * tile : (first + rows) * tile])
+        yield copy_call(read.reshape(part.shape), part)
+        yield partial(np.matmul, of_inputs, read.reshape(size, -1), sums)
+        yield partial(np.matmul, sums.reshape(size, count, c), u, products)
+        yield partial(np.matmul, of_outputs, products.reshape(size, -1), block)
+        outputs = block.reshape(tile, tile, -1, across, m)
+        yield from _put_calls(outputs, y[first * tile : (first + rows) * tile])
 
 
-def _put(tiles: np.ndarray, y: np.ndarray) -> None:
-    """Write tiles (tile, tile, down, across, M) where they belong in y (H, W, M)."""
+def _put_calls(tiles: np.ndarray, y: np.ndarray) -> Iterator[Call]:
+    """Yield the calls that write tiles (tile, tile, down, across, M) to their places in y."""
     tile, _, down, across, m = tiles.shape
     if y.shape[:2] == (down * tile, across * tile):
-        y.reshape(down, tile, across, tile, m)[...] = tiles.transpose(2, 0, 3, 1, 4)
+        yield copy_call(y.reshape(down, tile, across, tile, m), tiles.transpose(2, 0, 3, 1, 4))
         return
     for i in range(tile):
         for j in range(tile):
             part = y[i::tile, j::tile]
-            part[...] = tiles[i, j, : part.shape[0], : part.shape[1]]
+            yield copy_call(part, tiles[i, j, : part.shape[0], : part.shape[1]])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from onnx import helper
 
-from devices.cpu.fast.conv import bias_row, prepare
+from devices.cpu.fast.conv import bias_row, copies_columns, prepare
 from devices.cpu.fast.winograd import best_tile
 from devices.cpu.transforms.rewriting import Rewrite, fused_node
 from devices.kernels.window import sliding_window
@@ -35,8 +35,16 @@ def _prepare(rewrite: Rewrite, i: int, conv: Node) -> None:
     attributes = {a.name: a for a in conv.proto.attribute if a.name != "even"}
     attributes["kernel_shape"] = helper.make_attribute("kernel_shape", w.shape[2:])
     attributes["winograd"] = helper.make_attribute("winograd", tile)
-    inputs[1] = rewrite.add_constant(f"{inputs[1]}/last", prepare(w, group, tile))
-    if b is not None:
+    strides = conv.attributes.get("strides", (1, 1))
+    by_product = not tile and (w.shape[1] > 1 or group == 1)
+    if b is not None and by_product and copies_columns(w.shape[2:], strides, group):
+        attributes["bias_row"] = helper.make_attribute("bias_row", 1)
+        name, prepared = f"{inputs[1]}/{inputs[2]}", prepare(w, group, tile, b)
+        inputs[2] = ""
+    else:
+        name, prepared = f"{inputs[1]}/last", prepare(w, group, tile)
+    inputs[1] = rewrite.add_constant(name, prepared)
+    if b is not None and inputs[2]:
         inputs[2] = rewrite.add_constant(f"{inputs[2]}/row", bias_row(b))
     rewrite.replace((i,), fused_node("ChannelsLastConv", inputs, conv.outputs, [conv], attributes))
 
