@@ -135,13 +135,28 @@ def dequantize_10(
 @op("DynamicQuantizeLinear", since=11)
 def dynamic_quantize(xp: Xp, x: Array) -> tuple[Array, Array, Array]:
     """Return x as uint8, with the scale and zero point that its range, 0 included, asks for."""
+    scale, zero_point = _range_of(xp, x)
+    zero_point = zero_point.astype(xp.uint8)
+    return _saturate(xp, x / scale, zero_point, xp.dtype(xp.uint8)), scale, zero_point
+
+
+def _range_of(xp: Xp, x: Array) -> tuple[Array, Array]:
+    """Return the scale and the zero point, a float, that spread x and 0 over 0 to 255."""
     zero = x.dtype.type(0)
     low = xp.minimum(xp.min(x), zero) if x.size else zero
     high = xp.maximum(xp.max(x), zero) if x.size else zero
     # A tensor of zeros has no range; any scale represents it.
     scale = xp.where(high > low, (high - low) / x.dtype.type(255), x.dtype.type(1))
-    zero_point = xp.clip(xp.rint(-low / scale), 0, 255).astype(xp.uint8)
-    return _saturate(xp, x / scale, zero_point, xp.dtype(xp.uint8)), scale, zero_point
+    return scale, xp.clip(xp.rint(-low / scale), 0, 255)
+
+
+@op("DynamicFakeQuantize", since=1, domain="hetero")
+def dynamic_fake_quantize(xp: Xp, x: Array) -> tuple[Array, Array]:
+    """Return DynamicQuantizeLinear's integers less their zero point, as floats, and its scale."""
+    scale, zero_point = _range_of(xp, x)
+    y = xp.asarray(x / scale)
+    xp.rint(y, out=y)
+    return xp.clip(y, -zero_point, 255 - zero_point, out=y), scale
 
 
 @op("FakeQuantize", since=1, domain="hetero")
@@ -194,6 +209,26 @@ def integer_matmul(
     _fit(a, b)
     left = _shifted(xp, a, a_zero_point, xp.float32, rows=True)
     return xp.matmul(left, b) if to_float else _integer_matmul(xp, left, b, terms)
+
+
+@op("ScaledMatMul", since=1, domain="hetero")
+def scaled_matmul(
+    xp: Xp, a: Array, b: Array, a_scale: Array, b_scale: Array, c: Array | None = None, *,
+    terms: int,
+) -> Array:  # fmt: skip
+    """Return a @ b * (a_scale * b_scale) + c, a and b of integers up to ±255, a's in float32.
+
+    float32 adds `terms` products exactly.
+    """
+    _fit(a, b)
+    b = b.astype(a.dtype, copy=False)
+    y = xp.asarray(xp.matmul(a[..., :terms], _rows(b, 0, terms)))
+    for start in range(terms, a.shape[-1], terms):
+        y += xp.matmul(a[..., start : start + terms], _rows(b, start, terms))
+    y *= a_scale * b_scale
+    if c is not None:
+        y += c
+    return y
 
 
 def _shifted(xp: Xp, x: Array, zero_point: Array | None, dtype: Any, rows: bool = False) -> Array:

@@ -204,3 +204,58 @@ def test_exact_terms_are_what_float32_holds() -> None:
     assert exact_terms(np.full((512, 2), 127, np.float32)) == 512
     assert exact_terms(np.full((600, 2), 127, np.float32)) == 256
     assert exact_terms(np.zeros((3, 0), np.float32)) == 256
+
+
+def dynamic(bias: bool = True) -> list[NodeProto]:
+    """Return what onnxruntime's quantiser writes for a linear layer of activations of any range."""
+    return [
+        helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"]),
+        helper.make_node("MatMulInteger", ["q", "w", "z", "w_zero"], ["p"]),
+        helper.make_node("Mul", ["s", "w_scale"], ["unit"]),
+        helper.make_node("Cast", ["p"], ["f"], to=1),
+        helper.make_node("Mul", ["f", "unit"], ["y" if not bias else "m"]),
+        *([helper.make_node("Add", ["b", "m"], ["y"])] if bias else []),
+    ]
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(
+    ("depth", "width", "dtype", "per_column"),
+    [(64, 7, np.int8, True), (600, 5, np.int8, False), (600, 500, np.uint8, True)],
+)
+def test_layers_whose_activations_are_quantised_in_the_run_stay_floats_throughout(
+    depth: int, width: int, dtype: type, per_column: bool, bias: bool
+) -> None:
+    x = RNG.standard_normal((2, 3, depth)).astype(np.float32)
+    columns = width if per_column else 1
+    constants = {
+        "w": bytes_of(dtype, depth, width), "w_zero": dtype(3), "b": np.ones(width, np.float32),
+        "w_scale": np.linspace(0.01, 0.03, columns, dtype=np.float32),
+    }  # fmt: skip
+    model = make_model(dynamic(bias), {"x": x}, ["y"], constants)
+    assert kinds(model) == ["DynamicFakeQuantize", "ScaledMatMul"]
+    # float32 rounds once for each part whose sum it holds exactly.
+    (ours,), (theirs,) = run_cpu(model, {"x": x}), plain(model, {"x": x})
+    np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("row", [[-101.5, 153.5], [0, 0], [3, 4], [-5, -9], [-1e-3, 700]])
+def test_floats_are_spread_as_in_the_specification(row: list[float]) -> None:
+    x = np.array([row * 8], np.float32)
+    constants = {"w": np.eye(16, dtype=np.int8), "w_zero": np.int8(0), "w_scale": np.float32(1)}
+    model = make_model(dynamic(bias=False), {"x": x}, ["y"], constants)
+    assert np.array_equal(run_cpu(model, {"x": x})[0], plain(model, {"x": x})[0])
+
+
+@pytest.mark.parametrize("seen", ["q", "s", "z", "unit", "m"])
+def test_integers_that_others_read_stay(seen: str) -> None:
+    x = RNG.standard_normal((3, 8)).astype(np.float32)
+    constants = {
+        "w": bytes_of(np.int8, 8, 5), "w_zero": np.int8(0), "w_scale": np.float32(0.01),
+        "b": np.ones(5, np.float32),
+    }  # fmt: skip
+    model = make_model(dynamic(), {"x": x}, ["y", seen], constants)
+    assert ("ScaledMatMul" in kinds(model)) == (seen == "m")
+    for ours, theirs in zip(run_cpu(model, {"x": x}), plain(model, {"x": x}), strict=True):
+        assert ours.dtype == theirs.dtype
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)

@@ -27,6 +27,22 @@ def _product(y: np.ndarray, a: np.ndarray, b: np.ndarray) -> list[Call] | None:
     return [partial(np.matmul, a, b, y)]
 
 
+def product_calls(
+    scratch: Scratch, y: np.ndarray, a: np.ndarray, b: np.ndarray, terms: int
+) -> list[Call] | None:
+    """Return the calls that put a @ b into y, `terms` products of an element's at a time."""
+    if terms >= a.shape[-1]:
+        return _product(y, a, b)
+    part, calls = scratch(y.shape, y.dtype), list[Call]()
+    for start in range(0, a.shape[-1], terms):
+        left, right = a[..., start : start + terms], b[..., start : start + terms, :]
+        added = _product(part if start else y, left, right)
+        if added is None:
+            return None
+        calls += [*added, partial(np.add, y, part, y)] if start else added
+    return calls
+
+
 def _alone(function: Any, *arrays: np.ndarray) -> None:
     """Run a product of a single row, as the interpreter does."""
     with one_thread():

@@ -17,6 +17,7 @@ from devices.cpu.transforms.even_filters import even_filters
 from devices.cpu.transforms.gelu import fuse_gelu
 from devices.cpu.transforms.identities import eliminate_identities
 from devices.cpu.transforms.inline_functions import inline_functions
+from devices.cpu.transforms.integer_products import fuse_dynamic_matmul, fuse_integer_matmul
 from devices.cpu.transforms.layer_norm import fuse_layer_norm
 from devices.cpu.transforms.literals import literals_to_constants
 from devices.cpu.transforms.matmul_add import fuse_matmul_add
@@ -24,7 +25,6 @@ from devices.cpu.transforms.movement import merge_movements
 from devices.cpu.transforms.quantized import (
     dequantize_products,
     fuse_fake_quantize,
-    fuse_integer_matmul,
     quantize_once,
 )
 from devices.cpu.transforms.scale_into_conv import move_scale_into_conv
@@ -55,6 +55,7 @@ _THEN: Final = (
     Pass(dequantize_products, oldest_opset=10),
     Pass(fuse_fake_quantize, oldest_opset=10),
     Pass(quantize_once, oldest_opset=10),
+    Pass(fuse_dynamic_matmul, oldest_opset=11),
     Pass(fuse_integer_matmul, oldest_opset=10),
     Pass(merge_movements),
     Pass(fold_batchnorm_into_conv),

@@ -5,12 +5,10 @@
 2. QuantizeLinear and DequantizeLinear that undo each other become ``hetero::FakeQuantize``, which
    rounds floats to the values that the integers stand for; a Relu before it that its range implies
    goes, and so does one of floats that are rounded so already.
-3. MatMulInteger of constant weights becomes ``hetero::IntegerMatMul``, whose weights are floats.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -18,7 +16,7 @@ from onnx import helper
 
 from devices.cpu.implementations import FUSED
 from devices.cpu.transforms.rewriting import Rewrite, fused_node
-from devices.kernels.quantize import RANGE, exact_terms
+from devices.kernels.quantize import RANGE
 from devices.model.model import Constant, Model, Node
 from devices.model.tensor_spec import TensorSpec
 
@@ -153,34 +151,3 @@ def _grid(rewrite: Rewrite, node: Node) -> tuple[float, int, int] | None:
         return None
     low, high = (end - int(zero.reshape(())) for end in RANGE[zero.dtype.name])
     return float(scale.reshape(())), low, high
-
-
-def fuse_integer_matmul(model: Model) -> Model:
-    """Return the model with integer products of constant weights, and their casts, as floats'."""
-    rewrite = Rewrite(model)
-    for i, node in enumerate(model.nodes):
-        if rewrite.is_op(i, "MatMulInteger"):
-            _fuse_integers(rewrite, i, node)
-    return rewrite.apply()
-
-
-def _fuse_integers(rewrite: Rewrite, i: int, node: Node) -> None:
-    a, b, a_zero, b_zero = [*node.inputs, "", ""][:4]
-    weights, zero = rewrite.constant(b), rewrite.constant(b_zero)
-    if weights is None or weights.ndim < 2 or (b_zero and zero is None):
-        return
-    floats = weights.astype(np.float32)
-    if zero is not None:
-        floats -= zero.astype(np.float32)
-    parts: Sequence[Node] = [node]
-    positions, to_float = [i], 0
-    after = rewrite.sole_reader(node.outputs[0])
-    terms = exact_terms(floats)
-    if after is not None and rewrite.is_op(after, "Cast") and terms >= weights.shape[-2]:
-        cast = rewrite.model.nodes[after]
-        if cast.attributes.get("to") == 1:  # what follows wants floats
-            parts, positions, to_float = [node, cast], [i, after], 1
-    inputs = [a, rewrite.add_constant(f"{b}/floats", floats), a_zero]
-    attributes = {"terms": terms, "to_float": to_float}
-    outputs = parts[-1].outputs
-    rewrite.replace(positions, fused_node("IntegerMatMul", inputs, outputs, parts, attributes))

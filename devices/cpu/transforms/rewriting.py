@@ -11,6 +11,7 @@ import onnx
 
 from devices.cpu.implementations import FUSED
 from devices.model.model import Constant, Model, Node
+from devices.model.tensor_spec import TensorSpec
 
 
 class Rewrite:
@@ -26,6 +27,7 @@ class Rewrite:
         self._new: dict[int, Node] = {}
         self._constants: dict[str, np.ndarray] = {}
         self._renamed: dict[str, str] = {}
+        self._specs: dict[str, TensorSpec] = {}
 
     @cached_property
     def _fixed(self) -> frozenset[str]:
@@ -93,12 +95,15 @@ class Rewrite:
 
     def add_constant(self, name: str, array: np.ndarray) -> str:
         """Add a constant under a name made from `name`; return the name."""
-        unique, i = name, 0
-        while unique in self._constants or self._is_taken(unique):
-            i += 1
-            unique = f"{name}_{i}"
+        unique = self._untaken(name)
         array.setflags(write=False)
         self._constants[unique] = array
+        return unique
+
+    def new_value(self, name: str, like: str) -> str:
+        """Return a name made from `name` for a value of the type and shape of another."""
+        unique, spec = self._untaken(name), self.model.spec(like)
+        self._specs[unique] = TensorSpec(unique, spec.type, spec.shape)
         return unique
 
     def set_constant(self, value: str, array: np.ndarray) -> None:
@@ -123,7 +128,7 @@ class Rewrite:
             header=_importing_fused(model.header),
             nodes=nodes,
             constants=constants,
-            specs=model.specs,
+            specs={**model.specs, **self._specs},
         )
 
     def _with_renamed(self, node: Node) -> Node:
@@ -138,13 +143,15 @@ class Rewrite:
             proto.input.append(name)
         return Node.from_proto(proto, covers=node.covers)
 
-    def _is_taken(self, name: str) -> bool:
-        model = self.model
-        return (
-            name in model.constants
-            or name in model.producers
-            or any(port.name == name for port in model.inputs)
-        )
+    def _untaken(self, name: str) -> str:
+        """Return a name that nothing has, made from `name`."""
+        taken = (self._constants, self._specs, self.model.constants, self.model.producers)
+        inputs = {port.name for port in self.model.inputs}
+        unique, i = name, 0
+        while unique in inputs or any(unique in names for names in taken):
+            i += 1
+            unique = f"{name}_{i}"
+        return unique
 
 
 def fused_node(
