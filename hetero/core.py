@@ -65,7 +65,8 @@ class Core(HasDevices, Observed):
         How many devices of a plugin each node offers, as ``{"ORT": 2}``; by default one for each
         that the plugin finds.
     plugins : sequence of str or type
-        Plugins besides the installed ones: ``module:attr``.
+        Plugins besides the installed ones: ``module:attr``; ``ORT_OPENVINO@/opt/ov/bin/python``
+        has Ray run an installed plugin of another environment; ``NAME=`` before either names it.
 
     Notes
     -----

@@ -79,7 +79,8 @@ class HasDevices(ABC):
         Parameters
         ----------
         plugin : str or type
-            ``module:attr``, or a subclass of `devices.Plugin`. One that cannot be had is a device
+            ``module:attr``, an installed one's name, either with ``@PYTHON`` for one of another
+            interpreter's, or a subclass of `devices.Plugin`. One that cannot be had is a device
             with its error, which its first use raises.
         device_name : str, optional
             The name of its devices, where it is not to be the plugin's own.

@@ -16,6 +16,7 @@ from devices.model.model import Model
 from devices.plugin.program import ExecutedNode, Payload, Value
 from devices.plugin.properties import COMMON_PROPERTIES, PropertyTable
 from devices.plugin.remote import RemoteContext
+from devices.plugin.source import PluginSource
 from devices.plugin.support import Support
 from devices.request.answer import Answer, StageRun
 from devices.request.request import PLAIN, Request
@@ -66,6 +67,9 @@ class DeviceDescriptor:
         Whether `memory_nbytes` is the node's, which the node's other devices use too.
     properties : PropertyTable
         The plugin's, with the device's own id, which its name says already: read-only.
+    source : PluginSource or None
+        The plugin, where it is of another interpreter than the node's own, which then runs the
+        device; None for the node's own.
     """
 
     name: str
@@ -85,6 +89,7 @@ class DeviceDescriptor:
     properties: PropertyTable = field(
         default_factory=lambda: COMMON_PROPERTIES, repr=False, compare=False
     )
+    source: PluginSource | None = None
 
     @property
     def family(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -14,6 +13,7 @@ from devices.model.model import Model, Node
 from devices.model.tensor_spec import TensorSpec
 from devices.openvino.operators import NOTES
 from devices.openvino.runtime import core
+from devices.plugin.failures import reason_of
 from devices.plugin.single_node import single_node_model
 from devices.plugin.support import Refusal
 
@@ -81,7 +81,7 @@ def _converted(question: Question) -> openvino.Model | Refusal:
     try:
         model = core().read_model(question.data)
     except RuntimeError as error:
-        said = _reason(error)
+        said = reason_of(error)
         return Refusal("no_kernel", f"OpenVINO cannot convert {question.op_type}: {said}")
     _put_weights(model, question.weights)
     for port, spec in zip(model.outputs, question.outputs, strict=True):
@@ -153,10 +153,3 @@ def _wrong(port: openvino.Output, spec: TensorSpec) -> str | None:
     if fits and kind.to_dtype() == spec.dtype:
         return None
     return f"{kind.to_string()}{shape.to_string()}, not {spec},"
-
-
-def _reason(error: RuntimeError) -> str:
-    """Return what OpenVINO says, without the places in its sources."""
-    place = re.compile(r"^(Exception from|Check '.*' failed at) \S+:?\s*")
-    lines = [place.sub("", line.strip()) for line in str(error).splitlines()]
-    return " ".join(line for line in lines if line)[:300] or type(error).__name__

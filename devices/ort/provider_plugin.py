@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
@@ -17,6 +16,7 @@ from devices.ort.program import OrtProgram
 from devices.ort.provider import Provider, libraries
 from devices.ort.query import quiet_options
 from devices.ort.remote import MEMORIES, OrtContext, OrtRemoteTensor, run_bound
+from devices.plugin.failures import reason_of
 from devices.plugin.program import ExecutedNode, Payload, Program, RunContext, Value
 from devices.plugin.properties import Config, Property, PropertyTable
 from devices.plugin.remote import RemoteContext, RemoteTensor
@@ -54,7 +54,7 @@ class ProviderPlugin(ORTPlugin):
         except Exception as error:  # whatever it raises is its reason
             raise PluginLoadError(
                 f"the installed onnxruntime lists {self.provider_name}, which does not work here: "
-                f"{_reason(error)}. Its driver or libraries are missing.",
+                f"{reason_of(error)}. Its driver or libraries are missing.",
                 device=self.name,
             ) from error
 
@@ -78,7 +78,7 @@ class ProviderPlugin(ORTPlugin):
         except Exception as error:  # as at the start
             raise PropertyError(
                 f"PROVIDER_OPTIONS={config['PROVIDER_OPTIONS']!r}: with them {self.provider_name} "
-                f"does not work: {_reason(error)}.",
+                f"does not work: {reason_of(error)}.",
                 property="PROVIDER_OPTIONS",
             ) from error
         return {**self._query.judge(rest, asked), **wrong}
@@ -180,9 +180,3 @@ def _departs_in_provider(node: Node) -> str | None:
     return {
         "CenterCropPad": "its result is empty", "LpNormalization": "NaN where the norm is 0",
     }.get(node.op_type)  # fmt: skip
-
-
-def _reason(error: Exception) -> str:
-    """Return what ONNX Runtime says, without the places in its sources."""
-    text = " ".join(str(error).split())
-    return re.sub(r"\S+\.(cc|h):\d+ .*\) ", "", text)[:300]

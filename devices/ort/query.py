@@ -16,6 +16,7 @@ from devices.model.model import Constant, Model, Node
 from devices.model.tensor_spec import TensorSpec
 from devices.ort.provider import Provider, provider_names
 from devices.ort.versions import changed_since, lowered
+from devices.plugin.failures import reason_of
 from devices.plugin.single_node import single_node_model
 from devices.plugin.support import Refusal, RefusalCode
 
@@ -62,7 +63,7 @@ class OrtQuery:
         with self._lock:
             if same in self._verdicts:
                 return self._verdicts[same]
-        data = _alone(node, model).SerializeToString(deterministic=True)
+        data = _alone(node, model, provider).SerializeToString(deterministic=True)
         key = (xxhash.xxh3_128_digest(data), provider)
         with self._lock:
             is_known, verdict = key in self._verdicts, self._verdicts.get(key)
@@ -180,12 +181,16 @@ def _differs_in_ml(node: Node) -> str | None:
     return None
 
 
-def _alone(node: Node, model: Model) -> onnx.ModelProto:
-    """Return a model of one node that ONNX Runtime reads."""
-    return lowered(single_node_model(node, model, lambda c: _shown(c, node), _port))
+def _alone(node: Node, model: Model, provider: Provider) -> onnx.ModelProto:
+    """Return a model of one node that ONNX Runtime reads.
+
+    To its CPU provider nodes that differ in sizes are the same; another may want to know the sizes.
+    """
+    port = _any_size if provider.is_cpu else lambda spec: spec
+    return lowered(single_node_model(node, model, lambda c: _shown(c, node), port))
 
 
-def _port(spec: TensorSpec) -> TensorSpec:
+def _any_size(spec: TensorSpec) -> TensorSpec:
     shape = spec.shape
     # How many sizes or axes there are says a rank; other sizes would only make nodes distinct.
     if shape is not None and (len(shape) != 1 or spec.element_type != "int64"):
@@ -233,7 +238,7 @@ _CODES: Final[tuple[tuple[str, RefusalCode], ...]] = (
 
 
 def _refusal(node: Node, model: Model, error: Exception) -> Refusal:
-    text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : ", "", " ".join(str(error).split()))
+    text = reason_of(error)
     if "Could not find an implementation" in text:
         types = ", ".join(model.spec(value).type for value in node.reads) or "no inputs"
         if (node.domain, node.op_type) in _kernel_types():
@@ -241,7 +246,7 @@ def _refusal(node: Node, model: Model, error: Exception) -> Refusal:
         return Refusal("no_kernel", f"ONNX Runtime has no {node.op_type} kernel")
     codes = (c for pattern, c in _CODES if re.search(pattern, text))
     code: RefusalCode = next(codes, "attribute")
-    return Refusal(code, f"ONNX Runtime refuses {node.op_type}: {text[:300]}")
+    return Refusal(code, f"ONNX Runtime refuses {node.op_type}: {text}")
 
 
 @cache

@@ -1,4 +1,4 @@
-"""What runtimes say when a run fails, as errors of ours."""
+"""What runtimes say when they fail: as errors of ours, without the places in their sources."""
 
 from __future__ import annotations
 
@@ -13,6 +13,17 @@ _NO_MEMORY: Final = re.compile(
     r"available memory of \d+ is smaller|not enough (device )?memory",
     re.IGNORECASE,
 )
+#: Codes, and places in sources with the functions there.
+_PLACES: Final = re.compile(
+    r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : |Exception from \S+:\d+:?\s*|"
+    r"Check '.*' failed at \S+:?\s*|\S+\.(cc|h):\d+ .*[)\]] "
+)
+
+
+def reason_of(error: Exception) -> str:
+    """Return what a runtime says, for people."""
+    lines = [_PLACES.sub("", line.strip()) for line in str(error).splitlines()]
+    return " ".join(" ".join(lines).split())[:300] or type(error).__name__
 
 
 def run_failed(what: str, error: Exception) -> InferenceError:

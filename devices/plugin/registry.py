@@ -1,4 +1,4 @@
-"""Finding plugins: by entry point group ``hetero.plugins``, ``module:attr`` or class.
+"""Finding plugins: by entry point group ``hetero.plugins``, ``module:attr``, name or class.
 
 A plugin that cannot be had is an entry with its error, never an exception: one broken backend
 must not take the others away. An entry point may also be a function that returns the plugin
@@ -7,6 +7,7 @@ classes that it finds.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import inspect
@@ -19,6 +20,7 @@ from typing import Final
 
 from devices.errors import PluginLoadError, UnknownDeviceError
 from devices.plugin.plugin import Plugin
+from devices.plugin.source import PluginSource
 
 _log = logging.getLogger(__name__)
 
@@ -59,7 +61,9 @@ def load_plugins(
     ----------
     specs : sequence of str or type
         More plugins than the installed ones: ``module:attr``, ``NAME=module:attr`` for one under
-        another name, or Plugin subclasses. They come after the installed ones.
+        another name, the name of an installed one in place of ``module:attr``, or Plugin
+        subclasses. They come after the installed ones. ``PLUGIN@PYTHON``, of another interpreter,
+        is an entry with its error, in place of one of that name: only Ray's workers run on it.
     entry_points : bool
         Whether installed plugins are wanted.
 
@@ -76,8 +80,11 @@ def load_plugins(
             _add(entries, entry)
     for spec in specs:
         if isinstance(spec, str):
-            name, _, target = spec.rpartition("=")
-            found = _entries(name or None, spec, partial(_resolve, target, name))
+            source = PluginSource.read(spec)
+            if source.python:
+                entries[source.shown] = PluginEntry(source.shown, spec, None, _elsewhere(source))
+                continue
+            found = _entries(source.name or None, spec, partial(_resolve, source))
         else:
             origin = f"{spec.__module__}:{spec.__qualname__}"
             found = _entries(None, origin, partial(_itself, spec))
@@ -140,17 +147,46 @@ def renamed(plugin: type[Plugin], name: str) -> type[Plugin]:
     return type(plugin.__name__, (plugin,), {"name": name, "__doc__": plugin.__doc__})
 
 
-def _resolve(text: str, name: str = "") -> object:
-    module, separator, attribute = text.partition(":")
-    if not separator or not module or not attribute:
-        raise PluginLoadError(
-            f"{text!r} is not a plugin; give module:attr, as in my_package.my_device:MyPlugin.",
-            device=text,
-        )
-    found: object = importlib.import_module(module)
-    for part in attribute.split("."):
-        found = getattr(found, part)
-    return renamed(found, name) if name and isinstance(found, type) else found
+def _elsewhere(source: PluginSource) -> str:
+    return (
+        f"it is of the interpreter {source.python}, which only Ray starts devices on: "
+        "Core(executor='ray'), --executor ray."
+    )
+
+
+def _resolve(source: PluginSource) -> object:
+    module, separator, attribute = source.target.partition(":")
+    if not separator:
+        found = _installed_class(source.target)
+    elif module and attribute:
+        found = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    else:
+        raise _no_plugin(source.target)
+    return renamed(found, source.name) if source.name and isinstance(found, type) else found
+
+
+def _installed_class(name: str) -> object:
+    points = _installed()
+    for point in points:
+        if point.name == name:
+            return point.load()
+    for point in points:
+        with contextlib.suppress(Exception):  # another's fault, which is in another's row
+            found = point.load()
+            for cls in found() if inspect.isfunction(found) else ():
+                if cls.name == name:
+                    return cls
+    raise _no_plugin(name)
+
+
+def _no_plugin(text: str) -> PluginLoadError:
+    return PluginLoadError(
+        f"no plugin {text!r} is installed; one that is not is given as module:attr, as in "
+        "my_package.my_device:MyPlugin.",
+        device=text,
+    )
 
 
 def _itself(cls: type[Plugin]) -> object:

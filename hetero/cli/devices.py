@@ -30,6 +30,7 @@ def devices(core: Core, as_json: bool, everything: bool) -> None:
             "version": d.version,
             "capabilities": list(d.capabilities),
             "threads": d.num_threads,
+            "python": d.source.python if d.source else None,
             "error": d.error,
         }
         for d in found
@@ -47,11 +48,10 @@ def devices(core: Core, as_json: bool, everything: bool) -> None:
         "device": "name", "what it is": "full_name", "version": "version", "node": "node",
         "threads": "threads",
     }  # fmt: skip
-    if any(row["error"] for row in rows):
-        heads["error"] = "error"
+    heads |= {head: head for head in ("python", "error") if any(row[head] for row in rows)}
     if everything:
         heads["to install"] = "install"
-    table = Rows(*heads, wraps=("what it is", "version", "error", "to install"))
+    table = Rows(*heads, wraps=("what it is", "version", "python", "error", "to install"))
     for row in rows:
         table.add(*(row[key] for key in heads.values()))
     show(table)
@@ -68,6 +68,7 @@ def _absent(plugins: set[str]) -> list[dict[str, Any]]:
             "version": "",
             "capabilities": [],
             "threads": 0,
+            "python": None,
             "error": known.missing or "its plugin is not installed",
         }
         for name, known in KNOWN.items()

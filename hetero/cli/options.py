@@ -13,6 +13,7 @@ from typing import Any, Final
 import click
 
 from devices.plugin.registry import GROUP
+from devices.plugin.source import PluginSource
 from hetero.affinity.file import parse_pins
 from hetero.cli.files import refuse_overwriting
 from hetero.cli.pairs import pairs, together
@@ -43,8 +44,10 @@ def core_options(function: Callable[..., Any]) -> Callable[..., Any]:
             help="How many devices of a plugin each node offers, as ORT=2,NULL=4.",
         ),
         click.option(
-            "--plugin", "plugins", multiple=True, metavar="MODULE:ATTR",
-            help="A plugin that is not installed as an entry point; repeatable.",
+            "--plugin", "plugins", multiple=True, metavar="[NAME=]PLUGIN[@PYTHON]",
+            help="A plugin that is not installed as an entry point, as MODULE:ATTR; an installed "
+            "one under another NAME; or one of another interpreter's environment, as "
+            "ORT_OPENVINO@/opt/ov/bin/python, which starts Ray. Repeatable.",
         ),
         click.option("--json", "as_json", is_flag=True, help="Print JSON for programs."),
     )(function)  # fmt: skip
@@ -102,7 +105,9 @@ def with_core(function: Callable[..., Any]) -> Callable[..., Any]:
             rest["pins"] = parse_pins(rest["pins"])
         named = address or os.environ.get("RAY_ADDRESS")
         if executor is None:
-            on_ray = named or _starts_ray(context.info_name or "", rest.get("config", {}))
+            elsewhere = any(PluginSource.read(plugin).python for plugin in plugins)
+            starts = _starts_ray(context.info_name or "", rest.get("config", {}))
+            on_ray = named or elsewhere or starts
             executor = "ray" if on_ray else "inprocess"
         if plugins:  # a module beside which the user stands, as `python -m` would find it
             sys.path.insert(0, str(Path.cwd()))
@@ -123,8 +128,9 @@ def start(core: Core) -> None:
     """
     with progress("starting devices"):
         rows = core.device_descriptors
-    asked = click.get_current_context().params.get("plugins") or ()
-    installed = entry_points(group=GROUP).names if asked else ()
+    plugins = click.get_current_context().params.get("plugins") or ()
+    asked = {PluginSource.read(plugin).shown for plugin in plugins}
+    installed = asked and entry_points(group=GROUP).names - asked
     for row in rows:
         if asked and row.error is not None and row.plugin not in installed:
             raise click.UsageError(f"--plugin {row.plugin}: {row.error}")

@@ -29,6 +29,7 @@ from scheduler.events import StageOpened
 from scheduler.executor import DeviceDescriptor, StageSource
 from scheduler.formats.model_parts import ModelParts, join_model
 from scheduler.formats.stored_payload import StoredPayload, fetch_payload
+from scheduler.ray.interpreters import probe_elsewhere, split_specs
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ CONCURRENCY_GROUPS: Final = {"control": 2, "load": 1, "life": 1}
 class DeviceActor:
     """One device.
 
+    `specs`: plugins besides the installed ones, where its own is not of another interpreter.
     `host`: the node's address where other nodes reach it, or None where there are none.
     """
 
@@ -48,8 +50,9 @@ class DeviceActor:
     ) -> None:
         # Ray would end the process once its tasks have: `stay` never does.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        plugin = find_plugin(load_plugins(specs), descriptor.plugin)
-        self._host = DeviceHost(descriptor, plugin)
+        own = descriptor.source
+        entries = load_plugins([str(own.here)], False) if own else load_plugins(specs)
+        self._host = DeviceHost(descriptor, find_plugin(entries, descriptor.plugin))
         self._workers = PumpingWorkers(descriptor.name)
 
         def connect(receive: Receiver) -> DirectChannel:
@@ -185,9 +188,13 @@ def remote_device(**options: Any) -> Any:
 def probe(
     node: str, specs: Sequence[PluginSpec], counts: Mapping[str, int], num_cores: int | None
 ) -> tuple[DeviceDescriptor, ...]:
-    """Return the devices of the node that this runs on."""
+    """Return the devices of the node that this runs on; another interpreter's win a name."""
+    here, elsewhere = split_specs(specs)
     try:
-        return probe_node(node, specs, counts, num_cores)
+        rows = probe_node(node, here, counts, num_cores)
+        others = probe_elsewhere(node, elsewhere, counts, num_cores)
+        taken = {row.plugin for row in others}
+        return (*(row for row in rows if row.plugin not in taken), *others)
     except HeteroError:
         raise
     except Exception as error:

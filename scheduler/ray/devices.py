@@ -21,6 +21,7 @@ from scheduler.device_names import resolve_name
 from scheduler.executor import DeviceDescriptor
 from scheduler.ray.actor import probe, remote_device
 from scheduler.ray.address import check_reachable
+from scheduler.ray.interpreters import interpreter_options
 from scheduler.ray.nodes import ClusterNode, alive_nodes, device_number
 from scheduler.ray.pool import Pool, keep_listing, kept_listing
 from scheduler.ray.start import LOOK_S, RaySession
@@ -157,7 +158,7 @@ class RayDevices:
                 node = self._nodes[node_id]
                 host = None if self._session.is_local else node.address.rpartition(":")[0]
                 shared = self._pool.options(descriptor.name) if self._pool else {}
-                options = {**node.options, **shared}
+                options = {**node.options, **shared, **interpreter_options(descriptor.source)}
                 actor = remote_device(**options).remote(descriptor, self._specs, host)
                 found = self._actors[descriptor.name] = ActorDevice(descriptor, node_id, actor)
                 self.watch(found)

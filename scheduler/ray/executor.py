@@ -64,7 +64,7 @@ class RayExecutor:
         ``hetero/PLUGIN=COUNT``, and before those one for each of the plugin's ids.
     plugins : sequence of str or type
         Plugins besides the installed ones: ``module:attr`` that every node can import, or
-        classes, which are sent along.
+        classes, which are sent along; ``PLUGIN@PYTHON`` where an interpreter of its own runs them.
     ray_options : mapping
         More of `ray.init`'s arguments for a local Ray.
     observers : sequence of Observer

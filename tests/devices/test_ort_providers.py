@@ -110,6 +110,13 @@ def test_what_the_provider_leaves_to_the_cpu_is_refused(openvino):
     assert found.code == "no_kernel"
 
 
+def test_weights_are_shown_with_their_sizes_which_a_provider_may_want(openvino):
+    ports = "(float[1,3,8,8] x, float[4,3,3,3] w) => (float[1,4,6,6] y)"
+    assert dict(openvino.query_model(parsed(f"{ports} {{y = Conv(x, w)}}"))) == {
+        "y": "ORT_OPENVINO.0"
+    }
+
+
 @pytest.mark.slow
 def test_every_case_of_onnx_that_it_takes_is_right(openvino):
     """490 of the suite's 2,033; the failure lists those that are not, with what went wrong."""

@@ -8,7 +8,7 @@ import pytest
 
 import hetero
 from devices.errors import DeviceMemoryError, InferenceError
-from devices.plugin.failures import run_failed
+from devices.plugin.failures import reason_of, run_failed
 
 #: 64 TiB of floats.
 HUGE = np.array([2**22, 2**22], np.int64)
@@ -40,3 +40,28 @@ def test_the_stage_that_has_no_memory_is_named_and_the_model_goes_on(device: str
 )
 def test_runtimes_words_for_want_of_memory(words: str, kind: type[Exception]) -> None:
     assert type(run_failed("it failed", RuntimeError(words))) is kind
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (
+            (
+                "[ONNXRuntimeError] : 1 : FAIL : /onnxruntime/core/providers/cuda/cuda_call.cc:129 "
+                "bool CudaCall(T, const char*, std::basic_string<char>&) [with T = cudaError] CUDA "
+                "failure 100: no CUDA-capable device is detected"
+            ),
+            "CUDA failure 100: no CUDA-capable device is detected",
+        ),
+        (
+            (
+                "Exception from src/core.cpp:114:\nException from src/dev/plugin.cpp:53:\n"
+                "Check 'newNode' failed at src/node.cpp:1614:\nUnsupported operation"
+            ),
+            "Unsupported operation",
+        ),
+        ("", "RuntimeError"),
+    ],
+)
+def test_a_reason_leaves_out_the_places_in_sources(words, reason):
+    assert reason_of(RuntimeError(words)) == reason

@@ -1,0 +1,75 @@
+"""Plugins of other interpreters: what cannot serve is known before Ray waits for it."""
+
+import json
+import platform
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import hetero
+from devices.errors import PluginLoadError
+from devices.plugin.source import PluginSource
+from scheduler.ray import interpreters
+
+OURS = {
+    "Python": platform.python_version(),
+    "ray": metadata.version("ray"),
+    "hetero": metadata.version("hetero"),
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "source", "shown"),
+    [
+        ("my.module:Plugin", ("", "my.module:Plugin", ""), "my.module:Plugin"),
+        ("MY=my.module:Plugin", ("MY", "my.module:Plugin", ""), "MY"),
+        ("ORT@/opt/a=b/bin/python", ("", "ORT", "/opt/a=b/bin/python"), "ORT"),
+        ("OLD=ORT@~/old", ("OLD", "ORT", "~/old"), "OLD"),
+    ],
+)
+def test_a_plugin_is_named_with_its_interpreter(text, source, shown):
+    found = PluginSource.read(text)
+    assert (found, found.shown, str(found)) == (source, shown, text)
+
+
+def interpreter(folder: Path, body: str) -> str:
+    """Return a file that is run as one."""
+    path = folder / "python"
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("echo no such library >&2; exit 1", "no Python of use: no such library"),
+        ("echo hello", "no Python of use"),
+        (f"echo '{json.dumps(OURS | {'Python': '3.99.1'})}'", "has Python 3.99.1, not"),
+        (f"echo '{json.dumps(OURS | {'ray': '2.1.0', 'hetero': None})}'", "hetero missing, not"),
+    ],
+)
+def test_an_interpreter_that_cannot_serve_says_why(tmp_path, body, says):
+    with pytest.raises(PluginLoadError, match=says):
+        interpreters._interpreter(interpreter(tmp_path, body))
+
+
+def test_an_environment_is_its_interpreter(tmp_path, monkeypatch):
+    (tmp_path / "bin").mkdir()
+    python = tmp_path / "bin" / "python"
+    minor = ".".join(OURS["Python"].split(".")[:2])
+    told = json.dumps(OURS | {"Python": f"{minor}.99"})  # of the last number nothing depends
+    python.write_text(f"#!/bin/sh\necho '{told}'\n")
+    python.chmod(0o755)
+    monkeypatch.setenv("HOME", str(tmp_path.parent))
+    assert interpreters._interpreter(f"~/{tmp_path.name}") == str(python)
+
+
+def test_in_this_process_such_a_plugin_is_a_row_that_names_ray():
+    with hetero.Core("inprocess", plugins=[f"CPU@{sys.executable}"]) as core:
+        (row,) = (row for row in core.device_descriptors if row.name == "CPU")
+        assert "executor='ray'" in row.error
+        with pytest.raises(PluginLoadError, match="--executor ray"):
+            core.resolve_devices("CPU")
