@@ -28,6 +28,7 @@ from typing import Any, Final
 
 from devices.conformance import (
     export_checks,
+    memory_checks,
     plugin_checks,
     property_checks,
     query_checks,
@@ -52,6 +53,7 @@ _MODULES: Final = (
     query_checks,
     request_checks,
     export_checks,
+    memory_checks,
 )
 
 

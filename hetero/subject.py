@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from devices.model.model import Model
 from devices.plugin.properties import Config, PropertyTable
+from devices.plugin.remote import RemoteContext
 from devices.plugin.support import Support
 from hetero.compiled_model import CompiledModel
 from hetero.config import HETERO_PROPERTIES
@@ -60,6 +61,10 @@ class CoreSubject:
     def import_model(self, exported: bytes, model: Model, /) -> CompiledModel:
         """Return the compiled model that a blob is of."""
         return self._core.import_model(exported)
+
+    def create_context(self) -> RemoteContext:
+        """Return the memory of the first device."""
+        return self._core.create_context(self._devices[0])
 
     def _spread(self, model: Model) -> dict[str, str]:
         """Return pins that give neighbouring nodes to different devices."""

@@ -14,7 +14,6 @@ from devices.plugin.plugin import Plugin
 from devices.plugin.program import Payload
 from devices.plugin.properties import COMMON_PROPERTIES
 from devices.plugin.registry import RESERVED_NAMES
-from devices.plugin.remote import RemoteContext
 
 
 def check_name_can_be_part_of_a_device_name(plugin: Plugin) -> None:
@@ -117,16 +116,3 @@ def check_common_properties_are_there(plugin: Plugin) -> None:
     expect(not missing, f"properties that every device has are missing: {sorted(missing)}")
     for name in ("FULL_DEVICE_NAME", "AVAILABLE_DEVICES", "DEVICE_TYPE", "EXECUTION_DEVICES"):
         expect(plugin.get_property(name), f"{name} is empty")
-
-
-def check_remote_memory_is_there_or_refused(plugin: Plugin) -> None:
-    """create_context gives a context whose tensors come back, or says that there is none."""
-    try:
-        context = plugin.create_context()
-    except UnsupportedOperationError:
-        return
-    expect(isinstance(context, RemoteContext), "create_context gives no RemoteContext")
-    tensor = context.create_tensor("float32", (2, 3))
-    expect(tensor.shape == (2, 3), f"asked for shape (2, 3), got {tensor.shape}")
-    expect_raises(UnsupportedOperationError, lambda: tensor.data, "data of a remote tensor")
-    expect(tensor.to_host().shape == (2, 3), "to_host gives another shape")

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from devices.model.model import Model
 from devices.plugin.properties import Config, Property
+from devices.plugin.remote import RemoteContext
 from devices.plugin.support import Support
 from devices.request.base_compiled_model import BaseCompiledModel
 
@@ -40,3 +41,6 @@ class Subject(Protocol):
 
     def import_model(self, exported: Any, model: Model, /) -> BaseCompiledModel:
         """Return the compiled model that what `export_model` of another gave is."""
+
+    def create_context(self) -> RemoteContext:
+        """Return its memory; UnsupportedOperationError where it has none of its own."""
