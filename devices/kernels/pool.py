@@ -102,7 +102,8 @@ def _reduce_windows(
         elif parts:
             y = parts[0].copy(order="K")
         else:
-            y = xp.full((*x.shape[: 2 + axis], size, *x.shape[3 + axis :]), start, dtype=x.dtype)
+            shape = (*x.shape[: 2 + axis], size, *x.shape[3 + axis :])
+            y = xp.full_like(x, start, shape=shape)  # its axes in x's order in memory
         for k, (to, at) in enumerate(reads):
             if k not in whole and to.start < to.stop:
                 part = y[(*before, to)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import onnxruntime
 import pytest
 from onnx import NodeProto, helper
 
-from devices.cpu.binding import Scratch
+from devices.cpu.binding import BINDINGS, Scratch
 from devices.cpu.fast.winograd import convolutions, prepare
 from devices.cpu.plugin import CPUPlugin
 from devices.model.reader import read_model
@@ -169,6 +170,30 @@ def test_pools_and_sums_keep_channels_last() -> None:
         kernel = CPUPlugin.backend.find_kernel("", name, 22)
         assert kernel is not None
         assert kernel.function(np, x, **pool).strides == x.strides
+
+
+@pytest.mark.parametrize("name", ["MaxPool", "AveragePool"])
+@pytest.mark.parametrize("kernel", [(3, 3), (2, 5), (8, 9), (1, 1)])
+@pytest.mark.parametrize("pads", [(0, 0, 0, 0), (1, 1, 1, 1), (0, 1, 1, 0)])
+def test_bound_pools_give_what_their_kernels_do(
+    name: str, kernel: tuple[int, int], pads: tuple[int, ...]
+) -> None:
+    pool = CPUPlugin.backend.find_kernel("", name, 22)
+    assert pool is not None
+    x = np.moveaxis(values(2, 8, 9, 5), 3, 1)
+    for strides, dilations, ceil_mode in product([(1, 1), (3, 2)], [(1, 1), (1, 2)], [0, 1]):
+        attributes = {"kernel_shape": kernel, "pads": pads, "strides": strides}
+        attributes |= {"dilations": dilations, "ceil_mode": ceil_mode}
+        try:
+            y = pool.function(np, x, **attributes)
+        except ValueError:  # it does not fit
+            continue
+        bound = np.moveaxis(np.empty(np.moveaxis(y, 1, 3).shape, y.dtype), 3, 1)
+        calls = BINDINGS[pool.function].bind(Scratch(), bound, x, **attributes)
+        assert calls
+        for call in calls:
+            call()
+        np.testing.assert_array_equal(bound, y)
 
 
 @pytest.mark.parametrize("read", ["weights", "bias"])

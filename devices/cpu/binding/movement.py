@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import accumulate
 
 import numpy as np
 
+from devices.cpu.binding.copies import copy_call
 from devices.cpu.binding.registry import Call, Scratch, binds
 
 
@@ -23,7 +25,14 @@ def bind_concat(
     scratch: Scratch, y: np.ndarray, *inputs: np.ndarray, axis: int
 ) -> Sequence[Call] | None:
     """Bind a copy of each input to its place."""
-    return [partial(np.concatenate, inputs, axis, y)]
+    ends = accumulate(x.shape[axis] for x in inputs)
+    places = (slice(end - x.shape[axis], end) for x, end in zip(inputs, ends, strict=True))
+    whole = np.moveaxis(y, axis, 0)
+    return [
+        copy_call(whole[place], np.moveaxis(x, axis, 0))
+        for x, place in zip(inputs, places, strict=True)
+        if x.size
+    ]
 
 
 @binds("Expand", 8, any_order=True)

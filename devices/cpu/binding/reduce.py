@@ -49,6 +49,17 @@ def _total(y: np.ndarray, x: np.ndarray) -> list[Call]:
     return [partial(np.einsum, "ij->i", x, out=y.reshape(-1))]
 
 
+@binds("Softmax", 1, over=(0,))
+def bind_flattened_softmax(
+    scratch: Scratch, y: np.ndarray, x: np.ndarray, *, axis: int = 1
+) -> Sequence[Call] | None:
+    """Bind exp(x) / sum(exp(x)) over all axes from `axis` on."""
+    if not x.size or not x.flags.c_contiguous:
+        return None
+    shape = (prod(x.shape[: axis % x.ndim]), -1) if x.ndim else (1, 1)
+    return bind_softmax(scratch, y.reshape(shape), x.reshape(shape))
+
+
 @binds("Softmax", 13, over=(0,))
 def bind_softmax(
     scratch: Scratch, y: np.ndarray, x: np.ndarray, *, axis: int = -1

@@ -1,6 +1,7 @@
-"""Kernels that suit only a CPU, one module per family, all registered in `FAST`."""
+"""Kernels and bindings that suit only a CPU, one module per family; the kernels are in `FAST`."""
 
 from devices.cpu.fast import (  # noqa: F401 - importing a family registers its kernels
     conv,
+    pool,
     shuffle,
 )

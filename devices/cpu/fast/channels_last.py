@@ -11,6 +11,7 @@ from functools import cache, partial
 
 import numpy as np
 
+from devices.cpu.binding.copies import copy_call
 from devices.cpu.binding.registry import Call, Scratch
 
 #: Elements that one inner loop of numpy should have: fewer cost more for the loop than for them.
@@ -38,22 +39,6 @@ def is_last(x: np.ndarray) -> bool:
 def planes(y: np.ndarray) -> np.ndarray:
     """Return an array (N, H, W, C) as a value (N, C, H, W)."""
     return y.transpose(0, 3, 1, 2)
-
-
-def copy_call(y: np.ndarray, x: np.ndarray) -> Call:
-    """Return the call that copies x into y, by the runs of memory that both consist of.
-
-    Copied as single items, short runs take numpy half the time that they take as rows.
-    """
-    axis, size = x.ndim, x.itemsize
-    while axis and (x.shape[axis - 1] == 1 or x.strides[axis - 1] == y.strides[axis - 1] == size):
-        axis -= 1
-        size *= x.shape[axis]
-    if size in (0, x.itemsize):
-        return partial(np.copyto, y, x)
-    shape, run = (*x.shape[:axis], -1), np.dtype((np.void, size))
-    to, at = (a.reshape(shape, copy=False).view(run)[..., 0] for a in (y, x))
-    return partial(np.copyto, to, at)
 
 
 def windows(

@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from devices.cpu.binding.copies import copy_call
 from devices.cpu.binding.quantize import rounding_calls
 from devices.cpu.binding.registry import Call, Scratch, binds
 from devices.cpu.fast import winograd as winograd_
 from devices.cpu.fast.channels_last import (
     ROW,
-    copy_call,
     is_last,
     pad_calls,
     pixel_calls,

@@ -14,8 +14,9 @@ from functools import cache, partial
 
 import numpy as np
 
+from devices.cpu.binding.copies import copy_call
 from devices.cpu.binding.registry import Call, Scratch
-from devices.cpu.fast.channels_last import copy_call, pad_calls, windows
+from devices.cpu.fast.channels_last import pad_calls, windows
 
 #: Outputs along an axis of a tile -> the points, beside infinity.
 _POINTS = {
