@@ -23,8 +23,14 @@ from hetero.partition.partition import partition
 from hetero.planning import PlannedAffinity
 from hetero.planning.cost_planner import CostPlanner, policy_of
 from hetero.query.answers import Answers
-from hetero.query.placement import PlacementRequest, Refused, place_by_priority, refusals
-from hetero.stage_replicas import stand_ins, ways
+from hetero.query.placement import (
+    PlacementRequest,
+    Refused,
+    only,
+    place_by_priority,
+    refusals,
+)
+from hetero.stage_replicas import stand_ins, ways, without_stand_ins
 from scheduler.client.batched_deployment import BatchedDeployment
 from scheduler.client.batching import Batching
 from scheduler.client.limits import Limits
@@ -111,8 +117,7 @@ class Compiler:
         """
         count = request.config.own["NUM_REPLICAS"]
         others = stand_ins(request)
-        taken = {device for mine in others.values() for device in mine}
-        devices = tuple(device for device in request.devices if device not in taken)
+        devices = without_stand_ins(request).devices
         if count > len(devices):
             raise PropertyError(
                 f"model {model.name!r}: NUM_REPLICAS={count} wants a device for each; there are "
@@ -122,7 +127,7 @@ class Compiler:
         return [
             replace(way, share=way.share / count)
             for first in range(count)
-            for cut in self._place_once(model, _only(request, devices[first::count]), refused)
+            for cut in self._place_once(model, only(request, devices[first::count]), refused)
             for way in ways(cut, others)
         ]
 
@@ -215,13 +220,7 @@ def without_devices(request: CompileRequest, gone: Collection[str]) -> CompileRe
     }
     most = len(devices) - sum(map(len, replicas.values()))
     own = {**own, "NUM_REPLICAS": min(own["NUM_REPLICAS"], most), "STAGE_REPLICAS": replicas}
-    return _only(replace(request, config=replace(request.config, own=own)), devices)
-
-
-def _only(request: CompileRequest, devices: tuple[str, ...]) -> CompileRequest:
-    """Return a request for some of its devices, nodes pinned to others left free."""
-    pinned = {node: device for node, device in request.pins.items() if device in devices}
-    return replace(request, devices=devices, pins=Affinity(pinned, request.pins.reasons))
+    return only(replace(request, config=replace(request.config, own=own)), devices)
 
 
 def _compiled_sources(cuts: Sequence[Cut], request: CompileRequest) -> list[StageSource]:

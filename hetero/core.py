@@ -43,6 +43,7 @@ from hetero.query.device_choice import (
 from hetero.query.query import AffinitySource, pins_of, query_priority
 from hetero.query.survey import Survey
 from hetero.scopes import EVERYWHERE, Scopes
+from hetero.stage_replicas import without_stand_ins
 from scheduler import create_executor
 from scheduler.executor import DeviceDescriptor, Executor
 
@@ -371,7 +372,7 @@ class Core(HasDevices, Observed):
             For nodes that no device takes.
         """
         source = self.read_model(model)
-        request = self._request(source, device_name, config or {}, affinity)
+        request = without_stand_ins(self._request(source, device_name, config or {}, affinity))
         return self._planner.verified(source, request, costs=costs, progress=progress)
 
     def read_costs(
@@ -473,7 +474,7 @@ class Core(HasDevices, Observed):
     def _query(
         self, model: Model, device: str, config: Config, affinity: AffinitySource | None
     ) -> tuple[CompileRequest, Support]:
-        request = self._request(model, device, config, affinity)
+        request = without_stand_ins(self._request(model, device, config, affinity))
 
         def ask(name: str, part: Model) -> Support:
             return self._answers.support(name, part, request.config.devices[name])

@@ -10,7 +10,7 @@ from typing import Final
 from devices.errors import PropertyError
 from hetero.cache.blob import Cut
 from hetero.cache.importing import remapped
-from hetero.query.placement import PlacementRequest
+from hetero.query.placement import PlacementRequest, R, only
 from scheduler.device_names import match_name
 
 _NAME: Final = "STAGE_REPLICAS"
@@ -36,6 +36,15 @@ def stand_ins(request: PlacementRequest) -> StandIns:
         if pinned := [node for node, device in request.pins.items() if device == other]:
             raise _error(f"{other} stands in for another; nodes are pinned to it: {pinned[:5]}.")
     return found
+
+
+def without_stand_ins(request: R) -> R:
+    """Return a request for the devices that get subgraphs of their own.
+
+    Raises as `stand_ins` does.
+    """
+    others = {device for mine in stand_ins(request).values() for device in mine}
+    return only(request, tuple(device for device in request.devices if device not in others))
 
 
 def ways(cut: Cut, others: StandIns) -> list[Cut]:

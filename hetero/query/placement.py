@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from devices.errors import UnsupportedNodesError
 from devices.model.model import Model
@@ -29,6 +30,15 @@ class PlacementRequest:
     config: SplitConfig
     #: Nodes that are placed already.
     pins: Affinity
+
+
+R = TypeVar("R", bound=PlacementRequest)
+
+
+def only(request: R, devices: tuple[str, ...]) -> R:
+    """Return a request for some of its devices, nodes pinned to others left free."""
+    pinned = {node: device for node, device in request.pins.items() if device in devices}
+    return replace(request, devices=devices, pins=Affinity(pinned, request.pins.reasons))
 
 
 def place_by_priority(

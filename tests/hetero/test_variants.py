@@ -217,6 +217,15 @@ def taken(compiled: hetero.CompiledModel, count: int) -> Counter[tuple[str, ...]
     return found
 
 
+def test_queries_and_plans_give_stand_ins_nothing_either(core: hetero.Core, tmp_path: Path) -> None:
+    stand_ins = {"STAGE_REPLICAS": {"CPU": ["ORT"]}}
+    config = planned(core, tmp_path, {"CPU": 1e-3, "ORT": 1e-6}) | stand_ins
+    report = core.plan_model(branches(), DEVICES, config)
+    assert {d for variant in report.variants for d in variant.affinity.values()} == {"CPU"}
+    assert set(core.query_model(branches(), "HETERO:ORT,CPU", stand_ins).values()) == {"CPU"}
+    assert set(core.survey_model(branches(), "HETERO:ORT,CPU", stand_ins).answers) == {"CPU"}
+
+
 @pytest.mark.parametrize(
     ("replicas", "words"),
     [
