@@ -115,7 +115,8 @@ class Compiler:
         Raises PropertyError: there are fewer devices than NUM_REPLICAS, or STAGE_REPLICAS does not
             fit them.
         """
-        count = request.config.own["NUM_REPLICAS"]
+        own = request.config.own
+        count = own["NUM_REPLICAS"]
         others = stand_ins(request)
         devices = without_stand_ins(request).devices
         if count > len(devices):
@@ -124,6 +125,9 @@ class Compiler:
                 f"{', '.join(devices)}.",
                 property="NUM_REPLICAS",
             )
+        # All are asked where costs decide; by priority it is seen only then who is.
+        by_cost = policy_of(own) != "PRIORITY"
+        self._executor().start(devices if by_cost else set(request.pins.values()))
         return [
             replace(way, share=way.share / count)
             for first in range(count)

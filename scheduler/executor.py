@@ -253,6 +253,9 @@ class Executor(Protocol):
         `wait`: for what nodes that are new have to say.
         """
 
+    def start(self, devices: Collection[str]) -> None:
+        """Have devices start that are to be asked or used soon, side by side; returns at once."""
+
     def query(self, device: str, model: Model, config: Mapping[str, Any] | None = None) -> Support:
         """Ask a device which nodes of `model` it runs; the answer names it as `devices` does."""
 

@@ -200,6 +200,9 @@ class InProcessExecutor:
             loops = [self._loops.pop(n) for n in of_plugin if n in self._loops]
             self._unloaded.append((entry, loops))
 
+    def start(self, devices: Collection[str]) -> None:
+        """Do nothing: a device starts in no time."""
+
     def query(self, device: str, model: Model, config: Mapping[str, Any] | None = None) -> Support:
         """Ask a device which nodes of `model` it runs."""
         return self._device(device).host.query(model, config or {})

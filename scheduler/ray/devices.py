@@ -29,6 +29,8 @@ from scheduler.ray.start import LOOK_S, RaySession
 _log = logging.getLogger(__name__)
 #: Seconds before a node that could not be asked is asked again.
 _AGAIN_S: Final = 0.5
+#: Seconds between two looks at the node of a device that is to answer.
+_WAIT_S: Final = 1.0
 #: What a terminal takes for colours.
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -200,14 +202,14 @@ class RayDevices:
         descriptor = device.descriptor
         where = f"device {descriptor.name} on node {descriptor.node}"
         until_s = time.monotonic() + self._load_timeout_s
-        while not self._session.wait([ref], LOOK_S):
+        while not self._session.wait([ref], _WAIT_S):
             if time.monotonic() >= until_s:
                 raise ClusterError(
                     f"{where} did not answer within {self._load_timeout_s:.0f} s; `ray status` "
                     "shows whether its node can take it.",
                     device=descriptor.name,
                 )
-            if device.node_id not in {node.id for node in self._alive()}:
+            if not self._is_there(device.node_id):
                 self.forget(device.actor_id)
                 raise _lost(descriptor, "its node has left the cluster")
         try:
@@ -248,6 +250,17 @@ class RayDevices:
             return False
         self._doubted.discard(node.id)
         return True
+
+    def _is_there(self, node_id: str) -> bool:
+        """Whether a node is alive, and its host lets somebody in: Ray takes long to miss it."""
+        for node in self._alive():
+            if node.id == node_id:
+                try:
+                    check_reachable(node.address, LOOK_S)
+                except ClusterError as error:
+                    return not isinstance(error.__cause__, ConnectionError)
+                return True
+        return False
 
     def _alive(self) -> tuple[ClusterNode, ...]:
         """Return the nodes that are alive; those that are doubted must answer."""

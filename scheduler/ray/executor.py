@@ -147,8 +147,13 @@ class RayExecutor:
         """Return every device of the cluster, and every plugin that is broken."""
         return self._devices.descriptors(wait=wait)
 
+    def start(self, devices: Collection[str]) -> None:
+        """Start devices side by side; see `scheduler.executor.Executor.start`."""
+        for name in devices:
+            self._devices.device(name)
+
     def start_devices(self) -> None:
-        """Start every device that works and that a bare ``HETERO`` means."""
+        """Start every device that works and that a bare ``HETERO`` means, and wait for them."""
         self._devices.reached([d.name for d in self.devices() if d.automatic and not d.error])
 
     def query(self, device: str, model: Model, config: Mapping[str, Any] | None = None) -> Support:

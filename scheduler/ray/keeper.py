@@ -79,6 +79,8 @@ class DeviceKeeper:
         self._actors: dict[str, ActorDevice] = {}
         self._lock = threading.Lock()
         self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        #: Devices whose node is back, that are being started.
+        self._coming: set[str] = set()
         #: Held while devices that are gone are looked for.
         self._is_looking = threading.Lock()
         self._closed = False
@@ -158,10 +160,7 @@ class DeviceKeeper:
                 return  # actors end with the Ray that this process leaves
             if isinstance(order, Restart):
                 _log.warning("device=%s is started again: %s", order.device, order.cause)
-                name = f"{order.device}-start"
-                threading.Thread(
-                    target=self._restart, args=(order,), name=name, daemon=True
-                ).start()
+                self._restart_soon(order)
                 continue
             self._deployments.tell(order)
             for deployment in self._deployments:
@@ -208,8 +207,13 @@ class DeviceKeeper:
                 listed = {row.name for row in self._devices.descriptors(wait=False)}
             except HeteroError:
                 return
-            for name in listed.intersection(gone):
-                self._restart(Restart(name, "", "its node is back"))
+            for name in sorted(listed.intersection(gone) - self._coming):
+                self._coming.add(name)
+                self._restart_soon(Restart(name, "", "its node is back"))
+
+    def _restart_soon(self, order: Restart) -> None:
+        name = f"{order.device}-start"
+        threading.Thread(target=self._restart, args=(order,), name=name, daemon=True).start()
 
     def _restart(self, order: Restart) -> None:
         """End what is left of a device, start it again and load its stages; in a thread."""
@@ -229,6 +233,8 @@ class DeviceKeeper:
         else:
             self.watch(device)
             return
+        finally:
+            self._coming.discard(name)
         self._orders.put(partial(self._see, seen))
 
     def _give_up(self, device: ActorDevice) -> None:

@@ -256,6 +256,28 @@ def test_a_device_is_asked_once_and_an_affinity_cut_once(
     assert set(cuts.values()) == {1}
 
 
+@pytest.mark.parametrize(
+    ("by_cost", "pins", "devices"),
+    [(False, {"tanh": "ORT"}, {"ORT"}), (True, {}, {"CPU", "ORT"})],
+    ids=["by priority", "by cost"],
+)
+def test_devices_that_are_sure_to_be_asked_start_before_any_is(
+    core: hetero.Core,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    by_cost: bool,
+    pins: dict[str, str],
+    devices: set[str],
+) -> None:
+    happened: list[Any] = []
+    query = core.executor.query
+    monkeypatch.setattr(core.executor, "start", lambda names: happened.append(set(names)))
+    monkeypatch.setattr(core.executor, "query", lambda *q: happened.append("asked") or query(*q))
+    config = planned(core, tmp_path, {"CPU": 1e-3, "ORT": 1e-3}) if by_cost else {}
+    with core.compile_model(branches(), DEVICES, config, affinity=pins):
+        assert happened[:2] == [devices, "asked"]
+
+
 def test_a_model_that_was_asked_about_is_not_asked_about_again(
     core: hetero.Core, tmp_path: Path, questions: Counter[tuple[str, Any]]
 ) -> None:

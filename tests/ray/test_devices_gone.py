@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import signal
+import threading
 import time
 from collections.abc import Collection, Iterator
 from dataclasses import replace
@@ -16,7 +17,7 @@ import pytest
 import ray
 
 import hetero
-from devices.errors import DeviceLostError, UnknownDeviceError
+from devices.errors import ClusterError, DeviceLostError, UnknownDeviceError
 from scheduler.executor import Remade
 from scheduler.ray.nodes import alive_nodes
 from tests.hetero.models import branches, branches_output
@@ -127,3 +128,36 @@ def test_a_placement_that_cannot_be_loaded_leaves_none_of_its_devices_behind(
         executor._add(mine, Remade(other.placement, other.sources, {}))
     assert set(mine.devices) == {"CPU.0"}
     assert [model({"x": X})[0].shape for model in kept]
+
+
+def test_devices_whose_node_is_back_start_side_by_side(
+    core: hetero.Core, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper = core.executor._keeper  # type: ignore[attr-defined]  # of the Ray executor
+    together = threading.Barrier(3)
+
+    def start(name: str) -> Any:
+        together.wait(300)
+        raise DeviceLostError(f"{name} died again")
+
+    monkeypatch.setattr(keeper, "_start", start)
+    keeper._find(["CPU.0", "CPU.1", "CPU.7"])
+    together.wait(300)
+    while keeper._coming:
+        time.sleep(0.01)
+
+
+def test_a_device_whose_host_lets_nobody_in_while_it_starts_is_lost(
+    core: hetero.Core, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices = core.executor._devices  # type: ignore[attr-defined]  # of the Ray executor
+    device = devices.device("CPU.1")
+
+    def refuse(address: str, timeout_s: float) -> None:
+        raise ClusterError("nothing answers") from ConnectionRefusedError()
+
+    monkeypatch.setattr("scheduler.ray.devices.check_reachable", refuse)
+    with pytest.raises(DeviceLostError, match="its node has left"):
+        devices.fetch(device, device.actor.stay.remote())
+    monkeypatch.undo()
+    ray.kill(device.actor)
