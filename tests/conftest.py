@@ -17,6 +17,15 @@ settings.register_profile("same", derandomize=True, deadline=None)
 settings.load_profile("same")
 
 
+@pytest.hookimpl(tryfirst=True)  # before those that are slow are left out
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave all but one in N of the cases marked ``sampled(N)`` to the slow set."""
+    for item in items:
+        mark = item.get_closest_marker("sampled")
+        if mark is not None and crc32(item.name.encode()) % mark.args[0]:
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(autouse=True)
 def _unhurried_searches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let searches for plans end by their steps alone, however slow the machine is."""

@@ -6,7 +6,6 @@ import gc
 import threading
 import tracemalloc
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 import pytest
@@ -45,16 +44,15 @@ def same(a: Any, b: Any) -> bool:
 
 
 def cases() -> list[Any]:
-    """Return ONNX's small cases; a plain run has a third of them."""
+    """Return ONNX's small cases."""
     return [
-        pytest.param(
-            case, id=case.name, marks=[pytest.mark.slow] if crc32(case.name.encode()) % 3 else []
-        )
+        pytest.param(case, id=case.name)
         for case in backend_cases()
         if case.kind != "real" and "bernoulli" not in case.name
     ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", cases())
 def test_bound_and_unbound_give_the_same_arrays(case: Case) -> None:
     proto = case.model()

@@ -166,6 +166,7 @@ def test_the_version_is_the_packages(shell: Shell) -> None:
 
 
 # The pool's have a test of their own, tests/ray/test_pool.py: they leave a Ray running in between.
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "name",
     [n for n in EXAMPLES if n not in ("profile", "plan", "top") and not n.startswith("pool")],
@@ -186,7 +187,7 @@ def test_the_help_ends_in_an_example_that_runs(
         assert done.code == 0, done.err
 
 
-@pytest.mark.parametrize("command", ["run", "bench"])
+@pytest.mark.parametrize("command", ["run", pytest.param("bench", marks=pytest.mark.slow)])
 def test_interrupted_it_ends_at_once(command: str, tmp_path: Path) -> None:
     model = tmp_path / "branches.onnx"
     onnx.save_model(branches(), model)

@@ -76,6 +76,7 @@ def judged(model: Model, given: Any, placed: Mapping[str, str]) -> tuple[float, 
     return max(loads.values()), latency
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("hint", ["THROUGHPUT", "LATENCY"])
 def test_no_assignment_is_better(seed: int, hint: Any) -> None:

@@ -44,6 +44,7 @@ def check_split(
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5, strict=True)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(30))
 def test_random_models(core: hetero.Core, seed: int) -> None:
     model = random_model(seed, 4 + seed % 25)

@@ -249,7 +249,7 @@ def test_a_request_that_failed_tells_its_story(core: hetero.Core, tmp_path: Path
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("command", ["run", "bench"])
+@pytest.mark.parametrize("command", [pytest.param("run", marks=pytest.mark.slow), "bench"])
 def test_an_interrupted_command_leaves_a_whole_trace(command: str, tmp_path: Path) -> None:
     model, path = tmp_path / "branches.onnx", tmp_path / "trace.json"
     onnx.save_model(branches(), model)

@@ -25,6 +25,7 @@ def number(name: str) -> int:
     return int(helper.np_dtype_to_tensor_dtype(dtype(name)))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("opset", [7, 9, 13])
 @pytest.mark.parametrize(("source", "target"), list(product(NATIVE, NATIVE)))
 def test_native(source: str, target: str, opset: int) -> None:
@@ -33,6 +34,7 @@ def test_native(source: str, target: str, opset: int) -> None:
     check("Cast", [x[:0].reshape(0, 2)], {"to": number(target)}, opset)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("source", "target"), list(product(EVERY, EVERY)))
 def test_every_pair(source: str, target: str) -> None:
     # 0 and 1 are in every type but float8_e8m0, which has no 0.

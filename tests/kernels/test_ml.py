@@ -130,6 +130,7 @@ def forest(modes: list[str], trees: int = 4) -> tuple[dict[str, Any], list[tuple
     }, leaves
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("version", [1, 3])
 @pytest.mark.parametrize("aggregate", ["SUM", "AVERAGE", "MIN", "MAX"])
 @pytest.mark.parametrize("targets", [1, 3])
@@ -148,6 +149,7 @@ def test_tree_ensemble_regressor(
     check_ml("TreeEnsembleRegressor", [ROWS], attributes, version)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("post", POST_TRANSFORMS)
 @pytest.mark.parametrize("classes", [2, 3])
 @pytest.mark.parametrize("positive", [True, False])

@@ -28,6 +28,7 @@ def arguments(op_type: str, opset: int, x: Any, axes: Any) -> tuple[list[Any], d
     return [x], {"axes": axes}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("keepdims", [0, 1])
 @pytest.mark.parametrize(
     "axes", [None, [0], [1], [2], [-1], [0, 2], [1, 0], [2, 1], [-2, -1], [0, 1, 2]]

@@ -37,6 +37,7 @@ COORDINATES = ["half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric"
 FACTORS = [(1, 1, 2, 2), (1, 1, 0.5, 0.25), (1, 1, 3, 0.5), (1, 1, 1.5, 0.75)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("opset", [11, 13, 18, 19])
 @pytest.mark.parametrize("coordinates", COORDINATES)
 @pytest.mark.parametrize("factors", FACTORS)
@@ -46,6 +47,7 @@ def test_interpolation_by_scales(opset, coordinates, factors, mode):
     check("Resize", [floats(1, 2, 8, 8), NONE, scales(*factors)], attributes, opset, 1e-3, 1e-4)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("opset", [11, 18])
 @pytest.mark.parametrize("coordinates", COORDINATES)
 @pytest.mark.parametrize("nearest", ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"])
@@ -55,6 +57,7 @@ def test_nearest(opset, coordinates, nearest, factors):
     check("Resize", [floats(1, 2, 8, 8), NONE, scales(*factors)], attributes, opset)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
 @pytest.mark.parametrize("sizes", [(1, 2, 13, 5), (1, 2, 3, 17), (1, 2, 7, 9), (1, 2, 1, 1)])
 @pytest.mark.parametrize("coordinates", COORDINATES)

@@ -38,6 +38,7 @@ def expected(case: Case) -> tuple[Any, Any]:
     return built, core.compile_model(built, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", CASES, ids=repr)
 def test_ports_and_answers_are_openvinos(case: Case) -> None:
     theirs, compiled = expected(case)
