@@ -85,7 +85,9 @@ def _default_path(model: str, source: Model) -> Path:
         try:
             other = read_costs(path)
         except PlanError as error:
-            raise click.UsageError(f"{path} is not a cost file; name another with -o.") from error
+            raise click.UsageError(
+                f"{path} is not a cost file of this version; name it, or another one, with -o."
+            ) from error
         if other.model_hash != source.content_hash:
             raise click.UsageError(
                 f"{path} is there, with the costs of another model ({other.model}); name a file "
@@ -98,8 +100,8 @@ def show_costs(costs: Costs) -> None:
     """Print what devices and transfers cost."""
     show(f"{costs.model}: costs on {counted(len(costs.devices), 'device')}")
     table = Rows(
-        "device", "all nodes ms", "measured", "estimated", "per subgraph ms", "fused", "when busy",
-        "per call ms",
+        "device", "all nodes ms", "measured", "estimated", "per subgraph ms", "fused",
+        "busy alone", "busy with all",
     )  # fmt: skip
     for name, device in costs.devices.items():
         sources = Counter(t.source for t in device.nodes.values())
@@ -110,8 +112,10 @@ def show_costs(costs: Costs) -> None:
             sources["estimated"],
             f"{device.dispatch.seconds * 1e3:.3f}",
             f"× {device.fusion.seconds:.2f}",
-            f"× {device.load.seconds:.2f}",
-            f"{device.overhead.seconds * 1e3:.3f}",
+            *(
+                f"× {pace.load.seconds:.2f} + {pace.overhead.seconds * 1e3:.3f} ms"
+                for pace in (device.alone, device.company)
+            ),
         )
     show(table)
     if costs.transfers:
@@ -122,6 +126,8 @@ def show_costs(costs: Costs) -> None:
             figures = (t.latency.a * 1e3, t.latency.b * 1e9, t.busy.a * 1e3, t.busy.b * 1e9)
             table.add(sender, receiver, *(f"{f:.3f}" for f in figures))
         show(table)
+    request_ms, stage_ms = (t.seconds * 1e3 for t in (costs.client.request, costs.client.stage))
+    show(f"client: {request_ms:.3f} ms for each request, {stage_ms:.3f} ms for each of its stages")
     for name, reason in costs.missing.items():
         show(f"{name} was left out: {reason}")
     if costs.interrupted:

@@ -16,6 +16,7 @@ from typing import Final, Literal
 from devices.errors import PlanError
 from hetero.affinity.affinity import Affinity
 from hetero.partition.partition import Partition, partition
+from hetero.planning.cost import CLIENT
 from hetero.planning.predict import predict
 from hetero.planning.problem import Hint, Planned, Task, build, node_seconds
 from hetero.planning.report import (
@@ -133,13 +134,17 @@ class _Judge:
             names=names,
             parts=parts,
             loads=tuple(loads.values()),
-            bottleneck=max(loads.values()),
+            bottleneck=max(self.client_s(stages, parts), *loads.values()),
             latency=latency,
             subgraphs=len(stages),
             levels=max(
                 1 + max(cut.plan.levels, default=-1) for cut in self._cuts_of(names[0], parts)
             ),
         )
+
+    def client_s(self, stages: Sequence[StagePrediction], parts: Sequence[Part]) -> float:
+        """Seconds that the client needs for a request, on average over a plan's parts."""
+        return self._task.costs.client(sum(parts[s.variant].share for s in stages))
 
     def variant(self, name: str, part: Part) -> Variant:
         """Return a part as an affinity, cut; `name` is what its reasons say."""
@@ -206,12 +211,12 @@ def _report(
         bottleneck_s=chosen.bottleneck,
         latency_s=latency,
         loads_s=loads,
-        bottleneck=max(loads, key=lambda d: loads[d]),
+        bottleneck=_busiest(chosen, loads),
         bound_s=bound_s,
         bound_name=bound_name,
         bound_scope=scope,
         ratio=figure / bound_s if bound_s > 0 else math.inf,
-        advice=_advice(choice, solution, loads),
+        advice=_advice(choice, solution, loads, judge.client_s(stages, by_share)),
         alternatives=_alternatives(choice, planned, solution),
         stages=tuple(stages),
         wires=tuple(wires),
@@ -220,6 +225,12 @@ def _report(
         planning_s=time.monotonic() - begin,
         cut_short=solution.cut_short,
     )
+
+
+def _busiest(chosen: Candidate, loads: dict[str, float]) -> str:
+    """Return what keeps answers apart: the busiest device, or the client."""
+    busiest = max(loads, key=lambda d: loads[d])
+    return busiest if loads[busiest] >= chosen.bottleneck else CLIENT
 
 
 def _bound(choice: Choice, solution: Solution) -> tuple[float, str, str]:
@@ -237,7 +248,9 @@ def _bound(choice: Choice, solution: Solution) -> tuple[float, str, str]:
     return seconds, name, bound.scope
 
 
-def _advice(choice: Choice, solution: Solution, loads: dict[str, float]) -> tuple[str, ...]:
+def _advice(
+    choice: Choice, solution: Solution, loads: dict[str, float], client_s: float
+) -> tuple[str, ...]:
     """Return what would lower the figure that is to be small, a sentence each."""
     chosen, objective = solution.chosen, choice.objective
     figure = chosen.figure(objective)
@@ -252,7 +265,8 @@ def _advice(choice: Choice, solution: Solution, loads: dict[str, float]) -> tupl
         )
     if objective == "throughput" and choice.policy != "PRIORITY":
         busiest = max(loads, key=lambda d: loads[d])
-        halved = max([loads[busiest] / 2, *(load for d, load in loads.items() if d != busiest)])
+        others = (load for d, load in loads.items() if d != busiest)
+        halved = max(loads[busiest] / 2, client_s, *others)
         if halved < figure * (1 - LEAST_HELP):
             lines.append(
                 f"a second device like {busiest}, taking every other request of its subgraphs: "

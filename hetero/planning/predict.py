@@ -14,7 +14,8 @@ def predict(
 ) -> tuple[list[StagePrediction], list[WirePrediction], float]:
     """Return what each stage and wire of a partition is expected to take, and one request alone.
 
-    A request's way from the client and back counts as a hand-over between devices does.
+    One request goes from the client to the first stages, through stages and wires, each stage when
+    all its inputs are there and its device is free, and back to the client with its last output.
 
     `model`: the model with its shapes.
     `company`: whether other devices work at the same time.
@@ -35,12 +36,15 @@ def predict(
     for s in parts.subgraphs:
         cost = costs[s.device]
         alone = [t for n in s.node_names if (t := node_seconds(cost, n, "LATENCY")) is not None]
-        run_s = cost.dispatch.seconds + sum(t.seconds for t in alone)
-        if company:  # the node's cores are shared then, whether or not the others have work
-            run_s *= cost.load.seconds
+        own_s = cost.dispatch.seconds + sum(t.seconds for t in alone)
+        pace = cost.company if company else cost.alone
         transfer = 0.0
         ready = free[s.device]
-        back = 0.0
+        # What goes between the client and a stage goes in one message.
+        given = [value_nbytes(model.spec(v)) for v in s.inputs if v not in made_by]
+        if given:
+            there = end_line(task, s.device, "LATENCY", outgoing=False)
+            ready = max(ready, there(sum(given)))
         for value in s.inputs:
             nbytes = value_nbytes(model.spec(value))
             source = made_by.get(value)
@@ -48,9 +52,7 @@ def predict(
             if sender != s.device and (value, s.device) not in received:
                 received.add((value, s.device))
                 transfer += _busy(task, sender, s.device, nbytes)
-            if source is None:
-                ready = max(ready, end_line(task, s.device, "LATENCY", outgoing=False)(nbytes))
-            else:
+            if source is not None:
                 on_way = wire_latency(task.costs, device_of[source], s.device, nbytes)
                 ready = max(ready, finish[source] + on_way)
         for value in s.outputs:
@@ -59,20 +61,22 @@ def predict(
                 transfer += max(_busy(task, s.device, d, nbytes) for d in receivers)
             if value in ends:
                 transfer += _busy(task, s.device, None, nbytes)
-                back = max(back, end_line(task, s.device, "LATENCY", outgoing=True)(nbytes))
         stages.append(
             StagePrediction(
                 index=s.index,
                 device=s.device,
                 nodes=len(s.node_names),
-                run_s=run_s,
+                run_s=own_s * pace.load.seconds,
                 transfer_s=transfer,
-                overhead_s=cost.overhead.seconds,
+                overhead_s=pace.overhead.seconds,
                 variant=variant,
             )
         )
-        finish.append(ready + run_s)
+        # Cores are shared whether or not the others have work.
+        finish.append(ready + own_s * (cost.share.seconds if company else 1.0))
         free[s.device] = finish[-1]
+        taken = [value_nbytes(model.spec(v)) for v in s.outputs if v in ends]
+        back = end_line(task, s.device, "LATENCY", outgoing=True)(sum(taken)) if taken else 0.0
         answered = max(answered, finish[-1] + back)
     wires = [
         WirePrediction(

@@ -18,7 +18,7 @@ from devices.model.model import Model
 from devices.model.variables import variables_of
 from devices.plugin.support import Support
 from hetero.affinity.affinity import NO_PINS, Affinity, follows, readers
-from hetero.planning.cost.costs import Costs, DeviceCosts, Line, Time
+from hetero.planning.cost.costs import CLIENT, Costs, DeviceCosts, Line, Pace, Time
 from hetero.planning.cost.work import request_positions, value_nbytes, with_shapes
 from hetero.planning.solver import Problem, make_problem
 
@@ -103,14 +103,14 @@ def node_seconds(costs: DeviceCosts, name: str, hint: Hint) -> Time | None:
     alone = costs.nodes.get(name)
     if alone is None:
         return None
-    load = costs.load.seconds if hint == "THROUGHPUT" else 1.0
+    load = costs.company.load.seconds if hint == "THROUGHPUT" else 1.0
     return Time(alone.seconds * costs.fusion.seconds * load, alone.source)
 
 
 def call_seconds(costs: DeviceCosts, hint: Hint) -> float:
     """Seconds that a subgraph costs its device on top of its nodes."""
-    load = costs.load.seconds if hint == "THROUGHPUT" else 1.0
-    return costs.dispatch.seconds * load + costs.overhead.seconds * (hint == "THROUGHPUT")
+    pace = costs.company if hint == "THROUGHPUT" else Pace()
+    return costs.dispatch.seconds * pace.load.seconds + pace.overhead.seconds
 
 
 def build(task: Task, hint: Hint) -> Planned:
@@ -168,13 +168,11 @@ def wire_latency(costs: Costs, sender: str, receiver: str, nbytes: int) -> float
 
 
 def end_line(task: Task, device: str, hint: Hint, *, outgoing: bool) -> Line:
-    """Return what a device pays for an output, or an input, of the whole model.
-
-    What lies between a device and the client is not measured: the most expensive of the device's
-    lines to others is taken.
-    """
-    sender, receiver = (device, None) if outgoing else (None, device)
-    return _line(task, sender, receiver, hint, max)
+    """Return what a device pays for an output, or an input, of the whole model."""
+    transfer = task.costs.transfers.get((device, CLIENT) if outgoing else (CLIENT, device))
+    if transfer is None:
+        return _NOTHING
+    return transfer.busy if hint == "THROUGHPUT" else transfer.latency
 
 
 #: Picks one figure of several lines'.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from devices.model.model import Model
 from devices.plugin.support import Support
-from hetero.planning.cost import Costs, DeviceCosts, DeviceIdentity, Line, Time, Transfer
+from hetero.planning.cost import CLIENT, Costs, DeviceCosts, DeviceIdentity, Line, Time, Transfer
 from hetero.planning.problem import Constraints, Task
 
 FREE = Line(0.0, 0.0, "measured")
@@ -24,7 +24,11 @@ def costs(
     dispatch_s: float = 0.0,
     fused: tuple[tuple[str, ...], ...] = (),
 ) -> Costs:
-    """Return costs from {device: {node: seconds}}; nodes left out are not supported."""
+    """Return costs from {device: {node: seconds}}; nodes left out are not supported.
+
+    `wire`: also what is between the client and a device.
+    """
+    ends = (*times_s, CLIENT)
     return Costs(
         model.name,
         model.content_hash,
@@ -38,7 +42,7 @@ def costs(
             )
             for device, nodes in times_s.items()
         },
-        {(a, b): Transfer(wire, wire) for a in times_s for b in times_s if a != b},
+        {(a, b): Transfer(wire, wire) for a in ends for b in ends if a != b},
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from devices.errors import PlanError
-from hetero.planning.cost import Costs, Line
+from hetero.planning.cost import Costs, Line, Time
 from hetero.planning.cost.cost_file import check_costs, read_costs, to_document, write_costs
 from hetero.planning.cost.feedback import StageMeasurement, learn
 from scheduler.executor import THIS_PROCESS
@@ -50,7 +50,9 @@ def _set(document: Any, keys: tuple[Any, ...], value: Any) -> None:
         (("devices", "ORT", "nodes", "a"), [-1.0, "measured"], "devices.ORT.nodes.a"),
         (("devices", "ORT", "nodes", "a"), [float("nan"), "measured"], "devices.ORT.nodes.a"),
         (("devices", "ORT", "nodes", "a"), [1.0, "dreamt"], "calibrated, estimated, measured"),
-        (("devices", "ORT", "load"), ["1", "measured"], "devices.ORT.load"),
+        (("devices", "ORT", "alone", "load"), ["1", "measured"], "devices.ORT.alone.load"),
+        (("client", "stage"), [-1.0, "measured"], "client.stage"),
+        (("version",), 2, "version 2, wanted 3. Profile the model again"),
         (("devices", "ORT", "identity"), {}, "'plugin' is missing"),
         (("transfers", 0, "busy"), [1.0, True, "measured"], "transfers[0].busy"),
         (("model",), None, "Profile the model again"),
@@ -123,8 +125,20 @@ def test_learning_makes_the_subgraph_its_measured_time() -> None:
     assert learnt.nodes["b"].seconds == pytest.approx(4e-3)
     assert learnt.nodes["a"].source == "calibrated"
     assert learnt.nodes["c"] == sample().devices["ORT"].nodes["c"]
-    assert learnt.load.seconds == pytest.approx(1.5)
+    assert learnt.alone.load.seconds == pytest.approx(1.5)
+    assert learnt.company == sample().devices["ORT"].company
     assert learn(sample(), [StageMeasurement("GPU", ("a",), 1.0, 1.0)]) == sample()
+
+
+def test_what_ran_in_company_teaches_about_company() -> None:
+    """With half the cores nodes took twice as long, and half as long again with all at work."""
+    given = sample()
+    shared = {n: replace(d, share=Time(2.0, "calibrated")) for n, d in given.devices.items()}
+    rows = [StageMeasurement(d, ("c",), alone_s=8e-3, busy_s=12e-3) for d in ("ORT", "CPU")]
+    learnt = learn(replace(given, devices=shared), rows).devices["ORT"]
+    assert learnt.nodes["c"].seconds == pytest.approx(4e-3)
+    assert learnt.company.load.seconds == pytest.approx(3.0)
+    assert learnt.alone == given.devices["ORT"].alone
 
 
 def test_equal_devices_learn_together() -> None:

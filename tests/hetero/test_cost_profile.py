@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from devices.errors import DeviceLostError, TensorTypeError
 from devices.model.model import Model
 from devices.model.reader import read_model
 from devices.plugin.program import ExecutedNode
+from hetero.planning.cost import CLIENT
 from hetero.planning.cost.nodes import fused_groups, spread
 from hetero.planning.cost.profile import Subject, profile
 from hetero.planning.cost.samples import chunks, node_key, regions
@@ -44,7 +46,7 @@ class Clock:
         return self.now_s
 
     def install(self, core: hetero.Core, monkeypatch: pytest.MonkeyPatch) -> None:
-        for module in ("profile", "timing", "transfers"):
+        for module in ("profile", "timing", "transfers", "client", "load"):
             monkeypatch.setattr(f"hetero.planning.cost.{module}.time", self)
         deploy = core.executor.deploy
 
@@ -109,7 +111,8 @@ def test_scripted_times_come_back_in_proportion(
         # A wait is never shorter than asked for.
         assert sum(seconds) >= 12 * 200e-6
         assert device.dispatch.source == device.fusion.source == "calibrated"
-    assert set(costs.transfers) == {("NULL.0", "NULL.1"), ("NULL.1", "NULL.0")}
+    ends = ("NULL.0", "NULL.1", CLIENT)
+    assert set(costs.transfers) == set(itertools.permutations(ends, 2))
     assert all(t.latency.source == "calibrated" for t in costs.transfers.values())
 
 
@@ -187,7 +190,7 @@ def test_a_vanished_device_is_left_out(core: hetero.Core) -> None:
     costs = profile(subject)
     assert list(costs.devices) == ["NULL.0"]
     assert "NULL.1 is gone" in costs.missing["NULL.1"]
-    assert not costs.transfers
+    assert set(costs.transfers) == {("NULL.0", CLIENT), (CLIENT, "NULL.0")}
 
 
 def test_inputs_that_cannot_be_made_up(core: hetero.Core) -> None:

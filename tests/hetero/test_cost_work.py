@@ -7,7 +7,7 @@ import pytest
 
 from devices.model.light import light_model_inputs
 from devices.model.reader import read_model
-from hetero.planning.cost.calibration import fit_load, fit_subgraphs
+from hetero.planning.cost.calibration import Round, fit_client, fit_pace, fit_subgraphs
 from hetero.planning.cost.work import (
     Speed,
     Work,
@@ -91,11 +91,29 @@ def test_subgraph_fit() -> None:
     assert (dispatch.seconds, fusion.seconds, fusion.source) == (0.0, 1.0, "estimated")
 
 
-def test_load_fit() -> None:
-    rounds = [(0.030, 0.040), (0.015, 0.017), (0.011, 0.0111)]
-    load, overhead = fit_load(0.010, 0.001, rounds)
-    assert load.seconds == pytest.approx(1.5)
-    assert overhead.seconds == pytest.approx(0.002)
-    load, overhead = fit_load(0.010, 0.001, [(0.009, 0.0091)])
-    assert (load.seconds, overhead.seconds) == (1.0, 0.001)
-    assert fit_load(0.010, 0.001, [])[0].source == "estimated"
+def test_the_whole_keeps_its_time_and_one_disturbed_part_does_not_count() -> None:
+    whole, cut_s = 7e-3, 2e-4
+    parts = [(s, cut_s + (1 - cut_s / whole) * s) for s in (1e-3, 2e-3, 4e-3)]
+    dispatch, fusion = fit_subgraphs([(whole, whole), *parts, (1.5e-3, 9e-3), (3.5e-3, 3.4e-3)])
+    assert dispatch.seconds == pytest.approx(cut_s)
+    assert dispatch.seconds + fusion.seconds * whole == pytest.approx(whole)
+
+
+def test_pace_fit() -> None:
+    rounds = [Round(0.01, 0.030, 0.040), Round(0.02, 0.030, 0.032), Round(0.01, 0.011, 0.0111)]
+    pace = fit_pace(rounds, 0.5)
+    assert pace.load.seconds == pytest.approx(1.5)
+    assert pace.overhead.seconds == pytest.approx(0.002)
+    quick = fit_pace([Round(0.010, 0.009, 0.008)], 0.5)
+    assert (quick.load.seconds, quick.overhead.seconds) == (1.0, 0.0)
+    unknown = fit_pace([], 0.5)
+    assert (unknown.load.seconds, unknown.overhead.seconds) == (1.0, 0.5)
+    assert unknown.load.source == unknown.overhead.source == "estimated"
+
+
+def test_what_requests_need_one_after_the_other() -> None:
+    found = fit_client({1: [9e-4, 3e-4], 2: [5e-4, 8e-4]})
+    assert (found.request.seconds, found.stage.seconds) == pytest.approx((1e-4, 2e-4))
+    assert found(3) == pytest.approx(7e-4)
+    assert fit_client({1: [3e-4], 2: [2e-4]})(2) == pytest.approx(3e-4)
+    assert fit_client({})(5) == 0.0

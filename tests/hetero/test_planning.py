@@ -26,7 +26,7 @@ from hetero.affinity.affinity import Affinity
 from hetero.partition.partition import partition
 from hetero.planning import PlanReport
 from hetero.planning.choose import Choice, choose
-from hetero.planning.cost import Line, Time
+from hetero.planning.cost import CLIENT, ClientTime, Line, Pace, Time, Transfer
 from hetero.planning.cost.cost_file import write_costs
 from hetero.planning.cost.work import ASSUMED_SPEED, node_work, request_positions
 from hetero.planning.predict import predict
@@ -146,12 +146,48 @@ def test_priority_is_only_judged() -> None:
 def test_a_device_without_company_is_not_slowed_by_it() -> None:
     model = chain(4)
     given = costs(model, {d: dict.fromkeys(model.node_names, 1e-3) for d in ("A", "B")})
-    loaded = {n: replace(c, load=Time(2.0, "calibrated")) for n, c in given.devices.items()}
+    pace = Pace(Time(2.0, "calibrated"))
+    loaded = {n: replace(c, company=pace) for n, c in given.devices.items()}
     both = replace(given, devices=loaded)
     listed = Affinity(dict.fromkeys(model.node_names, "A"))
     alone = choose(task(model, both), Choice(policy="PRIORITY"), listed)
     assert alone.bottleneck_s == pytest.approx(4e-3)
     assert choose(task(model, both), Choice(seconds=0.2)).bottleneck_s == pytest.approx(4e-3)
+
+
+def test_a_request_takes_its_stages_and_the_ways_between_them_and_the_client() -> None:
+    """By hand: vectors of 3 floats, x to A; a on A; b on A and c on B side by side; d on B."""
+    model = build(
+        "a: p = Neg(x)\nb: q = Neg(p)\nc: r = Abs(p)\nd: y = Add(q, r)",
+        outputs="y q",
+    )
+    times = {d: {"a": 1e-3, "b": 3e-3, "c": 4e-3, "d": 2e-3} for d in "AB"}
+    given = costs(model, times, wire=Line(1e-3, 1e-5, "measured"))
+    ways = {
+        (CLIENT, "A"): Line(5e-4, 1e-4, "measured"),
+        ("A", CLIENT): Line(2e-2, 0.0, "measured"),
+        ("B", CLIENT): Line(3e-4, 1e-4, "measured"),
+    }
+    ends = {pair: Transfer(way, Line(0.0, 0.0, "measured")) for pair, way in ways.items()}
+    placed = {"a": "A", "b": "A", "c": "B", "d": "B"}
+    _, latency = judged(model, replace(given, transfers={**given.transfers, **ends}), placed)
+    there, wire = 5e-4 + 12 * 1e-4, 1e-3 + 12 * 1e-5
+    cut = [(s.device, s.node_names) for s in partition(model, placed).subgraphs]
+    assert cut == [("A", ("a", "b")), ("B", ("c", "d"))]
+    on_a = there + 1e-3 + 3e-3
+    assert latency == pytest.approx(max(on_a + 2e-2, on_a + wire + 6e-3 + 3e-4 + 12 * 1e-4))
+
+
+@pytest.mark.parametrize(("stage_s", "stages", "busiest"), [(1e-4, 2, "A"), (3e-3, 1, CLIENT)])
+def test_what_all_requests_share_bounds_the_rate(stage_s: float, stages: int, busiest: str) -> None:
+    """Two halves of 4 ms, unless a second stage costs the client more than that saves."""
+    model = chain(2)
+    given = costs(model, {d: dict.fromkeys(model.node_names, 4e-3) for d in "AB"})
+    client = ClientTime(Time(6e-3 * (stages == 1), "measured"), Time(stage_s, "measured"))
+    report = choose(task(model, replace(given, client=client)), Choice(seconds=0.2))
+    assert len(report.stages) == stages
+    assert report.bottleneck == busiest
+    assert report.bottleneck_s == pytest.approx(max(8e-3 / stages, client(stages)))
 
 
 def test_pipelines_are_in_order() -> None:

@@ -1,13 +1,27 @@
 """The cost model: what nodes, subgraphs and transfers take, measured on devices or estimated."""
 
 from hetero.planning.cost.costs import (
+    CLIENT,
+    ClientTime,
     Costs,
     DeviceCosts,
     DeviceIdentity,
     Line,
+    Pace,
     Source,
     Time,
     Transfer,
 )
 
-__all__ = ["Costs", "DeviceCosts", "DeviceIdentity", "Line", "Source", "Time", "Transfer"]
+__all__ = [
+    "CLIENT",
+    "ClientTime",
+    "Costs",
+    "DeviceCosts",
+    "DeviceIdentity",
+    "Line",
+    "Pace",
+    "Source",
+    "Time",
+    "Transfer",
+]

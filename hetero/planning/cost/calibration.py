@@ -6,16 +6,19 @@ than alone where the device runs neighbours as one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from hetero.planning.cost.costs import Time
-from hetero.planning.cost.work import nonnegative
+from hetero.planning.cost.costs import ClientTime, Pace, Time
 
 
 def fit_subgraphs(samples: Sequence[tuple[float, float]]) -> tuple[Time, Time]:
     """Fit dispatch and fusion.
+
+    The largest subgraph, most often the whole model, is to take what it took; each smaller one
+    then says what a cut costs, and their median counts.
 
     `samples`: for each measured subgraph the sum of its nodes' seconds, and its own.
     Returns: dispatch in seconds, and fusion as a factor: ``calibrated`` from three samples on,
@@ -24,31 +27,54 @@ def fit_subgraphs(samples: Sequence[tuple[float, float]]) -> tuple[Time, Time]:
     rows = [(s, t) for s, t in samples if s > 0 and t > 0]
     if len(rows) < 3:
         return Time(0.0, "estimated"), Time(1.0, "estimated")
-    nodes = np.array([s for s, _ in rows])
-    whole = np.array([t for _, t in rows])
-    # Large subgraphs are what plans are made of: weighing by the root leaves them in charge.
-    weight = 1 / np.sqrt(whole)
-    table = np.stack([np.ones_like(nodes), nodes], axis=1) * weight[:, None]
-    dispatch, fusion = nonnegative(table, whole * weight)
-    if fusion <= 0:
-        return Time(0.0, "calibrated"), Time(float(whole.sum() / nodes.sum()), "calibrated")
-    return Time(float(dispatch), "calibrated"), Time(float(fusion), "calibrated")
+    most, whole = max(rows)
+    factor = whole / most
+    # One of nearly the whole would say more of its own noise than of the cut.
+    parts = [(nodes / most, seconds) for nodes, seconds in rows if nodes < 0.9 * most]
+    cuts = [(seconds - part * whole) / (1 - part) for part, seconds in parts]
+    dispatch = min(max(float(np.median(cuts)) if cuts else 0.0, 0.0), whole)
+    fusion = factor * (1 - dispatch / whole)
+    return Time(dispatch, "calibrated"), Time(fusion, "calibrated")
 
 
-def fit_load(
-    alone_s: float, call_s: float, rounds: Sequence[tuple[float, float]]
-) -> tuple[Time, Time]:
-    """Return what times are multiplied by while all devices are busy, and what a call costs then.
+@dataclass(frozen=True, slots=True)
+class Round:
+    """A subgraph's runs: one request at a time, and directly after it with many in flight."""
+
+    #: Median seconds of a run, one at a time.
+    quiet_s: float
+    #: Mean seconds of a run with many in flight, and seconds between two answers then.
+    run_s: float
+    period_s: float
+
+
+def fit_pace(rounds: Sequence[Round], call_s: float) -> Pace:
+    """Return what a device takes while requests follow each other.
 
     The median of the rounds counts: what disturbed a few of them is not a property of the device.
 
-    `alone_s`: median seconds of a subgraph's run on an otherwise idle machine.
-    `call_s`: seconds that a call keeps the device busy besides, at least.
-    `rounds`: with all devices busy: mean seconds of a run, and seconds between two answers.
-    Returns: a factor of at least 1, and seconds; ``estimated`` without rounds.
+    `call_s`: seconds that a call keeps the device busy besides, where there are no rounds.
     """
-    if not rounds or alone_s <= 0:
-        return Time(1.0, "estimated"), Time(call_s, "estimated")
-    load = max(1.0, float(np.median([run for run, _ in rounds])) / alone_s)
-    between = float(np.median([period - run for run, period in rounds]))
-    return Time(load, "calibrated"), Time(max(call_s, between), "calibrated")
+    if not rounds:
+        return Pace(overhead=Time(call_s, "estimated"))
+    load = float(np.median([r.run_s / r.quiet_s for r in rounds]))
+    between = float(np.median([r.period_s - r.run_s for r in rounds]))
+    return Pace(Time(max(1.0, load), "calibrated"), Time(max(0.0, between), "calibrated"))
+
+
+def fit_client(seconds: Mapping[int, Sequence[float]]) -> ClientTime:
+    """Return what requests need one after the other.
+
+    Whatever else the machine does makes requests slower, never faster: the least of the times is
+    their own.
+
+    `seconds`: number of stages of a request -> seconds between answers, each time, less what
+        devices computed in them.
+    """
+    least = {stages: min(found) for stages, found in seconds.items() if found}
+    if not least:
+        return ClientTime()
+    fewest, most = min(least), max(least)
+    each = max(0.0, least[most] - least[fewest]) / max(1, most - fewest)
+    first = max(0.0, least[fewest] - fewest * each)
+    return ClientTime(Time(first, "calibrated"), Time(each, "calibrated"))

@@ -2,15 +2,19 @@
 
 ::
 
-    {"format": "hetero-costs", "version": 2,
+    {"format": "hetero-costs", "version": 3,
      "model": {"name", "hash", "shapes": {input: [sizes]}},
      "devices": {device: {"identity": {...}, "nodes": {node: [seconds, source]},
-                          "dispatch": [...], "fusion": [...], "load": [...], "overhead": [...],
+                          "dispatch": [...], "fusion": [...], "share": [...],
+                          "alone": {"load": [...], "overhead": [...]},
+                          "company": {"load": [...], "overhead": [...]},
                           "fused": [[node, ...]]}},
      "transfers": [{"from", "to", "latency": [a, b, source], "busy": [a, b, source]}],
+     "client": {"request": [...], "stage": [...]},
      "missing": {device: reason}, "interrupted": false}
 
-A source is ``measured``, ``calibrated`` or ``estimated``.
+A source is ``measured``, ``calibrated`` or ``estimated``. Older versions lack what requests take
+besides devices: a model is profiled again.
 """
 
 from __future__ import annotations
@@ -23,10 +27,12 @@ from typing import Any, Final, get_args
 
 from devices.errors import PlanError
 from hetero.planning.cost.costs import (
+    ClientTime,
     Costs,
     DeviceCosts,
     DeviceIdentity,
     Line,
+    Pace,
     Source,
     Time,
     Transfer,
@@ -35,9 +41,7 @@ from scheduler.executor import THIS_PROCESS
 from scheduler.formats.publish import publish
 
 FORMAT: Final = "hetero-costs"
-VERSION: Final = 2
-#: Version 1 also had measured subgraphs, which nothing needs.
-_READ: Final = (1, VERSION)
+VERSION: Final = 3
 _SOURCES: Final = frozenset(get_args(Source))
 #: What an identity's fields are called in messages.
 _LABELS: Final = {
@@ -76,7 +80,7 @@ def read_costs(path: str | Path) -> Costs:
             "`hetero profile`.",
             path=str(path),
         )
-    if document.get("version") not in _READ:
+    if document.get("version") != VERSION:
         raise PlanError(
             f"cost file {path}: version {document.get('version')!r}, wanted {VERSION}. Profile the "
             "model again.",
@@ -110,8 +114,9 @@ def to_document(costs: Costs) -> dict[str, Any]:
                 "nodes": {n: [t.seconds, t.source] for n, t in device.nodes.items()},
                 "dispatch": _pair(device.dispatch),
                 "fusion": _pair(device.fusion),
-                "load": _pair(device.load),
-                "overhead": _pair(device.overhead),
+                "share": _pair(device.share),
+                "alone": _pace_document(device.alone),
+                "company": _pace_document(device.company),
                 "fused": [list(group) for group in device.fused],
             }
             for name, device in costs.devices.items()
@@ -125,6 +130,7 @@ def to_document(costs: Costs) -> dict[str, Any]:
             }
             for (sender, receiver), t in costs.transfers.items()
         ],
+        "client": {"request": _pair(costs.client.request), "stage": _pair(costs.client.stage)},
         "missing": dict(costs.missing),
         "interrupted": costs.interrupted,
     }
@@ -150,6 +156,9 @@ def from_document(document: Mapping[str, Any]) -> Costs:
             )
             for i, t in enumerate(document["transfers"])
         },
+        client=ClientTime(
+            *(_time(f"client.{part}", document["client"][part]) for part in ("request", "stage"))
+        ),
         missing={str(n): str(reason) for n, reason in document["missing"].items()},
         interrupted=bool(document.get("interrupted", False)),
     )
@@ -214,14 +223,23 @@ def _device(where: str, entry: Mapping[str, Any]) -> DeviceCosts:
         nodes={n: _time(f"{where}.nodes.{n}", t) for n, t in entry["nodes"].items()},
         dispatch=_time(f"{where}.dispatch", entry["dispatch"]),
         fusion=_time(f"{where}.fusion", entry["fusion"]),
-        load=_time(f"{where}.load", entry["load"]),
-        overhead=_time(f"{where}.overhead", entry["overhead"]),
+        share=_time(f"{where}.share", entry["share"]),
+        alone=_pace(f"{where}.alone", entry["alone"]),
+        company=_pace(f"{where}.company", entry["company"]),
         fused=tuple(tuple(str(n) for n in group) for group in entry["fused"]),
     )
 
 
 def _pair(time: Time) -> list[Any]:
     return [time.seconds, time.source]
+
+
+def _pace_document(pace: Pace) -> dict[str, Any]:
+    return {"load": _pair(pace.load), "overhead": _pair(pace.overhead)}
+
+
+def _pace(where: str, entry: Any) -> Pace:
+    return Pace(*(_time(f"{where}.{part}", entry[part]) for part in ("load", "overhead")))
 
 
 def _time(where: str, entry: Any) -> Time:

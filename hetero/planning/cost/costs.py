@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 #: ``measured`` on the device; ``calibrated``: fitted to measurements; ``estimated`` from counts of
 #: operations and bytes.
 Source = Literal["measured", "calibrated", "estimated"]
+#: Stands among devices for the process that sends requests and gets their answers.
+CLIENT: Final = "client"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +38,40 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """What a tensor takes from one device to another."""
+    """What a tensor takes from one device to another, or from or to the client."""
 
-    #: Seconds from the end of the stage that makes it to the start of the one that takes it.
+    #: Seconds from the end of the stage that makes it to the start of the one that takes it; from
+    #: when the request was sent, or until its answer is there, where one end is the client.
     latency: Line
-    #: Seconds that each of the two devices is kept from computing.
+    #: Seconds that each device of the two is kept from computing.
     busy: Line
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """What a device takes while its requests follow each other without a pause."""
+
+    #: What times are multiplied by. A number, not seconds.
+    load: Time = Time(1.0, "estimated")
+    #: Seconds that the executor keeps the device busy for each call of a subgraph.
+    overhead: Time = Time(0.0, "estimated")
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTime:
+    """Seconds that requests need one after the other, however many devices there are.
+
+    It is the time of the client's own process; in process, that of the interpreter that all
+    devices share.
+    """
+
+    #: For each request, and for each stage that it goes through.
+    request: Time = Time(0.0, "estimated")
+    stage: Time = Time(0.0, "estimated")
+
+    def __call__(self, stages: float) -> float:
+        """Seconds of a request through so many stages."""
+        return self.request.seconds + stages * self.stage.seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +93,8 @@ class DeviceIdentity:
 class DeviceCosts:
     """What a model's nodes take on one device.
 
-    A subgraph takes ``load * (dispatch + fusion * sum of its nodes)``.
+    A subgraph takes ``dispatch + fusion * sum of its nodes``, times what company, or requests that
+    follow each other, make of it.
     """
 
     identity: DeviceIdentity
@@ -74,11 +105,13 @@ class DeviceCosts:
     #: What a node's time is multiplied by in a subgraph; under 1 where neighbours fuse. A number,
     #: not seconds.
     fusion: Time = Time(1.0, "estimated")
-    #: What times are multiplied by while the other devices work too, with its share of the node's
-    #: cores. A number, not seconds.
-    load: Time = Time(1.0, "estimated")
-    #: Seconds that the executor keeps the device busy for each call of a subgraph.
-    overhead: Time = Time(0.0, "estimated")
+    #: What times are multiplied by where the device shares its node's cores with others that have
+    #: nothing to do. A number, not seconds.
+    share: Time = Time(1.0, "estimated")
+    #: While no other device works.
+    alone: Pace = Pace()
+    #: While all the others work too; its load holds the share as well.
+    company: Pace = Pace()
     #: Nodes that the device runs as one.
     fused: tuple[tuple[str, ...], ...] = ()
 
@@ -96,7 +129,10 @@ class Costs:
     devices : mapping of str to DeviceCosts
         By device name.
     transfers : mapping of (str, str) to Transfer
-        By the names of the device that sends and the one that receives.
+        By the names of the device that sends and the one that receives; `CLIENT` stands for the
+        client.
+    client : ClientTime
+        What requests need besides devices.
     missing : mapping of str to str
         Devices that could not be measured, with the reason.
     interrupted : bool
@@ -108,5 +144,6 @@ class Costs:
     shapes: Mapping[str, tuple[int, ...]]
     devices: Mapping[str, DeviceCosts]
     transfers: Mapping[tuple[str, str], Transfer]
+    client: ClientTime = ClientTime()
     missing: Mapping[str, str] = field(default_factory=dict)
     interrupted: bool = False

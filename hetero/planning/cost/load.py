@@ -1,22 +1,28 @@
-"""Measuring devices while all of them are busy, as they will be in a pipeline."""
+"""Measuring devices with many requests in flight: one at work, and all of them as in a pipeline."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from typing import Any, Final
 
+import numpy as np
+
 from devices.errors import HeteroError
 from devices.model.model import Model
 from devices.plugin.program import Value
-from hetero.planning.cost.timing import deployed, saturate
+from hetero.planning.cost.calibration import Round
+from hetero.planning.cost.timing import Saturation, busy_seconds, deployed, run, saturate
 from scheduler.executor import Deployment, Executor
 
 #: Requests in flight on each device.
 JOBS: Final = 3
 #: Measurements in a row, each time.
 ROUNDS: Final = 2
-#: Runs of the slowest part that a measurement should have room for, and must.
+#: Runs of one request at a time in each, at most.
+QUIET_RUNS: Final = 9
+#: Runs of the slowest part that each of a round's looks should have room for, and must.
 RUNS, LEAST_RUNS = 8, 4
 
 
@@ -40,8 +46,9 @@ class BusyDevices:
         self._running: list[tuple[Deployment, Mapping[str, Value]]] = []
         self._kinds: list[str] = []
         self._slowest_s = 0.0
-        #: Kind of device -> mean seconds of a run, and seconds between answers, each time.
-        self.rounds: dict[str, list[tuple[float, float]]] = {}
+        #: Kind of device -> how it went, each time, alone and with all others.
+        self.alone: dict[str, list[Round]] = {}
+        self.company: dict[str, list[Round]] = {}
 
     def add(
         self, kind: str, device: str, part: Model, inputs: Mapping[str, Value], alone_s: float
@@ -68,18 +75,42 @@ class BusyDevices:
 
         `seconds`, `most_s`: time to spend, and to spend at most.
         """
-        if not self._running or most_s < LEAST_RUNS * self._slowest_s:
+        # A round looks at each kind one request at a time, then with many, and then at all devices.
+        looks = 1 + 2 * len(set(self._kinds))
+        if not self._running or most_s < LEAST_RUNS * looks * self._slowest_s:
             return
-        seconds = max(seconds, min(most_s, RUNS * self._slowest_s))
-        rounds = ROUNDS if seconds >= RUNS * self._slowest_s else 1
+        full_s = RUNS * looks * self._slowest_s
+        seconds = max(seconds, min(most_s, full_s))
+        rounds = ROUNDS if seconds >= full_s else 1
         for _ in range(rounds):
             try:
-                found = saturate(self._running, JOBS, seconds / rounds)
+                self._round(seconds / rounds / looks)
             except HeteroError:
                 self.close()
                 return
-            for kind, full in zip(self._kinds, found, strict=True):
-                self.rounds.setdefault(kind, []).append((sum(full.runs_s), full.period_s))
+
+    def _round(self, seconds: float) -> None:
+        """Look at everything once, for so long each."""
+        quiet: dict[str, float] = {}
+        for kind, one in zip(self._kinds, self._running, strict=True):
+            if kind not in quiet:
+                quiet[kind] = self._quiet_s(*one, time.monotonic() + seconds)
+                (full,) = saturate([one], JOBS, seconds)
+                self._keep(self.alone, kind, quiet[kind], full)
+        for kind, full in zip(self._kinds, saturate(self._running, JOBS, seconds), strict=True):
+            self._keep(self.company, kind, quiet[kind], full)
+
+    @staticmethod
+    def _quiet_s(one: Deployment, inputs: Mapping[str, Value], until_s: float) -> float:
+        """Return the median seconds of a run, one request at a time."""
+        found = [busy_seconds(run(one, inputs))]
+        while len(found) < QUIET_RUNS and time.monotonic() < until_s:
+            found.append(busy_seconds(run(one, inputs)))
+        return float(np.median(found))
+
+    @staticmethod
+    def _keep(to: dict[str, list[Round]], kind: str, quiet_s: float, full: Saturation) -> None:
+        to.setdefault(kind, []).append(Round(quiet_s, sum(full.runs_s), full.period_s))
 
     def close(self) -> None:
         """Give the devices back."""

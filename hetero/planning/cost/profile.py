@@ -2,7 +2,7 @@
 
 Each kind of device is measured once. Its supported parts are timed as wholes, warm; the device's
 own node times are spread over the model's nodes; chunks of the largest part calibrate what a cut
-costs; then all devices work at once, as they will in a pipeline.
+costs; then requests follow each other, and all devices work at once, as they will in a pipeline.
 """
 
 from __future__ import annotations
@@ -12,14 +12,24 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+
+import numpy as np
 
 from devices.errors import ClusterError, DeviceError, HeteroError
 from devices.model.model import Model
 from devices.plugin.program import Value
 from devices.plugin.support import Support
-from hetero.planning.cost.calibration import fit_load, fit_subgraphs
-from hetero.planning.cost.costs import Costs, DeviceCosts, DeviceIdentity, Time, Transfer
+from hetero.planning.cost.calibration import fit_client, fit_pace, fit_subgraphs
+from hetero.planning.cost.client import measure_client, measure_turns
+from hetero.planning.cost.costs import (
+    CLIENT,
+    Costs,
+    DeviceCosts,
+    DeviceIdentity,
+    Time,
+    Transfer,
+)
 from hetero.planning.cost.load import BusyDevices
 from hetero.planning.cost.nodes import fused_groups, spread
 from hetero.planning.cost.samples import (
@@ -32,12 +42,14 @@ from hetero.planning.cost.samples import (
     shapes_of,
     single_node,
 )
-from hetero.planning.cost.timing import Effort, Timing, time_model
+from hetero.planning.cost.timing import Effort, time_in_turns, time_model
 from hetero.planning.cost.transfers import ASSUMED, measure_transfer
 from hetero.planning.cost.work import fit_speed, node_work, request_positions, with_shapes
 from scheduler.executor import DeviceDescriptor, Executor
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 #: Takes steps done, steps in all, and what is being measured.
 Progress = Callable[[int, int, str], None]
@@ -83,14 +95,23 @@ class _Kind:
     fused: list[tuple[str, ...]] = field(default_factory=list)
     #: (sum of nodes' seconds, seconds) of each measured subgraph.
     fits: list[tuple[float, float]] = field(default_factory=list)
-    #: Seconds of the largest part alone.
-    alone_s: float = 0.0
+    #: Seconds of the largest part alone, each time that it was measured.
+    alone_s: list[float] = field(default_factory=list)
+    #: The ways from the client and back.
+    ways: tuple[Transfer, Transfer] = (ASSUMED, ASSUMED)
     error: str | None = None
 
     @property
     def name(self) -> str:
         """The device that stands for all."""
         return self.devices[0].name
+
+    def settle(self) -> None:
+        """Scale what was measured to the median of the times that the largest part was."""
+        if any(self.alone_s):
+            factor = float(np.median(self.alone_s)) / self.alone_s[0]
+            self.nodes = {n: Time(t.seconds * factor, t.source) for n, t in self.nodes.items()}
+            self.fits = [(nodes * factor, whole * factor) for nodes, whole in self.fits]
 
 
 def identify(device: DeviceDescriptor, config: Mapping[str, Any]) -> DeviceIdentity:
@@ -139,7 +160,9 @@ class _Profile:
         self._calls: dict[str, list[float]] = {}
         self._transfers: dict[tuple[str, str], Transfer] = {}
         pairs = len(self._pairs())
-        self._steps = 1 + 2 * len(self._kinds) + 3 + pairs
+        #: Number of a request's stages -> seconds that it needs besides devices, each time.
+        self._turns: dict[int, list[float]] = {}
+        self._steps = 1 + 3 * len(self._kinds) + 4 + pairs
         self._done = 0
         self._end_s = time.monotonic() + subject.seconds
         #: When the step that is done now is to end: every step gets its share of the time left.
@@ -158,6 +181,10 @@ class _Profile:
             for kind in self._kinds:
                 self._step(f"subgraphs on {kind.name}", partial(self._on, kind, self._calibrate))
             self._step(*load)
+            for kind in self._kinds:
+                text = f"transfers client to {kind.name} and back"
+                self._step(text, partial(self._on, kind, self._measure_client))
+            self._step("requests with next to no work", self._measure_turns)
             for sender, receiver in self._pairs():
                 text = f"transfers {sender.name} to {receiver.name}"
                 self._step(text, partial(self._measure_transfer, sender, receiver))
@@ -218,34 +245,29 @@ class _Profile:
                 names,
             )
 
-    def _time(
-        self,
-        kind: _Kind,
-        model: Model,
-        inputs: Mapping[str, Value],
-        effort: Effort,
-        *,
-        profile: bool = False,
-    ) -> Timing | None:
-        """Time a model; None where it fails, on values made up for it, say.
+    def _try(self, kind: _Kind, measure: Callable[..., T]) -> T | None:
+        """Measure on a kind of device; None where it fails, on values made up for it, say.
 
         What goes wrong with the device itself is raised.
+
+        `measure`: takes the executor, a device and its properties.
         """
         config = self._subject.configs.get(kind.name, {})
         try:
-            return time_model(
-                self._subject.executor, kind.name, model, inputs, config, effort, profile=profile
-            )
+            return measure(executor=self._subject.executor, device=kind.name, config=config)
         except (DeviceError, ClusterError):
             raise
         except HeteroError as error:
             _log.warning("device=%s: a part of the model is estimated: %s", kind.name, error)
             return None
 
-    def _effort(self, items: int) -> Effort:
-        """Return the effort for the next of this many items that the step still has."""
+    def _effort(self, items: int, models: int = 1) -> Effort:
+        """Return the effort for the next of this many items that the step still has.
+
+        `models`: how many it measures.
+        """
         now = time.monotonic()
-        return Effort(now + min(0.5, (self._until_s - now) / max(1, items)))
+        return Effort(now + min(0.5 * models, (self._until_s - now) / max(1, items)))
 
     def _measure_parts(self, kind: _Kind) -> None:
         for place, part in enumerate(kind.parts):
@@ -254,11 +276,13 @@ class _Profile:
             if inputs is None or (kind.nodes and self._is_late()):
                 continue
             effort = self._effort(len(kind.parts) - place)
-            timing = self._time(kind, part, inputs, effort, profile=True)
+            timing = self._try(
+                kind, partial(time_model, model=part, inputs=inputs, effort=effort, profile=True)
+            )
             if timing is None:
                 continue
             if place == 0:
-                kind.alone_s = timing.run_s
+                kind.alone_s.append(timing.run_s)
             if timing.node_times_s:
                 times = spread(part, timing)
                 kind.fused += fused_groups(part, timing.executed)
@@ -282,7 +306,8 @@ class _Profile:
             inputs = feeds(alone, self._values)
             if inputs is None or (found and self._is_late()):
                 continue
-            timing = self._time(kind, alone, inputs, self._effort(len(ordered) - place))
+            effort = self._effort(len(ordered) - place)
+            timing = self._try(kind, partial(time_model, model=alone, inputs=inputs, effort=effort))
             if timing is None:
                 continue
             found |= {part.nodes[p].name: timing.run_s for p in group}
@@ -294,39 +319,70 @@ class _Profile:
             kind.fits.append((sum(kind.nodes[n].seconds for n in alive), seconds))
 
     def _calibrate(self, kind: _Kind) -> None:
-        parts = [p for p in kind.parts[:1] if len(request_positions(p)) >= LEAST_NODES]
-        for part in parts:
+        """Time the largest part and chunks of it in turns: they tell what a cut costs."""
+        part = kind.parts[0] if kind.parts else None
+        if part is None or not any(kind.alone_s) or len(request_positions(part)) < LEAST_NODES:
+            return
+        for place, pieces in enumerate(PIECES):
             try:
-                cut = [c for pieces in PIECES for c in chunks(part, pieces)]
+                cut = [c for c in chunks(part, pieces) if request_positions(c)]
             except HeteroError:
-                continue  # a tensor of unknown type: this part cannot be cut everywhere
+                return  # a tensor of unknown type: this part cannot be cut everywhere
             if not self._is_late():
                 self._capture([n for n in needed(cut) if n not in self._values])
-            for place, chunk in enumerate(cut):
-                inputs = feeds(chunk, self._values)
-                if self._is_late() or inputs is None or not request_positions(chunk):
-                    continue
-                timing = self._time(kind, chunk, inputs, self._effort(len(cut) - place))
-                if timing is not None:
-                    self._keep(kind, chunk, timing.run_s)
+            given = [(m, feeds(m, self._values)) for m in (part, *cut)]
+            models = [(m, inputs) for m, inputs in given if inputs is not None]
+            if self._is_late() or len(models) < len(given):
+                continue
+            effort = self._effort(len(PIECES) - place, len(models))
+            times = self._try(kind, partial(time_in_turns, models=models, effort=effort))
+            if times is None:
+                continue
+            whole, *rest = times
+            for chunk, seconds in zip(cut, rest, strict=True):
+                self._keep(kind, chunk, seconds * kind.alone_s[0] / whole)
+            kind.alone_s.append(whole)
 
     def _open_load(self) -> None:
         """Put every device's largest part on it, where there is time left to look at them."""
         for kind in self._kinds if self._left_s() else ():
-            part = kind.parts[0] if kind.parts and kind.alone_s > 0 else None
+            part = kind.parts[0] if kind.parts and any(kind.alone_s) else None
             inputs = feeds(part, self._values) if part is not None else None
             if part is None or inputs is None or kind.error is not None:
                 continue
             try:
                 for device in kind.devices:
-                    self._busy.add(kind.name, device.name, part, inputs, kind.alone_s)
+                    self._busy.add(kind.name, device.name, part, inputs, kind.alone_s[0])
             except (DeviceError, ClusterError) as error:
                 kind.error = f"{type(error).__name__}: {error}"
 
     def _measure_load(self) -> None:
         # What devices do to each other matters most: the first look takes what it needs.
         seconds = max(0.0, self._until_s - time.monotonic())
-        self._busy.measure(seconds, seconds if self._busy.rounds else self._left_s() / 2)
+        self._busy.measure(seconds, seconds if self._busy.company else self._left_s() / 2)
+
+    def _measure_client(self, kind: _Kind) -> None:
+        if self._is_late():
+            return
+        config = self._subject.configs.get(kind.name, {})
+        try:
+            found = measure_client(self._subject.executor, kind.devices[0], config, self._until_s)
+        except HeteroError:
+            return
+        if found is not None:
+            kind.ways, call_s = found
+            self._calls.setdefault(kind.name, []).append(call_s)
+
+    def _measure_turns(self) -> None:
+        working = [d for k in self._kinds if k.error is None for d in k.devices]
+        try:
+            found = measure_turns(
+                self._subject.executor, working, self._subject.configs, self._until_s
+            )
+        except HeteroError:
+            return
+        for stages, seconds in found.items():
+            self._turns.setdefault(stages, []).append(seconds)
 
     def _pairs(self) -> list[tuple[DeviceDescriptor, DeviceDescriptor]]:
         """Return one pair of devices for each pair of kinds."""
@@ -368,10 +424,16 @@ class _Profile:
             if kind.error is not None:
                 missing |= {d.name: kind.error for d in kind.devices}
                 continue
+            kind.settle()
             dispatch, fusion = fit_subgraphs(kind.fits)
             # Of two devices the slower decides how long a call takes: the least is its own.
             call_s = min(self._calls.get(kind.name, []), default=0.0)
-            load, overhead = fit_load(kind.alone_s, call_s, self._busy.rounds.get(kind.name, []))
+            alone, company = (
+                fit_pace(rounds.get(kind.name, ()), call_s)
+                for rounds in (self._busy.alone, self._busy.company)
+            )
+            share = self._share(kind)
+            load = Time(company.load.seconds * share.seconds, company.load.source)
             nodes = self._complete(kind)
             for device in kind.devices:
                 devices[device.name] = DeviceCosts(
@@ -379,8 +441,9 @@ class _Profile:
                     nodes=nodes,
                     dispatch=dispatch,
                     fusion=fusion,
-                    load=load,
-                    overhead=overhead,
+                    share=share,
+                    alone=alone,
+                    company=replace(company, load=load),
                     fused=tuple(kind.fused),
                 )
         return Costs(
@@ -389,9 +452,18 @@ class _Profile:
             shapes=self._shapes,
             devices=devices,
             transfers=self._all_transfers(devices),
+            client=fit_client(self._turns),
             missing=missing,
             interrupted=interrupted,
         )
+
+    def _share(self, kind: _Kind) -> Time:
+        """What a device's times are multiplied by while it leaves cores to the others."""
+        given = self._subject.configs.get(kind.name, {}).get("INFERENCE_NUM_THREADS", 0)
+        quiet = [r.quiet_s for r in self._busy.company.get(kind.name, ())]
+        if int(given or 0) or kind.identity.num_threads == 1 or not quiet:
+            return Time(1.0, "estimated")
+        return Time(max(1.0, float(np.median(quiet) / np.median(kind.alone_s))), "calibrated")
 
     def _complete(self, kind: _Kind) -> dict[str, Time]:
         """Measured times, and guesses for the other nodes that the device supports."""
@@ -412,9 +484,12 @@ class _Profile:
     def _all_transfers(self, devices: Mapping[str, Any]) -> dict[tuple[str, str], Transfer]:
         kind_of = {d.name: i for i, k in enumerate(self._kinds) for d in k.devices}
         by_kind = {(kind_of[a], kind_of[b]): t for (a, b), t in self._transfers.items()}
-        return {
+        between = {
             (a, b): by_kind.get((kind_of[a], kind_of[b]), ASSUMED)
             for a in devices
             for b in devices
             if a != b
         }
+        there = {(CLIENT, d): self._kinds[kind_of[d]].ways[0] for d in devices}
+        back = {(d, CLIENT): self._kinds[kind_of[d]].ways[1] for d in devices}
+        return {**between, **there, **back}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -97,7 +97,7 @@ def time_model(
     `model`: all of whose nodes it supports.
     `profile`: whether to ask for the nodes' times as well.
     """
-    with deployed(executor, model, dict.fromkeys(model.node_names, device), {device: config}) as d:
+    with _on_one(executor, device, model, config) as d:
         _warm_up(d, inputs, effort.until_s)
         rows: tuple[ExecutedNode, ...] = ()
         found: dict[str, list[float]] = {}
@@ -108,11 +108,42 @@ def time_model(
                 for name, seconds in stage.node_times_s.items():
                     found.setdefault(name, []).append(seconds)
             rows = d.executed_nodes(0) if d.plan.stages else ()
-        times = [_busy(run(d, inputs))]
+        times = [busy_seconds(run(d, inputs))]
         while len(times) < effort.runs and time.monotonic() < effort.until_s:
-            times.append(_busy(run(d, inputs)))
+            times.append(busy_seconds(run(d, inputs)))
     nodes = {name: float(np.median(seconds)) for name, seconds in found.items()}
     return Timing(float(np.median(times)), nodes, rows)
+
+
+def time_in_turns(
+    executor: Executor,
+    device: str,
+    models: Sequence[tuple[Model, Mapping[str, Value]]],
+    config: Mapping[str, Any],
+    effort: Effort,
+) -> list[float]:
+    """Return the median seconds of whole models and their inputs, each in turn on one device.
+
+    What slows the machine for a while slows all of them: their times compare.
+    """
+    with ExitStack() as stack:
+        running = [
+            (stack.enter_context(_on_one(executor, device, model, config)), inputs)
+            for model, inputs in models
+        ]
+        for one, inputs in running:
+            _warm_up(one, inputs, effort.until_s)
+        rows = [[busy_seconds(run(one, inputs)) for one, inputs in running]]
+        while len(rows) < effort.runs and time.monotonic() < effort.until_s:
+            rows.append([busy_seconds(run(one, inputs)) for one, inputs in running])
+    return [float(np.median(column)) for column in zip(*rows, strict=True)]
+
+
+def _on_one(
+    executor: Executor, device: str, model: Model, config: Mapping[str, Any]
+) -> AbstractContextManager[Deployment]:
+    affinity = dict.fromkeys(model.node_names, device)
+    return deployed(executor, model, affinity, {device: config})
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,15 +210,16 @@ def _saturate(
 
 def _warm_up(deployment: Deployment, inputs: Mapping[str, Value], until_s: float) -> None:
     least, most = WARM_RUNS
-    before = _busy(run(deployment, inputs))
+    before = busy_seconds(run(deployment, inputs))
     for turn in range(1, most):
         if time.monotonic() >= until_s:
             return
-        now = _busy(run(deployment, inputs))
+        now = busy_seconds(run(deployment, inputs))
         if turn + 1 >= least and abs(now - before) <= WARM * before:
             return
         before = now
 
 
-def _busy(answer: Answer) -> float:
+def busy_seconds(answer: Answer) -> float:
+    """Seconds that devices computed for an answer."""
     return sum(stage.run_s for stage in answer.stage_runs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, Final
 
@@ -23,11 +23,12 @@ from scheduler.executor import DeviceDescriptor, Executor
 SAMPLES: Final = ((1, 4_096), (4, 4_096), (1, 262_144), (1, 4_194_304))
 #: Requests in flight while a chain is measured under load.
 JOBS: Final = 8
-#: Runs of one request at a time, for the time between two stages.
+#: Runs of one request at a time, for the time before, between and after stages.
 RUNS: Final = 9
 #: Assumed where nothing can be measured: a shared-memory hand-over between processes.
 ASSUMED: Final = Transfer(Line(1e-3, 2e-10, "estimated"), Line(2e-4, 2e-10, "estimated"))
-_HEADER: Final = '<ir_version: 8, opset_import: ["" : 13]>'
+#: Begins the text of a model that is measured with.
+HEADER: Final = '<ir_version: 8, opset_import: ["" : 13]>'
 
 
 def measure_transfer(
@@ -72,16 +73,16 @@ def measure_transfer(
         gaps.append(max(1e-7, float(np.median(found))))
         busy.append(max(1e-7, full.period_s - max(full.runs_s)))
         rows.append((1.0, float(wires), float(wires * nbytes)))
-    start, each, per_byte = _fit(rows, gaps)
+    start, each, per_byte = fit(rows, gaps)
     # What a call costs whatever it carries is the device's overhead, not the wire's.
-    call, each_busy, per_byte_busy = _fit(rows, busy)
+    call, each_busy, per_byte_busy = fit(rows, busy)
     transfer = Transfer(
         Line(start + each, per_byte, "calibrated"), Line(each_busy, per_byte_busy, "calibrated")
     )
     return transfer, call
 
 
-def _fit(rows: list[tuple[float, float, float]], seconds: list[float]) -> tuple[float, ...]:
+def fit(rows: Sequence[tuple[float, ...]], seconds: list[float]) -> tuple[float, ...]:
     """Coefficients of least relative error."""
     target = np.array(seconds)
     table = np.array(rows) / target[:, None]
@@ -146,4 +147,4 @@ def _chain_model(chain: tuple[str, str], wires: int, nbytes: int) -> Model:
     inner = ", ".join(f"{tensor} wire{i}" for i in range(wires))
     nodes = " ".join(f"wire{i} = {makes}(given) out{i} = {takes}(wire{i})" for i in range(wires))
     text = f"transfer ({given} given) => ({outputs}) <{inner}> {{{nodes}}}"
-    return read_model(onnx.parser.parse_model(f"{_HEADER} {text}"))
+    return read_model(onnx.parser.parse_model(f"{HEADER} {text}"))

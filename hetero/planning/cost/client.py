@@ -1,0 +1,144 @@
+"""What requests take from the client and back to it, and what they need one after the other.
+
+Single small stages, and chains of two, are run through the executor.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from functools import cache
+from typing import Any, Final
+
+import numpy as np
+import onnx
+
+from devices.errors import HeteroError
+from devices.model.model import Model
+from devices.model.reader import read_model
+from devices.plugin.program import Value
+from hetero.planning.cost.costs import Line, Transfer
+from hetero.planning.cost.timing import WARM_RUNS, deployed, run, saturate
+from hetero.planning.cost.transfers import HEADER, JOBS, RUNS, fit
+from scheduler.executor import Deployment, DeviceDescriptor, Executor
+
+#: Bytes of the inputs and outputs that are measured.
+NBYTES: Final = (4_096, 262_144, 4_194_304)
+#: Bytes that carry next to nothing.
+SMALL: Final = NBYTES[0]
+
+
+def measure_client(
+    executor: Executor, device: DeviceDescriptor, config: Mapping[str, Any], until_s: float
+) -> tuple[tuple[Transfer, Transfer], float] | None:
+    """Measure requests' way from the client to a device, and their answers' way back.
+
+    `until_s`: ``time.monotonic()`` at which to end.
+    Returns: both ways, ``calibrated``; and seconds that a call keeps the device busy whatever it
+        carries. None where time was too short, or the device does not support the operator that is
+        measured with.
+    """
+    if not _takes(executor, device, _identity(NBYTES[0]), config):
+        return None
+    there: list[float] = []
+    back: list[float] = []
+    busy: list[float] = []
+    for place, nbytes in enumerate(NBYTES):
+        if time.monotonic() >= until_s:
+            return None
+        model = _identity(nbytes)
+        inputs = {"given": np.zeros(nbytes // 4, np.float32)}
+        affinity = dict.fromkeys(model.node_names, device.name)
+        with deployed(executor, model, affinity, {device.name: config}) as deployment:
+            ways: list[tuple[float, float]] = []
+            for turn in range(WARM_RUNS[0] + RUNS):
+                if ways and time.monotonic() >= until_s:
+                    break
+                found = _ways(deployment, inputs)
+                ways += [found] if turn >= WARM_RUNS[0] else []
+            left_s = max(0.0, until_s - time.monotonic())
+            (full,) = saturate([(deployment, inputs)], JOBS, left_s / (len(NBYTES) - place))
+        for column, to in zip(zip(*ways, strict=True), (there, back), strict=True):
+            to.append(max(1e-7, float(np.median(column))))
+        busy.append(max(1e-7, full.period_s - full.runs_s[0]))
+    rows = [(1.0, float(nbytes)) for nbytes in NBYTES]
+    call, per_byte_busy = fit(rows, busy)
+    # Of both ways together half is the input's, half the output's.
+    moved = Line(0.0, per_byte_busy / 2, "calibrated")
+
+    def line(found: list[float]) -> Line:
+        start, per_byte = fit(rows, found)
+        return Line(start, per_byte, "calibrated")
+
+    return (Transfer(line(there), moved), Transfer(line(back), moved)), call
+
+
+def measure_turns(
+    executor: Executor,
+    devices: Sequence[DeviceDescriptor],
+    configs: Mapping[str, Mapping[str, Any]],
+    until_s: float,
+) -> dict[int, float]:
+    """Measure what requests need one after the other: all devices at once, with next to no work.
+
+    Returns: number of stages of a request -> seconds between two answers, less what the devices
+        computed in them; one stage, and where there are several devices two.
+    """
+    found: dict[int, float] = {}
+    able = [d for d in devices if _takes(executor, d, _identity(SMALL), configs.get(d.name, {}))]
+    for stages in (1, 2) if len(able) > 1 else (1,) * len(able):
+        if time.monotonic() >= until_s:
+            break
+        model = _identity(SMALL, stages)
+        inputs = {"given": np.zeros(SMALL // 4, np.float32)}
+        with ExitStack() as stack:
+            running = []
+            for place in range(len(able)):
+                names = [able[(place + i) % len(able)].name for i in range(stages)]
+                affinity = dict(zip(model.node_names, names, strict=True))
+                one = stack.enter_context(deployed(executor, model, affinity, configs))
+                run(one, inputs)
+                running.append((one, inputs))
+            left_s = max(0.0, until_s - time.monotonic())
+            full = saturate(running, JOBS, left_s / (3 - stages))
+        rate = sum(1 / one.period_s for one in full)
+        computed = sum(sum(one.runs_s) / one.period_s for one in full) / len(able)
+        found[stages] = max(0.0, 1 - computed) / rate
+    return found
+
+
+def _ways(deployment: Deployment, inputs: Mapping[str, Value]) -> tuple[float, float]:
+    """Run one request; return the seconds before its stage and after it."""
+    begin_s = time.monotonic()
+    answered: list[float] = []
+    future = deployment.submit(inputs).future
+    future.add_done_callback(lambda _: answered.append(time.monotonic()))
+    (stage,) = future.result().stage_runs
+    end_s = answered[0] if answered else time.monotonic()
+    there, back = stage.started_s - begin_s, end_s - stage.ended_s
+    # Clocks of two machines need not compare: what they leave is halved then.
+    if min(there, back) < 0:
+        there = back = max(0.0, there + back) / 2
+    return there, back
+
+
+def _takes(
+    executor: Executor, device: DeviceDescriptor, model: Model, config: Mapping[str, Any]
+) -> bool:
+    try:
+        return len(executor.query(device.name, model, config)) == len(model.nodes)
+    except HeteroError:
+        return False
+
+
+@cache
+def _identity(nbytes: int, stages: int = 1) -> Model:
+    """Return a model of so many nodes that hand its input on."""
+    values = ["given", *(f"inner{i}" for i in range(1, stages)), "made"]
+    nodes = " ".join(f"{b} = Identity({a})" for a, b in itertools.pairwise(values))
+    tensor = f"float[{nbytes // 4}]"
+    return read_model(
+        onnx.parser.parse_model(f"{HEADER} way ({tensor} given) => ({tensor} made) {{{nodes}}}")
+    )
