@@ -10,6 +10,7 @@ import click
 from hetero.cli.options import core_options
 from hetero.cli.terminal import print_json, progress, show
 from hetero.report.text import Rows
+from hetero.report.units import nbytes_text
 
 if TYPE_CHECKING:
     from scheduler.ray.pool_service import PoolStatus
@@ -77,7 +78,9 @@ def _tell(found: PoolStatus, as_json: bool) -> None:
     if as_json:
         print_json("pool", {"address": found.address, "pool": found.pool, "devices": found.devices})
         return
-    table = Rows("device", "process", "clients", "tasks", "running", "error", wraps=("error",))
+    heads = ("device", "process", "clients", "tasks", "running", "keeps", "error")
+    table = Rows(*heads, wraps=("error",))
     for row in found.devices:
-        table.add(row.name, row.process or "", row.clients, row.tasks, row.running, row.error)
+        counts = (row.clients, row.tasks, row.running, nbytes_text(row.kept_nbytes))
+        table.add(row.name, row.process or "", *counts, row.error)
     show(f"pool at {found.address}", table)

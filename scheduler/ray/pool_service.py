@@ -35,6 +35,8 @@ class PoolDevice:
         How many have stages on it.
     tasks, running : int
         Tasks that it holds, and of those that run.
+    kept_nbytes : int
+        Bytes of the tensors that it keeps for clients.
     error : str
         Why it says nothing.
     """
@@ -44,6 +46,7 @@ class PoolDevice:
     clients: int = 0
     tasks: int = 0
     running: int = 0
+    kept_nbytes: int = 0
     error: str = ""
 
 
@@ -153,4 +156,11 @@ def _device(name: str, ref: Any) -> PoolDevice:
         told = ray.get(ref, timeout=_STATUS_S)
     except exceptions.RayError as error:
         return PoolDevice(name, error=type(error).__name__)
-    return PoolDevice(name, told["pid"], told["clients"], int(told["tasks"]), int(told["running"]))
+    return PoolDevice(
+        name,
+        told["pid"],
+        told["clients"],
+        int(told["tasks"]),
+        int(told["running"]),
+        int(told["kept_nbytes"]),
+    )

@@ -25,7 +25,7 @@ from scheduler.ray.pool import Pool, announce, dissolve
 
 pytestmark = pytest.mark.ray
 
-#: Says ready once its model has answered, then answers each line with the processes of its devices.
+#: Has a device keep 400 bytes, says ready once its model has answered, then answers each line.
 CLIENT = """
 import sys
 import numpy as np
@@ -34,6 +34,7 @@ from tests.bench.null_models import compile_chain
 with hetero.Core() as core:
     with compile_chain(core, 2, 64) as model:
         model(np.ones(16, np.float32))
+        kept = core.create_context("NULL.0").from_host(np.ones(100, np.float32))
         print("ready", flush=True)
         for line in sys.stdin:
             print(model(np.ones(16, np.float32))[0].shape, flush=True)
@@ -112,11 +113,13 @@ def test_clients_share_devices_and_one_that_is_killed_takes_nothing_with_it(
         assert answer(client) == "ready"
     before = {row["name"]: row for row in told("pool status", environment)["devices"]}
     assert [before[name]["clients"] for name in ("NULL.0", "NULL.1")] == [2, 2]
+    assert before["NULL.0"]["kept_nbytes"] == 800
     clients[0].send_signal(signal.SIGKILL)
     clients[0].wait()
     while True:
         after = {row["name"]: row for row in told("pool status", environment)["devices"]}
-        if [after[name]["clients"] for name in ("NULL.0", "NULL.1")] == [1, 1]:
+        counts = [after[name]["clients"] for name in ("NULL.0", "NULL.1")]
+        if counts == [1, 1] and after["NULL.0"]["kept_nbytes"] == 400:
             break
         time.sleep(0.1)
     assert [row["process"] for row in after.values()] == [r["process"] for r in before.values()]
@@ -126,7 +129,9 @@ def test_clients_share_devices_and_one_that_is_killed_takes_nothing_with_it(
     assert answer(clients[1]) == "(16,)"
     clients[1].communicate()
     assert told("run light:squeezenet --device ORT", environment)["check"]["matches"]
-    while {row["clients"] for row in told("pool status", environment)["devices"]} != {0}:
+    while any(
+        row["clients"] or row["kept_nbytes"] for row in told("pool status", environment)["devices"]
+    ):
         time.sleep(0.1)
 
 
