@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
 from threading import Lock
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
 
@@ -16,9 +18,10 @@ from devices.plugin.program import RunContext, Value
 #: Input shapes whose traces and bound blocks are kept, and the nodes in them all together.
 _MOST_SHAPES: Final = 64
 _MOST_TASKS: Final = 1 << 14
+#: Requests, for each kept shape, without which none of them goes for a new one: tracing is dear.
+_PATIENCE: Final = 16
 
 _Key = tuple[Any, ...]
-_Kept = TypeVar("_Kept")
 
 
 class _Arena:
@@ -36,17 +39,32 @@ class _Arena:
                 self._bound.clear()
                 self._memory = np.empty(found.nbytes, np.uint8)
             bound = BoundBlock(block, found, self._memory)
-            _keep(self._bound, key, bound, most)
+            while len(self._bound) >= most:
+                del self._bound[next(iter(self._bound))]
+            self._bound[key] = bound
         return bound
 
 
+@dataclass(slots=True)
+class _Shapes:
+    """Input shapes that are kept: their trace, and which request asked for them last."""
+
+    trace: Trace
+    asked: int
+
+
 class Bindings:
-    """Runs a block: the first run of each input shapes is traced, later ones are bound."""
+    """Runs a block: the first run of each input shapes is traced, later ones are bound.
+
+    Once as many shapes are kept as may be, a new one takes the place of the one that was not asked
+    for the longest, if that was long ago; otherwise its runs are neither traced nor bound.
+    """
 
     def __init__(self, block: Block) -> None:
         self._block = block
         self._most = min(_MOST_SHAPES, max(1, _MOST_TASKS // max(1, len(block.tasks))))
-        self._traces: dict[_Key, Trace] = {}
+        self._shapes: dict[_Key, _Shapes] = {}
+        self._requests = count()
         self._lock = Lock()
         self._idle: list[_Arena] = []
 
@@ -55,24 +73,34 @@ class Bindings:
         if not all(map(is_plain, inputs)):
             return self._block.run(inputs, context, profile=context.profile)
         key = tuple([(x.shape, x.dtype) for x in inputs])
-        found = self._traces.get(key)
+        now = next(self._requests)
+        found = self._shapes.get(key)
         if found is None:
-            outputs, found = trace(self._block, inputs, context)
+            if not self._has_room(now):
+                return self._block.run(inputs, context, profile=context.profile)
+            outputs, traced = trace(self._block, inputs, context)
             with self._lock:
-                _keep(self._traces, key, found, self._most)
+                if len(self._shapes) >= self._most:
+                    del self._shapes[self._least_asked()]
+                self._shapes[key] = _Shapes(traced, now)
             return outputs
+        found.asked = now
         try:
             arena = self._idle.pop()
         except IndexError:
             arena = _Arena()
         try:
-            return arena.bound(key, self._block, found, self._most).run(inputs, context)
+            return arena.bound(key, self._block, found.trace, self._most).run(inputs, context)
         finally:
             self._idle.append(arena)
 
+    def _has_room(self, now: int) -> bool:
+        """Tell whether new shapes may be kept."""
+        with self._lock:
+            if len(self._shapes) < self._most:
+                return True
+            return now - self._shapes[self._least_asked()].asked > _PATIENCE * self._most
 
-def _keep(kept: dict[_Key, _Kept], key: _Key, value: _Kept, most: int) -> None:
-    """Put a value into a dictionary, from which the oldest goes where it is full."""
-    while len(kept) >= most:
-        kept.pop(next(iter(kept), key), None)
-    kept[key] = value
+    def _least_asked(self) -> _Key:
+        """Return the kept shapes that were not asked for the longest; the lock is held."""
+        return min(self._shapes, key=lambda key: self._shapes[key].asked)

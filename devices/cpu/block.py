@@ -14,7 +14,6 @@ import onnx
 
 from devices.cpu.body_outputs import BodyOutput, body_outputs
 from devices.cpu.delegate import delegate
-from devices.cpu.donation import DONORS, donated
 from devices.cpu.implementations import Implementation, Scope, find_implementation
 from devices.cpu.threads import one_thread
 from devices.errors import HeteroError, KernelError
@@ -273,13 +272,6 @@ def _work(
         return call, keywords, _call_step(call, reads, writes, dying)
     if node.op_type in ("Gemm", "MatMul", "FusedMatMul"):
         call = partial(_product, call)
-    donors = tuple(
-        i
-        for i in DONORS.get((node.domain, node.op_type), ())
-        if i < len(reads) and reads[i] in dying and reads.count(reads[i]) == 1
-    )
-    if donors and "out" in what.wants and len(writes) == 1 and writes[0] is not None:
-        return call, keywords, _donating_step(call, reads, writes[0], dying, donors)
     return call, keywords, _call_step(call, reads, writes, dying)
 
 
@@ -343,25 +335,6 @@ def _product(call: Callable[..., Any], a: np.ndarray, *others: Value) -> Any:
         with one_thread():
             return call(a, *others)
     return call(a, *others)
-
-
-def _donating_step(
-    call: Callable[..., Any],
-    reads: tuple[int, ...],
-    write: int,
-    dying: tuple[int, ...],
-    donors: tuple[int, ...],
-) -> Step:
-    """A node that may write its result over an input that dies here."""
-
-    def step(values: list[Value], context: RunContext) -> None:
-        inputs = [values[slot] for slot in reads]
-        result = call(*inputs, out=donated(inputs, donors))
-        values[write] = result if type(result) is np.ndarray else single(result)
-        for slot in dying:
-            values[slot] = None
-
-    return step
 
 
 def _body_step(

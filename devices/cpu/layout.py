@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from bisect import insort
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 #: Bytes that a place starts at a multiple of: a line of the cache, and the widest vector.
 _ALIGNMENT: Final = 64
+#: Tasks whose buffers are looked through together.
+_ROW: Final = 16
 
 
 class Span(NamedTuple):
@@ -25,17 +27,20 @@ def lay_out(spans: Mapping[int, Span]) -> tuple[dict[int, int], int]:
     """
     offsets: dict[int, int] = {}
     extent = 0
-    placed: list[tuple[int, int, int, int]] = []  # offset, end, first and last task; by offset
+    #: Some tasks in a row -> (offset, end, first and last task) of what is placed for any of them.
+    placed: defaultdict[int, list[tuple[int, int, int, int]]] = defaultdict(list)
     for buffer, (first, last, nbytes) in sorted(spans.items(), key=lambda item: -item[1].nbytes):
         size = -(-max(nbytes, 1) // _ALIGNMENT) * _ALIGNMENT
+        rows = range(first // _ROW, last // _ROW + 1)
         offset = 0
-        for start, end, begin, until in placed:
+        for start, end, begin, until in sorted({place for row in rows for place in placed[row]}):
             if begin <= last and until >= first:
                 if start - offset >= size:
                     break
                 if end > offset:
                     offset = end
-        insort(placed, (offset, offset + size, first, last))
+        for row in rows:
+            placed[row].append((offset, offset + size, first, last))
         offsets[buffer] = offset
         extent = max(extent, offset + size)
     return offsets, extent

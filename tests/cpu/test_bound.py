@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from devices.conformance.onnx_suite import Case, backend_cases
+from devices.cpu import bindings
 from devices.cpu.binding.registry import binds
 from devices.cpu.layout import Span, lay_out
 from devices.cpu.plugin import CPUPlugin
+from devices.cpu.trace import trace
 from devices.errors import KernelError, RequestCancelledError
 from devices.model.reader import read_model
 from devices.plugin.program import RunContext
@@ -292,6 +294,43 @@ def test_loops_see_what_the_bound_run_computed() -> None:
         feeds = {"x": x, "n": np.array(trips)}
         wanted = run_onnxruntime(model, feeds)  # the reference makes no trip without a condition
         np.testing.assert_allclose(compiled.run([x, feeds["n"]])[0], wanted[0], rtol=1e-5)
+
+
+@pytest.fixture
+def traced_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Have four shapes kept, for eight requests; return the rows of each input that is traced."""
+    rows: list[int] = []
+
+    def noted(block: Any, inputs: Any, context: Any) -> Any:
+        rows.append(len(inputs[0]))
+        return trace(block, inputs, context)
+
+    monkeypatch.setattr(bindings, "trace", noted)
+    monkeypatch.setattr(bindings, "_MOST_SHAPES", 4)
+    monkeypatch.setattr(bindings, "_PATIENCE", 2)
+    return rows
+
+
+def of_any_length() -> CompiledModel:
+    model = make_model([helper.make_node("Neg", ["x"], ["y"])], {"x": floats(1)}, ["y"])
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "rows"
+    return compile_cpu(model)
+
+
+def test_more_shapes_than_are_kept_do_not_drive_out_one_another(traced_rows: list[int]) -> None:
+    compiled = of_any_length()
+    for _ in range(5):
+        for rows in range(1, 7):
+            x = floats(rows)
+            np.testing.assert_array_equal(compiled.run([x])[0], -x)
+    assert traced_rows == [1, 2, 3, 4]
+
+
+def test_shapes_that_nobody_asks_for_any_more_make_room(traced_rows: list[int]) -> None:
+    compiled = of_any_length()
+    for rows in (1, 2, 3, 4, *[1, 5] * 9):
+        compiled.run([floats(rows)])
+    assert traced_rows == [1, 2, 3, 4, 5]
 
 
 @given(

@@ -62,6 +62,20 @@ for _op_type, _since, _ufunc in _COMPARISONS:
     _bind_comparison(_ufunc, _op_type, _since)
 
 
+def _bind_of_many(ufunc: np.ufunc, op_type: str) -> None:
+    def bind(scratch: Scratch, y: np.ndarray, *inputs: np.ndarray) -> Sequence[Call] | None:
+        if len(inputs) < 2 or any(x.dtype != y.dtype for x in inputs):
+            return None
+        first: Call = partial(ufunc, *inputs[:2], out=y)
+        return [first, *(partial(ufunc, y, x, out=y) for x in inputs[2:])]
+
+    binds(op_type, 6, 8, any_order=True)(bind)
+
+
+for _op_type, _ufunc in (("Max", np.maximum), ("Min", np.minimum)):
+    _bind_of_many(_ufunc, _op_type)
+
+
 @binds("Div", 7, over=(0, 1), any_order=True)
 def bind_division(
     scratch: Scratch, y: np.ndarray, a: np.ndarray, b: np.ndarray
