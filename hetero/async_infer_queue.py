@@ -78,6 +78,16 @@ def _finished(job: weakref.ref[_Job], shared: _Shared, userdata: Any) -> None:
         shared.calling_back.discard(thread)
 
 
+def _pair(request: Any) -> tuple[Any, Any]:
+    """Return a stream's request: a dict of inputs would pass for a pair of its names."""
+    if not isinstance(request, tuple | list) or len(request) != 2:
+        raise ArgumentTypeError(
+            f"a stream takes pairs (userdata, inputs), got {type(request).__name__}; to number "
+            "requests write enumerate(requests)."
+        )
+    return request[0], request[1]
+
+
 async def _ended(running: dict[asyncio.Future[Results], Any]) -> list[tuple[Any, Results]]:
     """Return those that have ended of what runs, waiting for one, and take them out."""
     import asyncio
@@ -193,12 +203,18 @@ class AsyncInferQueue:
         ------
         userdata, Results
             As the requests end. The first that fails ends the others, and is raised.
+
+        Raises
+        ------
+        ArgumentTypeError
+            A request is no pair.
         """
         import asyncio
 
         running: dict[asyncio.Future[Results], Any] = {}
         try:
-            for userdata, inputs in requests:
+            for request in requests:
+                userdata, inputs = _pair(request)
                 while len(running) >= len(self):
                     for pair in await _ended(running):
                         yield pair

@@ -128,8 +128,9 @@ def show_profile(profile: Mapping[str, Any]) -> None:
         show(f"… and {len(profile['stages']) - SHOWN} more; --json lists all")
     spans = profile["request"]
     show(
-        f"medians of {counted(profile['requests'], 'request')}: {seconds_text(spans['latency_s'])},"
-        f" of it {seconds_text(spans['preprocess_s'])} preprocessing, "
+        f"medians of {counted(profile['requests'], 'request')}: "
+        f"{seconds_text(spans['latency_s'])}; {seconds_text(spans['infer_s'])} in subgraphs, "
+        f"{seconds_text(spans['preprocess_s'])} preprocessing, "
         f"{seconds_text(spans['admission_s'])} admission, "
         f"{seconds_text(spans['postprocess_s'])} postprocessing"
     )

@@ -57,6 +57,7 @@ def build_profile(
             "preprocess_s": _median(r.times.preprocess_s for r in requests),
             "admission_s": _median(r.times.admission_s for r in requests),
             "in_flight_s": _median(r.times.in_flight_s for r in requests),
+            "infer_s": _median(sum(run.infer_s for run in r.times.stages) for r in requests),
             "postprocess_s": _median(r.times.postprocess_s for r in requests),
         },
         "stages": _stages(compiled, requests, runs, nodes, plan),

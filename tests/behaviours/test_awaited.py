@@ -10,6 +10,7 @@ import pytest
 import hetero
 from devices import Tensor
 from devices.errors import (
+    ArgumentTypeError,
     DeadlineError,
     RequestCancelledError,
     RequestNotStartedError,
@@ -259,6 +260,8 @@ def test_a_stream_raises_what_a_request_raises_and_the_queue_lives_on(compiled):
         streamed(queue, [(0, good), (1, {"a": A}), (2, good)])
     with pytest.raises(DeadlineError):
         streamed(queue, [(0, good)], timeout_s=0)
+    with pytest.raises(ArgumentTypeError, match=r"pairs \(userdata, inputs\), got dict"):
+        streamed(queue, [good])
     queue.wait_all()
     assert streamed(queue, [(0, good)]).keys() == {0}
 
