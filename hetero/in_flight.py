@@ -5,15 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from functools import partial
 
+from devices.plugin.signal import LOOK_S
 from devices.request.answer import Answer
-from devices.request.run import LOOK_S
+from devices.request.promise import Promised
 
 
 def keep_in_flight(
-    submit: Callable[[], Future[Answer]],
+    submit: Callable[[], Promised[Answer]],
     jobs: int,
     more: Callable[[int], bool],
     answered: Callable[[float, float, Answer], None],
@@ -33,10 +33,10 @@ def keep_in_flight(
         while not free.acquire(timeout=LOOK_S):
             pass
 
-    def finished(began_s: float, future: Future[Answer]) -> None:
+    def finished(began_s: float, answer: Promised[Answer]) -> None:
         ended_s = time.monotonic()
         try:
-            answered(began_s, ended_s, future.result())
+            answered(began_s, ended_s, answer.result())
         except BaseException as error:  # raised again in the caller's thread
             errors.append(error)
         finally:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -19,6 +19,7 @@ from devices.plugin.remote import RemoteContext
 from devices.plugin.source import PluginSource
 from devices.plugin.support import Support
 from devices.request.answer import Answer, StageRun
+from devices.request.promise import Promised
 from devices.request.request import PLAIN, Request
 from scheduler.client.limits import Limits
 from scheduler.client.record import RequestRecord, StoryLine
@@ -134,7 +135,7 @@ class Remade(NamedTuple):
 Remake = Callable[[Collection[str]], Remade]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # one is made for each request, and freezing it doubles the cost
 class Submission:
     """A request that was admitted.
 
@@ -142,8 +143,8 @@ class Submission:
     ----------
     request_id : int
         Its id.
-    future : Future
-        Of its answer.
+    future : Promised
+        Its answer, once it is there.
     cancel : callable
         Cancels it; True if its future now ends with RequestCancelledError.
     waited_s : float
@@ -153,7 +154,7 @@ class Submission:
     """
 
     request_id: int
-    future: Future[Answer]
+    future: Promised[Answer]
     cancel: Callable[[], bool] = field(repr=False)
     waited_s: float = 0.0
     story: Callable[[], list[StoryLine]] = field(default=list, repr=False)

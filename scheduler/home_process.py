@@ -23,7 +23,7 @@ class HomeProcess:
 
         Raises UnsupportedOperationError, naming both processes and what to do.
         """
-        if not self.is_here:
+        if os.getpid() != self._id:
             raise UnsupportedOperationError(
                 f"{what}: made in process {self._id}, of which this one, {os.getpid()}, is a fork; "
                 "devices do not live on in it. Make a Core and compile the model here, or start "

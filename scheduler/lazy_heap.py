@@ -23,6 +23,11 @@ class LazyHeap(Generic[T]):
         self._entries: list[T] = []
         self._sweep_at = _FEW
 
+    @property
+    def earliest(self) -> T | None:
+        """The least entry, whether it counts or not; None where there is none."""
+        return self._entries[0] if self._entries else None
+
     def push(self, entry: T) -> None:
         """Put an entry in."""
         heapq.heappush(self._entries, entry)

@@ -81,6 +81,10 @@ class OrtProgram(Program):
         if self._wanted:
             self._session, self._weights = self._open(self._options())
         self._fed = {i.name for i in self._session.get_inputs()} if self._session else set()
+        #: Whether the session takes all that is given, and gives all that is wanted, in order.
+        self._is_whole = self._fed.issuperset(self._names) and self._wanted == [
+            port.name for port in model.outputs
+        ]
 
     def run(self, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:
         """Run the session; cancelling terminates it between nodes."""
@@ -93,11 +97,14 @@ class OrtProgram(Program):
             options = onnxruntime.RunOptions()
             with context.on_cancel(lambda: setattr(options, "terminate", True)):
                 try:
-                    values = self._session.run(self._wanted, self._feeds(given), options)
+                    fed = given if self._is_whole else self._feeds(given)
+                    values = self._session.run(self._wanted, fed, options)
                 except Exception as error:
                     context.check_cancelled()
                     what = f"ONNX Runtime failed on model {self._model.name!r}"
                     raise run_failed(what, error) from error
+            if self._is_whole:
+                return list(values)
             made = dict(zip(self._wanted, values, strict=True))
         return self._outputs(given, made)
 

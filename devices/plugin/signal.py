@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from threading import Lock
+from typing import Final
+
+#: Seconds after which a wait without end is begun again: Python does not notice a Ctrl-C that comes
+#: in the moment between its last look and the wait.
+LOOK_S: Final = 0.5
 
 
 class Signal:
@@ -25,8 +30,11 @@ class Signal:
             self._is_set = True
             self._gate.release()
 
-    def wait(self, timeout_s: float) -> bool:
-        """Wait at most so long; return whether it is set."""
-        if not self._is_set and self._gate.acquire(timeout=timeout_s):
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait at most so long, None: as long as it takes; return whether it is set."""
+        if timeout_s is None:
+            while not self._is_set:
+                self.wait(LOOK_S)
+        elif not self._is_set and self._gate.acquire(timeout=timeout_s):
             self._gate.release()
         return self._is_set

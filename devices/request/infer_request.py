@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError, Future
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from enum import Enum
 from typing import Any, Final
@@ -30,14 +30,15 @@ from devices.model.tensor_spec import TensorSpec
 from devices.request.answer import Answer
 from devices.request.awaited import Awaited
 from devices.request.has_story import HasStory
+from devices.request.has_tensors import HasTensors
 from devices.request.openvino_names import OpenVINONames
 from devices.request.priority import Prioritised
+from devices.request.promise import Promised
 from devices.request.request import Request
 from devices.request.results import ProfilingInfo, Results
 from devices.request.run import Run, node_times_s, profile_rows
 from devices.request.states import HasStates, RequestStates
 from devices.request.target import RequestTarget
-from devices.request.tensor import Tensor
 from devices.request.tensors import RequestTensors
 
 #: Seconds that a run may take to stop once its time is up, before it is given up.
@@ -53,7 +54,7 @@ class State(Enum):
     CANCELLED = "cancelled"
 
 
-class InferRequest(Awaited, HasStory, HasStates, OpenVINONames, Prioritised):
+class InferRequest(Awaited, HasStory, HasStates, HasTensors, OpenVINONames, Prioritised):
     """Runs a model, once at a time, synchronously or not.
 
     Parameters
@@ -245,76 +246,6 @@ class InferRequest(Awaited, HasStory, HasStates, OpenVINONames, Prioritised):
         timed = self._target.profiles and run is not None and run.error is None
         return profile_rows(run if timed else None, self._target)
 
-    # Tensors.
-
-    def get_tensor(self, name: str | TensorSpec) -> Tensor:
-        """Return the tensor of an input or output; it stays the same object over runs."""
-        with self._idle("get_tensor"):
-            return self._tensors.get(name)
-
-    def set_tensor(self, name: str | TensorSpec, tensor: Any) -> None:
-        """Read an input from, or write an output to, the given memory from now on.
-
-        An input is not copied: do not write to it while a run is in flight.
-
-        Raises
-        ------
-        TensorNameError, TensorTypeError, TensorShapeError
-            It does not fit; shared memory is never converted.
-        """
-        with self._idle("set_tensor"):
-            self._tensors.set(name, tensor)
-
-    def set_tensors(self, name: str | TensorSpec, tensors: Sequence[Any]) -> None:
-        """Read an input from many tensors of batch size 1, joined along axis 0 at each run."""
-        with self._idle("set_tensors"):
-            self._tensors.set_batch(self._tensors.input_port(name), tensors)
-
-    def get_input_tensor(self, index: int | None = None) -> Tensor:
-        """Return an input's tensor; without a position, the only input's."""
-        with self._idle("get_input_tensor"):
-            return self._tensors.get_input(self._tensors.input_port(index))
-
-    def get_output_tensor(self, index: int | None = None) -> Tensor:
-        """Return an output's tensor; without a position, the only output's."""
-        with self._idle("get_output_tensor"):
-            return self._tensors.output(self._tensors.output_port(index))
-
-    def set_input_tensor(self, *arguments: Any) -> None:
-        """Set an input's memory: ``(tensor)`` of the only one, or ``(index, tensor)``."""
-        index, tensor = arguments if len(arguments) == 2 else (None, *arguments)
-        with self._idle("set_input_tensor"):
-            self._tensors.set_input(self._tensors.input_port(index), tensor)
-
-    def set_output_tensor(self, *arguments: Any) -> None:
-        """Set an output's memory: ``(tensor)`` of the only one, or ``(index, tensor)``."""
-        index, tensor = arguments if len(arguments) == 2 else (None, *arguments)
-        with self._idle("set_output_tensor"):
-            self._tensors.set_output(self._tensors.output_port(index), tensor)
-
-    def keep_remote(self, name: int | str | TensorSpec | None = None, keep: bool = True) -> None:
-        """Have an output stay in the process of the device that makes it, from the next run on.
-
-        It is then a `RemoteTensor`: an input for other requests of the same Core, to be read with
-        `to_host`. Each run makes a new one, which is freed once nobody holds it.
-        """
-        with self._idle("keep_remote"):
-            self._tensors.keep_remote(self._tensors.output_port(name), keep)
-
-    def set_input_tensors(self, *arguments: Any) -> None:
-        """Set inputs by a dict or list, or one input's batch: ``(index, tensors)``."""
-        if len(arguments) == 2:
-            with self._idle("set_input_tensors"):
-                self._tensors.set_batch(self._tensors.input_port(arguments[0]), arguments[1])
-        else:
-            for key, tensor in _pairs(arguments[0]):
-                self.set_input_tensor(key, tensor)
-
-    def set_output_tensors(self, tensors: Mapping[Any, Any] | Sequence[Any]) -> None:
-        """Set outputs' memory by a dict or list."""
-        for key, tensor in _pairs(tensors):
-            self.set_output_tensor(key, tensor)
-
     # The machine.
 
     @contextmanager
@@ -355,7 +286,7 @@ class InferRequest(Awaited, HasStory, HasStates, OpenVINONames, Prioritised):
         inline: bool = False,
     ) -> Run:
         """Start a run; with `inline` its caller does nothing but wait for it."""
-        if not isinstance(share, int | np.bool_):
+        if not isinstance(share, (bool, int, np.bool_)):
             raise TensorTypeError(
                 f"share_inputs is True or False, got {type(share).__name__}. Give several inputs "
                 "as one list or dict: [a, b] or {'name': a}."
@@ -393,15 +324,19 @@ class InferRequest(Awaited, HasStory, HasStates, OpenVINONames, Prioritised):
             stop = self._state is State.CANCELLED
         if stop:
             submission.cancel()
-        submission.future.add_done_callback(lambda future: self._answered(run, future, callback))
+        made = submission.future
+        if made.done():
+            self._answered(run, made, callback)
+        else:
+            made.add_done_callback(lambda made: self._answered(run, made, callback))
         return run
 
     def _answered(
-        self, run: Run, future: Future[Answer], callback: Callable[[Any], object] | None
+        self, run: Run, answered: Promised[Answer], callback: Callable[[Any], object] | None
     ) -> None:
         """Take what the target gave; runs in the target's thread, so it only hands on."""
         try:
-            answer = future.result()
+            answer = answered.result()
             run.outputs = answer.outputs
             if self._states.variables:
                 with self._lock:
@@ -453,7 +388,7 @@ class InferRequest(Awaited, HasStory, HasStates, OpenVINONames, Prioritised):
 
     def _wait_for_end(self, run: Run) -> None:
         if run.timeout_s is None:
-            run.wait()
+            run.ended.wait()
             return
         left_s = run.started + run.timeout_s - time.perf_counter()
         run.ended.wait(max(0.0, left_s))
@@ -467,7 +402,7 @@ class InferRequest(Awaited, HasStory, HasStates, OpenVINONames, Prioritised):
                 "was cancelled. Allow more time, or find what is slow with PERF_COUNT.",
                 timeout_s=run.timeout_s,
             )
-        run.wait()  # for the callback
+        run.ended.wait()  # for the callback
 
     def _settle(self, run: Run, share: bool) -> Results:
         """Take the answer over into the request's tensors, once, and return it.
@@ -491,7 +426,3 @@ def check_callback(callback: object) -> None:
     """Raise ArgumentTypeError if `callback` is neither None nor can be called."""
     if callback is not None and not callable(callback):
         raise ArgumentTypeError(f"a callback is a function, got {callback!r}.")
-
-
-def _pairs(tensors: Mapping[Any, Any] | Sequence[Any]) -> list[tuple[Any, Any]]:
-    return list(tensors.items() if isinstance(tensors, Mapping) else enumerate(tensors))

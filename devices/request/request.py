@@ -39,6 +39,13 @@ class Request(NamedTuple):
     priority: int = 0
     keep: tuple[str, ...] = ()
 
+    def admitted(self, deployment: str, number: int, attempt: int, route: int) -> Request:
+        """Return it as what an attempt sends; quicker than `_replace`."""
+        return Request(
+            self.timeout_s, self.profile, self.waits, self.inline,
+            deployment, number, attempt, route, self.priority, self.keep,
+        )  # fmt: skip
+
 
 #: What a caller that asks for nothing sends.
 PLAIN = Request()

@@ -18,9 +18,6 @@ from devices.request.target import RequestTarget, Submission
 
 #: No wait is longer: Python's own take no more.
 LONGEST_S: Final = threading.TIMEOUT_MAX / 2
-#: Seconds after which a wait without end is begun again: Python does not notice a Ctrl-C that comes
-#: in the moment between its last look and the wait.
-LOOK_S: Final = 0.5
 
 
 class Run:
@@ -65,11 +62,6 @@ class Run:
             self.postprocess_s,
             self.stage_runs,
         )
-
-    def wait(self) -> None:
-        """Wait until it has ended; Ctrl-C is noticed."""
-        while not self.ended.wait(LOOK_S):
-            pass
 
 
 def node_times_s(runs: Sequence[StageRun], target: RequestTarget) -> dict[str, float]:

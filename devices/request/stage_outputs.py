@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from devices.model.model import Model
 from devices.model.tensor_spec import TensorSpec
 from devices.plugin.program import Value
 from devices.plugin.remote import RemoteTensor
+
+#: An output of a tensor port, on the host or on its device.
+_ARRAYS: Final = (np.ndarray, RemoteTensor)
 
 
 class _Expected(NamedTuple):
@@ -82,15 +85,19 @@ def _expected(port: TensorSpec) -> _Expected | None:
 
 
 def _fits(value: Value, expected: _Expected) -> bool:
-    if not isinstance(value, np.ndarray | RemoteTensor):
+    if not isinstance(value, _ARRAYS):
         return False
     dtype, rank, sizes, fixed = expected
-    if value.dtype != dtype and not (dtype.kind == "O" and value.dtype.kind in "UST"):
+    if (
+        value.dtype is not dtype
+        and value.dtype != dtype
+        and not (dtype.kind == "O" and value.dtype.kind in "UST")
+    ):
         return False
     shape = value.shape
     if shape == fixed or rank is None:
         return True
-    return len(shape) == rank and all(shape[axis] == n for axis, n in sizes)
+    return len(shape) == rank and (not sizes or all(shape[axis] == n for axis, n in sizes))
 
 
 def _own(value: Value, taken: set[int]) -> Value:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor
 from typing import Protocol
 
 from devices.model.tensor_spec import TensorSpec
@@ -11,6 +11,7 @@ from devices.model.variables import Variable
 from devices.plugin.program import ExecutedNode, Value
 from devices.request.answer import Answer
 from devices.request.node_times import NodeTimes
+from devices.request.promise import Promised
 from devices.request.request import Request
 from devices.request.story import StoryLine
 
@@ -23,7 +24,7 @@ class Submission(Protocol):
         """Its number there."""
 
     @property
-    def future(self) -> Future[Answer]:
+    def future(self) -> Promised[Answer]:
         """What the run will answer."""
 
     @property

@@ -11,7 +11,7 @@ import queue
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
@@ -26,6 +26,7 @@ from devices.errors import (
 from devices.plugin.program import ExecutedNode, Payload, Value
 from devices.plugin.remote import RemoteContext
 from devices.request.answer import Answer
+from devices.request.promise import Promised
 from devices.request.request import PLAIN, Request
 from devices.request.run import LONGEST_S
 from scheduler import events
@@ -282,13 +283,13 @@ class BatchedDeployment:
             submission.cancel()
         submission.future.add_done_callback(partial(self._ended, batch, callers))
 
-    def _ended(self, batch: _Batch, callers: list[_Caller], future: Future[Answer]) -> None:
+    def _ended(self, batch: _Batch, callers: list[_Caller], made: Promised[Answer]) -> None:
         """Take in what a batch came to, and have its callers told."""
-        error = future.exception()
+        error = made.exception()
         if error is not None:
             self._failed(batch, callers, error)
             return
-        answer = future.result()
+        answer = made.result()
         if len(callers) == 1:
             self._run_next(batch, callers)
             self._deliver(callers, answer, [answer.outputs])

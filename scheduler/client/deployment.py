@@ -163,6 +163,7 @@ class BaseDeployment(ABC):
             routes=placement.routes,
             ended=self._ended,
             name=name,
+            deployment=key,
             ids=deployments.request_ids,
             in_flight=deployments.in_flight,
             retry=replay_lost,
@@ -199,10 +200,19 @@ class BaseDeployment(ABC):
                 f"model {self.plan.name!r}: inputs missing {missing}, unknown {extra}; it takes "
                 f"{sorted(self._inputs)}."
             )
-        if remote := _remote(inputs):
-            usable = self._deployments.memory.usable
-            inputs = {**inputs, **{name: usable(name, value) for name, value in remote.items()}}
-        return self._runner.submit(inputs, request._replace(deployment=self.key))
+        for value in inputs.values():
+            if type(value) is not np.ndarray:
+                inputs = self._usable(inputs)
+                break
+        return self._runner.submit(inputs, request)
+
+    def _usable(self, inputs: Mapping[str, Value]) -> Mapping[str, Value]:
+        """Return inputs some of which may be in a device's memory."""
+        usable = self._deployments.memory.usable
+        return {
+            name: usable(name, value) if isinstance(value, RemoteTensor) else value
+            for name, value in inputs.items()
+        }
 
     def context(self) -> RemoteContext:
         """Return the memory of the device that takes the first inputs."""
@@ -322,7 +332,7 @@ class BaseDeployment(ABC):
     def start(self, request: Request, inputs: Mapping[str, Value]) -> None:
         """Send the inputs to the stages that take them."""
         if not self.placement.routes[request.route].stages:
-            self._answered(request, inputs, {}, ())
+            self._take_whole(request, inputs, {}, ())
             return
         with self._lock:
             self._attempts[request] = _Attempt(inputs)
@@ -382,8 +392,7 @@ class BaseDeployment(ABC):
         ended = tuple(sorted(attempt.runs.values(), key=_by_stage))
         if self._clock_offset_s:
             ended = tuple(map(self._by_our_clock, ended))
-        self._is_quick = sum([run.ended_s - run.started_s for run in ended]) < _QUICK_S
-        self._answered(request, attempt.inputs, attempt.outputs, ended)
+        self._take_whole(request, attempt.inputs, attempt.outputs, ended)
 
     def _by_our_clock(self, run: StageRun) -> StageRun:
         assert self._clock_offset_s
@@ -393,7 +402,7 @@ class BaseDeployment(ABC):
         started_s, ended_s = run.started_s - offset_s, run.ended_s - offset_s
         return run._replace(started_s=started_s, ended_s=ended_s)
 
-    def _answered(
+    def _take_whole(
         self,
         request: Request,
         inputs: Mapping[str, Value],
@@ -401,6 +410,11 @@ class BaseDeployment(ABC):
         runs: tuple[StageRun, ...],
     ) -> None:
         """Put an attempt's answer together and hand it in; `runs` are in stage order."""
+        took_s, nbytes = 0.0, 0
+        for run in runs:
+            took_s += run.ended_s - run.started_s
+            nbytes += run.output_nbytes
+        self._is_quick = took_s < _QUICK_S
         outputs: dict[str, Value] = {}
         for name in self.plan.output_names:
             if name in made:
@@ -412,7 +426,6 @@ class BaseDeployment(ABC):
             else:
                 # A copy: the caller may write to its input once the answer is there.
                 outputs[name] = decode(encode(inputs[name]))
-        nbytes = sum([run.output_nbytes for run in runs])
         self._runner.handle(
             events.AttemptAnswered(
                 self._runner.now_s(),
@@ -424,6 +437,8 @@ class BaseDeployment(ABC):
         )
 
     def _ended(self, record: RequestRecord, runs: Sequence[StageRun]) -> None:
+        if not self._deployments.observers:
+            return
         for observer in tuple(self._deployments.observers):
             route = self.placement.routes[record.route]
             request = ObservedRequest(self.key, route, record, tuple(runs))
@@ -442,12 +457,6 @@ class BaseDeployment(ABC):
     def _failed(self, request: Request, error: BaseException) -> None:
         now_s = self._runner.now_s()
         self._runner.handle(events.AttemptFailed(now_s, request.id, request.attempt, error))
-
-
-def _remote(inputs: Mapping[str, Value]) -> dict[str, RemoteTensor]:
-    """Return the inputs that are in a device's memory; nearly all are arrays."""
-    others = {name: value for name, value in inputs.items() if type(value) is not np.ndarray}
-    return {name: value for name, value in others.items() if isinstance(value, RemoteTensor)}
 
 
 def import_failed(placement: Placement, stage: int, error: Exception) -> None:

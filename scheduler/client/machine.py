@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from math import inf
 from typing import Final
 
 from devices.errors import (
@@ -42,6 +43,8 @@ class InvalidTransitionError(RuntimeError):
 _S = RequestState
 #: States in which a request counts as in flight.
 _ADMITTED: Final = frozenset({_S.RUNNING, _S.PARKED, _S.HELD})
+#: Events of a single request that was submitted.
+_OF_ONE: Final = (events.AttemptAnswered, events.AttemptFailed, events.CancelAsked)
 _Next = tuple[RequestState, list[ClientInstruction]]
 
 
@@ -90,6 +93,12 @@ class ClientMachine:
         """When `TimePassed` is wanted next, or None."""
         first = self._due.first()
         return first[0] if first else None
+
+    @property
+    def earliest_s(self) -> float:
+        """No `TimePassed` is wanted sooner; infinity where none is at all."""
+        first = self._due.earliest
+        return inf if first is None else first[0]
 
     @property
     def num_in_flight(self) -> int:
@@ -152,6 +161,9 @@ class ClientMachine:
 
     def _concerned(self, event: ClientEvent) -> Sequence[RequestRecord]:
         """Take in what an event says of no single request; return the requests that it is for."""
+        if isinstance(event, _OF_ONE):
+            known = self.record(event.request_id)
+            return (known,) if known else ()
         match event:
             case events.Submitted():
                 number = event.request_id
@@ -159,10 +171,7 @@ class ClientMachine:
                     raise InvalidTransitionError(f"request {number} submitted twice")
                 admit_by_s = event.now_s + self.limits.admission_timeout_s
                 request = self._live[number] = RequestRecord(event, number, admit_by_s)
-                return [request]
-            case events.AttemptAnswered() | events.AttemptFailed() | events.CancelAsked():
-                known = self.record(event.request_id)
-                return [known] if known else []
+                return (request,)
             case events.TimePassed():
                 return self._take_due(event.now_s)
             case events.DeviceLost() | events.DeviceGone():
@@ -184,14 +193,17 @@ class ClientMachine:
             raise InvalidTransitionError(
                 f"{type(event).__name__} while {before.value}; story: {request.story}"
             )
+        instructions: list[ClientInstruction]
         after, instructions = getattr(self, row.handler)(request, event)
         if after not in row.to:
             raise InvalidTransitionError(f"{row.handler} led from {before} to {after}")
         self._move(request, after, event.now_s)
-        return list(instructions)
+        return instructions
 
     def _move(self, request: RequestRecord, after: RequestState, now_s: float) -> None:
         before, request.state = request.state, after
+        if before is after:
+            return
         self._num_waiting += (after is _S.WAITING) - (before is _S.WAITING)
         admitted = (after in _ADMITTED) - (before in _ADMITTED)
         self._num_admitted += admitted

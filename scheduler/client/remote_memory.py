@@ -29,8 +29,8 @@ from devices.model.element_type import element_type
 from devices.model.tensor_spec import TensorSpec
 from devices.plugin.program import Value
 from devices.plugin.remote import RemoteContext, RemoteTensor
+from devices.plugin.signal import LOOK_S
 from devices.request.request import Request
-from devices.request.run import LOOK_S
 from devices.request.tensor import empty_tensor
 from scheduler.channels.channel import Channel, Receiver
 from scheduler.channels.messages import (

@@ -9,16 +9,17 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from math import isfinite
 from typing import Protocol
 
 from devices.plugin.program import Value
+from devices.plugin.signal import LOOK_S
 from devices.request.answer import Answer, StageRun
+from devices.request.promise import Promise
 from devices.request.request import Request
-from devices.request.run import LONGEST_S, LOOK_S
+from devices.request.run import LONGEST_S
 from scheduler import events
 from scheduler.client.bytes_in_flight import BytesInFlight
 from scheduler.client.limits import Limits
@@ -42,17 +43,21 @@ class Attempts(Protocol):
         """Stop an attempt where it runs, forget it where it waits."""
 
 
-@dataclass(slots=True)
 class _Call:
     """A request's caller: what it brought, and what it waits on."""
 
-    inputs: Mapping[str, Value]
-    request: Request
-    future: Future[Answer] = field(default_factory=Future)
-    #: The first attempt, which its caller starts.
-    granted: Request | None = None
-    #: Set once the request is admitted or ended, where its caller waits for that.
-    gate: threading.Event | None = None
+    __slots__ = ("attempt", "future", "gate", "inputs", "is_granted", "request")
+
+    def __init__(self, inputs: Mapping[str, Value], request: Request) -> None:
+        self.inputs = inputs
+        self.request = request
+        self.future: Promise[Answer] = Promise()
+        #: Whether it was admitted: its caller then starts the first attempt.
+        self.is_granted = False
+        #: The attempt that is wanted, if one is.
+        self.attempt: Request | None = None
+        #: Set once the request is admitted or ended, where its caller waits for that.
+        self.gate: threading.Event | None = None
 
 
 #: What an instruction asks for; it may lead to an event.
@@ -63,6 +68,7 @@ class RequestRunner:
     """Runs requests of one deployment.
 
     `routes`: the ways of its requests, by their numbers.
+    `deployment`: the key that its devices know it by, where it is theirs.
     `ids`: gives request ids, ascending; shared by all that share devices, whose queues they order.
     `in_flight`: bytes of all that share devices.
     `retry`: what follows a failed attempt.
@@ -78,6 +84,7 @@ class RequestRunner:
         *,
         routes: Sequence[Route],
         name: str,
+        deployment: str = "",
         ids: Iterator[int],
         in_flight: BytesInFlight,
         retry: RetryPolicy = never_retry,
@@ -96,6 +103,7 @@ class RequestRunner:
         self._wakes_s = float("inf")
         self._closed = False
         self._name = name
+        self._deployment = deployment
         self.home = HomeProcess()
         self._thread = threading.Thread(
             target=self._watch_deadlines, name=f"{name}-deadlines", daemon=True
@@ -111,22 +119,21 @@ class RequestRunner:
         deadline_s = now_s + min(timeout_s, LONGEST_S)
         request_id = next(self._ids)
         call = _Call(inputs, request)
-        call.future.set_running_or_notify_cancel()
         self._calls[request_id] = call
         submitted = events.Submitted(
             now_s, request_id, nbytes_of(inputs), deadline_s, request.waits, request.priority
         )
         try:
             self.handle(submitted)
-            if call.granted is None:
+            if not call.is_granted:
                 self._wait_for_admission(call, deadline_s)
             waited_s = self._clock() - now_s
-            if call.granted and (failed := self._start(call.granted, inputs)):
+            if (first := call.attempt) and (failed := self._start(call, first)):
                 self.handle(failed)
         except BaseException:  # Ctrl-C: nobody would ever start or await the request
             self.cancel(request_id)
             raise
-        if call.granted is None:
+        if not call.is_granted:
             # Ended before it was admitted: the caller hears of it here, and only here.
             error = call.future.exception()
             assert error is not None
@@ -144,7 +151,7 @@ class RequestRunner:
         with self._lock:
             call.gate = gate
         # Who ends or grants it looks for the gate after that.
-        while call.granted is None and not call.future.done():
+        while not call.is_granted and not call.future.done():
             if not gate.wait(min(LOOK_S, max(0.0, deadline_s - self._clock()) + 0.001)):
                 self.handle(events.TimePassed(self._clock()))
 
@@ -187,11 +194,13 @@ class RequestRunner:
                 todo += self._take(failed)
 
     def _take(self, event: ClientEvent) -> list[_Action]:
+        todo = []
         with self._lock:
-            instructions = self._machine.handle(event)
-            todo = [action for i in instructions if (action := self._action(i))]
-            deadline_s = self._machine.next_deadline_s
-            if deadline_s is not None and deadline_s < self._wakes_s:
+            for instruction in self._machine.handle(event):
+                if action := self._action(instruction):
+                    todo.append(action)
+            deadline_s = self._machine.earliest_s
+            if deadline_s < self._wakes_s:
                 self._wakes_s = deadline_s
                 self._orders.put(None)
         return todo
@@ -211,45 +220,48 @@ class RequestRunner:
 
     def _action(self, instruction: ClientInstruction) -> _Action | None:
         """Return what an instruction asks for, to be done outside the lock."""
-        match instruction:
-            case events.StartAttempt(request_id, attempt, route):
-                call = self._calls[request_id]
-                started = call.request._replace(id=request_id, attempt=attempt, route=route)
-                if call.granted is None:
-                    # The caller starts its own first attempt: whoever made room for it has its
-                    # own work to do.
-                    call.granted = started
-                    if call.gate is not None:
-                        call.gate.set()
-                    return None
-                return lambda: self._start(started, call.inputs)
-            case events.Deliver(request_id, answer):
-                call = self._calls.pop(request_id)
-                self._tell_end(request_id, answer.stage_runs)
-                if self._machine.limits.in_order:
-                    # By one thread, in the order of the machine's instructions.
-                    self._orders.put(lambda: call.future.set_result(answer))
-                    return None
-                return lambda: call.future.set_result(answer)
-            case events.DropAttempt(request_id, attempt, route):
-                call = self._calls[request_id]
-                dropped = call.request._replace(id=request_id, attempt=attempt, route=route)
-                return lambda: self._attempts.drop(dropped)
-            case events.Fail(request_id, error):
-                call = self._calls.pop(request_id)
-                self._tell_end(request_id, ())
-                return lambda: _fail(call, error)
+        number = instruction.request_id
+        if isinstance(instruction, events.StartAttempt):
+            call = self._calls[number]
+            call.attempt = started = call.request.admitted(
+                self._deployment, number, instruction.attempt, instruction.route
+            )
+            if call.is_granted:
+                return partial(self._start, call, started)
+            # The caller starts its own first attempt: whoever made room for it has its own work
+            # to do.
+            call.is_granted = True
+            if call.gate is not None:
+                call.gate.set()
+            return None
+        if isinstance(instruction, events.DropAttempt):
+            call = self._calls[number]
+            dropped, call.attempt = call.attempt, None
+            assert dropped is not None
+            return partial(self._attempts.drop, dropped)
+        call = self._calls.pop(number)
+        call.attempt = None
+        if isinstance(instruction, events.Fail):
+            self._tell_end(number, ())
+            return partial(_fail, call, instruction.error)
+        self._tell_end(number, instruction.answer.stage_runs)
+        deliver = partial(call.future.set_result, instruction.answer)
+        if self._machine.limits.in_order:
+            # By one thread, in the order of the machine's instructions.
+            self._orders.put(deliver)
+            return None
+        return deliver
 
     def _tell_end(self, request_id: int, runs: Sequence[StageRun]) -> None:
         record = self._machine.record(request_id)
         assert record is not None
         self._ended(record, runs)
 
-    def _start(self, request: Request, inputs: Mapping[str, Value]) -> events.AttemptFailed | None:
+    def _start(self, call: _Call, request: Request) -> events.AttemptFailed | None:
         """Start an attempt that is still wanted; return how that failed."""
-        if self.is_current(request.id, request.attempt):
+        if call.attempt is request:
             try:
-                self._attempts.start(request, inputs)
+                self._attempts.start(request, call.inputs)
             except Exception as error:  # whatever it is, the caller must hear of it
                 return events.AttemptFailed(self._clock(), request.id, request.attempt, error)
         return None

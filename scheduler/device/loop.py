@@ -46,7 +46,7 @@ _CARRIED: Final = 8
 
 
 @dataclass(slots=True)
-class _Ended:
+class Ended:
     """What a task gave by name, and how it and the stages before it went."""
 
     outputs: Mapping[str, Value]
@@ -78,6 +78,8 @@ class DeviceLoop:
         self._closed: OrderedDict[str, str] = OrderedDict()
         #: About how long a run of each stage takes, the last ones counting most.
         self._usual_s: dict[tuple[str, int], float] = {}
+        #: Tasks that ended before they were run.
+        self._given_up: set[Task] = set()
         #: What each thread runs, and since when.
         self._begun: dict[int, tuple[Task, float]] = {}
         self._channel = connect(self.receive)
@@ -170,39 +172,92 @@ class DeviceLoop:
                 return
             case _:  # nothing else is sent to devices
                 return
-        with self._lock:
-            instructions = self._machine.handle(event)
-        if isinstance(event, events.AttemptDropped):
-            self._kept.free_attempt(event.request)
-        self._follow(instructions)
+        try:
+            with self._lock:
+                instructions = self._machine.handle(event)
+            if isinstance(event, events.AttemptDropped):
+                self._kept.free_attempt(event.request)
+            self._follow(instructions)
+        except BaseException as error:  # Ctrl-C, in the thread of who sent it in this process
+            if isinstance(event, events.ValuesArrived):
+                self._given_up.add(event.task)  # it may have been handed to a thread
+                self.give_up(event.task, error)
+            raise
 
     def run(self, due: Run) -> None:
         """Run a task that is due, in the calling thread, and send on what it gives."""
-        task = due.task
-        ended: _Ended | None = None
-        event: DeviceEvent = events.RunEnded(task)
-        interrupt: BaseException | None = None
-        thread = threading.get_ident()
-        self._begun[thread] = (task, time.monotonic())
+        if self._given_up and due.task in self._given_up:
+            self._given_up.discard(due.task)
+            return
         try:
-            ended = self._run(due)
+            instructions, ended = self._run_through(due)
+            self._follow(instructions, ended)
         except BaseException as error:
-            event = events.RunFailed(task, self._failure(task, error))
-            if not isinstance(error, Exception):
-                interrupt = error
-        del self._begun[thread]
+            self.give_up(due.task, error)
+            raise
+
+    def run_at_once(
+        self, task: Task, tensors: Mapping[str, Value], deliver: Callable[[Ended], None]
+    ) -> bool:
+        """Run a task in the calling thread, its client's, if it need not wait for others.
+
+        `tensors`: read-only, all that it takes.
+        `deliver`: takes what it gave, which the client is not sent; of a failure it is told.
+        Returns: whether it ran.
+        """
+        try:
+            with self._lock:
+                if not self._machine.is_free(task):
+                    return False
+                # Values that wait for nothing fill no queue: they are not counted.
+                arrived = events.ValuesArrived(
+                    task, task.request.id, tensors, 0, (), time.monotonic()
+                )
+                due = self._machine.handle(arrived)
+            for run in due:  # none, where the attempt was dropped before
+                assert isinstance(run, Run)
+                instructions, ended = self._run_through(run)
+                for instruction in instructions:
+                    if ended is not None and isinstance(instruction, events.Report):
+                        deliver(ended)
+                    else:
+                        self._follow((instruction,), ended)
+        except BaseException as error:
+            self.give_up(task, error)
+            raise
+        return True
+
+    def give_up(self, task: Task, error: BaseException) -> None:
+        """End a task that the calling thread does not run to its end, as Ctrl-C came."""
+        self._begun.pop(threading.get_ident(), None)
         with self._lock:
-            instructions = self._machine.handle(event)
-        self._follow(instructions, ended)
-        if interrupt is not None:
-            raise interrupt
+            runs = any(task == begun for begun, _ in self._begun.copy().values())
+            if runs or not self._machine.is_running(task):
+                return
+            failed = events.RunFailed(task, self._failure(task, error))
+            instructions = self._machine.handle(failed)
+        self._follow(instructions)
 
     def close(self) -> None:
         """Let go of every stage and take nothing more."""
         self._channel.close()
         self.host.close()
 
-    def _run(self, due: Run) -> _Ended:
+    def _run_through(self, due: Run) -> tuple[Sequence[DeviceInstruction], Ended | None]:
+        """Run a task to its end; return what is to be done then, and what it gave."""
+        task, thread = due.task, threading.get_ident()
+        event: DeviceEvent
+        self._begun[thread] = (task, time.monotonic())
+        try:
+            ended: Ended | None = self._run(due)
+            event = events.RunEnded(task)
+        except Exception as error:
+            ended, event = None, events.RunFailed(task, self._failure(task, error))
+        self._begun.pop(thread, None)
+        with self._lock:
+            return self._machine.handle(event), ended
+
+    def _run(self, due: Run) -> Ended:
         (request, number), tensors, runs, ready_s = due
         key = request.deployment, number
         stage = self._stages[key]
@@ -213,7 +268,7 @@ class DeviceLoop:
         usual_s = self._usual_s.get(key, took_s)
         if key in self._stages:
             self._usual_s[key] = usual_s + (took_s - usual_s) / 4
-        return _Ended(outputs, (*runs, run))
+        return Ended(outputs, (*runs, run))
 
     def _left(self, request: Request, stage: StageOpened) -> set[str]:
         """Return the outputs of a stage that nobody wants outside the device."""
@@ -237,16 +292,19 @@ class DeviceLoop:
             self._channel.send(address, message._replace(tensors=tensors))
 
     def _follow(
-        self, instructions: Sequence[DeviceInstruction], ended: _Ended | None = None
+        self, instructions: Sequence[DeviceInstruction], ended: Ended | None = None
     ) -> None:
-        for instruction in instructions:
+        for position, instruction in enumerate(instructions):
             task = instruction.task
             try:
                 self._do(instruction, task, ended)
             except Exception as error:  # whatever it is: the request hears of it, threads live on
                 self._tell(task, Failure(task, self._failure(task, error)))
+            except BaseException:  # Ctrl-C: the others' tasks go on
+                self._follow(instructions[position + 1 :], ended)
+                raise
 
-    def _do(self, instruction: DeviceInstruction, task: Task, ended: _Ended | None) -> None:
+    def _do(self, instruction: DeviceInstruction, task: Task, ended: Ended | None) -> None:
         match instruction:
             case events.Run():
                 self._start(self, instruction)

@@ -158,6 +158,16 @@ class DeviceMachine:
         """Whether an attempt was dropped, lately."""
         return request in self._dropped
 
+    def is_free(self, task: Task) -> bool:
+        """Whether a task that comes now runs at once, and no other waits."""
+        stage = self._stages.get((task.request.deployment, task.stage))
+        return stage is not None and not self._ready and self._is_free(stage)
+
+    def is_running(self, task: Task) -> bool:
+        """Whether a task has begun and not ended."""
+        found = self._tasks.get(task.request, {}).get(task.stage)
+        return found is not None and found.state in (_S.RUNNING, _S.DROPPED)
+
     def handle(self, event: DeviceEvent) -> list[DeviceInstruction]:
         """Take in one event; return what is to be done, in order.
 

@@ -147,16 +147,21 @@ class Workers(BaseWorkers):
             begin()
             return
         mine.request_id = 0
+        job: _Job | None = None
         try:
             begin()
-            while mine.job is not None:
-                (loop, due), mine.job = mine.job, None
-                loop.run(due)
+            while (job := mine.job) is not None:
+                mine.job = None
+                job[0].run(job[1])
+        except BaseException as error:  # Ctrl-C may come before the task runs
+            if job is not None:
+                job[0].give_up(job[1].task, error)
+            raise
         finally:
             mine.request_id = None
-            if mine.job is not None:
-                job, mine.job = mine.job, None
-                self._put(job)
+            left, mine.job = mine.job, None
+            if left is not None and left is not job:
+                self._put(left)
 
     def _put(self, job: _Job) -> None:
         with self._state:

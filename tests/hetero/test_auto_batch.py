@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pytest
 import hetero
 from devices.errors import DeadlineError, HeteroError, PropertyError, RequestCancelledError
 from devices.request.answer import Answer
+from devices.request.promise import Promised
 from hetero.cli.measuring import measure
 from tests import exposition
 from tests.hetero.gated_plugin import GatedPlugin
@@ -208,7 +209,7 @@ def test_answers_come_in_order_where_that_is_asked_for(
     )
     came: list[float] = []
 
-    def note(future: Future[Answer]) -> None:
+    def note(future: Promised[Answer]) -> None:
         came.append(-float(np.asarray(future.result().outputs["y"])[0, 0]))
 
     with core.compile_model(model, "GATED", {**BATCH, "PRESERVE_ORDER": True}) as compiled:
@@ -218,7 +219,8 @@ def test_answers_come_in_order_where_that_is_asked_for(
             made.future.add_done_callback(note)
             futures.append(made.future)
         closed_gate.gate.set()
-        wait(futures, PATIENCE_S)
+        for future in futures:
+            future.result(PATIENCE_S)
         assert closed_gate.runs == [1, 2, 1]
     assert came == [0, 1, 2, 3]
 

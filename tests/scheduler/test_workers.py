@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
 
 import numpy as np
 import pytest
 
 from devices.errors import InferenceError
 from devices.request.request import Request
-from scheduler import InProcessExecutor, Limits, create_executor
-from scheduler.device import workers
+from scheduler import InProcessExecutor, Limits, create_executor, inprocess
+from scheduler.client import deployment as deployment_module
+from scheduler.device import loop, workers
 from scheduler.device.loop import DeviceLoop
+from scheduler.placement import share
 from tests.scheduler.models import chain
 from tests.scheduler.plugins import ToyPlugin, ToyProgram
 
@@ -36,6 +42,12 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
 
 
 @pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have every request that has run once count as short, however busy the machine is."""
+    monkeypatch.setattr(deployment_module, "_QUICK_S", PATIENCE_S)
+
+
+@pytest.fixture
 def executor() -> Iterator[InProcessExecutor]:
     executor = create_executor("inprocess", devices={"TOY": 3}, plugins=(ToyPlugin,))
     yield executor
@@ -43,7 +55,7 @@ def executor() -> Iterator[InProcessExecutor]:
 
 
 def test_a_caller_that_waits_runs_its_own_short_request(
-    executor: InProcessExecutor, threads: list[threading.Thread]
+    executor: InProcessExecutor, quick: None, threads: list[threading.Thread]
 ) -> None:
     deployment = executor.deploy(*chain("TOY.0", "TOY.1", "TOY.2"))
     deployment.submit({"x": X}, INLINE).future.result()
@@ -95,6 +107,110 @@ def test_ctrl_c_in_a_callers_stage_ends_the_request_and_is_raised(
     assert deployment.submit({"x": X}, INLINE).future.result()
 
 
+FILES = {module.__file__ for module in (inprocess, loop, workers)}
+
+
+def interrupted_after(number: int) -> Callable[[FrameType, str, Any], None]:
+    """Return a profiler that raises as Ctrl-C does: after a call, of what runs callers' stages."""
+    calls = itertools.count(1)
+
+    def profile(frame: FrameType, event: str, argument: object) -> None:
+        caller = frame if event == "c_return" else frame.f_back if event == "return" else None
+        if caller and caller.f_code.co_filename in FILES and next(calls) == number:
+            raise KeyboardInterrupt
+
+    return profile
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_ctrl_c_after_any_call_of_a_callers_run_leaves_its_devices_free(
+    executor: InProcessExecutor, quick: None, stages: int
+) -> None:
+    deployment = executor.deploy(*chain(*(f"TOY.{i}" for i in range(stages))))
+    deployment.submit({"x": X}, INLINE).future.result()
+    before = sys.getprofile()
+    for number in itertools.count(1):
+        sys.setprofile(interrupted_after(number))
+        try:
+            deployment.submit({"x": X}, INLINE)
+            break
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.setprofile(before)
+        # It runs only where the devices are free, and ends after what was left on them.
+        assert deployment.submit({"x": X}, INLINE).future.result(), number
+        assert not any(loop.status()["running"] for loop in executor._loops.values()), number
+    assert number > 20
+    assert all(loop.is_empty for loop in executor._loops.values())
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """What runs on devices wait for."""
+    opened = threading.Event()
+    run = ToyProgram.run
+
+    def held(self: ToyProgram, *arguments: object) -> object:
+        assert opened.wait(PATIENCE_S)
+        return run(self, *arguments)  # type: ignore[arg-type]  # whatever it was called with
+
+    monkeypatch.setattr(ToyProgram, "run", held)
+    return opened
+
+
+def test_a_caller_whose_device_is_busy_waits_its_turn(
+    executor: InProcessExecutor, gate: threading.Event, threads: list[threading.Thread]
+) -> None:
+    deployment = executor.deploy(*chain("TOY.0"))
+    gate.set()
+    deployment.submit({"x": X}, INLINE).future.result()
+    gate.clear()
+    del threads[:]
+    made = [deployment.submit({"x": X + i}, r) for i, r in enumerate((Request(), INLINE, INLINE))]
+    assert not any(submission.future.done() for submission in made)
+    gate.set()
+    for i, submission in enumerate(made):
+        np.testing.assert_array_equal(submission.future.result(PATIENCE_S).outputs["t0"], X + i + 1)
+    assert threading.main_thread() not in threads
+
+
+def test_a_request_that_its_caller_runs_is_told_of_as_any_other(
+    executor: InProcessExecutor, quick: None
+) -> None:
+    deployment = executor.deploy(*chain("TOY.0"))
+    told = []
+    for request in (Request(), INLINE):
+        made = deployment.submit({"x": X}, request)
+        (run,) = made.future.result(PATIENCE_S).stage_runs
+        told.append(
+            ([line.what for line in made.story()], run.stage, run.device, run.output_nbytes)
+        )
+        assert run.queued_s >= 0 < run.run_s
+    assert told[0] == told[1]
+
+
+def test_a_run_that_fails_in_its_callers_thread_is_made_again_elsewhere(
+    executor: InProcessExecutor, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans = [chain(name) for name in ("TOY.0", "TOY.1")]
+    placement = share([plan for plan, _ in plans], [1, 1])
+    deployment = executor.deploy(placement, [source for _, sources in plans for source in sources])
+    deployment.submit({"x": X}, INLINE).future.result()
+    run, full = ToyProgram.run, [MemoryError("by design")]
+
+    def fail_once(self: ToyProgram, *arguments: object) -> object:
+        if full:
+            raise full.pop()
+        return run(self, *arguments)  # type: ignore[arg-type]  # whatever it was called with
+
+    monkeypatch.setattr(ToyProgram, "run", fail_once)
+    made = deployment.submit({"x": X}, INLINE)
+    np.testing.assert_array_equal(made.future.result(PATIENCE_S).outputs["t0"], X + 1)
+    assert max(line.attempt for line in made.story()) == 2
+    assert all(loop.is_empty for loop in executor._loops.values())
+
+
 def test_a_caller_that_waits_for_admission_lends_its_thread_only_then(
     executor: InProcessExecutor, threads: list[threading.Thread]
 ) -> None:
@@ -138,21 +254,16 @@ def test_what_is_queued_behind_a_task_is_run_where_that_is_long_by_custom_or_aft
 
 
 def test_what_is_queued_behind_short_tasks_is_run_by_their_thread(
-    executor: InProcessExecutor, threads: list[threading.Thread], monkeypatch: pytest.MonkeyPatch
+    executor: InProcessExecutor,
+    threads: list[threading.Thread],
+    gate: threading.Event,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(DeviceLoop, "usual_s", lambda self, task: 0.0)
     monkeypatch.setattr(workers, "_WATCH_S", PATIENCE_S)
     deployments = [executor.deploy(*chain(f"TOY.{i}")) for i in range(3)]
-    queued = threading.Event()
-    run = ToyProgram.run
-
-    def held(self: ToyProgram, *arguments: object) -> object:
-        assert queued.wait(PATIENCE_S)
-        return run(self, *arguments)  # type: ignore[arg-type]  # whatever it was called with
-
-    monkeypatch.setattr(ToyProgram, "run", held)
     made = [deployment.submit({"x": X}, Request(timeout_s=300)) for deployment in deployments]
-    queued.set()
+    gate.set()
     for submission in made:
         assert submission.future.result()
     assert len(threads) == 3
