@@ -134,12 +134,12 @@ class Peer:
         frames = self._writer.frames(message, self._put, prefix)
         datagrams, head = self._datagrams, frames[0]
         if datagrams is not None and len(frames) == 1 and len(head) <= MOST_DATAGRAM_NBYTES:
+            near.count = number  # first: where Ctrl-C comes next, it is missed, and not a double
             try:
                 datagrams.send(head)
             except OSError:  # no room, or nobody there
-                pass
+                near.count -= 1
             else:
-                near.count = number
                 return near.id, number
         return self._send_far(frames)
 

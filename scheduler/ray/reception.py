@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from scheduler.channels.channel import PumpedChannel
+from scheduler.ray.signals import LateInterrupt
 
 _log = logging.getLogger(__name__)
 
@@ -45,11 +46,11 @@ class Reception:
 
     def receive_until(self, is_ended: Callable[[], bool]) -> None:
         """Receive in the calling thread until `is_ended`, if nobody else waits for anything."""
-        helps = False
-        try:
+        # What is received may be another caller's: it is not dropped half-way.
+        with LateInterrupt(self._channel.wake) as interrupt:
             with self._lock:
-                if not (self._is_helped or self._closed) and self._num_awaited() <= 1:
-                    helps = self._is_helped = True
+                if helps := not (self._is_helped or self._closed) and self._num_awaited() <= 1:
+                    self._is_helped = True
                     self._is_due.clear()
                     is_parked = self._is_parked
             if not helps:
@@ -57,10 +58,10 @@ class Reception:
                 return
             if not is_parked:
                 self._channel.wake()
-            while not is_ended():
-                self._pump()
-        finally:  # Ctrl-C may come anywhere
-            if helps:
+            try:
+                while not (interrupt.came or is_ended()):
+                    self._pump()
+            finally:
                 with self._lock:
                     self._is_helped = False
                     if self._num_awaited() or self._closed:

@@ -1,4 +1,4 @@
-"""Signals around Ray: Ctrl-C waits for its start, and what ends the process ends it as well."""
+"""Signals around Ray: Ctrl-C waits where it must, and what ends the process ends Ray as well."""
 
 from __future__ import annotations
 
@@ -13,6 +13,42 @@ from typing import Any, Final
 #: Signals that end a process.
 _ENDING: Final = (signal.SIGTERM, signal.SIGHUP)
 Handler = Callable[[int, FrameType | None], Any] | int | None
+#: The module's own turns each number into an enum and back, which takes ten times as long.
+_set_handler: Final = signal._signal.signal  # type: ignore[attr-defined]  # not in typeshed
+_get_handler: Final = signal._signal.getsignal  # type: ignore[attr-defined]  # not in typeshed
+
+
+class LateInterrupt:
+    """A block that Ctrl-C does not break into: it comes at the end.
+
+    `notice`: called when it has come, for the end to be soon.
+    """
+
+    __slots__ = ("_before", "_notice", "came")
+
+    def __init__(self, notice: Callable[[], object]) -> None:
+        self._notice = notice
+        self._before: Callable[[int, FrameType | None], Any] | None = None
+        #: The handler's arguments, once it has come.
+        self.came: tuple[int, FrameType | None] | None = None
+
+    def __enter__(self) -> LateInterrupt:
+        if threading.get_ident() == threading.main_thread().ident:  # it comes nowhere else
+            before = _get_handler(signal.SIGINT)
+            if callable(before):
+                self._before = before
+                _set_handler(signal.SIGINT, self._remember)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._before is not None:
+            _set_handler(signal.SIGINT, self._before)
+            if self.came is not None:
+                self._before(*self.came)
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        self.came = number, frame
+        self._notice()
 
 
 def leave(number: int, frame: FrameType | None) -> None:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import Queue
+from types import FrameType
+from typing import Any
 
 import pytest
 
+from scheduler.channels import direct, inbox
 from scheduler.channels.direct import DirectChannel
 from scheduler.channels.messages import Message
+from scheduler.ray import reception, signals
 from scheduler.ray.reception import Reception
 from tests.scheduler.parties import LONG_S, Party, number_of, values
 
@@ -134,3 +140,45 @@ def test_after_a_caller_was_interrupted_its_answer_and_others_are_received(
     for number in (1, 2):
         device.channel.send(client.channel.address, values(number))
         assert client.next() == (number, client.reception._thread)
+
+
+def test_ctrl_c_at_any_line_takes_nobodys_message(
+    client: Client, party: Callable[..., Party]
+) -> None:
+    device = party()
+    traced = {code.__file__ for code in (reception, signals, direct, inbox)}
+    lines = interrupted = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal lines
+        if frame.f_code.co_filename not in traced:
+            return None
+        if event == "line":
+            lines += 1
+            if lines == at:
+                signal.raise_signal(signal.SIGINT)
+        return trace
+
+    for at in range(1, 150):
+        lines = 0
+        client.ask(at)
+
+        def is_ended(number: int = at, sent: list[bool] = []) -> bool:  # noqa: B006 - one a round
+            if not sent:
+                sent.append(True)
+                device.channel.send(client.channel.address, values(number))
+            return number not in client.awaited
+
+        sys.settrace(trace)
+        try:
+            client.reception.receive_until(is_ended)
+        except KeyboardInterrupt:
+            interrupted += 1
+            if client.came.empty():
+                client.reception.expect()
+                is_ended()
+        finally:
+            sys.settrace(None)
+        assert client.next()[0] == at
+        assert client.came.empty()
+    assert interrupted > 20
