@@ -271,18 +271,23 @@ class CompiledModel(BaseCompiledModel):
         return [self.target.executed_nodes(stages) for stages in self.stage_numbers]
 
     @overload
-    def export_model(self, target: None = None) -> bytes: ...
+    def export_model(self, target: None = None, *, weightless: bool = False) -> bytes: ...
 
     @overload
-    def export_model(self, target: str | Path | BinaryIO) -> None: ...
+    def export_model(self, target: str | Path | BinaryIO, *, weightless: bool = False) -> None: ...
 
-    def export_model(self, target: str | Path | BinaryIO | None = None) -> bytes | None:
+    def export_model(
+        self, target: str | Path | BinaryIO | None = None, *, weightless: bool = False
+    ) -> bytes | None:
         """Write the compiled model as a blob, which `Core.import_model` reads.
 
         Parameters
         ----------
         target : path or binary file, optional
             Where to; a file appears whole or not at all.
+        weightless : bool
+            Whether to leave out the weights that the model's file has: `Core.import_model` is
+            given that then. What devices made of weights stays in.
 
         Returns
         -------
@@ -302,7 +307,7 @@ class CompiledModel(BaseCompiledModel):
         payloads = export_payloads(routes, self.deployment.export)
 
         def write(file: BinaryIO) -> int:
-            return write_model(file, cuts, self.compilation, payloads)
+            return write_model(file, cuts, self.compilation, payloads, weightless=weightless)
 
         if isinstance(target, str | Path):
             publish(Path(target), write)

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -393,6 +394,8 @@ class Core(HasDevices, Observed):
         device_name: str | None = None,
         config: Config | None = None,
         remap: Mapping[str, str] | None = None,
+        *,
+        weights: Source | Model | None = None,
     ) -> CompiledModel:
         """Load what `CompiledModel.export_model` wrote, and deploy it.
 
@@ -408,6 +411,8 @@ class Core(HasDevices, Observed):
             Options; the blob's own hold for the rest.
         remap : mapping of str to str, optional
             {device of the blob: device here}.
+        weights : path, bytes, onnx.ModelProto or Model, optional
+            The model that was compiled, for a blob that was exported without its weights.
 
         Raises
         ------
@@ -424,7 +429,8 @@ class Core(HasDevices, Observed):
         from the blob; a warning says so. While a model of a file is in use, replace that file by
         renaming another, as `export_model` does: what is mapped must not be written over.
         """
-        blob = ModelBlob(open_blob(source))
+        given = None if weights is None else partial(self.read_model, weights)
+        blob = ModelBlob(open_blob(source, given))
         blob.blob.verify()
         self._extensions.require(blob)
         model = blob.source()

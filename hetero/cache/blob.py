@@ -40,6 +40,7 @@ from scheduler.formats.blob_format import Inline
 from scheduler.formats.blob_writer import BlobWriter
 from scheduler.formats.model_parts import ModelParts, join_model, split_model
 from scheduler.formats.stored_payload import PAYLOADS, write_payload
+from scheduler.formats.weightless import is_weightless, restore
 from scheduler.placement import Route
 from scheduler.plan import Plan, pack_spec, unpack_spec
 
@@ -126,12 +127,15 @@ def write_model(
     cuts: Sequence[Cut],
     compilation: Compilation,
     payloads: Sequence[Payload | None],
+    *,
+    weightless: bool = False,
 ) -> int:
     """Write a compiled model; return how many bytes it takes.
 
     `cuts`: the model, cut and placed in one way or several.
     `compilation`: what it was compiled for.
     `payloads`: each stage's export, the first cut's stages first; None for a device that has none.
+    `weightless`: whether to leave the model's weights out.
     """
     writer = BlobWriter()
     parts = split_model(cuts[0].partition.source)
@@ -149,6 +153,8 @@ def write_model(
             }
         ),
     }
+    if weightless:
+        return writer.write_without(file, head, parts.weights.values())
     return writer.write(file, head)
 
 
@@ -211,9 +217,13 @@ def export_payloads(
     return [found[stage] for stage in stages]
 
 
-def open_blob(source: str | Path | bytes | bytearray | memoryview | BinaryIO) -> BlobFile:
+def open_blob(
+    source: str | Path | bytes | bytearray | memoryview | BinaryIO,
+    weights: Callable[[], Model] | None = None,
+) -> BlobFile:
     """Open a blob that the user names.
 
+    `weights`: returns the model whose weights it may have been written without.
     Raises ArgumentTypeError: `source` cannot be read.
     Raises ModelNotFoundError: there is no such file.
     Raises BlobError: it cannot be read, or is not a blob.
@@ -226,7 +236,16 @@ def open_blob(source: str | Path | bytes | bytearray | memoryview | BinaryIO) ->
             )
         source = source.read()
     try:
-        return BlobFile(source)
+        if not is_weightless(source):
+            return BlobFile(source)
+        if weights is None:
+            where = f"blob {source}" if isinstance(source, str | Path) else "blob"
+            raise BlobError(
+                f"{where}: it was exported without weights; give the model that was compiled, "
+                "as import_model(blob, weights='model.onnx') (--weights model.onnx)."
+            )
+        arrays = (constant.array for constant in weights().constants.values())
+        return BlobFile(restore(source, arrays))
     except FileNotFoundError as error:
         raise ModelNotFoundError(
             f"no file {str(source)!r}; give the path or the bytes of what `export_model` wrote.",

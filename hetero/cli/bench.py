@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from hetero.cli.inputs import input_options, model_inputs
-from hetero.cli.loading import load, remap_option, show_subgraphs, subgraph_rows
+from hetero.cli.loading import blob_options, load, show_subgraphs, subgraph_rows
 from hetero.cli.measuring import PERCENTILES, measure
 from hetero.cli.options import model_options, start, with_core
 from hetero.cli.planning import planning_options
@@ -39,7 +39,7 @@ SHOWN = 40
 @click.option("--update-costs", type=click.Path(exists=True, dir_okay=False, path_type=Path),
               help="A cost file that learns from the subgraphs measured.")  # fmt: skip
 @watch_options
-@remap_option
+@blob_options
 @with_core
 def bench(
     core: Core,
@@ -55,6 +55,7 @@ def bench(
     seconds: float,
     update_costs: Path | None,
     remap: dict[str, str],
+    weights: str | None,
     as_json: bool,
 ) -> None:
     """Measure MODEL, or a blob: one request at a time, then with many in flight.
@@ -68,7 +69,7 @@ def bench(
     values = None if source is None else model_inputs(model, source, inputs, shapes)
     start(core)
     began = time.perf_counter()
-    compiled = load(core, model, source, device, config, pins, remap)
+    compiled = load(core, model, source, device, config, pins, remap, weights)
     compile_s = time.perf_counter() - began
     if values is None:
         values = model_inputs(model, compiled.partition.source, inputs, shapes)

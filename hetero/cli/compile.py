@@ -26,6 +26,10 @@ from hetero.core import Core
     help="Write each subgraph as an ONNX model into this folder, which is new or empty.",
 )  # fmt: skip
 @output_file("--output", "-o", help="Write the compiled model there, for `hetero run`.")
+@click.option(
+    "--weightless", is_flag=True,
+    help="Leave the model's weights out of that file: `hetero run FILE --weights MODEL` has them.",
+)  # fmt: skip
 @with_core
 def compile_command(
     core: Core,
@@ -35,10 +39,13 @@ def compile_command(
     config: dict[str, Any],
     subgraphs_dir: Path | None,
     output: Path | None,
+    weightless: bool,
     preprocessing: Preprocessing,
     as_json: bool,
 ) -> None:
     """Compile MODEL and show which device got which subgraph."""
+    if weightless and not output:
+        raise click.UsageError("--weightless: name the file with -o.")
     source = preprocessing.apply(read(core, model))
     refuse_weights(output, source)
     start(core)
@@ -50,7 +57,7 @@ def compile_command(
         names = ((s, f"subgraph_{s.index:03d}_{s.device}.onnx") for s in compiled.subgraphs)
         files += write_models(subgraphs_dir, {name: s.model for s, name in names})
     if output:
-        compiled.export_model(output)
+        compiled.export_model(output, weightless=weightless)
         files.append(output)
     cached = compiled.get_property("LOADED_FROM_CACHE")
     if as_json:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from devices.model.model import Model
-from hetero.cli.pairs import pairs
+from hetero.cli.pairs import pairs, together
 from hetero.cli.planning import PROPERTIES
 from hetero.cli.terminal import progress, show
 from hetero.compiled_model import CompiledModel
@@ -17,16 +17,23 @@ from hetero.core import Core
 from hetero.report.text import Rows
 from hetero.report.units import counted, nbytes_text
 from scheduler.formats.blob_format import MAGIC
+from scheduler.formats.weightless import is_weightless
 
 #: Rows of a table before the rest is counted.
 SHOWN = 20
 
 
-def remap_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--remap OLD=NEW``."""
-    return click.option(
-        "--remap", multiple=True, metavar="OLD=NEW", callback=pairs("OLD=NEW, as ORT=CPU"),
-        help="For a blob: the device here that takes the place of one it was compiled for.",
+def blob_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--remap OLD=NEW`` and ``--weights MODEL``."""
+    return together(
+        click.option(
+            "--remap", multiple=True, metavar="OLD=NEW", callback=pairs("OLD=NEW, as ORT=CPU"),
+            help="For a blob: the device here that takes the place of one it was compiled for.",
+        ),
+        click.option(
+            "--weights", metavar="MODEL",
+            help="For a blob that was compiled with --weightless: the model that it is of.",
+        ),
     )(function)  # fmt: skip
 
 
@@ -36,7 +43,7 @@ def is_blob(model: str) -> bool:
     if not path.is_file():
         return False
     with path.open("rb") as file:
-        return file.read(len(MAGIC)) == MAGIC
+        return file.read(len(MAGIC)) == MAGIC or is_weightless(path)
 
 
 def read(core: Core, model: str) -> Model:
@@ -60,6 +67,7 @@ def load(
     config: dict[str, Any],
     pins: dict[str, str],
     remap: dict[str, str],
+    weights: str | None = None,
 ) -> CompiledModel:
     """Compile a model that was read, or import a blob where `source` is None.
 
@@ -73,9 +81,11 @@ def load(
         given = click.get_current_context().get_parameter_source("device")
         chosen = None if given is click.core.ParameterSource.DEFAULT else device
         with progress(f"importing {model}"):
-            return core.import_model(model, chosen, config, remap)
+            return core.import_model(model, chosen, config, remap, weights=weights)
     if remap:
         raise click.UsageError("--remap is for blobs; name the devices with --device.")
+    if weights:
+        raise click.UsageError("--weights is for blobs; a model has its own.")
     with progress(f"compiling {source.name}"):
         return core.compile_model(source, device, config, affinity=pins or None)
 

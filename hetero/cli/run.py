@@ -18,7 +18,7 @@ from devices.model.model import Model
 from devices.model.variables import variables_of
 from hetero.cli.files import output_file, refuse_weights
 from hetero.cli.inputs import input_options, model_inputs
-from hetero.cli.loading import load, remap_option, show_subgraphs, subgraph_rows
+from hetero.cli.loading import blob_options, load, show_subgraphs, subgraph_rows
 from hetero.cli.options import model_options, start, with_core
 from hetero.cli.planning import planning_options
 from hetero.cli.preprocessing import Preprocessing, preprocess_options
@@ -44,7 +44,7 @@ REPEATS = 10
 @profile_options
 @output_file("--output", "-o", help="Write the outputs there, in numpy's .npz format.")
 @watch_options
-@remap_option
+@blob_options
 @with_core
 def run(
     core: Core,
@@ -56,6 +56,7 @@ def run(
     shapes: dict[str, tuple[int, ...]],
     preprocessing: Preprocessing,
     remap: dict[str, str],
+    weights: str | None,
     profile: bool,
     html: Path | None,
     output: Path | None,
@@ -76,7 +77,7 @@ def run(
         refuse_weights(output, source)
         refuse_weights(html, source)
     start(core)
-    compiled = load(core, model, source, device, config, pins, remap)
+    compiled = load(core, model, source, device, config, pins, remap, weights)
     idle = sorted({s.device for s in compiled.subgraphs} & _computing_nothing(core))
     if idle:
         remark(f"{', '.join(idle)} computes nothing: the outputs are not results")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, BinaryIO
 
 import msgpack
@@ -30,7 +30,8 @@ from scheduler.formats.blob_format import (
     Segment,
     header_checksum,
 )
-from scheduler.formats.tensor_entries import little_endian, texts_of
+from scheduler.formats.tensor_entries import raw, texts_of
+from scheduler.formats.weightless import write_without
 
 
 class BlobWriter:
@@ -54,6 +55,23 @@ class BlobWriter:
 
     def write(self, file: BinaryIO, value: Any) -> int:
         """Write the blob whose header is the document of `value`; return its length in bytes."""
+        beginning, table, nbytes = self._laid_out(value)
+        file.write(beginning)
+        position = len(beginning)
+        for segment, contents in zip(table, self._contents, strict=True):
+            file.write(bytes(segment.offset - position))
+            file.write(contents)
+            position = segment.offset + segment.nbytes
+        file.write(bytes(nbytes - position))
+        return nbytes
+
+    def write_without(self, file: BinaryIO, value: Any, weights: Iterable[np.ndarray]) -> int:
+        """Write the same blob without `weights`; see `scheduler.formats.weightless`."""
+        beginning, table, _ = self._laid_out(value)
+        return write_without(file, beginning, table, self._contents, weights)
+
+    def _laid_out(self, value: Any) -> tuple[bytes, list[Segment], int]:
+        """Return the prefix and the header, where the segments lie, and the blob's length."""
         document = self.document(value)
         table: list[Segment] = []
         header = b""
@@ -66,14 +84,7 @@ class BlobWriter:
             header = msgpack.packb([rows, document])
         nbytes = max(end, start)
         first = PREFIX.pack(MAGIC, FORMAT_VERSION, 0, len(header), nbytes, b"")[:SUMMED_NBYTES]
-        file.write(first + header_checksum(first, header) + header)
-        position = PREFIX.size + len(header)
-        for segment, contents in zip(table, self._contents, strict=True):
-            file.write(bytes(segment.offset - position))
-            file.write(contents)
-            position = segment.offset + segment.nbytes
-        file.write(bytes(nbytes - position))
-        return nbytes
+        return first + header_checksum(first, header) + header, table, nbytes
 
     def _table(self, end: int) -> tuple[int, list[Segment]]:
         table = []
@@ -121,7 +132,6 @@ class BlobWriter:
             raise TypeError(f"a tensor of dtype {array.dtype} cannot be written: ONNX has none.")
         segment = -1
         if array.size:
-            flat = np.ascontiguousarray(little_endian(array)).reshape(-1).view(np.uint8)
-            segment = self._add(flat.data)
+            segment = self._add(raw(array))
         packed = TENSOR_ENTRY.pack(segment, number) + struct.pack(f"<{len(shape)}Q", *shape)
         return msgpack.ExtType(TENSOR, packed)

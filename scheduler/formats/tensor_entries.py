@@ -29,6 +29,11 @@ def little_endian(array: np.ndarray) -> np.ndarray:
     return array
 
 
+def raw(array: np.ndarray) -> memoryview:
+    """Return an array's bytes as they are written."""
+    return np.ascontiguousarray(little_endian(array)).reshape(-1).view(np.uint8).data
+
+
 def shape_of(sizes: Any, most_rank: int, where: str) -> tuple[int, ...]:
     """Return a shape that was read, checked."""
     sound = isinstance(sizes, list) and len(sizes) <= most_rank
