@@ -32,10 +32,11 @@ _PARAMETERS = {
 
 
 def _sigmoid(xp: Xp, x: Array) -> Array:
-    y = xp.negative(x)
-    xp.exp(y, out=y)
-    y += 1
-    return xp.reciprocal(y, out=y)
+    y = x * 0.5
+    xp.tanh(y, out=y)
+    y *= 0.5
+    y += 0.5
+    return y
 
 
 def _named(xp: Xp, name: str, alpha: float, beta: float) -> Activation:

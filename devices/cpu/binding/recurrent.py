@@ -38,7 +38,8 @@ def bind_lstm(
     if not x.flags.c_contiguous:
         calls.append(partial(np.copyto, rows.reshape(x.shape), x))
     hidden = r.shape[-1]
-    states = [scratch((hidden, batch), x.dtype) for _ in range(2)]
+    states = scratch((steps + 1, hidden, batch), x.dtype)
+    cells = scratch((hidden, batch), x.dtype)
     gates = scratch((4 * hidden, batch), x.dtype)
     by_row = scratch((steps * batch, 4 * hidden), x.dtype)
     projected = scratch((steps, 4 * hidden, batch), x.dtype)
@@ -47,39 +48,40 @@ def bind_lstm(
         calls.append(partial(np.add, by_row, b[d, : 4 * hidden] + b[d, 4 * hidden :], by_row))
         shown = by_row.reshape(steps, batch, -1).swapaxes(1, 2)
         calls.append(partial(np.copyto, projected, shown))
-        for state, initial in zip(states, (initial_h, initial_c), strict=True):
+        for state, initial in ((states[0], initial_h), (cells, initial_c)):
             if initial is None:
                 calls.append(partial(state.fill, 0))
             else:
                 calls.append(partial(np.copyto, state, initial[d].T))
-        is_backward = direction == "reverse" or d == 1
-        for t in range(steps - 1, -1, -1) if is_backward else range(steps):
-            calls += _step(r[d], projected[t], states[0], states[1], gates)
-            if y is not None:
-                calls.append(partial(np.copyto, y[t, d].T, states[0]))
-        for end, state in zip(ends, states, strict=True):
+        in_time = slice(None, None, -1 if direction == "reverse" or d == 1 else 1)
+        for t, inputs in enumerate(projected[in_time]):
+            calls += _step(r[d], inputs, states[t], cells, gates, states[t + 1])
+        if y is not None:
+            calls.append(partial(np.copyto, y[in_time, d], states[1:].swapaxes(1, 2)))
+        for end, state in zip(ends, (states[-1], cells), strict=True):
             if end is not None:
                 calls.append(partial(np.copyto, end[d].T, state))
     return calls
 
 
 def _step(
-    r: np.ndarray, projected: np.ndarray, h: np.ndarray, c: np.ndarray, gates: np.ndarray
-) -> Iterator[Call]:
-    """Yield the calls of one step, which leave its states in h and c."""
+    r: np.ndarray, inputs: np.ndarray, h: np.ndarray, c: np.ndarray, gates: np.ndarray,
+    new: np.ndarray,
+) -> Iterator[Call]:  # fmt: skip
+    """Yield the calls of one step from state h to `new`, which leave its cells in c."""
     n = len(h)
     smooth, cell = gates[: 3 * n], gates[3 * n :]
     # The gates' order is input i, output o, forget f, cell c.
     i, o, forget = smooth[:n], smooth[n : 2 * n], smooth[2 * n :]
-    yield partial(np.matmul, r, h, gates)
-    yield partial(np.add, gates, projected, gates)
-    yield partial(np.negative, smooth, smooth)
-    yield partial(np.exp, smooth, smooth)
-    yield partial(np.add, smooth, np.asarray(1, h.dtype), smooth)
-    yield partial(np.reciprocal, smooth, smooth)
-    yield partial(np.tanh, cell, cell)
+    yield partial(r.dot, h, gates)  # less to decide than in matmul
+    yield partial(np.add, gates, inputs, gates)
+    half = np.asarray(0.5, h.dtype)
+    yield partial(np.multiply, smooth, half, smooth)
+    yield partial(np.tanh, gates, gates)  # the sigmoid of x is (tanh(x / 2) + 1) / 2
+    yield partial(np.multiply, smooth, half, smooth)
+    yield partial(np.add, smooth, half, smooth)
     yield partial(np.multiply, forget, c, c)
     yield partial(np.multiply, i, cell, cell)
     yield partial(np.add, c, cell, c)
     yield partial(np.tanh, c, cell)
-    yield partial(np.multiply, o, cell, h)
+    yield partial(np.multiply, o, cell, new)
