@@ -99,7 +99,7 @@ class CPUPlugin(Plugin):
 
     def version(self) -> str:
         """Return the versions that results depend on."""
-        return f"3 (numpy {np.__version__}, onnx {onnx.__version__})"
+        return f"4 (numpy {np.__version__}, onnx {onnx.__version__})"
 
     def full_name(self, device_id: str) -> str:
         """Return the processor's name where the system tells it."""

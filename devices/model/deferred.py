@@ -1,9 +1,9 @@
-"""A model that is read when more than its ports is asked for."""
+"""A model that is read when more than its outside is asked for."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from devices.model.model import Model
@@ -13,7 +13,8 @@ from devices.model.tensor_spec import TensorSpec
 class DeferredModel(Model):
     """A model whose ports are known, and whose rest is read when it is first asked for.
 
-    `load` returns the whole model; it is called once at most.
+    `load` returns the whole model; it is called once at most. Its metadata is part of the rest
+    where it is None.
     """
 
     def __init__(
@@ -23,6 +24,7 @@ class DeferredModel(Model):
         outputs: Sequence[TensorSpec],
         load: Callable[[], Model],
         optional_inputs: Sequence[TensorSpec] = (),
+        metadata: Mapping[str, str] | None = None,
     ) -> None:
         # The rest of what `Model` sets is set by `load`.
         self.__dict__.update(
@@ -33,6 +35,8 @@ class DeferredModel(Model):
             _load=load,
             _lock=threading.RLock(),
         )
+        if metadata is not None:
+            self.__dict__["metadata"] = metadata
 
     def __getattr__(self, attribute: str) -> Any:
         state = self.__dict__

@@ -180,6 +180,8 @@ def header_of(cuts: Sequence[Cut], compilation: Compilation) -> dict[str, Any]:
         # Of the values that stages take and give: enough to load their exports.
         "ports": [pack_spec(spec) for spec in _ports(cuts)],
         "optional_inputs": [pack_spec(s) for s in cuts[0].partition.source.optional_inputs],
+        # What a compiled model asks of its source beside the ports.
+        "metadata": dict(cuts[0].partition.source.metadata),
         **placed,
     }
 
@@ -257,6 +259,10 @@ def open_blob(
         ) from error
 
 
+def _read_texts(entries: Any) -> dict[str, str]:
+    return {str(key): str(text) for key, text in entries.items()}
+
+
 class ModelBlob:
     """A compiled model's blob, or a plan of the cache, read and checked.
 
@@ -311,10 +317,13 @@ class ModelBlob:
         return str(self.contents.get("content_hash"))
 
     def source(self) -> Model:
-        """Return the model that was compiled, read when more than its ports is asked for."""
-        plan = self.plans[0]
-        optional = self.optional_inputs
-        return DeferredModel(plan.name, plan.inputs, plan.outputs, self._whole, optional)
+        """Return the model that was compiled, read when more than its outside is asked for."""
+        plan, metadata = self.plans[0], None
+        if "metadata" in self.contents:  # blobs of earlier versions have none
+            metadata = self._read("metadata", _read_texts)
+        return DeferredModel(
+            plan.name, plan.inputs, plan.outputs, self._whole, self.optional_inputs, metadata
+        )
 
     @property
     def optional_inputs(self) -> tuple[TensorSpec, ...]:

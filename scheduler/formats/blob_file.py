@@ -25,6 +25,7 @@ from scheduler.formats.blob_format import (
     FORMAT_VERSION,
     MAGIC,
     MAX_RANK,
+    NAME_OF,
     NUMBER_OF,
     PREFIX,
     SEGMENT_ROW,
@@ -188,9 +189,9 @@ class BlobFile:
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes != (0 if segment == -1 else self._length(segment)):
             raise BlobError(
-                f"{where}: a tensor {shape} of {dtype.name} that its segment does not fill."
+                f"{where}: a tensor {shape} of {NAME_OF[number]} that its segment does not fill."
             )
-        return Stowed(None if segment == -1 else segment, nbytes, dtype.name, shape)
+        return Stowed(None if segment == -1 else segment, nbytes, NAME_OF[number], shape)
 
     def _length(self, index: Any) -> int:
         if type(index) is not int or not 0 <= index < len(self.segments):

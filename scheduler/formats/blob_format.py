@@ -55,9 +55,11 @@ TENSOR_ENTRY: Final = struct.Struct("<iH")
 #: numpy's own limit.
 MAX_RANK: Final = 64
 
-#: Element types by ONNX's number, and the numbers by name.
+#: Element types and their names by ONNX's number, and the numbers by name.
 DTYPE_OF: Final = {n: dtype for n, dtype in DTYPES.items() if dtype != np.dtype(object)}
-NUMBER_OF: Final = {dtype.name: number for number, dtype in DTYPE_OF.items()}
+#: numpy makes a type's name anew whenever it is asked.
+NAME_OF: Final = {number: dtype.name for number, dtype in DTYPE_OF.items()}
+NUMBER_OF: Final = {name: number for number, name in NAME_OF.items()}
 
 
 @dataclass(frozen=True, slots=True)

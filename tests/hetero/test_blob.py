@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import onnx
@@ -22,6 +23,7 @@ from devices.ort.prepacked import PackedFile
 from hetero.cache.description import describe
 from hetero.cli import cli
 from scheduler.formats.blob_file import BlobFile
+from scheduler.formats.model_parts import join_model
 from tests.examples.third_party_plugin import DensePlugin
 from tests.hetero import cache_workers
 from tests.hetero.counting_plugin import CountingPlugin
@@ -165,6 +167,20 @@ def test_a_device_whose_import_fails_compiles_again_and_says_so(
         assert not again.deployment.imported
     assert "broken by design" in caplog.text
     assert "compiled again" in caplog.text
+
+
+def test_an_imported_model_that_runs_does_not_read_the_one_it_was_made_from(
+    core: hetero.Core, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with core.compile_model(branches(), "CPU") as compiled:
+        blob = compiled.export_model()
+    read = Mock(wraps=join_model)
+    monkeypatch.setattr("hetero.cache.blob.join_model", read)
+    with core.import_model(blob) as again:
+        np.testing.assert_allclose(again({"x": X})[0], branches_output(X), rtol=1e-6)
+        read.assert_not_called()
+        assert len(again.source.nodes) == len(branches().graph.node)
+    read.assert_called_once()
 
 
 def test_another_version_of_the_device_compiles_again_and_says_so(

@@ -168,6 +168,20 @@ def test_a_blob_is_benched(shell: Shell, model: Path, tmp_path: Path) -> None:
     assert shell("bench --json -n 2", blob).document["one_at_a_time"]["requests"] == 2
 
 
+@pytest.mark.parametrize("command", ["run", "bench -n 2", "inspect"])
+def test_a_blob_of_another_version_is_refused_by_name(
+    shell: Shell, model: Path, tmp_path: Path, command: str
+) -> None:
+    blob = tmp_path / "m.hetero"
+    assert shell("compile", model, "-d", "CPU", "-o", blob).code == 0
+    written = blob.read_bytes()
+    blob.write_bytes(written[:8] + b"\x09" + written[9:])
+    done = shell(command, blob, ray=command == "inspect")  # which takes no executor
+    assert done.code == 1
+    assert "format version 9" in done.err
+    assert "ompile" in done.err  # what to do about it
+
+
 def test_null_says_that_it_computes_nothing(shell: Shell, model: Path) -> None:
     done = shell("run -d NULL", model)
     assert done.code == 0
