@@ -136,7 +136,7 @@ def show_profile(profile: Mapping[str, Any]) -> None:
     )
     once = sorted({n["device"] for n in nodes if n["readings"] == 1 < profile["requests"]})
     if once:
-        show(f"{', '.join(once)} timed nodes once, in runs apart")
+        show(f"{', '.join(once)} told one time of each node, the same for every request")
     untimed = sorted({n["device"] for n in nodes if not n["readings"]})
     if untimed:
         show(f"not every node is timed on {', '.join(untimed)}")
