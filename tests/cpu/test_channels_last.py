@@ -236,6 +236,26 @@ def test_shuffled_channels_are_one_operator(first: str) -> None:
     check(nodes, x, constants)
 
 
+@pytest.mark.parametrize(
+    ("group", "kernel", "pads"),
+    [(6, 3, [1] * 4), (6, 2, [0] * 4), (2, 1, [0] * 4), (1, 3, [1] * 4)],
+)
+def test_a_convolution_shuffles_the_channels_that_it_reads(
+    group: int, kernel: int, pads: list[int]
+) -> None:
+    nodes = [
+        helper.make_node("Reshape", ["x", "groups"], ["g"]),
+        helper.make_node("Transpose", ["g"], ["t"], perm=[0, 2, 1, 3, 4]),
+        helper.make_node("Reshape", ["t", "whole"], ["c"]),
+        helper.make_node("Conv", ["c", "w", "b"], ["y"], group=group, pads=pads),
+    ]
+    constants = conv(6, 6, (kernel, kernel), group)
+    constants |= {"groups": np.array([2, 3, 2, 4, 5]), "whole": np.array([2, 6, 4, 5])}
+    x = values(2, 6, 4, 5)
+    assert [node.op_type for node in transformed(nodes, x, constants)] == ["ChannelsLastConv"]
+    check(nodes, x, constants)
+
+
 def test_a_transposition_of_other_axes_is_no_shuffle() -> None:
     nodes = [
         helper.make_node("Reshape", ["x", "groups"], ["g"]),

@@ -82,17 +82,23 @@ def pixel_calls(scratch: Scratch, x: np.ndarray) -> tuple[np.ndarray, list[Call]
 
 
 def pad_calls(
-    scratch: Scratch, x: np.ndarray, before: Sequence[int], size: Sequence[int]
+    scratch: Scratch, x: np.ndarray, before: Sequence[int], size: Sequence[int], groups: int = 1
 ) -> tuple[np.ndarray, list[Call]]:
-    """Return `pixels` of x with zeros around it, of spatial `size`, and the calls that do it."""
+    """Return `pixels` of x with zeros around it, of spatial `size`, and the calls that do it.
+
+    The channels are those that shuffling `groups` of them gives.
+    """
     (n, c, h, w), (top, left) = x.shape, before
-    if (h, w) == tuple(size):
+    if (h, w) == tuple(size) and groups == 1:
         return pixel_calls(scratch, x)
     y = scratch((n, *size, c), x.dtype)
-    middle = y[:, top : top + h]
-    rims = (y[:, :top], y[:, top + h :], middle[:, :, :left], middle[:, :, left + w :])
+    rows = y[:, top : top + h]
+    rims = (y[:, :top], y[:, top + h :], rows[:, :, :left], rows[:, :, left + w :])
     calls: list[Call] = [partial(rim.fill, 0) for rim in rims if rim.size]
-    return y, calls + _copy_calls(middle[:, :, left : left + w], x.transpose(0, 2, 3, 1))
+    middle, last = rows[:, :, left : left + w], x.transpose(0, 2, 3, 1)
+    for i, part in enumerate(np.split(last, groups, 3)):
+        calls += _copy_calls(middle[..., i::groups], part)
+    return y, calls
 
 
 def _copy_calls(y: np.ndarray, x: np.ndarray) -> list[Call]:

@@ -81,10 +81,12 @@ def channels_last_conv_1(
     activation_params: Sequence[float] = (),
     winograd: int = 0,
     bias_row: int = 0,
+    shuffled: int = 1,
 ) -> np.ndarray:
     """Return what FusedConv does, of weights and a bias row that lie as `prepare` says.
 
-    `bias_row` tells that the bias is the weights' last row.
+    `bias_row` tells that the bias is the weights' last row; without Winograd's tiles, x's channels
+    are read as shuffling `shuffled` groups of them gives.
 
     The result has its channels last in memory; x and z are read fastest where they do too.
     """
@@ -97,7 +99,7 @@ def channels_last_conv_1(
         raise ValueError(f"input has shape {x.shape}; {group} groups of {read} channels wanted")
     y = planes(np.empty((x.shape[0], *window.output, channels), x.dtype))
     last = _Last(b, z, alike, activation, activation_params)
-    for call in _calls(Scratch(), y, x, w, window, group, winograd, last):
+    for call in _calls(Scratch(), y, x, w, window, group, winograd, shuffled, last):
         call()
     return y
 
@@ -122,13 +124,14 @@ def bind_channels_last_conv(
     activation_params: Sequence[float] = (),
     winograd: int = 0,
     bias_row: int = 0,
+    shuffled: int = 1,
 ) -> Sequence[Call] | None:
     """Bind the calls that the kernel above makes."""
     if not is_last(y):
         return None
     window = sliding_window(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad)
     last = _Last(b, z, alike, activation, activation_params)
-    return list(_calls(scratch, y, x, w, window, group, winograd, last))
+    return list(_calls(scratch, y, x, w, window, group, winograd, shuffled, last))
 
 
 def _is_by_channel(w: np.ndarray, window: Window, group: int, winograd: int) -> bool:
@@ -179,6 +182,7 @@ def _calls(
     window: Window,
     group: int,
     winograd: int,
+    shuffled: int,
     last: _Last,
 ) -> Iterator[Call]:
     """Yield the calls that put the convolution into y, whose channels are last."""
@@ -198,7 +202,7 @@ def _calls(
             yield from last.calls(lines[rows], None if residual is None else residual[rows])
         return
     size = [b + n + e for b, n, e in zip(window.begin, window.input, window.end, strict=True)]
-    x, calls = pad_calls(scratch, x, window.begin, size)
+    x, calls = pad_calls(scratch, x, window.begin, size, shuffled)
     yield from calls
     reads = windows(x, window.kernel, window.strides, window.dilations, y.shape[1:3])
     if _is_by_channel(w, window, group, winograd):

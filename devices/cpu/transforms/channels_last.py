@@ -7,6 +7,7 @@ from onnx import helper
 
 from devices.cpu.fast.conv import bias_row, copies_columns, prepare
 from devices.cpu.fast.winograd import best_tile
+from devices.cpu.implementations import FUSED
 from devices.cpu.transforms.rewriting import Rewrite, fused_node
 from devices.kernels.window import sliding_window
 from devices.model.model import Model, Node
@@ -46,7 +47,18 @@ def _prepare(rewrite: Rewrite, i: int, conv: Node) -> None:
     inputs[1] = rewrite.add_constant(name, prepared)
     if b is not None and inputs[2]:
         inputs[2] = rewrite.add_constant(f"{inputs[2]}/row", bias_row(b))
-    rewrite.replace((i,), fused_node("ChannelsLastConv", inputs, conv.outputs, [conv], attributes))
+    parts = [i]
+    shuffle = rewrite.producer(inputs[0])
+    if shuffle is not None and not tile and rewrite.sole_reader(inputs[0]) == i:
+        before = rewrite.model.nodes[shuffle]
+        if before.op_type == "ChannelShuffle" and before.domain == FUSED:
+            parts.insert(0, shuffle)
+            inputs[0] = before.inputs[0]
+            attributes["shuffled"] = helper.make_attribute("shuffled", before.attributes["group"])
+    covered = [rewrite.model.nodes[part] for part in parts]
+    rewrite.replace(
+        parts, fused_node("ChannelsLastConv", inputs, conv.outputs, covered, attributes)
+    )
 
 
 def _tile(model: Model, conv: Node, w: np.ndarray) -> int:
