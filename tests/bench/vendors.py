@@ -4,6 +4,10 @@ Pairs of a bare way and ours: openvino and `OV`, onnxruntime and `ORT`, OpenVINO
 and our `HETERO:OV`. `ratio` is the bare way's median latency over ours, one request at a time: 1 is
 none lost. Both of a pair have as many threads, OpenVINO computes in float32 as `OV` does, and their
 turns alternate. A runtime that is not installed is left out, and that is said.
+
+Then two devices that share the cores, each with a half of a model's nodes and several requests in
+flight: with the shares of the threads that they get, and each with all threads. `ratio` is the rate
+over that of the latter.
 """
 
 from __future__ import annotations
@@ -74,6 +78,8 @@ PAIRS: Final[dict[str, tuple[str, Make, str]]] = {
     "openvino": ("openvino", _openvino, "OV"),
     "openvino HETERO:CPU": ("openvino", _openvino_hetero, "HETERO:OV"),
 }
+#: Two devices that share cores.
+SHARING: Final = "HETERO:OV,ORT"
 
 
 def run(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -93,25 +99,50 @@ def run(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
                     ways = {bare: bare_way, device: call(compiled, inputs)}
                     timings = by_turns(ways, 1, options.seconds, options.rounds)
                 for way, timing in timings.items():
-                    yield _row(name, way, timing, timings[bare])
+                    yield _row(name, way, timing, timings[bare].p50_ms / timing.p50_ms)
+        if {"OV", "ORT"} <= {name.partition(".")[0] for name in core.available_devices}:
+            yield from _shared(core, options)
 
 
-def _row(model: str, way: str, timing: Timing, bare: Timing) -> dict[str, Any]:
+def _shared(core: hetero.Core, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Measure halves of models on two vendors' devices, with their shares and with all threads."""
+    for name in names(options.shared):
+        model = core.read_model(f"light:{name}")
+        inputs = light_model_inputs(model)
+        half = model.node_names[len(model.node_names) // 2 :]
+        made = [
+            core.compile_model(model, SHARING, config, affinity=dict.fromkeys(half, "ORT"))
+            for config in ({"INFERENCE_NUM_THREADS": options.threads}, {})
+        ]
+        ways = {
+            f"{SHARING}, {what}": call(compiled, inputs)
+            for what, compiled in zip(("all threads", "shares"), made, strict=True)
+        }
+        timings = by_turns(ways, 4, options.seconds, options.rounds)
+        every = next(iter(timings.values()))
+        for way, timing in timings.items():
+            yield _row(name, way, timing, timing.rate / every.rate)
+        for compiled in made:
+            compiled.close()
+
+
+def _row(model: str, way: str, timing: Timing, ratio: float) -> dict[str, Any]:
     return {
         "model": model,
         "way": way,
         "p50_ms": round(timing.p50_ms, 3),
         "requests_per_s": round(timing.rate, 2),
-        "ratio": round(bare.p50_ms / timing.p50_ms, 3),
+        "ratio": round(ratio, 3),
     }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", default="resnet50,squeezenet,bert")
+    parser.add_argument("--shared", default="resnet50", help="models that two devices share")
     cores = len(os.sched_getaffinity(0))
     parser.add_argument("--threads", type=int, default=cores, help="of each way; all cores")
-    parser.add_argument("--seconds", type=float, default=6.0, help="per way and model")
+    parser.add_argument("--seconds", type=float, default=2.5, help="per way and model")
     parser.add_argument("--rounds", type=int, default=20, help="turns to cut these seconds in")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(arguments)
