@@ -55,13 +55,19 @@ class NullProgram(Program):
         self._shapes: dict[str, list[int]] = dict(config["NULL_OUTPUT_SHAPES"])
         self._held = bytearray(int(config["NULL_MEMORY_NBYTES"]))
         self._runs = itertools.count(1)
+        self._is_busy = bool(config["NULL_BUSY"])
+        #: What goes wrong, and in which run.
+        self._kind, _, number = config["NULL_FAULT"].partition("@")
+        self._faulty_run = int(number) if self._kind else None
         #: Shape and type of each output, where no run changes them.
         self._fixed = self._fixed_outputs()
 
     def run(self, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:
         """Wait as long as the nodes take together, then give zeros."""
-        self._fault(next(self._runs), context)
-        if self._config["NULL_BUSY"]:
+        number = next(self._runs)
+        if number == self._faulty_run:
+            self._fault(context)
+        if self._is_busy:
             _spin(self._total_s, context)
         elif self._total_s:
             context.sleep(self._total_s)
@@ -117,17 +123,14 @@ class NullProgram(Program):
             ]
         return np.full(shape, "", object) if port.dtype.kind == "O" else np.zeros(shape, port.dtype)
 
-    def _fault(self, run: int, context: RunContext) -> None:
-        kind, _, number = self._config["NULL_FAULT"].partition("@")
-        if not kind or run != int(number):
-            return
-        if kind == "fail":
+    def _fault(self, context: RunContext) -> None:
+        if self._kind == "fail":
             raise InferenceError(
-                f"NULL is set to fail on run {number} of model {self._model.name!r}: "
+                f"NULL is set to fail on run {self._faulty_run} of model {self._model.name!r}: "
                 f"NULL_FAULT={self._config['NULL_FAULT']}.",
                 device=f"NULL.{self._config['DEVICE_ID']}",
             )
-        if kind == "die":
+        if self._kind == "die":
             os.kill(os.getpid(), signal.SIGKILL)
         while True:  # a hung device answers nothing, but lets itself be cancelled
             context.sleep(0.05)

@@ -317,18 +317,17 @@ class InferRequest(Awaited, HasStory, HasStates, HasTensors, OpenVINONames, Prio
                 self._run, self._state = before, State.IDLE
             self._end(run)
             raise
+        run.admission_s, run.story = submission.waited_s, submission.story
+        run.request_id, made = submission.request_id, submission.future
+        if made.done():
+            self._answered(run, made, callback)
+            return run
         with self._lock:
             run.submission = submission
-            run.admission_s, run.story = submission.waited_s, submission.story
-            run.request_id = submission.request_id
             stop = self._state is State.CANCELLED
         if stop:
             submission.cancel()
-        made = submission.future
-        if made.done():
-            self._answered(run, made, callback)
-        else:
-            made.add_done_callback(lambda made: self._answered(run, made, callback))
+        made.add_done_callback(lambda made: self._answered(run, made, callback))
         return run
 
     def _answered(

@@ -49,12 +49,11 @@ class StageOutputs:
             )
         taken: set[int] = set()
         _take(inputs, taken)
-        received = []
-        for i, value in enumerate(outputs):
+        received: list[Value] = []
+        for value, expected in zip(outputs, self._expected, strict=True):
             tensor = np.asarray(value) if isinstance(value, np.generic) else value
-            expected = self._expected[i]
             if expected is not None and not _fits(tensor, expected):
-                raise self._unexpected(i, tensor)
+                raise self._unexpected(len(received), tensor)
             received.append(_own(tensor, taken))
         return received
 
@@ -122,6 +121,9 @@ def _take(values: Sequence[Value], taken: set[int]) -> None:
 def _owner(array: np.ndarray) -> Any:
     """Return the object whose memory an array shows."""
     owner: Any = array
-    while isinstance(owner, np.ndarray) and (base := owner.base) is not None:
-        owner = base
+    base: Any = array.base
+    while base is not None:
+        if not isinstance(base, np.ndarray):
+            return base
+        owner, base = base, base.base
     return owner

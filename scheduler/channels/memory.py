@@ -36,7 +36,7 @@ class MemoryChannel:
         receive = self._receivers.get(address)
         if receive is None:
             return
-        if isinstance(message, Values):
+        if type(message) is Values:
             task, tensors, runs = message
             message = Values(task, read_only(tensors), runs)
         elif isinstance(message, Keep):
@@ -54,8 +54,8 @@ def read_only(value: Any) -> Any:
         if not value.flags.writeable:
             return value
         view = value.view()
-        view.setflags(write=False)
+        view.flags.writeable = False
         return view
-    if isinstance(value, dict | Mapping):  # to ask for dict first is quicker
+    if type(value) is dict or isinstance(value, Mapping):  # to ask for dict first is quicker
         return {name: read_only(item) for name, item in value.items()}
     return [read_only(item) for item in value] if isinstance(value, list) else value

@@ -207,21 +207,15 @@ class DeviceLoop:
         """
         try:
             with self._lock:
-                if not self._machine.is_free(task):
+                if not self._machine.begin(task, task.request.id):
                     return False
-                # Values that wait for nothing fill no queue: they are not counted.
-                arrived = events.ValuesArrived(
-                    task, task.request.id, tensors, 0, (), time.monotonic()
-                )
-                due = self._machine.handle(arrived)
-            for run in due:  # none, where the attempt was dropped before
-                assert isinstance(run, Run)
-                instructions, ended = self._run_through(run)
-                for instruction in instructions:
-                    if ended is not None and isinstance(instruction, events.Report):
-                        deliver(ended)
-                    else:
-                        self._follow((instruction,), ended)
+            due = Run(task, tensors, (), time.monotonic())
+            instructions, ended = self._run_through(due)
+            for instruction in instructions:
+                if ended is not None and isinstance(instruction, events.Report):
+                    deliver(ended)
+                else:
+                    self._follow((instruction,), ended)
         except BaseException as error:
             self.give_up(task, error)
             raise

@@ -158,10 +158,20 @@ class DeviceMachine:
         """Whether an attempt was dropped, lately."""
         return request in self._dropped
 
-    def is_free(self, task: Task) -> bool:
-        """Whether a task that comes now runs at once, and no other waits."""
-        stage = self._stages.get((task.request.deployment, task.stage))
-        return stage is not None and not self._ready and self._is_free(stage)
+    def begin(self, identity: Task, sequence: int) -> bool:
+        """Count a task as running, all inputs of which whoever runs it has; whether it may run now.
+
+        It may where the stage has a stream for it and no other task waits.
+        """
+        attempt, number = identity
+        stage = self._stages.get((attempt.deployment, number))
+        if stage is None or self._ready or not self._is_free(stage) or attempt in self._dropped:
+            return False
+        task = _Task(identity, stage, self._order.place(stage.client.name, sequence))
+        self._tasks.setdefault(attempt, {})[number] = task
+        stage.client.num_tasks += 1
+        self._run(task)
+        return True
 
     def is_running(self, task: Task) -> bool:
         """Whether a task has begun and not ended."""
@@ -245,23 +255,25 @@ class DeviceMachine:
         task.ready_s = now_s
         task.nbytes += nbytes
         client.nbytes += nbytes
+        done: list[DeviceInstruction] = []
         if len(task.tensors) < len(stage.inputs):
             self._step(task, event, _S.JOINING)
         else:
             self._step(task, event, _S.READY)
             self._arrivals += 1
-            opened = stage.opened
             if not self._ready and self._is_free(stage):
-                return [self._run(task), *self._relieve(task)]
-            key = Key(task.place + opened.level, -attempt.priority, self._arrivals)
-            heapq.heappush(self._ready, _Ready(key, task))
-        return self._relieve(task)
+                done.append(self._run(task))
+            else:
+                place = task.place + stage.opened.level
+                key = Key(place, -attempt.priority, self._arrivals)
+                heapq.heappush(self._ready, _Ready(key, task))
+        if client.num_tasks > self._max_tasks or client.nbytes > self._max_nbytes:
+            done += self._relieve(task)
+        return done
 
     def _relieve(self, newest: _Task) -> list[DeviceInstruction]:
         """End what a client has too much of: what still joins first, and of that the oldest."""
         held = newest.stage.client
-        if held.num_tasks <= self._max_tasks and held.nbytes <= self._max_nbytes:
-            return []
         mine = [
             task
             for tasks in self._tasks.values()
@@ -327,9 +339,10 @@ class DeviceMachine:
         self._num_running -= 1
         stage = task.stage
         stage.num_running -= 1
-        for held in stage.held:
-            heapq.heappush(self._ready, held)
-        stage.held.clear()
+        if stage.held:
+            for held in stage.held:
+                heapq.heappush(self._ready, held)
+            stage.held.clear()
         if not wanted:
             return []
         if isinstance(event, events.RunFailed):

@@ -63,7 +63,9 @@ class FairOrder:
 
     def place(self, client: str, sequence: int) -> int:
         """Return the place of a client's request, one of whose tasks has come."""
-        count = self._counts.setdefault(client, _Count())
+        count = self._counts.get(client)
+        if count is None:
+            count = self._counts[client] = _Count()
         is_alone = count.num_tasks == self._num_tasks
         if sequence > count.last_sequence:
             if not count.num_tasks or not is_alone:
@@ -76,12 +78,14 @@ class FairOrder:
 
     def ran(self, place: int) -> None:
         """Take note that a task of a request at this place has begun."""
-        self._now = max(self._now, place)
+        if place > self._now:
+            self._now = place
 
     def left(self, client: str) -> None:
         """Take note that one task fewer of the client is on the device."""
-        if client in self._counts:
-            self._counts[client].num_tasks -= 1
+        count = self._counts.get(client)
+        if count is not None:
+            count.num_tasks -= 1
             self._num_tasks -= 1
 
     def forget(self, client: str) -> None:

@@ -199,6 +199,28 @@ def test_values_for_a_stage_that_is_not_there_are_refused_by_name() -> None:
     assert m.num_tasks == 0
 
 
+def test_a_caller_begins_its_own_task_where_none_waits_and_a_stream_is_free() -> None:
+    m = machine()
+    assert not m.begin(task(1, 7), 1)  # no such stage
+    m.handle(ev.AttemptDropped(task(1).request))
+    assert not m.begin(task(1), 1)
+    assert m.begin(task(2), 2)
+    assert not m.begin(task(3), 3)
+    assert m.handle(arrived(task(4), "x")) == []
+    assert m.handle(ev.RunEnded(task(2))) == [
+        ev.SendOn(task(2), JOIN),
+        ev.Report(task(2)),
+        run(task(4), "x"),
+    ]
+    wide = machine(2)
+    assert wide.begin(task(1), 1)
+    assert wide.begin(task(2), 2)
+    assert wide.handle(ev.AttemptDropped(task(1).request)) == [ev.Stop(task(1))]
+    assert wide.handle(ev.RunEnded(task(1))) == []
+    assert wide.is_running(task(2))
+    assert (wide.num_running, wide.num_tasks) == (1, 1)
+
+
 def test_values_that_come_twice_change_nothing() -> None:
     m = machine()
     m.handle(arrived(task(1, 1), "a"))
