@@ -22,6 +22,7 @@ from devices.errors import (
     HeteroError,
     InferenceError,
     RequestCancelledError,
+    UnsupportedOperationError,
 )
 from devices.model.model import Model
 from devices.plugin.plugin import Plugin
@@ -178,6 +179,8 @@ class DeviceHost:
         with self._typed("cannot keep a tensor"):
             try:
                 return self._plugin.create_context(self._config({})).from_host(value)
+            except UnsupportedOperationError:  # what it leaves, only its own programs make
+                return value
             except MemoryError as error:
                 raise DeviceMemoryError(
                     f"device {name} has no room to keep a tensor of {value.nbytes} bytes: {error}. "

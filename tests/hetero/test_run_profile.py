@@ -90,8 +90,8 @@ def test_a_cost_files_expectation_stands_beside_and_in_the_page(
     with hetero.Core(executor="inprocess") as core:
         costs = planned(core, tmp_path, {"CPU": 1e-3, "ORT": 2e-3})["COST_FILE"]
     page = tmp_path / "page.html"
-    line = ("run --profile --json", model, *SPLIT, "--costs", costs, "--html", page)
-    profile = shell(*line).document["profile"]
+    line = ("run --profile --json -c PLAN_SECONDS=0.1", model, *SPLIT, "--costs", costs)
+    profile = shell(*line, "--html", page).document["profile"]
     each = {"CPU": 1e-3, "ORT": 2e-3}
     for row in profile["nodes"]:
         assert row["predicted_s"] == pytest.approx(each[row["device"]] * len(row["covers"]))

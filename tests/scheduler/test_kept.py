@@ -70,6 +70,13 @@ def test_tensors_are_counted_given_and_freed_by_key_and_by_client() -> None:
     assert failure.error.data["port"] == "x"
 
 
+def test_a_device_whose_memory_clients_cannot_have_keeps_tensors_on_the_host() -> None:
+    class Leaving(ToyPlugin):
+        leaves_outputs = True
+
+    assert DeviceHost(TOY, Leaving()).place(X) is X
+
+
 def test_what_is_more_than_the_memory_is_refused_and_changes_nothing() -> None:
     kept, told = KeptTensors(TOY, lambda value: value), Told()
     kept.keep("a", {"1": X})
