@@ -43,3 +43,13 @@ class PumpedChannel(Channel, Protocol):
 
     def wake(self) -> None:
         """Have who waits in `pump` return."""
+
+    @property
+    def num_waits(self) -> int:
+        """How many times a `pump` has found nothing there, and has waited."""
+
+    def hold(self) -> None:
+        """Keep small messages that the calling thread sends until `let_go`, to go together."""
+
+    def let_go(self) -> None:
+        """Send what is held, and hold no more."""

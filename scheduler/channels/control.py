@@ -202,6 +202,7 @@ class Control:
         if late_s > self._beat_s:
             peer.heard_s += late_s  # we ourselves were stopped, and heard nobody
         self._send_beat(peer, now_s, status)
+        peer.send_held()  # the thread that holds it may be stuck
         self._guard_process(peer)
         silent_s = now_s - peer.heard_s
         if silent_s > self._silent_after_s:

@@ -19,7 +19,7 @@ from scheduler.channels.inbox import Inbox
 from scheduler.channels.memory import read_only
 from scheduler.channels.messages import Dropped, Message, Values
 from scheduler.channels.peers import SHARED_NBYTES, Peer, Peers, Store
-from scheduler.channels.protocol import DROPPED, LEAVE, PREFIX
+from scheduler.channels.protocol import DROPPED, LEAVE
 from scheduler.channels.shared_memory import SlotPool, SlotReader
 from scheduler.channels.sockets import Sockets, socket_path
 from scheduler.owned_files import Process, process_start, remove_with, sweep
@@ -205,9 +205,9 @@ class DirectChannel:
             self._turn.release()
         if arrival is None:
             return 0
-        link, number, frames = arrival
+        link, number, frames, start = arrival
         try:
-            message = envelope.message(frames, self._slots.view, PREFIX.size)
+            message = envelope.message(frames, self._slots.view, start)
         except BlobError as error:
             self._inbox.losses.append((link, number, number, str(error)))
             return 0
@@ -217,6 +217,23 @@ class DirectChannel:
     def wake(self) -> None:
         """Make one `pump`, that waits or the next, return early."""
         self._inbox.wake()
+
+    @property
+    def num_waits(self) -> int:
+        """How many times a `pump` has found nothing there, and has waited."""
+        return self._inbox.num_waits
+
+    def hold(self) -> None:
+        """Keep small messages for this node, that the calling thread sends, until `let_go`.
+
+        Those for one party then go as one: it wakes once. One thread at a time may hold; what it
+        holds goes with the next beat at the latest.
+        """
+        self._peers.held.begin()
+
+    def let_go(self) -> None:
+        """Send what is held, and hold no more."""
+        self._peers.held.end()
 
     def watch(self, address: str) -> None:
         """Tell of a party from now on when it is silent or heard again.

@@ -8,6 +8,7 @@ no room, or is too large, goes through ZeroMQ; each of the two ways has links of
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import select
 import socket
@@ -18,7 +19,7 @@ from typing import Any, Final
 import zmq
 
 from scheduler.channels.links import Incoming
-from scheduler.channels.protocol import PREFIX
+from scheduler.channels.protocol import LENGTH, PREFIX
 from scheduler.channels.sockets import Socket
 
 _log = logging.getLogger(__name__)
@@ -29,8 +30,8 @@ MOST_DATAGRAM_NBYTES: Final = 128 * 1024
 _FAR_FIRST: Final = 16
 
 
-#: One message as it came: link, number on it, frames, of which the first starts with the prefix.
-Arrival = tuple[bytes, int, list[Any]]
+#: One message as it came: link, number on it, frames, and where the first one's contents start.
+Arrival = tuple[bytes, int, list[Any], int]
 
 
 class Inbox:
@@ -44,12 +45,17 @@ class Inbox:
         (link, first number, last number, why) of what did not come whole.
     waiting_since_s : float or None
         Since when a thread waits; None while none does.
+    num_waits : int
+        How many times one has waited.
     """
 
     def __init__(self, identity: bytes, path: str, far: list[Socket]) -> None:
         self.incoming: dict[bytes, Incoming] = {}
         self.losses: deque[tuple[bytes, int, int, str]] = deque()
         self.waiting_since_s: float | None = None
+        self.num_waits = 0
+        #: What came with other messages in a datagram.
+        self._unread: deque[Arrival] = deque()
         self._identity = identity
         self._path = path
         self._far = far
@@ -67,6 +73,8 @@ class Inbox:
 
     def next(self, timeout_s: float | None) -> Arrival | None:
         """Return the next message; None in time without one, or woken, or for what is none."""
+        if self._unread:
+            return self._unread.popleft()
         frames = self._received()
         if frames is None and timeout_s != 0:
             frames = self._wait(timeout_s)
@@ -79,16 +87,31 @@ class Inbox:
         if receiver != self._identity:
             _log.warning("a message of %d bytes for another party is dropped", len(head))
             return None
-        nbytes = sum(map(len, frames)) if num_more else len(head)
-        lost = (self.incoming.get(link) or self.link(link)).take(number, nbytes)
+        nbytes = sum(map(len, frames)) if num_more > 0 else len(head)
+        incoming = self.incoming.get(link) or self.link(link)
+        lost = incoming.take(number, nbytes, max(0, -num_more))
         if lost is None:
             return None
         if lost:
             self.losses.append((link, number - lost, number - 1, "later ones came before them"))
+        if num_more < 0:
+            return self._first_of(link, number, head, -num_more)
         if len(frames) != num_more + 1:
             self.losses.append((link, number, number, "it is cut short"))
             return None
-        return link, number, frames
+        return link, number, frames, PREFIX.size
+
+    def _first_of(self, link: bytes, number: int, head: bytes, num_more: int) -> Arrival | None:
+        """Return the first message of a datagram with several; the others are read after it."""
+        start = PREFIX.size + num_more * LENGTH.size
+        lengths = [] if start > len(head) else LENGTH.iter_unpack(head[PREFIX.size : start])
+        ends = [*itertools.accumulate((length for (length,) in lengths), initial=start), len(head)]
+        if len(ends) != num_more + 2 or ends[-2] > ends[-1]:
+            self.losses.append((link, number, number + num_more, "they are cut short"))
+            return None
+        for i, (start, end) in enumerate(itertools.pairwise(ends)):
+            self._unread.append((link, number + i, [head[start:end]], 0))
+        return self._unread.popleft()
 
     def wake(self) -> None:
         """Make `next` return, now or once it is called; from any thread."""
@@ -102,6 +125,7 @@ class Inbox:
             pull.close()
 
     def _wait(self, timeout_s: float | None) -> list[Any] | None:
+        self.num_waits += 1
         self.waiting_since_s = now_s = time.monotonic()
         end_s = None if timeout_s is None else now_s + timeout_s
         frames = None

@@ -32,15 +32,15 @@ class Incoming:
     announced: int = 0
     late_at_s: float = 0.0
 
-    def take(self, number: int, nbytes: int) -> int | None:
-        """Take in message `number`, from 1.
+    def take(self, number: int, nbytes: int, num_more: int = 0) -> int | None:
+        """Take in message `number`, from 1, and so many that came with it.
 
         Returns how many before it are lost; None if it is a double.
         """
         lost = number - self.count - 1
         if lost < 0:
             return None
-        self.count = number
+        self.count = number + num_more
         self.nbytes += nbytes
         return lost
 

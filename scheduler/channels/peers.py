@@ -19,7 +19,7 @@ from scheduler.channels.direct_address import Endpoint, to_endpoint
 from scheduler.channels.envelope import INLINE_NBYTES, MessageWriter
 from scheduler.channels.inbox import MOST_DATAGRAM_NBYTES
 from scheduler.channels.messages import Message
-from scheduler.channels.protocol import PREFIX, VERSION
+from scheduler.channels.protocol import LENGTH, PREFIX, VERSION
 from scheduler.channels.shared_memory import Slot, SlotPool
 from scheduler.channels.sockets import Socket, Sockets
 
@@ -31,6 +31,8 @@ _MOST_CONTROL: Final = 256
 SHARED_NBYTES: Final = 64 * 1024
 #: How long the last control messages may take.
 _FAREWELL_MS: Final = 100
+#: Bytes of messages that go together: with the lengths they are a datagram still.
+_MOST_HELD_NBYTES: Final = MOST_DATAGRAM_NBYTES // 2
 #: Measurements of a clock that are kept.
 _SAMPLES: Final = 16
 
@@ -46,6 +48,30 @@ class Store(NamedTuple):
     def inline_nbytes(self) -> int:
         """What is smaller travels in the head: one datagram."""
         return min(self.least_nbytes or SHARED_NBYTES, SHARED_NBYTES)
+
+
+class Held:
+    """Which thread's messages are held back, and for whom: what follows soon goes with them."""
+
+    def __init__(self) -> None:
+        self._thread: int | None = None
+        self.peers: list[Peer] = []
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the calling thread's are."""
+        return self._thread is not None and self._thread == threading.get_ident()
+
+    def begin(self) -> None:
+        """Hold back the calling thread's."""
+        self._thread = threading.get_ident()
+
+    def end(self) -> None:
+        """Send them, and hold back none."""
+        self._thread = None
+        peers, self.peers = self.peers, []
+        for peer in peers:
+            peer.send_held()
 
 
 class Outgoing:
@@ -71,7 +97,13 @@ class Peer:
     """
 
     def __init__(
-        self, address: str, endpoint: Endpoint, sockets: Sockets, store: Store, now_s: float
+        self,
+        address: str,
+        endpoint: Endpoint,
+        sockets: Sockets,
+        store: Store,
+        now_s: float,
+        held: Held,
     ) -> None:
         urls = endpoint.urls()
         if urls is None:
@@ -109,6 +141,10 @@ class Peer:
         self._datagrams = _connected(endpoint.datagram_path) if endpoint.is_near else None
         self._control: Socket | None = sockets.push(control_url, endpoint.key)
         self._control.sndhwm = _MOST_CONTROL
+        self._held = held
+        #: What waits to go together, and its bytes.
+        self._waiting: list[bytes] = []
+        self._waiting_nbytes = 0
 
     def send(self, message: Message) -> None:
         """Send a message; it is dropped where the party is silent.
@@ -130,6 +166,13 @@ class Peer:
     def _send(self, message: Message) -> tuple[bytes, int] | None:
         near = self.near
         number = near.count + 1
+        if self._held.is_here and self._datagrams is not None:
+            frames = self._writer.frames(message, self._put)
+            if len(frames) == 1 and not self._filled:
+                self._hold(frames[0])
+                return None
+            frames[0] = bytes(PREFIX.size) + frames[0]
+            return self._send_far(frames)
         prefix = PREFIX.pack(self._identity, near.id, number, 0)
         frames = self._writer.frames(message, self._put, prefix)
         datagrams, head = self._datagrams, frames[0]
@@ -142,6 +185,36 @@ class Peer:
             else:
                 return near.id, number
         return self._send_far(frames)
+
+    def _hold(self, packed: bytes) -> None:
+        if self._waiting_nbytes + len(packed) > _MOST_HELD_NBYTES:
+            self._send_waiting()
+        if not self._waiting:
+            self._held.peers.append(self)
+        self._waiting.append(packed)
+        self._waiting_nbytes += len(packed)
+
+    def send_held(self) -> None:
+        """Send what waits to go together."""
+        with self._lock:
+            if self._waiting:
+                self._send_waiting()
+
+    def _send_waiting(self) -> None:
+        waiting, self._waiting, self._waiting_nbytes = self._waiting, [], 0
+        if self.silent or self._datagrams is None:
+            self.far.count += len(waiting)
+            return
+        near = self.near
+        prefix = PREFIX.pack(self._identity, near.id, near.count + 1, 1 - len(waiting))
+        lengths = [LENGTH.pack(len(packed)) for packed in waiting[:-1]]
+        try:
+            self._datagrams.send(b"".join((prefix, *lengths, *waiting)))
+        except OSError:  # no room, or nobody there
+            for packed in waiting:
+                self._send_far([bytes(PREFIX.size) + packed])
+        else:
+            near.count += len(waiting)
 
     def _fill(self, flat: np.ndarray) -> tuple[str, int, int, int, int] | None:
         """Put contents into shared memory, if they are large enough and there is room."""
@@ -200,6 +273,8 @@ class Peers:
     def __init__(self, sockets: Sockets, store: Store) -> None:
         self._sockets = sockets
         self._store = store
+        #: What is held back for them.
+        self.held = Held()
         self._peers: dict[str, Peer] = {}
         self._lock = threading.Lock()
         self._closed = False
@@ -224,7 +299,7 @@ class Peers:
             if self._closed:
                 return None
             endpoint = to_endpoint(address)
-            peer = Peer(address, endpoint, self._sockets, self._store, now_s)
+            peer = Peer(address, endpoint, self._sockets, self._store, now_s, self.held)
             self._peers[address] = peer
             return peer, True
 

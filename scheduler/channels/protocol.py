@@ -1,7 +1,9 @@
 """What direct channels put around messages, and say to each other beside them.
 
 Data: each message starts with the receiver's identity, the link it comes on, its number there and
-how many more frames it has. Control: msgpack of version, the receiver's identity, a kind, the
+how many more frames it has. A datagram may have several small ones: the number is the first's, that
+of further ones stands negated in place of frames, then come their lengths, but for the last's, and
+the messages. Control: msgpack of version, the receiver's identity, a kind, the
 sender's address, and the kind's fields::
 
     BEAT     far link, messages sent on it, bytes, near link, clock, the receiver's clock at its
@@ -20,8 +22,9 @@ from typing import Any, Final
 from devices.errors import BlobError
 from scheduler.formats.msgpack_check import unpack
 
-VERSION: Final = 1
-PREFIX: Final = struct.Struct("<8s8sQI")
+VERSION: Final = 2
+PREFIX: Final = struct.Struct("<8s8sQi")
+LENGTH: Final = struct.Struct("<I")
 BEAT, DROPPED, LOST, LEAVE = range(4)
 
 _NUMBER = (int, float)

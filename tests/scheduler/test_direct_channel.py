@@ -64,6 +64,56 @@ def test_what_finds_no_room_in_the_kernel_goes_by_the_other_way(
     assert sorted(number_of(second.next()) for _ in range(count)) == list(range(count))
 
 
+def test_what_is_held_goes_together_and_large_or_other_threads_messages_at_once(
+    party: Callable[..., Party],
+) -> None:
+    first, second, third = party(beat_s=LONG_S, timeout_s=3 * LONG_S), party(), party()
+    first.channel.hold()
+    for number in range(100):  # more than the kernel holds for one receiver
+        first.channel.send(second.address, values(number))
+    first.channel.send(third.address, values(0, 8_000))
+    first.channel.send(third.address, values(1, 8_000))  # no room for a third beside them
+    assert second.channel.pump(0) == third.channel.pump(0) == 0
+    first.channel.send(third.address, values(2, 100_000))
+    other = threading.Thread(target=first.channel.send, args=(third.address, values(3)))
+    other.start()
+    other.join(LONG_S)
+    assert {number_of(third.next()) for _ in range(2)} == {2, 3}
+    first.channel.send(third.address, values(4, 1_000))
+    check(third.next(), 0, 8_000)
+    check(third.next(), 1, 8_000)
+    assert third.channel.pump(0) == 0
+    first.channel.let_go()
+    check(third.next(), 4, 1_000)
+    for number in range(100):
+        check(second.next(), number)
+    peer = first.channel._peers.find(second.address)
+    assert peer is not None
+    assert (peer.near.count, peer.far.count) == (100, 0)
+    first.channel.send(second.address, values(100))
+    check(second.next(), 100)
+
+
+def test_what_a_stuck_thread_holds_goes_with_a_beat(party: Callable[..., Party]) -> None:
+    first, second = party(), party()
+    first.channel.hold()
+    first.channel.send(second.address, values(1))
+    check(second.next(), 1)
+
+
+def test_what_is_held_and_finds_no_room_goes_by_the_other_way(party: Callable[..., Party]) -> None:
+    first, second = party(), party()
+    for number in range(0, 2000, 2):
+        first.channel.hold()
+        first.channel.send(second.address, values(number))
+        first.channel.send(second.address, values(number + 1))
+        first.channel.let_go()
+    peer = first.channel._peers.find(second.address)
+    assert peer is not None
+    assert peer.far.count
+    assert sorted(number_of(second.next()) for _ in range(2000)) == list(range(2000))
+
+
 def test_datagrams_without_end_do_not_starve_the_other_way(
     party: Callable[..., Party],
 ) -> None:
@@ -283,6 +333,10 @@ def test_a_link_tells_gaps_doubles_and_late_ends() -> None:
     assert link.give_up(12.0) == 2
     assert link.give_up(99.0) == 0
     assert link.take(7, 100) == 0
+    link = Incoming()
+    assert link.take(1, 100, 4) == 0  # 1 to 5
+    assert link.take(5, 100) is None
+    assert link.take(7, 100) == 1
 
 
 @pytest.mark.parametrize("address", ["", "tcp://x", "hetero1:", "hetero1:!!", "hetero1:kwECAw=="])

@@ -24,6 +24,7 @@ from scheduler.channels.protocol import (
     BEAT,
     DROPPED,
     LEAVE,
+    LENGTH,
     LOST,
     PREFIX,
     VERSION,
@@ -70,6 +71,10 @@ def test_doubles_are_dropped_and_what_is_damaged_or_foreign_is_passed_over(
         first[:-3],
         sender.frame(2, values(2))[: PREFIX.size],
         PREFIX.pack(sender.endpoint.identity, b"12345678", 3, 1) + first[PREFIX.size :],
+        PREFIX.pack(sender.endpoint.identity, b"12345678", 4, -2) + bytes(LENGTH.size),
+        PREFIX.pack(sender.endpoint.identity, b"12345678", 7, -1)
+        + LENGTH.pack(2**32 - 1)
+        + first[PREFIX.size :],
     ]
     for data in (first, first, *bad):
         sender.data.send(data)

@@ -1,0 +1,90 @@
+"""Workers that receive what they run: alone, or together where several short tasks come at once."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+from scheduler.device.workers import PumpingWorkers
+from tests.scheduler.parties import LONG_S
+
+
+class Script:
+    """A channel by which tasks come in batches, and a loop that runs them: what was done, in order.
+
+    `runs`: what a task does; nothing by default.
+    """
+
+    def __init__(self, *batches: str, runs: Any = lambda task: None) -> None:
+        self.done: list[str] = []
+        self.num_waits = 0
+        self._batches = [list(batch) for batch in batches]
+        self._runs = runs
+        self._came: list[str] = []
+        self._ended = threading.Event()
+        self._woken = threading.Event()
+        self.workers = PumpingWorkers("script")
+
+    def play(self) -> str:
+        self.workers.serve(self)  # type: ignore[arg-type]  # of a channel it only receives
+        assert self._ended.wait(LONG_S)
+        self.workers.stop()
+        return "".join(self.done)
+
+    def run(self, task: str) -> None:
+        self.done.append(task)
+        self._runs(task)
+
+    def pump(self, timeout_s: float) -> int:
+        if not self._came:
+            if not timeout_s:
+                return 0
+            self.num_waits += 1
+            if not self._batches:
+                self._ended.set()
+                self._woken.wait(LONG_S)
+                return 0
+            self._came = self._batches.pop(0)
+        task: Any = self._came.pop(0)
+        loop: Any = SimpleNamespace(run=self.run)
+        self.workers.start(loop, task)
+        return 1
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    def hold(self) -> None:
+        self.done.append("[")
+
+    def let_go(self) -> None:
+        self.done.append("]")
+
+
+def test_a_task_that_comes_alone_is_sent_on_at_once() -> None:
+    assert Script("a", "b", "c").play() == "abc"
+
+
+def test_after_several_came_at_once_what_comes_then_is_sent_on_together() -> None:
+    assert Script("abc", "def", "g", "h").play() == "abc[def][g]h"
+
+
+def test_no_task_waits_for_more_than_a_few() -> None:
+    done = Script("ab", "x" * 40).play()
+    assert done.startswith("ab[x")
+    assert max(map(len, done.replace("[", "]").split("]"))) <= 16
+    assert done.count("x") == 40
+
+
+def test_what_ends_a_thread_lets_go_of_what_is_held() -> None:
+    def fail(task: str) -> None:
+        if task == "!":
+            raise KeyboardInterrupt
+
+    assert Script("ab", "c!d", runs=fail).play() == "ab[c!d]"
+
+
+def test_long_tasks_are_sent_on_one_by_one() -> None:
+    script = Script("ab", "cd")
+    script.workers._usual_s = LONG_S  # as if the last ones had been
+    assert script.play() == "abcd"
