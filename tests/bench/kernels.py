@@ -51,9 +51,29 @@ _VIEWS = ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "Slice", "S
 
 
 def load(name: str) -> onnx.ModelProto:
-    """Return a light model or one of our own."""
+    """Return a light model, its weights drawn at random, or one of our own."""
     made = NETWORKS | SMALL_NETWORKS
-    return made[name]() if name in made else onnx.load(light_model_path(name))
+    return made[name]() if name in made else drawn(onnx.load(light_model_path(name)))
+
+
+def drawn(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a light model with weights at random in place of its own, which are all alike.
+
+    What treats equal filters equally would be measured with those. Variances stay above zero, and
+    activations of about the same size from layer to layer.
+    """
+    graph, random = model.graph, np.random.default_rng(0)
+    shapes = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    for node in [node for node in graph.node if node.op_type == "ConstantOfShape"]:
+        shape = shapes[node.input[0]]
+        if len(shape) > 1:
+            weights = random.standard_normal(shape, np.float32)
+            weights *= math.sqrt(2 / math.prod(shape[1:]))
+        else:
+            weights = random.random(shape, np.float32) + np.float32(0.5)
+        graph.node.remove(node)
+        graph.initializer.append(onnx.numpy_helper.from_array(weights, node.output[0]))
+    return model
 
 
 def _names() -> list[str]:
