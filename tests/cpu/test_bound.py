@@ -120,6 +120,28 @@ def test_each_of_many_shapes_gives_its_own_answer() -> None:
             np.testing.assert_allclose(compiled.run([x])[0], wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("activation", ["Identity", "Relu", "Tanh"])
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("channels", [1, 3, 600])
+def test_channels_are_scaled_wherever_they_lie_in_memory(
+    channels: int, last: bool, activation: str
+) -> None:
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"]) if last else helper.make_node("Neg", "x", "c"),
+        helper.make_node("Abs", ["c"], ["a"]),
+        helper.make_node("BatchNormalization", ["a", "s", "b", "m", "v"], ["n"]),
+        helper.make_node(activation, ["n"], ["y"]),
+    ]
+    constants = {name: np.abs(floats(channels)) for name in "sbmv"}
+    constants["w"] = floats(channels, channels, 1, 1)
+    x = floats(2, channels, 11, 9)
+    model = make_model(nodes, {"x": x}, ["y"], constants)
+    (wanted,) = run_onnxruntime(model, {"x": x})
+    compiled = compile_cpu(model)
+    for _ in range(3):
+        np.testing.assert_allclose(compiled.run([x])[0], wanted, rtol=1e-4, atol=1e-4)
+
+
 def test_images_of_each_size_give_their_own_answer() -> None:
     nodes = [
         helper.make_node("Conv", ["x", "w"], ["c"], pads=[1] * 4),

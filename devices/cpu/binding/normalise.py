@@ -8,7 +8,13 @@ from math import prod
 
 import numpy as np
 
+from devices.cpu.binding.elementwise import clipped
+from devices.cpu.binding.quantize import rounding_calls
 from devices.cpu.binding.registry import Call, Scratch, binds, blocks
+from devices.kernels.in_place import IN_PLACE
+
+#: Elements of a row of channels that is worth a loop of numpy's.
+_ROW = 512
 
 
 def _is_constant(array: np.ndarray) -> bool:
@@ -52,3 +58,46 @@ def bind_layer_normalization(
         if b is not None:
             calls.append(partial(np.add, to, b, to))
     return calls
+
+
+@binds("ScaleShift", 1, domain="hetero", over=(0,), any_order=True)
+def bind_scale_shift(
+    scratch: Scratch, y: np.ndarray, x: np.ndarray, scale: np.ndarray, shift: np.ndarray, *,
+    activation: str = "", activation_params: Sequence[float] = (),
+) -> Sequence[Call] | None:  # fmt: skip
+    """Bind ``activation(x * scale + shift)`` of channels, be they first or last in memory."""
+    if x.dtype != np.float32 or not scale.dtype == shift.dtype == x.dtype or not x.size:
+        return None
+    if not _is_constant(scale) or not _is_constant(shift):
+        return None  # rows of them would not change with them
+    pixels = [np.moveaxis(a, 1, -1) for a in (x, y)]
+    if all(a.flags.c_contiguous for a in pixels):
+        x, y = (a.reshape(-1, len(scale)) for a in pixels)
+        count = max(1, min(len(x), _ROW // len(scale)))
+        scale, shift = np.tile(scale, count), np.tile(shift, count)
+        whole = len(x) // count * count
+        parts = [(a[:whole].reshape(-1, len(scale)), a[whole:]) for a in (x, y)]
+        pieces = [*blocks(*(main for main, _ in parts)), tuple(rest for _, rest in parts)]
+    else:
+        per_channel = (-1, *(1,) * (x.ndim - 2))
+        scale, shift = scale.reshape(per_channel), shift.reshape(per_channel)
+        pieces = [(x, y)]
+    calls: list[Call] = []
+    for at, to in pieces:
+        if at.size:
+            width = len(scale) if scale.ndim > 1 else at.shape[-1]
+            calls.append(partial(np.multiply, at, scale[:width], to))
+            calls.append(partial(np.add, to, shift[:width], to))
+            calls += _activated(to, activation, activation_params)
+    return calls
+
+
+def _activated(y: np.ndarray, activation: str, params: Sequence[float]) -> list[Call]:
+    """Return the calls that put y's activation in its place."""
+    if activation == "Relu":
+        return clipped(y, y, 0, np.inf)
+    if activation == "Clip":
+        return clipped(y, y, *params)
+    if activation == "FakeQuantize":
+        return list(rounding_calls(y, y, *params))
+    return [partial(IN_PLACE[activation], np, y, *params)] if activation else []
