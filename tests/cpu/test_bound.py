@@ -232,25 +232,35 @@ def test_bound_runs_side_by_side_have_memory_of_their_own() -> None:
 
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
 @pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("outputs", [["y", "h", "c"], ["y"], ["", "h"]])
-@pytest.mark.parametrize("starts", [True, False])
-def test_a_bound_lstm_gives_what_onnx_runtime_gives(
-    direction: str, batch: int, outputs: list[str], starts: bool
-) -> None:
+@pytest.mark.parametrize(("outputs", "starts"), [(["y", "h", "c"], True), (["", "h"], False)])
+@pytest.mark.parametrize(
+    ("op_type", "gates", "attributes"),
+    [("RNN", 1, {}), ("GRU", 3, {}), ("GRU", 3, {"linear_before_reset": 1}), ("LSTM", 4, {})],
+)
+def test_a_bound_recurrent_layer_gives_what_onnx_runtime_gives(
+    op_type: str, gates: int, attributes: dict[str, int], direction: str, batch: int,
+    outputs: list[str], starts: bool,
+) -> None:  # fmt: skip
     directions, hidden, size = 1 + (direction == "bidirectional"), 5, 4
     constants = {
-        "w": floats(directions, 4 * hidden, size),
-        "r": floats(directions, 4 * hidden, hidden),
-        "b": floats(directions, 8 * hidden),
+        "w": floats(directions, gates * hidden, size),
+        "r": floats(directions, gates * hidden, hidden),
+        "b": floats(directions, 2 * gates * hidden),
     }
     feeds = {"x": floats(6, batch, size)}
-    inputs = ["x", "w", "r", "b"]
+    inputs, states = ["x", "w", "r", "b"], 1 + (op_type == "LSTM")
     if starts:
-        feeds |= {name: floats(directions, batch, hidden) for name in ("h0", "c0")}
-        inputs += ["", "h0", "c0"]
-    node = helper.make_node("LSTM", inputs, outputs, direction=direction, hidden_size=hidden)
+        names = ["h0", "c0"][:states]
+        feeds |= {name: floats(directions, batch, hidden) for name in names}
+        inputs += ["", *names]
+    outputs = outputs[: 1 + states]
+    node = helper.make_node(
+        op_type, inputs, outputs, direction=direction, hidden_size=hidden, **attributes
+    )
     model = make_model([node], feeds, [name for name in outputs if name], constants)
-    compiled, _ = twice(model, list(feeds.values()))
+    compiled, first = twice(model, list(feeds.values()))
+    unbound = compile_cpu(model).run(list(feeds.values()))
+    assert all(map(same, first, unbound))
     for _ in range(2):
         feeds = {name: floats(*value.shape) for name, value in feeds.items()}
         wanted = run_onnxruntime(model, feeds)
