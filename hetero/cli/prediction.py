@@ -37,8 +37,8 @@ def prediction(
     `alone`, `busy`: what `hetero.cli.measuring.measure` gave for one request at a time, and for a
         full pipeline.
     Returns: predicted and measured seconds and their ratio (measured by predicted): of the time
-        between answers, of one request, of each stage's run under load and of each wire. None for a
-        plan without a prediction.
+        between answers, of one request, of each stage's run under load and of each wire; whether
+        the clock ended the search. None for a plan without a prediction.
     """
     report = compiled.plan_report
     if report is None:
@@ -56,6 +56,7 @@ def prediction(
         "period": _row(report.bottleneck_s, 1 / busy["throughput_per_s"]),
         "latency": _row(report.latency_s, alone["latency_s"]["50"]),
         "bottleneck": report.bottleneck,
+        "cut_short": report.cut_short,
         "stages": [
             {
                 "stage": numbers[s.variant][s.index],
@@ -93,6 +94,8 @@ def show_prediction(document: dict[str, Any] | None) -> None:
         ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
         table.add(name, f"{row['predicted_s'] * 1e3:.3f}", measured, ratio)
     show(table)
+    if document["cut_short"]:
+        show("the clock ended the search of this plan: another run may find another one")
 
 
 def _row(predicted_s: float, measured_s: float | None) -> dict[str, float | None]:

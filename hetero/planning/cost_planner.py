@@ -17,7 +17,8 @@ from hetero.affinity.affinity import resolve_pins
 from hetero.planning.choose import Choice, Policy, choose
 from hetero.planning.cost import Costs, DeviceIdentity
 from hetero.planning.cost.cost_file import check_costs, read_costs, write_costs
-from hetero.planning.cost.profile import Progress, Subject, identify, profile
+from hetero.planning.cost.kinds import Subject, identify
+from hetero.planning.cost.profile import Progress, profile
 from hetero.planning.problem import Constraints, Task
 from hetero.planning.report import PlanReport
 from hetero.query.answers import Answers

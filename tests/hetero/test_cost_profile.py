@@ -14,8 +14,9 @@ from devices.model.model import Model
 from devices.model.reader import read_model
 from devices.plugin.program import ExecutedNode
 from hetero.planning.cost import CLIENT
+from hetero.planning.cost.kinds import Subject
 from hetero.planning.cost.nodes import fused_groups, spread
-from hetero.planning.cost.profile import Subject, profile
+from hetero.planning.cost.profile import profile
 from hetero.planning.cost.samples import chunks, node_key, regions
 from hetero.planning.cost.timing import Timing
 from tests.hetero.graphs import build, feeds
@@ -113,7 +114,10 @@ def test_scripted_times_come_back_in_proportion(
         assert device.dispatch.source == device.fusion.source == "calibrated"
     ends = ("NULL.0", "NULL.1", CLIENT)
     assert set(costs.transfers) == set(itertools.permutations(ends, 2))
+    for device in costs.devices.values():
+        assert device.alone.load.source == device.company.overhead.source == "calibrated"
     assert all(t.latency.source == "calibrated" for t in costs.transfers.values())
+    assert costs.client.request.source == costs.client.stage.source == "calibrated"
 
 
 def test_unlike_settings_are_unlike_devices(core: hetero.Core) -> None:

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+import hetero
 from devices.errors import PlanError
 from devices.model.model import Model
+from devices.model.reader import read_model
 from devices.null.plugin import NullPlugin
 from devices.plugin.program import Program
 from hetero.cli import cli
-from hetero.planning.cost.cost_file import read_costs
+from hetero.planning.cost import CLIENT
+from hetero.planning.cost.cost_file import read_costs, write_costs
+from hetero.planning.cost.kinds import identify
+from hetero.planning.solver import search
+from tests.hetero.costs import costs
 from tests.hetero.graphs import build
 
 LINES = "\n".join(f"n{i}: v{i + 1} = Neg(v{i})" for i in range(8))
@@ -40,16 +47,24 @@ def as_json(result: Result) -> Any:
     return json.loads(result.stdout)
 
 
+#: However little a cut pays on a busy machine.
+APART = ("-a", "n0=NULL.0", "-a", "n7=NULL.1")
+
+
 def test_profile_plan_bench_and_learn(model: str, tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
     document = as_json(invoke("profile", model, *DEVICES, "-o", str(path), "-t", "0.4", "--json"))
     assert document["file"] == str(path)
     assert set(document["devices"]) == {"NULL.0", "NULL.1"}
     before = read_costs(path)
+    assert {(CLIENT, "NULL.0"), ("NULL.0", CLIENT)} < set(before.transfers)
 
     planned = as_json(
-        invoke("plan", model, *DEVICES, "--costs", str(path), "--plan-seconds", "0.3", "--json")
-    )
+        invoke(
+            "plan", model, *DEVICES, *APART, "--costs", str(path), "--plan-seconds", "0.3",
+            "--json",
+        )
+    )  # fmt: skip
     assert planned["plan"] is not None
     assert planned["request"]["policy"] == "AUTO"
     used = {node["device"] for node in planned["nodes"]}
@@ -57,12 +72,14 @@ def test_profile_plan_bench_and_learn(model: str, tmp_path: Path) -> None:
 
     benched = as_json(
         invoke(
-            "bench", model, *DEVICES, "--costs", str(path), "--hint", "THROUGHPUT", "-n", "20",
-            "--plan-seconds", "0.3", "--update-costs", str(path), "--json",
+            "bench", model, *DEVICES, *APART, "--costs", str(path), "--hint", "THROUGHPUT",
+            "-n", "20", "--plan-seconds", "0.3", "--update-costs", str(path), "--json",
         )
     )  # fmt: skip
     found = benched["prediction"]
     assert found["period"]["measured_s"] > 0
+    assert found["latency"]["measured_s"] > 0
+    assert not found["cut_short"]
     assert len(found["stages"]) == len(benched["subgraphs"]) == 2
     assert all(row["ratio"] is not None for row in (*found["stages"], *found["wires"]))
     after = read_costs(path)
@@ -87,6 +104,25 @@ def test_tables_for_people(model: str, tmp_path: Path) -> None:
     text = invoke("bench", model, *options, "--policy", "AUTO", "-n", "6").output
     assert "between answers" in text
     assert "predicted" in text
+
+
+def test_a_search_that_the_clock_ended_is_told(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "costs.json"
+    monkeypatch.setattr(search, "PATIENCE", 0.0)
+    source = read_model(model)
+    given = costs(source, {d: dict.fromkeys(source.node_names, 1e-3) for d in ("CPU", "NULL")})
+    with hetero.Core(executor="inprocess") as core:
+        of = {d.name: identify(d, {}) for d in core.device_descriptors}
+    devices = {n: replace(d, identity=of[n]) for n, d in given.devices.items()}
+    write_costs(replace(given, devices=devices), path)
+    options = ("--executor", "inprocess", "-d", "HETERO:CPU,NULL", "--costs", str(path))
+    assert "the clock ended" in invoke("plan", model, *options).output
+    assert as_json(invoke("plan", model, *options, "--json"))["plan"]["cut_short"] is True
+    bench = ("bench", model, *options, "--hint", "THROUGHPUT", "-n", "2")
+    assert "the clock ended" in invoke(*bench).output
+    assert as_json(invoke(*bench, "--json"))["prediction"]["cut_short"] is True
 
 
 def test_costs_of_other_devices_are_refused(model: str, tmp_path: Path) -> None:

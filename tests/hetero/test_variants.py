@@ -20,7 +20,7 @@ from hetero.cache.description import describe
 from hetero.planning import choose as choosing
 from hetero.planning.cost import Line, Transfer
 from hetero.planning.cost.cost_file import write_costs
-from hetero.planning.cost.profile import identify
+from hetero.planning.cost.kinds import identify
 from hetero.planning.cost_planner import CostPlanner
 from scheduler.formats.blob_file import BlobFile
 from tests.hetero.costs import costs

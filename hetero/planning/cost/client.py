@@ -20,12 +20,14 @@ from devices.model.model import Model
 from devices.model.reader import read_model
 from devices.plugin.program import Value
 from hetero.planning.cost.costs import Line, Transfer
-from hetero.planning.cost.timing import WARM_RUNS, deployed, run, saturate
-from hetero.planning.cost.transfers import HEADER, JOBS, RUNS, fit
+from hetero.planning.cost.timing import WARM_RUNS, deployed, saturate
+from hetero.planning.cost.transfers import HEADER, JOBS, LEAST_SAMPLES, RUNS, fit
 from scheduler.executor import Deployment, DeviceDescriptor, Executor
 
-#: Bytes of the inputs and outputs that are measured.
-NBYTES: Final = (4_096, 262_144, 4_194_304)
+#: Bytes of the inputs and outputs that are measured. A line needs the first two.
+NBYTES: Final = (4_096, 4_194_304, 262_144)
+#: Measurements of what requests need one after the other.
+ROUNDS: Final = 4
 #: Bytes that carry next to nothing.
 SMALL: Final = NBYTES[0]
 
@@ -47,7 +49,7 @@ def measure_client(
     busy: list[float] = []
     for place, nbytes in enumerate(NBYTES):
         if time.monotonic() >= until_s:
-            return None
+            break
         model = _identity(nbytes)
         inputs = {"given": np.zeros(nbytes // 4, np.float32)}
         affinity = dict.fromkeys(model.node_names, device.name)
@@ -63,7 +65,9 @@ def measure_client(
         for column, to in zip(zip(*ways, strict=True), (there, back), strict=True):
             to.append(max(1e-7, float(np.median(column))))
         busy.append(max(1e-7, full.period_s - full.runs_s[0]))
-    rows = [(1.0, float(nbytes)) for nbytes in NBYTES]
+    if len(busy) < LEAST_SAMPLES:
+        return None
+    rows = [(1.0, float(nbytes)) for nbytes in NBYTES[: len(busy)]]
     call, per_byte_busy = fit(rows, busy)
     # Of both ways together half is the input's, half the output's.
     moved = Line(0.0, per_byte_busy / 2, "calibrated")
@@ -80,32 +84,31 @@ def measure_turns(
     devices: Sequence[DeviceDescriptor],
     configs: Mapping[str, Mapping[str, Any]],
     until_s: float,
-) -> dict[int, float]:
+) -> dict[int, list[float]]:
     """Measure what requests need one after the other: all devices at once, with next to no work.
 
     Returns: number of stages of a request -> seconds between two answers, less what the devices
-        computed in them; one stage, and where there are several devices two.
+        computed in them, each time; one stage, and where there are several devices two.
     """
-    found: dict[int, float] = {}
+    found: dict[int, list[float]] = {}
     able = [d for d in devices if _takes(executor, d, _identity(SMALL), configs.get(d.name, {}))]
-    for stages in (1, 2) if len(able) > 1 else (1,) * len(able):
-        if time.monotonic() >= until_s:
-            break
-        model = _identity(SMALL, stages)
-        inputs = {"given": np.zeros(SMALL // 4, np.float32)}
-        with ExitStack() as stack:
-            running = []
+    inputs = {"given": np.zeros(SMALL // 4, np.float32)}
+    with ExitStack() as stack:
+        running: dict[int, list[tuple[Deployment, Mapping[str, Value]]]] = {}
+        for stages in (1, 2) if len(able) > 1 else (1,) * len(able):
+            model = _identity(SMALL, stages)
             for place in range(len(able)):
                 names = [able[(place + i) % len(able)].name for i in range(stages)]
                 affinity = dict(zip(model.node_names, names, strict=True))
                 one = stack.enter_context(deployed(executor, model, affinity, configs))
-                run(one, inputs)
-                running.append((one, inputs))
-            left_s = max(0.0, until_s - time.monotonic())
-            full = saturate(running, JOBS, left_s / (3 - stages))
-        rate = sum(1 / one.period_s for one in full)
-        computed = sum(sum(one.runs_s) / one.period_s for one in full) / len(able)
-        found[stages] = max(0.0, 1 - computed) / rate
+                running.setdefault(stages, []).append((one, inputs))
+        each_s = (until_s - time.monotonic()) / ROUNDS / max(1, len(running))
+        for _ in range(ROUNDS):
+            for stages, chains in running.items():
+                full = saturate(chains, JOBS, each_s)
+                rate = sum(1 / one.period_s for one in full)
+                computed = sum(sum(one.runs_s) / one.period_s for one in full) / len(able)
+                found.setdefault(stages, []).append(max(0.0, 1 - computed) / rate)
     return found
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -19,17 +20,16 @@ import numpy as np
 from devices.errors import ClusterError, DeviceError, HeteroError
 from devices.model.model import Model
 from devices.plugin.program import Value
-from devices.plugin.support import Support
 from hetero.planning.cost.calibration import fit_client, fit_pace, fit_subgraphs
 from hetero.planning.cost.client import measure_client, measure_turns
 from hetero.planning.cost.costs import (
     CLIENT,
     Costs,
     DeviceCosts,
-    DeviceIdentity,
     Time,
     Transfer,
 )
+from hetero.planning.cost.kinds import Kind, Subject, kinds_of
 from hetero.planning.cost.load import BusyDevices
 from hetero.planning.cost.nodes import fused_groups, spread
 from hetero.planning.cost.samples import (
@@ -45,7 +45,7 @@ from hetero.planning.cost.samples import (
 from hetero.planning.cost.timing import Effort, time_in_turns, time_model
 from hetero.planning.cost.transfers import ASSUMED, measure_transfer
 from hetero.planning.cost.work import fit_speed, node_work, request_positions, with_shapes
-from scheduler.executor import DeviceDescriptor, Executor
+from scheduler.executor import DeviceDescriptor
 
 _log = logging.getLogger(__name__)
 
@@ -61,71 +61,6 @@ PIECES: Final = (2, 4)
 LEAST_NODES: Final = 8
 #: Single nodes that are measured where a device has no node times of its own.
 MOST_SINGLES: Final = 60
-#: Properties that do not change times, or that an identity has elsewhere.
-_TIMELESS: Final = frozenset(
-    ("INFERENCE_NUM_THREADS", "PERF_COUNT", "LOG_LEVEL", "CACHE_DIR", "DEVICE_ID", "ENABLE_MMAP")
-)  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """What is profiled."""
-
-    executor: Executor
-    model: Model
-    inputs: Mapping[str, Value]
-    devices: tuple[DeviceDescriptor, ...]
-    #: Device name -> its properties.
-    configs: Mapping[str, Mapping[str, Any]]
-    #: Device name -> its answer about the whole model.
-    supports: Mapping[str, Support]
-    #: Time to spend. What is not measured by then is estimated; only the largest part of each kind
-    #: of device is run in any case.
-    seconds: float
-
-
-@dataclass(slots=True)
-class _Kind:
-    """Devices that are alike, and what is known of them so far."""
-
-    identity: DeviceIdentity
-    devices: list[DeviceDescriptor]
-    parts: list[Model] = field(default_factory=list)
-    nodes: dict[str, Time] = field(default_factory=dict)
-    fused: list[tuple[str, ...]] = field(default_factory=list)
-    #: (sum of nodes' seconds, seconds) of each measured subgraph.
-    fits: list[tuple[float, float]] = field(default_factory=list)
-    #: Seconds of the largest part alone, each time that it was measured.
-    alone_s: list[float] = field(default_factory=list)
-    #: The ways from the client and back.
-    ways: tuple[Transfer, Transfer] = (ASSUMED, ASSUMED)
-    error: str | None = None
-
-    @property
-    def name(self) -> str:
-        """The device that stands for all."""
-        return self.devices[0].name
-
-    def settle(self) -> None:
-        """Scale what was measured to the median of the times that the largest part was."""
-        if any(self.alone_s):
-            factor = float(np.median(self.alone_s)) / self.alone_s[0]
-            self.nodes = {n: Time(t.seconds * factor, t.source) for n, t in self.nodes.items()}
-            self.fits = [(nodes * factor, whole * factor) for nodes, whole in self.fits]
-
-
-def identify(device: DeviceDescriptor, config: Mapping[str, Any]) -> DeviceIdentity:
-    """Return what makes measurements of one device hold for another."""
-    threads = int(config.get("INFERENCE_NUM_THREADS", 0) or 0) or device.num_threads
-    rest = {k: v for k, v in config.items() if k not in _TIMELESS}
-    return DeviceIdentity(
-        device.plugin,
-        device.version,
-        device.fingerprint,
-        device.node,
-        threads,
-        tuple(sorted((k, repr(v)) for k, v in rest.items())),
-    )
 
 
 def profile(subject: Subject, progress: Progress | None = None) -> Costs:
@@ -146,12 +81,7 @@ class _Profile:
         shapes = shapes_of(subject.inputs, [p.name for p in subject.model.inputs])
         self._shapes = shapes
         self._model = with_shapes(subject.model, shapes)
-        kinds: dict[tuple[DeviceIdentity, frozenset[str]], _Kind] = {}
-        for device in subject.devices:
-            identity = identify(device, subject.configs.get(device.name, {}))
-            supported = frozenset(subject.supports[device.name])
-            kinds.setdefault((identity, supported), _Kind(identity, [])).devices.append(device)
-        self._kinds = list(kinds.values())
+        self._kinds = kinds_of(subject)
         self._values: dict[str, Value] = dict(subject.inputs)
         #: Alike devices have one figure: to the planner they are then interchangeable.
         names = [device.name for device in subject.devices]
@@ -161,7 +91,7 @@ class _Profile:
         self._transfers: dict[tuple[str, str], Transfer] = {}
         pairs = len(self._pairs())
         #: Number of a request's stages -> seconds that it needs besides devices, each time.
-        self._turns: dict[int, list[float]] = {}
+        self._turns: Mapping[int, Sequence[float]] = {}
         self._steps = 1 + 3 * len(self._kinds) + 4 + pairs
         self._done = 0
         self._end_s = time.monotonic() + subject.seconds
@@ -210,7 +140,7 @@ class _Profile:
         """Whether the step's time is over: what is not measured by now is estimated."""
         return time.monotonic() >= self._until_s
 
-    def _on(self, kind: _Kind, work: Callable[[_Kind], None]) -> None:
+    def _on(self, kind: Kind, work: Callable[[Kind], None]) -> None:
         """Do a step on a kind of device; what fails leaves the device out, not the others."""
         if kind.error is not None:
             return
@@ -245,7 +175,7 @@ class _Profile:
                 names,
             )
 
-    def _try(self, kind: _Kind, measure: Callable[..., T]) -> T | None:
+    def _try(self, kind: Kind, measure: Callable[..., T]) -> T | None:
         """Measure on a kind of device; None where it fails, on values made up for it, say.
 
         What goes wrong with the device itself is raised.
@@ -269,7 +199,7 @@ class _Profile:
         now = time.monotonic()
         return Effort(now + min(0.5 * models, (self._until_s - now) / max(1, items)))
 
-    def _measure_parts(self, kind: _Kind) -> None:
+    def _measure_parts(self, kind: Kind) -> None:
         for place, part in enumerate(kind.parts):
             inputs = feeds(part, self._values)
             # The largest part is measured in any case: the rest is estimated by it.
@@ -291,7 +221,7 @@ class _Profile:
             kind.nodes |= {n: Time(s, "measured") for n, s in times.items()}
             self._keep(kind, part, timing.run_s)
 
-    def _single_nodes(self, kind: _Kind, part: Model) -> dict[str, float]:
+    def _single_nodes(self, kind: Kind, part: Model) -> dict[str, float]:
         """Time each distinct node by itself, where the device does not report node times."""
         groups: dict[str, list[int]] = {}
         for position in request_positions(part):
@@ -313,12 +243,12 @@ class _Profile:
             found |= {part.nodes[p].name: timing.run_s for p in group}
         return found
 
-    def _keep(self, kind: _Kind, part: Model, seconds: float) -> None:
+    def _keep(self, kind: Kind, part: Model, seconds: float) -> None:
         alive = [part.nodes[p].name for p in request_positions(part)]
         if all(name in kind.nodes for name in alive):
             kind.fits.append((sum(kind.nodes[n].seconds for n in alive), seconds))
 
-    def _calibrate(self, kind: _Kind) -> None:
+    def _calibrate(self, kind: Kind) -> None:
         """Time the largest part and chunks of it in turns: they tell what a cut costs."""
         part = kind.parts[0] if kind.parts else None
         if part is None or not any(kind.alone_s) or len(request_positions(part)) < LEAST_NODES:
@@ -361,7 +291,7 @@ class _Profile:
         seconds = max(0.0, self._until_s - time.monotonic())
         self._busy.measure(seconds, seconds if self._busy.company else self._left_s() / 2)
 
-    def _measure_client(self, kind: _Kind) -> None:
+    def _measure_client(self, kind: Kind) -> None:
         if self._is_late():
             return
         config = self._subject.configs.get(kind.name, {})
@@ -375,14 +305,12 @@ class _Profile:
 
     def _measure_turns(self) -> None:
         working = [d for k in self._kinds if k.error is None for d in k.devices]
-        try:
-            found = measure_turns(
+        if self._is_late():
+            return
+        with suppress(HeteroError):
+            self._turns = measure_turns(
                 self._subject.executor, working, self._subject.configs, self._until_s
             )
-        except HeteroError:
-            return
-        for stages, seconds in found.items():
-            self._turns.setdefault(stages, []).append(seconds)
 
     def _pairs(self) -> list[tuple[DeviceDescriptor, DeviceDescriptor]]:
         """Return one pair of devices for each pair of kinds."""
@@ -457,7 +385,7 @@ class _Profile:
             interrupted=interrupted,
         )
 
-    def _share(self, kind: _Kind) -> Time:
+    def _share(self, kind: Kind) -> Time:
         """What a device's times are multiplied by while it leaves cores to the others."""
         given = self._subject.configs.get(kind.name, {}).get("INFERENCE_NUM_THREADS", 0)
         quiet = [r.quiet_s for r in self._busy.company.get(kind.name, ())]
@@ -465,7 +393,7 @@ class _Profile:
             return Time(1.0, "estimated")
         return Time(max(1.0, float(np.median(quiet) / np.median(kind.alone_s))), "calibrated")
 
-    def _complete(self, kind: _Kind) -> dict[str, Time]:
+    def _complete(self, kind: Kind) -> dict[str, Time]:
         """Measured times, and guesses for the other nodes that the device supports."""
         model = self._model
         supported = set(self._subject.supports[kind.name])

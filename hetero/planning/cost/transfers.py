@@ -19,8 +19,9 @@ from hetero.planning.cost.timing import WARM_RUNS, deployed, run, saturate
 from hetero.planning.cost.work import nonnegative
 from scheduler.executor import DeviceDescriptor, Executor
 
-#: (wires, bytes of each) that are measured.
-SAMPLES: Final = ((1, 4_096), (4, 4_096), (1, 262_144), (1, 4_194_304))
+#: (wires, bytes of each) that are measured. A line needs the first two: the others mend it.
+SAMPLES: Final = ((1, 4_096), (1, 4_194_304), (4, 4_096), (1, 262_144))
+LEAST_SAMPLES: Final = 2
 #: Requests in flight while a chain is measured under load.
 JOBS: Final = 8
 #: Runs of one request at a time, for the time before, between and after stages.
@@ -42,9 +43,9 @@ def measure_transfer(
 
     `sender`, `receiver`: the two; not the same one.
     `configs`: device name -> its properties.
-    `until_s`: ``time.monotonic()`` at which to end; what is not complete by then is assumed.
+    `until_s`: ``time.monotonic()`` at which to end.
     Returns: ``calibrated``: lines fitted to measurements; the assumed one where a device supports
-        none of the operators that a chain can be made of.
+        none of the operators that a chain can be made of, or time was too short for a line.
     Returns: seconds that a call keeps a device busy whatever it carries; None where not measured.
     """
     chain = _supported_chain(executor, sender, receiver, configs)
@@ -53,7 +54,7 @@ def measure_transfer(
     gaps, busy, rows = [], [], []
     for place, (wires, nbytes) in enumerate(SAMPLES):
         if time.monotonic() >= until_s:
-            return ASSUMED, None
+            break
         model, affinity, inputs = _chain(chain, wires, nbytes, sender.name, receiver.name)
         with deployed(executor, model, affinity, configs) as deployment:
             found: list[float] = []
@@ -73,6 +74,8 @@ def measure_transfer(
         gaps.append(max(1e-7, float(np.median(found))))
         busy.append(max(1e-7, full.period_s - max(full.runs_s)))
         rows.append((1.0, float(wires), float(wires * nbytes)))
+    if len(rows) < LEAST_SAMPLES:
+        return ASSUMED, None
     start, each, per_byte = fit(rows, gaps)
     # What a call costs whatever it carries is the device's overhead, not the wire's.
     call, each_busy, per_byte_busy = fit(rows, busy)
