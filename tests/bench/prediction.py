@@ -43,12 +43,11 @@ def subject(core: hetero.Core, name: str) -> tuple[Model, Mapping[str, Any]]:
 
 
 def halves(model: Model, costs: Costs, devices: Sequence[str]) -> dict[str, str]:
-    """Return a device for each node: the first until half of its time is over."""
-    seconds = {n: t.seconds for n, t in costs.devices[devices[0]].nodes.items()}
-    ordered = [seconds.get(n, 0.0) for n in model.node_names]
-    done = itertools.accumulate(ordered)
-    ends = sum(ordered) / 2
-    return {n: devices[d > ends] for n, d in zip(model.node_names, done, strict=True)}
+    """Return a device for each node that requests run: the first until half of its time is over."""
+    times = costs.devices[devices[0]].nodes
+    ordered = [n for n in model.node_names if n in times]
+    done = list(itertools.accumulate(times[n].seconds for n in ordered))
+    return {n: devices[d > done[-1] / 2] for n, d in zip(ordered, done, strict=True)}
 
 
 def compare(

@@ -7,7 +7,8 @@ import pytest
 
 from devices.model.light import light_model_inputs
 from devices.model.reader import read_model
-from hetero.planning.cost.calibration import Round, fit_client, fit_pace, fit_subgraphs
+from hetero.planning.cost import Line
+from hetero.planning.cost.calibration import Round, fit_client, fit_pace, fit_subgraphs, fit_way
 from hetero.planning.cost.work import (
     Speed,
     Work,
@@ -100,15 +101,24 @@ def test_the_whole_keeps_its_time_and_one_disturbed_part_does_not_count() -> Non
 
 
 def test_pace_fit() -> None:
-    rounds = [Round(0.01, 0.030, 0.040), Round(0.02, 0.030, 0.032), Round(0.01, 0.011, 0.0111)]
+    """A call takes 1 ms; a neighbour takes the core for 9 ms of one round, and 1 ms of another."""
+    quick = Round(0.01, 0.011, 0.012)
+    rounds = [Round(0.01, 0.030, 0.040), Round(0.02, 0.030, 0.032), quick, quick, quick]
     pace = fit_pace(rounds, 0.5)
-    assert pace.load.seconds == pytest.approx(1.5)
-    assert pace.overhead.seconds == pytest.approx(0.002)
-    quick = fit_pace([Round(0.010, 0.009, 0.008)], 0.5)
-    assert (quick.load.seconds, quick.overhead.seconds) == (1.0, 0.0)
+    assert pace.overhead.seconds == pytest.approx(0.001)
+    assert pace.load.seconds == pytest.approx(1.1)
+    streams = fit_pace([Round(0.010, 0.009, 0.008)], 0.5)
+    assert (streams.load.seconds, streams.overhead.seconds) == (1.0, 0.0)
     unknown = fit_pace([], 0.5)
     assert (unknown.load.seconds, unknown.overhead.seconds) == (1.0, 0.5)
     assert unknown.load.source == unknown.overhead.source == "estimated"
+
+
+def test_real_requests_tell_what_a_way_takes_and_small_ones_what_a_byte_does() -> None:
+    small = Line(1e-5, 2e-9, "calibrated")
+    assert fit_way(small, [3e-4, 9e-4, 4e-4], 1e5) == Line(pytest.approx(2e-4), 2e-9, "calibrated")
+    assert fit_way(small, [1e-5], 1e5).a == 0.0
+    assert fit_way(small, [], 1e5) == small
 
 
 def test_what_requests_need_one_after_the_other() -> None:

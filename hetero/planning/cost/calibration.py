@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
-from hetero.planning.cost.costs import ClientTime, Pace, Time
+from hetero.planning.cost.costs import ClientTime, Line, Pace, Time
+
+#: Percentile of the rounds that tells what a call costs.
+QUICK: Final = 25
 
 
 def fit_subgraphs(samples: Sequence[tuple[float, float]]) -> tuple[Time, Time]:
@@ -48,18 +52,44 @@ class Round:
     period_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Requests one at a time: median seconds before, in and after their runs."""
+
+    there_s: float
+    run_s: float
+    back_s: float
+
+
+def fit_way(line: Line, seconds: Sequence[float], nbytes: float) -> Line:
+    """Return a way's line through what it took real requests.
+
+    Small ones in a row find all threads awake; real ones tell what each request takes, small ones
+    what a byte does.
+
+    `line`: of small requests.
+    `seconds`: of real ones, with so many bytes; the line stays where there are none.
+    """
+    if not seconds:
+        return line
+    start = max(0.0, float(np.median(seconds)) - line.b * nbytes)
+    return Line(start, line.b, "calibrated")
+
+
 def fit_pace(rounds: Sequence[Round], call_s: float) -> Pace:
     """Return what a device takes while requests follow each other.
 
-    The median of the rounds counts: what disturbed a few of them is not a property of the device.
+    What a call costs is in every round: the quickest ones have it, and little of what only
+    disturbed. What else stands between two answers grows with the work, as load does. The median of
+    the rounds counts there.
 
     `call_s`: seconds that a call keeps the device busy besides, where there are no rounds.
     """
     if not rounds:
         return Pace(overhead=Time(call_s, "estimated"))
-    load = float(np.median([r.run_s / r.quiet_s for r in rounds]))
-    between = float(np.median([r.period_s - r.run_s for r in rounds]))
-    return Pace(Time(max(1.0, load), "calibrated"), Time(max(0.0, between), "calibrated"))
+    call_s = max(0.0, float(np.percentile([r.period_s - r.run_s for r in rounds], QUICK)))
+    load = float(np.median([(r.period_s - call_s) / r.quiet_s for r in rounds]))
+    return Pace(Time(max(1.0, load), "calibrated"), Time(call_s, "calibrated"))
 
 
 def fit_client(seconds: Mapping[int, Sequence[float]]) -> ClientTime:

@@ -20,7 +20,7 @@ from devices.model.model import Model
 from devices.model.reader import read_model
 from devices.plugin.program import Value
 from hetero.planning.cost.costs import Line, Transfer
-from hetero.planning.cost.timing import WARM_RUNS, deployed, saturate
+from hetero.planning.cost.timing import WARM_RUNS, deployed, look, run, saturate
 from hetero.planning.cost.transfers import HEADER, JOBS, LEAST_SAMPLES, RUNS, fit
 from scheduler.executor import Deployment, DeviceDescriptor, Executor
 
@@ -54,16 +54,13 @@ def measure_client(
         inputs = {"given": np.zeros(nbytes // 4, np.float32)}
         affinity = dict.fromkeys(model.node_names, device.name)
         with deployed(executor, model, affinity, {device.name: config}) as deployment:
-            ways: list[tuple[float, float]] = []
-            for turn in range(WARM_RUNS[0] + RUNS):
-                if ways and time.monotonic() >= until_s:
-                    break
-                found = _ways(deployment, inputs)
-                ways += [found] if turn >= WARM_RUNS[0] else []
+            for _ in range(WARM_RUNS[0]):
+                run(deployment, inputs)
+            found = look(deployment, inputs, RUNS, until_s)
             left_s = max(0.0, until_s - time.monotonic())
             (full,) = saturate([(deployment, inputs)], JOBS, left_s / (len(NBYTES) - place))
-        for column, to in zip(zip(*ways, strict=True), (there, back), strict=True):
-            to.append(max(1e-7, float(np.median(column))))
+        there.append(max(1e-7, found.there_s))
+        back.append(max(1e-7, found.back_s))
         busy.append(max(1e-7, full.period_s - full.runs_s[0]))
     if len(busy) < LEAST_SAMPLES:
         return None
@@ -110,21 +107,6 @@ def measure_turns(
                 computed = sum(sum(one.runs_s) / one.period_s for one in full) / len(able)
                 found.setdefault(stages, []).append(max(0.0, 1 - computed) / rate)
     return found
-
-
-def _ways(deployment: Deployment, inputs: Mapping[str, Value]) -> tuple[float, float]:
-    """Run one request; return the seconds before its stage and after it."""
-    begin_s = time.monotonic()
-    answered: list[float] = []
-    future = deployment.submit(inputs).future
-    future.add_done_callback(lambda _: answered.append(time.monotonic()))
-    (stage,) = future.result().stage_runs
-    end_s = answered[0] if answered else time.monotonic()
-    there, back = stage.started_s - begin_s, end_s - stage.ended_s
-    # Clocks of two machines need not compare: what they leave is halved then.
-    if min(there, back) < 0:
-        there = back = max(0.0, there + back) / 2
-    return there, back
 
 
 def _takes(

@@ -7,13 +7,11 @@ from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from typing import Any, Final
 
-import numpy as np
-
 from devices.errors import HeteroError
 from devices.model.model import Model
 from devices.plugin.program import Value
-from hetero.planning.cost.calibration import Round
-from hetero.planning.cost.timing import Saturation, busy_seconds, deployed, run, saturate
+from hetero.planning.cost.calibration import Look, Round
+from hetero.planning.cost.timing import Saturation, deployed, look, saturate
 from scheduler.executor import Deployment, Executor
 
 #: Requests in flight on each device.
@@ -46,7 +44,9 @@ class BusyDevices:
         self._running: list[tuple[Deployment, Mapping[str, Value]]] = []
         self._kinds: list[str] = []
         self._slowest_s = 0.0
-        #: Kind of device -> how it went, each time, alone and with all others.
+        #: Kind of device -> how it went, each time: one request at a time, many, and many with all
+        #: other devices at work.
+        self.quiet: dict[str, list[Look]] = {}
         self.alone: dict[str, list[Round]] = {}
         self.company: dict[str, list[Round]] = {}
 
@@ -94,19 +94,13 @@ class BusyDevices:
         quiet: dict[str, float] = {}
         for kind, one in zip(self._kinds, self._running, strict=True):
             if kind not in quiet:
-                quiet[kind] = self._quiet_s(*one, time.monotonic() + seconds)
+                found = look(*one, QUIET_RUNS, time.monotonic() + seconds)
+                self.quiet.setdefault(kind, []).append(found)
+                quiet[kind] = found.run_s
                 (full,) = saturate([one], JOBS, seconds)
-                self._keep(self.alone, kind, quiet[kind], full)
+                self._keep(self.alone, kind, found.run_s, full)
         for kind, full in zip(self._kinds, saturate(self._running, JOBS, seconds), strict=True):
             self._keep(self.company, kind, quiet[kind], full)
-
-    @staticmethod
-    def _quiet_s(one: Deployment, inputs: Mapping[str, Value], until_s: float) -> float:
-        """Return the median seconds of a run, one request at a time."""
-        found = [busy_seconds(run(one, inputs))]
-        while len(found) < QUIET_RUNS and time.monotonic() < until_s:
-            found.append(busy_seconds(run(one, inputs)))
-        return float(np.median(found))
 
     @staticmethod
     def _keep(to: dict[str, list[Round]], kind: str, quiet_s: float, full: Saturation) -> None:

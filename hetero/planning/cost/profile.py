@@ -20,7 +20,7 @@ import numpy as np
 from devices.errors import ClusterError, DeviceError, HeteroError
 from devices.model.model import Model
 from devices.plugin.program import Value
-from hetero.planning.cost.calibration import fit_client, fit_pace, fit_subgraphs
+from hetero.planning.cost.calibration import fit_client, fit_pace, fit_subgraphs, fit_way
 from hetero.planning.cost.client import measure_client, measure_turns
 from hetero.planning.cost.costs import (
     CLIENT,
@@ -43,8 +43,14 @@ from hetero.planning.cost.samples import (
     single_node,
 )
 from hetero.planning.cost.timing import Effort, time_in_turns, time_model
-from hetero.planning.cost.transfers import ASSUMED, measure_transfer
-from hetero.planning.cost.work import fit_speed, node_work, request_positions, with_shapes
+from hetero.planning.cost.transfers import ASSUMED, measure_hand_over, measure_transfer
+from hetero.planning.cost.work import (
+    fit_speed,
+    node_work,
+    request_positions,
+    value_nbytes,
+    with_shapes,
+)
 from scheduler.executor import DeviceDescriptor
 
 _log = logging.getLogger(__name__)
@@ -327,6 +333,7 @@ class _Profile:
         failed = {d.name for k in self._kinds if k.error is not None for d in k.devices}
         if {sender.name, receiver.name} & failed or self._is_late():
             return
+        real = self._hand_over(sender, receiver)
         try:
             found, call_s = measure_transfer(
                 subject.executor,
@@ -337,11 +344,45 @@ class _Profile:
             )
         except HeteroError:
             return
-        self._transfers[sender.name, receiver.name] = found
+        self._transfers[sender.name, receiver.name] = replace(
+            found, latency=fit_way(found.latency, *real)
+        )
         if call_s is not None:
             for kind in self._kinds:
                 if sender in kind.devices or receiver in kind.devices:
                     self._calls.setdefault(kind.name, []).append(call_s)
+
+    def _hand_over(
+        self, sender: DeviceDescriptor, receiver: DeviceDescriptor
+    ) -> tuple[list[float], int]:
+        """Measure the way between the halves of the sender's largest part.
+
+        Returns: seconds, none where that cannot be measured; bytes of the largest tensor.
+        """
+        subject = self._subject
+        kind = next(k for k in self._kinds if sender in k.devices)
+        part = kind.parts[0] if kind.parts else None
+        inputs = None if part is None else feeds(part, self._values)
+        # Clocks of two nodes need not compare.
+        if part is None or inputs is None or sender.node != receiver.node:
+            return [], 0
+        now = time.monotonic()
+        try:
+            first, second = chunks(part, 2)
+            if not set(second.node_names) <= set(subject.supports[receiver.name]):
+                return [], 0
+            affinity = {
+                **dict.fromkeys(first.node_names, sender.name),
+                **dict.fromkeys(second.node_names, receiver.name),
+            }
+            until_s = now + (self._until_s - now) / 2
+            seconds = measure_hand_over(
+                subject.executor, part, affinity, subject.configs, inputs, until_s
+            )
+        except (HeteroError, ValueError):
+            return [], 0  # a part that is not cut in two, or fails on values made up for it
+        crossing = {p.name for p in first.outputs} & {p.name for p in second.inputs}
+        return seconds, max((value_nbytes(part.spec(name)) for name in crossing), default=0)
 
     def _costs(self, interrupted: bool) -> Costs:
         devices: dict[str, DeviceCosts] = {}
@@ -352,6 +393,7 @@ class _Profile:
             if kind.error is not None:
                 missing |= {d.name: kind.error for d in kind.devices}
                 continue
+            share = self._share(kind)
             kind.settle()
             dispatch, fusion = fit_subgraphs(kind.fits)
             # Of two devices the slower decides how long a call takes: the least is its own.
@@ -360,7 +402,6 @@ class _Profile:
                 fit_pace(rounds.get(kind.name, ()), call_s)
                 for rounds in (self._busy.alone, self._busy.company)
             )
-            share = self._share(kind)
             load = Time(company.load.seconds * share.seconds, company.load.source)
             nodes = self._complete(kind)
             for device in kind.devices:
@@ -386,10 +427,14 @@ class _Profile:
         )
 
     def _share(self, kind: Kind) -> Time:
-        """What a device's times are multiplied by while it leaves cores to the others."""
+        """Return what a device's times are multiplied by while it leaves cores to the others.
+
+        With the same cores as alone, those runs tell of the device alone too.
+        """
         given = self._subject.configs.get(kind.name, {}).get("INFERENCE_NUM_THREADS", 0)
-        quiet = [r.quiet_s for r in self._busy.company.get(kind.name, ())]
+        quiet = [q.run_s for q in self._busy.quiet.get(kind.name, ())]
         if int(given or 0) or kind.identity.num_threads == 1 or not quiet:
+            kind.alone_s += quiet
             return Time(1.0, "estimated")
         return Time(max(1.0, float(np.median(quiet) / np.median(kind.alone_s))), "calibrated")
 
@@ -418,6 +463,19 @@ class _Profile:
             for b in devices
             if a != b
         }
-        there = {(CLIENT, d): self._kinds[kind_of[d]].ways[0] for d in devices}
-        back = {(d, CLIENT): self._kinds[kind_of[d]].ways[1] for d in devices}
+        ways = [self._ways(kind) for kind in self._kinds]
+        there = {(CLIENT, d): ways[kind_of[d]][0] for d in devices}
+        back = {(d, CLIENT): ways[kind_of[d]][1] for d in devices}
         return {**between, **there, **back}
+
+    def _ways(self, kind: Kind) -> tuple[Transfer, Transfer]:
+        """Return a device's ways from the client and back, as requests of the largest part tell."""
+        quiet = self._busy.quiet.get(kind.name)
+        if not quiet:
+            return kind.ways
+        part, (there, back) = kind.parts[0], kind.ways
+        given, made = (sum(map(value_nbytes, ports)) for ports in (part.inputs, part.outputs))
+        return (
+            replace(there, latency=fit_way(there.latency, [q.there_s for q in quiet], given)),
+            replace(back, latency=fit_way(back.latency, [q.back_s for q in quiet], made)),
+        )

@@ -18,6 +18,7 @@ from devices.request.request import Request
 from hetero.in_flight import keep_in_flight
 from hetero.partition.lowering import constant_outputs, stage_sources
 from hetero.partition.partition import partition
+from hetero.planning.cost.calibration import Look
 from scheduler.client.limits import Limits
 from scheduler.executor import Deployment, Executor
 
@@ -28,6 +29,8 @@ WARM: Final = 0.05
 WARM_RUNS: Final = (3, 12)
 #: Runs that nodes' times are the median of, at most.
 PROFILED_RUNS: Final = 3
+#: Runs of one model in a row where several take turns.
+TURN_RUNS: Final = 5
 #: Answers of each deployment before many requests in flight may end.
 LEAST_ANSWERS: Final = 3
 
@@ -124,7 +127,8 @@ def time_in_turns(
 ) -> list[float]:
     """Return the median seconds of whole models and their inputs, each in turn on one device.
 
-    What slows the machine for a while slows all of them: their times compare.
+    What slows the machine for a while slows all of them: their times compare. A turn has several
+    runs, so that a model finds the caches as one has them that runs by itself.
     """
     with ExitStack() as stack:
         running = [
@@ -133,10 +137,34 @@ def time_in_turns(
         ]
         for one, inputs in running:
             _warm_up(one, inputs, effort.until_s)
-        rows = [[busy_seconds(run(one, inputs)) for one, inputs in running]]
-        while len(rows) < effort.runs and time.monotonic() < effort.until_s:
-            rows.append([busy_seconds(run(one, inputs)) for one, inputs in running])
-    return [float(np.median(column)) for column in zip(*rows, strict=True)]
+        found: list[list[float]] = [[] for _ in running]
+        for _ in range(effort.runs // TURN_RUNS):
+            for times, (one, inputs) in zip(found, running, strict=True):
+                for _ in range(TURN_RUNS):
+                    if not times or time.monotonic() < effort.until_s:
+                        times.append(busy_seconds(run(one, inputs)))
+    return [float(np.median(times)) for times in found]
+
+
+def look(deployment: Deployment, inputs: Mapping[str, Value], runs: int, until_s: float) -> Look:
+    """Run requests one at a time; one at least, and so many in the time."""
+    found: list[tuple[float, float, float]] = []
+
+    def add(began_s: float, ended_s: float, answer: Answer) -> None:
+        stages = answer.stage_runs
+        there_s, back_s = stages[0].started_s - began_s, ended_s - stages[-1].ended_s
+        # Clocks of two machines need not compare: what they leave is halved then.
+        if min(there_s, back_s) < 0:
+            there_s = back_s = max(0.0, there_s + back_s) / 2
+        found.append((there_s, busy_seconds(answer), back_s))
+
+    keep_in_flight(
+        lambda: deployment.submit(inputs).future,
+        1,
+        lambda sent: not sent or (sent < runs and time.monotonic() < until_s),
+        add,
+    )
+    return Look(*(float(np.median(column)) for column in zip(*found, strict=True)))
 
 
 def _on_one(

@@ -85,6 +85,30 @@ def measure_transfer(
     return transfer, call
 
 
+def measure_hand_over(
+    executor: Executor,
+    part: Model,
+    affinity: Mapping[str, str],
+    configs: Mapping[str, Mapping[str, Any]],
+    inputs: Mapping[str, Value],
+    until_s: float,
+) -> list[float]:
+    """Measure seconds between two real stages, one request at a time.
+
+    `part`: a model that the affinity cuts in two.
+    Returns: nothing where time is too short.
+    """
+    found: list[float] = []
+    with deployed(executor, part, affinity, configs) as deployment:
+        for turn in range(WARM_RUNS[0] + RUNS):
+            if time.monotonic() >= until_s:
+                break
+            first, second = run(deployment, inputs).stage_runs
+            if turn >= WARM_RUNS[0]:
+                found.append(second.started_s - first.ended_s)
+    return found
+
+
 def fit(rows: Sequence[tuple[float, ...]], seconds: list[float]) -> tuple[float, ...]:
     """Coefficients of least relative error."""
     target = np.array(seconds)
