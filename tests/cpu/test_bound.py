@@ -133,7 +133,8 @@ def test_channels_are_scaled_wherever_they_lie_in_memory(
         helper.make_node(activation, ["n"], ["y"]),
     ]
     constants = {name: np.abs(floats(channels)) for name in "sbmv"}
-    constants["w"] = floats(channels, channels, 1, 1)
+    constants["v"] += 1
+    constants["w"] = floats(channels, channels, 1, 1) / channels
     x = floats(2, channels, 11, 9)
     model = make_model(nodes, {"x": x}, ["y"], constants)
     (wanted,) = run_onnxruntime(model, {"x": x})
