@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -99,33 +99,16 @@ def write_page(
 
 def show_profile(profile: Mapping[str, Any]) -> None:
     """Print `hetero.report.profile.build_profile`'s document."""
-    nodes = profile["nodes"]
-    predicted = any(row["predicted_s"] is not None for row in (*nodes, *profile["stages"]))
-    more = ["predicted ms"] if predicted else []
-    table = Rows("node", "operator", "device", "subgraph", "ms", "share", *more, wraps=("node",))
+    nodes, stages = profile["nodes"], profile["stages"]
+    predicted = any(row["predicted_s"] is not None for row in (*nodes, *stages))
     ranked = sorted(nodes, key=lambda row: -(row["seconds"] or 0.0))
-    for row in ranked[:SHOWN]:
-        share = "" if row["share"] is None else f"{row['share']:.1%}"
-        cells = [_covers(row), row["op_type"], row["device"], row["stage"], _ms(row["seconds"])]
-        table.add(*cells, share, *([_ms(row["predicted_s"])] if predicted else []))
-    show(table)
+    show(_node_table(ranked[:SHOWN], predicted))
     if len(ranked) > SHOWN:
         left = sum(row["share"] or 0.0 for row in ranked[SHOWN:])
         show(f"… and {len(ranked) - SHOWN} more with {left:.1%}; --json lists all")
-    heads = ("subgraph", "device", "arrives ms", "waits ms", "upload ms", "runs ms", "download ms")
-    table = Rows(*heads, "in its nodes ms", *more)
-    for row in profile["stages"][:SHOWN]:
-        spans = ("arrives_s", "queued_s", "upload_s", "infer_s", "download_s", "nodes_s")
-        cells = [_ms(row[span]) for span in spans]
-        table.add(
-            row["stage"],
-            row["device"],
-            *cells,
-            *([_ms(row["predicted_s"])] if predicted else []),
-        )
-    show(table)
-    if len(profile["stages"]) > SHOWN:
-        show(f"… and {len(profile['stages']) - SHOWN} more; --json lists all")
+    show(_stage_table(stages[:SHOWN], predicted))
+    if len(stages) > SHOWN:
+        show(f"… and {len(stages) - SHOWN} more; --json lists all")
     spans = profile["request"]
     show(
         f"medians of {counted(profile['requests'], 'request')}: "
@@ -134,12 +117,39 @@ def show_profile(profile: Mapping[str, Any]) -> None:
         f"{seconds_text(spans['admission_s'])} admission, "
         f"{seconds_text(spans['postprocess_s'])} postprocessing"
     )
-    once = sorted({n["device"] for n in nodes if n["readings"] == 1 < profile["requests"]})
-    if once:
+    most: dict[str, int] = {}
+    for node in nodes:
+        most[node["device"]] = max(most.get(node["device"], 0), node["readings"])
+    if once := sorted(device for device, readings in most.items() if readings == 1):
         show(f"{', '.join(once)} told one time of each node, the same for every request")
-    untimed = sorted({n["device"] for n in nodes if not n["readings"]})
-    if untimed:
+    if untimed := sorted({node["device"] for node in nodes if not node["readings"]}):
         show(f"not every node is timed on {', '.join(untimed)}")
+
+
+def _node_table(nodes: Sequence[Mapping[str, Any]], predicted: bool) -> Rows:
+    heads = ["node", "operator", "device", "subgraph", "ms", "share"]
+    table = Rows(*heads, *(["predicted ms"] if predicted else []), wraps=("node",))
+    for row in nodes:
+        share = "" if row["share"] is None else f"{row['share']:.1%}"
+        cells = [_covers(row), row["op_type"], row["device"], row["stage"], _ms(row["seconds"])]
+        table.add(*cells, share, *([_ms(row["predicted_s"])] if predicted else []))
+    return table
+
+
+def _stage_table(stages: Sequence[Mapping[str, Any]], predicted: bool) -> Rows:
+    spans = {
+        "arrives ms": "arrives_s",
+        "waits ms": "queued_s",
+        "upload ms": "upload_s",
+        "runs ms": "infer_s",
+        "download ms": "download_s",
+        "in its nodes ms": "nodes_s",
+        **({"predicted ms": "predicted_s"} if predicted else {}),
+    }
+    table = Rows("subgraph", "device", *spans)
+    for row in stages:
+        table.add(row["stage"], row["device"], *(_ms(row[span]) for span in spans.values()))
+    return table
 
 
 def _covers(row: Mapping[str, Any]) -> str:
