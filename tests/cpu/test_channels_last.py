@@ -256,6 +256,39 @@ def test_a_convolution_shuffles_the_channels_that_it_reads(
     check(nodes, x, constants)
 
 
+@pytest.mark.parametrize("kernel", [(2, 2), (1, 3)])
+@pytest.mark.parametrize("first", ["Conv", "Relu"], ids=["channels last", "channels first"])
+@pytest.mark.parametrize("bias", [[], ["bias"]])
+def test_transposed_convolutions_side_by_side_are_one_product(
+    kernel: tuple[int, int], first: str, bias: list[str]
+) -> None:
+    nodes = [
+        helper.make_node(first, ["x", "w"] if first == "Conv" else ["x"], ["c"]),
+        helper.make_node("ConvTranspose", ["c", "v", *bias], ["y"], strides=kernel),
+    ]
+    constants = {"w": values(6, 6, 1, 1), "v": values(6, 4, *kernel), "bias": values(4)}
+    x = values(2, 6, 5, 7)
+    assert transformed(nodes, x, constants)[-1].op_type == "ChannelsLastConvTranspose"
+    check(nodes, x, constants)
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"strides": [2, 1]},
+        {"strides": [2, 2], "pads": [0, 1, 0, 0]},
+        {"strides": [2, 2], "output_shape": [9, 13]},
+        {"strides": [2, 2], "group": 2},
+        {},
+    ],
+)
+def test_other_transposed_convolutions_stay_as_they_are(attributes: dict[str, Any]) -> None:
+    node = helper.make_node("ConvTranspose", ["x", "v"], ["y"], **attributes)
+    constants, x = {"v": values(6, 4, 2, 2)}, values(2, 6, 5, 7)
+    assert [node.op_type for node in transformed([node], x, constants)] == ["ConvTranspose"]
+    check([node], x, constants)
+
+
 def test_a_transposition_of_other_axes_is_no_shuffle() -> None:
     nodes = [
         helper.make_node("Reshape", ["x", "groups"], ["g"]),

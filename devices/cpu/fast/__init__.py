@@ -2,6 +2,7 @@
 
 from devices.cpu.fast import (  # noqa: F401 - importing a family registers its kernels
     conv,
+    conv_transpose,
     pool,
     shuffle,
 )

@@ -6,6 +6,7 @@ import numpy as np
 from onnx import helper
 
 from devices.cpu.fast.conv import bias_row, copies_columns, prepare
+from devices.cpu.fast.conv_transpose import prepare_transposed
 from devices.cpu.fast.winograd import best_tile
 from devices.cpu.implementations import FUSED
 from devices.cpu.transforms.rewriting import Rewrite, fused_node
@@ -14,11 +15,13 @@ from devices.model.model import Model, Node
 
 
 def prepare_convolutions(model: Model) -> Model:
-    """Return the model with planar convolutions of constant weights made ChannelsLastConv."""
+    """Return the model with planar convolutions of constant weights made those of `fast`."""
     rewrite = Rewrite(model)
     for i, node in enumerate(model.nodes):
         if node.op_type == "FusedConv" or rewrite.is_op(i, "Conv"):
             _prepare(rewrite, i, node)
+        elif rewrite.is_op(i, "ConvTranspose"):
+            _prepare_transposed(rewrite, i, node)
     return rewrite.apply()
 
 
@@ -59,6 +62,30 @@ def _prepare(rewrite: Rewrite, i: int, conv: Node) -> None:
     rewrite.replace(
         parts, fused_node("ChannelsLastConv", inputs, conv.outputs, covered, attributes)
     )
+
+
+def _prepare_transposed(rewrite: Rewrite, i: int, conv: Node) -> None:
+    """Replace a transposed convolution whose kernels lie side by side in the output."""
+    x, name, *biases = [name for name in conv.inputs if name]
+    w = rewrite.constant(name)
+    b = rewrite.constant(biases[0]) if biases else None
+    if w is None or w.ndim != 4 or w.dtype != np.float32 or (biases and b is None):
+        return
+    if rewrite.model.spec(x).element_type != "float":
+        return
+    given = conv.attributes
+    kernel = w.shape[2:]
+    usual = {"auto_pad": "NOTSET", "dilations": (1, 1), "group": 1, "kernel_shape": kernel}
+    usual |= {"output_padding": (0, 0), "pads": (0,) * 4}
+    unusual = {name for name, value in given.items() if value != usual.get(name)}
+    if unusual != {"strides"} or given["strides"] != kernel:
+        return
+    inputs = [x, rewrite.add_constant(f"{name}/last", prepare_transposed(w))]
+    if b is not None:
+        inputs.append(rewrite.add_constant(f"{biases[0]}/row", bias_row(b)))
+    attributes = {"kernel_shape": kernel}
+    replaced = fused_node("ChannelsLastConvTranspose", inputs, conv.outputs, [conv], attributes)
+    rewrite.replace((i,), replaced)
 
 
 def _tile(model: Model, conv: Node, w: np.ndarray) -> int:
