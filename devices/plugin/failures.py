@@ -13,10 +13,11 @@ _NO_MEMORY: Final = re.compile(
     r"available memory of \d+ is smaller|not enough (device )?memory",
     re.IGNORECASE,
 )
-#: Codes, and places in sources with the functions there.
+#: Codes, places in sources with the functions there, and advice to those who program.
 _PLACES: Final = re.compile(
     r"^\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : |Exception from \S+:\d+:?\s*|"
-    r"Check '.*' failed at \S+:?\s*|\S+\.(cc|h):\d+ .*[)\]] "
+    r"Check '.*' failed at \S+:?\s*|\S+\.(cc|h):\d+ .*[)\]] |"
+    r"FrontEnd API failed with \w+:\s*|To facilitate the conversion of .*"
 )
 
 
