@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from devices.cpu.binding.elementwise import clipped
 from devices.cpu.binding.product import product_calls
 from devices.cpu.binding.registry import Call, Scratch, binds, blocks, flat_blocks
+from devices.kernels.quantize import RANGE
 
 
 def rounding_calls(
@@ -30,6 +32,60 @@ def bind_fake_quantize(
     """Bind the rounding to what integers stand for."""
     pieces = flat_blocks(y, x)
     return [call for to, at in pieces for call in rounding_calls(to, at, scale, low, high)]
+
+
+@binds("QuantizeLinear", 10, any_order=True)
+def bind_quantize(
+    scratch: Scratch, y: np.ndarray, x: np.ndarray, scale: np.ndarray,
+    zero_point: np.ndarray | None = None, *,
+    block_size: int = 0, output_dtype: int = 0, precision: int = 0, **_: Any,
+) -> Sequence[Call] | None:  # fmt: skip
+    """Bind the rounding of float32 to integers of one constant scale."""
+    if block_size or output_dtype or precision or y.dtype.name not in RANGE:
+        return None
+    if not x.dtype == scale.dtype == np.float32 or not _is_one(scale, zero_point):
+        return None
+    pieces = flat_blocks(x, y)
+    floats = scratch(pieces[0][0].shape, x.dtype)
+    calls: list[Call] = []
+    for at, to in pieces:
+        part = floats[: len(at)] if at.ndim else floats
+        calls += [partial(np.divide, at, scale.reshape(()), part), partial(np.rint, part, part)]
+        if zero_point is not None and zero_point.any():
+            calls.append(partial(np.add, part, _number(zero_point, x), part))
+        calls += clipped(part, part, *RANGE[y.dtype.name])
+        calls.append(partial(np.copyto, to, part, casting="unsafe"))
+    return calls
+
+
+@binds("DequantizeLinear", 10, any_order=True)
+def bind_dequantize(
+    scratch: Scratch, y: np.ndarray, x: np.ndarray, scale: np.ndarray,
+    zero_point: np.ndarray | None = None, *, block_size: int = 0, **_: Any,
+) -> Sequence[Call] | None:  # fmt: skip
+    """Bind what integers of one constant scale stand for, as float32."""
+    if block_size or x.dtype.name not in RANGE or not y.dtype == scale.dtype == np.float32:
+        return None
+    if not _is_one(scale, zero_point):
+        return None
+    calls: list[Call] = []
+    for to, at in flat_blocks(y, x):
+        calls.append(partial(np.copyto, to, at))
+        if zero_point is not None and zero_point.any():
+            calls.append(partial(np.subtract, to, _number(zero_point, y), to))
+        calls.append(partial(np.multiply, to, scale.reshape(()), to))
+    return calls
+
+
+def _is_one(scale: np.ndarray, zero_point: np.ndarray | None) -> bool:
+    """Tell whether both are constants of one element."""
+    given = [array for array in (scale, zero_point) if array is not None]
+    return all(array.size == 1 and not array.flags.writeable for array in given)
+
+
+def _number(array: np.ndarray, like: np.ndarray) -> np.ndarray:
+    """Return an array of one element as a number of another array's type."""
+    return array.reshape(()).astype(like.dtype)
 
 
 @binds("DynamicFakeQuantize", 1, domain="hetero", many=True)
