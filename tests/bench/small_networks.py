@@ -16,6 +16,7 @@ from onnx import helper
 from onnxruntime.quantization import (
     CalibrationDataReader,
     QuantFormat,
+    QuantType,
     quantize_dynamic,
     quantize_static,
 )
@@ -205,15 +206,27 @@ def bert_int8() -> onnx.ModelProto:
     return _quantised(quantize_dynamic, bert())
 
 
+def bert_qdq() -> onnx.ModelProto:
+    """Return `bert` with QuantizeLinear and DequantizeLinear around its operators."""
+    ids = np.random.default_rng(0).integers(0, 2000, (1, 32))
+    return _with_pairs(bert(), {"ids": ids})
+
+
 def mobilenet_qdq() -> onnx.ModelProto:
     """Return `mobilenet` with QuantizeLinear and DequantizeLinear around its operators."""
     image = np.random.default_rng(0).random((1, 3, 32, 32), np.float32)
+    return _with_pairs(mobilenet(), {"pixels": image})
 
+
+def _with_pairs(model: onnx.ModelProto, feeds: dict[str, Any]) -> onnx.ModelProto:
     def quantise(source: Path, target: Path) -> None:
-        reader = _Calibration({"pixels": image})
-        quantize_static(source, target, reader, quant_format=QuantFormat.QDQ)
+        # Signed activations, its default, ONNX Runtime computes in floats on most processors.
+        quantize_static(
+            source, target, _Calibration(feeds), quant_format=QuantFormat.QDQ,
+            activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8,
+        )  # fmt: skip
 
-    return _quantised(quantise, mobilenet())
+    return _quantised(quantise, model)
 
 
 def mobilenet_float16() -> onnx.ModelProto:
@@ -230,6 +243,7 @@ SMALL_NETWORKS: Final[dict[str, Callable[[], onnx.ModelProto]]] = {
     "small-unet": unet,
     "small-lstm": lstm,
     "small-bert-int8": bert_int8,
+    "small-bert-qdq": bert_qdq,
     "small-mobilenet-qdq": mobilenet_qdq,
     "small-mobilenet-float16": mobilenet_float16,
 }

@@ -14,7 +14,7 @@ from devices.cpu.binding.registry import Call, Scratch, binds, blocks
 from devices.kernels.in_place import IN_PLACE
 
 #: Elements of a row of channels that is worth a loop of numpy's.
-_ROW = 512
+_ROW = 256
 
 
 def _is_constant(array: np.ndarray) -> bool:
@@ -74,7 +74,8 @@ def bind_scale_shift(
     if all(a.flags.c_contiguous for a in pixels):
         x, y = (a.reshape(-1, len(scale)) for a in pixels)
         count = max(1, min(len(x), _ROW // len(scale)))
-        scale, shift = np.tile(scale, count), np.tile(shift, count)
+        if count > 1:
+            scale, shift = np.tile(scale, count), np.tile(shift, count)
         whole = len(x) // count * count
         parts = [(a[:whole].reshape(-1, len(scale)), a[whole:]) for a in (x, y)]
         pieces = [*blocks(*(main for main, _ in parts)), tuple(rest for _, rest in parts)]
