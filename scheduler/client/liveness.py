@@ -10,7 +10,7 @@ A device is a process at an address. One that is not heard, or lost messages, ma
 requests: clients are told, and send them again once it is back. One that stays silent, whose
 process ended or in which a stage hangs is started anew, which gives it another address; what is
 heard of an earlier address counts for nothing. A device that cannot be started again soon is
-tried less and less often.
+tried less and less often, and clients that can do without it meanwhile are told to.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from scheduler.events import DeviceGone, DeviceLost, DeviceReturned
 #: Seconds before the second start in a row, and the most before a later one.
 _PAUSE_S: Final = 0.5
 _LONGEST_PAUSE_S: Final = 10.0
+#: Seconds after which it is no more waited for alone that a device is started.
+_AWAY_S: Final = 4.0
 #: A device that has lived so long has started well.
 _STEADY_S: Final = 30.0
 
@@ -113,7 +115,17 @@ class Restart:
     cause: str
 
 
-Order = DeviceLost | DeviceGone | DeviceReturned | Restart
+@dataclass(frozen=True, slots=True)
+class StaysAway:
+    """A device takes long to start: whoever can do without it should, until it returns."""
+
+    now_s: float
+    device: str
+    node: str
+    cause: str
+
+
+Order = DeviceLost | DeviceGone | DeviceReturned | Restart | StaysAway
 
 
 class DeviceState(Enum):
@@ -141,6 +153,8 @@ class _Device:
     num_starts: int = 0
     #: When it is to be started; None while that is under way, or not wanted.
     restart_s: float | None = None
+    #: When it is to be done without; None once that was said, or not wanted.
+    away_s: float | None = None
 
 
 class Liveness:
@@ -159,8 +173,8 @@ class Liveness:
     @property
     def next_time_s(self) -> float | None:
         """When `TimePassed` is wanted next, or None."""
-        due = [d.restart_s for d in self._devices.values() if d.restart_s is not None]
-        return min(due, default=None)
+        times = [time for d in self._devices.values() for time in (d.restart_s, d.away_s)]
+        return min((time for time in times if time is not None), default=None)
 
     def state(self, device: str) -> DeviceState | None:
         """Return how a device is; None for one that was never started."""
@@ -172,7 +186,7 @@ class Liveness:
             case Started():
                 return self._start(seen)
             case TimePassed(now_s):
-                return [order for d in self._devices.values() for order in self._restart(d, now_s)]
+                return [order for d in self._devices.values() for order in self._wait(d, now_s)]
             case StartFailed(now_s, name, cause, forever):
                 device = self._devices.get(name)
                 if device is None or device.state is not _S.RESTARTING:
@@ -206,6 +220,7 @@ class Liveness:
         self._at[seen.address] = device
         device.address, device.node = seen.address, seen.node
         device.state, device.since_s, device.restart_s = _S.LIVE, seen.now_s, None
+        device.away_s = None
         return [DeviceReturned(seen.now_s, seen.device)] if was_away else []
 
     def _silence(self, device: _Device, now_s: float, cause: str) -> list[Order]:
@@ -233,6 +248,7 @@ class Liveness:
                 device.num_starts = 0
         del self._at[device.address]
         device.state, device.cause = _S.RESTARTING, cause
+        device.away_s = now_s + _AWAY_S
         return orders + self._again(device, now_s)
 
     def _again(self, device: _Device, now_s: float) -> list[Order]:
@@ -241,6 +257,13 @@ class Liveness:
         device.num_starts += 1
         device.restart_s = now_s + min(pause_s, _LONGEST_PAUSE_S)
         return self._restart(device, now_s)
+
+    def _wait(self, device: _Device, now_s: float) -> list[Order]:
+        orders = self._restart(device, now_s)
+        if device.away_s is not None and now_s >= device.away_s:
+            device.away_s = None
+            orders.append(StaysAway(now_s, device.name, device.node, device.cause))
+        return orders
 
     def _restart(self, device: _Device, now_s: float) -> list[Order]:
         if device.restart_s is None or now_s < device.restart_s:
@@ -254,7 +277,7 @@ class Liveness:
         if device.state is _S.GONE:
             return []
         self._at.pop(device.address, None)
-        device.state, device.restart_s = _S.GONE, None
+        device.state, device.restart_s, device.away_s = _S.GONE, None, None
         return [DeviceGone(now_s, device.name, device.node, cause)]
 
     def _lost(self, device: _Device, now_s: float, cause: str) -> DeviceLost:

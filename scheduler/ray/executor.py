@@ -249,7 +249,8 @@ class RayExecutor:
                 cause = f"{gone.cause.rstrip('.')}; without it: {error.message}"
                 told = replace(gone, cause=cause)
             if deployment.has_route or time.monotonic() >= until_s:
-                deployment.tell(told)
+                if gone.device in deployment.gone:  # else it came back meanwhile
+                    deployment.tell(told)
                 return
             time.sleep(_LOOK_S)
 

@@ -21,6 +21,7 @@ from devices.errors import ClusterError, HeteroError, UnknownDeviceError
 from scheduler.channels.direct import DirectChannel
 from scheduler.client.deployment import Deployments
 from scheduler.client.liveness import (
+    DeviceState,
     Heard,
     Liveness,
     MessagesLost,
@@ -31,6 +32,7 @@ from scheduler.client.liveness import (
     Silent,
     Started,
     StartFailed,
+    StaysAway,
     TimePassed,
 )
 from scheduler.events import DeviceGone
@@ -79,8 +81,9 @@ class DeviceKeeper:
         self._actors: dict[str, ActorDevice] = {}
         self._lock = threading.Lock()
         self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        #: Devices whose node is back, that are being started.
+        #: Devices whose node is back, that are being started; those that load their stages.
         self._coming: set[str] = set()
+        self._loading: set[str] = set()
         #: Held while devices that are gone are looked for.
         self._is_looking = threading.Lock()
         self._closed = False
@@ -162,6 +165,9 @@ class DeviceKeeper:
                 _log.warning("device=%s is started again: %s", order.device, order.cause)
                 self._restart_soon(order)
                 continue
+            if isinstance(order, StaysAway):
+                self._plan_around(order)
+                continue
             self._deployments.tell(order)
             for deployment in self._deployments:
                 if order.device not in deployment.devices:
@@ -170,6 +176,15 @@ class DeviceKeeper:
                     self._do_without(deployment, order)
                 else:
                     deployment.tell(order)
+
+    def _plan_around(self, away: StaysAway) -> None:
+        """Have deployments that can be placed anew do without a device, until it has started."""
+        if away.device in self._loading:
+            return  # elsewhere its stages would take as long
+        gone = DeviceGone(away.now_s, away.device, away.node, away.cause)
+        for deployment in self._deployments:
+            if away.device in deployment.devices and deployment.remake is not None:
+                self._do_without(deployment, gone)
 
     def _end(self, device: ActorDevice, cause: str) -> None:
         self._devices.forget(device.actor_id)
@@ -208,6 +223,8 @@ class DeviceKeeper:
             except HeteroError:
                 return
             for name in sorted(listed.intersection(gone) - self._coming):
+                if self._liveness.state(name) is DeviceState.RESTARTING:
+                    continue
                 self._coming.add(name)
                 self._restart_soon(Restart(name, "", "its node is back"))
 
@@ -235,6 +252,7 @@ class DeviceKeeper:
             return
         finally:
             self._coming.discard(name)
+            self._loading.discard(name)
         self._orders.put(partial(self._see, seen))
 
     def _give_up(self, device: ActorDevice) -> None:
@@ -247,6 +265,7 @@ class DeviceKeeper:
 
     def _start(self, name: str) -> ActorDevice:
         device = self._devices.reached([name], wait=False)[name]
+        self._loading.add(name)
         for deployment in self._deployments:
             if name in deployment.devices:
                 deployment.devices[name] = device

@@ -161,3 +161,31 @@ def test_a_device_whose_host_lets_nobody_in_while_it_starts_is_lost(
         devices.fetch(device, device.actor.stay.remote())
     monkeypatch.undo()
     ray.kill(device.actor)
+
+
+@pytest.mark.slow
+def test_requests_go_elsewhere_while_a_device_takes_long_to_start(
+    core: hetero.Core, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor: Any = core.executor
+    compiled = core.compile_model(branches(), "HETERO:CPU.0,CPU.1", affinity={"tanh": "CPU.1"})
+    started, start = threading.Event(), executor._keeper._start
+
+    def start_late(name: str) -> Any:
+        started.wait(300)
+        return start(name)
+
+    def devices() -> set[str]:
+        answer = compiled.submit({"x": X}).future.result(300)
+        np.testing.assert_allclose(answer.outputs["y"], branches_output(X), rtol=1e-6)
+        return {run.device for run in answer.stage_runs}
+
+    monkeypatch.setattr(executor._keeper, "_start", start_late)
+    monkeypatch.setattr("scheduler.client.liveness._AWAY_S", 0.0)
+    assert devices() == {"CPU.0", "CPU.1"}
+    pid = ray.get(executor._devices.device("CPU.1").actor.ping.remote())
+    os.kill(pid, signal.SIGKILL)
+    assert devices() == {"CPU.0"}
+    started.set()
+    while devices() != {"CPU.0", "CPU.1"}:
+        time.sleep(0.01)

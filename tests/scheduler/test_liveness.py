@@ -39,7 +39,7 @@ def test_a_device_that_stays_silent_is_started_anew_elsewhere() -> None:
     assert m.handle(see.TimePassed(2.9)) == []
     restart = Restart("A", "a0", "nothing was heard for 2.0 s")
     assert m.handle(see.TimePassed(3.0)) == [restart]
-    assert m.handle(see.TimePassed(9.0)) == []
+    assert m.handle(see.TimePassed(6.9)) == []
     assert m.handle(see.Heard(9.0, "a0")) == []  # too late: it is being ended
     assert m.handle(see.Started(10.0, "A", "n1", "a1")) == [DeviceReturned(10.0, "A")]
     assert m.handle(see.Silent(11.0, "a0", 9.0)) == []
@@ -62,7 +62,8 @@ def test_a_process_that_ends_is_started_at_once_and_then_less_and_less_often() -
     m = live()
     told = m.handle(see.ProcessEnded(1.0, "a0", "killed"))
     assert told == [DeviceLost(1.0, "A", "n1", "killed"), Restart("A", "a0", "killed")]
-    now_s, pauses = 1.0, []
+    assert m.handle(see.TimePassed(5.0)) == [see.StaysAway(5.0, "A", "n1", "killed")]
+    now_s, pauses = 5.0, []
     for _ in range(7):
         assert m.handle(see.StartFailed(now_s, "A", "no memory")) == []
         assert m.next_time_s is not None
@@ -82,6 +83,16 @@ def test_a_stage_that_hangs_has_its_process_ended() -> None:
     assert "has run for 5.1 s, longer than its STAGE_TIMEOUT_S" in lost.cause
     assert restart == Restart("A", "a0", lost.cause)
     assert m.handle(see.Heard(5.4, "a0", overdue_s=5.3)) == []
+
+
+def test_a_device_that_takes_long_to_start_is_to_be_done_without_once() -> None:
+    m = live()
+    m.handle(see.ProcessEnded(1.0, "a0", "killed"))
+    assert m.handle(see.TimePassed(4.9)) == []
+    assert m.next_time_s == 5.0
+    assert m.handle(see.TimePassed(5.0)) == [see.StaysAway(5.0, "A", "n1", "killed")]
+    assert m.handle(see.TimePassed(9.0)) == []
+    assert m.handle(see.Started(9.5, "A", "n1", "a1")) == [DeviceReturned(9.5, "A")]
 
 
 @pytest.mark.parametrize(
@@ -126,6 +137,8 @@ def test_clients_hear_of_each_loss_and_return_once_and_each_loss_ends(
                 case DeviceReturned():
                     assert away[name]
                     away[name] = 0
+                case see.StaysAway():
+                    assert away[name] == 1
                 case Restart():
                     assert away[name] == 1
                     assert name not in restarting
