@@ -7,6 +7,7 @@ threads `load`, and what must be answered while those take their time by `contro
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import threading
 from collections.abc import Mapping, Sequence
@@ -43,10 +44,15 @@ class DeviceActor:
 
     `specs`: plugins besides the installed ones, where its own is not of another interpreter.
     `host`: the node's address where other nodes reach it, or None where there are none.
+    `outlives`: whether it goes on without the client that started it.
     """
 
     def __init__(
-        self, descriptor: DeviceDescriptor, specs: Sequence[PluginSpec], host: str | None
+        self,
+        descriptor: DeviceDescriptor,
+        specs: Sequence[PluginSpec],
+        host: str | None,
+        outlives: bool,
     ) -> None:
         # Ray would end the process once its tasks have: `stay` never does.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -54,6 +60,7 @@ class DeviceActor:
         entries = load_plugins([str(own.here)], False) if own else load_plugins(specs)
         self._host = DeviceHost(descriptor, find_plugin(entries, descriptor.plugin))
         self._workers = PumpingWorkers(descriptor.name)
+        self._outlives = outlives
 
         def connect(receive: Receiver) -> DirectChannel:
             self._channel = DirectChannel(
@@ -66,11 +73,16 @@ class DeviceActor:
 
     def _client_silent(self, address: str, silent_s: float) -> None:
         """Wait whether a client comes back; one whose process has ended does not."""
-        timer = threading.Timer(_LEASE_S if silent_s else 0.0, self._end_lease, (address,))
+        lease_s = _LEASE_S if silent_s else 0.0
+        timer = threading.Timer(lease_s, self._end_lease, (address, lease_s))
         timer.daemon = True
         timer.start()
 
-    def _end_lease(self, client: str) -> None:
+    def _end_lease(self, client: str, lease_s: float) -> None:
+        if not lease_s and not self._outlives:
+            # Ray would do it, and leave files behind.
+            self._channel.close()
+            os._exit(0)
         if self._channel.is_silent(client):
             _log.warning("client %s is gone, and what it had here", client)
             self._loop.client_gone(client)
@@ -84,6 +96,14 @@ class DeviceActor:
     def stay(self) -> None:
         """Never return: whoever waits for it hears when the process ends."""
         threading.Event().wait()
+
+    @ray.method(concurrency_group="control")
+    def leave(self) -> None:
+        """Let go of sockets and shared memory: nothing removes those of a process that is killed.
+
+        The device is of no use afterwards.
+        """
+        self._channel.close()
 
     @ray.method(concurrency_group="control")
     def address(self) -> str:

@@ -23,7 +23,7 @@ from scheduler.ray.actor import probe, remote_device
 from scheduler.ray.address import check_reachable
 from scheduler.ray.interpreters import interpreter_options
 from scheduler.ray.nodes import ClusterNode, alive_nodes, device_number
-from scheduler.ray.pool import Pool, keep_listing, kept_listing
+from scheduler.ray.pool import Pool, end_devices, keep_listing, kept_listing
 from scheduler.ray.start import LOOK_S, RaySession
 
 _log = logging.getLogger(__name__)
@@ -161,7 +161,9 @@ class RayDevices:
                 host = None if self._session.is_local else node.address.rpartition(":")[0]
                 shared = self._pool.options(descriptor.name) if self._pool else {}
                 options = {**node.options, **shared, **interpreter_options(descriptor.source)}
-                actor = remote_device(**options).remote(descriptor, self._specs, host)
+                actor = remote_device(**options).remote(
+                    descriptor, self._specs, host, self._pool is not None
+                )
                 found = self._actors[descriptor.name] = ActorDevice(descriptor, node_id, actor)
                 self.watch(found)
             return found
@@ -233,8 +235,8 @@ class RayDevices:
         with self._lock:
             self._closed = True
             actors, self._actors = list(self._actors.values()), {}
-        for device in actors if self._pool is None else ():
-            ray.kill(device.actor)
+        if self._pool is None:
+            end_devices([device.actor for device in actors])
 
     def answers(self, device: ActorDevice) -> bool:
         """Whether a device's node answers; one that does not is not listed any more."""

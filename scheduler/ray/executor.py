@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import logging
 import threading
@@ -142,6 +143,7 @@ class RayExecutor:
         )
         self._reporter = RayReporter(observers)
         self._session.when_gone.append(self._cluster_gone)
+        atexit.register(self._end_devices)  # runs before the session's own
 
     def devices(self, *, wait: bool = True) -> tuple[DeviceDescriptor, ...]:
         """Return every device of the cluster, and every plugin that is broken."""
@@ -293,15 +295,20 @@ class RayExecutor:
         for deployment in self._deployments:
             deployment.close()
         self._deployments.memory.close()
-        self._keeper.close()
         self._reporter.close()
-        if self._session.is_ours:
-            self._devices.close()
+        self._end_devices()
         self._reception.close()
         self._channel.close()
         self._loader.close()
         self._session.when_gone.remove(self._cluster_gone)
         self._session.close()
+
+    def _end_devices(self) -> None:
+        atexit.unregister(self._end_devices)
+        if self._home.is_here:
+            self._keeper.close()
+            if self._session.is_ours:
+                self._devices.close()
 
     def _ask(self, device: ActorDevice, method: str, *arguments: Any) -> Any:
         self._home.require(f"device {device.descriptor.name}")

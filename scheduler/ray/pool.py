@@ -6,7 +6,7 @@ with names, which every client finds. Who leaves takes nothing with it but its o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -30,6 +30,8 @@ _TABLE: Final = b"hetero-pool"
 _KEY: Final = b"pool"
 _LISTINGS: Final = b"node"
 _VERSION: Final = 1
+#: Seconds that devices may take to let go of what they have, in the end.
+_LEAVE_S: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +132,14 @@ def dissolve() -> list[str]:
     _internal_kv_del(_KEY, namespace=_TABLE)
     _internal_kv_del(_LISTINGS, del_by_prefix=True, namespace=_TABLE)
     actors = pool_actors()
-    for actor in actors.values():
-        ray.kill(actor)
+    end_devices(actors.values())
     return list(actors)
+
+
+def end_devices(actors: Collection[Any]) -> None:
+    """End actors; what a process has that is killed, nothing removes."""
+    refs = [actor.leave.remote() for actor in actors]
+    if refs:
+        ray.wait(refs, num_returns=len(refs), timeout=_LEAVE_S)
+    for actor in actors:
+        ray.kill(actor)

@@ -25,6 +25,7 @@ from devices.errors import ClusterError
 from scheduler.ray import folder as ray_folder
 from scheduler.ray.address import check_reachable, find_address
 from scheduler.ray.folder import make_folder
+from tests.scheduler.parties import wait_for
 
 pytestmark = pytest.mark.ray
 ROOT = Path(__file__).parents[2]
@@ -38,7 +39,7 @@ from tests.scheduler.models import chain
 toy = ("tests.scheduler.plugins:ToyPlugin",)
 executor = create_executor("ray", plugins=toy, ray_options={"num_cpus": 1})
 print(executor._session.folder, flush=True)
-x = {"x": np.zeros(1, np.float32)}
+x = {"x": np.zeros(250_000, np.float32)}
 executor.deploy(*chain("TOY")).submit(x).future.result()
 executor.deploy(*chain("TOY", name="sleep_60_")).submit(x)
 print("running", flush=True)
@@ -159,15 +160,17 @@ def test_a_head_as_the_file_starts_it_has_its_devices_and_its_loss_is_told(
         (signal.SIGINT, 1),
         (signal.SIGTERM, 128 + signal.SIGTERM),
         (signal.SIGHUP, 128 + signal.SIGHUP),
+        (signal.SIGKILL, -signal.SIGKILL),
     ],
 )
 def test_a_ray_of_our_own_leaves_nothing_behind(number: int | None, code: int) -> None:
+    temporary = Path(tempfile.mkdtemp(prefix="h", dir="/tmp"))
     program = OWN + ("time.sleep(99)" if number else "executor.close(); executor.close()")
     environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
     process = subprocess.Popen(
         [sys.executable, "-c", program],
         cwd=ROOT,
-        env=environment | {"PYTHONPATH": str(ROOT)},
+        env=environment | {"PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -175,6 +178,11 @@ def test_a_ray_of_our_own_leaves_nothing_behind(number: int | None, code: int) -
     assert process.stdout
     folder = process.stdout.readline().strip()
     assert process.stdout.readline().strip() == "running"
+    (sockets,) = temporary.glob("hetero-*")
+    # Names without what comes last are the processes'.
+    owners = {socket.name.rpartition("-")[0] for socket in sockets.iterdir()}
+    assert len(owners) == 2
+    assert any(shared_by(owner) for owner in owners)
     if number is not None:
         assert processes_of(folder)
         process.send_signal(number)
@@ -182,7 +190,16 @@ def test_a_ray_of_our_own_leaves_nothing_behind(number: int | None, code: int) -
     assert process.returncode == code, errors
     assert errors == "" or number == signal.SIGINT
     assert wait_until_gone(folder) == []
-    assert not Path(folder).exists()
+    wait_for(lambda: not list(sockets.iterdir()))
+    wait_for(lambda: not any(shared_by(owner) for owner in owners))
+    # What is left of a process that was killed is swept by the next one.
+    assert Path(folder).exists() == (number == signal.SIGKILL)
+    shutil.rmtree(temporary)
+
+
+def shared_by(owner: str) -> list[Path]:
+    """Return the shared memory of a process."""
+    return list(Path("/dev/shm").glob(f"hetero-{owner}-*"))
 
 
 FAIL = """
