@@ -85,6 +85,7 @@ def fit_pace(rounds: Sequence[Round], call_s: float) -> Pace:
 
     `call_s`: seconds that a call keeps the device busy besides, where there are no rounds.
     """
+    rounds = [r for r in rounds if r.quiet_s > 0]
     if not rounds:
         return Pace(overhead=Time(call_s, "estimated"))
     call_s = max(0.0, float(np.percentile([r.period_s - r.run_s for r in rounds], QUICK)))
