@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -17,11 +18,14 @@ from devices.plugin.properties import Config
 from scheduler.device_names import (
     HETERO,
     DeviceRequest,
+    match_name,
     parse_device,
     resolve_device,
     split_name,
 )
 from scheduler.executor import DeviceDescriptor
+
+_log = logging.getLogger(__name__)
 
 #: Devices of a plugin that a node offers at most: a thread or a process each.
 MOST_DEVICES: Final = 1024
@@ -31,7 +35,8 @@ def choose_devices(device: str, rows: Sequence[DeviceDescriptor]) -> tuple[str, 
     """Return the devices that a device string means, in order of priority.
 
     `device`: ``CPU``, ``ORT.1``, ``HETERO:ORT,CPU``, or ``HETERO`` for every automatic device.
-    Raises PluginLoadError for a device whose plugin is broken.
+    A device whose plugin is broken is left out of a list in which another works: a warning says so.
+    Raises PluginLoadError for a device whose plugin is broken, where no other is listed.
     Raises UnknownDeviceError for a device that is not there, listing those that are, and plugins
         that are broken: one of them may be meant.
     """
@@ -40,12 +45,17 @@ def choose_devices(device: str, rows: Sequence[DeviceDescriptor]) -> tuple[str, 
     if request == DeviceRequest(True, ()):
         ranked = sorted((d for d in working if d.automatic), key=lambda d: d.rank)
         return tuple(d.name for d in ranked)
+    names = [d.name for d in working]
+    broken = {d.plugin: d.error for d in rows if d.error is not None}
+    out = [n for n in request.names if split_name(n)[0] in broken and not match_name(n, names)]
+    if request.hetero and 0 < len(out) < len(request.names):
+        for name in out:
+            _log.warning("%s: left out of %s: %s", name, device, broken[split_name(name)[0]])
+        device = f"{HETERO}:" + ",".join(name for name in request.names if name not in out)
     try:
-        return resolve_device(device, [d.name for d in working])
+        return resolve_device(device, names)
     except UnknownDeviceError as error:
-        asked = {split_name(name)[0] for name in request.names}
-        broken = {d.plugin: d.error for d in rows if d.error is not None}
-        for plugin in broken.keys() & asked:
+        for plugin in (split_name(name)[0] for name in out):
             raise PluginLoadError(
                 f"device {plugin!r} cannot be used: {broken[plugin]}", device=plugin
             ) from error

@@ -445,10 +445,23 @@ def test_a_broken_plugin_asked_for_by_its_name_says_why(
 ) -> None:
     with hetero.Core("inprocess", plugins=[plugin]) as core:
         assert "BROKEN" not in core.available_devices
-        for device in ("BROKEN", "BROKEN.0", "HETERO:BROKEN,CPU"):
+        for device in ("BROKEN", "BROKEN.0", "HETERO:BROKEN"):
             with pytest.raises(errors.PluginLoadError, match="pip install broken-runtime"):
                 core.compile_model(model, device)
         assert core.compile_model(model, "HETERO")(X)[0].shape == (2, 4)
+
+
+def test_a_list_goes_on_without_a_broken_plugin_and_says_so(
+    model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with hetero.Core("inprocess", plugins=[Broken]) as core:
+        compiled = core.compile_model(model, "HETERO:BROKEN,CPU")
+        assert compiled(X)[0].shape == (2, 4)
+        (told,) = caplog.messages
+        assert told.startswith("BROKEN: left out of HETERO:BROKEN,CPU: ")
+        assert "pip install broken-runtime" in told
+        with pytest.raises(errors.UnknownDeviceError, match="BROKN"):
+            core.compile_model(model, "HETERO:BROKN,CPU")
 
 
 def test_a_node_with_a_broken_plugin_starts(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
