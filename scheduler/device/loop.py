@@ -159,6 +159,8 @@ class DeviceLoop:
         event: DeviceEvent
         match message:
             case Values(task, tensors, runs):
+                if self._take(task, tensors, runs):
+                    return
                 event = events.ValuesArrived(
                     task, task.request.id, tensors, nbytes_of(tensors), runs, time.monotonic()
                 )
@@ -184,6 +186,19 @@ class DeviceLoop:
                 self.give_up(event.task, error)
             raise
 
+    def _take(self, task: Task, tensors: Mapping[str, Value], runs: tuple[StageRun, ...]) -> bool:
+        """Have a task run, if it is complete and need not wait; whether it was so."""
+        try:
+            with self._lock:
+                if not self._machine.begin(task, task.request.id, tensors.keys()):
+                    return False
+            self._start(self, Run(task, tensors, runs, time.monotonic()))
+        except BaseException as error:  # Ctrl-C, in the thread of who sent it in this process
+            self._given_up.add(task)  # it may have been handed to a thread
+            self.give_up(task, error)
+            raise
+        return True
+
     def run(self, due: Run) -> None:
         """Run a task that is due, in the calling thread, and send on what it gives."""
         if self._given_up and due.task in self._given_up:
@@ -207,7 +222,7 @@ class DeviceLoop:
         """
         try:
             with self._lock:
-                if not self._machine.begin(task, task.request.id):
+                if not self._machine.begin(task, task.request.id, tensors.keys()):
                     return False
             due = Run(task, tensors, (), time.monotonic())
             instructions, ended = self._run_through(due)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
+from collections.abc import Set
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, NamedTuple, TypeVar
@@ -151,24 +152,26 @@ class DeviceMachine:
         return sum(len(tasks) for tasks in self._tasks.values())
 
     def nbytes_of(self, client: str) -> int:
-        """Return the bytes of values that a client's tasks wait with or run on."""
+        """Return the bytes of values that a client's tasks wait with, or ran on after waiting."""
         return self._clients[client].nbytes if client in self._clients else 0
 
     def is_dropped(self, request: Request) -> bool:
         """Whether an attempt was dropped, lately."""
         return request in self._dropped
 
-    def begin(self, identity: Task, sequence: int) -> bool:
-        """Count a task as running, all inputs of which whoever runs it has; whether it may run now.
+    def begin(self, identity: Task, sequence: int, names: Set[str]) -> bool:
+        """Count a task as running, where it has all inputs and need not wait; whether it was so.
 
-        It may where the stage has a stream for it and no other task waits.
+        It is what its values would lead to in `handle`, at half the cost.
         """
         attempt, number = identity
         stage = self._stages.get((attempt.deployment, number))
-        if stage is None or self._ready or not self._is_free(stage) or attempt in self._dropped:
+        if stage is None or self._ready or not self._is_free(stage) or names != stage.inputs:
+            return False
+        if attempt in self._dropped or attempt in self._tasks or identity in self._ended:
             return False
         task = _Task(identity, stage, self._order.place(stage.client.name, sequence))
-        self._tasks.setdefault(attempt, {})[number] = task
+        self._tasks[attempt] = {number: task}
         stage.client.num_tasks += 1
         self._run(task)
         return True

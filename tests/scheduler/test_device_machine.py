@@ -201,11 +201,11 @@ def test_values_for_a_stage_that_is_not_there_are_refused_by_name() -> None:
 
 def test_a_caller_begins_its_own_task_where_none_waits_and_a_stream_is_free() -> None:
     m = machine()
-    assert not m.begin(task(1, 7), 1)  # no such stage
+    assert not m.begin(task(1, 7), 1, {"x"})  # no such stage
     m.handle(ev.AttemptDropped(task(1).request))
-    assert not m.begin(task(1), 1)
-    assert m.begin(task(2), 2)
-    assert not m.begin(task(3), 3)
+    assert not m.begin(task(1), 1, {"x"})
+    assert m.begin(task(2), 2, {"x"})
+    assert not m.begin(task(3), 3, {"x"})
     assert m.handle(arrived(task(4), "x")) == []
     assert m.handle(ev.RunEnded(task(2))) == [
         ev.SendOn(task(2), JOIN),
@@ -213,8 +213,8 @@ def test_a_caller_begins_its_own_task_where_none_waits_and_a_stream_is_free() ->
         run(task(4), "x"),
     ]
     wide = machine(2)
-    assert wide.begin(task(1), 1)
-    assert wide.begin(task(2), 2)
+    assert wide.begin(task(1), 1, {"x"})
+    assert wide.begin(task(2), 2, {"x"})
     assert wide.handle(ev.AttemptDropped(task(1).request)) == [ev.Stop(task(1))]
     assert wide.handle(ev.RunEnded(task(1))) == []
     assert wide.is_running(task(2))
