@@ -36,6 +36,9 @@ _log = logging.getLogger(__name__)
 
 #: Seconds that the stages of a client that is not heard are kept: a link may heal.
 _LEASE_S: Final = 60.0
+#: Seconds after which nothing more is sent to who is not heard. Which device is lost is for clients
+#: to say, sooner; a client that is only busy must not miss answers.
+_SILENT_S: Final = 10.0
 CONCURRENCY_GROUPS: Final = {"control": 2, "load": 1, "life": 1}
 
 
@@ -64,7 +67,11 @@ class DeviceActor:
 
         def connect(receive: Receiver) -> DirectChannel:
             self._channel = DirectChannel(
-                receive, host=host, status=self._status, on_silent=self._client_silent
+                receive,
+                host=host,
+                timeout_s=_SILENT_S,
+                status=self._status,
+                on_silent=self._client_silent,
             )
             return self._channel
 

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -395,6 +396,29 @@ def test_a_process_that_is_silent_for_a_while_goes_on(executor: RayExecutor) -> 
     os.kill(pid, signal.SIGCONT)
     assert submission.future.result()
     assert executor._devices.device("TOY.2") is device
+
+
+@pytest.mark.slow
+def test_a_client_that_is_too_busy_to_be_heard_misses_no_answer(
+    executor: RayExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployment = executor.deploy(*chain("TOY.1", "TOY.2"))
+    assert deployment.submit({"x": X}, Request(timeout_s=300)).future.result()
+    free, busy_s = threading.Event(), 4.0  # twice as long as a device may be silent
+
+    def status() -> dict[str, float]:
+        free.wait(300)
+        return {}
+
+    monkeypatch.setattr(executor._channel._control._callbacks, "status", status)
+    end_s = time.monotonic() + busy_s
+    while time.monotonic() < end_s:
+        submission = deployment.submit({"x": X}, Request(timeout_s=300))
+        with suppress(TimeoutError):
+            submission.future.result(busy_s)
+    free.set()
+    assert submission.future.result(300)
+    assert {line.attempt for line in submission.story()} <= {0, 1}
 
 
 @pytest.mark.slow
