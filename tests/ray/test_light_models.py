@@ -13,9 +13,6 @@ from tests.random_affinity import random_affinity
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
-#: Those that a plain run has.
-QUICK = ("inception_v1", "shufflenet", "squeezenet")
-
 
 @pytest.fixture(scope="module")
 def core() -> Iterator[hetero.Core]:
@@ -23,14 +20,8 @@ def core() -> Iterator[hetero.Core]:
         yield core
 
 
-@pytest.mark.parametrize(
-    ("name", "seed"),
-    [
-        pytest.param(name, seed, marks=[] if seed == 0 and name in QUICK else pytest.mark.slow)
-        for name in light_model_names()
-        for seed in range(5)
-    ],
-)
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("name", light_model_names())
 def test_random_split_gives_the_shipped_output(core: hetero.Core, name: str, seed: int) -> None:
     model = core.read_model(f"light:{name}")
     pins = random_affinity(core, model, ["ORT", "CPU"], seed)
