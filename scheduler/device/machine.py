@@ -249,7 +249,7 @@ class DeviceMachine:
         if task is None:
             task = tasks[number] = _Task(identity, stage, self._order.place(client.name, sequence))
             client.num_tasks += 1
-        elif tensors.keys() <= task.tensors.keys():
+        elif task.state is not _S.JOINING or tensors.keys() <= task.tensors.keys():
             return []
         task.tensors.update(tensors)
         # Two ways here may have begun in one stage.

@@ -205,6 +205,7 @@ def test_a_caller_begins_its_own_task_where_none_waits_and_a_stream_is_free() ->
     m.handle(ev.AttemptDropped(task(1).request))
     assert not m.begin(task(1), 1, {"x"})
     assert m.begin(task(2), 2, {"x"})
+    assert m.handle(arrived(task(2), "x")) == []  # again
     assert not m.begin(task(3), 3, {"x"})
     assert m.handle(arrived(task(4), "x")) == []
     assert m.handle(ev.RunEnded(task(2))) == [
