@@ -19,7 +19,7 @@ from devices.plugin.remote import RemoteContext
 from devices.plugin.support import Support
 from devices.request.request import Request
 from scheduler.channels.channel import Channel, Receiver
-from scheduler.channels.memory import Switchboard, read_only
+from scheduler.channels.memory import MemoryChannel, Switchboard, read_only
 from scheduler.channels.messages import Task
 from scheduler.client.deployment import (
     BaseDeployment,
@@ -76,10 +76,12 @@ class InProcessDeployment(BaseDeployment):
             addresses={name: device.address for name, device in devices.items()},
             help_with=workers.help_with,
         )
-        #: Each route's stage, its device and its inputs, where it has only one.
+        by_reference = type(self._channel) is MemoryChannel
+        #: Each route's stage, its device and its inputs, where it has only one, and its channel
+        #: would hand both over as they are.
         self._only = [
             (devices[firsts[0][0].device], firsts[0][0].index, firsts[0][1])
-            if len(route.stages) == len(firsts) == 1
+            if by_reference and len(route.stages) == len(firsts) == 1
             else None
             for route, firsts in zip(placement.routes, self._firsts, strict=True)
         ]
