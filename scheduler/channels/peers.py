@@ -187,7 +187,7 @@ class Peer:
         return self._send_far(frames)
 
     def _hold(self, packed: bytes) -> None:
-        if self._waiting_nbytes + len(packed) > _MOST_HELD_NBYTES:
+        if self._waiting and self._waiting_nbytes + len(packed) > _MOST_HELD_NBYTES:
             self._send_waiting()
         if not self._waiting:
             self._held.peers.append(self)

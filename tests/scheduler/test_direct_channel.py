@@ -20,6 +20,7 @@ from scheduler.channels.direct import DirectChannel
 from scheduler.channels.direct_address import to_address, to_endpoint
 from scheduler.channels.links import Incoming
 from scheduler.channels.messages import Dropped
+from scheduler.channels.peers import SHARED_NBYTES
 from tests.scheduler.parties import LONG_S, TASK, Party, check, number_of, values, wait_for
 
 
@@ -92,6 +93,19 @@ def test_what_is_held_goes_together_and_large_or_other_threads_messages_at_once(
     assert (peer.near.count, peer.far.count) == (100, 0)
     first.channel.send(second.address, values(100))
     check(second.next(), 100)
+
+
+def test_what_is_held_and_has_no_room_beside_others_is_sent_whole(
+    party: Callable[..., Party],
+) -> None:
+    first, second = party(), party()
+    first.channel.hold()
+    for number in range(3):
+        first.channel.send(second.address, values(number, SHARED_NBYTES // 4))
+    first.channel.let_go()
+    for number in range(3):
+        check(second.next(), number, SHARED_NBYTES // 4)
+    assert not second.channel._inbox.losses
 
 
 def test_what_a_stuck_thread_holds_goes_with_a_beat(party: Callable[..., Party]) -> None:
