@@ -251,7 +251,7 @@ def other(folder: Path, party: Callable[..., Party]) -> Iterator[tuple[Party, An
     process.wait()
     process.stdout.close()
     for left in folder.glob(f"*-{process.pid}-*"):
-        left.unlink()
+        left.unlink(missing_ok=True)  # the other party removes them as well
 
 
 def test_a_process_that_is_stopped_is_silent_then_heard_and_misses_what_was_sent(
