@@ -64,6 +64,7 @@ def installed(tmp_path_factory):
     return python
 
 
+@pytest.mark.slow  # test_conformance.py has the same plugin in a plain run
 def test_it_keeps_the_contract(installed):
     kept, _, checks = (
         installed("-m", "hetero", "check-device", "DENSE").partition("keeps ")[2].split()[:3]

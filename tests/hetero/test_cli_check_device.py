@@ -33,6 +33,7 @@ def test_a_fault_is_told_in_words(shell: Shell) -> None:
     assert "check_answers_are_right" in [row["name"] for row in rows if row["error"]]
 
 
+@pytest.mark.slow  # test_conformance.py runs the checks themselves
 def test_a_list_is_checked_with_models_that_are_cut(shell: Shell) -> None:
     done = check(shell, f"HETERO:CPU,{DENSE}")
     assert done.code == 0
