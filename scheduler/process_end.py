@@ -19,7 +19,7 @@ def is_near() -> bool:
 
 
 def end_with(program: Callable[[], object]) -> NoReturn:
-    """Run a program that exits, and end the process with its code, exit handlers included.
+    """Run a program, and end the process with the code that it exits with, exit handlers included.
 
     Python itself would then take every module apart, which takes longer than many a command.
     """
@@ -29,7 +29,9 @@ def end_with(program: Callable[[], object]) -> NoReturn:
     try:
         program()
     except SystemExit as ended:
-        code = ended.code if isinstance(ended.code, int) else 0
+        if not isinstance(ended.code, int | None):
+            raise  # with words: Python prints them
+        code = ended.code or 0
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(BrokenPipeError):  # its reader has gone

@@ -13,6 +13,7 @@ import hetero
 from devices.errors import BlobError
 from scheduler.formats.blob_file import BlobFile
 from scheduler.formats.stored_payload import StoredPayload, fetch_payload
+from tests.hetero import blob_mutations
 from tests.hetero.models import branches, branches_output
 
 pytestmark = pytest.mark.ray
@@ -45,6 +46,16 @@ def test_export_and_import(core: hetero.Core, blob: bytes, tmp_path: Path) -> No
             check(compiled, 3)
             assert compiled.executed_nodes()
             assert compiled.export_model() == blob
+
+
+def test_a_blob_without_weights_is_whole_with_its_model(core: hetero.Core) -> None:
+    model, x = blob_mutations.model(), np.ones((2, 128), np.float32)
+    with core.compile_model(model, "HETERO:ORT,CPU", affinity={"relu": "CPU"}) as compiled:
+        less, wanted = compiled.export_model(weightless=True), compiled(x)[0]
+        assert len(less) < len(compiled.export_model())
+    with core.import_model(less, weights=model) as again:
+        assert again.deployment.imported == {0, 1, 2}
+        np.testing.assert_array_equal(again(x)[0], wanted)
 
 
 def test_a_file_that_is_not_on_the_node_is_sent(
