@@ -33,8 +33,6 @@ from hetero.planning.solver.tidy import tidy
 from tests.hetero.costs import costs, task
 from tests.hetero.graphs import build
 
-QUICK = {"PLAN_SECONDS": 0.5}
-
 
 def chain(length: int) -> Model:
     lines = "\n".join(f"n{i}: v{i + 1} = Neg(v{i})" for i in range(length))
