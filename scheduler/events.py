@@ -211,14 +211,13 @@ class StageOpened:
 
 
 class ValuesArrived(NamedTuple):
-    """Inputs of a task are there; `sequence` counts the executor's requests.
+    """Inputs of a task are there.
 
     A stage without inputs gets this event with no tensors. Tensors that came before change nothing.
     The machine looks at no tensor, and at none of `runs`: how the stages before went.
     """
 
     task: Task
-    sequence: int
     tensors: Mapping[str, Any]
     nbytes: int = 0
     runs: tuple[StageRun, ...] = ()

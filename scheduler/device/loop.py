@@ -162,7 +162,7 @@ class DeviceLoop:
                 if self._take(task, tensors, runs):
                     return
                 event = events.ValuesArrived(
-                    task, task.request.id, tensors, nbytes_of(tensors), runs, time.monotonic()
+                    task, tensors, nbytes_of(tensors), runs, time.monotonic()
                 )
             case Dropped(request):
                 event = events.AttemptDropped(request)
@@ -190,7 +190,7 @@ class DeviceLoop:
         """Have a task run, if it is complete and need not wait; whether it was so."""
         try:
             with self._lock:
-                if not self._machine.begin(task, task.request.id, tensors.keys()):
+                if not self._machine.begin(task, tensors.keys()):
                     return False
             self._start(self, Run(task, tensors, runs, time.monotonic()))
         except BaseException as error:  # Ctrl-C, in the thread of who sent it in this process
@@ -222,7 +222,7 @@ class DeviceLoop:
         """
         try:
             with self._lock:
-                if not self._machine.begin(task, task.request.id, tensors.keys()):
+                if not self._machine.begin(task, tensors.keys()):
                     return False
             due = Run(task, tensors, (), time.monotonic())
             instructions, ended = self._run_through(due)

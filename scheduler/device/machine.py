@@ -14,19 +14,18 @@ its attempts that came first and still wait end: their clients have long forgott
 
 from __future__ import annotations
 
-import heapq
 from collections import OrderedDict
 from collections.abc import Set
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 from devices.errors import DeviceError, DeviceLostError, OverloadedError
 from devices.request.answer import StageRun
 from devices.request.request import Request
 from scheduler import events
 from scheduler.channels.messages import Task
-from scheduler.device.order import FairOrder, Key, QueueOrder
+from scheduler.device.order import FairQueue, Key
 from scheduler.events import DeviceEvent, DeviceInstruction
 
 #: Dropped attempts and ended tasks remembered, so that what comes late for them starts nothing.
@@ -84,19 +83,17 @@ class _Stage:
     inputs: frozenset[str]
     num_running: int = 0
     #: Tasks that are ready and wait for one of the stage's streams; may hold gone ones.
-    held: list[_Ready] = field(default_factory=list)
+    held: list[tuple[Key, _Task]] = field(default_factory=list)
 
 
 class _Task:
     """A task that has not gone, with what came for it."""
 
-    __slots__ = ("id", "nbytes", "place", "ready_s", "runs", "stage", "state", "tensors")
+    __slots__ = ("id", "nbytes", "ready_s", "runs", "stage", "state", "tensors")
 
-    def __init__(self, identity: Task, stage: _Stage, place: int) -> None:
+    def __init__(self, identity: Task, stage: _Stage) -> None:
         self.id = identity
         self.stage = stage
-        #: Its request's, in the queue.
-        self.place = place
         self.tensors: dict[str, Any] = {}
         self.runs: tuple[StageRun, ...] = ()
         #: When the last of it came.
@@ -105,27 +102,14 @@ class _Task:
         self.state = TaskState.JOINING
 
 
-class _Ready(NamedTuple):
-    key: Key
-    task: _Task
-
-
 class DeviceMachine:
     """Tasks of one device.
 
-    `order`: which task runs first; fair between clients by default.
     `max_tasks`, `max_nbytes`: how many tasks, and how many bytes of values that wait, a client may
         have here; one task may exceed them.
     """
 
-    def __init__(
-        self,
-        order: QueueOrder | None = None,
-        *,
-        max_tasks: int = 2**14,
-        max_nbytes: int = 2**32,
-    ) -> None:
-        self._order = order or FairOrder()
+    def __init__(self, *, max_tasks: int = 2**14, max_nbytes: int = 2**32) -> None:
         self._max_tasks = max_tasks
         self._max_nbytes = max_nbytes
         #: How many tasks run at once.
@@ -134,8 +118,8 @@ class DeviceMachine:
         self._clients: dict[str, _Client] = {}
         #: Tasks that are not gone, by attempt and stage.
         self._tasks: dict[Request, dict[int, _Task]] = {}
-        #: A heap; may hold tasks that are gone.
-        self._ready: list[_Ready] = []
+        #: May hold tasks that are gone.
+        self._ready = FairQueue[_Task]()
         self._arrivals = 0
         self._num_running = 0
         self._dropped: OrderedDict[Request, None] = OrderedDict()
@@ -159,7 +143,7 @@ class DeviceMachine:
         """Whether an attempt was dropped, lately."""
         return request in self._dropped
 
-    def begin(self, identity: Task, sequence: int, names: Set[str]) -> bool:
+    def begin(self, identity: Task, names: Set[str]) -> bool:
         """Count a task as running, where it has all inputs and need not wait; whether it was so.
 
         It is what its values would lead to in `handle`, at half the cost.
@@ -170,7 +154,7 @@ class DeviceMachine:
             return False
         if attempt in self._dropped or attempt in self._tasks or identity in self._ended:
             return False
-        task = _Task(identity, stage, self._order.place(stage.client.name, sequence))
+        task = _Task(identity, stage)
         self._tasks[attempt] = {number: task}
         stage.client.num_tasks += 1
         self._run(task)
@@ -230,11 +214,10 @@ class DeviceMachine:
             client = task.stage.client
             client.num_tasks -= 1
             client.nbytes -= task.nbytes
-            self._order.left(client.name)
             _remember(self._ended, task.id)
 
     def _join(self, event: events.ValuesArrived) -> list[DeviceInstruction]:
-        identity, sequence, tensors, nbytes, runs, now_s = event
+        identity, tensors, nbytes, runs, now_s = event
         attempt, number = identity
         stage = self._stages.get((attempt.deployment, number))
         if attempt in self._dropped or identity in self._ended:
@@ -247,7 +230,7 @@ class DeviceMachine:
         task = tasks.get(number)
         client = stage.client
         if task is None:
-            task = tasks[number] = _Task(identity, stage, self._order.place(client.name, sequence))
+            task = tasks[number] = _Task(identity, stage)
             client.num_tasks += 1
         elif task.state is not _S.JOINING or tensors.keys() <= task.tensors.keys():
             return []
@@ -267,9 +250,8 @@ class DeviceMachine:
             if not self._ready and self._is_free(stage):
                 done.append(self._run(task))
             else:
-                place = task.place + stage.opened.level
-                key = Key(place, -attempt.priority, self._arrivals)
-                heapq.heappush(self._ready, _Ready(key, task))
+                turn = attempt.id + stage.opened.level
+                self._ready.push(client.name, Key(turn, -attempt.priority, self._arrivals), task)
         if client.num_tasks > self._max_tasks or client.nbytes > self._max_nbytes:
             done += self._relieve(task)
         return done
@@ -285,7 +267,7 @@ class DeviceMachine:
             and task.state in (_S.JOINING, _S.READY)
             and task.id.request != newest.id.request
         ]
-        mine.sort(key=lambda t: (t.state is _S.READY, t.place, t.stage.opened.level))
+        mine.sort(key=lambda t: (t.state is _S.READY, t.id.request.id, t.stage.opened.level))
         done: list[DeviceInstruction] = []
         for task in mine:
             if (
@@ -311,7 +293,7 @@ class DeviceMachine:
 
     def _run(self, task: _Task) -> events.Run:
         task.state = _S.RUNNING
-        self._order.ran(task.place)
+        self._ready.ran(task.stage.client.name)
         task.stage.num_running += 1
         self._num_running += 1
         return events.Run(task.id, task.tensors, task.runs, task.ready_s)
@@ -319,14 +301,13 @@ class DeviceMachine:
     def _run_ready(self) -> list[DeviceInstruction]:
         started: list[DeviceInstruction] = []
         while self._ready and self._num_running < self.num_streams:
-            first = heapq.heappop(self._ready)
-            task = first.task
+            key, task = self._ready.pop()
             if task.state is not _S.READY:
                 continue
             if self._is_free(task.stage):
                 started.append(self._run(task))
             else:
-                task.stage.held.append(first)
+                task.stage.held.append((key, task))
         return started
 
     def _count_streams(self) -> None:
@@ -343,8 +324,8 @@ class DeviceMachine:
         stage = task.stage
         stage.num_running -= 1
         if stage.held:
-            for held in stage.held:
-                heapq.heappush(self._ready, held)
+            for key, held in stage.held:
+                self._ready.push(stage.client.name, key, held)
             stage.held.clear()
         if not wanted:
             return []
@@ -378,7 +359,7 @@ class DeviceMachine:
         closed = [k for k in self._stages if k[0] == deployment]
         clients = {self._stages.pop(key).client.name for key in closed}
         for client in clients.difference(s.client.name for s in self._stages.values()):
-            self._order.forget(client)
+            self._ready.forget(client)
             del self._clients[client]
         self._count_streams()
         return done

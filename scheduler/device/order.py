@@ -1,23 +1,25 @@
-"""The order of a device's queue: fair between clients, and a pipeline's for each of them. Pure.
+"""The order of a device's queue: equal turns for clients, a pipeline's order for each. Pure.
 
-A request's place is its client's count of requests, and a task's key that place plus its stage's
-level: old requests go before new ones, and a request at level k may overtake at most k earlier
-ones. Of equal keys the greater priority goes first, then what was ready first.
+A client's tasks run in the order of their requests' numbers plus their stages' levels: old requests
+go before new ones, and a request at level k is overtaken by at most k later ones. Of equal keys the
+greater priority goes first, then what was ready first.
 
-Each client counts for itself, so a client's count is moved to where the device is: whoever comes,
-comes back or skips numbers while others wait begins where the device has got to, or right after
-its own last place if that is further (start-time fair queueing). So clients that keep the device
-busy get equal turns, and one that asks now and then waits for no other's flood.
+Of the clients that wait, the one that had the fewest turns goes first. Whoever comes, or comes
+back, begins where the device has got to: it has saved up no turns and waits for no other's flood
+(start-time fair queueing: Goyal, Vin and Cheng, SIGCOMM 1996, with each task as one unit).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+import heapq
+from dataclasses import dataclass, field
+from typing import Generic, NamedTuple, TypeVar
+
+T = TypeVar("T")
 
 
 class Key(NamedTuple):
-    """Tasks that are ready run in the order of their keys."""
+    """A client's tasks that are ready run in the order of their keys."""
 
     turn: int
     #: Of greater priorities the smaller number.
@@ -25,70 +27,65 @@ class Key(NamedTuple):
     arrival: int
 
 
-class QueueOrder(Protocol):
-    """What gives tasks their keys."""
-
-    def place(self, client: str, sequence: int) -> int:
-        """Return the place of a client's request, one of whose tasks has come."""
-
-    def ran(self, place: int) -> None:
-        """Take note that a task of a request at this place has begun."""
-
-    def left(self, client: str) -> None:
-        """Take note that one task fewer of the client is on the device."""
-
-    def forget(self, client: str) -> None:
-        """Forget a client that is gone."""
-
-
 @dataclass(slots=True)
-class _Count:
-    """Where a client's count of requests stands."""
+class _Line(Generic[T]):
+    """A client's tasks that wait, as a heap, and how many turns it had."""
 
-    offset: int = 0
-    last_sequence: int = 0
-    #: The greatest place that it was given.
-    last_place: int = 0
-    num_tasks: int = 0
+    turns: int = 0
+    waiting: list[tuple[Key, T]] = field(default_factory=list)
 
 
-class FairOrder:
-    """Equal turns for clients, each client's requests in their order."""
+class FairQueue(Generic[T]):
+    """Tasks that are ready and wait, of any number of clients."""
 
     def __init__(self) -> None:
-        self._counts: dict[str, _Count] = {}
-        self._num_tasks = 0
-        #: The furthest place of a request that has run: the device's virtual time.
+        self._lines: dict[str, _Line[T]] = {}
+        #: Those in which tasks wait.
+        self._waiting: dict[str, _Line[T]] = {}
+        #: The turns of the client that ran last, before it did: where the device has got to.
         self._now = 0
 
-    def place(self, client: str, sequence: int) -> int:
-        """Return the place of a client's request, one of whose tasks has come."""
-        count = self._counts.get(client)
-        if count is None:
-            count = self._counts[client] = _Count()
-        is_alone = count.num_tasks == self._num_tasks
-        if sequence > count.last_sequence:
-            if not count.num_tasks or not is_alone:
-                count.offset = max(self._now, count.last_place + 1) - sequence
-            count.last_sequence = sequence
-            count.last_place = sequence + count.offset
-        count.num_tasks += 1
-        self._num_tasks += 1
-        return sequence + count.offset
+    def __bool__(self) -> bool:
+        """Whether a task waits."""
+        return bool(self._waiting)
 
-    def ran(self, place: int) -> None:
-        """Take note that a task of a request at this place has begun."""
-        if place > self._now:
-            self._now = place
+    def push(self, client: str, key: Key, task: T) -> None:
+        """Put in a client's task."""
+        line = self._line(client)
+        if not line.waiting:
+            line.turns = max(line.turns, self._now)
+            self._waiting[client] = line
+        heapq.heappush(line.waiting, (key, task))
 
-    def left(self, client: str) -> None:
-        """Take note that one task fewer of the client is on the device."""
-        count = self._counts.get(client)
-        if count is not None:
-            count.num_tasks -= 1
-            self._num_tasks -= 1
+    def pop(self) -> tuple[Key, T]:
+        """Take out the task that is next; `ran` counts its turn if it runs."""
+        client, line = next(iter(self._waiting.items()))
+        if len(self._waiting) > 1:
+            client, line = min(self._waiting.items(), key=_rank)
+        first = heapq.heappop(line.waiting)
+        if not line.waiting:
+            del self._waiting[client]
+        return first
+
+    def ran(self, client: str) -> None:
+        """Count a turn of a client, one of whose tasks has begun."""
+        line = self._line(client)
+        self._now = max(line.turns, self._now)
+        line.turns = self._now + 1
 
     def forget(self, client: str) -> None:
-        """Forget a client that is gone."""
-        if gone := self._counts.pop(client, None):
-            self._num_tasks -= gone.num_tasks
+        """Forget a client that is gone, and its tasks."""
+        self._lines.pop(client, None)
+        self._waiting.pop(client, None)
+
+    def _line(self, client: str) -> _Line[T]:
+        line = self._lines.get(client)
+        if line is None:
+            line = self._lines[client] = _Line()
+        return line
+
+
+def _rank(item: tuple[str, _Line[T]]) -> tuple[int, int, int]:
+    line = item[1]
+    key, _ = line.waiting[0]
+    return line.turns, key.rank, key.arrival

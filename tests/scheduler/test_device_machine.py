@@ -31,7 +31,7 @@ def task(request_id: int, stage: int = 0, attempt: int = 1) -> Task:
 
 
 def arrived(t: Task, *tensors: str) -> ev.ValuesArrived:
-    return ev.ValuesArrived(t, t.request.id, dict.fromkeys(tensors))
+    return ev.ValuesArrived(t, dict.fromkeys(tensors))
 
 
 def run(t: Task, *tensors: str) -> ev.Run:
@@ -201,12 +201,12 @@ def test_values_for_a_stage_that_is_not_there_are_refused_by_name() -> None:
 
 def test_a_caller_begins_its_own_task_where_none_waits_and_a_stream_is_free() -> None:
     m = machine()
-    assert not m.begin(task(1, 7), 1, {"x"})  # no such stage
+    assert not m.begin(task(1, 7), {"x"})  # no such stage
     m.handle(ev.AttemptDropped(task(1).request))
-    assert not m.begin(task(1), 1, {"x"})
-    assert m.begin(task(2), 2, {"x"})
+    assert not m.begin(task(1), {"x"})
+    assert m.begin(task(2), {"x"})
     assert m.handle(arrived(task(2), "x")) == []  # again
-    assert not m.begin(task(3), 3, {"x"})
+    assert not m.begin(task(3), {"x"})
     assert m.handle(arrived(task(4), "x")) == []
     assert m.handle(ev.RunEnded(task(2))) == [
         ev.SendOn(task(2), JOIN),
@@ -214,8 +214,8 @@ def test_a_caller_begins_its_own_task_where_none_waits_and_a_stream_is_free() ->
         run(task(4), "x"),
     ]
     wide = machine(2)
-    assert wide.begin(task(1), 1, {"x"})
-    assert wide.begin(task(2), 2, {"x"})
+    assert wide.begin(task(1), {"x"})
+    assert wide.begin(task(2), {"x"})
     assert wide.handle(ev.AttemptDropped(task(1).request)) == [ev.Stop(task(1))]
     assert wide.handle(ev.RunEnded(task(1))) == []
     assert wide.is_running(task(2))

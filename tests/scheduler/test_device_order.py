@@ -32,7 +32,7 @@ def arrive(
 ) -> list[Task]:
     """Bring a task's only input; return what is started."""
     request = Request(deployment=client, id=sequence, attempt=1, priority=priority)
-    return runs(m.handle(ev.ValuesArrived(Task(request, level), sequence, {"x": None})))
+    return runs(m.handle(ev.ValuesArrived(Task(request, level), {"x": None})))
 
 
 def runs(instructions: list[ev.DeviceInstruction]) -> list[Task]:
@@ -89,6 +89,27 @@ def test_a_client_that_asks_one_by_one_gets_half_beside_a_flood_and_not_more(fir
         count[started[0].request.deployment] += 1
         started = runs(m.handle(ev.RunEnded(started[0])))
     assert count["A"] == pytest.approx(100, abs=3)
+
+
+@pytest.mark.parametrize("in_flight", [8, 64])
+def test_beside_a_flood_of_chains_each_stage_of_anothers_waits_for_one_task(in_flight: int) -> None:
+    m = machine("AB")
+    started = [task for n in range(1, in_flight + 1) for task in arrive(m, "A", n)]
+    newest = Counter(A=in_flight, B=1)
+    order = ""
+    for step in range(20 * in_flight):
+        (task,) = started
+        client, level = task.request.deployment, task.stage
+        order += client
+        if level + 1 < LEVELS:
+            arrive(m, client, task.request.id, level=level + 1)
+        else:
+            newest[client] += 1
+            arrive(m, client, newest[client])
+        if step == 10 * in_flight:  # the flood's requests are at all levels
+            arrive(m, "B", 1)
+        started = runs(m.handle(ev.RunEnded(task)))
+    assert "AA" not in order[10 * in_flight + 2 :]
 
 
 def test_a_long_idle_client_saves_up_no_turns() -> None:
