@@ -12,6 +12,7 @@ from typing import Final
 from devices.errors import AffinityError
 from devices.model.model import Model, Node
 from devices.plugin.support import Support
+from hetero.affinity.requests import weight_positions
 from scheduler.device_names import match_name
 
 #: Characters that make a pattern a glob.
@@ -128,7 +129,8 @@ def assign(model: Model, support: Support, pins: Affinity = NO_PINS) -> Affinity
     refuse(model, problems)
     placed: dict[str, str] = {}
     reasons: dict[str, str] = {}
-    for node in model.nodes:
+    weights = weight_positions(model)
+    for position, node in enumerate(model.nodes):
         name = node.name
         if follows(model, node):
             reader = next((r for r in readers(model, node) if r in support.devices), None)
@@ -140,9 +142,13 @@ def assign(model: Model, support: Support, pins: Affinity = NO_PINS) -> Affinity
             reasons[name] = pins.reasons.get(name, "pin")
         elif name in support.devices:
             placed[name] = support[name]
+            near = readers(model, node) if position in weights else ()
+            reader = next((r for r in near if support.get(r) == support[name]), None)
             heard = support.refusals.get(name, {})
             refused = "; ".join(f"{device}: {refusal}" for device, refusal in heard.items())
-            reasons[name] = f"priority, after {refused}" if refused else "priority"
+            reasons[name] = (
+                f"follows {reader}" if reader else "priority" + f", after {refused}" * bool(refused)
+            )
     return Affinity(placed, reasons)
 
 

@@ -15,6 +15,7 @@ from functools import cached_property
 from devices.errors import AffinityError
 from devices.model.model import Model
 from hetero.affinity.affinity import follows
+from hetero.affinity.requests import weight_positions
 from hetero.partition.clustering import cluster
 from hetero.partition.loop_shapes import with_loop_shapes
 from scheduler.plan import Plan, Stage, Wire
@@ -163,16 +164,9 @@ def _sink_weights(
     cluster. Weights would cross there, and the device could not fold them into their reader.
     """
     kinds = {number: kind[i] for i, number in enumerate(numbers)}
-    moving = {port.name for port in model.inputs}  # values that change from request to request
-    fixed = []
-    for i, p in enumerate(positions):
-        node = model.nodes[p]
-        if moving.isdisjoint(node.reads):
-            fixed.append(i)
-        else:
-            moving.update(node.writes)
-    for i in reversed(fixed):
-        if successors[i]:
+    weights = weight_positions(model)
+    for i in reversed(range(len(positions))):
+        if positions[i] in weights:
             first = min(numbers[w] for w in successors[i])
             if kinds[first] == kind[i]:
                 numbers[i] = first

@@ -18,8 +18,9 @@ from devices.model.model import Model
 from devices.model.variables import variables_of
 from devices.plugin.support import Support
 from hetero.affinity.affinity import NO_PINS, Affinity, follows, readers
+from hetero.affinity.requests import request_positions
 from hetero.planning.cost.costs import CLIENT, Costs, DeviceCosts, Line, Pace, Time
-from hetero.planning.cost.work import request_positions, value_nbytes, with_shapes
+from hetero.planning.cost.work import value_nbytes, with_shapes
 from hetero.planning.solver import Problem, make_problem
 
 Hint = Literal["THROUGHPUT", "LATENCY"]

@@ -2,11 +2,13 @@
 
 A device is asked about exactly the nodes that it could get: those that no earlier device took and
 nobody pinned elsewhere, as a model of their own. So it sees the graph that it will later compile.
+Weights that nodes make (dequantised ones, say) go to the first of their readers that can have
+them: elsewhere each request would carry them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +18,7 @@ from devices.plugin.support import Refusal, Support
 from hetero.affinity.affinity import NO_PINS, Affinity, follows, readers, refuse, resolve_pins
 from hetero.affinity.file import load_affinity, parse_pins
 from hetero.affinity.metadata import metadata_pins
+from hetero.affinity.requests import weight_positions
 
 #: Asks a device: device name, model -> what it takes of it.
 Ask = Callable[[str, Model], Support]
@@ -37,23 +40,28 @@ def query_priority(
     """
     literals = {p for p, node in enumerate(model.nodes) if follows(model, node)}
     left = {p for p, n in enumerate(model.nodes) if p not in literals and n.name not in pins}
+    weights = weight_positions(model) & left
     taken: dict[str, str] = {}
     refusals: dict[str, dict[str, Refusal]] = {}
-    notes: dict[str, str] = {}
+    answers: dict[str, Support] = {}
     for device in dict.fromkeys(devices):
-        asked = sorted(left | {model.index_of[n] for n, where in pins.items() if where == device})
-        if not asked:
+        own = left | {model.index_of[n] for n, where in pins.items() if where == device}
+        if not own:
             continue
-        answer = ask(device, _part(model, asked, literals))
+        asked = _with_weights(model, own, weights)
+        answer = answers[device] = ask(device, _part(model, asked, literals))
         for position in asked:
             name = model.nodes[position].name
             if name in answer.devices:
-                taken[name] = device
+                taken.setdefault(name, device)
                 left.discard(position)
-            else:
+            elif name not in taken:
                 refusals.setdefault(name, {})[device] = reason(answer, name, device)
-            if name in answer.notes and name in answer.devices:
-                notes[name] = answer.notes[name]
+    for position in sorted(weights, reverse=True):
+        node = model.nodes[position]
+        homes = (taken[r] for r in readers(model, node) if r in taken)
+        home = next((d for d in homes if node.name in answers[d].devices), None)
+        taken |= {} if home is None else {node.name: home}
     for position in literals:
         node = model.nodes[position]
         if (reader := next((r for r in readers(model, node) if r in taken), None)) is not None:
@@ -62,7 +70,11 @@ def query_priority(
         {name: taken[name] for name in model.node_names if name in taken},
         {name: refusals[name] for name in model.node_names if name in refusals.keys() - taken},
         {name: refusals[name] for name in model.node_names if name in refusals},
-        {name: notes[name] for name in model.node_names if name in notes},
+        {
+            name: answers[taken[name]].notes[name]
+            for name in model.node_names
+            if name in taken and name in answers[taken[name]].notes
+        },
     )
 
 
@@ -129,6 +141,16 @@ def pins_of(model: Model, devices: Sequence[str], source: AffinitySource | None)
         return gather_pins(model, devices, file=source)
     given = source if isinstance(source, Mapping) else parse_pins(source or ())
     return gather_pins(model, devices, affinity=given)
+
+
+def _with_weights(model: Model, positions: Iterable[int], weights: Iterable[int]) -> list[int]:
+    """Return the positions, and those of the weights that feed them, in order."""
+    inside = set(positions)
+    for position in sorted(weights, reverse=True):
+        made = model.nodes[position].writes
+        if not inside.isdisjoint(r for v in made for r in model.consumers.get(v, ())):
+            inside.add(position)
+    return sorted(inside)
 
 
 def _part(model: Model, positions: Sequence[int], literals: set[int]) -> Model:

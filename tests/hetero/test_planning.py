@@ -18,11 +18,12 @@ from devices.model.model import Model
 from devices.model.reader import read_model
 from devices.model.variables import with_states
 from hetero.affinity.affinity import Affinity
+from hetero.affinity.requests import request_positions
 from hetero.partition.partition import partition
 from hetero.planning import PlanReport
 from hetero.planning.choose import Choice, choose
 from hetero.planning.cost import CLIENT, ClientTime, Line, Pace, Time, Transfer
-from hetero.planning.cost.work import ASSUMED_SPEED, node_work, request_positions
+from hetero.planning.cost.work import ASSUMED_SPEED, node_work
 from hetero.planning.predict import predict
 from hetero.planning.problem import Constraints
 from hetero.planning.problem import build as build_problem

@@ -137,6 +137,30 @@ def test_support_becomes_the_affinity(model: Model) -> None:
     assert placed.reasons["make_k"] == "follows n1"
 
 
+@pytest.mark.parametrize(
+    ("second", "homes"),
+    [
+        ("Add Exp Neg", {"w1": "CPU", "w2": "CPU"}),
+        ("Add Neg", {"w1": "ORT", "w2": "CPU"}),
+        ("Add Exp", {"w1": "ORT", "w2": "ORT"}),
+    ],
+)
+def test_weights_that_nodes_make_go_to_their_reader_where_it_can_have_them(
+    second: str, homes: dict[str, str]
+) -> None:
+    lines = "w1: e = Exp(k)\n w2: w = Neg(e)\n n1: a = Abs(x)\n n2: y = Add(a, w)"
+    model = build(lines, outputs="y", constants="k")
+    ask = Devices(ORT="Abs Add Exp Neg", CPU=second)
+    pins = gather_pins(model, ["ORT", "CPU"], affinity={"n2": "CPU"})
+    support = query_priority(model, ["ORT", "CPU"], ask, pins)
+    assert dict(support) == {"n1": "ORT", "n2": "CPU", **homes}
+    assert ask.asked == [("ORT", ("w1", "w2", "n1")), ("CPU", ("w1", "w2", "n2"))]
+    assert not support.refusals
+    assert all(support.notes[name] == f"by {device}" for name, device in support.items())
+    reasons = assign(model, support, pins).reasons
+    assert reasons["w2"] == ("follows n2" if homes["w2"] == "CPU" else "priority")
+
+
 def test_a_device_listed_twice_is_asked_once(model: Model) -> None:
     ask = Devices(CPU="Add Abs")
     query_priority(model, ["CPU", "CPU"], ask)

@@ -92,7 +92,7 @@ def fit_pace(rounds: Sequence[Round], call_s: float) -> Pace:
         return Pace(overhead=Time(call_s, "estimated"))
     call_s = max(0.0, float(np.percentile([r.period_s - r.run_s for r in rounds], QUICK)))
     load = float(np.median([(r.period_s - call_s) / r.quiet_s for r in rounds]))
-    return Pace(Time(max(1.0, load), "calibrated"), Time(call_s, "calibrated"))
+    return Pace(Time(load, "calibrated"), Time(call_s, "calibrated"))
 
 
 def fit_client(seconds: Mapping[int, Sequence[float]]) -> ClientTime:

@@ -20,7 +20,7 @@ from devices.model.model import Model
 from devices.model.reader import read_model
 from devices.plugin.program import Value
 from hetero.planning.cost.costs import Line, Transfer
-from hetero.planning.cost.timing import WARM_RUNS, deployed, look, run, saturate
+from hetero.planning.cost.timing import deployed, look, saturate
 from hetero.planning.cost.transfers import HEADER, JOBS, LEAST_SAMPLES, RUNS, fit
 from scheduler.executor import Deployment, DeviceDescriptor, Executor
 
@@ -54,8 +54,6 @@ def measure_client(
         inputs = {"given": np.zeros(nbytes // 4, np.float32)}
         affinity = dict.fromkeys(model.node_names, device.name)
         with deployed(executor, model, affinity, {device.name: config}) as deployment:
-            for _ in range(WARM_RUNS[0]):
-                run(deployment, inputs)
             found = look(deployment, inputs, RUNS, until_s)
             left_s = max(0.0, until_s - time.monotonic())
             (full,) = saturate([(deployment, inputs)], JOBS, left_s / (len(NBYTES) - place))

@@ -49,7 +49,7 @@ def learn(costs: Costs, measurements: Iterable[StageMeasurement]) -> Costs:
             target = max(stage.alone_s / share - device.dispatch.seconds, 0.0)
             if model > 0:
                 nodes |= {n: Time(nodes[n].seconds * target / model, "calibrated") for n in known}
-        load = _median([max(1.0, s.busy_s / s.alone_s) for s in stages])
+        load = _median([s.busy_s / s.alone_s for s in stages])
         old = device.company if together else device.alone
         pace = replace(old, load=Time(share * load, "calibrated"))
         if together:

@@ -19,7 +19,7 @@ JOBS: Final = 3
 #: Measurements in a row, each time.
 ROUNDS: Final = 2
 #: Runs of one request at a time in each, at most.
-QUIET_RUNS: Final = 9
+QUIET_RUNS: Final = 30
 #: Runs of the slowest part that each of a round's looks should have room for, and must.
 RUNS, LEAST_RUNS = 8, 4
 

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 
 from devices.model.model import Model
 from devices.plugin.program import ExecutedNode
+from hetero.affinity.requests import request_positions
 from hetero.planning.cost.timing import Timing
-from hetero.planning.cost.work import ASSUMED_SPEED, node_work, request_positions
+from hetero.planning.cost.work import ASSUMED_SPEED, node_work
 
 
 def spread(model: Model, timing: Timing) -> dict[str, float]:

@@ -20,6 +20,7 @@ import numpy as np
 from devices.errors import ClusterError, DeviceError, HeteroError
 from devices.model.model import Model
 from devices.plugin.program import Value
+from hetero.affinity.requests import request_positions
 from hetero.planning.cost.calibration import fit_client, fit_pace, fit_subgraphs, fit_way
 from hetero.planning.cost.client import measure_client, measure_turns
 from hetero.planning.cost.costs import (
@@ -47,7 +48,6 @@ from hetero.planning.cost.transfers import ASSUMED, measure_hand_over, measure_t
 from hetero.planning.cost.work import (
     fit_speed,
     node_work,
-    request_positions,
     value_nbytes,
     with_shapes,
 )

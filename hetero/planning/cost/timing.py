@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -24,13 +25,14 @@ from scheduler.executor import Deployment, Executor
 
 #: Bounds of a measuring deployment.
 _LIMITS: Final = Limits(nbytes=2**32, timeout_s=120.0)
-#: Warming up ends when two runs differ by less than this share, within this many runs.
-WARM: Final = 0.05
-WARM_RUNS: Final = (3, 12)
+#: Caches, clock and threads need about so long, and so many runs, until runs take what they take in
+#: a long row.
+WARM_S: Final = 0.02
+WARM_RUNS: Final = 2
 #: Runs that nodes' times are the median of, at most.
 PROFILED_RUNS: Final = 3
-#: Runs of one model in a row where several take turns.
-TURN_RUNS: Final = 5
+#: Seconds that count of a model's turn where several take turns.
+TURN_S: Final = 0.02
 #: Answers of each deployment before many requests in flight may end.
 LEAST_ANSWERS: Final = 3
 
@@ -85,6 +87,16 @@ def run(deployment: Deployment, inputs: Mapping[str, Value], *, profile: bool = 
     return deployment.submit(inputs, Request(profile=profile)).future.result()
 
 
+def warm_up(deployment: Deployment, inputs: Mapping[str, Value], until_s: float) -> None:
+    """Run requests until they take what they take in a long row; one at least."""
+    begin_s = time.monotonic()
+    for runs in itertools.count(1):
+        run(deployment, inputs)
+        now_s = time.monotonic()
+        if now_s >= until_s or (runs >= WARM_RUNS and now_s >= begin_s + WARM_S):
+            return
+
+
 def time_model(
     executor: Executor,
     device: str,
@@ -101,7 +113,10 @@ def time_model(
     `profile`: whether to ask for the nodes' times as well.
     """
     with _on_one(executor, device, model, config) as d:
-        _warm_up(d, inputs, effort.until_s)
+        warm_up(d, inputs, effort.until_s)
+        times = [busy_seconds(run(d, inputs))]
+        while len(times) < effort.runs and time.monotonic() < effort.until_s:
+            times.append(busy_seconds(run(d, inputs)))
         rows: tuple[ExecutedNode, ...] = ()
         found: dict[str, list[float]] = {}
         for turn in range(PROFILED_RUNS if profile else 0):
@@ -111,9 +126,6 @@ def time_model(
                 for name, seconds in stage.node_times_s.items():
                     found.setdefault(name, []).append(seconds)
             rows = d.executed_nodes(0) if d.plan.stages else ()
-        times = [busy_seconds(run(d, inputs))]
-        while len(times) < effort.runs and time.monotonic() < effort.until_s:
-            times.append(busy_seconds(run(d, inputs)))
     nodes = {name: float(np.median(seconds)) for name, seconds in found.items()}
     return Timing(float(np.median(times)), nodes, rows)
 
@@ -127,27 +139,28 @@ def time_in_turns(
 ) -> list[float]:
     """Return the median seconds of whole models and their inputs, each in turn on one device.
 
-    What slows the machine for a while slows all of them: their times compare. A turn has several
-    runs, so that a model finds the caches as one has them that runs by itself.
+    What slows the machine for a while slows all of them: their times compare. Each turn warms up,
+    so that a model finds the machine as one does that runs by itself.
     """
     with ExitStack() as stack:
         running = [
             (stack.enter_context(_on_one(executor, device, model, config)), inputs)
             for model, inputs in models
         ]
-        for one, inputs in running:
-            _warm_up(one, inputs, effort.until_s)
         found: list[list[float]] = [[] for _ in running]
-        for _ in range(effort.runs // TURN_RUNS):
+        while not found[0] or (len(found[0]) < effort.runs and time.monotonic() < effort.until_s):
             for times, (one, inputs) in zip(found, running, strict=True):
-                for _ in range(TURN_RUNS):
-                    if not times or time.monotonic() < effort.until_s:
-                        times.append(busy_seconds(run(one, inputs)))
+                warm_up(one, inputs, effort.until_s)
+                times.append(busy_seconds(run(one, inputs)))
+                end_s = min(effort.until_s, time.monotonic() + TURN_S)
+                while time.monotonic() < end_s:
+                    times.append(busy_seconds(run(one, inputs)))
     return [float(np.median(times)) for times in found]
 
 
 def look(deployment: Deployment, inputs: Mapping[str, Value], runs: int, until_s: float) -> Look:
-    """Run requests one at a time; one at least, and so many in the time."""
+    """Run requests one at a time, warm; one at least that counts, and so many in the time."""
+    warm_up(deployment, inputs, until_s)
     found: list[tuple[float, float, float]] = []
 
     def add(began_s: float, ended_s: float, answer: Answer) -> None:
@@ -234,18 +247,6 @@ def _saturate(
     return Saturation(
         period, tuple(float(np.mean([runs[s].run_s for _, runs in counted])) for s in stages)
     )
-
-
-def _warm_up(deployment: Deployment, inputs: Mapping[str, Value], until_s: float) -> None:
-    least, most = WARM_RUNS
-    before = busy_seconds(run(deployment, inputs))
-    for turn in range(1, most):
-        if time.monotonic() >= until_s:
-            return
-        now = busy_seconds(run(deployment, inputs))
-        if turn + 1 >= least and abs(now - before) <= WARM * before:
-            return
-        before = now
 
 
 def busy_seconds(answer: Answer) -> float:

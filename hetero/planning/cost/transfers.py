@@ -15,9 +15,9 @@ from devices.model.model import Model
 from devices.model.reader import read_model
 from devices.plugin.program import Value
 from hetero.planning.cost.costs import Line, Transfer
-from hetero.planning.cost.timing import WARM_RUNS, deployed, run, saturate
+from hetero.planning.cost.timing import deployed, run, saturate, warm_up
 from hetero.planning.cost.work import nonnegative
-from scheduler.executor import DeviceDescriptor, Executor
+from scheduler.executor import Deployment, DeviceDescriptor, Executor
 
 #: (wires, bytes of each) that are measured. A line needs the first two: the others mend it.
 SAMPLES: Final = ((1, 4_096), (1, 4_194_304), (4, 4_096), (1, 262_144))
@@ -57,14 +57,8 @@ def measure_transfer(
             break
         model, affinity, inputs = _chain(chain, wires, nbytes, sender.name, receiver.name)
         with deployed(executor, model, affinity, configs) as deployment:
-            found: list[float] = []
-            for turn in range(WARM_RUNS[0] + RUNS):
-                if found and time.monotonic() >= until_s:
-                    break
-                answer = deployment.submit(inputs).future
-                first, second = answer.result().stage_runs
-                if turn >= WARM_RUNS[0]:
-                    found.append(second.started_s - first.ended_s)
+            warm_up(deployment, inputs, until_s)
+            found = _gaps(deployment, inputs, until_s)
             if sender.node != receiver.node:
                 # Clocks of two machines do not compare: of the three hops of a round trip, the
                 # one between the stages carries the tensors.
@@ -96,16 +90,18 @@ def measure_hand_over(
     """Measure seconds between two real stages, one request at a time.
 
     `part`: a model that the affinity cuts in two.
-    Returns: nothing where time is too short.
     """
-    found: list[float] = []
     with deployed(executor, part, affinity, configs) as deployment:
-        for turn in range(WARM_RUNS[0] + RUNS):
-            if time.monotonic() >= until_s:
-                break
-            first, second = run(deployment, inputs).stage_runs
-            if turn >= WARM_RUNS[0]:
-                found.append(second.started_s - first.ended_s)
+        warm_up(deployment, inputs, until_s)
+        return _gaps(deployment, inputs, until_s)
+
+
+def _gaps(deployment: Deployment, inputs: Mapping[str, Value], until_s: float) -> list[float]:
+    """Seconds between two stages, one request at a time; one at least, and RUNS in the time."""
+    found: list[float] = []
+    while not found or (len(found) < RUNS and time.monotonic() < until_s):
+        first, second = run(deployment, inputs).stage_runs
+        found.append(second.started_s - first.ended_s)
     return found
 
 
@@ -116,7 +112,7 @@ def fit(rows: Sequence[tuple[float, ...]], seconds: list[float]) -> tuple[float,
     return tuple(map(float, nonnegative(table, np.ones_like(target))))
 
 
-def _round_trip(deployment: Any, inputs: Mapping[str, Value]) -> float:
+def _round_trip(deployment: Deployment, inputs: Mapping[str, Value]) -> float:
     begin = time.monotonic()
     answer = run(deployment, inputs)
     return time.monotonic() - begin - sum(stage.run_s for stage in answer.stage_runs)

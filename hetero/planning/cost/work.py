@@ -43,24 +43,6 @@ class Speed:
 ASSUMED_SPEED: Final = Speed(5e-6, 1 / 2e10, 1 / 5e9)
 
 
-def request_positions(model: Model) -> tuple[int, ...]:
-    """Return the positions of the nodes that depend on an input: those that every request runs.
-
-    What the others make is the same for all requests; devices fold it when they compile.
-    """
-    moving = {port.name for port in model.inputs}
-    found = []
-    for position, node in enumerate(model.nodes):
-        if not moving.isdisjoint(node.reads) or _is_random(node):
-            found.append(position)
-            moving.update(node.writes)
-    return tuple(found)
-
-
-def _is_random(node: Node) -> bool:
-    return node.op_type.startswith("Random") and not node.domain
-
-
 def with_shapes(model: Model, shapes: Mapping[str, Sequence[int]]) -> Model:
     """Return the model with its inputs' shapes given, so that inner shapes can be inferred."""
     if all(port.is_static or port.name not in shapes for port in model.inputs):
