@@ -37,8 +37,9 @@ def prediction(
     `alone`, `busy`: what `hetero.cli.measuring.measure` gave for one request at a time, and for a
         full pipeline.
     Returns: predicted and measured seconds and their ratio (measured by predicted): of the time
-        between answers, of one request, of each stage's run under load and of each wire; whether
-        the clock ended the search. None for a plan without a prediction.
+        between answers, of one request, of each stage's run under load and of each wire; what the
+        prediction rests on; whether the clock ended the search. None for a plan without a
+        prediction.
     """
     report = compiled.plan_report
     if report is None:
@@ -57,6 +58,7 @@ def prediction(
         "latency": _row(report.latency_s, alone["latency_s"]["50"]),
         "bottleneck": report.bottleneck,
         "cut_short": report.cut_short,
+        "basis": report.basis,
         "stages": [
             {
                 "stage": numbers[s.variant][s.index],
@@ -94,6 +96,7 @@ def show_prediction(document: dict[str, Any] | None) -> None:
         ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
         table.add(name, f"{row['predicted_s'] * 1e3:.3f}", measured, ratio)
     show(table)
+    show(f"predicted by {document['basis']}")
     if document["cut_short"]:
         show("the clock ended the search of this plan: another run may find another one")
 

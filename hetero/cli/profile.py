@@ -21,7 +21,6 @@ from hetero.core import Core
 from hetero.planning.cost import Costs
 from hetero.planning.cost.cost_file import read_costs, to_document, write_costs
 from hetero.report.text import Rows
-from hetero.report.units import counted
 
 
 @click.command("profile")
@@ -98,7 +97,7 @@ def _default_path(model: str, source: Model) -> Path:
 
 def show_costs(costs: Costs) -> None:
     """Print what devices and transfers cost."""
-    show(f"{costs.model}: costs on {counted(len(costs.devices), 'device')}")
+    show(f"{costs.model}: {costs.basis()}")
     table = Rows(
         "device", "all nodes ms", "measured", "estimated", "per subgraph ms", "fused",
         "busy alone", "busy with all",

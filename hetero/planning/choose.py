@@ -224,6 +224,7 @@ def _report(
         sources=Counter(t.source for row in times.values() for t in row.values()),
         planning_s=time.monotonic() - begin,
         cut_short=solution.cut_short,
+        basis=task.costs.basis(),
     )
 
 

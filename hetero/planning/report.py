@@ -113,6 +113,9 @@ class PlanReport:
         Seconds that planning took, measuring not included.
     cut_short : bool
         Whether the clock ended a search, so that another run may find another plan.
+    basis : str
+        What all figures rest on, in a sentence: where and when costs were measured, and what of
+        them is assumed.
     """
 
     model: str
@@ -137,6 +140,7 @@ class PlanReport:
     sources: Mapping[str, int]
     planning_s: float
     cut_short: bool = False
+    basis: str = ""
 
     @property
     def figure_s(self) -> float:
@@ -188,6 +192,7 @@ class PlanReport:
             "sources": dict(self.sources),
             "planning_s": self.planning_s,
             "cut_short": self.cut_short,
+            "basis": self.basis,
         }
 
     def sentence(self) -> str:

@@ -289,5 +289,6 @@ def _plan(plan: PlanReport) -> dict[str, Any]:
         "sources": dict(plan.sources),
         "planning_s": plan.planning_s,
         "cut_short": plan.cut_short,
+        "basis": plan.basis,
         "sentence": plan.sentence(),
     }

@@ -60,6 +60,7 @@ def _parts(document: dict[str, Any], nodes: bool) -> Iterator[RenderableType]:
         yield _counterfactuals(document)
     if document["plan"]:
         yield styled(document["plan"]["sentence"])
+        yield styled(document["plan"]["basis"])
     for variant in document["variants"] if len(document["variants"]) > 1 else ():
         places = ", ".join(f"{name} {count}" for name, count in variant["devices"].items())
         yield styled(f"{variant['share'] * 100:.1f} % of the requests: {places}")

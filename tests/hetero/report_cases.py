@@ -107,6 +107,7 @@ def branches_plan(survey: Survey) -> PlanReport:
         node_times={"relu": {"ORT": Time(0.001, "measured"), "CPU": Time(0.002, "estimated")}},
         sources={"measured": 1, "estimated": 1},
         planning_s=1.5,
+        basis="costs in process at 2026-11-22T10:00:00+00:00: 1 node times measured, 1 estimated",
     )
 
 

@@ -26,6 +26,7 @@ def sample() -> Costs:
         costs(MODEL, times, wire=Line(1e-4, 2e-10, "calibrated"), fused=(("a", "b"),)),
         shapes={"x": (3,)},
         missing={"GPU": "gone"},
+        measured_at="2026-11-22T10:00:00+00:00",
     )
 
 
@@ -52,7 +53,7 @@ def _set(document: Any, keys: tuple[Any, ...], value: Any) -> None:
         (("devices", "ORT", "nodes", "a"), [1.0, "dreamt"], "calibrated, estimated, measured"),
         (("devices", "ORT", "alone", "load"), ["1", "measured"], "devices.ORT.alone.load"),
         (("client", "stage"), [-1.0, "measured"], "client.stage"),
-        (("version",), 2, "version 2, wanted 3. Profile the model again"),
+        (("version",), 3, "version 3, wanted 4. Profile the model again"),
         (("devices", "ORT", "identity"), {}, "'plugin' is missing"),
         (("transfers", 0, "busy"), [1.0, True, "measured"], "transfers[0].busy"),
         (("model",), None, "Profile the model again"),
@@ -100,6 +101,22 @@ def test_costs_of_one_node_hold_in_this_process_and_not_the_other_way() -> None:
         check(measured_on(ORT=THIS_PROCESS, CPU=THIS_PROCESS), "10.0.0.1")
     with pytest.raises(PlanError, match="wanted 'local'"):
         check(measured_on(ORT="10.0.0.1", CPU="10.0.0.2"), THIS_PROCESS)
+
+
+def test_figures_tell_what_they_rest_on() -> None:
+    assert sample().basis() == (
+        "costs in process at 2026-11-22T10:00:00+00:00: 6 node times measured; "
+        "assumed: load, client"
+    )
+    ort, cpu = sample().devices.values()
+    node = Time(1e-3, "estimated")
+    cluster = {
+        "ORT": replace(ort, identity=replace(ort.identity, node="10.0.0.2"), nodes={"a": node}),
+        "CPU": replace(cpu, identity=replace(cpu.identity, node="10.0.0.1")),
+    }
+    assert replace(sample(), devices=cluster, measured_at="").basis() == (
+        "costs on 10.0.0.1, 10.0.0.2: 3 node times measured, 1 estimated; assumed: load, client"
+    )
 
 
 def test_every_difference_is_told() -> None:

@@ -100,10 +100,12 @@ def test_tables_for_people(model: str, tmp_path: Path) -> None:
     assert "NULL.0" in text
     assert f"wrote {path}" in text.replace("\n", "")
     options = (*DEVICES, "--costs", str(path), "--plan-seconds", "0.2")
-    assert "proven lower bound" in invoke("plan", model, *options).output.replace("\n", " ")
+    text = " ".join(invoke("plan", model, *options).output.split())
+    assert "proven lower bound" in text
+    assert "costs in process at 20" in text
     text = invoke("bench", model, *options, "--policy", "AUTO", "-n", "6").output
     assert "between answers" in text
-    assert "predicted" in text
+    assert "predicted by costs in process at 20" in " ".join(text.split())
 
 
 def test_a_search_that_the_clock_ended_is_told(

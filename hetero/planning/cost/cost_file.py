@@ -2,7 +2,7 @@
 
 ::
 
-    {"format": "hetero-costs", "version": 3,
+    {"format": "hetero-costs", "version": 4, "measured_at": ISO 8601,
      "model": {"name", "hash", "shapes": {input: [sizes]}},
      "devices": {device: {"identity": {...}, "nodes": {node: [seconds, source]},
                           "dispatch": [...], "fusion": [...], "share": [...],
@@ -14,7 +14,7 @@
      "missing": {device: reason}, "interrupted": false}
 
 A source is ``measured``, ``calibrated`` or ``estimated``. Older versions lack what requests take
-besides devices: a model is profiled again.
+besides devices, or have what devices take before they are warm: a model is profiled again.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from scheduler.executor import THIS_PROCESS
 from scheduler.formats.publish import publish
 
 FORMAT: Final = "hetero-costs"
-VERSION: Final = 3
+VERSION: Final = 4
 _SOURCES: Final = frozenset(get_args(Source))
 #: What an identity's fields are called in messages.
 _LABELS: Final = {
@@ -100,6 +100,7 @@ def to_document(costs: Costs) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "version": VERSION,
+        "measured_at": costs.measured_at,
         "model": {
             "name": costs.model,
             "hash": costs.model_hash,
@@ -161,6 +162,7 @@ def from_document(document: Mapping[str, Any]) -> Costs:
         ),
         missing={str(n): str(reason) for n, reason in document["missing"].items()},
         interrupted=bool(document.get("interrupted", False)),
+        measured_at=str(document["measured_at"]),
     )
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
+
+from scheduler.executor import THIS_PROCESS
 
 #: ``measured`` on the device; ``calibrated``: fitted to measurements; ``estimated`` from counts of
 #: operations and bytes.
@@ -137,6 +140,8 @@ class Costs:
         Devices that could not be measured, with the reason.
     interrupted : bool
         Whether measuring was ended before it was done.
+    measured_at : str
+        When it began, in ISO 8601 and UTC; empty for costs that were not measured.
     """
 
     model: str
@@ -147,3 +152,23 @@ class Costs:
     client: ClientTime = ClientTime()
     missing: Mapping[str, str] = field(default_factory=dict)
     interrupted: bool = False
+    measured_at: str = ""
+
+    def basis(self) -> str:
+        """Return what figures that are made from these costs rest on, in a sentence."""
+        devices = self.devices.values()
+        nodes = Counter(t.source for d in devices for t in d.nodes.values())
+        guessed = nodes["estimated"]
+        counts = f"{nodes.total() - guessed} node times measured"
+        counts += f", {guessed} estimated" * bool(guessed)
+        told: dict[str, Iterable[Source]] = {
+            "what a cut costs": (d.dispatch.source for d in devices),
+            "load": (p.load.source for d in devices for p in (d.alone, d.company)),
+            "transfers": (t.latency.source for t in self.transfers.values()),
+            "client": (t.source for t in (self.client.request, self.client.stage)),
+        }
+        assumed = ", ".join(what for what, sources in told.items() if "estimated" in sources)
+        nodes_of = sorted({d.identity.node for d in devices})
+        where = "in process" if nodes_of == [THIS_PROCESS] else f"on {', '.join(nodes_of)}"
+        when = f" at {self.measured_at}" * bool(self.measured_at)
+        return f"costs {where}{when}: {counts}" + f"; assumed: {assumed}" * bool(assumed)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -100,6 +101,7 @@ class _Profile:
         self._turns: Mapping[int, Sequence[float]] = {}
         self._steps = 1 + 3 * len(self._kinds) + 4 + pairs
         self._done = 0
+        self._measured_at = datetime.now(UTC).isoformat(timespec="seconds")
         self._end_s = time.monotonic() + subject.seconds
         #: When the step that is done now is to end: every step gets its share of the time left.
         self._until_s = 0.0
@@ -424,6 +426,7 @@ class _Profile:
             client=fit_client(self._turns),
             missing=missing,
             interrupted=interrupted,
+            measured_at=self._measured_at,
         )
 
     def _share(self, kind: Kind) -> Time:
