@@ -71,13 +71,32 @@ def conv(c: int, m: int, kernel: Sequence[int], group: int = 1) -> dict[str, np.
         ((2, 6, 9, 9), 12, (3, 3), {"group": 6}),
         ((1, 64, 70, 90), 32, (3, 3), {"strides": [2, 2]}),
         ((40, 8, 5, 5), 16, (3, 3), {}),
+        ((2, 5, 9), 6, (1,), {}),
+        ((2, 5, 30), 6, (3,), {"pads": [4, 0], "dilations": [2], "strides": [3]}),
+        ((1, 6, 30), 4, (5,), {"auto_pad": "SAME_UPPER", "group": 2}),
+        ((3, 6, 30), 6, (4,), {"group": 6, "pads": [3, 3]}),
     ],
 )  # fmt: skip
 def test_a_convolution_gives_what_onnx_runtime_gives(
-    shape: tuple[int, ...], m: int, kernel: tuple[int, int], attributes: dict[str, Any]
+    shape: tuple[int, ...], m: int, kernel: tuple[int, ...], attributes: dict[str, Any]
 ) -> None:
     nodes = [helper.make_node("Conv", ["x", "w", "b"], ["y"], **attributes)]
     check(nodes, values(*shape), conv(shape[1], m, kernel, attributes.get("group", 1)))
+
+
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_a_residual_block_along_one_axis_gives_what_onnx_runtime_gives(kernel: int) -> None:
+    pads = [kernel // 2] * 2
+    nodes = [
+        helper.make_node("Conv", ["x", "w", "b"], ["c"], pads=pads),
+        helper.make_node("Relu", ["c"], ["r"]),
+        helper.make_node("Conv", ["r", "w", "b"], ["d"], pads=pads),
+        helper.make_node("Add", ["d", "x"], ["s"]),
+        helper.make_node("Relu", ["s"], ["y"]),
+    ]
+    x, constants = values(2, 6, 40), conv(6, 6, (kernel,))
+    assert {node.op_type for node in transformed(nodes, x, constants)} == {"ChannelsLastConv"}
+    check(nodes, x, constants)
 
 
 @pytest.mark.parametrize("size", [(13, 15), (14, 14), (28, 28), (29, 41)])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cache, partial
+from typing import overload
 
 import numpy as np
 
@@ -39,6 +40,15 @@ def is_last(x: np.ndarray) -> bool:
 def planes(y: np.ndarray) -> np.ndarray:
     """Return an array (N, H, W, C) as a value (N, C, H, W)."""
     return y.transpose(0, 3, 1, 2)
+
+
+@overload
+def planar(x: np.ndarray) -> np.ndarray: ...
+@overload
+def planar(x: np.ndarray | None) -> np.ndarray | None: ...
+def planar(x: np.ndarray | None) -> np.ndarray | None:
+    """Return x (N, C, W) as (N, C, 1, W); what is of another rank stays as it is."""
+    return x if x is None or x.ndim != 3 else x[:, :, None]
 
 
 def windows(

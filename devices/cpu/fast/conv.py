@@ -18,6 +18,7 @@ from devices.cpu.fast.channels_last import (
     is_last,
     pad_calls,
     pixel_calls,
+    planar,
     planes,
     row_calls,
     row_of,
@@ -88,8 +89,11 @@ def channels_last_conv_1(
     `bias_row` tells that the bias is the weights' last row; without Winograd's tiles, x's channels
     are read as shuffling `shuffled` groups of them gives.
 
-    The result has its channels last in memory; x and z are read fastest where they do too.
+    The result has its channels last in memory; x and z are read fastest where they do too. Those of
+    (N, C, W) are taken as of a height of 1.
     """
+    is_line = x.ndim == 3
+    x, z = planar(x), planar(z)
     window = sliding_window(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad)
     by_channel = _is_by_channel(w, window, group, winograd)
     channels = w.shape[2] if by_channel else w.shape[-1] * group
@@ -101,7 +105,7 @@ def channels_last_conv_1(
     last = _Last(b, z, alike, activation, activation_params)
     for call in _calls(Scratch(), y, x, w, window, group, winograd, shuffled, last):
         call()
-    return y
+    return y[:, :, 0] if is_line else y
 
 
 @binds("ChannelsLastConv", 1, domain="hetero", registry=FAST, any_order=True)
@@ -127,6 +131,7 @@ def bind_channels_last_conv(
     shuffled: int = 1,
 ) -> Sequence[Call] | None:
     """Bind the calls that the kernel above makes."""
+    x, y, z = planar(x), planar(y), planar(z)
     if not is_last(y):
         return None
     window = sliding_window(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad)

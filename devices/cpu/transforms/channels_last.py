@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
-from onnx import helper
 
 from devices.cpu.fast.conv import bias_row, copies_columns, prepare
 from devices.cpu.fast.conv_transpose import prepare_transposed
@@ -15,7 +16,10 @@ from devices.model.model import Model, Node
 
 
 def prepare_convolutions(model: Model) -> Model:
-    """Return the model with planar convolutions of constant weights made those of `fast`."""
+    """Return the model with convolutions of constant weights made those of `fast`.
+
+    Those along one axis are planar ones of a height of 1.
+    """
     rewrite = Rewrite(model)
     for i, node in enumerate(model.nodes):
         if node.op_type == "FusedConv" or rewrite.is_op(i, "Conv"):
@@ -28,21 +32,22 @@ def prepare_convolutions(model: Model) -> Model:
 def _prepare(rewrite: Rewrite, i: int, conv: Node) -> None:
     inputs = [*conv.inputs, *("",) * (5 - len(conv.inputs))]
     w, b = rewrite.constant(inputs[1]), rewrite.constant(inputs[2])
-    if w is None or w.ndim != 4 or w.dtype != np.float32 or (inputs[2] and b is None):
+    if w is None or w.ndim not in (3, 4) or w.dtype != np.float32 or (inputs[2] and b is None):
         return
     if rewrite.model.spec(inputs[0]).element_type != "float":
         return
+    attributes: dict[str, Any] = {a.name: a for a in conv.proto.attribute if a.name != "even"}
+    if w.ndim == 3:
+        w, attributes = w[:, :, None], _planar(attributes)
     group = conv.attributes.get("group", 1)
     if group < 1 or w.shape[0] % group or (w.shape[1] == 1 and w.shape[0] > group > 1):
         return
     tile = 0 if group > 1 else _tile(rewrite.model, conv, w)
-    attributes = {a.name: a for a in conv.proto.attribute if a.name != "even"}
-    attributes["kernel_shape"] = helper.make_attribute("kernel_shape", w.shape[2:])
-    attributes["winograd"] = helper.make_attribute("winograd", tile)
+    attributes |= {"kernel_shape": w.shape[2:], "winograd": tile}
     strides = conv.attributes.get("strides", (1, 1))
     by_product = not tile and (w.shape[1] > 1 or group == 1)
     if b is not None and by_product and copies_columns(w.shape[2:], strides, group):
-        attributes["bias_row"] = helper.make_attribute("bias_row", 1)
+        attributes["bias_row"] = 1
         name, prepared = f"{inputs[1]}/{inputs[2]}", prepare(w, group, tile, b)
         inputs[2] = ""
     else:
@@ -57,11 +62,20 @@ def _prepare(rewrite: Rewrite, i: int, conv: Node) -> None:
         if before.op_type == "ChannelShuffle" and before.domain == FUSED:
             parts.insert(0, shuffle)
             inputs[0] = before.inputs[0]
-            attributes["shuffled"] = helper.make_attribute("shuffled", before.attributes["group"])
+            attributes["shuffled"] = before.attributes["group"]
     covered = [rewrite.model.nodes[part] for part in parts]
     rewrite.replace(
         parts, fused_node("ChannelsLastConv", inputs, conv.outputs, covered, attributes)
     )
+
+
+def _planar(attributes: dict[str, Any]) -> dict[str, Any]:
+    """Return the attributes of a convolution along one axis as those of a planar one."""
+    planar = dict(attributes)
+    for name, before in (("strides", 1), ("dilations", 1), ("pads", 0)):
+        if name in attributes:
+            planar[name] = tuple(n for along in attributes[name].ints for n in (before, along))
+    return planar
 
 
 def _prepare_transposed(rewrite: Rewrite, i: int, conv: Node) -> None:
