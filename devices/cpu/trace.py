@@ -74,11 +74,8 @@ def is_plain(value: Value) -> bool:
 
 def _dense(array: np.ndarray) -> np.ndarray:
     """Return the array, or a copy of it without gaps, its axes in the same order in memory."""
-    copy = np.empty_like(array)
-    if copy.strides == array.strides:
-        return array
-    copy[...] = array
-    return copy
+    order = sorted(range(array.ndim), key=array.strides.__getitem__, reverse=True)
+    return array if array.transpose(order).flags.c_contiguous else array.copy("K")
 
 
 def binding_of(task: Task) -> Binding | None:

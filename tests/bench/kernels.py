@@ -76,7 +76,8 @@ def drawn(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
-def _names() -> list[str]:
+def model_names() -> list[str]:
+    """Return what `load` knows."""
     return [*light_model_names(), *NETWORKS, *SMALL_NETWORKS]
 
 
@@ -195,7 +196,7 @@ def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--models", default=",".join(_names()))
+    parser.add_argument("--models", default=",".join(model_names()))
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--no-reference", action="store_true")
     parser.add_argument(

@@ -12,7 +12,10 @@ import pytest
 from onnx import NodeProto, helper
 
 from devices.cpu.binding import BINDINGS, Scratch
-from devices.cpu.fast.winograd import convolutions, prepare
+from devices.cpu.fast import conv as convolution
+from devices.cpu.fast import winograd
+from devices.cpu.fast.bands import BandScratch
+from devices.cpu.fast.winograd import prepare, tile_calls
 from devices.cpu.plugin import CPUPlugin
 from devices.model.reader import read_model
 from tests.cpu.models import compile_cpu, make_model, run_cpu
@@ -52,31 +55,32 @@ def conv(c: int, m: int, kernel: Sequence[int], group: int = 1) -> dict[str, np.
     return {"w": values(m, c // group, *kernel) / np.float32(c), "b": values(m)}
 
 
-@pytest.mark.parametrize(
-    ("shape", "m", "kernel", "attributes"),
-    [
-        ((1, 5, 9, 7), 6, (1, 1), {}),
-        ((3, 5, 9, 7), 6, (1, 1), {"strides": [2, 3]}),
-        ((1, 5, 9, 7), 6, (1, 1), {"pads": [1, 0, 2, 1]}),
-        ((2, 3, 11, 8), 4, (3, 3), {"pads": [1, 1, 1, 1]}),
-        ((1, 3, 31, 29), 8, (7, 7), {"pads": [3, 3, 3, 3], "strides": [2, 2]}),
-        ((1, 4, 12, 13), 6, (3, 2), {"pads": [0, 2, 1, 0], "strides": [2, 1]}),
-        ((1, 4, 12, 13), 6, (2, 3), {"dilations": [2, 3]}),
-        ((1, 4, 12, 13), 6, (3, 3), {"auto_pad": "SAME_LOWER", "strides": [2, 2]}),
-        ((2, 6, 9, 9), 4, (1, 1), {"group": 2}),
-        ((2, 6, 9, 9), 9, (3, 3), {"group": 3, "pads": [1, 1, 1, 1]}),
-        ((2, 6, 9, 9), 6, (3, 3), {"group": 6, "pads": [1, 1, 1, 1]}),
-        ((2, 6, 9, 9), 6, (3, 5), {"group": 6, "strides": [2, 2]}),
-        ((2, 6, 9, 9), 6, (3, 3), {"group": 6, "dilations": [2, 2]}),
-        ((2, 6, 9, 9), 12, (3, 3), {"group": 6}),
-        ((1, 64, 70, 90), 32, (3, 3), {"strides": [2, 2]}),
-        ((40, 8, 5, 5), 16, (3, 3), {}),
-        ((2, 5, 9), 6, (1,), {}),
-        ((2, 5, 30), 6, (3,), {"pads": [4, 0], "dilations": [2], "strides": [3]}),
-        ((1, 6, 30), 4, (5,), {"auto_pad": "SAME_UPPER", "group": 2}),
-        ((3, 6, 30), 6, (4,), {"group": 6, "pads": [3, 3]}),
-    ],
-)  # fmt: skip
+#: Shape of the input, output channels, kernel, other attributes.
+CONVOLUTIONS: list[tuple[tuple[int, ...], int, tuple[int, ...], dict[str, Any]]] = [
+    ((1, 5, 9, 7), 6, (1, 1), {}),
+    ((3, 5, 9, 7), 6, (1, 1), {"strides": [2, 3]}),
+    ((1, 5, 9, 7), 6, (1, 1), {"pads": [1, 0, 2, 1]}),
+    ((2, 3, 11, 8), 4, (3, 3), {"pads": [1, 1, 1, 1]}),
+    ((1, 3, 31, 29), 8, (7, 7), {"pads": [3, 3, 3, 3], "strides": [2, 2]}),
+    ((1, 4, 12, 13), 6, (3, 2), {"pads": [0, 2, 1, 0], "strides": [2, 1]}),
+    ((1, 4, 12, 13), 6, (2, 3), {"dilations": [2, 3]}),
+    ((1, 4, 12, 13), 6, (3, 3), {"auto_pad": "SAME_LOWER", "strides": [2, 2]}),
+    ((2, 6, 9, 9), 4, (1, 1), {"group": 2}),
+    ((2, 6, 9, 9), 9, (3, 3), {"group": 3, "pads": [1, 1, 1, 1]}),
+    ((2, 6, 9, 9), 6, (3, 3), {"group": 6, "pads": [1, 1, 1, 1]}),
+    ((2, 6, 9, 9), 6, (3, 5), {"group": 6, "strides": [2, 2]}),
+    ((2, 6, 9, 9), 6, (3, 3), {"group": 6, "dilations": [2, 2]}),
+    ((2, 6, 9, 9), 12, (3, 3), {"group": 6}),
+    ((2, 5, 9), 6, (1,), {}),
+    ((2, 5, 30), 6, (3,), {"pads": [4, 0], "dilations": [2], "strides": [3]}),
+    ((1, 6, 30), 4, (5,), {"auto_pad": "SAME_UPPER", "group": 2}),
+    ((3, 6, 30), 6, (4,), {"group": 6, "pads": [3, 3]}),
+    ((1, 64, 70, 90), 32, (3, 3), {"strides": [2, 2]}),
+    ((40, 8, 5, 5), 16, (3, 3), {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("shape", "m", "kernel", "attributes"), CONVOLUTIONS)
 def test_a_convolution_gives_what_onnx_runtime_gives(
     shape: tuple[int, ...], m: int, kernel: tuple[int, ...], attributes: dict[str, Any]
 ) -> None:
@@ -99,6 +103,38 @@ def test_a_residual_block_along_one_axis_gives_what_onnx_runtime_gives(kernel: i
     check(nodes, x, constants)
 
 
+@pytest.mark.parametrize(
+    ("shape", "m", "kernel", "attributes"),
+    [
+        *CONVOLUTIONS[:-2],
+        ((2, 4, 8, 5), 6, (3, 1), {"pads": [1, 0, 2, 0]}),
+        ((1, 4, 3, 5), 6, (3, 3), {"pads": [4, 1, 5, 1]}),
+        ((2, 32, 15, 41), 24, (3, 3), {"pads": [1, 1, 1, 1]}),
+    ],
+)
+@pytest.mark.parametrize("last", [False, True])
+def test_rows_computed_a_few_at_a_time_are_the_same(
+    shape: tuple[int, ...], m: int, kernel: tuple[int, ...], attributes: dict[str, Any],
+    last: bool, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    for module, name in product((convolution, winograd), ("_BLOCK_BYTES", "_MOST_BLOCK_BYTES")):
+        monkeypatch.setattr(module, name, 1, raising=False)
+    for name in ("_LEAST_BLOCK_BYTES", "_FEWEST_PIXELS"):
+        monkeypatch.setattr(convolution, name, 1)
+    c, group = shape[1], attributes.get("group", 1)
+    nodes = [
+        helper.make_node("Conv" if last else "Neg", ["x", "v"] if last else ["x"], ["a"]),
+        helper.make_node("Conv", ["a", "w", "b"], ["c"], **attributes),
+        helper.make_node("Abs", ["c"], ["d"]),
+        helper.make_node("Conv", ["a", "w", "b"], ["e"], **attributes),
+        helper.make_node("Add", ["d", "e"], ["f"]),
+        helper.make_node("Relu", ["f"], ["y"]),
+    ]
+    check(
+        nodes, values(*shape), {"v": values(c, c, *[1] * len(kernel))} | conv(c, m, kernel, group)
+    )
+
+
 @pytest.mark.parametrize("size", [(13, 15), (14, 14), (28, 28), (29, 41)])
 @pytest.mark.parametrize("pads", [[1, 1, 1, 1], [0, 2, 1, 0]])
 @pytest.mark.parametrize("n", [1, 3])
@@ -119,9 +155,9 @@ def test_a_convolution_by_winograd_gives_what_onnx_runtime_gives(
 def test_winograd_is_as_exact_as_its_type_allows(tile: int) -> None:
     x, w = RNG.standard_normal((11, 9, 40)), RNG.standard_normal((30, 40, 3, 3))
     y = np.empty((11, 9, 30))
-    planes = x.transpose(2, 0, 1)[None]
-    (calls,) = convolutions(Scratch(), planes, prepare(w, tile), tile, (1, 1), y[None])
-    for call in calls:
+    around = np.pad(x, ((1, 2), (1, 4), (0, 0)))[: 12 + 2]  # whole tiles
+    whole = around[None, :, : 2 - 9 // -tile * tile].copy()
+    for call in tile_calls(BandScratch(Scratch()), prepare(w, tile), tile, whole, y[None]):
         call()
     around = np.pad(x, ((1, 1), (1, 1), (0, 0)))
     reads = np.lib.stride_tricks.sliding_window_view(around, (3, 3), (0, 1))

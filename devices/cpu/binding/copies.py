@@ -20,7 +20,7 @@ def copy_call(y: np.ndarray, x: np.ndarray) -> Call:
     while axis and (x.shape[axis - 1] == 1 or x.strides[axis - 1] == y.strides[axis - 1] == size):
         axis -= 1
         size *= x.shape[axis]
-    if size in (0, x.itemsize) or x.dtype != y.dtype:
+    if not x.size or size == x.itemsize or x.dtype != y.dtype:
         return partial(np.copyto, y, x)
     shape, run = (*x.shape[:axis], -1), np.dtype((np.void, size))
     to, at = (a.reshape(shape, copy=False).view(run)[..., 0] for a in (y, x))

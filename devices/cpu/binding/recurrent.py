@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -13,9 +13,9 @@ from devices.cpu.binding.registry import Call, Scratch, binds
 #: Steps of all directions up to which each has calls of its own.
 _MOST_STEPS: Final = 1024
 
-#: (direction, projected inputs, state, other states, place of the next state) -> a step's calls,
-#: which leave the other states as the next step wants them.
-_Step = Callable[..., Iterator[Call]]
+#: (projected inputs, state, place of the next state) -> a step's calls, which leave the other
+#: states as the next step wants them.
+_Step = Callable[[np.ndarray, np.ndarray, np.ndarray], Iterable[Call]]
 
 
 def _is_plain(
@@ -34,11 +34,12 @@ def _is_plain(
 def _scan(
     scratch: Scratch, outputs: Sequence[np.ndarray | None], x: np.ndarray, w: np.ndarray,
     biases: np.ndarray, direction: str, hidden: int,
-    starts: Sequence[np.ndarray | None], step: _Step,
+    starts: Sequence[np.ndarray | None], step_of: Callable[..., _Step],
 ) -> list[Call]:  # fmt: skip
     """Return the calls that project all inputs at once, then run each direction over time.
 
-    `starts` are the initial states; the first of them is what a step puts out.
+    `starts` are the initial states; the first of them is what a step puts out. ``step_of(d,
+    *others)`` gives a direction's step on the other states.
     """
     y, *ends = (*outputs, None, None, None)[: 1 + len(starts)]
     (steps, batch, size), gates = x.shape, w.shape[1]
@@ -61,8 +62,9 @@ def _scan(
             else:
                 calls.append(partial(np.copyto, state, start[d].T))
         in_time = slice(None, None, -1 if direction == "reverse" or d == 1 else 1)
+        step = step_of(d, *others)
         for t, inputs in enumerate(projected[in_time]):
-            calls += step(d, inputs, states[t], *others, states[t + 1])
+            calls += step(inputs, states[t], states[t + 1])
         if y is not None:
             calls.append(partial(np.copyto, y[in_time, d], states[1:].swapaxes(1, 2)))
         for end, state in zip(ends, (states[-1], *others), strict=True):
@@ -97,13 +99,16 @@ def bind_rnn(
         return None
     n = r.shape[-1]
 
-    def step(d: int, inputs: np.ndarray, h: np.ndarray, new: np.ndarray) -> Iterator[Call]:
-        yield partial(r[d].dot, h, new)
-        yield partial(np.add, inputs, new, new)
-        yield partial(np.tanh, new, new)
+    def step_of(d: int) -> _Step:
+        dot = r[d].dot
+        return lambda inputs, h, new: [
+            partial(dot, h, new),
+            partial(np.add, inputs, new, new),
+            partial(np.tanh, new, new),
+        ]
 
     biases = b[:, :n] + b[:, n:]
-    return _scan(scratch, outputs, x, w, biases, direction, n, (initial_h,), step)
+    return _scan(scratch, outputs, x, w, biases, direction, n, (initial_h,), step_of)
 
 
 @binds("GRU", 7, many=True)
@@ -129,26 +134,33 @@ def bind_gru(
     smooth, update, reset, hidden = gates[: 2 * n], gates[:n], gates[n : 2 * n], gates[2 * n :]
     kept = scratch(hidden.shape, x.dtype)
 
-    def step(d: int, inputs: np.ndarray, h: np.ndarray, new: np.ndarray) -> Iterator[Call]:
-        if linear_before_reset:
-            yield partial(r[d].dot, h, gates)
-        else:
-            yield partial(r[d, : 2 * n].dot, h, smooth)
-        yield partial(np.add, inputs[: 2 * n], smooth, smooth)
-        yield from _activated(smooth, smooth)
-        if linear_before_reset:
-            yield partial(np.add, hidden, late[d], hidden)
-            yield partial(np.multiply, reset, hidden, hidden)
-        else:
-            yield partial(np.multiply, reset, h, kept)
-            yield partial(r[d, 2 * n :].dot, kept, hidden)
-        yield partial(np.add, inputs[2 * n :], hidden, hidden)
-        yield partial(np.tanh, hidden, hidden)
-        yield partial(np.subtract, h, hidden, new)
-        yield partial(np.multiply, update, new, new)
-        yield partial(np.add, hidden, new, new)
+    def step_of(d: int) -> _Step:
+        told = gates if linear_before_reset else smooth
+        dot, late_dot = r[d, : len(told)].dot, r[d, 2 * n :].dot
+        early, tanh = list(_activated(smooth, smooth)), partial(np.tanh, hidden, hidden)
+        reset_late = [
+            partial(np.add, hidden, late[d], hidden),
+            partial(np.multiply, reset, hidden, hidden),
+        ]
 
-    return _scan(scratch, outputs, x, w, biases, direction, n, (initial_h,), step)
+        def step(inputs: np.ndarray, h: np.ndarray, new: np.ndarray) -> Iterator[Call]:
+            yield partial(dot, h, told)
+            yield partial(np.add, inputs[: 2 * n], smooth, smooth)
+            yield from early
+            if linear_before_reset:
+                yield from reset_late
+            else:
+                yield partial(np.multiply, reset, h, kept)
+                yield partial(late_dot, kept, hidden)
+            yield partial(np.add, inputs[2 * n :], hidden, hidden)
+            yield tanh
+            yield partial(np.subtract, h, hidden, new)
+            yield partial(np.multiply, update, new, new)
+            yield partial(np.add, hidden, new, new)
+
+        return step
+
+    return _scan(scratch, outputs, x, w, biases, direction, n, (initial_h,), step_of)
 
 
 @binds("LSTM", 7, many=True)
@@ -170,17 +182,21 @@ def bind_lstm(
     smooth, cell = gates[: 3 * n], gates[3 * n :]
     i, o, forget = smooth[:n], smooth[n : 2 * n], smooth[2 * n :]
 
-    def step(
-        d: int, inputs: np.ndarray, h: np.ndarray, c: np.ndarray, new: np.ndarray
-    ) -> Iterator[Call]:
-        yield partial(r[d].dot, h, gates)  # less to decide than in matmul
-        yield partial(np.add, gates, inputs, gates)
-        yield from _activated(gates, smooth)
-        yield partial(np.multiply, forget, c, c)
-        yield partial(np.multiply, i, cell, cell)
-        yield partial(np.add, c, cell, c)
-        yield partial(np.tanh, c, cell)
-        yield partial(np.multiply, o, cell, new)
+    def step_of(d: int, c: np.ndarray) -> _Step:
+        dot = r[d].dot  # less to decide than in matmul
+        shared: list[Call] = [
+            *_activated(gates, smooth),
+            partial(np.multiply, forget, c, c),
+            partial(np.multiply, i, cell, cell),
+            partial(np.add, c, cell, c),
+            partial(np.tanh, c, cell),
+        ]
+        return lambda inputs, h, new: [
+            partial(dot, h, gates),
+            partial(np.add, gates, inputs, gates),
+            *shared,
+            partial(np.multiply, o, cell, new),
+        ]
 
     biases = b[:, : 4 * n] + b[:, 4 * n :]
-    return _scan(scratch, outputs, x, w, biases, direction, n, (initial_h, initial_c), step)
+    return _scan(scratch, outputs, x, w, biases, direction, n, (initial_h, initial_c), step_of)

@@ -13,7 +13,8 @@ from typing import overload
 import numpy as np
 
 from devices.cpu.binding.copies import copy_call
-from devices.cpu.binding.registry import Call, Scratch
+from devices.cpu.binding.registry import Call
+from devices.cpu.fast.bands import BandScratch
 
 #: Elements that one inner loop of numpy should have: fewer cost more for the loop than for them.
 ROW = 2048
@@ -82,7 +83,7 @@ def row_calls(operation: np.ufunc, y: np.ndarray, row: np.ndarray) -> Iterator[C
         yield partial(operation, rest, row[: rest.size], out=rest)
 
 
-def pixel_calls(scratch: Scratch, x: np.ndarray) -> tuple[np.ndarray, list[Call]]:
+def pixel_calls(scratch: BandScratch, x: np.ndarray) -> tuple[np.ndarray, list[Call]]:
     """Return `pixels` of x, and the calls that put them there."""
     last = x.transpose(0, 2, 3, 1)
     if last.flags.c_contiguous:
@@ -92,7 +93,7 @@ def pixel_calls(scratch: Scratch, x: np.ndarray) -> tuple[np.ndarray, list[Call]
 
 
 def pad_calls(
-    scratch: Scratch, x: np.ndarray, before: Sequence[int], size: Sequence[int], groups: int = 1
+    scratch: BandScratch, x: np.ndarray, before: Sequence[int], size: Sequence[int], groups: int
 ) -> tuple[np.ndarray, list[Call]]:
     """Return `pixels` of x with zeros around it, of spatial `size`, and the calls that do it.
 
@@ -103,7 +104,9 @@ def pad_calls(
         return pixel_calls(scratch, x)
     y = scratch((n, *size, c), x.dtype)
     rows = y[:, top : top + h]
-    rims = (y[:, :top], y[:, top + h :], rows[:, :, :left], rows[:, :, left + w :])
+    rims = [y[:, :top], y[:, top + h :]]
+    if scratch.is_new:  # nobody else writes to the sides
+        rims += [rows[:, :, :left], rows[:, :, left + w :]]
     calls: list[Call] = [partial(rim.fill, 0) for rim in rims if rim.size]
     middle, last = rows[:, :, left : left + w], x.transpose(0, 2, 3, 1)
     for i, part in enumerate(np.split(last, groups, 3)):

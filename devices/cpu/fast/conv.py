@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import inf, prod
 from typing import NamedTuple
@@ -13,6 +13,7 @@ from devices.cpu.binding.copies import copy_call
 from devices.cpu.binding.quantize import rounding_calls
 from devices.cpu.binding.registry import Call, Scratch, binds
 from devices.cpu.fast import winograd as winograd_
+from devices.cpu.fast.bands import BandScratch, bands
 from devices.cpu.fast.channels_last import (
     ROW,
     is_last,
@@ -31,8 +32,9 @@ from devices.kernels.window import Window, sliding_window
 
 Ints = Sequence[int]
 
-#: Bytes of columns to hold at once, and of the output beside them.
+#: Bytes of columns, or of the input, to hold at once, and of the output beside them.
 _BLOCK_BYTES = 1 << 19
+_LEAST_BLOCK_BYTES = 3 << 16
 #: Elements of a row that are multiplied at once by weights of single channels, at least a pixel's.
 _RUN = 1024
 #: Pixels below which a product no longer pays for packing the weights.
@@ -190,33 +192,61 @@ def _calls(
     shuffled: int,
     last: _Last,
 ) -> Iterator[Call]:
-    """Yield the calls that put the convolution into y, whose channels are last."""
+    """Yield the calls that put the convolution into y, whose channels are last, band by band."""
     y = y.transpose(0, 2, 3, 1)
-    height = window.output[0]
-    lines = y.reshape(-1, *y.shape[2:])
-    residual = None
-    if last.z is not None:
-        z, calls = pixel_calls(scratch, last.z)
-        yield from calls
-        residual = z.reshape(lines.shape)
+    pads, residuals, own = (BandScratch(scratch) for _ in range(3))
+    convolve: Callable[..., Iterator[Call]]
     if winograd:
-        images = winograd_.convolutions(scratch, x, w, winograd, window.begin, y)
-        for image, convolve in enumerate(images):
-            yield from convolve
-            rows = slice(image * height, (image + 1) * height)
-            yield from last.calls(lines[rows], None if residual is None else residual[rows])
-        return
-    size = [b + n + e for b, n, e in zip(window.begin, window.input, window.end, strict=True)]
-    x, calls = pad_calls(scratch, x, window.begin, size, shuffled)
-    yield from calls
-    reads = windows(x, window.kernel, window.strides, window.dilations, y.shape[1:3])
-    if _is_by_channel(w, window, group, winograd):
-        yield from _by_channel(x, reads, w, window, y)
-        yield from last.calls(lines, residual)
-        return
-    for rows, products in _by_columns(scratch, reads, w, window, y):
-        yield from products
-        yield from last.calls(lines[rows], None if residual is None else residual[rows])
+        most = winograd_.tile_rows(w, -(-y.shape[2] // winograd)) * winograd
+        convolve = partial(winograd_.tile_calls, own, w, winograd)
+    elif _is_by_channel(w, window, group, winograd):
+        most = _rows(x, y, window, w.shape[2] * (window.strides[0] + 1), True)
+        convolve = partial(_by_channel, _repeated(w, window, y), window)
+    else:
+        copied = copies_columns(window.kernel, window.strides, group)
+        most = _rows(x, y, window, group * sum(w.shape[1:]), copied)
+        convolve = partial(_by_columns, own, w, window)
+    for images, rows in bands(len(y), y.shape[1], most, winograd or 1):
+        for space in (pads, residuals, own):
+            space.rewind()
+        part, calls = _padded(pads, x[images], window, rows, winograd, shuffled)
+        yield from calls
+        block, residual = y[images, rows], None
+        if last.z is not None:
+            residual, calls = pixel_calls(residuals, last.z[images, :, rows])
+            yield from calls
+        yield from convolve(part, block)
+        yield from last.calls(block, residual)
+
+
+def _rows(x: np.ndarray, y: np.ndarray, window: Window, elements: int, copied: bool) -> int:
+    """Return how many output rows to compute at once, of which each pixel takes some elements.
+
+    Copies take no more than input and output do. Few input rows are read for several such bands.
+    """
+    read_and_written = x.nbytes + y.nbytes if copied else _BLOCK_BYTES
+    most = min(_BLOCK_BYTES, max(_LEAST_BLOCK_BYTES, read_and_written))
+    stride, width = window.strides[0], window.output[1]
+    shared = (window.kernel[0] - 1) * window.dilations[0] + 1 - stride
+    fewest = max(-(-_FEWEST_PIXELS // width), -(-shared // stride), 1)
+    return max(fewest, most // (elements * width * x.itemsize))
+
+
+def _padded(
+    scratch: BandScratch, x: np.ndarray, window: Window, rows: slice, winograd: int, shuffled: int
+) -> tuple[np.ndarray, list[Call]]:
+    """Return the pixels that some output rows read, and the calls that put them there."""
+    (top, left), (height, width), count = window.begin, window.input, rows.stop - rows.start
+    wide = left + width + window.end[1]
+    deep = (count - 1) * window.strides[0] + (window.kernel[0] - 1) * window.dilations[0] + 1
+    if winograd:
+        deep, wide = (-(-n // winograd) * winograd + 2 for n in (count, window.output[1]))
+    elif count == window.output[0]:  # the whole of x, even if less is read: it needs no copy
+        deep = top + height + window.end[0]
+    start = rows.start * window.strides[0] - top
+    first, end = (min(max(row, 0), height) for row in (start, start + deep))
+    before = (min(first - start, deep), left)
+    return pad_calls(scratch, x[:, :, first:end], before, (deep, wide), shuffled)
 
 
 def bias_row(b: np.ndarray) -> np.ndarray:
@@ -225,54 +255,48 @@ def bias_row(b: np.ndarray) -> np.ndarray:
 
 
 def _by_columns(
-    scratch: Scratch, reads: np.ndarray, w: np.ndarray, window: Window, y: np.ndarray
-) -> Iterator[tuple[slice, list[Call]]]:
-    """Yield output rows, of all images', and the calls that multiply what they read by weights."""
-    n, height, width, _ = y.shape
+    scratch: BandScratch, w: np.ndarray, window: Window, x: np.ndarray, y: np.ndarray
+) -> Iterator[Call]:
+    """Yield the calls that multiply what each pixel of y reads of x by weights."""
     group, depth, m = w.shape
+    reads = windows(x, window.kernel, window.strides, window.dilations, y.shape[1:3])
     taps = prod(reads.shape[3:]) // group
     if group > 1:
         reads = reads.reshape(*reads.shape[:5], group, -1).transpose(5, 0, 1, 2, 3, 4, 6)
     else:
         reads = reads[None]
-    out = y.reshape(n * height, width, group, m)
-    each = group * (depth + m) * width * reads.itemsize
-    step = max(-(-_FEWEST_PIXELS // width), _BLOCK_BYTES // each, 1)
-    images = min(n, max(1, step // height))
-    rows = -(-height // -(-height // step))
-    copies, calls = None, list[Call]()
     if copies_columns(window.kernel, window.strides, group):
-        copies = scratch((group, images * rows * width, depth), reads.dtype)
-        calls += [partial(copies[..., taps:].fill, 1)] if taps < depth else []  # times the bias
-    for image in range(0, n, images):
-        for first in range(0, height, rows):
-            part = reads[:, image : image + images, first : first + rows]
-            block = slice(image * height + first, image * height + first + prod(part.shape[1:3]))
-            if copies is None:
-                columns = part.reshape(group, -1, depth)
-            else:
-                columns = copies[:, : prod(part.shape[1:4])]
-                calls.append(copy_call(columns[..., :taps].reshape(part.shape), part))
-            if group == 1:
-                calls.append(partial(np.matmul, columns[0], w[0], out[block].reshape(-1, m)))
-            else:
-                products = out[block].reshape(-1, group, m).transpose(1, 0, 2)
-                calls.append(partial(np.matmul, columns, w, products))
-            yield block, calls
-            calls = []
+        columns = scratch((group, prod(y.shape[:3]), depth), x.dtype)
+        if taps < depth and (scratch.is_new or group > 1):
+            yield partial(columns[..., taps:].fill, 1)  # times the bias
+        yield copy_call(columns[..., :taps].reshape(reads.shape), reads)
+    else:
+        columns = reads.reshape(group, -1, depth)
+    if group == 1:
+        yield partial(np.matmul, columns[0], w[0], y.reshape(-1, m))
+    else:
+        yield partial(np.matmul, columns, w, y.reshape(-1, group, m).transpose(1, 0, 2))
+
+
+def _repeated(w: np.ndarray, window: Window, y: np.ndarray) -> np.ndarray:
+    """Return weights (kh, kw, C) for some pixels of a row, which are one run of memory."""
+    (width, c) = y.shape[2:]
+    each = 1
+    if window.strides[1] == 1:
+        each = -(-width // min(width, -(-width * c // _RUN)))
+    return np.broadcast_to(w[:, :, None], (*window.kernel, each, c)).reshape(*window.kernel, -1)
 
 
 def _by_channel(
-    x: np.ndarray, reads: np.ndarray, w: np.ndarray, window: Window, y: np.ndarray
+    weights: np.ndarray, window: Window, x: np.ndarray, y: np.ndarray
 ) -> Iterator[Call]:
-    """Yield the calls that sum, channel by channel, pixels times weights (kh, kw, C)."""
+    """Yield the calls that sum, channel by channel, pixels times `_repeated` weights."""
     n, height, width, c = y.shape
+    reads = windows(x, window.kernel, window.strides, window.dilations, y.shape[1:3])
     if window.strides[1] > 1:
-        yield partial(np.einsum, "nhwijc,ijc->nhwc", reads, w, out=y)
+        yield partial(np.einsum, "nhwijc,ijc->nhwc", reads, weights, out=y)
         return
-    # Some pixels of a row are one run of memory, for weights repeated for each of them.
-    each = -(-width // min(width, -(-width * c // _RUN)))
-    weights = np.broadcast_to(w[:, :, None], (*window.kernel, each, c)).reshape(*window.kernel, -1)
+    each = weights.shape[2] // c
     image, row, column, *inner = reads.strides
     whole = width // each * each
     for first, end, run in ((0, whole, each), (whole, width, width - whole)):

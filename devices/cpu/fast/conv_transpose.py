@@ -10,6 +10,7 @@ import numpy as np
 
 from devices.cpu.binding.copies import copy_call
 from devices.cpu.binding.registry import Call, Scratch, binds
+from devices.cpu.fast.bands import BandScratch
 from devices.cpu.fast.channels_last import is_last, pixel_calls, planes, row_calls
 from devices.cpu.fast.registry import FAST
 from devices.kernels.registry import op
@@ -65,7 +66,7 @@ def _calls(
     b: np.ndarray | None,
     kernel: Sequence[int],
 ) -> list[Call]:
-    pixels, calls = pixel_calls(scratch, x)
+    pixels, calls = pixel_calls(BandScratch(scratch), x)
     n, height, width, c = pixels.shape
     products = scratch((n * height * width, w.shape[1]), x.dtype)
     calls.append(partial(np.matmul, pixels.reshape(-1, c), w, products))

@@ -15,8 +15,9 @@ from functools import cache, partial
 import numpy as np
 
 from devices.cpu.binding.copies import copy_call
-from devices.cpu.binding.registry import Call, Scratch
-from devices.cpu.fast.channels_last import pad_calls, windows
+from devices.cpu.binding.registry import Call
+from devices.cpu.fast.bands import BandScratch
+from devices.cpu.fast.channels_last import windows
 
 #: Outputs along an axis of a tile -> the points, beside infinity.
 _POINTS = {
@@ -65,7 +66,7 @@ def _transforms(tile: int, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
 
 
 def prepare(w: np.ndarray, tile: int) -> np.ndarray:
-    """Return weights (M, C, 3, 3) as `convolutions` takes them: ((tile + 2)², C, M)."""
+    """Return weights (M, C, 3, 3) as `tile_calls` takes them: ((tile + 2)², C, M)."""
     _, kernel, _ = _matrices(tile)
     u = np.einsum("ij,mcjk,lk->ilcm", kernel, w.astype(np.float64), kernel, optimize=True)
     return np.ascontiguousarray(u.reshape(-1, *u.shape[2:]).astype(w.dtype))
@@ -86,55 +87,45 @@ def best_tile(spatial: Sequence[int], c: int, m: int, itemsize: int) -> int:
     return 2 if tiles[2] >= 40 or (tiles[2] >= 16 and nbytes[2] <= 4 << 20) else 0
 
 
-def convolutions(
-    scratch: Scratch, x: np.ndarray, u: np.ndarray, tile: int, begin: Sequence[int], y: np.ndarray
-) -> Iterator[list[Call]]:
-    """Yield, for each image, the calls that convolve x (N, C, H, W), padded before, into y."""
+def tile_rows(u: np.ndarray, across: int) -> int:
+    """Return how many rows of tiles, `across` in each, are convolved at once."""
     size, c, m = u.shape
-    down, across = -(-y.shape[1] // tile), -(-y.shape[2] // tile)
     limit = min(max(_BLOCK_BYTES, 2 * u.nbytes), _MOST_BLOCK_BYTES)
-    rows = max(1, min(down, limit // (size * across * (c + m) * x.itemsize)))
-    x, pads = pad_calls(scratch, x, begin, (down * tile + 2, across * tile + 2))
-    edge = tile + _KERNEL - 1
-    tiles = windows(x, (edge, edge), (tile, tile), (1, 1), (down, across))
-    # Tiles, transformed tiles, products and outputs: each is made of the one before it.
-    count = rows * across
-    one = scratch((size * max(c, m) * count,), x.dtype)
-    space = one, scratch((max(size * c, tile * tile * m) * count,), x.dtype)
-    for image, to in zip(tiles, y, strict=True):
-        yield pads + list(_image_calls(image.transpose(2, 3, 0, 1, 4), u, to, rows, space))
-        pads = []
+    return int(max(1, limit // (size * across * (c + m) * u.itemsize)))
 
 
-def _image_calls(
-    tiles: np.ndarray, u: np.ndarray, y: np.ndarray, rows: int, space: tuple[np.ndarray, np.ndarray]
+def tile_calls(
+    scratch: BandScratch, u: np.ndarray, tile: int, x: np.ndarray, y: np.ndarray
 ) -> Iterator[Call]:
-    """Yield the calls that convolve tiles (edge, edge, down, across, C) into y (H, W, M)."""
-    (size, c, m), (edge, _, down, across, _) = u.shape, tiles.shape
-    tile = edge - _KERNEL + 1
+    """Yield the calls that convolve contiguous x (N, H, W, C), whose tiles are whole, into y."""
+    size, c, m = u.shape
+    edge = tile + _KERNEL - 1
+    n, down, across = len(x), -(-y.shape[1] // tile), -(-y.shape[2] // tile)
     of_inputs, of_outputs = _transforms(tile, y.dtype)
-    one, other = space
-    for first in range(0, down, rows):
-        part = tiles[:, :, first : first + rows]
-        count = part.shape[2] * across
-        read, sums = one[: size * count * c], other[: size * count * c].reshape(size, -1)
-        products = one[: size * count * m].reshape(size, count, m)
-        block = other[: tile * tile * count * m].reshape(tile * tile, -1)
-        yield copy_call(read.reshape(part.shape), part)
-        yield partial(np.matmul, of_inputs, read.reshape(size, -1), sums)
-        yield partial(np.matmul, sums.reshape(size, count, c), u, products)
-        yield partial(np.matmul, of_outputs, products.reshape(size, -1), block)
-        outputs = block.reshape(tile, tile, -1, across, m)
-        yield from _put_calls(outputs, y[first * tile : (first + rows) * tile])
+    # Tiles, transformed tiles, products and outputs: each is made of the one before it.
+    count = n * down * across
+    one = scratch((size * max(c, m) * count,), x.dtype)
+    other = scratch((max(size * c, tile * tile * m) * count,), x.dtype)
+    read, sums = one[: size * count * c], other[: size * count * c].reshape(size, -1)
+    products = one[: size * count * m].reshape(size, count, m)
+    block = other[: tile * tile * count * m].reshape(tile * tile, -1)
+    tiles = windows(x, (edge, edge), (tile, tile), (1, 1), (down, across))
+    tiles = tiles.transpose(3, 4, 0, 1, 2, 5)
+    yield copy_call(read.reshape(tiles.shape), tiles)
+    yield partial(np.matmul, of_inputs, read.reshape(size, -1), sums)
+    yield partial(np.matmul, sums.reshape(size, count, c), u, products)
+    yield partial(np.matmul, of_outputs, products.reshape(size, -1), block)
+    yield from _put_calls(block.reshape(tile, tile, n, down, across, m), y)
 
 
 def _put_calls(tiles: np.ndarray, y: np.ndarray) -> Iterator[Call]:
-    """Yield the calls that write tiles (tile, tile, down, across, M) to their places in y."""
-    tile, _, down, across, m = tiles.shape
-    if y.shape[:2] == (down * tile, across * tile):
-        yield copy_call(y.reshape(down, tile, across, tile, m), tiles.transpose(2, 0, 3, 1, 4))
+    """Yield the calls that write tiles (tile, tile, N, down, across, M) to their places in y."""
+    tile, _, n, down, across, m = tiles.shape
+    if y.shape[1:3] == (down * tile, across * tile):
+        to = y.reshape(n, down, tile, across, tile, m)
+        yield copy_call(to, tiles.transpose(2, 3, 0, 4, 1, 5))
         return
     for i in range(tile):
         for j in range(tile):
-            part = y[i::tile, j::tile]
-            yield copy_call(part, tiles[i, j, : part.shape[0], : part.shape[1]])
+            part = y[:, i::tile, j::tile]
+            yield copy_call(part, tiles[i, j, :, : part.shape[1], : part.shape[2]])
