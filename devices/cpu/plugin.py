@@ -11,6 +11,7 @@ import onnx
 
 from devices.cpu.backend import NUMPY, ArrayBackend
 from devices.cpu.implementations import Scope, find_implementation
+from devices.cpu.integers import integers_name
 from devices.cpu.program import CPUProgram
 from devices.cpu.threads import blas_name
 from devices.cpu.transforms import HOST_PASSES, transform
@@ -111,8 +112,9 @@ class CPUPlugin(Plugin):
         return next(named, platform.processor() or platform.machine())
 
     def fingerprint(self, device_id: str) -> str:
-        """Return the instruction set, numpy's version and its BLAS."""
-        return f"{platform.machine()} numpy {np.__version__} {blas_name()}"
+        """Return the instruction set, numpy's version, its BLAS, and what multiplies integers."""
+        libraries = f"numpy {np.__version__} {blas_name()} {integers_name()}"
+        return f"{platform.machine()} {libraries.strip()}"
 
 
 def _meaningless(node: Node, model: Model) -> Refusal | None:

@@ -11,11 +11,18 @@ import pytest
 from onnx import ModelProto, NodeProto, helper
 
 from devices.cpu.plugin import CPUPlugin
+from devices.cpu.transforms import quantized_products
 from devices.kernels.quantize import exact_terms
 from devices.model.reader import read_model
 from tests.cpu.models import compile_cpu, make_model
 
 RNG = np.random.default_rng(0)
+
+
+@pytest.fixture(autouse=True)
+def _without_integers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let products of integers be floats', as where numba is not installed."""
+    monkeypatch.setattr(quantized_products, "fast_integers", lambda: None)
 
 
 def bytes_of(dtype: type, *shape: int) -> np.ndarray:

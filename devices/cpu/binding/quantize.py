@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from devices.cpu.binding.elementwise import clipped
 from devices.cpu.binding.product import product_calls
 from devices.cpu.binding.registry import Call, Scratch, binds, blocks, flat_blocks
+from devices.cpu.integers import fast_integers
 from devices.kernels.quantize import RANGE
+
+#: Element types of what `vnni` quantises.
+_ONE_PASS: Final = ("float32", "uint8", "int8")
+
+
+def _one_pass(*arrays: np.ndarray) -> Any:
+    """Return what quantises such arrays in one pass over memory, if there is something."""
+    fits = all(a.ndim == 1 and a.dtype.name in _ONE_PASS for a in arrays)
+    return fast_integers() if fits else None
 
 
 def rounding_calls(
@@ -19,6 +29,11 @@ def rounding_calls(
 ) -> Iterator[Call]:
     """Yield the calls that put x into y, rounded to multiples of `scale` from low to high."""
     step = np.asarray(scale, x.dtype)
+    quick = _one_pass(y, x)
+    if quick is not None:
+        ends = np.array([low, high, 0], np.float32)
+        yield partial(quick.quantise, y, x, step.reshape(1), ends)
+        return
     yield partial(np.divide, x, step, y)
     yield partial(np.rint, y, y)
     yield from clipped(y, y, low, high)
@@ -46,6 +61,15 @@ def bind_quantize(
     if not x.dtype == scale.dtype == np.float32 or not _is_one(scale, zero_point):
         return None
     pieces = flat_blocks(x, y)
+    quick = _one_pass(*pieces[0])
+    if quick is not None:
+        low, high = RANGE[y.dtype.name]
+        zero = 0 if zero_point is None else int(zero_point.reshape(()))
+        limits = np.array([low - zero, high - zero, zero], np.float32)
+        return [
+            partial(quick.quantise, to.view(np.uint8), at, scale.reshape(1), limits)
+            for at, to in pieces
+        ]
     floats = scratch(pieces[0][0].shape, x.dtype)
     calls: list[Call] = []
     for at, to in pieces:
@@ -70,6 +94,11 @@ def bind_dequantize(
         return None
     calls: list[Call] = []
     for to, at in flat_blocks(y, x):
+        quick = _one_pass(to, at)
+        if quick is not None:
+            zero = np.zeros(1, y.dtype) if zero_point is None else _number(zero_point, y)
+            calls.append(partial(quick.dequantise, to, at, scale.reshape(1), zero.reshape(1)))
+            continue
         calls.append(partial(np.copyto, to, at))
         if zero_point is not None and zero_point.any():
             calls.append(partial(np.subtract, to, _number(zero_point, y), to))
@@ -99,18 +128,45 @@ def bind_dynamic_fake_quantize(
     return [partial(_spread, y, scale, x, flat_blocks(y, x))]
 
 
-def _spread(
-    y: np.ndarray, scale: np.ndarray, x: np.ndarray, pieces: Sequence[tuple[np.ndarray, ...]]
-) -> None:
+@binds("DynamicQuantizeLinear", 11, many=True)
+def bind_dynamic_quantize(
+    scratch: Scratch, outputs: Sequence[np.ndarray | None], x: np.ndarray
+) -> Sequence[Call] | None:
+    """Bind the rounding to integers of the range that x has."""
+    y, scale, zero_point = outputs
+    if y is None or scale is None or zero_point is None or not x.size:
+        return None
+    pieces = flat_blocks(y, x)
+    quick = _one_pass(*pieces[0])
+    if quick is None or x.dtype != np.float32:
+        return None
+    limits, step = scratch((3,), np.float32), scale.reshape(1)
+
+    def put_range() -> None:
+        _, zero = _range(scale, x)
+        zero_point[...] = zero
+        limits[:] = -zero, 255 - zero, zero
+
+    return [put_range, *(partial(quick.quantise, to, at, step, limits) for to, at in pieces)]
+
+
+def _range(scale: np.ndarray, x: np.ndarray) -> tuple[float, float]:
+    """Put into `scale` that of x and return its greatest element and its zero point."""
     low = min(np.minimum.reduce(x, None), np.float32(0))
     high = max(np.maximum.reduce(x, None), np.float32(0))
     scale[...] = step = (high - low) / np.float32(255) if high > low else np.float32(1)
-    zero_point = np.rint(-low / step)
+    return high, np.rint(-low / step)
+
+
+def _spread(
+    y: np.ndarray, scale: np.ndarray, x: np.ndarray, pieces: Sequence[tuple[np.ndarray, ...]]
+) -> None:
+    high, zero_point = _range(scale, x)
     for to, at in pieces:
         np.divide(at, scale, to)
         np.rint(to, to)
     # The least is in range, for the zero point was rounded as it is.
-    if np.rint(high / step) > 255 - zero_point:
+    if np.rint(high / scale) > 255 - zero_point:
         np.minimum(y, 255 - zero_point, out=y)
 
 

@@ -4,5 +4,6 @@ from devices.cpu.fast import (  # noqa: F401 - importing a family registers its 
     conv,
     conv_transpose,
     pool,
+    quantized,
     shuffle,
 )

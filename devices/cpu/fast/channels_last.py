@@ -89,7 +89,7 @@ def pixel_calls(scratch: BandScratch, x: np.ndarray) -> tuple[np.ndarray, list[C
     if last.flags.c_contiguous:
         return last, []
     y = scratch(last.shape, x.dtype)
-    return y, _copy_calls(y, last)
+    return y, copy_pixels(y, last)
 
 
 def pad_calls(
@@ -110,11 +110,12 @@ def pad_calls(
     calls: list[Call] = [partial(rim.fill, 0) for rim in rims if rim.size]
     middle, last = rows[:, :, left : left + w], x.transpose(0, 2, 3, 1)
     for i, part in enumerate(np.split(last, groups, 3)):
-        calls += _copy_calls(middle[..., i::groups], part)
+        calls += copy_pixels(middle[..., i::groups], part)
     return y, calls
 
 
-def _copy_calls(y: np.ndarray, x: np.ndarray) -> list[Call]:
+def copy_pixels(y: np.ndarray, x: np.ndarray) -> list[Call]:
+    """Return the calls that copy x (N, H, W, C) to y."""
     if x.shape[3] > _FEW_CHANNELS or x.flags.c_contiguous:
         return [copy_call(y, x)]
     return [partial(np.copyto, y[..., i], x[..., i]) for i in range(x.shape[3])]

@@ -27,6 +27,7 @@ from devices.cpu.transforms.quantized import (
     fuse_fake_quantize,
     quantize_once,
 )
+from devices.cpu.transforms.quantized_products import keep_integers
 from devices.cpu.transforms.scale_into_conv import move_scale_into_conv
 from devices.cpu.transforms.scale_shift import fuse_scale_shift
 from devices.cpu.transforms.single_precision import compute_in_single
@@ -75,6 +76,7 @@ PASSES: Final = (*_FIRST, *_THEN)
 HOST_PASSES: Final = (
     *_FIRST,
     Pass(compute_in_single),
+    Pass(keep_integers, oldest_opset=10),
     *_THEN,
     Pass(fuse_channel_shuffle),
     Pass(prepare_convolutions, oldest_opset=0),

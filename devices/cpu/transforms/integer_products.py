@@ -38,7 +38,7 @@ def _stored(weights: np.ndarray) -> np.ndarray:
     return weights.astype(np.int8 if np.abs(weights).max() <= 127 else np.int16)
 
 
-class _Product(NamedTuple):
+class Product(NamedTuple):
     """A product and what follows it: positions, weights, their scale, a bias."""
 
     parts: tuple[int, ...]
@@ -50,7 +50,7 @@ class _Product(NamedTuple):
 def _fuse_dynamic(rewrite: Rewrite, i: int, node: Node) -> None:
     integers, scale, zero_point = node.outputs
     nodes = rewrite.model.nodes
-    found = [_product(rewrite, at, node.outputs) for at in rewrite.readers(integers)]
+    found = [scaled_product(rewrite, at, node.outputs) for at in rewrite.readers(integers)]
     products = [product for product in found if product is not None]
     read = {at for product in products for at in product.parts}
     if not found or len(products) < len(found) or not all(map(rewrite.is_free, node.outputs)):
@@ -72,11 +72,13 @@ def _fuse_dynamic(rewrite: Rewrite, i: int, node: Node) -> None:
         )
 
 
-def _product(rewrite: Rewrite, at: int, quantised: Sequence[str]) -> _Product | None:
+def scaled_product(
+    rewrite: Rewrite, at: int, quantised: Sequence[str], op_type: str = "MatMulInteger"
+) -> Product | None:
     """Return the product at a position, if its left side and the zero point are `quantised`."""
     integers, scale, zero_point = quantised
-    nodes = rewrite.model.nodes
-    if not rewrite.is_op(at, "MatMulInteger"):
+    nodes, is_conv = rewrite.model.nodes, op_type == "ConvInteger"
+    if not rewrite.is_op(at, op_type):
         return None
     if nodes[at].inputs[0] != integers or nodes[at].inputs[2:3] != (zero_point,):
         return None
@@ -93,15 +95,15 @@ def _product(rewrite: Rewrite, at: int, quantised: Sequence[str]) -> _Product | 
     own = _other(nodes[factor], scale)
     if not rewrite.is_op(factor, "Mul") or scale not in nodes[factor].inputs:
         return None
-    if not _is_row(rewrite.constant(own), weights):
+    if not _is_row(rewrite.constant(own), weights, is_conv):
         return None
     parts = (at, cast, factor, scaled)
     added = _after(rewrite, scaled, "Add")
     if added is not None:
         other = _other(nodes[added], nodes[scaled].outputs[0])
-        if _is_row(rewrite.constant(other), weights):
-            return _Product((*parts, added), weights, own, other)
-    return _Product(parts, weights, own, "")
+        if _is_row(rewrite.constant(other), weights, is_conv):
+            return Product((*parts, added), weights, own, other)
+    return Product(parts, weights, own, "")
 
 
 def _after(rewrite: Rewrite, at: int, op_type: str) -> int | None:
@@ -115,22 +117,26 @@ def _other(node: Node, value: str) -> str:
     return next((name for name in node.inputs if name != value), "")
 
 
-def _is_row(array: np.ndarray | None, weights: np.ndarray) -> bool:
+def _is_row(array: np.ndarray | None, weights: np.ndarray, is_conv: bool) -> bool:
     """Tell whether an array is of float32, one for each column of the weights or for all."""
-    if array is None or array.dtype != np.float32 or array.ndim > 1:
+    if array is None or array.dtype != np.float32:
         return False
-    return array.size in (1, weights.shape[-1])
+    if is_conv and array.size > 1:
+        per_filter = (weights.shape[0],) + (1,) * (weights.ndim - 2)
+        return array.shape in (per_filter, (1, *per_filter))
+    return array.ndim <= 1 and array.size in (1, weights.shape[-1])
 
 
 def _weights(rewrite: Rewrite, node: Node) -> np.ndarray | None:
-    """Return the constant right side of MatMulInteger, less its zero point, as floats."""
+    """Return the constant right side of a product, less its zero point, as floats."""
     _, b, _, b_zero = [*node.inputs, "", ""][:4]
     weights, zero = rewrite.constant(b), rewrite.constant(b_zero)
     if weights is None or weights.ndim < 2 or (b_zero and zero is None):
         return None
     floats = weights.astype(np.float32)
     if zero is not None:
-        floats -= zero.astype(np.float32)
+        per_filter = node.op_type == "ConvInteger" and zero.size > 1
+        floats -= zero.reshape((-1,) + (1,) * (floats.ndim - 1) if per_filter else zero.shape)
     return floats
 
 

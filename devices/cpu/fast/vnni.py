@@ -1,0 +1,342 @@
+"""Products of 8-bit integers by the processor's instructions for them, compiled by numba.
+
+`vpdpbusd` adds to each of 16 sums the products of four unsigned and four signed bytes. Weights lie
+as it reads them: 16 columns side by side, four rows of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from llvmlite import ir
+from numba import float32, int8, int32, int64, njit, types, uint8, void
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+#: Rows whose sums are held in registers at once, each of up to four vectors.
+_ROWS: Final = 6
+#: Rows that are multiplied by some columns before the next columns are read: they stay in cache.
+_BLOCK: Final = 48
+
+_I1, _I8, _I32, _I64, _F32 = (*(ir.IntType(bits) for bits in (1, 8, 32, 64)), ir.FloatType())
+_BYTES, _INTS, _FLOATS, _MASK = (ir.VectorType(t, 16) for t in (_I8, _I32, _F32, _I1))
+
+
+class _Vectors:
+    """Instructions on vectors of 16, in the code that a builder writes."""
+
+    def __init__(self, builder: ir.IRBuilder) -> None:
+        self.builder = builder
+
+    def call(self, name: str, result: ir.Type, *arguments: Any) -> Any:
+        """Call one of LLVM's intrinsics."""
+        of = ir.FunctionType(result, [a.type for a in arguments])
+        function = cgutils.get_or_insert_function(self.builder.module, of, name)
+        return self.builder.call(function, arguments)
+
+    def all(self, number: Any) -> Any:
+        """Return a vector of one number."""
+        of = ir.VectorType(number.type, 16)
+        first = self.builder.insert_element(ir.Constant(of, ir.Undefined), number, _I32(0))
+        return self.builder.shuffle_vector(
+            first, ir.Constant(of, ir.Undefined), ir.Constant(_INTS, [0] * 16)
+        )
+
+    def load(self, address: Any, of: ir.Type, nbytes: int = 0) -> Any:
+        """Return what lies some bytes after an address."""
+        at = self.builder.add(address, _I64(nbytes)) if nbytes else address
+        return self.builder.load(self.builder.inttoptr(at, of.as_pointer()), align=1)
+
+    def store(self, vector: Any, address: Any, mask: Any) -> None:
+        """Store the elements of a vector where the mask is set."""
+        kind = "i8" if vector.type == _BYTES else "f32"
+        at = self.builder.inttoptr(address, vector.type.as_pointer())
+        self.call(f"llvm.masked.store.v16{kind}.p0", ir.VoidType(), vector, at, _I32(1), mask)
+
+    def first(self, count: Any) -> Any:
+        """Return the mask of the first `count` elements."""
+        lanes = ir.Constant(_INTS, list(range(16)))
+        return self.builder.icmp_signed("<", lanes, self.all(self.builder.trunc(count, _I32)))
+
+    def rounded(self, floats: Any) -> Any:
+        """Round to the nearest integers, ties to even."""
+        return self.call("llvm.rint.v16f32", _FLOATS, floats)
+
+    def clipped(self, floats: Any, low: Any, high: Any) -> Any:
+        """Return floats that are at least low and at most high."""
+        for sign, end in ((">", self.all(low)), ("<", self.all(high))):  # NaN stays
+            beyond = self.builder.fcmp_ordered(sign, end, floats)
+            floats = self.builder.select(beyond, end, floats)
+        return floats
+
+    def finished(self, sums: Sequence[Any], rounding: Any, is_float: bool) -> list[Any]:
+        """Return scaled sums as `product` says of its six floats `rounding`."""
+        builder = self.builder
+        low, high, ratio, low_2, high_2, zero = (self.load(rounding, _F32, 4 * i) for i in range(6))
+        held = [cgutils.alloca_once(builder, _FLOATS) for _ in sums]
+        for value, place in zip(sums, held, strict=True):
+            value = self.clipped(value, low, high)
+            builder.store(value if is_float else self.rounded(value), place)
+        with builder.if_then(builder.fcmp_ordered("!=", ratio, _F32(0))):
+            for place in held:
+                value = builder.load(place)
+                if is_float:
+                    value = builder.fmul(self.rounded(value), self.all(ratio))
+                else:
+                    value = builder.fmul(value, self.all(ratio))
+                    value = self.rounded(self.clipped(value, low_2, high_2))
+                builder.store(value, place)
+        floats = [builder.load(place) for place in held]
+        if is_float:
+            return floats
+        shift = self.all(zero)
+        integers = [builder.fptosi(builder.fadd(value, shift), _INTS) for value in floats]
+        return [builder.trunc(value, _BYTES) for value in integers]
+
+
+def _tile_code(_: Any, vectors: Any, y: Any, addresses: Any, sizes: Any) -> Any:
+    """Compute some rows of `product` in up to four vectors of columns.
+
+    `addresses`: of y, x, pixels, w, runs, start, scale, bias, rounding; `sizes`: of a row of y in
+    bytes, columns left, the first row, the last row, bytes of w for a vector, runs, steps.
+    """
+    count, is_float = vectors.literal_value, y.dtype == float32
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        make = _Vectors(builder)
+        to, x, pixels, w, runs, start, scale, bias, rounding = cgutils.unpack_tuple(
+            builder, arguments[2]
+        )
+        row_nbytes, left, first, last, depth, many_runs, steps = cgutils.unpack_tuple(
+            builder, arguments[3]
+        )
+        places = [(r, v) for r in range(_ROWS) for v in range(count)]
+        sums = {place: cgutils.alloca_once(builder, _INTS) for place in places}
+        for v in range(count):
+            begin = make.load(start, _INTS, 64 * v)
+            for r in range(_ROWS):
+                builder.store(begin, sums[r, v])
+        rows = []  # beyond the last row, the last one is computed again
+        for r in range(_ROWS):
+            row = builder.add(first, _I64(r))
+            rows.append(builder.select(builder.icmp_signed("<", row, last), row, last))
+        reads = [
+            builder.add(x, make.load(builder.add(pixels, builder.shl(row, _I64(3))), _I64))
+            for row in rows
+        ]
+        weights = cgutils.alloca_once_value(builder, w)
+        with cgutils.for_range(builder, many_runs, intp=_I64) as run:
+            offset = make.load(builder.add(runs, builder.shl(run.index, _I64(3))), _I64)
+            begins = [builder.add(read, offset) for read in reads]
+            here = builder.load(weights)
+            columns = [builder.add(here, builder.mul(depth, _I64(v))) for v in range(count)]
+            with cgutils.for_range(builder, steps, intp=_I64) as step:
+                four, line = (builder.shl(step.index, _I64(k)) for k in (2, 6))
+                signed = [make.load(builder.add(column, line), _INTS) for column in columns]
+                for r in range(_ROWS):
+                    unsigned = make.all(make.load(builder.add(begins[r], four), _I32))
+                    for v in range(count):
+                        total = make.call(
+                            "llvm.x86.avx512.vpdpbusd.512",
+                            _INTS, builder.load(sums[r, v]), unsigned, signed[v],
+                        )  # fmt: skip
+                        builder.store(total, sums[r, v])
+            builder.store(builder.add(here, builder.shl(steps, _I64(6))), weights)
+        scaled = []
+        for r, v in places:
+            floats = builder.sitofp(builder.load(sums[r, v]), _FLOATS)
+            floats = builder.fmul(floats, make.load(scale, _FLOATS, 64 * v))
+            scaled.append(builder.fadd(floats, make.load(bias, _FLOATS, 64 * v)))
+        masks = [make.first(builder.sub(left, _I64(16 * v))) for v in range(count)]
+        results = make.finished(scaled, rounding, is_float)
+        for (r, v), result in zip(places, results, strict=True):
+            at = builder.add(to, builder.mul(rows[r], row_nbytes))
+            at = builder.add(at, _I64(16 * v * (4 if is_float else 1)))
+            make.store(result, at, masks[v])
+        return context.get_dummy_value()
+
+    return void(vectors, y, addresses, sizes), generate
+
+
+def _channels_code(_: Any, y: Any, addresses: Any, sizes: Any) -> Any:
+    """Compute up to 16 channels of a pixel of `channel_product`.
+
+    `addresses`: of y, x, w, taps, start, scale, bias, rounding; `sizes`: channels left, bytes of w
+    for a tap, taps.
+    """
+    is_float = y.dtype == float32
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        make = _Vectors(builder)
+        to, x, w, taps, start, scale, bias, rounding = cgutils.unpack_tuple(builder, arguments[1])
+        left, line, count = cgutils.unpack_tuple(builder, arguments[2])
+        held = cgutils.alloca_once_value(builder, make.load(start, _INTS))
+        with cgutils.for_range(builder, count, intp=_I64) as tap:
+            offset = make.load(builder.add(taps, builder.shl(tap.index, _I64(3))), _I64)
+            pixel = builder.zext(make.load(builder.add(x, offset), _BYTES), _INTS)
+            weight = make.load(builder.add(w, builder.mul(tap.index, line)), _BYTES)
+            term = builder.mul(pixel, builder.sext(weight, _INTS))
+            builder.store(builder.add(builder.load(held), term), held)
+        floats = builder.sitofp(builder.load(held), _FLOATS)
+        floats = builder.fmul(floats, make.load(scale, _FLOATS))
+        floats = builder.fadd(floats, make.load(bias, _FLOATS))
+        (result,) = make.finished([floats], rounding, is_float)
+        make.store(result, to, make.first(left))
+        return context.get_dummy_value()
+
+    return void(y, addresses, sizes), generate
+
+
+def _rounding_code(_: Any, y: Any, addresses: Any, sizes: Any) -> Any:
+    """Quantise up to 16 floats as `quantise` does.
+
+    `addresses`: of y, x, scale, limits; `sizes`: elements left.
+    """
+    is_float = y.dtype == float32
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        make = _Vectors(builder)
+        to, x, scale, limits = cgutils.unpack_tuple(builder, arguments[1])
+        (left,) = cgutils.unpack_tuple(builder, arguments[2])
+        mask, step = make.first(left), make.all(make.load(scale, _F32))
+        low, high, zero = (make.load(limits, _F32, 4 * i) for i in range(3))
+        floats = make.call(
+            "llvm.masked.load.v16f32.p0", _FLOATS,
+            builder.inttoptr(x, _FLOATS.as_pointer()), _I32(1), mask, ir.Constant(_FLOATS, None),
+        )  # fmt: skip
+        floats = make.rounded(builder.fdiv(floats, step))
+        floats = make.clipped(floats, low, high)
+        if is_float:
+            result = builder.fmul(floats, step)
+        else:
+            floats = builder.fadd(floats, make.all(zero))
+            result = builder.trunc(builder.fptosi(floats, _INTS), _BYTES)
+        make.store(result, to, mask)
+        return context.get_dummy_value()
+
+    return void(y, addresses, sizes), generate
+
+
+_tile: Final = intrinsic(prefer_literal=True)(_tile_code)
+_channels: Final = intrinsic(_channels_code)
+_round_16: Final = intrinsic(_rounding_code)
+
+
+def _product(
+    y: Any,
+    x: Any,
+    pixels: Any,
+    runs: Any,
+    steps: Any,
+    w: Any,
+    start: Any,
+    scale: Any,
+    bias: Any,
+    rounding: Any,
+) -> None:
+    m, n = y.shape
+    row_nbytes, itemsize, depth = y.strides[0], y.itemsize, runs.size * steps * 64
+    to, read, places, weights = y.ctypes.data, x.ctypes.data, pixels.ctypes.data, w.ctypes.data
+    begins, starts, scales = runs.ctypes.data, start.ctypes.data, scale.ctypes.data
+    biases, limits = bias.ctypes.data, rounding.ctypes.data
+    for block in range(0, m, _BLOCK):
+        for column in range(0, n, 64):
+            here = 4 * column
+            addresses = (
+                to + column * itemsize, read, places, weights + column // 16 * depth, begins,
+                starts + here, scales + here, biases + here, limits,
+            )  # fmt: skip
+            for first in range(block, min(m, block + _BLOCK), _ROWS):
+                sizes = (row_nbytes, n - column, first, m - 1, depth, runs.size, steps)
+                if n - column > 48:
+                    _tile(4, y, addresses, sizes)
+                elif n - column > 32:
+                    _tile(3, y, addresses, sizes)
+                elif n - column > 16:
+                    _tile(2, y, addresses, sizes)
+                else:
+                    _tile(1, y, addresses, sizes)
+
+
+def _channel_product(
+    y: Any, x: Any, pixels: Any, taps: Any, w: Any, start: Any, scale: Any, bias: Any, rounding: Any
+) -> None:
+    m, n = y.shape
+    row_nbytes, itemsize, line = y.strides[0], y.itemsize, w.shape[1]
+    to, read, weights, offsets = y.ctypes.data, x.ctypes.data, w.ctypes.data, taps.ctypes.data
+    starts, scales, biases = start.ctypes.data, scale.ctypes.data, bias.ctypes.data
+    limits = rounding.ctypes.data
+    for row in range(m):
+        for column in range(0, n, 16):
+            here = 4 * column
+            addresses = (
+                to + row * row_nbytes + column * itemsize, read + pixels[row] + column,
+                weights + column, offsets, starts + here, scales + here, biases + here, limits,
+            )  # fmt: skip
+            _channels(y, addresses, (n - column, line, taps.size))
+
+
+def _quantise(y: Any, x: Any, scale: Any, limits: Any) -> None:
+    to, read, step, ends = y.ctypes.data, x.ctypes.data, scale.ctypes.data, limits.ctypes.data
+    for first in range(0, x.size, 16):
+        addresses = (to + first * y.itemsize, read + first * 4, step, ends)
+        _round_16(y, addresses, (x.size - first,))
+
+
+def _dequantise(y: Any, x: Any, scale: Any, zero: Any) -> None:
+    for i in range(x.size):
+        y[i] = (float32(x[i]) - zero[0]) * scale[0]
+
+
+def _compiled(function: Any, *of: Any) -> Any:
+    """Return a function compiled for its kinds of arguments, or read from numba's cache."""
+    options = {"nogil": True, "error_model": "numpy"}
+    try:
+        return njit(list(of), cache=True, **options)(function)
+    except RuntimeError:  # no folder that numba may write to
+        return njit(list(of), **options)(function)
+
+
+def _row(of: Any) -> Any:
+    return types.Array(of, 1, "C", readonly=True)
+
+
+_RESULTS: Final = [types.Array(of, 2, "A") for of in (uint8, float32)]
+_COLUMNS: Final = (_row(int32), _row(float32), _row(float32), _row(float32))
+
+product: Final = _compiled(
+    _product,
+    *(
+        void(y, _row(uint8), _row(int64), _row(int64), int64, _row(int8), *_COLUMNS)
+        for y in _RESULTS
+    ),
+)
+channel_product: Final = _compiled(
+    _channel_product,
+    *(
+        void(
+            y,
+            _row(uint8),
+            _row(int64),
+            _row(int64),
+            types.Array(int8, 2, "C", readonly=True),
+            *_COLUMNS,
+        )
+        for y in _RESULTS
+    ),
+)
+quantise: Final = _compiled(
+    _quantise,
+    *(
+        void(types.Array(of, 1, "C"), _row(float32), _row(float32), _row(float32))
+        for of in (uint8, float32)
+    ),
+)
+dequantise: Final = _compiled(
+    _dequantise,
+    *(
+        void(types.Array(float32, 1, "C"), _row(of), _row(float32), _row(float32))
+        for of in (uint8, int8)
+    ),
+)

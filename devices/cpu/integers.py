@@ -1,0 +1,32 @@
+"""Products of 8-bit integers: numba's, where it is installed and the processor has them."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.metadata import version
+from importlib.util import find_spec
+from typing import Any, Final
+
+#: The processor's features that the code of `devices.cpu.fast.vnni` is made of.
+_FEATURES: Final = ("avx512vnni", "avx512bw", "avx512vl")
+
+
+@cache
+def integers_name() -> str:
+    """Return what computes products of integers, and its version; the empty string if nothing."""
+    if find_spec("numba") is None:
+        return ""
+    from llvmlite.binding import get_host_cpu_features
+
+    features = get_host_cpu_features()
+    return f"numba {version('numba')}" if all(map(features.get, _FEATURES)) else ""
+
+
+@cache
+def fast_integers() -> Any:
+    """Return the module of such products, or None; the first call of a process takes a second."""
+    if not integers_name():
+        return None
+    from devices.cpu.fast import vnni
+
+    return vnni
