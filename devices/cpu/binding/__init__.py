@@ -10,7 +10,6 @@ from devices.cpu.binding import (
     normalise,
     product,
     quantize,
-    recurrent,
     reduce,
 )
 from devices.cpu.binding.registry import BINDINGS, Binding, Call, Scratch
@@ -25,6 +24,5 @@ __all__ = [
     "normalise",
     "product",
     "quantize",
-    "recurrent",
     "reduce",
 ]

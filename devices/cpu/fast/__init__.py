@@ -5,5 +5,6 @@ from devices.cpu.fast import (  # noqa: F401 - importing a family registers its 
     conv_transpose,
     pool,
     quantized,
+    recurrent,
     shuffle,
 )

@@ -28,6 +28,7 @@ from devices.cpu.transforms.quantized import (
     quantize_once,
 )
 from devices.cpu.transforms.quantized_products import keep_integers
+from devices.cpu.transforms.recurrent import prepare_recurrent
 from devices.cpu.transforms.scale_into_conv import move_scale_into_conv
 from devices.cpu.transforms.scale_shift import fuse_scale_shift
 from devices.cpu.transforms.single_precision import compute_in_single
@@ -80,6 +81,7 @@ HOST_PASSES: Final = (
     *_THEN,
     Pass(fuse_channel_shuffle),
     Pass(prepare_convolutions, oldest_opset=0),
+    Pass(prepare_recurrent),
     Pass(remove_dead_nodes, oldest_opset=0),
 )
 
