@@ -10,7 +10,7 @@ import numpy as np
 
 from devices.cpu.binding.elementwise import clipped
 from devices.cpu.binding.product import product_calls
-from devices.cpu.binding.registry import Call, Scratch, binds, blocks, flat_blocks
+from devices.cpu.binding.registry import Call, Scratch, binds, blocks, flat, flat_blocks
 from devices.cpu.integers import fast_integers
 from devices.kernels.quantize import RANGE
 
@@ -136,37 +136,25 @@ def bind_dynamic_quantize(
     y, scale, zero_point = outputs
     if y is None or scale is None or zero_point is None or not x.size:
         return None
-    pieces = flat_blocks(y, x)
-    quick = _one_pass(*pieces[0])
+    whole = flat(y, x)
+    quick = _one_pass(*whole)
     if quick is None or x.dtype != np.float32:
         return None
-    limits, step = scratch((3,), np.float32), scale.reshape(1)
-
-    def put_range() -> None:
-        _, zero = _range(scale, x)
-        zero_point[...] = zero
-        limits[:] = -zero, 255 - zero, zero
-
-    return [put_range, *(partial(quick.quantise, to, at, step, limits) for to, at in pieces)]
-
-
-def _range(scale: np.ndarray, x: np.ndarray) -> tuple[float, float]:
-    """Put into `scale` that of x and return its greatest element and its zero point."""
-    low = min(np.minimum.reduce(x, None), np.float32(0))
-    high = max(np.maximum.reduce(x, None), np.float32(0))
-    scale[...] = step = (high - low) / np.float32(255) if high > low else np.float32(1)
-    return high, np.rint(-low / step)
+    return [partial(quick.spread, *whole, scale.reshape(1), zero_point.reshape(1))]
 
 
 def _spread(
     y: np.ndarray, scale: np.ndarray, x: np.ndarray, pieces: Sequence[tuple[np.ndarray, ...]]
 ) -> None:
-    high, zero_point = _range(scale, x)
+    low = min(np.minimum.reduce(x, None), np.float32(0))
+    high = max(np.maximum.reduce(x, None), np.float32(0))
+    scale[...] = step = (high - low) / np.float32(255) if high > low else np.float32(1)
+    zero_point = np.rint(-low / step)
     for to, at in pieces:
         np.divide(at, scale, to)
         np.rint(to, to)
     # The least is in range, for the zero point was rounded as it is.
-    if np.rint(high / scale) > 255 - zero_point:
+    if np.rint(high / step) > 255 - zero_point:
         np.minimum(y, 255 - zero_point, out=y)
 
 

@@ -54,14 +54,22 @@ def blocks(*arrays: np.ndarray) -> list[tuple[np.ndarray, ...]]:
     return [tuple(a[i : i + step] for a in arrays) for i in range(0, len(first), step)]
 
 
-def flat_blocks(*arrays: np.ndarray) -> list[tuple[np.ndarray, ...]]:
-    """Return `blocks` of arrays of one shape, whose axes may have any order that they share."""
+def flat(*arrays: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Return arrays of one shape as rows, whose axes may have any order that they share.
+
+    As they are if one is not in that order.
+    """
     first = arrays[0]
     order = sorted(range(first.ndim), key=first.strides.__getitem__, reverse=True)
-    arrays = tuple(a.transpose(order) for a in arrays)
-    if not all(a.flags.c_contiguous for a in arrays):
-        return [arrays]
-    return blocks(*(a.reshape(-1) for a in arrays))
+    ordered = [a.transpose(order) for a in arrays]
+    if not all(a.flags.c_contiguous for a in ordered):
+        return arrays
+    return tuple(a.reshape(-1) for a in ordered)
+
+
+def flat_blocks(*arrays: np.ndarray) -> list[tuple[np.ndarray, ...]]:
+    """Return `blocks` of arrays of one shape, as `flat` has them."""
+    return blocks(*flat(*arrays))
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,119 +82,94 @@ def columns(values: np.ndarray, group: int) -> np.ndarray:
     return wide
 
 
-class _Place(NamedTuple):
-    """Where the integers on the left stand, and what each column of the product has.
-
-    With a `left_scale` and `left_zero`, which a run computes, `start` is for a zero point of 1 and
-    `scale` for a scale of 1.
-    """
-
-    start: np.ndarray
-    scale: np.ndarray
-    bias: np.ndarray
-    left_scale: np.ndarray | None
-    left_zero: np.ndarray | None
-    zero: int = 0
-
-    @property
-    def fill(self) -> np.ndarray:
-        """The left zero point, of unsigned bytes."""
-        return np.array(self.zero, np.uint8) if self.left_zero is None else self.left_zero
-
-    def columns(self, scratch: Scratch) -> tuple[tuple[np.ndarray, ...], list[Call]]:
-        """Return start, scale and bias, and the calls that compute them."""
-        if self.left_scale is None:
-            return (self.start, self.scale, self.bias), []
-        start = scratch(self.start.shape, np.int32)
-        scale = scratch(self.scale.shape, np.float32)
-        return (start, scale, self.bias), [
-            partial(np.multiply, self.start, self.left_zero, start),
-            partial(np.multiply, self.scale, self.left_scale, scale),
-        ]
-
-
 def _is_joined(group: int, dilations: Ints) -> bool:
     return group == 1 and dilations[1] == 1
 
 
 @op("QuantizedConv", since=1, domain="hetero", registry=FAST)
 def quantized_conv(
-    xp: object, x: np.ndarray, w: np.ndarray, start: np.ndarray, scale: np.ndarray,
-    bias: np.ndarray, x_scale: np.ndarray | None = None, x_zero: np.ndarray | None = None, *,
-    shape: Ints, kernel_shape: Ints, rounding: Floats, to: int, x_zero_point: int = 0,
-    auto_pad: str = "NOTSET", dilations: Ints | None = None, group: int = 1,
-    pads: Ints | None = None, strides: Ints | None = None,
+    xp: object, x: np.ndarray, x_scale: np.ndarray, x_zero: np.ndarray, w: np.ndarray,
+    start: np.ndarray, scale: np.ndarray, bias: np.ndarray, *,
+    shape: Ints, kernel_shape: Ints, rounding: Floats, to: int, auto_pad: str = "NOTSET",
+    dilations: Ints | None = None, group: int = 1, pads: Ints | None = None,
+    strides: Ints | None = None,
 ) -> np.ndarray:  # fmt: skip
-    """Return (convolution of x and w + start) * scale + bias, rounded as `QuantizedMatMul` says.
+    """Return what `QuantizedMatMul` does of a convolution, whose x is padded with its zero point.
 
-    x, moved up by 128 if it is int8, is padded with its zero point. Weights lie as
-    `prepare_filters` says; `start`, `scale` and `bias` as `columns` says: those of a zero point and
-    a scale of 1 where x's own are inputs. `shape` counts x's channels and the result's, which has
+    Weights lie as `prepare_filters` says. `shape` counts x's channels and the result's, which has
     them last in memory.
     """
-    window = sliding_window(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad)
-    y = planes(np.empty((x.shape[0], *window.output, shape[1]), element_type(to)))
     if x.ndim != 4 or x.shape[1] != shape[0]:
         raise ValueError(f"input has shape {x.shape}; {shape[0]} channels wanted")
-    at = _Place(start, scale, bias, x_scale, x_zero, x_zero_point)
-    for call in _convolution(Scratch(), y, x, w, at, rounding, window, group):
+    window = sliding_window(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad)
+    y = planes(np.empty((x.shape[0], *window.output, shape[1]), element_type(to)))
+    last = _Last(x_zero, x_scale, start, scale, bias, rounding)
+    for call in _convolution(Scratch(), y, x, w, last, window, group):
         call()
     return y
 
 
 @binds("QuantizedConv", 1, domain="hetero", registry=FAST, any_order=True)
 def bind_quantized_conv(
-    scratch: Scratch, y: np.ndarray, x: np.ndarray, w: np.ndarray, start: np.ndarray,
-    scale: np.ndarray, bias: np.ndarray, x_scale: np.ndarray | None = None,
-    x_zero: np.ndarray | None = None, *,
-    shape: Ints, kernel_shape: Ints, rounding: Floats, to: int, x_zero_point: int = 0,
-    auto_pad: str = "NOTSET", dilations: Ints | None = None, group: int = 1,
-    pads: Ints | None = None, strides: Ints | None = None,
+    scratch: Scratch, y: np.ndarray, x: np.ndarray, x_scale: np.ndarray, x_zero: np.ndarray,
+    w: np.ndarray, start: np.ndarray, scale: np.ndarray, bias: np.ndarray, *,
+    shape: Ints, kernel_shape: Ints, rounding: Floats, to: int, auto_pad: str = "NOTSET",
+    dilations: Ints | None = None, group: int = 1, pads: Ints | None = None,
+    strides: Ints | None = None,
 ) -> Sequence[Call] | None:  # fmt: skip
     """Bind the calls that the kernel above makes."""
     if not is_last(y):
         return None
     window = sliding_window(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad)
-    at = _Place(start, scale, bias, x_scale, x_zero, x_zero_point)
-    return list(_convolution(scratch, y, x, w, at, rounding, window, group))
+    last = _Last(x_zero, x_scale, start, scale, bias, rounding)
+    return list(_convolution(scratch, y, x, w, last, window, group))
+
+
+class _Last(NamedTuple):
+    """What is done to sums, and from where they count."""
+
+    left_zero: np.ndarray
+    left_scale: np.ndarray
+    start: np.ndarray
+    scale: np.ndarray
+    bias: np.ndarray
+    rounding: Floats
+
+    def of(self, group: int) -> tuple[np.ndarray, ...]:
+        """Return what the products of a group take last."""
+        one = (self.left_zero.reshape(1), self.left_scale.reshape(1))
+        per_column = (array[group] for array in (self.start, self.scale, self.bias))
+        return (*one, *per_column, np.array(self.rounding, np.float32))
 
 
 def _convolution(
-    scratch: Scratch, y: np.ndarray, x: np.ndarray, w: np.ndarray, at: _Place, rounding: Floats,
-    window: Window, group: int,
+    scratch: Scratch, y: np.ndarray, x: np.ndarray, w: np.ndarray, last: _Last, window: Window,
+    group: int,
 ) -> Iterator[Call]:  # fmt: skip
     """Yield the calls that put the convolution into y, whose channels are last."""
-    y = y.transpose(0, 2, 3, 1)
     size = [b + n + e for b, n, e in zip(window.begin, window.input, window.end, strict=True)]
     n, channels = x.shape[:2]
-    each, alone = channels // group, w.ndim == 2
+    each, by_channel = channels // group, w.ndim == 2
     joined = _is_joined(group, window.dilations)
-    over_reads = (
-        channels % _COLUMNS if alone else each * (window.kernel[1] if joined else 1) % _FOUR
-    )
-    flat, calls = _padded(scratch, x, window.begin, size, at.fill, bool(over_reads))
-    yield from calls
-    per_column, calls = at.columns(scratch)
+    if by_channel:
+        over_reads = channels % _COLUMNS > 0
+    else:
+        over_reads = each * (window.kernel[1] if joined else 1) % _FOUR > 0
+    flat, calls = _padded(scratch, x, window.begin, size, last.left_zero, over_reads)
     yield from calls
     pixels = _pixels(n, *size, channels, window.strides, window.output)
-    limits = np.array(rounding, np.float32)
-    out = y.reshape(-1, y.shape[3])
     taps = _taps(window.kernel, window.dilations, size[1], channels, joined)
-    taps = np.tile(taps, w.shape[0 if alone else 2] // taps.size)
-    if alone:
-        columns = (array.reshape(-1) for array in per_column)
-        yield partial(
-            fast_integers().channel_product, _bytes(out), flat, pixels, taps, w, *columns, limits
-        )
+    taps = np.tile(taps, w.shape[0 if by_channel else 2] // taps.size)
+    out = _bytes(y.transpose(0, 2, 3, 1).reshape(-1, y.shape[1]))
+    if by_channel:
+        products = fast_integers().channel_product
+        yield partial(products, out, flat, pixels, taps, w, *last.of(0))
         return
     m = out.shape[1] // group
     for g in range(group):
-        place, columns = _bytes(out[:, g * m : (g + 1) * m]), (array[g] for array in per_column)
-        of_group = flat[g * each :] if g else flat
-        steps, weights = w.shape[3], w[g].reshape(-1)
-        yield partial(
-            fast_integers().product, place, of_group, pixels, taps, steps, weights, *columns, limits
-        )
+        place, read = out[:, g * m : (g + 1) * m], flat[g * each :]
+        terms = (pixels, taps, w.shape[3], w[g].reshape(-1))
+        yield partial(fast_integers().product, place, read, *terms, *last.of(g))
 
 
 def _padded(
@@ -247,56 +222,52 @@ def _taps(kernel: Ints, dilations: Ints, width: int, channels: int, joined: bool
 
 @op("QuantizedMatMul", since=1, domain="hetero", registry=FAST)
 def quantized_matmul(
-    xp: object, a: np.ndarray, b: np.ndarray, start: np.ndarray, scale: np.ndarray,
-    bias: np.ndarray, a_scale: np.ndarray | None = None, a_zero: np.ndarray | None = None, *,
+    xp: object, a: np.ndarray, a_scale: np.ndarray, a_zero: np.ndarray, b: np.ndarray,
+    start: np.ndarray, scale: np.ndarray, bias: np.ndarray, *,
     shape: Ints, rounding: Floats, to: int,
 ) -> np.ndarray:  # fmt: skip
-    """Return (a @ b + start) * scale + bias, b as `pack` says, a (..., K) of 8-bit integers.
+    """Return (a @ b + start * a_zero) * (scale * a_scale) + bias, rounded.
 
-    Signed ones are moved up by 128. `start` and `scale` are those of a zero point and a scale of 1
-    where a's own are inputs. The result is of element type `to`; `shape` is b's.
+    a (..., K) are 8-bit integers, moved up by 128 if they are signed, and so is a_zero. b, of
+    `shape` (K, N), lies as `pack` says; `start`, `scale` and `bias` as `columns` says. The result
+    is of element type `to`.
+
     `rounding` is low, high, ratio, low_2, high_2 and zero. Results are clipped to low and high. As
     integers they are rounded, if the ratio is not 0 multiplied by it, clipped by the second limits
     and rounded again, and then shifted by zero; as floats they are rounded and multiplied by the
     ratio if that is not 0.
     """
-    y = np.empty((*a.shape[:-1], shape[1]), element_type(to))
-    if a.shape[-1:] != shape[:1]:
+    if a.shape[-1:] != tuple(shape[:1]):
         raise ValueError(f"a matrix of shape {a.shape} does not multiply one of {tuple(shape)}")
-    at = _Place(start, scale, bias, a_scale, a_zero)
-    for call in _matmul(Scratch(), y, a, b, at, rounding):
+    y = np.empty((*a.shape[:-1], shape[1]), element_type(to))
+    last = _Last(a_zero, a_scale, start, scale, bias, rounding)
+    for call in _matmul(Scratch(), y, a, b, last):
         call()
     return y
 
 
 @binds("QuantizedMatMul", 1, domain="hetero", registry=FAST)
 def bind_quantized_matmul(
-    scratch: Scratch, y: np.ndarray, a: np.ndarray, b: np.ndarray, start: np.ndarray,
-    scale: np.ndarray, bias: np.ndarray, a_scale: np.ndarray | None = None,
-    a_zero: np.ndarray | None = None, *,
+    scratch: Scratch, y: np.ndarray, a: np.ndarray, a_scale: np.ndarray, a_zero: np.ndarray,
+    b: np.ndarray, start: np.ndarray, scale: np.ndarray, bias: np.ndarray, *,
     shape: Ints, rounding: Floats, to: int,
 ) -> Sequence[Call] | None:  # fmt: skip
     """Bind the calls that the kernel above makes."""
-    at = _Place(start, scale, bias, a_scale, a_zero)
-    return list(_matmul(scratch, y, a, b, at, rounding))
+    return list(_matmul(scratch, y, a, b, _Last(a_zero, a_scale, start, scale, bias, rounding)))
 
 
 def _matmul(
-    scratch: Scratch, y: np.ndarray, a: np.ndarray, b: np.ndarray, at: _Place, rounding: Floats
+    scratch: Scratch, y: np.ndarray, a: np.ndarray, b: np.ndarray, last: _Last
 ) -> Iterator[Call]:
-    *_, k = a.shape
-    rows, steps = a.size // k if k else 0, b.shape[3]
+    """Yield the calls that put the product into y."""
     if not y.size:
         return
+    k, steps = a.shape[-1], b.shape[3]
     if k % _FOUR or not a.flags.c_contiguous or a.dtype != np.uint8:
         wide = scratch((*a.shape[:-1], steps * _FOUR), np.uint8)
         yield from _unsigned(wide[..., :k], a)
         a = wide
-    runs = np.zeros(b.shape[2], np.int64)
-    pixels = _pixels(1, rows, 1, steps * _FOUR, (1, 1), (rows, 1))
-    per_column, calls = at.columns(scratch)
-    yield from calls
-    yield partial(
-        fast_integers().product, _bytes(y.reshape(rows, -1)), a.reshape(-1), pixels, runs, steps,
-        b.reshape(-1), *(array[0] for array in per_column), np.array(rounding, np.float32),
-    )  # fmt: skip
+    out = _bytes(y.reshape(-1, y.shape[-1]))
+    rows = _pixels(1, len(out), 1, steps * _FOUR, (1, 1), (len(out), 1))
+    terms = (rows, np.zeros(b.shape[2], np.int64), steps, b.reshape(-1))
+    yield partial(fast_integers().product, out, a.reshape(-1), *terms, *last.of(0))

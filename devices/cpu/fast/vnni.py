@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+import numpy as np
 from llvmlite import ir
 from numba import float32, int8, int32, int64, njit, types, uint8, void
 from numba.core import cgutils
@@ -70,6 +71,13 @@ class _Vectors:
             floats = self.builder.select(beyond, end, floats)
         return floats
 
+    def factors(self, zero: Any, unit: Any) -> tuple[Any, Any]:
+        """Return a zero point and a scale for all elements."""
+        return (
+            self.all(self.builder.zext(self.load(zero, _I8), _I32)),
+            self.all(self.load(unit, _F32)),
+        )
+
     def finished(self, sums: Sequence[Any], rounding: Any, is_float: bool) -> list[Any]:
         """Return scaled sums as `product` says of its six floats `rounding`."""
         builder = self.builder
@@ -98,23 +106,25 @@ class _Vectors:
 def _tile_code(_: Any, vectors: Any, y: Any, addresses: Any, sizes: Any) -> Any:
     """Compute some rows of `product` in up to four vectors of columns.
 
-    `addresses`: of y, x, pixels, w, runs, start, scale, bias, rounding; `sizes`: of a row of y in
-    bytes, columns left, the first row, the last row, bytes of w for a vector, runs, steps.
+    `addresses`: of y, x, pixels, w, runs, zero, unit, start, scale, bias, rounding; `sizes`: of a
+    row of y in bytes, columns left, the first row, the last row, bytes of w for a vector, runs,
+    steps.
     """
     count, is_float = vectors.literal_value, y.dtype == float32
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
         make = _Vectors(builder)
-        to, x, pixels, w, runs, start, scale, bias, rounding = cgutils.unpack_tuple(
+        to, x, pixels, w, runs, *factors, start, scale, bias, rounding = cgutils.unpack_tuple(
             builder, arguments[2]
         )
+        zero, unit = make.factors(*factors)
         row_nbytes, left, first, last, depth, many_runs, steps = cgutils.unpack_tuple(
             builder, arguments[3]
         )
         places = [(r, v) for r in range(_ROWS) for v in range(count)]
         sums = {place: cgutils.alloca_once(builder, _INTS) for place in places}
         for v in range(count):
-            begin = make.load(start, _INTS, 64 * v)
+            begin = builder.mul(make.load(start, _INTS, 64 * v), zero)
             for r in range(_ROWS):
                 builder.store(begin, sums[r, v])
         rows = []  # beyond the last row, the last one is computed again
@@ -143,10 +153,11 @@ def _tile_code(_: Any, vectors: Any, y: Any, addresses: Any, sizes: Any) -> Any:
                         )  # fmt: skip
                         builder.store(total, sums[r, v])
             builder.store(builder.add(here, builder.shl(steps, _I64(6))), weights)
+        factor = [builder.fmul(make.load(scale, _FLOATS, 64 * v), unit) for v in range(count)]
         scaled = []
         for r, v in places:
             floats = builder.sitofp(builder.load(sums[r, v]), _FLOATS)
-            floats = builder.fmul(floats, make.load(scale, _FLOATS, 64 * v))
+            floats = builder.fmul(floats, factor[v])
             scaled.append(builder.fadd(floats, make.load(bias, _FLOATS, 64 * v)))
         masks = [make.first(builder.sub(left, _I64(16 * v))) for v in range(count)]
         results = make.finished(scaled, rounding, is_float)
@@ -162,16 +173,19 @@ def _tile_code(_: Any, vectors: Any, y: Any, addresses: Any, sizes: Any) -> Any:
 def _channels_code(_: Any, y: Any, addresses: Any, sizes: Any) -> Any:
     """Compute up to 16 channels of a pixel of `channel_product`.
 
-    `addresses`: of y, x, w, taps, start, scale, bias, rounding; `sizes`: channels left, bytes of w
-    for a tap, taps.
+    `addresses`: of y, x, w, taps, zero, unit, start, scale, bias, rounding; `sizes`: channels
+    left, bytes of w for a tap, taps.
     """
     is_float = y.dtype == float32
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
         make = _Vectors(builder)
-        to, x, w, taps, start, scale, bias, rounding = cgutils.unpack_tuple(builder, arguments[1])
+        to, x, w, taps, *factors, start, scale, bias, rounding = cgutils.unpack_tuple(
+            builder, arguments[1]
+        )
+        zero, unit = make.factors(*factors)
         left, line, count = cgutils.unpack_tuple(builder, arguments[2])
-        held = cgutils.alloca_once_value(builder, make.load(start, _INTS))
+        held = cgutils.alloca_once_value(builder, builder.mul(make.load(start, _INTS), zero))
         with cgutils.for_range(builder, count, intp=_I64) as tap:
             offset = make.load(builder.add(taps, builder.shl(tap.index, _I64(3))), _I64)
             pixel = builder.zext(make.load(builder.add(x, offset), _BYTES), _INTS)
@@ -179,7 +193,7 @@ def _channels_code(_: Any, y: Any, addresses: Any, sizes: Any) -> Any:
             term = builder.mul(pixel, builder.sext(weight, _INTS))
             builder.store(builder.add(builder.load(held), term), held)
         floats = builder.sitofp(builder.load(held), _FLOATS)
-        floats = builder.fmul(floats, make.load(scale, _FLOATS))
+        floats = builder.fmul(floats, builder.fmul(make.load(scale, _FLOATS), unit))
         floats = builder.fadd(floats, make.load(bias, _FLOATS))
         (result,) = make.finished([floats], rounding, is_float)
         make.store(result, to, make.first(left))
@@ -224,28 +238,26 @@ _round_16: Final = intrinsic(_rounding_code)
 
 
 def _product(
-    y: Any,
-    x: Any,
-    pixels: Any,
-    runs: Any,
-    steps: Any,
-    w: Any,
-    start: Any,
-    scale: Any,
-    bias: Any,
-    rounding: Any,
-) -> None:
+    y: Any, x: Any, pixels: Any, runs: Any, steps: Any, w: Any,
+    zero: Any, unit: Any, start: Any, scale: Any, bias: Any, rounding: Any,
+) -> None:  # fmt: skip
+    """Put (products + start * zero) * (scale * unit) + bias into y (M, N), rounded.
+
+    The product of row m adds, for each of `runs`, four times `steps` bytes of x from
+    ``pixels[m] + run`` on, times the next rows of w. The rest is as `QuantizedMatMul` says.
+    """
     m, n = y.shape
     row_nbytes, itemsize, depth = y.strides[0], y.itemsize, runs.size * steps * 64
     to, read, places, weights = y.ctypes.data, x.ctypes.data, pixels.ctypes.data, w.ctypes.data
     begins, starts, scales = runs.ctypes.data, start.ctypes.data, scale.ctypes.data
     biases, limits = bias.ctypes.data, rounding.ctypes.data
+    shift, factor = zero.ctypes.data, unit.ctypes.data
     for block in range(0, m, _BLOCK):
         for column in range(0, n, 64):
             here = 4 * column
             addresses = (
                 to + column * itemsize, read, places, weights + column // 16 * depth, begins,
-                starts + here, scales + here, biases + here, limits,
+                shift, factor, starts + here, scales + here, biases + here, limits,
             )  # fmt: skip
             for first in range(block, min(m, block + _BLOCK), _ROWS):
                 sizes = (row_nbytes, n - column, first, m - 1, depth, runs.size, steps)
@@ -260,83 +272,99 @@ def _product(
 
 
 def _channel_product(
-    y: Any, x: Any, pixels: Any, taps: Any, w: Any, start: Any, scale: Any, bias: Any, rounding: Any
-) -> None:
+    y: Any, x: Any, pixels: Any, taps: Any, w: Any,
+    zero: Any, unit: Any, start: Any, scale: Any, bias: Any, rounding: Any,
+) -> None:  # fmt: skip
+    """Do the same where column n adds x at ``pixels[m] + tap + n`` times w[tap, n]."""
     m, n = y.shape
     row_nbytes, itemsize, line = y.strides[0], y.itemsize, w.shape[1]
     to, read, weights, offsets = y.ctypes.data, x.ctypes.data, w.ctypes.data, taps.ctypes.data
     starts, scales, biases = start.ctypes.data, scale.ctypes.data, bias.ctypes.data
-    limits = rounding.ctypes.data
+    limits, shift, factor = rounding.ctypes.data, zero.ctypes.data, unit.ctypes.data
     for row in range(m):
         for column in range(0, n, 16):
             here = 4 * column
             addresses = (
                 to + row * row_nbytes + column * itemsize, read + pixels[row] + column,
-                weights + column, offsets, starts + here, scales + here, biases + here, limits,
+                weights + column, offsets, shift, factor, starts + here, scales + here,
+                biases + here, limits,
             )  # fmt: skip
             _channels(y, addresses, (n - column, line, taps.size))
 
 
 def _quantise(y: Any, x: Any, scale: Any, limits: Any) -> None:
+    """Put x / scale into y, rounded, clipped by the first two limits and shifted by the third.
+
+    Floats are not shifted, but multiplied by the scale again.
+    """
     to, read, step, ends = y.ctypes.data, x.ctypes.data, scale.ctypes.data, limits.ctypes.data
     for first in range(0, x.size, 16):
         addresses = (to + first * y.itemsize, read + first * 4, step, ends)
         _round_16(y, addresses, (x.size - first,))
 
 
+def _ends(x: Any) -> Any:
+    """Return the least and the greatest element; 0 is one of them."""
+    low = high = float32(0)
+    for i in range(x.size):
+        low = x[i] if x[i] < low else low
+        high = x[i] if x[i] > high else high
+    return low, high
+
+
+def _spread(y: Any, x: Any, scale: Any, zero: Any) -> None:
+    """Do what DynamicQuantizeLinear does."""
+    low, high = _ends_of(x)
+    step = (high - low) / float32(255) if high > low else float32(1)
+    shift = np.rint(-low / step)
+    scale[0], zero[0] = step, shift
+    limits = np.empty(3, np.float32)
+    limits[0], limits[1], limits[2] = -shift, float32(255) - shift, shift
+    quantise(y, x, scale, limits)
+
+
 def _dequantise(y: Any, x: Any, scale: Any, zero: Any) -> None:
+    """Put (x - zero) * scale into y."""
     for i in range(x.size):
         y[i] = (float32(x[i]) - zero[0]) * scale[0]
 
 
-def _compiled(function: Any, *of: Any) -> Any:
+def _compiled(function: Any, *of: Any, **options: Any) -> Any:
     """Return a function compiled for its kinds of arguments, or read from numba's cache."""
-    options = {"nogil": True, "error_model": "numpy"}
+    options |= {"nogil": True, "error_model": "numpy"}
     try:
         return njit(list(of), cache=True, **options)(function)
     except RuntimeError:  # no folder that numba may write to
         return njit(list(of), **options)(function)
 
 
-def _row(of: Any) -> Any:
-    return types.Array(of, 1, "C", readonly=True)
+def _row(of: Any, readonly: bool = True) -> Any:
+    return types.Array(of, 1, "C", readonly=readonly)
 
 
-_RESULTS: Final = [types.Array(of, 2, "A") for of in (uint8, float32)]
-_COLUMNS: Final = (_row(int32), _row(float32), _row(float32), _row(float32))
+#: Kinds of arrays, and of those that products end with: from zero on.
+_BYTES_IN, _INTS_IN, _FLOATS_IN, _PLACES = map(_row, (uint8, int32, float32, int64))
+_BYTES_OUT, _FLOATS_OUT = _row(uint8, False), _row(float32, False)
+_TABLES: Final = [types.Array(of, 2, "A") for of in (uint8, float32)]
+_LAST: Final = (_BYTES_IN, _FLOATS_IN, _INTS_IN, *(_FLOATS_IN,) * 3)
+_TAPS: Final = types.Array(int8, 2, "C", readonly=True)
 
 product: Final = _compiled(
     _product,
-    *(
-        void(y, _row(uint8), _row(int64), _row(int64), int64, _row(int8), *_COLUMNS)
-        for y in _RESULTS
-    ),
+    *(void(y, _BYTES_IN, _PLACES, _PLACES, int64, _row(int8), *_LAST) for y in _TABLES),
 )
 channel_product: Final = _compiled(
     _channel_product,
-    *(
-        void(
-            y,
-            _row(uint8),
-            _row(int64),
-            _row(int64),
-            types.Array(int8, 2, "C", readonly=True),
-            *_COLUMNS,
-        )
-        for y in _RESULTS
-    ),
+    *(void(y, _BYTES_IN, _PLACES, _PLACES, _TAPS, *_LAST) for y in _TABLES),
 )
 quantise: Final = _compiled(
     _quantise,
-    *(
-        void(types.Array(of, 1, "C"), _row(float32), _row(float32), _row(float32))
-        for of in (uint8, float32)
-    ),
+    *(void(y, _FLOATS_IN, _FLOATS_IN, _FLOATS_IN) for y in (_BYTES_OUT, _FLOATS_OUT)),
 )
+_ends_of: Final = _compiled(
+    _ends, types.UniTuple(float32, 2)(_FLOATS_IN), fastmath={"nnan", "nsz", "ninf"}
+)
+spread: Final = _compiled(_spread, void(_BYTES_OUT, _FLOATS_IN, _FLOATS_OUT, _BYTES_OUT))
 dequantise: Final = _compiled(
-    _dequantise,
-    *(
-        void(types.Array(float32, 1, "C"), _row(of), _row(float32), _row(float32))
-        for of in (uint8, int8)
-    ),
+    _dequantise, *(void(_FLOATS_OUT, x, _FLOATS_IN, _FLOATS_IN) for x in (_BYTES_IN, _row(int8)))
 )

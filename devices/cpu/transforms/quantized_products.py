@@ -72,8 +72,7 @@ def _fuse_linear(rewrite: Rewrite, i: int, node: Node) -> None:
         if given is None:
             return
         added = given * (at.scale * weights.scale)
-    left = _Left(x, at.scale, at.unsigned_zero)
-    _replace(rewrite, [i], node, left, weights, added, to, to.ends)
+    _replace(rewrite, [i], node, _known(rewrite, x, at), weights, added, to, to.ends)
 
 
 def _fuse_between(rewrite: Rewrite, i: int, node: Node) -> None:
@@ -113,9 +112,17 @@ def _fuse_between(rewrite: Rewrite, i: int, node: Node) -> None:
     if to is not None and after is not None:
         parts.append(after)
         low, high = max(low / to.scale, to.ends[0]), min(high / to.scale, to.ends[1])
-    left_at = _Left(nodes[left].inputs[0], at.scale, at.unsigned_zero)
     weights, bias = then.applied(weights, bias.reshape(-1))
-    _replace(rewrite, parts, node, left_at, weights, bias, to, (low, high))
+    _replace(
+        rewrite,
+        parts,
+        node,
+        _known(rewrite, nodes[left].inputs[0], at),
+        weights,
+        bias,
+        to,
+        (low, high),
+    )
 
 
 def _fuse_dynamic(rewrite: Rewrite, i: int, node: Node) -> None:
@@ -131,9 +138,18 @@ def _fuse_dynamic(rewrite: Rewrite, i: int, node: Node) -> None:
         filters = integers.shape[0] if nodes[at].op_type == "ConvInteger" else 0
         then = _tail(rewrite, nodes[product.parts[-1]].outputs[0], filters)
         weights, bias = then.applied(_Weights(integers, scale), bias)
-        left = _Left(node.outputs[0], 1.0, 1, node.outputs[1:])
         parts = [*product.parts, *then.parts]
-        _replace(rewrite, parts, nodes[at], left, weights, bias, None, then.limits)
+        _replace(rewrite, parts, nodes[at], node.outputs, weights, bias, None, then.limits)
+
+
+def _known(rewrite: Rewrite, value: str, at: Grid) -> list[str]:
+    """Return integers and what says where they stand, moved up by 128 if they are signed."""
+    scale = rewrite.add_constant(f"{value}/scale", np.array(at.scale, np.float32))
+    return [
+        value,
+        scale,
+        rewrite.add_constant(f"{value}/zero", np.array(at.unsigned_zero, np.uint8)),
+    ]
 
 
 class _Tail(NamedTuple):
@@ -170,20 +186,11 @@ def _tail(rewrite: Rewrite, value: str, filters: int) -> _Tail:
     return _Tail(parts, value, gain, shift, limits)
 
 
-class _Left(NamedTuple):
-    """The integers on the left: their value, scale and zero point, or the run's own two."""
-
-    value: str
-    scale: float
-    zero: int
-    of_run: Sequence[str] = ()
-
-
 def _replace(
-    rewrite: Rewrite, parts: Sequence[int], node: Node, left: _Left, weights: _Weights,
+    rewrite: Rewrite, parts: Sequence[int], node: Node, left: Sequence[str], weights: _Weights,
     bias: np.ndarray, to: Grid | None, limits: tuple[float, float],
 ) -> None:  # fmt: skip
-    """Replace the product and what follows it."""
+    """Replace the product and what follows it; `left` are integers, their scale and zero point."""
     integers, unit = weights.integers, 1.0 if to is None else to.scale
     attributes: dict[str, Any]
     if "Conv" in node.op_type:
@@ -196,7 +203,6 @@ def _replace(
         if group < 1 or m % group or (c == 1 and m > group > 1) or len(dilations) != 2:
             return
         attributes |= {"kernel_shape": integers.shape[2:], "shape": (c * group, m)}
-        attributes["x_zero_point"] = left.zero
         name, packed = "QuantizedConv", prepare_filters(integers, group, dilations)
         sums = integers.reshape(m, -1).sum(1)
     else:
@@ -208,17 +214,16 @@ def _replace(
         sums = integers.sum(0)
     alone = packed.ndim == 2
     per_column = (
-        (-left.zero * sums).astype(np.int32),
-        np.broadcast_to(left.scale * weights.scale / unit, m).astype(np.float32),
+        -sums.astype(np.int32),
+        np.broadcast_to(weights.scale / unit, m).astype(np.float32),
         np.broadcast_to(bias / unit, m).astype(np.float32),
     )
     value = rewrite.model.nodes[parts[-1]].outputs[0]
-    inputs = [left.value, rewrite.add_constant(f"{value}/weights", packed)]
+    inputs = [*left, rewrite.add_constant(f"{value}/weights", packed)]
     for kind, array in zip(("start", "scale", "bias"), per_column, strict=True):
         inputs.append(
             rewrite.add_constant(f"{value}/{kind}", columns(array, 1 if alone else group))
         )
-    inputs += left.of_run
     attributes["to"] = TensorProto.FLOAT if to is None else TYPES[to.dtype]
     attributes["rounding"] = (*limits, 0.0, 0.0, 0.0, 0.0 if to is None else float(to.zero))
     covered = [rewrite.model.nodes[part] for part in parts]
