@@ -146,7 +146,8 @@ def _nodes(document: dict[str, Any]) -> Rows:
 def _subgraphs(document: dict[str, Any]) -> Rows:
     timed = document["plan"] is not None
     columns = ["subgraph", "device", "nodes", "first … last", "in", "out"]
-    table = Rows(*columns, *(["runs", "transfers"] if timed else []), wraps=("first … last",))
+    parts = ("runs", "transfers", "overhead") if timed else ()
+    table = Rows(*columns, *parts, wraps=("first … last",))
     for s in document["subgraphs"][:SHOWN]:
         names = s["nodes"]
         row = [
@@ -158,7 +159,7 @@ def _subgraphs(document: dict[str, Any]) -> Rows:
             nbytes_text(s["out_nbytes"]),
         ]
         if timed:
-            row += [seconds_text(s["run_s"]), seconds_text(s["transfer_s"])]
+            row += [seconds_text(s[part]) for part in ("run_s", "transfer_s", "overhead_s")]
         table.add(*row)
     if len(document["subgraphs"]) > SHOWN:
         table.caption = f"{len(document['subgraphs']) - SHOWN} more subgraphs"

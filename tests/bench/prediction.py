@@ -11,6 +11,7 @@ import argparse
 import itertools
 import statistics
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,6 @@ from hetero.planning.cost import Costs
 from hetero.planning.cost.cost_file import write_costs
 from tests.bench import small_networks
 from tests.bench.tables import names, print_rows
-
-#: Requests in flight while the time between answers is measured.
-JOBS = 8
 
 
 def subject(core: hetero.Core, name: str) -> tuple[Model, Mapping[str, Any]]:
@@ -51,7 +49,7 @@ def halves(model: Model, costs: Costs, devices: Sequence[str]) -> dict[str, str]
 
 
 def compare(
-    core: hetero.Core, name: str, devices: Sequence[str], seconds: float, folder: Path
+    core: hetero.Core, name: str, devices: Sequence[str], seconds: float, jobs: int, folder: Path
 ) -> dict[str, dict[str, Any]]:
     """Profile and measure once; return the predictions with what was measured, by way."""
     model, values = subject(core, name)
@@ -62,7 +60,7 @@ def compare(
         "PERFORMANCE_HINT": "THROUGHPUT",
         "COST_FILE": str(folder / "costs.json"),
     }
-    costs = core.profile_model(model, device, config, inputs=values, seconds=4 * seconds)
+    costs = core.profile_model(model, device, config, inputs=values, seconds=8 * seconds)
     write_costs(costs, config["COST_FILE"])
     ways = {
         "one device": dict.fromkeys(model.node_names, devices[0]),
@@ -72,9 +70,9 @@ def compare(
     found = {}
     for way, pins in ways.items():
         with core.compile_model(model, device, config, affinity=pins) as compiled:
-            measure(compiled, values, JOBS, None, seconds / 4)
+            measure(compiled, values, jobs, None, seconds / 4)
             alone = measure(compiled, values, 1, None, seconds / 2)
-            busy = measure(compiled, values, JOBS, None, seconds)
+            busy = measure(compiled, values, jobs, None, seconds)
             found[way] = prediction(compiled, alone, busy) or {}
     return found
 
@@ -83,8 +81,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Print a row for each executor, model and way."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.prediction", description=__doc__)
     parser.add_argument("--executors", default="inprocess,ray")
-    parser.add_argument("--devices", default="ORT.0,ORT.1", help="two of one plugin")
+    parser.add_argument("--devices", default="ORT.0,ORT.1", help="two")
     parser.add_argument("--models", default="gpt,bert,light:squeezenet,light:resnet50")
+    parser.add_argument("--jobs", type=int, default=8, help="requests in flight for the period")
     parser.add_argument("--seconds", type=float, default=1.0, help="of each measurement")
     parser.add_argument("--rounds", type=int, default=3, help="of profiling and measuring")
     parser.add_argument("--json", action="store_true")
@@ -92,14 +91,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     devices = names(options.devices)
     rows = []
     for executor in names(options.executors):
-        plugin = devices[0].partition(".")[0]
         with (
-            hetero.Core(executor, devices={plugin: len(devices)}) as core,
+            hetero.Core(executor, devices=Counter(d.partition(".")[0] for d in devices)) as core,
             tempfile.TemporaryDirectory() as folder,
         ):
             for name in names(options.models):
                 rounds = [
-                    compare(core, name, devices, options.seconds, Path(folder))
+                    compare(core, name, devices, options.seconds, options.jobs, Path(folder))
                     for _ in range(options.rounds)
                 ]
                 rows += [

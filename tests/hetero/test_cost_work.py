@@ -88,8 +88,10 @@ def test_subgraph_fit() -> None:
     assert dispatch.seconds == pytest.approx(2e-4)
     assert fusion.seconds == pytest.approx(0.8)
     assert dispatch.source == "calibrated"
-    dispatch, fusion = fit_subgraphs([(1e-3, 2e-3)])
-    assert (dispatch.seconds, fusion.seconds, fusion.source) == (0.0, 1.0, "estimated")
+    dispatch, fusion = fit_subgraphs([(1e-3, 2e-3), (9e-4, 1.9e-3)])
+    assert (dispatch.seconds, fusion.seconds, fusion.source) == (0.0, 2.0, "estimated")
+    dispatch, fusion = fit_subgraphs([], least_s=1e-4)
+    assert (dispatch.seconds, fusion.seconds, fusion.source) == (1e-4, 1.0, "estimated")
 
 
 def test_the_whole_keeps_its_time_and_one_disturbed_part_does_not_count() -> None:
@@ -98,6 +100,14 @@ def test_the_whole_keeps_its_time_and_one_disturbed_part_does_not_count() -> Non
     dispatch, fusion = fit_subgraphs([(whole, whole), *parts, (1.5e-3, 9e-3), (3.5e-3, 3.4e-3)])
     assert dispatch.seconds == pytest.approx(cut_s)
     assert dispatch.seconds + fusion.seconds * whole == pytest.approx(whole)
+
+
+def test_a_call_takes_what_one_without_work_does_however_disturbed_the_parts_were() -> None:
+    dispatch, fusion = fit_subgraphs([(7e-3, 7e-3), (3e-3, 2e-3), (4e-3, 3e-3)], least_s=5e-5)
+    assert dispatch.seconds == pytest.approx(5e-5)
+    assert dispatch.seconds + fusion.seconds * 7e-3 == pytest.approx(7e-3)
+    alone, _ = fit_subgraphs([(7e-3, 7e-3)], least_s=5e-5)
+    assert alone.seconds == pytest.approx(5e-5)
 
 
 def test_nodes_take_something_however_disturbed_their_parts_were() -> None:
@@ -115,6 +125,10 @@ def test_pace_fit() -> None:
     assert pace.load.seconds == pytest.approx(1.1)
     streams = fit_pace([Round(0.010, 0.009, 0.008)], 0.5)
     assert (streams.load.seconds, streams.overhead.seconds) == (pytest.approx(0.8), 0.0)
+    busy = fit_pace([Round(0.010, 0.012, 0.011), Round(0.010, 0.013, 0.012)], 0.5, least_s=0.001)
+    assert busy.overhead.seconds == pytest.approx(0.001)
+    assert busy.load.seconds == pytest.approx(1.05)
+    assert fit_pace([Round(0.010, 0.011, 0.012)], 0.5, least_s=9.0).load.seconds > 0
     unknown = fit_pace([], 0.5)
     assert (unknown.load.seconds, unknown.overhead.seconds) == (1.0, 0.5)
     assert unknown.load.source == unknown.overhead.source == "estimated"

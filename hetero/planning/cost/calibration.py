@@ -12,35 +12,38 @@ from typing import Final
 
 import numpy as np
 
-from hetero.planning.cost.costs import ClientTime, Line, Pace, Time
+from hetero.planning.cost.costs import ClientTime, Line, Pace, Source, Time
 
-#: Share of the largest subgraph that its call may take: its nodes take something too.
+#: Share of a subgraph's time that its call may take: its nodes take something too.
 MOST_DISPATCH: Final = 0.9
 #: Percentile of the rounds that tells what a call costs.
 QUICK: Final = 25
 
 
-def fit_subgraphs(samples: Sequence[tuple[float, float]]) -> tuple[Time, Time]:
+def fit_subgraphs(
+    samples: Sequence[tuple[float, float]], least_s: float = 0.0
+) -> tuple[Time, Time]:
     """Fit dispatch and fusion.
 
     The largest subgraph, most often the whole model, is to take what it took; each smaller one
     then says what a cut costs, and their median counts.
 
     `samples`: for each measured subgraph the sum of its nodes' seconds, and its own.
-    Returns: dispatch in seconds, and fusion as a factor: ``calibrated`` from three samples on,
-        otherwise ``estimated`` as nothing and 1.
+    `least_s`: seconds of a subgraph with next to no work: no call is cheaper, whatever disturbed
+        the samples.
+    Returns: dispatch in seconds, and fusion as a factor: ``calibrated`` from three samples on.
     """
     rows = [(s, t) for s, t in samples if s > 0 and t > 0]
-    if len(rows) < 3:
-        return Time(0.0, "estimated"), Time(1.0, "estimated")
+    if not rows:
+        return Time(least_s, "estimated"), Time(1.0, "estimated")
+    source: Source = "calibrated" if len(rows) >= 3 else "estimated"
     most, whole = max(rows)
-    factor = whole / most
     # One of nearly the whole would say more of its own noise than of the cut.
     parts = [(nodes / most, seconds) for nodes, seconds in rows if nodes < 0.9 * most]
     cuts = [(seconds - part * whole) / (1 - part) for part, seconds in parts]
-    dispatch = min(max(float(np.median(cuts)) if cuts else 0.0, 0.0), MOST_DISPATCH * whole)
-    fusion = factor * (1 - dispatch / whole)
-    return Time(dispatch, "calibrated"), Time(fusion, "calibrated")
+    cut_s = float(np.median(cuts)) if cuts and source == "calibrated" else 0.0
+    dispatch = min(max(cut_s, least_s), MOST_DISPATCH * whole)
+    return Time(dispatch, source), Time((whole - dispatch) / most, source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,7 @@ def fit_way(line: Line, seconds: Sequence[float], nbytes: float) -> Line:
     return Line(start, line.b, "calibrated")
 
 
-def fit_pace(rounds: Sequence[Round], call_s: float) -> Pace:
+def fit_pace(rounds: Sequence[Round], call_s: float, least_s: float = 0.0) -> Pace:
     """Return what a device takes while requests follow each other.
 
     What a call costs is in every round: the quickest ones have it, and little of what only
@@ -86,11 +89,13 @@ def fit_pace(rounds: Sequence[Round], call_s: float) -> Pace:
     the rounds counts there.
 
     `call_s`: seconds that a call keeps the device busy besides, where there are no rounds.
+    `least_s`: seconds that it does at least, as far as rounds have room for it.
     """
     rounds = [r for r in rounds if r.quiet_s > 0]
     if not rounds:
         return Pace(overhead=Time(call_s, "estimated"))
-    call_s = max(0.0, float(np.percentile([r.period_s - r.run_s for r in rounds], QUICK)))
+    quick_s = float(np.percentile([r.period_s - r.run_s for r in rounds], QUICK))
+    call_s = min(max(quick_s, least_s, 0.0), MOST_DISPATCH * min(r.period_s for r in rounds))
     load = float(np.median([(r.period_s - call_s) / r.quiet_s for r in rounds]))
     return Pace(Time(load, "calibrated"), Time(call_s, "calibrated"))
 

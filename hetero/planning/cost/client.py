@@ -9,6 +9,7 @@ import itertools
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
@@ -32,14 +33,25 @@ ROUNDS: Final = 4
 SMALL: Final = NBYTES[0]
 
 
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """Requests' way from the client to a device, and their answers' way back."""
+
+    there: Transfer
+    back: Transfer
+    #: Seconds that a call keeps the device busy besides its run, whatever it carries.
+    call_s: float
+    #: Seconds of a run that does next to nothing.
+    least_s: float
+
+
 def measure_client(
     executor: Executor, device: DeviceDescriptor, config: Mapping[str, Any], until_s: float
-) -> tuple[tuple[Transfer, Transfer], float] | None:
-    """Measure requests' way from the client to a device, and their answers' way back.
+) -> Ways | None:
+    """Measure the ways from the client to a device and back, ``calibrated``.
 
     `until_s`: ``time.monotonic()`` at which to end.
-    Returns: both ways, ``calibrated``; and seconds that a call keeps the device busy whatever it
-        carries. None where time was too short, or the device does not support the operator that is
+    Returns: None where time was too short, or the device does not support the operator that is
         measured with.
     """
     if not _takes(executor, device, _identity(NBYTES[0]), config):
@@ -47,6 +59,7 @@ def measure_client(
     there: list[float] = []
     back: list[float] = []
     busy: list[float] = []
+    runs: list[float] = []
     for place, nbytes in enumerate(NBYTES):
         if time.monotonic() >= until_s:
             break
@@ -59,6 +72,7 @@ def measure_client(
             (full,) = saturate([(deployment, inputs)], JOBS, left_s / (len(NBYTES) - place))
         there.append(max(1e-7, found.there_s))
         back.append(max(1e-7, found.back_s))
+        runs.append(found.run_s)
         busy.append(max(1e-7, full.period_s - full.runs_s[0]))
     if len(busy) < LEAST_SAMPLES:
         return None
@@ -71,7 +85,7 @@ def measure_client(
         start, per_byte = fit(rows, found)
         return Line(start, per_byte, "calibrated")
 
-    return (Transfer(line(there), moved), Transfer(line(back), moved)), call
+    return Ways(Transfer(line(there), moved), Transfer(line(back), moved), call, min(runs))
 
 
 def measure_turns(

@@ -53,6 +53,8 @@ class Kind:
     alone_s: list[float] = field(default_factory=list)
     #: The ways from the client and back.
     ways: tuple[Transfer, Transfer] = (ASSUMED, ASSUMED)
+    #: Seconds of a subgraph with next to no work.
+    least_s: float = 0.0
     error: str | None = None
 
     @property

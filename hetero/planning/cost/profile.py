@@ -308,8 +308,8 @@ class _Profile:
         except HeteroError:
             return
         if found is not None:
-            kind.ways, call_s = found
-            self._calls.setdefault(kind.name, []).append(call_s)
+            kind.ways, kind.least_s = (found.there, found.back), found.least_s
+            self._calls.setdefault(kind.name, []).append(found.call_s)
 
     def _measure_turns(self) -> None:
         working = [d for k in self._kinds if k.error is None for d in k.devices]
@@ -397,13 +397,14 @@ class _Profile:
                 continue
             share = self._share(kind)
             kind.settle()
-            dispatch, fusion = fit_subgraphs(kind.fits)
+            dispatch, fusion = fit_subgraphs(kind.fits, kind.least_s)
             # Of two devices the slower decides how long a call takes: the least is its own.
             call_s = min(self._calls.get(kind.name, []), default=0.0)
-            alone, company = (
-                fit_pace(rounds.get(kind.name, ()), call_s)
-                for rounds in (self._busy.alone, self._busy.company)
-            )
+            rounds = self._busy.alone.get(kind.name, ())
+            alone = fit_pace(rounds, call_s)
+            # Company makes no call cheaper.
+            least_s = min((r.period_s - r.run_s for r in rounds), default=0.0)
+            company = fit_pace(self._busy.company.get(kind.name, ()), call_s, least_s)
             load = Time(company.load.seconds * share.seconds, company.load.source)
             nodes = self._complete(kind)
             for device in kind.devices:
