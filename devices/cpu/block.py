@@ -15,7 +15,7 @@ import onnx
 from devices.cpu.body_outputs import BodyOutput, body_outputs
 from devices.cpu.delegate import delegate
 from devices.cpu.implementations import Implementation, Scope, find_implementation
-from devices.cpu.threads import one_thread
+from devices.cpu.threads import alone
 from devices.errors import HeteroError, KernelError
 from devices.kernels import Kernel
 from devices.model.attributes import attribute_value
@@ -332,8 +332,7 @@ def _call_step(
 def _product(call: Callable[..., Any], a: np.ndarray, *others: Value) -> Any:
     """Run a matrix product, that of a single row on one thread."""
     if a.ndim and a.size == a.shape[-1]:
-        with one_thread():
-            return call(a, *others)
+        return alone(call, a, *others)
     return call(a, *others)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -67,6 +67,14 @@ def one_thread() -> Iterator[None]:
             _alone -= 1
             if _alone == 0:
                 _limit()
+
+
+def alone(product: Callable[..., Any], *arrays: Any) -> Any:
+    """Call a product on one thread."""
+    if _wanted == 1:
+        return product(*arrays)
+    with one_thread():
+        return product(*arrays)
 
 
 def _limit() -> None:

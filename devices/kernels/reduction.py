@@ -57,7 +57,7 @@ def _reduction(op_type: str, axes_input_since: int = 18) -> Callable[[_Reduce], 
 def reduce_sum(xp: Xp, data: Array, axes: tuple[int, ...] | None, keepdims: bool) -> Array:
     """Return the sum; 0 if there are no elements."""
     last = tuple(range(data.ndim - len(axes), data.ndim)) if axes else ()
-    if axes and axes == last and data.dtype.kind == "f" and data.size:
+    if axes and axes == last and data.dtype.kind == "f" and data.size and data.flags.c_contiguous:
         # Short rows are added three times faster by einsum; long ones more exactly in pairs.
         leading, row = data.shape[: axes[0]], prod(data.shape[axes[0] :])
         if row <= SHORT_ROW:

@@ -186,7 +186,7 @@ def _pad(
     for axis, (begin, end) in reversed(list(enumerate(zip(begins, ends, strict=True)))):
         if begin or end:
             # The axes after this one are whole already, those before it still bare.
-            source = _source(xp, mode, begin, kept.shape[axis], end)
+            source = padded_positions(xp, mode, begin, kept.shape[axis], end)
             outer, line = inside[:axis], padded[(*inside[: axis + 1],)]
             before, after = source[:begin], source[begin + kept.shape[axis] :]
             middle, whole = inside[axis], (slice(None),) * axis
@@ -198,15 +198,18 @@ def _pad(
 def _frame(
     xp: Xp, data: Array, begins: Sequence[int], ends: Sequence[int]
 ) -> tuple[Array, tuple[slice, ...]]:
-    """Return an array with the data in its middle and nothing around it yet, and that middle."""
+    """Return an array with the data in its middle and nothing around it yet, and that middle.
+
+    Its axes have the order in memory that the data's have: channels may be last.
+    """
     sides = list(zip(begins, data.shape, ends, strict=True))
-    padded = xp.empty([begin + size + end for begin, size, end in sides], dtype=data.dtype)
+    padded = xp.empty_like(data, shape=[begin + size + end for begin, size, end in sides])
     inside = tuple(slice(begin, begin + size) for begin, size, _ in sides)
     padded[inside] = data
     return padded, inside
 
 
-def _source(xp: Xp, mode: str, begin: int, size: int, end: int) -> Array:
+def padded_positions(xp: Xp, mode: str, begin: int, size: int, end: int) -> Array:
     """Return which of `size` elements each element of the padded axis repeats."""
     if size == 0:
         raise ValueError(f"an empty axis has nothing to pad with in mode {mode!r}")

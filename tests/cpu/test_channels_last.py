@@ -198,6 +198,9 @@ READERS = {
     ],
     "one element": [helper.make_node("MaxPool", ["c"], ["y"], kernel_shape=[1, 1], strides=[2, 2])],
     "global mean": [helper.make_node("GlobalAveragePool", ["c"], ["y"])],
+    "mean": [helper.make_node("ReduceMean", ["c"], ["y"], axes=[2, 3], keepdims=0)],
+    "framed": [helper.make_node("Pad", ["c", "pads"], ["y"], mode="constant")],
+    "mirrored": [helper.make_node("Pad", ["c", "pads"], ["y"], mode="reflect")],
     "joined": [helper.make_node("Concat", ["c", "x", "c"], ["y"], axis=1)],
     "flat": [helper.make_node("Flatten", ["c"], ["y"])],
     "softmax": [helper.make_node("Softmax", ["c"], ["y"], axis=1)],
@@ -214,6 +217,7 @@ def test_other_operators_read_what_a_convolution_made(reader: str) -> None:
     nodes = [helper.make_node("Conv", ["x", "w", "b"], ["c"]), *READERS[reader]]
     constants = conv(6, 6, (1, 1)) | {"v": values(6, 4, 2, 2)}
     constants["scales"] = np.array([1, 1, 2, 2], np.float32)
+    constants["pads"] = np.array([0, 0, 2, 1, 0, 0, 0, 3])
     (y,) = check(nodes, values(2, 6, 9, 8), constants)
     assert y.flags.writeable
 

@@ -132,6 +132,43 @@ def clipped(y: np.ndarray, x: np.ndarray, low: Any, high: Any) -> list[Call]:
     return [partial(_CLIP, x, low, high, y)]
 
 
+@binds("IsNaN", 9, any_order=True)
+def bind_is_nan(scratch: Scratch, y: np.ndarray, x: np.ndarray) -> Sequence[Call] | None:
+    """Bind the search for NaN."""
+    return [partial(np.isnan, x, y)] if _is_wide(x) else None
+
+
+@binds("LeakyRelu", 6, any_order=True)
+def bind_leaky_relu(
+    scratch: Scratch, y: np.ndarray, x: np.ndarray, *, alpha: float = 0.01
+) -> Sequence[Call] | None:
+    """Bind max(x, alpha * x), which it is where alpha is below 1."""
+    if not _is_wide(x) or not 0 < alpha <= 1:
+        return None
+    return [partial(np.multiply, x, _number(alpha, x), y), partial(np.maximum, x, y, out=y)]
+
+
+@binds("Softplus", 1, any_order=True)
+def bind_softplus(scratch: Scratch, y: np.ndarray, x: np.ndarray) -> Sequence[Call] | None:
+    """Bind log(exp(x) + 1), written so that exp cannot overflow."""
+    if not _is_wide(x):
+        return None
+    calls: list[Call] = []
+    pieces = flat_blocks(y, x)
+    above = scratch(pieces[0][0].shape, x.dtype)
+    for to, at in pieces:
+        positive = above[: len(to)]
+        calls += [
+            partial(np.absolute, at, to),
+            partial(np.negative, to, to),
+            partial(np.exp, to, to),
+            partial(np.log1p, to, to),
+            partial(np.maximum, at, _number(0, x), out=positive),
+            partial(np.add, positive, to, to),
+        ]
+    return calls
+
+
 def _number(value: float, like: np.ndarray) -> np.ndarray:
     """Return a number as an array of rank 0, which ufuncs take faster than anything else."""
     return np.asarray(value, like.dtype)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from math import prod
-from typing import Any
 
 import numpy as np
 
 from devices.cpu.binding.registry import Call, Scratch, binds
-from devices.cpu.threads import one_thread
+from devices.cpu.threads import alone
 
 
 def _product(y: np.ndarray, a: np.ndarray, b: np.ndarray) -> list[Call] | None:
@@ -23,7 +22,7 @@ def _product(y: np.ndarray, a: np.ndarray, b: np.ndarray) -> list[Call] | None:
         rows = prod(a.shape[:-1])  # one product of all rows instead of one per matrix
         a, y = a.reshape(rows, a.shape[-1]), y.reshape(rows, b.shape[1])
     if a.size == a.shape[-1]:
-        return [partial(_alone, np.matmul, a, b, y)]
+        return [partial(alone, np.matmul, a, b, y)]
     return [partial(np.matmul, a, b, y)]
 
 
@@ -41,12 +40,6 @@ def product_calls(
             return None
         calls += [*added, partial(np.add, y, part, y)] if start else added
     return calls
-
-
-def _alone(function: Any, *arrays: np.ndarray) -> None:
-    """Run a product of a single row, as the interpreter does."""
-    with one_thread():
-        function(*arrays)
 
 
 def _added(y: np.ndarray, c: np.ndarray | None) -> list[Call]:

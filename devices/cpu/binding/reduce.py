@@ -1,11 +1,11 @@
-"""Bindings of reductions along the last axis, Softmax among them."""
+"""Bindings of reductions, Softmax among them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -83,45 +83,89 @@ def bind_softmax(
     return calls
 
 
-def _mean(scratch: Scratch, y: np.ndarray, x: np.ndarray) -> list[Call]:
-    count = np.asarray(x.shape[1], x.dtype)
-    return [*_total(y, x), partial(np.divide, y, count, y)]
+@binds("LogSoftmax", 13)
+def bind_log_softmax(
+    scratch: Scratch, y: np.ndarray, x: np.ndarray, *, axis: int = -1
+) -> Sequence[Call] | None:
+    """Bind x - log(sum(exp(x))) along the last axis."""
+    if not _has_rows(x, (axis,)):
+        return None
+    pieces = blocks(*(a.reshape(-1, x.shape[-1]) for a in (x, y)))
+    tops, powers = (scratch((len(pieces[0][0]), n), x.dtype) for n in (1, x.shape[-1]))
+    places = scratch((len(tops),), np.int64)
+    calls: list[Call] = []
+    for at, to in pieces:
+        top, power = tops[: len(at)], powers[: len(at)]
+        calls += [
+            *_greatest(places[: len(at)], top, at),
+            partial(np.subtract, at, top, to),
+            partial(np.exp, to, power),
+            *_total(top, power),
+            partial(np.log, top, top),
+            partial(np.subtract, to, top, to),
+        ]
+    return calls
+
+
+def _sums(scratch: Scratch, y: np.ndarray, x: np.ndarray, axes: tuple[int, ...]) -> list[Call]:
+    row = prod(x.shape[axis] for axis in axes)
+    first = x.ndim - len(axes)
+    if x.flags.c_contiguous and axes == tuple(range(first, x.ndim)) and row <= SHORT_ROW:
+        return _total(y.reshape(-1, 1), x.reshape(-1, row))
+    return [partial(np.add.reduce, x, axes, None, y, True)]
+
+
+def _means(scratch: Scratch, y: np.ndarray, x: np.ndarray, axes: tuple[int, ...]) -> list[Call]:
+    count = np.asarray(prod(x.shape[axis] for axis in axes), x.dtype)
+    return [*_sums(scratch, y, x, axes), partial(np.divide, y, count, y)]
+
+
+def _tops(scratch: Scratch, y: np.ndarray, x: np.ndarray, axes: tuple[int, ...]) -> list[Call]:
+    if _has_rows(x, axes):
+        rows = x.reshape(-1, x.shape[-1])
+        return _greatest(scratch((len(rows),), np.int64), y.reshape(-1, 1), rows)
+    return [partial(np.maximum.reduce, x, axes, None, y, True)]
+
+
+def _bottoms(scratch: Scratch, y: np.ndarray, x: np.ndarray, axes: tuple[int, ...]) -> list[Call]:
+    return [partial(np.minimum.reduce, x, axes, None, y, True)]
 
 
 def _bind_reduction(
     op_type: str,
     axes_input_since: int,
-    calls: Callable[[Scratch, np.ndarray, np.ndarray], list[Call]],
+    calls: Callable[[Scratch, np.ndarray, np.ndarray, tuple[int, ...]], list[Call]],
 ) -> None:
-    def rows(scratch: Scratch, y: np.ndarray, x: np.ndarray, axes: Any) -> Sequence[Call] | None:
-        if axes is None or not _has_rows(x, axes):
+    def over(
+        scratch: Scratch, y: np.ndarray, x: np.ndarray, axes: Sequence[int] | None
+    ) -> Sequence[Call] | None:
+        if not axes or x.dtype.kind != "f" or x.dtype.itemsize not in _WIDTHS or not x.size:
             return None
-        return calls(scratch, y.reshape(-1, 1), x.reshape(-1, x.shape[-1]))
+        along = tuple(sorted({axis % x.ndim for axis in axes}))
+        kept = tuple(1 if axis in along else n for axis, n in enumerate(x.shape))
+        return calls(scratch, y.reshape(kept), x, along)
 
     def with_attribute(
         scratch: Scratch, y: np.ndarray, x: np.ndarray, *,
         axes: Sequence[int] | None = None, keepdims: int = 1,
     ) -> Sequence[Call] | None:  # fmt: skip
-        return rows(scratch, y, x, axes)
+        return over(scratch, y, x, axes)
 
     def with_input(
         scratch: Scratch, y: np.ndarray, x: np.ndarray, axes: np.ndarray | None = None, *,
         keepdims: int = 1, noop_with_empty_axes: int = 0,
     ) -> Sequence[Call] | None:  # fmt: skip
         constant = axes is not None and not axes.flags.writeable
-        return rows(scratch, y, x, axes.tolist()) if axes is not None and constant else None
+        return over(scratch, y, x, axes.tolist()) if axes is not None and constant else None
 
     binds(op_type, 1)(with_attribute)
     binds(op_type, axes_input_since)(with_input)
 
 
-_bind_reduction(
-    "ReduceMax",
-    18,
-    lambda scratch, y, x: _greatest(scratch((len(x),), np.int64), y, x),
-)
-_bind_reduction("ReduceSum", 13, lambda scratch, y, x: _total(y, x))
-_bind_reduction("ReduceMean", 18, _mean)
+_bind_reduction("ReduceMax", 18, _tops)
+_bind_reduction("ReduceMin", 18, _bottoms)
+_bind_reduction("ReduceSum", 13, _sums)
+_bind_reduction("ReduceMean", 18, _means)
 
 
 @binds("GlobalAveragePool", 1)
