@@ -140,7 +140,8 @@ def row(name: str, rounds: int, reference: bool) -> dict[str, Any]:
         result |= {"reference_ms": seconds * 1e3, "reference_over_cpu": seconds / medians["cpu"]}
     transformed = plugin.transform_model(model, plugin.effective_config())
     again = plugin.compile_model(model, {"INFERENCE_NUM_THREADS": 1})
-    return result | _memory(again, transformed, given)
+    memory = _memory(again, transformed, given)
+    return result | {"given_weights_nbytes": model.weight_nbytes} | memory
 
 
 def _timed(call: Callable[[], Any]) -> float:
@@ -150,17 +151,24 @@ def _timed(call: Callable[[], Any]) -> float:
 
 
 def _memory(compiled: CompiledModel, model: Model, given: list[np.ndarray]) -> dict[str, Any]:
-    """Return weights and the peak of what first runs allocate, and the least that they need."""
+    """Return weights and the peak of what first runs allocate, and the least that they need.
+
+    Of the peak, `objects_nbytes` are Python's objects that stay: calls, views, shapes. They do not
+    grow with a model's tensors, and outweigh those of a small one.
+    """
     tracemalloc.start()
     for _ in range(3):
         compiled.run(given)
     peak = tracemalloc.get_traced_memory()[1]
+    arrays = tracemalloc.DomainFilter(False, np.lib.tracemalloc_domain)
+    objects = tracemalloc.take_snapshot().filter_traces([arrays])
     tracemalloc.stop()
     live = largest_live_nbytes(model)
     return {
         "peak_nbytes": peak + model.weight_nbytes,
         "weights_nbytes": model.weight_nbytes,
         "live_nbytes": live,
+        "objects_nbytes": sum(trace.size for trace in objects.traces),
         "peak_over_needed": (peak + model.weight_nbytes) / (live + model.weight_nbytes),
     }
 

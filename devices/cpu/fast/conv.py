@@ -35,24 +35,28 @@ Ints = Sequence[int]
 #: Bytes of columns, or of the input, to hold at once, and of the output beside them.
 _BLOCK_BYTES = 1 << 19
 _LEAST_BLOCK_BYTES = 3 << 16
-#: Elements of a row that are multiplied at once by weights of single channels, at least a pixel's.
+#: Elements of a row that are multiplied at once by weights of single channels, in whole pixels.
 _RUN = 1024
 #: Pixels below which a product no longer pays for packing the weights.
 _FEWEST_PIXELS = 192
 
 
-def prepare(w: np.ndarray, group: int, tile: int, b: np.ndarray | None = None) -> np.ndarray:
+def prepare(
+    w: np.ndarray, group: int, tile: int, b: np.ndarray | None = None, pixels: int = _RUN
+) -> np.ndarray:
     """Return weights (M, C/group, kh, kw) as the kernel below takes them.
 
-    One channel a group: (kh, kw, C); with a Winograd tile as `winograd.prepare` says; otherwise
-    (group, kh * kw * C/group, M/group) and, below, a row of the bias b where there is one, which
-    saves a pass over the output where columns are copied anyway.
+    One channel a group: (kh, kw, C) for some of a row's `pixels`, one after the other; with a
+    Winograd tile as `winograd.prepare` says; otherwise (group, kh * kw * C/group, M/group) and,
+    below, a row of the bias b where there is one, which saves a pass over the output where columns
+    are copied anyway.
     """
     m, c = w.shape[:2]
     if tile:
         return winograd_.prepare(w, tile)
     if c == 1 and m == group > 1:
-        return np.ascontiguousarray(w[:, 0].transpose(1, 2, 0))
+        # What numpy multiplies in one go is a run of memory, of several pixels.
+        return np.tile(w[:, 0].transpose(1, 2, 0), min(pixels, -(-_RUN // m)))
     rows = w.reshape(group, m // group, c, -1).transpose(0, 3, 2, 1)
     columns = rows.reshape(group, -1, m // group)
     if b is not None:
@@ -98,9 +102,9 @@ def channels_last_conv_1(
     x, z = planar(x), planar(z)
     window = sliding_window(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad)
     by_channel = _is_by_channel(w, window, group, winograd)
-    channels = w.shape[2] if by_channel else w.shape[-1] * group
+    channels = group if by_channel else w.shape[-1] * group
     depth = (w.shape[1] - bias_row) // (1 if winograd else prod(window.kernel))
-    read = w.shape[2] // group if by_channel else depth
+    read = 1 if by_channel else depth
     if x.ndim != 4 or x.shape[1] != read * group:
         raise ValueError(f"input has shape {x.shape}; {group} groups of {read} channels wanted")
     y = planes(np.empty((x.shape[0], *window.output, channels), x.dtype))
@@ -200,8 +204,8 @@ def _calls(
         most = winograd_.tile_rows(w, -(-y.shape[2] // winograd)) * winograd
         convolve = partial(winograd_.tile_calls, own, w, winograd)
     elif _is_by_channel(w, window, group, winograd):
-        most = _rows(x, y, window, w.shape[2] * (window.strides[0] + 1), True)
-        convolve = partial(_by_channel, _repeated(w, window, y), window)
+        most = _rows(x, y, window, group * (window.strides[0] + 1), True)
+        convolve = partial(_by_channel, w, window)
     else:
         copied = copies_columns(window.kernel, window.strides, group)
         most = _rows(x, y, window, group * sum(w.shape[1:]), copied)
@@ -278,25 +282,15 @@ def _by_columns(
         yield partial(np.matmul, columns, w, y.reshape(-1, group, m).transpose(1, 0, 2))
 
 
-def _repeated(w: np.ndarray, window: Window, y: np.ndarray) -> np.ndarray:
-    """Return weights (kh, kw, C) for some pixels of a row, which are one run of memory."""
-    (width, c) = y.shape[2:]
-    each = 1
-    if window.strides[1] == 1:
-        each = -(-width // min(width, -(-width * c // _RUN)))
-    return np.broadcast_to(w[:, :, None], (*window.kernel, each, c)).reshape(*window.kernel, -1)
-
-
-def _by_channel(
-    weights: np.ndarray, window: Window, x: np.ndarray, y: np.ndarray
-) -> Iterator[Call]:
-    """Yield the calls that sum, channel by channel, pixels times `_repeated` weights."""
+def _by_channel(w: np.ndarray, window: Window, x: np.ndarray, y: np.ndarray) -> Iterator[Call]:
+    """Yield the calls that sum, channel by channel, pixels times weights (kh, kw, C and again)."""
     n, height, width, c = y.shape
     reads = windows(x, window.kernel, window.strides, window.dilations, y.shape[1:3])
     if window.strides[1] > 1:
-        yield partial(np.einsum, "nhwijc,ijc->nhwc", reads, weights, out=y)
+        yield partial(np.einsum, "nhwijc,ijc->nhwc", reads, w[..., :c], out=y)
         return
-    each = weights.shape[2] // c
+    # Runs of about equal length, for a row's last pixels take as many calls.
+    each = -(-width // -(-width * c // w.shape[2]))
     image, row, column, *inner = reads.strides
     whole = width // each * each
     for first, end, run in ((0, whole, each), (whole, width, width - whole)):
@@ -305,5 +299,5 @@ def _by_channel(
             strides = (image, row, run * column, *inner)
             lines = np.ndarray(shape, x.dtype, x, first * column, strides)
             sums = y[:, :, first:end].reshape(n, height, -1, run * c)
-            terms = (lines, weights[..., : run * c])
+            terms = (lines, w[..., : run * c])
             yield partial(np.einsum, "nhrijx,ijx->nhrx", *terms, out=sums)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -51,7 +52,8 @@ def _prepare(rewrite: Rewrite, i: int, conv: Node) -> None:
         name, prepared = f"{inputs[1]}/{inputs[2]}", prepare(w, group, tile, b)
         inputs[2] = ""
     else:
-        name, prepared = f"{inputs[1]}/last", prepare(w, group, tile)
+        name = f"{inputs[1]}/last"
+        prepared = prepare(w, group, tile, pixels=_pixels(rewrite.model, conv))
     inputs[1] = rewrite.add_constant(name, prepared)
     if b is not None and inputs[2]:
         inputs[2] = rewrite.add_constant(f"{inputs[2]}/row", bias_row(b))
@@ -67,6 +69,14 @@ def _prepare(rewrite: Rewrite, i: int, conv: Node) -> None:
     rewrite.replace(
         parts, fused_node("ChannelsLastConv", inputs, conv.outputs, covered, attributes)
     )
+
+
+def _pixels(model: Model, conv: Node) -> int:
+    """Return how many pixels of a row are convolved one after the other, at most."""
+    shape = model.spec(conv.outputs[0]).shape or ()
+    if conv.attributes.get("strides", (1,))[-1] > 1:
+        return 1
+    return shape[-1] if shape and isinstance(shape[-1], int) else sys.maxsize
 
 
 def _planar(attributes: dict[str, Any]) -> dict[str, Any]:
