@@ -260,8 +260,7 @@ def parse_shared(config: Config, tables: Mapping[str, PropertyTable]) -> SplitCo
     known = HETERO_PROPERTIES.extended(*(p for table in tables.values() for p in table.values()))
     for name in config:
         if name not in known:
-            mutable = (p.name for p in known.values() if p.mutable)
-            raise unknown_property(name, " or ".join((HETERO, *tables)), mutable)
+            raise unknown_property(name, " or ".join((HETERO, *tables)), known.mutable)
     return SplitConfig(
         parse_own({n: v for n, v in config.items() if n in HETERO_PROPERTIES}),
         {

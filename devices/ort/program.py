@@ -153,6 +153,9 @@ class OrtProgram(Program):
         threads = self._config["INFERENCE_NUM_THREADS"] or cores
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
+        # Its search for memory to use again takes half the start of a long model; without it
+        # the arena does the same while the model runs.
+        options.enable_mem_reuse = False
         options.log_severity_level = _SEVERITY[self._config["LOG_LEVEL"]]
         # Threads that spin are there sooner, as small nodes want them; where devices share cores
         # they would take them from each other.

@@ -66,17 +66,17 @@ class Configuration:
             Naming the first invalid entry and the valid ones.
         """
         check_mapping(config, self.owner)
-        mutable = [p.name for p in self.table.values() if p.mutable]
         parsed = {}
         for name, value in config.items():
-            if name not in self.table:
-                raise unknown_property(name, self.owner, mutable)
-            if not self.table[name].mutable:
+            row = self.table.get(name)
+            if row is None:
+                raise unknown_property(name, self.owner, self.table.mutable)
+            if not row.mutable:
                 raise ReadOnlyPropertyError(
                     f"{self.owner}: {name} can be read, not set.", property=name
                 )
             try:
-                parsed[name] = self.table[name].parse(value)
+                parsed[name] = row.parse(value)
             except PropertyError as error:
                 raise type(error)(f"{self.owner}: {error.message}", **error.data) from None
         if self._check is not None:
@@ -111,9 +111,8 @@ class Configuration:
         parsed = self.parse({} if config is None else config)
         chosen = self.values | parsed
         return {
-            p.name: chosen[p.name] if p.name in chosen else self._unset(p.name)
-            for p in self.table.values()
-            if p.mutable
+            name: chosen[name] if name in chosen else self._unset(name)
+            for name in self.table.mutable
         }
 
     def _unset(self, name: str, device_id: str = "") -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 from devices.errors import (
@@ -247,22 +247,29 @@ class Plugin(ABC):
 
     def _read(self, name: str, device_id: str) -> Any:
         """Return the value on a device of a property that was not set."""
-        default = self.properties[name].default
-        computed: dict[str, Callable[[], Any]] = {
-            "DEVICE_ID": lambda: next(iter(self.device_ids()), default),
-            "SUPPORTED_PROPERTIES": lambda: tuple(self.properties),
-            "CACHING_PROPERTIES": lambda: self.properties.shaping,
-            "AVAILABLE_DEVICES": self.device_ids,
-            "FULL_DEVICE_NAME": lambda: self.full_name(device_id),
-            "DEVICE_ARCHITECTURE": lambda: self.fingerprint(device_id),
-            "EXECUTION_DEVICES": lambda: tuple(f"{self.name}.{i}" for i in self.device_ids()),
-            "OPTIMIZATION_CAPABILITIES": lambda: self._capabilities(default),
-        }
-        if not self.properties[name].mutable:
+        row = self.properties[name]
+        if not row.mutable:
             of_device = self.device_properties(device_id)
             if name in of_device:
                 return of_device[name]
-        return computed[name]() if name in computed else default
+        match name:
+            case "DEVICE_ID":
+                return next(iter(self.device_ids()), row.default)
+            case "SUPPORTED_PROPERTIES":
+                return tuple(self.properties)
+            case "CACHING_PROPERTIES":
+                return self.properties.shaping
+            case "AVAILABLE_DEVICES":
+                return self.device_ids()
+            case "FULL_DEVICE_NAME":
+                return self.full_name(device_id)
+            case "DEVICE_ARCHITECTURE":
+                return self.fingerprint(device_id)
+            case "EXECUTION_DEVICES":
+                return tuple(f"{self.name}.{i}" for i in self.device_ids())
+            case "OPTIMIZATION_CAPABILITIES":
+                return self._capabilities(row.default)
+        return row.default
 
     def _check_device_id(self, config: Config) -> None:
         """Refuse an id that is not one of the plugin's."""

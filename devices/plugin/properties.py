@@ -158,6 +158,8 @@ class PropertyTable(Mapping[str, Property]):
 
     def __init__(self, *properties: Property) -> None:
         self._properties: Final = MappingProxyType({p.name: p for p in properties})
+        #: Names of the properties that can be set.
+        self.mutable: Final = tuple(p.name for p in self._properties.values() if p.mutable)
 
     def __getitem__(self, name: str) -> Property:
         return self._properties[name]

@@ -165,30 +165,43 @@ def import_sources(
     """Return each stage's source, numbered through the cuts: with its own export, or without."""
     #: (device here, why its export cannot be used) -> stages, numbered through the plans.
     again: dict[tuple[str, str], list[int]] = {}
-    path = None if blob.blob.path is None else str(blob.blob.path.resolve())
+    path = blob.blob.real_path
     sources: list[StageSource] = []
+    #: (device of the blob, device here) -> why the one's exports cannot be used, or None.
+    unfit: dict[tuple[str, str], str | None] = {}
     for plan, cut in zip(blob.plans, cuts, strict=True):
         models = blob.stage_models(cut)
         for before, after, model in zip(plan.stages, cut.plan.stages, models, strict=True):
             index = len(sources)
             device = after.device
-            config = dict(compilation.configs[device])
             payload = _payload(blob, index)
-            was, now = blob.devices[before.device], compilation.devices[device]
-            table = compilation.tables[device]
-            old, new = table.key(_kept_of(blob, before.device, table)), table.key(config)
-            changed = [n for n in table.shaping if old.get(n) != new.get(n)]
-            if payload is not None and (was != now or changed):
-                why = f"with other {', '.join(changed)}" if was == now else f"made by {_text(was)}"
+            pair = before.device, device
+            if pair not in unfit:
+                unfit[pair] = _unfit(blob, *pair, compilation)
+            why = unfit[pair]
+            if payload is not None and why is not None:
+                now = compilation.devices[device]
                 again.setdefault((f"{device}, {_text(now)}", why), []).append(index)
                 payload = None
             stored = None
             if payload is not None and path is not None:
                 stored = StoredPayload(path, blob.blob.digest, index)
+            config = dict(compilation.configs[device])
             sources.append(StageSource(model, payload, config, stored))
     for (what, why), stages in again.items():
         _log.warning("model=%s stages=%s: compiled again for %s: %s", blob.name, stages, what, why)
     return sources
+
+
+def _unfit(blob: ModelBlob, device: str, here: str, compilation: Compilation) -> str | None:
+    """Return why the exports of a blob's device cannot be used by a device here, or None."""
+    was, now = blob.devices[device], compilation.devices[here]
+    if was != now:
+        return f"made by {_text(was)}"
+    table = compilation.tables[here]
+    old, new = table.key(_kept_of(blob, device, table)), table.key(compilation.configs[here])
+    changed = [n for n in table.shaping if old.get(n) != new.get(n)]
+    return f"with other {', '.join(changed)}" if changed else None
 
 
 def _text(record: DeviceRecord) -> str:

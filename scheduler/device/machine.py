@@ -197,7 +197,7 @@ class DeviceMachine:
             self._stages[event.deployment, event.stage] = stage
         # One that was there already has other devices to send to: its tasks go on.
         stage.opened = event
-        self._count_streams()
+        self.num_streams = max(self.num_streams, event.num_streams)
 
     def _step(self, task: _Task, event: DeviceEvent, after: TaskState) -> None:
         if after not in TRANSITIONS.get((task.state, type(event)), ()):
@@ -310,9 +310,6 @@ class DeviceMachine:
                 task.stage.held.append((key, task))
         return started
 
-    def _count_streams(self) -> None:
-        self.num_streams = max((s.opened.num_streams for s in self._stages.values()), default=1)
-
     def _end(self, event: events.RunEnded | events.RunFailed) -> list[DeviceInstruction]:
         identity = event.task
         task = self._tasks.get(identity.request, {}).get(identity.stage)
@@ -361,7 +358,7 @@ class DeviceMachine:
         for client in clients.difference(s.client.name for s in self._stages.values()):
             self._ready.forget(client)
             del self._clients[client]
-        self._count_streams()
+        self.num_streams = max((s.opened.num_streams for s in self._stages.values()), default=1)
         return done
 
 

@@ -57,6 +57,8 @@ class BlobFile:
         self, source: str | Path | bytes | bytearray | memoryview, *, follow_links: bool = True
     ) -> None:
         self.path = Path(source) if isinstance(source, str | Path) else None
+        #: The path with links followed, for others who open the file; None for bytes.
+        self.real_path = None if self.path is None else str(self.path.resolve())
         if isinstance(source, str | Path):
             self._where = f"blob {source}"
             with _open(Path(source), follow_links) as file:
@@ -83,6 +85,7 @@ class BlobFile:
         self.header_nbytes = len(header)
         self.segments, self._document = self._read_header(header)
         self._verified: set[int] = set()
+        self._address = _address(np.frombuffer(self._map, np.uint8))
 
     def outline(self, document: bytes | None = None) -> Any:
         """Return a document, the header's by default, with `Stowed` for what is in segments."""
@@ -97,7 +100,7 @@ class BlobFile:
 
     def offset_of(self, array: np.ndarray) -> int:
         """Return where in the blob an array of `contents` begins."""
-        return int(array.ctypes.data - np.frombuffer(self._map, np.uint8).ctypes.data)
+        return _address(array) - self._address
 
     def verify(self) -> None:
         """Check every segment's checksum.
@@ -218,6 +221,11 @@ class BlobFile:
                 )
             self._verified.add(index)
         return contents
+
+
+def _address(array: np.ndarray) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
 
 
 def _open(path: Path, follow_links: bool) -> io.FileIO:

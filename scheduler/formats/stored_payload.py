@@ -60,9 +60,9 @@ def read_payload(blob: BlobFile, index: int, contents: Any = None) -> Payload:
 
 def _places(blob: BlobFile, tensors: Mapping[str, Any]) -> dict[str, FilePlace]:
     """Return where a payload's tensors lie, if the blob is a file."""
-    if blob.path is None:
+    path = blob.real_path
+    if path is None:
         return {}
-    path = str(blob.path.resolve())
     return {
         name: FilePlace(path, blob.offset_of(array), blob.identity)
         for name, array in tensors.items()

@@ -1,7 +1,9 @@
 """The ORT device: reasons, versions, weights, errors, and what it shows of itself."""
 
+import os
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -31,6 +33,11 @@ def parsed(body, opset=17, ir=8):
     return read_model(
         parser.parse_model(f'<ir_version: {ir}, opset_import: ["" : {opset}, "x.y" : 1]> g {body}')
     )
+
+
+def resident_nbytes():
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def refusal(model):
@@ -309,3 +316,13 @@ def test_whatever_the_query_takes_compiles(opset):
                 failed[schema.name, model.inputs[0].type] = str(error)
     assert failed == {}
     assert taken > 90
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
+def test_a_long_chain_holds_a_few_of_its_values_at_once():
+    nodes = "".join(f"v{i + 1} = Neg(v{i}) " for i in range(40))
+    model = parsed(f"(float[1048576] v0) => (float[1048576] v40) {{{nodes}}}")
+    compiled = PLUGIN.compile_model(model, {"DISABLE_TRANSFORMATIONS": True})
+    before = resident_nbytes()
+    compiled([np.ones(2**20, np.float32)])
+    assert resident_nbytes() - before < 20 * 2**22
