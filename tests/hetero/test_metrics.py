@@ -19,6 +19,7 @@ from scheduler.load import Load
 from tests import exposition
 from tests.command_line import Shell
 from tests.hetero.models import branches
+from tests.hetero.waiting_plugin import WaitingPlugin
 
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
 CUT = {"op:Tanh": "CPU"}
@@ -26,7 +27,7 @@ CUT = {"op:Tanh": "CPU"}
 
 @pytest.fixture(scope="module")
 def core() -> Iterator[hetero.Core]:
-    with hetero.Core(executor="inprocess") as made:
+    with hetero.Core(executor="inprocess", plugins=[WaitingPlugin]) as made:
         yield made
 
 
@@ -63,11 +64,12 @@ def test_what_is_served_agrees_with_what_answers_tell(core: hetero.Core) -> None
         assert found["hetero_device_up"].value(device=device, node="local") == 1
 
 
-def test_what_waits_and_what_runs_is_seen_while_it_does(core: hetero.Core) -> None:
-    config = {"MAX_REQUESTS_IN_FLIGHT": 1, "NULL_FAULT": "hang@1"}
+def test_what_waits_and_what_runs_is_seen_while_it_does(core: hetero.Core, tmp_path: Path) -> None:
+    gate = tmp_path / "open"
+    config = {"MAX_REQUESTS_IN_FLIGHT": 1, "WAIT_FILE": str(gate)}
     with (
         core.serve_metrics() as metrics,
-        core.compile_model(branches(), "NULL", config) as compiled,
+        core.compile_model(branches(), "WAITING", config) as compiled,
     ):
         hung = compiled.submit({"x": X})
         second = threading.Thread(target=compiled, args=(X,))
@@ -79,9 +81,10 @@ def test_what_waits_and_what_runs_is_seen_while_it_does(core: hetero.Core) -> No
         assert found["hetero_requests_in_flight"].value(model="branches") == 1
         assert found["hetero_in_flight_bytes"].value() >= X.nbytes
         tasks = found["hetero_device_tasks"]
-        held = [tasks.value(device="NULL", node="local", state=s) for s in ("running", "queued")]
+        held = [tasks.value(device="WAITING", node="local", state=s) for s in ("running", "queued")]
         assert sum(held) == 1
         hung.cancel()
+        gate.touch()
         second.join(60)
         ended = scrape(metrics.url)["hetero_requests_total"]
     assert ended.value(model="branches", state="cancelled") == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from devices import errors
 from devices.cpu.plugin import CPUPlugin
 from devices.model.reader import read_model
 from tests.hetero.models import branches
+from tests.hetero.waiting_plugin import WaitingPlugin
 
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
 #: Three subgraphs, the middle one on the other device.
@@ -22,7 +24,7 @@ CUT = {"op:Tanh": "CPU"}
 
 @pytest.fixture(scope="module")
 def core() -> Iterator[hetero.Core]:
-    with hetero.Core(executor="inprocess") as made:
+    with hetero.Core(executor="inprocess", plugins=[WaitingPlugin]) as made:
         yield made
 
 
@@ -64,21 +66,20 @@ def test_the_story_of_a_request_over_two_devices_names_each_stage(core: hetero.C
         assert times_ms[0] == 0
 
 
-def test_the_wait_for_admission_is_timed_and_told(core: hetero.Core) -> None:
-    config = {"MAX_REQUESTS_IN_FLIGHT": 1, "NULL_FAULT": "hang@1"}
-    with core.compile_model(branches(), "NULL", config) as compiled:
+def test_the_wait_for_admission_is_timed_and_told(core: hetero.Core, tmp_path: Path) -> None:
+    gate = tmp_path / "open"
+    config = {"MAX_REQUESTS_IN_FLIGHT": 1, "WAIT_FILE": str(gate)}
+    with core.compile_model(branches(), "WAITING", config) as compiled:
         hung = compiled.submit({"x": X})
         second = compiled.create_infer_request()
         thread = threading.Thread(target=second.infer, args=(X,))
         thread.start()
         while len(compiled.story(hung.request_id + 1)) < 2:  # submitted, waits
             thread.join(0.001)
-        host = core.executor._loops["NULL"].host  # type: ignore[attr-defined]  # it is in process
-        while not host._running:  # cancelled before it runs, it would leave the fault to the second
-            thread.join(0.001)
         seen_s = time.monotonic()
         hung.cancel()
         least_s = time.monotonic() - seen_s
+        gate.touch()
         thread.join(60)
     assert second.times.admission_s >= least_s
     assert words(second.story())[1].startswith("attempt 0: waits: 1 of 1 requests")

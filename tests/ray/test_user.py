@@ -33,7 +33,8 @@ SPLIT = "HETERO:CPU.0,CPU.1"
 
 @pytest.fixture(scope="module")
 def core() -> Iterator[hetero.Core]:
-    with hetero.Core(devices={"CPU": 2}) as core:
+    plugins = ("tests.hetero.waiting_plugin:WaitingPlugin",)
+    with hetero.Core(devices={"CPU": 2}, plugins=plugins) as core:
         yield core
 
 
@@ -269,20 +270,24 @@ def test_no_folder_for_ray_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         ray_folder.make_folder()
 
 
-def test_ctrl_c_ends_the_wait_and_the_run_and_the_model_goes_on(core: hetero.Core) -> None:
+def test_ctrl_c_ends_the_wait_and_the_run_and_the_model_goes_on(
+    core: hetero.Core, tmp_path: Path
+) -> None:
     def interrupt() -> None:
         wait_for(lambda: in_flight(observed) == 1)
         os.kill(os.getpid(), signal.SIGINT)
 
     observed = Metrics(core.executor.load)
-    with core.compile_model(branches(), "NULL", {"NULL_FAULT": "hang@1"}) as compiled:
+    gate = tmp_path / "open"
+    with core.compile_model(branches(), "WAITING", {"WAIT_FILE": str(gate)}) as compiled:
         thread = threading.Thread(target=interrupt)
         thread.start()
         with pytest.raises(KeyboardInterrupt):
             compiled({"x": X})
         thread.join()
         wait_for(lambda: in_flight(observed) == 0)
-        assert compiled({"x": X})[0].shape == branches_output(X).shape
+        gate.touch()
+        np.testing.assert_allclose(compiled({"x": X})[0], branches_output(X), rtol=1e-6)
 
 
 def in_flight(metrics: Metrics) -> float:
