@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from zlib import crc32
 
 import numpy as np
@@ -13,8 +14,24 @@ from hypothesis import settings
 from tests.command_line import Shell
 
 # The same examples in each run; `--hypothesis-profile=default` draws others.
-settings.register_profile("same", derandomize=True, deadline=None)
-settings.load_profile("same")
+settings.register_profile("few", derandomize=True, deadline=None, max_examples=60)
+settings.register_profile("many", settings.get_profile("few"), max_examples=600)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Draw few examples in a plain run, and many where slow tests run as well."""
+    if not config.getoption("--hypothesis-profile"):
+        settings.load_profile("few" if config.getoption("-m") == "not slow" else "many")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep the garbage collector from looking through all tests again and again."""
+    gc.disable()
+    collected = yield
+    gc.freeze()
+    gc.enable()
+    return collected
 
 
 @pytest.hookimpl(tryfirst=True)  # before those that are slow are left out

@@ -50,6 +50,7 @@ def test_chains_are_measured_against_their_peer(rows: Any) -> None:
         assert ours["p50_ratio"] == pytest.approx(ours["p50_ms"] / peer["p50_ms"], rel=0.1)
 
 
+@pytest.mark.slow
 def test_vendors_runtimes_are_measured_bare_and_as_devices(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
@@ -209,7 +209,6 @@ def chains(draw: st.DrawFn) -> tuple[list[Any], list[str]]:
     return nodes, outputs
 
 
-@settings(max_examples=150, deadline=None)
 @given(chains(), st.booleans())
 def test_memory_is_never_written_while_somebody_reads_it(
     chain: tuple[list[Any], list[str]], raw: bool

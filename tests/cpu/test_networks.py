@@ -89,7 +89,7 @@ def test_sizes_known_only_at_run_time(opset: int) -> None:
         np.testing.assert_allclose(compiled.run([x])[0], wanted, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["bert", "vit"])
+@pytest.mark.parametrize("name", ["bert", pytest.param("vit", marks=pytest.mark.slow)])
 def test_peak_memory_is_near_what_must_be_held(name: str) -> None:
     network = bert(layers=2, width=256) if name == "bert" else vit(layers=2, width=256)
     model = read_model(network)

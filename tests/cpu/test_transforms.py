@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from onnx import helper
 
@@ -361,7 +361,6 @@ def networks(draw: st.DrawFn) -> onnx.ModelProto:
     return make_model(nodes, {"x": X4}, sorted(outputs), weights)
 
 
-@settings(max_examples=120, deadline=None)
 @given(networks())
 def test_random_networks_give_the_same_transformed(model: onnx.ModelProto) -> None:
     feeds = {"x": X4 - 1}

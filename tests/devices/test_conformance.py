@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from devices import Plugin, Refusal, load_plugins
-from devices.errors import UnknownPropertyError
+from devices.errors import HeteroError, UnknownPropertyError
 from devices.null.plugin import NullPlugin
 from devices.testing import check_device, device_checks
 
@@ -22,9 +22,13 @@ PLUGINS = {
 #: Where its wheel is not installed, the row of a plugin says so, and other tests look at it.
 ABSENT = {name for name, entry in PLUGINS.items() if name == "OV" and not entry.plugin}
 
+CHECKS = {check.__name__: check for check in device_checks()}
 
-@pytest.mark.parametrize("check", device_checks(), ids=lambda check: check.__name__)
-@pytest.mark.parametrize("name", list(PLUGINS))
+
+@pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.sampled(3) if n == "OV" else ()) for n in PLUGINS]
+)
 def test_device(name, check):
     entry = PLUGINS[name]
     if name in ABSENT:
@@ -58,8 +62,10 @@ def test_the_suite_finds_what_is_wrong():
     wrong_types = broken(lambda inputs, outputs: [o.astype("float64") for o in outputs])
     too_few = broken(lambda inputs, outputs: outputs[:-1])
     for plugin in (wrong_values, wrong_types, too_few):
-        with pytest.raises(AssertionError, match="check_answers_are_right"):
-            check_device(plugin)
+        with pytest.raises((AssertionError, HeteroError)):
+            CHECKS["check_answers_are_right"](plugin)
+    with pytest.raises(AssertionError, match="check_answers_are_right"):
+        check_device(wrong_values)
 
     class AnyDomain(dense):
         def refuse(self, node, model, config):
@@ -80,8 +86,8 @@ def test_the_suite_finds_what_is_wrong():
         (AnyType, "element_types_that_are_taken_are_computed"),
         (Unexplained, "open_shapes_are_taken_or_refused_as_such"),
     ):
-        with pytest.raises(AssertionError, match=f"check_{check}"):
-            check_device(plugin())
+        with pytest.raises((AssertionError, HeteroError)):
+            CHECKS[f"check_{check}"](plugin())
 
     class Unreasoned(dense):
         def get_property(self, name, device_id=None):
@@ -90,8 +96,8 @@ def test_the_suite_finds_what_is_wrong():
             except UnknownPropertyError:
                 return None
 
-    with pytest.raises(AssertionError, match="check_unknown_property_is_refused: AssertionError"):
-        check_device(Unreasoned())
+    with pytest.raises(AssertionError):
+        CHECKS["check_unknown_property_is_refused"](Unreasoned())
 
 
 def test_a_device_of_fixed_shapes_passes_the_suite():
@@ -104,8 +110,10 @@ def test_expected_failures_are_strict():
     plugin: Plugin = PLUGINS["NULL"].plugin
     results = check_device(plugin)
     assert {r.error for r in results} == {None}
-    assert [r.name for r in results] == [c.__name__ for c in device_checks()]
-    with pytest.raises(AssertionError, match="passes, though it is expected to fail"):
-        check_device(plugin, expected_failures={"check_answers_are_right": "a guess"})
-    with pytest.raises(AssertionError, match="there is no such check"):
-        check_device(plugin, expected_failures={"check_nothing": "a guess"})
+    assert [r.name for r in results] == list(CHECKS)
+    with pytest.raises(AssertionError) as caught:
+        check_device(
+            plugin, expected_failures={"check_answers_are_right": "x", "check_nothing": "y"}
+        )
+    assert "check_answers_are_right: passes, though it is expected to fail" in str(caught.value)
+    assert "check_nothing: expected to fail, but there is no such check" in str(caught.value)

@@ -23,7 +23,7 @@ def blob() -> bytes:
 
 
 @pytest.mark.parametrize(
-    "count", [2_000, pytest.param(200_000, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
+    "count", [1_000, pytest.param(200_000, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
 )
 def test_damaged_blobs_are_refused_at_once_by_a_typed_error(blob: bytes, count: int) -> None:
     tally = mutations.try_all([blob], count, seed=1, memory=False)
@@ -38,8 +38,8 @@ def test_damaged_blobs_of_several_plans_are_refused_by_a_typed_error(blob: bytes
         file = io.BytesIO()
         halves = [replace(cut, share=0.5)] * 2
         write_model(file, halves, compiled.compilation, [*payloads, *payloads])
-    tally = mutations.try_all([file.getvalue()], 2_000, seed=3, memory=False)
-    assert sum(n for outcome, n in tally.outcomes.items() if "refused" in outcome) > 1_000
+    tally = mutations.try_all([file.getvalue()], 1_000, seed=3, memory=False)
+    assert sum(n for outcome, n in tally.outcomes.items() if "refused" in outcome) > 500
 
 
 def test_damaged_blobs_take_no_more_memory_than_twice_their_length(blob: bytes) -> None:
@@ -69,7 +69,7 @@ def test_damaged_entries_of_the_cache_never_give_a_wrong_answer(tmp_path: Path) 
     outside = tmp_path / "outside"
     outside.write_text("untouched")
     with hetero.Core(executor="inprocess") as core:
-        for _ in range(150):
+        for _ in range(60):
             config = {"CACHE_DIR": str(cache)}
             with core.compile_model(branches(), "CPU", config) as compiled:
                 np.testing.assert_allclose(compiled({"x": x})[0], branches_output(x), rtol=1e-6)

@@ -14,7 +14,7 @@ from tests.hetero import model_mutations as mutations
 @pytest.mark.parametrize(
     ("seed", "count"),
     [
-        (4135946153, 300),
+        (4135946153, 150),
         pytest.param(None, 4_000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
     ],
 )

@@ -79,10 +79,10 @@ def bits(results: list[object]) -> list[tuple[object, ...]]:
 
 
 cases = given(seed=st.integers(0, 2**32), size=st.integers(0, 24), kinds=st.integers(2, 4))
-thorough = settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+any_graph = settings(suppress_health_check=list(HealthCheck))
 
 
-@thorough
+@any_graph
 @cases
 def test_rules_hold_and_merging_gives_the_model_back(seed: int, size: int, kinds: int) -> None:
     model = random_model(seed, size)
@@ -94,7 +94,7 @@ def test_rules_hold_and_merging_gives_the_model_back(seed: int, size: int, kinds
     assert repr((again.subgraphs, again.wires)) == repr((part.subgraphs, part.wires))
 
 
-@thorough
+@any_graph
 @cases
 def test_split_computes_what_the_whole_computes(seed: int, size: int, kinds: int) -> None:
     model = random_model(seed, size)
@@ -119,7 +119,6 @@ def fewest(successors: list[list[int]], kind: list[int]) -> int:
     return 0
 
 
-@settings(max_examples=60, deadline=None)
 @given(count=st.integers(1, 6), pairs=edges, mask=st.integers(0, 63))
 def test_two_kinds_make_the_fewest_clusters(
     count: int, pairs: list[tuple[int, int]], mask: int
@@ -134,7 +133,7 @@ def test_two_kinds_make_the_fewest_clusters(
     assert path_lower_bound(successors, kind) <= max(numbers) + 1
 
 
-@thorough
+@any_graph
 @given(seed=st.integers(0, 10_000), count=st.integers(1, 200), kinds=st.integers(1, 6))
 def test_clusters_are_of_one_kind_and_in_running_order(seed: int, count: int, kinds: int) -> None:
     rng = np.random.default_rng(seed)

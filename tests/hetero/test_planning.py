@@ -97,11 +97,11 @@ def test_no_assignment_is_better(seed: int, hint: Any) -> None:
 
 
 def test_the_same_task_gives_the_same_plan() -> None:
-    model = random_model(7, 40)
+    model = random_model(7, 20)
     dice = random.Random(3)
     times = {d: {n: dice.uniform(1e-3, 5e-3) for n in model.node_names} for d in ("A", "B", "C")}
     given = costs(model, times, wire=Line(1e-4, 0.0, "measured"))
-    first, second = (choose(task(model, given), Choice(seconds=1.0, seed=11)) for _ in range(2))
+    first, second = (choose(task(model, given), Choice(seconds=0.3, seed=11)) for _ in range(2))
     assert first.affinity == second.affinity
     assert first.alternatives == second.alternatives
 
@@ -267,7 +267,7 @@ def test_made_weights_follow_their_readers() -> None:
         {d: {**every, **seconds} for d in ("A", "B", "C")},
         wire=Line(1e-5, 1e-10, "measured"),
     )
-    report = choose(task(model, given), Choice(seconds=1.0))
+    report = choose(task(model, given), Choice(seconds=0.3))
     assert len(set(report.affinity.values())) == 3
     cut = partition(model, report.affinity)
     made = {v for n in model.nodes if n.name not in set(alive) for v in n.writes}

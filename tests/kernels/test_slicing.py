@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kernels.oracle import NARROW, check, run_kernel
@@ -92,7 +92,6 @@ def test_slice_attributes(starts, ends, axes):
     check("Slice", [X], attributes, 9)
 
 
-@settings(max_examples=60, deadline=None, database=None)
 @given(
     bounds=st.lists(
         st.tuples(

@@ -1,4 +1,4 @@
-"""One lean Ray for all tests here: starting it takes longer than most of them."""
+"""One lean Ray, and a Core on it, for all tests here: starting them takes longer than most."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import tempfile
 from collections.abc import Iterator
 
 import pytest
+
+import hetero
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -44,3 +46,11 @@ def local_ray() -> Iterator[None]:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+
+
+@pytest.fixture(scope="session")
+def core(local_ray: None) -> Iterator[hetero.Core]:
+    """Return what tests share that end no device; the others have a Core of their own."""
+    plugins = ("tests.hetero.waiting_plugin:WaitingPlugin",)
+    with hetero.Core(devices={"CPU": 2}, plugins=plugins) as core:
+        yield core

@@ -19,16 +19,13 @@ from tests.hetero.models import branches, branches_output
 pytestmark = pytest.mark.ray
 
 
-def test_requests_over_two_actors_are_joined_and_split_again(tmp_path: Path) -> None:
+def test_requests_over_two_actors_are_joined_and_split_again(
+    core: hetero.Core, tmp_path: Path
+) -> None:
     gate = tmp_path / "open"
     config = {"AUTO_BATCH_SIZE": 8, "AUTO_BATCH_TIMEOUT": 600_000, "WAIT_FILE": str(gate)}
-    plugins = ("tests.hetero.waiting_plugin:WaitingPlugin",)
-    with (
-        hetero.Core(devices={"CPU": 1}, plugins=plugins) as core,
-        core.compile_model(
-            branches(), "HETERO:WAITING,CPU", config, affinity={"tanh": "CPU"}
-        ) as compiled,
-    ):
+    pins = {"tanh": "CPU"}
+    with core.compile_model(branches(), "HETERO:WAITING,CPU", config, affinity=pins) as compiled:
         inputs = [np.full((1 + i % 3, 3), i, np.float32) for i in range(12)]
         requests = [compiled.create_infer_request() for _ in inputs]
         for request, x in zip(requests, inputs, strict=True):

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +28,6 @@ pytestmark = pytest.mark.ray
 ROOT = Path(__file__).parents[2]
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
 SPLIT = "HETERO:CPU.0,CPU.1"
-
-
-@pytest.fixture(scope="module")
-def core() -> Iterator[hetero.Core]:
-    plugins = ("tests.hetero.waiting_plugin:WaitingPlugin",)
-    with hetero.Core(devices={"CPU": 2}, plugins=plugins) as core:
-        yield core
 
 
 def test_a_dropped_model_is_closed_once_its_last_request_is_gone(core: hetero.Core) -> None:
@@ -246,7 +238,6 @@ def processes_with(variable: str) -> list[str]:
     ("variables", "arguments", "words"),
     [
         ({}, ("--address", "127.0.0.1:1"), "nothing answers at 127.0.0.1:1"),
-        ({"RAY_ADDRESS": "127.0.0.1:1"}, (), "nothing answers at 127.0.0.1:1"),
         ({"RAY_ADDRESS": "nonsense"}, (), "wanted host:port"),
     ],
 )

@@ -187,4 +187,4 @@ class ClientLives(RuleBasedStateMachine):
 
 
 TestClientLives = ClientLives.TestCase
-TestClientLives.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestClientLives.settings = settings(stateful_step_count=40)

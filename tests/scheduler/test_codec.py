@@ -13,7 +13,7 @@ import ml_dtypes
 import msgpack
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.errors import BlobError
@@ -108,7 +108,6 @@ def test_the_version_before_is_refused_by_name() -> None:
     st.tuples(*[st.integers(1, 3)] * 4),
     st.tuples(*[st.sampled_from([1, 2, -1])] * 4),
 )
-@settings(max_examples=150, deadline=None)
 def test_tensors_keep_their_order_in_memory(
     axes: list[int], shape: tuple[int, ...], steps: tuple[int, ...]
 ) -> None:
@@ -189,13 +188,11 @@ values = st.recursive(
 
 
 @given(values)
-@settings(max_examples=150, deadline=None)
 def test_any_nesting_survives(value: Any) -> None:
     check_equal(decode(encode(value)), value)
 
 
 @given(st.data())
-@settings(max_examples=300, deadline=None)
 def test_damage_is_a_typed_error_or_another_value(data: st.DataObject) -> None:
     message = bytearray(encode(golden_value()))
     for _ in range(data.draw(st.integers(1, 4))):
@@ -206,7 +203,6 @@ def test_damage_is_a_typed_error_or_another_value(data: st.DataObject) -> None:
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=200, deadline=None)
 def test_random_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(BlobError):
         decode(data)

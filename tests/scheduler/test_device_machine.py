@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import get_args
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.errors import DeviceError, DeviceLostError
@@ -250,7 +250,6 @@ def test_the_table_is_closed() -> None:
     st.lists(st.tuples(st.sampled_from("xabed"), st.integers(1, 6)), max_size=60),
     st.integers(1, 3),
 )
-@settings(max_examples=200, deadline=None)
 def test_random_lives_keep_the_invariants(life: list[tuple[str, int]], streams: int) -> None:
     m = machine(streams)
     sent: set[tuple[int, str]] = set()

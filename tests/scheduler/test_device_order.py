@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.request.request import Request
@@ -51,7 +51,6 @@ one = st.tuples(st.integers(2, 9), st.integers(0, LEVELS - 1), st.integers(0, 1)
 
 
 @given(st.lists(one, max_size=12, unique_by=lambda t: t[:2]))
-@settings(max_examples=100, deadline=None)
 def test_one_clients_tasks_run_by_request_and_level_then_priority(
     tasks: list[tuple[int, int, int]],
 ) -> None:
@@ -126,7 +125,6 @@ def test_a_long_idle_client_saves_up_no_turns() -> None:
 
 
 @given(st.lists(st.integers(1, 20), min_size=2, max_size=4), st.integers(0, 3))
-@settings(max_examples=50, deadline=None)
 def test_clients_that_keep_a_device_busy_get_equal_turns_whatever_they_count(
     gaps: list[int], levels: int
 ) -> None:

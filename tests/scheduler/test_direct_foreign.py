@@ -13,7 +13,7 @@ import msgpack
 import numpy as np
 import pytest
 import zmq
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.errors import BlobError
@@ -103,7 +103,6 @@ CONTROL = [
 
 
 @given(st.sampled_from(CONTROL), st.integers(0, 400), st.binary(max_size=3))
-@settings(max_examples=400, deadline=None)
 def test_mutated_control_messages_are_read_or_refused(
     message: tuple[Any, ...], position: int, replacement: bytes
 ) -> None:
@@ -116,7 +115,6 @@ def test_mutated_control_messages_are_read_or_refused(
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=300, deadline=None)
 def test_addresses_of_any_bytes_are_read_or_refused(data: bytes) -> None:
     address = "hetero1:" + base64.urlsafe_b64encode(data).decode()
     with contextlib.suppress(BlobError):

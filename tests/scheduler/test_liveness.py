@@ -6,7 +6,7 @@ from collections import Counter
 from itertools import count
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.client import liveness as see
@@ -112,7 +112,6 @@ sights = st.lists(st.tuples(kinds, st.sampled_from("AB"), st.booleans(), st.floa
 
 
 @given(sights)
-@settings(max_examples=80, deadline=None)
 def test_clients_hear_of_each_loss_and_return_once_and_each_loss_ends(
     life: list[tuple[str, str, bool, float]],
 ) -> None:

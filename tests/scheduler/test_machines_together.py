@@ -340,4 +340,4 @@ class Together(RuleBasedStateMachine):
 
 
 TestTogether = Together.TestCase
-TestTogether.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+TestTogether.settings = settings(stateful_step_count=50)

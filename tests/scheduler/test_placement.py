@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.errors import PlanError
@@ -87,7 +87,6 @@ def test_equal_idle_routes_take_turns() -> None:
 
 
 @given(st.lists(st.integers(1, 9), min_size=2, max_size=4))
-@settings(max_examples=50, deadline=None)
 def test_idle_routes_get_their_shares(shares: list[int]) -> None:
     routes = Routes([route(str(i), share=part) for i, part in enumerate(shares)])
     count = 20 * sum(shares)
