@@ -92,15 +92,17 @@ def replicate(plan: Plan, replicas: Mapping[int, Mapping[str, float]]) -> Placem
     return share(plans, [math.prod(part for _, part in way) for way in ways])
 
 
-def chain(*devices: str, name: str = "add") -> tuple[Plan, list[StageSource]]:
+def chain(
+    *devices: str, name: str = "add", names: Sequence[str] = ()
+) -> tuple[Plan, list[StageSource]]:
     """Add one as often as there are devices, once on each."""
+    names = names or [f"{name}{i}" for i in range(len(devices))]
     one = {"one": np.ones(1, np.float32)}
     lines = [
-        ("Add", f"{name}{i}", (f"t{i - 1}" if i else "x", "one"), f"t{i}")
-        for i in range(len(devices))
+        ("Add", node, (f"t{i - 1}" if i else "x", "one"), f"t{i}") for i, node in enumerate(names)
     ]
     model = build(lines, [f"t{len(devices) - 1}"], weights=one)
-    return cut(model, *((device, [f"{name}{i}"]) for i, device in enumerate(devices)))
+    return cut(model, *((device, [node]) for device, node in zip(devices, names, strict=True)))
 
 
 def diamond(

@@ -1,6 +1,7 @@
 """A plugin over numpy for scheduler tests: a few operators, and faults by node name.
 
-A node called ``sleep_0.2…`` takes that long, ``fail…`` raises, ``refuse…`` raises a typed error,
+A node called ``sleep_0.2…`` takes that long, ``meet_2_FOLDER?…`` notes in a folder that it runs and
+waits until two runs are noted, ``fail…`` raises, ``refuse…`` raises a typed error,
 ``full…`` has no memory, ``exit…`` leaves Python, ``odd…`` gives what is no value, and ``die…``
 kills its process.
 """
@@ -10,9 +11,11 @@ from __future__ import annotations
 import os
 import re
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -58,6 +61,11 @@ class ToyProgram(Program):
         if found := re.match(r"sleep_([\d.]+)", node.name):
             until = time.monotonic() + float(found[1])
             while time.monotonic() < until:
+                context.check_cancelled()
+                time.sleep(0.005)
+        elif found := re.match(r"meet_(\d+)_([^?]+)", node.name):
+            os.close(tempfile.mkstemp(dir=found[2])[0])
+            while len([*Path(found[2]).iterdir()]) < int(found[1]):
                 context.check_cancelled()
                 time.sleep(0.005)
         elif node.name.startswith("fail"):
