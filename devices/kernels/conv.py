@@ -124,7 +124,7 @@ def conv_transpose_1(
         raise ValueError(f"input has {x.shape[1]} channels; weights {w.shape} with group {group}")
     if kernel_shape and tuple(kernel_shape) != w.shape[2:]:
         raise ValueError(f"kernel_shape {tuple(kernel_shape)} is not that of weights {w.shape}")
-    window = _transposed_window(
+    window = transposed_window(
         x.shape[2:], w.shape[2:], strides, dilations, pads, auto_pad, output_padding, output_shape
     )
     dtype = x.dtype
@@ -155,7 +155,7 @@ def conv_transpose_1(
     return xp.ascontiguousarray(y).astype(dtype, copy=False)
 
 
-def _transposed_window(
+def transposed_window(
     spatial: Ints,
     kernel: Ints,
     strides: Ints | None,

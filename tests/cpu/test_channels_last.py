@@ -332,17 +332,40 @@ def test_transposed_convolutions_side_by_side_are_one_product(
 
 
 @pytest.mark.parametrize(
-    "attributes",
+    ("kernel", "attributes"),
     [
-        {"strides": [2, 1]},
-        {"strides": [2, 2], "pads": [0, 1, 0, 0]},
-        {"strides": [2, 2], "output_shape": [9, 13]},
-        {"strides": [2, 2], "group": 2},
-        {},
+        ((2, 2), {"strides": [2, 1]}),
+        ((2, 2), {"strides": [2, 2], "pads": [0, 1, 0, 0]}),
+        ((2, 2), {"strides": [2, 2], "output_shape": [9, 13]}),
+        ((2, 2), {"strides": [3, 4]}),
+        ((3, 3), {"strides": [2, 2], "pads": [1, 1, 1, 1], "output_padding": [1, 1]}),
+        ((4, 3), {"strides": [2, 3], "auto_pad": "SAME_LOWER"}),
+        ((3, 2), {"dilations": [2, 3], "pads": [3, 0, 1, 2]}),
+        ((1, 1), {"strides": [2, 2], "output_padding": [1, 0]}),
     ],
 )
-def test_other_transposed_convolutions_stay_as_they_are(attributes: dict[str, Any]) -> None:
+@pytest.mark.parametrize("bias", [[], ["bias"]])
+def test_other_transposed_convolutions_are_a_product_and_sums(
+    kernel: tuple[int, int], attributes: dict[str, Any], bias: list[str]
+) -> None:
+    node = helper.make_node("ConvTranspose", ["x", "v", *bias], ["y"], **attributes)
+    constants, x = {"v": values(6, 4, *kernel), "bias": values(4)}, values(2, 6, 5, 7)
+    assert transformed([node], x, constants)[-1].op_type == "ChannelsLastConvTranspose"
+    check([node], x, constants)
+
+
+@pytest.mark.parametrize(
+    "attributes", [{}, {"strides": [3]}, {"strides": [2], "pads": [1, 0], "output_padding": [1]}]
+)
+def test_a_transposed_convolution_along_one_axis_is_planar(attributes: dict[str, Any]) -> None:
     node = helper.make_node("ConvTranspose", ["x", "v"], ["y"], **attributes)
+    constants, x = {"v": values(6, 4, 3)}, values(2, 6, 9)
+    assert transformed([node], x, constants)[-1].op_type == "ChannelsLastConvTranspose"
+    check([node], x, constants)
+
+
+def test_a_transposed_convolution_of_several_groups_stays_as_it_is() -> None:
+    node = helper.make_node("ConvTranspose", ["x", "v"], ["y"], group=2)
     constants, x = {"v": values(6, 4, 2, 2)}, values(2, 6, 5, 7)
     assert [node.op_type for node in transformed([node], x, constants)] == ["ConvTranspose"]
     check([node], x, constants)

@@ -1,8 +1,8 @@
-"""Transposed convolution with channels last, of kernels that lie side by side in the output."""
+"""Transposed convolution with channels last: one product, its parts added where they belong."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from math import prod
 
@@ -11,9 +11,13 @@ import numpy as np
 from devices.cpu.binding.copies import copy_call
 from devices.cpu.binding.registry import Call, Scratch, binds
 from devices.cpu.fast.bands import BandScratch
-from devices.cpu.fast.channels_last import is_last, pixel_calls, planes, row_calls
+from devices.cpu.fast.channels_last import is_last, pixel_calls, planar, planes, row_calls
 from devices.cpu.fast.registry import FAST
+from devices.kernels.conv import transposed_window
 from devices.kernels.registry import op
+from devices.kernels.window import Window
+
+Ints = Sequence[int]
 
 
 def prepare_transposed(w: np.ndarray) -> np.ndarray:
@@ -23,39 +27,43 @@ def prepare_transposed(w: np.ndarray) -> np.ndarray:
 
 @op("ChannelsLastConvTranspose", since=1, domain="hetero", registry=FAST)
 def channels_last_conv_transpose_1(
-    xp: object,
-    x: np.ndarray,
-    w: np.ndarray,
-    b: np.ndarray | None = None,
-    *,
-    kernel_shape: Sequence[int],
-) -> np.ndarray:
-    """Return ConvTranspose with strides as large as the kernel and no pads; channels are last.
+    xp: object, x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None, *,
+    auto_pad: str = "NOTSET", dilations: Ints | None = None, kernel_shape: Ints,
+    output_padding: Ints | None = None, output_shape: Ints | None = None,
+    pads: Ints | None = None, strides: Ints | None = None,
+) -> np.ndarray:  # fmt: skip
+    """Return ConvTranspose of one group; the result's channels are last in memory.
 
-    Weights lie as `prepare_transposed` says, the bias b as `bias_row` does.
+    Weights lie as `prepare_transposed` says, the bias b as `bias_row` does. x of (N, C, W) is taken
+    as of a height of 1.
     """
+    is_line, x = x.ndim == 3, planar(x)
     if x.ndim != 4 or x.shape[1] != len(w):
         raise ValueError(f"input has shape {x.shape}; (N, {len(w)}, H, W) wanted")
-    (n, _, *spatial), m = x.shape, w.shape[1] // prod(kernel_shape)
-    size = (size * k for size, k in zip(spatial, kernel_shape, strict=True))
-    y = planes(np.empty((n, *size, m), x.dtype))
-    for call in _calls(Scratch(), y, x, w, b, kernel_shape):
+    window = transposed_window(
+        x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad, output_padding, output_shape
+    )
+    y = planes(np.empty((len(x), *window.input, w.shape[1] // prod(kernel_shape)), x.dtype))
+    for call in _calls(Scratch(), y, x, w, b, window):
         call()
-    return y
+    return y[:, :, 0] if is_line else y
 
 
 @binds("ChannelsLastConvTranspose", 1, domain="hetero", registry=FAST, any_order=True)
 def bind_channels_last_conv_transpose(
-    scratch: Scratch,
-    y: np.ndarray,
-    x: np.ndarray,
-    w: np.ndarray,
-    b: np.ndarray | None = None,
-    *,
-    kernel_shape: Sequence[int],
-) -> Sequence[Call] | None:
+    scratch: Scratch, y: np.ndarray, x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None, *,
+    auto_pad: str = "NOTSET", dilations: Ints | None = None, kernel_shape: Ints,
+    output_padding: Ints | None = None, output_shape: Ints | None = None,
+    pads: Ints | None = None, strides: Ints | None = None,
+) -> Sequence[Call] | None:  # fmt: skip
     """Bind the calls that the kernel above makes."""
-    return _calls(scratch, y, x, w, b, kernel_shape) if is_last(y) else None
+    x, y = planar(x), planar(y)
+    if not is_last(y):
+        return None
+    window = transposed_window(
+        x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad, output_padding, output_shape
+    )
+    return list(_calls(scratch, y, x, w, b, window))
 
 
 def _calls(
@@ -64,14 +72,36 @@ def _calls(
     x: np.ndarray,
     w: np.ndarray,
     b: np.ndarray | None,
-    kernel: Sequence[int],
-) -> list[Call]:
+    window: Window,
+) -> Iterator[Call]:
     pixels, calls = pixel_calls(BandScratch(scratch), x)
+    yield from calls
     n, height, width, c = pixels.shape
     products = scratch((n * height * width, w.shape[1]), x.dtype)
-    calls.append(partial(np.matmul, pixels.reshape(-1, c), w, products))
-    blocks = products.reshape(n, height, width, *kernel, y.shape[1])
-    blocks = blocks.transpose(0, 1, 3, 2, 4, 5)
+    yield partial(np.matmul, pixels.reshape(-1, c), w, products)
+    taps = products.reshape(n, height, width, *window.kernel, y.shape[1])
     last = y.transpose(0, 2, 3, 1)
-    calls.append(copy_call(last.reshape(blocks.shape), blocks))
-    return calls if b is None else [*calls, *row_calls(np.add, last, b)]
+    side_by_side = (height * window.kernel[0], width * window.kernel[1])
+    if window.strides == window.kernel and window.input == side_by_side:
+        blocks = taps.transpose(0, 1, 3, 2, 4, 5)
+        yield copy_call(last.reshape(blocks.shape), blocks)
+        yield from () if b is None else row_calls(np.add, last, b)
+        return
+    yield partial(np.copyto, last, np.zeros((), x.dtype) if b is None else b[: y.shape[1]])
+    for i in range(window.kernel[0]):
+        rows, to_rows = _reach(window, 0, i)
+        for j in range(window.kernel[1]):
+            columns, to_columns = _reach(window, 1, j)
+            to = last[:, to_rows, to_columns]
+            if to.size:
+                yield partial(np.add, to, taps[:, rows, columns, i, j], to)
+
+
+def _reach(window: Window, axis: int, tap: int) -> tuple[slice, slice]:
+    """Return which of the input's places along an axis a tap adds to the output, and where."""
+    stride = window.strides[axis]
+    at = tap * window.dilations[axis] - window.begin[axis]
+    first = max(0, -(at // stride))
+    end = max(first, min(window.output[axis], (window.input[axis] - 1 - at) // stride + 1))
+    start = first * stride + at
+    return slice(first, end), slice(start, start + (end - first - 1) * stride + 1, stride)

@@ -82,32 +82,31 @@ def _pixels(model: Model, conv: Node) -> int:
 def _planar(attributes: dict[str, Any]) -> dict[str, Any]:
     """Return the attributes of a convolution along one axis as those of a planar one."""
     planar = dict(attributes)
-    for name, before in (("strides", 1), ("dilations", 1), ("pads", 0)):
+    sizes = {"strides": 1, "dilations": 1, "pads": 0, "output_padding": 0, "output_shape": 1}
+    for name, before in sizes.items():
         if name in attributes:
             planar[name] = tuple(n for along in attributes[name].ints for n in (before, along))
     return planar
 
 
 def _prepare_transposed(rewrite: Rewrite, i: int, conv: Node) -> None:
-    """Replace a transposed convolution whose kernels lie side by side in the output."""
+    """Replace a transposed convolution of one group."""
     x, name, *biases = [name for name in conv.inputs if name]
     w = rewrite.constant(name)
     b = rewrite.constant(biases[0]) if biases else None
-    if w is None or w.ndim != 4 or w.dtype != np.float32 or (biases and b is None):
+    if w is None or w.ndim not in (3, 4) or w.dtype != np.float32 or (biases and b is None):
         return
     if rewrite.model.spec(x).element_type != "float":
         return
-    given = conv.attributes
-    kernel = w.shape[2:]
-    usual = {"auto_pad": "NOTSET", "dilations": (1, 1), "group": 1, "kernel_shape": kernel}
-    usual |= {"output_padding": (0, 0), "pads": (0,) * 4}
-    unusual = {name for name, value in given.items() if value != usual.get(name)}
-    if unusual != {"strides"} or given["strides"] != kernel:
+    attributes: dict[str, Any] = {a.name: a for a in conv.proto.attribute if a.name != "group"}
+    if conv.attributes.get("group", 1) != 1:
         return
+    if w.ndim == 3:
+        w, attributes = w[:, :, None], _planar(attributes)
     inputs = [x, rewrite.add_constant(f"{name}/last", prepare_transposed(w))]
     if b is not None:
         inputs.append(rewrite.add_constant(f"{biases[0]}/row", bias_row(b)))
-    attributes = {"kernel_shape": kernel}
+    attributes["kernel_shape"] = w.shape[2:]
     replaced = fused_node("ChannelsLastConvTranspose", inputs, conv.outputs, [conv], attributes)
     rewrite.replace((i,), replaced)
 
