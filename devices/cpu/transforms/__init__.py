@@ -27,6 +27,7 @@ from devices.cpu.transforms.quantized import (
     fuse_fake_quantize,
     quantize_once,
 )
+from devices.cpu.transforms.quantized_operators import standard_quantized
 from devices.cpu.transforms.quantized_products import keep_integers
 from devices.cpu.transforms.recurrent import prepare_recurrent
 from devices.cpu.transforms.scale_into_conv import move_scale_into_conv
@@ -47,6 +48,7 @@ class Pass(NamedTuple):
 #: Dead nodes go first and last: first, so that patterns do not count them as readers.
 _FIRST: Final = (
     Pass(inline_functions, oldest_opset=0),
+    Pass(standard_quantized, oldest_opset=10),
     Pass(literals_to_constants, oldest_opset=0),
     Pass(remove_dead_nodes, oldest_opset=0),
 )
