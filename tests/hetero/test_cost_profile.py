@@ -258,6 +258,15 @@ def test_fused_times_are_spread_and_scaled() -> None:
     assert fused_groups(_model(), timing.executed) == [("a", "b")]
 
 
+def test_a_node_folded_into_several_has_no_part_in_them_and_does_not_tie_them() -> None:
+    rows = {"ab": (2.0, ("a", "b")), "ac": (6.0, ("a", "c"))}
+    timing = _timing(rows, 8.0)
+    assert spread(_model(), timing) == pytest.approx({"a": 0.0, "b": 2.0, "c": 6.0})
+    assert fused_groups(_model(), timing.executed) == []
+    only = _timing({"a1": (1.0, ("a",)), "a2": (1.0, ("a",)), "bc": (2.0, ("b", "c"))}, 4.0)
+    assert spread(_model(), only) == pytest.approx({"a": 2.0, "b": 1.0, "c": 1.0})
+
+
 def test_nodes_that_a_device_leaves_nothing_of_take_nothing() -> None:
     times = spread(_model(), _timing({"a": (1.0, ("a",)), "c": (1.0, ("c",))}, 4.0))
     assert times == pytest.approx({"a": 2.0, "b": 0.0, "c": 2.0})

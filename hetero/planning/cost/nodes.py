@@ -2,11 +2,15 @@
 
 A device runs fused, split and added nodes. Their times are spread over the original nodes that they
 cover, by work, and scaled so that together they make the time of the whole.
+
+A node that went into several executed ones (a shape that all layers read, say) was folded into
+each: it has no part in their times, and ties none of them together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 from devices.model.model import Model
 from devices.plugin.program import ExecutedNode
@@ -24,6 +28,7 @@ def spread(model: Model, timing: Timing) -> dict[str, float]:
     """
     alive = [model.nodes[p].name for p in request_positions(model)]
     index = model.index_of
+    uses = _uses(timing.executed)
     times = dict.fromkeys(alive, 0.0)
     last: tuple[str, ...] = ()
     unplaced = 0.0
@@ -31,7 +36,7 @@ def spread(model: Model, timing: Timing) -> dict[str, float]:
         seconds = timing.node_times_s.get(row.name, 0.0)
         names = tuple(n for n in row.original_names if n in times)
         # What a device adds (a change of layout, say) serves the node before or after it.
-        names = names or last
+        names = tuple(n for n in names if uses[n] == 1) or names or last
         if not names:
             unplaced += seconds
             continue
@@ -57,12 +62,18 @@ def _share(
         times[name] += seconds * weight / total
 
 
+def _uses(executed: Iterable[ExecutedNode]) -> Counter[str]:
+    """Count in how many executed nodes each of the model's is."""
+    return Counter(name for row in executed for name in set(row.original_names))
+
+
 def fused_groups(model: Model, executed: Sequence[ExecutedNode]) -> list[tuple[str, ...]]:
     """Return the sets of two or more nodes that requests run and that the device runs as one."""
     alive = {model.nodes[p].name for p in request_positions(model)}
+    uses = _uses(executed)
     groups: dict[tuple[str, ...], None] = {}
     for row in executed:
-        names = tuple(n for n in row.original_names if n in alive)
+        names = tuple(n for n in row.original_names if n in alive and uses[n] == 1)
         if len(names) > 1:
             groups[names] = None
     return list(groups)
