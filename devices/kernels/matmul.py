@@ -13,12 +13,9 @@ def _product(xp: Xp, a: Array, b: Array) -> Array:
     if a.shape[-1] != b.shape[-2 if b.ndim > 1 else 0]:
         raise ValueError(f"shapes {a.shape} and {b.shape} have different inner sizes")
     same_type(a, b)
-    if a.ndim > 2 and b.ndim == 2 and a.flags.c_contiguous:
-        # One product of all rows instead of one per matrix.
-        rows = a.reshape(-1, a.shape[-1]) if a.size else a.reshape(0, a.shape[-1])
-        shape = (*a.shape[:-1], b.shape[1])
-        if a.size:
-            return xp.matmul(rows, b).reshape(shape)
+    if a.ndim > 2 and b.ndim == 2 and a.size:
+        # One product of all rows, copied where they lie in no order, instead of one per matrix.
+        return xp.matmul(a.reshape(-1, a.shape[-1]), b).reshape(*a.shape[:-1], b.shape[1])
     return xp.matmul(a, b)
 
 

@@ -8,22 +8,28 @@ from math import prod
 
 import numpy as np
 
+from devices.cpu.binding.copies import copy_call
 from devices.cpu.binding.registry import Call, Scratch, binds
 from devices.cpu.threads import alone
 
 
-def _product(y: np.ndarray, a: np.ndarray, b: np.ndarray) -> list[Call] | None:
-    """Return the call that puts a @ b into y; None if the kernel has to look at the arrays."""
+def _product(scratch: Scratch, y: np.ndarray, a: np.ndarray, b: np.ndarray) -> list[Call] | None:
+    """Return the calls that put a @ b into y; None if the kernel has to look at the arrays."""
     if a.dtype != b.dtype or a.dtype.kind != "f" or a.dtype.itemsize < 4:
         return None
     if a.ndim < 2 or b.ndim < 2 or not a.size or not b.size or a.shape[-1] != b.shape[-2]:
         return None
-    if a.ndim > 2 and b.ndim == 2 and a.flags.c_contiguous:
-        rows = prod(a.shape[:-1])  # one product of all rows instead of one per matrix
-        a, y = a.reshape(rows, a.shape[-1]), y.reshape(rows, b.shape[1])
+    calls = list[Call]()
+    if a.ndim > 2 and b.ndim == 2:
+        if not a.flags.c_contiguous:
+            rows = scratch(a.shape, a.dtype)
+            calls.append(copy_call(rows, a))
+            a = rows
+        count = prod(a.shape[:-1])  # one product of all rows instead of one per matrix
+        a, y = a.reshape(count, a.shape[-1]), y.reshape(count, b.shape[1])
     if a.size == a.shape[-1]:
-        return [partial(alone, np.matmul, a, b, y)]
-    return [partial(np.matmul, a, b, y)]
+        return [*calls, partial(alone, np.matmul, a, b, y)]
+    return [*calls, partial(np.matmul, a, b, y)]
 
 
 def product_calls(
@@ -31,11 +37,11 @@ def product_calls(
 ) -> list[Call] | None:
     """Return the calls that put a @ b into y, `terms` products of an element's at a time."""
     if terms >= a.shape[-1]:
-        return _product(y, a, b)
+        return _product(scratch, y, a, b)
     part, calls = scratch(y.shape, y.dtype), list[Call]()
     for start in range(0, a.shape[-1], terms):
         left, right = a[..., start : start + terms], b[..., start : start + terms, :]
-        added = _product(part if start else y, left, right)
+        added = _product(scratch, part if start else y, left, right)
         if added is None:
             return None
         calls += [*added, partial(np.add, y, part, y)] if start else added
@@ -51,7 +57,7 @@ def bind_matmul(
     scratch: Scratch, y: np.ndarray, a: np.ndarray, b: np.ndarray
 ) -> Sequence[Call] | None:
     """Bind a @ b."""
-    return _product(y, a, b)
+    return _product(scratch, y, a, b)
 
 
 @binds("FusedMatMul", 1, domain="hetero")
@@ -59,7 +65,7 @@ def bind_fused_matmul(
     scratch: Scratch, y: np.ndarray, a: np.ndarray, b: np.ndarray, c: np.ndarray | None = None
 ) -> Sequence[Call] | None:
     """Bind a @ b + c."""
-    calls = _product(y, a, b)
+    calls = _product(scratch, y, a, b)
     return calls and calls + _added(y, c)
 
 
@@ -71,5 +77,5 @@ def bind_gemm(
     """Bind a @ b + c of matrices, either of them transposed."""
     if alpha != 1 or beta != 1:
         return None
-    calls = _product(y, a.T if transA else a, b.T if transB else b)
+    calls = _product(scratch, y, a.T if transA else a, b.T if transB else b)
     return calls and calls + _added(y, c)
