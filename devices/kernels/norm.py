@@ -227,8 +227,7 @@ def lrn_1(
     if size < 1:
         raise ValueError(f"size is {size}; it must be positive")
     channels, before = x.shape[1], (size - 1) // 2
-    squares = x * x
-    total = squares.copy()
+    squares, total = x * x, x * x  # both lie in memory as x does
     for shift in range(-before, size - before):
         if shift and abs(shift) < channels:
             low, high = max(0, -shift), channels - max(0, shift)

@@ -13,7 +13,7 @@ from onnx import NodeProto, helper
 
 from devices.cpu.binding import BINDINGS, Scratch
 from devices.cpu.fast import conv as convolution
-from devices.cpu.fast import winograd
+from devices.cpu.fast import lrn, winograd
 from devices.cpu.fast.bands import BandScratch
 from devices.cpu.fast.winograd import prepare, tile_calls
 from devices.cpu.plugin import CPUPlugin
@@ -133,6 +133,20 @@ def test_rows_computed_a_few_at_a_time_are_the_same(
     check(
         nodes, values(*shape), {"v": values(c, c, *[1] * len(kernel))} | conv(c, m, kernel, group)
     )
+
+
+@pytest.mark.parametrize("size", [1, 5, 41])
+@pytest.mark.parametrize("attributes", [{}, {"beta": 0.5}, {"alpha": 0.3, "bias": 2.0}])
+@pytest.mark.parametrize("many", [1, 2000])
+def test_responses_are_normalised_across_channels(
+    size: int, attributes: dict[str, float], many: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lrn, "_BLOCK_NBYTES", many)
+    nodes = [
+        helper.make_node("Conv", ["x", "v"], ["c"]),
+        helper.make_node("LRN", ["c"], ["y"], size=size, **attributes),
+    ]
+    check(nodes, values(2, 6, 5, 7), {"v": values(6, 6, 1, 1)})
 
 
 @pytest.mark.parametrize("size", [(13, 15), (14, 14), (28, 28), (29, 41)])

@@ -3,6 +3,7 @@
 from devices.cpu.fast import (  # noqa: F401 - importing a family registers its kernels
     conv,
     conv_transpose,
+    lrn,
     pool,
     quantized,
     recurrent,
