@@ -8,6 +8,7 @@ from devices.kernels import (  # noqa: F401 - each registers its operators
     control,
     conv,
     detection,
+    einsum,
     elementwise,
     generate,
     grid_sample,

@@ -330,6 +330,26 @@ def test_arrays_larger_than_a_cache_are_bound_in_pieces(
     np.testing.assert_allclose(got, run_onnxruntime(model, {"x": x})[0], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("equation", "shapes"),
+    [
+        ("bqhd,bkhd->bhqk", [(2, 3, 4, 5), (2, 6, 4, 5)]),
+        ("abc,dcb->da", [(2, 3, 4), (5, 4, 3)]),
+        ("bij,kj,bkl->lib", [(2, 3, 4), (5, 4), (2, 5, 6)]),
+        ("...ij,jk->...ik", [(2, 3, 4), (4, 5)]),
+    ],
+)
+def test_bound_sums_of_products_are_those_of_the_kernel(
+    equation: str, shapes: list[tuple[int, ...]]
+) -> None:
+    feeds = {f"x{i}": floats(*shape) for i, shape in enumerate(shapes)}
+    node = helper.make_node("Einsum", list(feeds), ["y"], equation=equation)
+    model = make_model([node], feeds, ["y"])
+    _, (got,) = twice(model, list(feeds.values()))
+    assert same(got, compile_cpu(model).run(list(feeds.values()))[0])
+    np.testing.assert_allclose(got, run_onnxruntime(model, feeds)[0], rtol=1e-4, atol=1e-5)
+
+
 def test_random_numbers_are_drawn_in_each_run() -> None:
     nodes = [
         helper.make_node("Shape", ["x"], ["shape"]),

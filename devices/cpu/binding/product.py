@@ -11,6 +11,7 @@ import numpy as np
 from devices.cpu.binding.copies import copy_call
 from devices.cpu.binding.registry import Call, Scratch, binds
 from devices.cpu.threads import alone
+from devices.kernels.einsum import pairs
 
 
 def _product(scratch: Scratch, y: np.ndarray, a: np.ndarray, b: np.ndarray) -> list[Call] | None:
@@ -79,3 +80,36 @@ def bind_gemm(
         return None
     calls = _product(scratch, y, a.T if transA else a, b.T if transB else b)
     return calls and calls + _added(y, c)
+
+
+@binds("Einsum", 12, any_order=True)
+def bind_einsum(
+    scratch: Scratch, y: np.ndarray, *inputs: np.ndarray, equation: str
+) -> Sequence[Call] | None:
+    """Bind the products of two tensors at a time, where the equation is made of such."""
+    products = pairs(equation.replace(" ", ""), [x.shape for x in inputs])
+    if products is None or any(x.dtype != y.dtype or x.dtype.itemsize < 4 for x in inputs):
+        return None
+    calls = list[Call]()
+    result, *others = inputs
+    for i, (pair, other) in enumerate(zip(products, others, strict=True)):
+        a, b, shape = pair.stacks(result, other)
+        operands = list[np.ndarray]()
+        for given, stack in ((result, a), (other, b)):
+            if np.may_share_memory(given, stack):
+                operands.append(stack)
+                continue
+            operands.append(scratch(stack.shape, stack.dtype))
+            axes = pair.axes[len(operands) - 1]
+            read = given.transpose(axes)
+            calls.append(copy_call(operands[-1].reshape(read.shape), read))
+        if i == len(products) - 1:
+            made = y.transpose(np.argsort(pair.order))
+        else:
+            made = scratch(shape, y.dtype)
+        if not made.flags.c_contiguous:
+            return None
+        to = made.reshape(*a.shape[:-1], b.shape[-1])
+        calls.append(partial(np.matmul, *operands, to))
+        result = made if i == len(products) - 1 else made.transpose(pair.order)
+    return calls
