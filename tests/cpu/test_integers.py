@@ -14,7 +14,15 @@ from devices.cpu.integers import fast_integers, integers_name
 from devices.cpu.transforms import quantized_products
 from devices.errors import KernelError
 from tests.cpu.models import compile_cpu, make_model
-from tests.cpu.test_quantized import bytes_of, dynamic, kinds, pair, plain, run_cpu
+from tests.cpu.test_quantized import (
+    bytes_of,
+    dynamic,
+    dynamic_convolution,
+    kinds,
+    pair,
+    plain,
+    run_cpu,
+)
 
 pytestmark = pytest.mark.skipif(not integers_name(), reason="needs numba and AVX512-VNNI")
 
@@ -161,32 +169,9 @@ def test_a_product_whose_integers_others_want_rounds_them_to_floats() -> None:
     agree(model, {"x": x})
 
 
-def dynamic_convolution(group: int) -> list[NodeProto]:
-    """Return what onnxruntime's quantiser writes for a convolution, and a normalisation."""
-    return [
-        helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"]),
-        helper.make_node(
-            "ConvInteger", ["q", "w", "z", "w_zero"], ["p"], pads=[1] * 4, group=group
-        ),
-        helper.make_node("Mul", ["s", "w_scale"], ["unit"]),
-        helper.make_node("Cast", ["p"], ["f"], to=1),
-        helper.make_node("Mul", ["f", "unit"], ["m"]),
-        helper.make_node("Add", ["m", "b"], ["n"]),
-        helper.make_node("BatchNormalization", ["n", "g", "h", "h", "g"], ["o"]),
-        helper.make_node("Clip", ["o", "low", "high"], ["y"]),
-    ]
-
-
 @pytest.mark.parametrize("group", [1, 6])
 def test_convolutions_whose_activations_are_quantised_in_the_run(group: int) -> None:
-    constants = {
-        "w": bytes_of(np.int8, 6, 6 // group, 3, 3), "w_zero": np.int8(0),
-        "w_scale": np.linspace(0.01, 0.03, 6, dtype=np.float32).reshape(1, 6, 1, 1),
-        "b": np.ones((1, 6, 1, 1), np.float32), "g": np.full(6, 0.5, np.float32),
-        "h": np.arange(6, dtype=np.float32), "low": np.float32(-4), "high": np.float32(6),
-    }  # fmt: skip
-    x = RNG.standard_normal((2, 6, 5, 7)).astype(np.float32)
-    model = make_model(dynamic_convolution(group), {"x": x}, ["y"], constants)
+    model, x = dynamic_convolution(group)
     assert kinds(model) == ["DynamicQuantizeLinear", "QuantizedConv"]
     (ours,), (theirs,) = run_cpu(model, {"x": x}), plain(model, {"x": x})
     np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)

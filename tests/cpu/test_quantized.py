@@ -266,3 +266,35 @@ def test_integers_that_others_read_stay(seen: str) -> None:
     for ours, theirs in zip(run_cpu(model, {"x": x}), plain(model, {"x": x}), strict=True):
         assert ours.dtype == theirs.dtype
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+
+
+def dynamic_convolution(group: int) -> tuple[ModelProto, np.ndarray]:
+    """Return what onnxruntime's quantiser writes for a convolution and what follows, and inputs."""
+    nodes = [
+        helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"]),
+        helper.make_node(
+            "ConvInteger", ["q", "w", "z", "w_zero"], ["p"], pads=[1] * 4, group=group
+        ),
+        helper.make_node("Mul", ["s", "w_scale"], ["unit"]),
+        helper.make_node("Cast", ["p"], ["f"], to=1),
+        helper.make_node("Mul", ["f", "unit"], ["m"]),
+        helper.make_node("Add", ["m", "b"], ["n"]),
+        helper.make_node("BatchNormalization", ["n", "g", "h", "h", "g"], ["o"]),
+        helper.make_node("Clip", ["o", "low", "high"], ["y"]),
+    ]
+    constants = {
+        "w": bytes_of(np.int8, 6, 6 // group, 3, 3), "w_zero": np.int8(0),
+        "w_scale": np.linspace(0.01, 0.03, 6, dtype=np.float32).reshape(1, 6, 1, 1),
+        "b": np.ones((1, 6, 1, 1), np.float32), "g": np.full(6, 0.5, np.float32),
+        "h": np.arange(6, dtype=np.float32), "low": np.float32(-4), "high": np.float32(6),
+    }  # fmt: skip
+    x = RNG.standard_normal((2, 6, 5, 7)).astype(np.float32)
+    return make_model(nodes, {"x": x}, ["y"], constants), x
+
+
+@pytest.mark.parametrize("group", [1, 6])
+def test_convolutions_whose_activations_are_quantised_in_the_run_are_floats(group: int) -> None:
+    model, x = dynamic_convolution(group)
+    assert {"DynamicFakeQuantize", "ChannelsLastConv"} < {*kinds(model)}
+    (ours,), (theirs,) = run_cpu(model, {"x": x}), plain(model, {"x": x})
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)

@@ -2,7 +2,7 @@
 
 1. Where activations are quantised in the run, DynamicQuantizeLinear and the MatMulInteger, Cast,
    Mul and Add after it become ``hetero::DynamicFakeQuantize`` and ``hetero::ScaledMatMul``, between
-   which integers are floats.
+   which integers are floats; a ConvInteger and its Cast become a Conv.
 2. Other MatMulInteger of constant weights become ``hetero::IntegerMatMul``.
 """
 
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
+import onnx
 
 from devices.cpu.transforms.rewriting import Rewrite, fused_node
 from devices.kernels.quantize import exact_terms
@@ -50,17 +51,28 @@ class Product(NamedTuple):
 def _fuse_dynamic(rewrite: Rewrite, i: int, node: Node) -> None:
     integers, scale, zero_point = node.outputs
     nodes = rewrite.model.nodes
-    found = [scaled_product(rewrite, at, node.outputs) for at in rewrite.readers(integers)]
+    readers = rewrite.readers(integers)
+    found = [scaled_product(rewrite, at, node.outputs) for at in readers]
     products = [product for product in found if product is not None]
-    read = {at for product in products for at in product.parts}
-    if not found or len(products) < len(found) or not all(map(rewrite.is_free, node.outputs)):
+    convolutions = [c for c in (_convolution(rewrite, at, node.outputs) for at in readers) if c]
+    read = {at for product in (*products, *convolutions) for at in product.parts}
+    if not readers or not read.issuperset(readers) or not all(map(rewrite.is_free, node.outputs)):
         return
-    if not {*rewrite.readers(scale), *rewrite.readers(zero_point)} <= read:
+    if not read.issuperset(rewrite.readers(zero_point)):
         return
     floats = rewrite.new_value(f"{integers}/floats", like=node.inputs[0])
     rewrite.replace(
         (i,), fused_node("DynamicFakeQuantize", node.inputs, [floats, scale], [node], {})
     )
+    for convolution in convolutions:
+        at, cast = convolution.parts
+        proto = onnx.NodeProto()
+        proto.CopyFrom(nodes[at].proto)
+        proto.op_type = "Conv"
+        name = rewrite.add_constant(f"{nodes[at].inputs[1]}/floats", convolution.weights)
+        proto.input[:], proto.output[:] = [floats, name], nodes[cast].outputs
+        covers = (*nodes[at].covers, *nodes[cast].covers)
+        rewrite.replace(convolution.parts, Node.from_proto(proto, covers=covers))
     for product in products:
         parts = [nodes[at] for at in product.parts]
         name = rewrite.add_constant(f"{parts[0].inputs[1]}/floats", _stored(product.weights))
@@ -104,6 +116,19 @@ def scaled_product(
         if _is_row(rewrite.constant(other), weights, is_conv):
             return Product((*parts, added), weights, own, other)
     return Product(parts, weights, own, "")
+
+
+def _convolution(rewrite: Rewrite, at: int, quantised: Sequence[str]) -> Product | None:
+    """Return a convolution and its Cast to float, if its left side and zero are `quantised`."""
+    node, (integers, _, zero_point) = rewrite.model.nodes[at], quantised
+    cast = _after(rewrite, at, "Cast")
+    if not rewrite.is_op(at, "ConvInteger") or cast is None:
+        return None
+    weights = _weights(rewrite, node)
+    reads = node.inputs[0] == integers and node.inputs[2:3] == (zero_point,)
+    if weights is None or not reads or rewrite.model.nodes[cast].attributes.get("to") != 1:
+        return None
+    return Product((at, cast), weights, "", "")
 
 
 def _after(rewrite: Rewrite, at: int, op_type: str) -> int | None:
