@@ -29,6 +29,10 @@ from devices.plugin.support import Refusal
 #: Runs one node: reads its inputs from the slots, writes its outputs there, clears what has died.
 Step = Callable[[list[Value], RunContext], None]
 
+#: Nodes of a body below which binding it takes more time than it saves.
+_FEWEST_BOUND_TASKS: Final = 8
+#: Bytes of inputs and captured values that a bound body copies in each run, at most.
+_MOST_COPIED_NBYTES: Final = 1 << 20
 #: The slot of absent optional inputs; it always holds None.
 _ABSENT: Final = 0
 
@@ -132,15 +136,46 @@ class Block:
         return [values[slot] for slot in self.output_slots]
 
 
-@dataclass(frozen=True, slots=True)
 class _Body:
-    """The graph of a control flow node: compiled, and as it was written."""
+    """The graph of a control flow node: compiled, and as it was written.
 
-    block: Block
-    graph: onnx.GraphProto
-    captures: tuple[str, ...]
-    slots: tuple[int, ...]
-    scope: Scope
+    `captures` are the outer values that it reads but those in `constants`, which are its own, and
+    `slots` are theirs outside.
+    """
+
+    def __init__(
+        self,
+        block: Block,
+        graph: onnx.GraphProto,
+        captures: Mapping[str, int],
+        constants: Mapping[str, np.ndarray],
+        scope: Scope,
+    ) -> None:
+        self.slots = tuple(captures.values())
+        self._block = block
+        self._graph = graph
+        self._names = (*captures, *constants)
+        self._constants = tuple(constants.values())
+        self._scope = scope
+        many = len(block.tasks) >= _FEWEST_BOUND_TASKS
+        self._bound = scope.bind(block) if many and scope.bind is not None else None
+        self._shapes: list[Any] = []
+
+    def run(self, inputs: Sequence[Value], context: RunContext) -> list[Value]:
+        """Compute the outputs, bound once shapes are as they were in the run before."""
+        if self._bound is None or context.profile:
+            return self._block.run(inputs, context)
+        arrays = [x for x in inputs if isinstance(x, np.ndarray)]
+        shapes = [x.shape for x in arrays]
+        again, self._shapes = shapes == self._shapes, shapes
+        if not again or sum(x.nbytes for x in arrays) > _MOST_COPIED_NBYTES:
+            return self._block.run(inputs, context)
+        outputs: list[Value] = self._bound.run(inputs, context)
+        return outputs
+
+    def outputs(self, inputs: Sequence[Value]) -> list[BodyOutput]:
+        """Return the element type and shape of each output."""
+        return body_outputs(self._graph, self._names, [*inputs, *self._constants], self._scope)
 
 
 class _BoundBody:
@@ -153,12 +188,11 @@ class _BoundBody:
 
     def __call__(self, *inputs: Value) -> tuple[Value, ...]:
         self._context.check_cancelled()  # a body need not have a node that asks
-        return tuple(self._body.block.run([*inputs, *self._captured], self._context))
+        return tuple(self._body.run([*inputs, *self._captured], self._context))
 
     def outputs(self, *inputs: Value) -> list[BodyOutput]:
         """Return the element type and shape of each output."""
-        body = self._body
-        return body_outputs(body.graph, body.captures, [*inputs, *self._captured], body.scope)
+        return self._body.outputs([*inputs, *self._captured])
 
 
 def build_block(
@@ -224,7 +258,7 @@ def build_block(
             on_host,
         )
         opset = scope.opset(node.domain)
-        call, attributes, step = _work(node, implementation, opset, place, slot_of, scope)
+        call, attributes, step = _work(node, implementation, opset, place, slot_of, held, scope)
         tasks.append(Task(node, implementation, opset, *place, call, attributes))
         steps.append(step)
     host_inputs = frozenset(i for i, name in enumerate(inputs) if name not in on_device)
@@ -245,6 +279,7 @@ def _work(
     opset: int,
     place: _Place,
     slot_of: Callable[[str], int],
+    held: Mapping[str, np.ndarray],
     scope: Scope,
 ) -> tuple[Callable[..., Any] | None, Mapping[str, Any], Step]:
     """Return a task's call, attributes and step."""
@@ -258,7 +293,7 @@ def _work(
     keywords: dict[str, Any] = {}
     for attribute in node.proto.attribute:
         if attribute.HasField("g"):
-            bodies[attribute.name] = _body(attribute.g, scope, slot_of)
+            bodies[attribute.name] = _body(attribute.g, scope, slot_of, held)
         else:
             keywords[attribute.name] = attribute_value(attribute)
     if "n_outputs" in what.wants:
@@ -275,21 +310,28 @@ def _work(
     return call, keywords, _call_step(call, reads, writes, dying)
 
 
-def _body(graph: onnx.GraphProto, scope: Scope, slot_of: Callable[[str], int]) -> _Body:
-    """Compile the body of a control flow node."""
+def _body(
+    graph: onnx.GraphProto,
+    scope: Scope,
+    slot_of: Callable[[str], int],
+    held: Mapping[str, np.ndarray],
+) -> _Body:
+    """Compile the body of a control flow node; on the host, outer constants `held` are its own."""
     holder = onnx.NodeProto()
     holder.attribute.add(name="body", type=onnx.AttributeProto.GRAPH).g.CopyFrom(graph)
     captures = Node.from_proto(holder).captures
+    shared = {n: held[n] for n in captures if n in held} if scope.backend.xp is np else {}
     constants = {t.name: tensor_array(t) for t in graph.initializer}
     constants |= {t.values.name: dense_array(t) for t in graph.sparse_initializer}
+    outer = [name for name in captures if name not in shared]
     block = build_block(
         [Node.from_proto(proto) for proto in graph.node],
-        inputs=[*(value.name for value in graph.input), *captures],
+        inputs=[*(value.name for value in graph.input), *outer],
         outputs=[value.name for value in graph.output],
-        constants=constants,
+        constants=constants | shared,
         scope=scope,
     )
-    return _Body(block, graph, captures, tuple(slot_of(name) for name in captures), scope)
+    return _Body(block, graph, {name: slot_of(name) for name in outer}, shared, scope)
 
 
 def _call_step(

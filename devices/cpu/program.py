@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final, Self
 
 import numpy as np
@@ -33,15 +34,16 @@ class CPUProgram(Program):
     def __init__(self, model: Model, threads: int = 0, backend: ArrayBackend = NUMPY) -> None:
         self._model = model
         self._threads = threads
+        # Bindings write with numpy's functions, whatever the kernels compute with.
+        bind = Bindings if backend.xp is np else None
         self._block: Block = build_block(
             model.nodes,
             inputs=[port.name for port in model.inputs],
             outputs=[port.name for port in model.outputs],
             constants={name: constant.array for name, constant in model.constants.items()},
-            scope=Scope.of_model(model, backend),
+            scope=replace(Scope.of_model(model, backend), bind=bind),
         )
-        # Bindings write with numpy's functions, whatever the kernels compute with.
-        self._bindings = Bindings(self._block) if backend.xp is np else None
+        self._bindings = None if bind is None else bind(self._block)
 
     def run(self, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:
         """Compute the outputs; KernelError where a node's inputs break its specification."""

@@ -83,6 +83,42 @@ def twice(model: Any, inputs: list[np.ndarray], **config: Any) -> tuple[Compiled
     return compiled, list(compiled.run(inputs))
 
 
+@pytest.mark.parametrize("grows", [False, True], ids=["same shapes", "a state that grows"])
+def test_bodies_are_bound_once_their_shapes_come_again(grows: bool) -> None:
+    steps = [
+        helper.make_node("MatMul", ["state", "w"], ["t0"]),  # a constant from outside
+        *(helper.make_node("Tanh", [f"t{i}"], [f"t{i + 1}"]) for i in range(6)),
+        helper.make_node("Add", ["t6", "h"], ["row"]),  # what the run computed
+        helper.make_node("Concat", ["state", "row"], ["next"], axis=0)
+        if grows
+        else helper.make_node("Identity", ["row"], ["next"]),
+        helper.make_node("ReduceSum", ["next"], ["scanned"], keepdims=0),
+        helper.make_node("Identity", ["on"], ["on_out"]),
+    ]
+    body = helper.make_graph(
+        steps,
+        "body",
+        [helper.make_tensor_value_info("i", TensorProto.INT64, []),
+         helper.make_tensor_value_info("on", TensorProto.BOOL, []),
+         helper.make_tensor_value_info("state", TensorProto.FLOAT, ["rows", 4])],
+        [helper.make_tensor_value_info("on_out", TensorProto.BOOL, []),
+         helper.make_tensor_value_info("next", TensorProto.FLOAT, None),
+         helper.make_tensor_value_info("scanned", TensorProto.FLOAT, [])],
+    )  # fmt: skip
+    nodes = [
+        helper.make_node("Exp", ["x"], ["h"]),
+        helper.make_node("Loop", ["n", "", "x"], ["y", "sums"], body=body),
+    ]
+    constants = {"w": floats(4, 4)}
+    model = make_model(nodes, {"x": floats(1, 4), "n": np.array(5)}, ["y", "sums"], constants)
+    compiled = compile_cpu(model)
+    for trips in (5, 5, 0, 3, 5):
+        feeds = {"x": floats(1, 4), "n": np.array(trips)}
+        wanted = run_onnxruntime(model, feeds)
+        for a, b in zip(compiled.run(list(feeds.values())), wanted, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
 def test_shapes_that_depend_on_data_may_change_from_run_to_run() -> None:
     nodes = [
         helper.make_node("Relu", ["x"], ["r"]),
