@@ -83,37 +83,29 @@ def test_coefficients_are_never_negative() -> None:
                 assert np.square(table @ near - target).sum() >= error - 1e-12
 
 
-def test_subgraph_fit() -> None:
-    dispatch, fusion = fit_subgraphs([(s, 2e-4 + 0.8 * s) for s in (1e-3, 2e-3, 4e-3, 7e-3)])
+def test_the_whole_keeps_its_time_and_one_disturbed_cut_does_not_count() -> None:
+    dispatch, fusion = fit_subgraphs((8e-3, 7e-3), [2e-4, 9e-3, 2e-4, -1e-3])
     assert dispatch.seconds == pytest.approx(2e-4)
-    assert fusion.seconds == pytest.approx(0.8)
-    assert dispatch.source == "calibrated"
-    dispatch, fusion = fit_subgraphs([(1e-3, 2e-3), (9e-4, 1.9e-3)])
-    assert (dispatch.seconds, fusion.seconds, fusion.source) == (0.0, 2.0, "estimated")
-    dispatch, fusion = fit_subgraphs([], least_s=1e-4)
+    assert dispatch.seconds + fusion.seconds * 8e-3 == pytest.approx(7e-3)
+    assert dispatch.source == fusion.source == "calibrated"
+
+
+@pytest.mark.parametrize(
+    ("cuts", "dispatch_s", "source"),
+    [([-1e-3], 5e-5, "calibrated"), ([], 5e-5, "estimated"), ([2e-2], 6.3e-3, "calibrated")],
+)
+def test_a_call_takes_what_one_without_work_does_and_nodes_take_something(
+    cuts: list[float], dispatch_s: float, source: str
+) -> None:
+    dispatch, fusion = fit_subgraphs((7e-3, 7e-3), cuts, least_s=5e-5)
+    assert dispatch.seconds == pytest.approx(dispatch_s)
+    assert dispatch.seconds + fusion.seconds * 7e-3 == pytest.approx(7e-3)
+    assert dispatch.source == fusion.source == source
+
+
+def test_without_nodes_times_a_call_takes_what_one_without_work_does() -> None:
+    dispatch, fusion = fit_subgraphs(None, [2e-4], least_s=1e-4)
     assert (dispatch.seconds, fusion.seconds, fusion.source) == (1e-4, 1.0, "estimated")
-
-
-def test_the_whole_keeps_its_time_and_one_disturbed_part_does_not_count() -> None:
-    whole, cut_s = 7e-3, 2e-4
-    parts = [(s, cut_s + (1 - cut_s / whole) * s) for s in (1e-3, 2e-3, 4e-3)]
-    dispatch, fusion = fit_subgraphs([(whole, whole), *parts, (1.5e-3, 9e-3), (3.5e-3, 3.4e-3)])
-    assert dispatch.seconds == pytest.approx(cut_s)
-    assert dispatch.seconds + fusion.seconds * whole == pytest.approx(whole)
-
-
-def test_a_call_takes_what_one_without_work_does_however_disturbed_the_parts_were() -> None:
-    dispatch, fusion = fit_subgraphs([(7e-3, 7e-3), (3e-3, 2e-3), (4e-3, 3e-3)], least_s=5e-5)
-    assert dispatch.seconds == pytest.approx(5e-5)
-    assert dispatch.seconds + fusion.seconds * 7e-3 == pytest.approx(7e-3)
-    alone, _ = fit_subgraphs([(7e-3, 7e-3)], least_s=5e-5)
-    assert alone.seconds == pytest.approx(5e-5)
-
-
-def test_nodes_take_something_however_disturbed_their_parts_were() -> None:
-    dispatch, fusion = fit_subgraphs([(7e-3, 7e-3), (3e-3, 2e-2), (4e-3, 3e-2)])
-    assert fusion.seconds > 0
-    assert dispatch.seconds + fusion.seconds * 7e-3 == pytest.approx(7e-3)
 
 
 def test_pace_fit() -> None:

@@ -21,29 +21,23 @@ QUICK: Final = 25
 
 
 def fit_subgraphs(
-    samples: Sequence[tuple[float, float]], least_s: float = 0.0
+    whole: tuple[float, float] | None, cuts: Sequence[float], least_s: float = 0.0
 ) -> tuple[Time, Time]:
-    """Fit dispatch and fusion.
+    """Fit dispatch and fusion so that the largest subgraph, most often the whole, takes its time.
 
-    The largest subgraph, most often the whole model, is to take what it took; each smaller one
-    then says what a cut costs, and their median counts.
-
-    `samples`: for each measured subgraph the sum of its nodes' seconds, and its own.
+    `whole`: the sum of its nodes' seconds, and its own; None where they are not known.
+    `cuts`: what each cut of it cost in seconds, each time that it was cut: their median counts.
     `least_s`: seconds of a subgraph with next to no work: no call is cheaper, whatever disturbed
-        the samples.
-    Returns: dispatch in seconds, and fusion as a factor: ``calibrated`` from three samples on.
+        the cuts.
+    Returns: dispatch in seconds, and fusion as a factor: ``calibrated`` where it was cut.
     """
-    rows = [(s, t) for s, t in samples if s > 0 and t > 0]
-    if not rows:
+    if whole is None or whole[0] <= 0:
         return Time(least_s, "estimated"), Time(1.0, "estimated")
-    source: Source = "calibrated" if len(rows) >= 3 else "estimated"
-    most, whole = max(rows)
-    # One of nearly the whole would say more of its own noise than of the cut.
-    parts = [(nodes / most, seconds) for nodes, seconds in rows if nodes < 0.9 * most]
-    cuts = [(seconds - part * whole) / (1 - part) for part, seconds in parts]
-    cut_s = float(np.median(cuts)) if cuts and source == "calibrated" else 0.0
-    dispatch = min(max(cut_s, least_s), MOST_DISPATCH * whole)
-    return Time(dispatch, source), Time((whole - dispatch) / most, source)
+    nodes_s, seconds = whole
+    cut_s = float(np.median(cuts)) if cuts else 0.0
+    dispatch = min(max(cut_s, least_s), MOST_DISPATCH * seconds)
+    source: Source = "calibrated" if cuts else "estimated"
+    return Time(dispatch, source), Time((seconds - dispatch) / nodes_s, source)
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,8 +47,10 @@ class Kind:
     parts: list[Model] = field(default_factory=list)
     nodes: dict[str, Time] = field(default_factory=dict)
     fused: list[tuple[str, ...]] = field(default_factory=list)
-    #: (sum of nodes' seconds, seconds) of each measured subgraph.
-    fits: list[tuple[float, float]] = field(default_factory=list)
+    #: The sum of the largest part's nodes' seconds, and its own; None where a node has no time.
+    whole: tuple[float, float] | None = None
+    #: Seconds that each cut of it cost, each time that it was cut.
+    cuts: list[float] = field(default_factory=list)
     #: Seconds of the largest part alone, each time that it was measured.
     alone_s: list[float] = field(default_factory=list)
     #: The ways from the client and back.
@@ -67,7 +69,9 @@ class Kind:
         if any(self.alone_s):
             factor = float(np.median(self.alone_s)) / self.alone_s[0]
             self.nodes = {n: Time(t.seconds * factor, t.source) for n, t in self.nodes.items()}
-            self.fits = [(nodes * factor, whole * factor) for nodes, whole in self.fits]
+            self.cuts = [seconds * factor for seconds in self.cuts]
+            if self.whole is not None:
+                self.whole = (self.whole[0] * factor, self.whole[1] * factor)
 
 
 def identify(device: DeviceDescriptor, config: Mapping[str, Any]) -> DeviceIdentity:

@@ -227,7 +227,9 @@ class _Profile:
             else:
                 times = self._single_nodes(kind, part)
             kind.nodes |= {n: Time(s, "measured") for n, s in times.items()}
-            self._keep(kind, part, timing.run_s)
+            alive = [part.nodes[p].name for p in request_positions(part)]
+            if place == 0 and times.keys() >= set(alive):
+                kind.whole = (sum(times[n] for n in alive), timing.run_s)
 
     def _single_nodes(self, kind: Kind, part: Model) -> dict[str, float]:
         """Time each distinct node by itself, where the device does not report node times."""
@@ -251,11 +253,6 @@ class _Profile:
             found |= {part.nodes[p].name: timing.run_s for p in group}
         return found
 
-    def _keep(self, kind: Kind, part: Model, seconds: float) -> None:
-        alive = [part.nodes[p].name for p in request_positions(part)]
-        if all(name in kind.nodes for name in alive):
-            kind.fits.append((sum(kind.nodes[n].seconds for n in alive), seconds))
-
     def _calibrate(self, kind: Kind) -> None:
         """Time the largest part and chunks of it in turns: they tell what a cut costs."""
         part = kind.parts[0] if kind.parts else None
@@ -277,8 +274,10 @@ class _Profile:
             if times is None:
                 continue
             whole, *rest = times
-            for chunk, seconds in zip(cut, rest, strict=True):
-                self._keep(kind, chunk, seconds * kind.alone_s[0] / whole)
+            if len(rest) > 1:
+                # Against the same turns of the whole, and in the measure of its nodes.
+                cost = (sum(rest) / whole - 1) / (len(rest) - 1)
+                kind.cuts.append(cost * kind.alone_s[0])
             kind.alone_s.append(whole)
 
     def _open_load(self) -> None:
@@ -397,7 +396,7 @@ class _Profile:
                 continue
             share = self._share(kind)
             kind.settle()
-            dispatch, fusion = fit_subgraphs(kind.fits, kind.least_s)
+            dispatch, fusion = fit_subgraphs(kind.whole, kind.cuts, kind.least_s)
             # Of two devices the slower decides how long a call takes: the least is its own.
             call_s = min(self._calls.get(kind.name, []), default=0.0)
             rounds = self._busy.alone.get(kind.name, ())
