@@ -22,10 +22,17 @@ Ints = Sequence[int]
 _BLOCK_NBYTES = 1 << 19
 
 
-def _suits(y: np.ndarray, x: np.ndarray) -> bool:
+def _suits(y: np.ndarray, x: np.ndarray, kinds: str = "f") -> bool:
     """Tell whether the calls below compute what the kernel does of such arrays."""
-    wide = x.dtype.kind == "f" and x.dtype.itemsize >= np.dtype(np.float32).itemsize
-    return wide and bool(y.size) and is_last(x) and is_last(y) and not x.flags.c_contiguous
+    wide = x.dtype.kind != "f" or x.dtype.itemsize >= np.dtype(np.float32).itemsize
+    return (
+        wide
+        and x.dtype.kind in kinds
+        and bool(y.size)
+        and is_last(x)
+        and is_last(y)
+        and not x.flags.c_contiguous
+    )
 
 
 @binds("MaxPool", 1, any_order=True)
@@ -35,12 +42,13 @@ def bind_max_pool(
     kernel_shape: Ints, pads: Ints | None = None, strides: Ints | None = None, **_: Any,
 ) -> Sequence[Call] | None:  # fmt: skip
     """Bind the maximum of each window."""
-    if not _suits(y, x):
+    if not _suits(y, x, "fiu"):
         return None
+    least = -inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
     window = sliding_window(
         x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad, ceil_mode
     )
-    return list(_reduce_calls(scratch, y, x, window, np.maximum, -inf))
+    return list(_reduce_calls(scratch, y, x, window, np.maximum, least))
 
 
 @binds("AveragePool", 1, any_order=True)
