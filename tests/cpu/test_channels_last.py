@@ -220,6 +220,7 @@ READERS = {
     "softmax": [helper.make_node("Softmax", ["c"], ["y"], axis=1)],
     "transposed": [helper.make_node("Transpose", ["c"], ["y"], perm=[0, 2, 3, 1])],
     "mixed": [helper.make_node("Add", ["c", "x"], ["y"])],
+    "instances": [helper.make_node("InstanceNormalization", ["c", "b", "b"], ["y"])],
     "normalised": [helper.make_node("LRN", ["c"], ["y"], size=3)],
     "upsampled": [helper.make_node("Resize", ["c", "", "scales"], ["y"], mode="linear")],
     "transposed convolution": [helper.make_node("ConvTranspose", ["c", "v"], ["y"])],

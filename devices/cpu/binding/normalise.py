@@ -60,6 +60,47 @@ def bind_layer_normalization(
     return calls
 
 
+@binds("InstanceNormalization", 6, any_order=True)
+def bind_instance_normalization(
+    scratch: Scratch, y: np.ndarray, x: np.ndarray, scale: np.ndarray, b: np.ndarray, *,
+    epsilon: float = 1e-5,
+) -> Sequence[Call] | None:  # fmt: skip
+    """Bind the normalisation of float32 channels, be they first or last in memory."""
+    if x.dtype != np.float32 or not x.size or not scale.dtype == b.dtype == x.dtype:
+        return None
+    first, size = (*x.shape[:2], -1), prod(x.shape[2:])
+    count, least = np.asarray(size, x.dtype), np.asarray(epsilon, x.dtype)
+    if x.flags.c_contiguous and y.flags.c_contiguous:
+        at, to = x.reshape(first), y.reshape(first)
+        spread, ones = scratch((*x.shape[:2], 1), x.dtype), np.ones((size, 1), x.dtype)
+        scale, b = scale[:, None], b[:, None]
+        total: Call = partial(np.matmul, at, ones, spread)
+        squares: list[Call] = [
+            partial(np.matmul, to[..., None, :], to[..., None], spread[..., None])
+        ]
+    else:
+        pixels = [np.moveaxis(a, 1, -1) for a in (x, y)]
+        if not all(a.flags.c_contiguous for a in pixels):
+            return None
+        at, to = (a.reshape(len(x), -1, x.shape[1]) for a in pixels)
+        spread, ones = scratch((len(x), 1, x.shape[1]), x.dtype), np.ones((1, size), x.dtype)
+        powers = scratch(to.shape, x.dtype)
+        total = partial(np.matmul, ones, at, spread)
+        squares = [partial(np.multiply, to, to, powers), partial(np.matmul, ones, powers, spread)]
+    return [
+        total,
+        partial(np.divide, spread, count, spread),
+        partial(np.subtract, at, spread, to),
+        *squares,
+        partial(np.divide, spread, count, spread),
+        partial(np.add, spread, least, spread),
+        partial(np.sqrt, spread, spread),
+        partial(np.divide, scale, spread, spread),
+        partial(np.multiply, to, spread, to),
+        partial(np.add, to, b, to),
+    ]
+
+
 @binds("ScaleShift", 1, domain="hetero", over=(0,), any_order=True)
 def bind_scale_shift(
     scratch: Scratch, y: np.ndarray, x: np.ndarray, scale: np.ndarray, shift: np.ndarray, *,
