@@ -18,7 +18,7 @@ from devices.kernels.registry import op
 Ints = Sequence[int]
 
 
-class _Rules(NamedTuple):
+class Rules(NamedTuple):
     """The attributes of Resize that say how a sample is taken."""
 
     mode: str = "nearest"
@@ -36,7 +36,7 @@ _COORDINATES = (
 )  # fmt: skip
 
 
-class _Axis(NamedTuple):
+class Axis(NamedTuple):
     """One resized axis: its sizes, scale, and region of interest in normalised coordinates."""
 
     axis: int
@@ -47,7 +47,7 @@ class _Axis(NamedTuple):
     end: float = 1.0
 
 
-def _source(xp: Xp, a: _Axis, mode: str) -> Array:
+def _source(xp: Xp, a: Axis, mode: str) -> Array:
     """Return for each output position its coordinate in the input."""
     x = xp.arange(a.output, dtype=xp.float32)
     scale = xp.float32(a.scale)
@@ -94,7 +94,7 @@ def _cubic_filter(xp: Xp, x: Array, a: float) -> Array:
     return xp.where(x <= 1, near, xp.where(x < 2, far, x.dtype.type(0)))
 
 
-def _taps(xp: Xp, a: _Axis, source: Array, rules: _Rules) -> tuple[Array, Array]:
+def _taps(xp: Xp, a: Axis, source: Array, rules: Rules) -> tuple[Array, Array]:
     """Return indices and weights, each (taps, output): what each output is a weighted sum of.
 
     With `antialias` the filter is stretched when it shrinks the input.
@@ -116,51 +116,70 @@ def _taps(xp: Xp, a: _Axis, source: Array, rules: _Rules) -> tuple[Array, Array]
     return xp.clip(index, 0, a.size - 1), weights
 
 
-def _along(x: Array, axis: int, values: Array) -> Array:
+def along(x: Array, axis: int, values: Array) -> Array:
     """Return (output) values so that they broadcast along an axis of x."""
     return values.reshape(-1, *(1,) * (x.ndim - 1 - axis))
 
 
-def _resample(xp: Xp, x: Array, a: _Axis, rules: _Rules) -> Array:
+def samples(xp: Xp, a: Axis, rules: Rules) -> tuple[Array, Array | None]:
+    """Return the indices that an axis is read at, (taps, output), and their weights, if any."""
     source = _source(xp, a, rules.coordinates)
-    if rules.mode == "nearest":
-        index = _nearest(xp, source, rules.nearest, a.scale)
-        y = xp.take(x, xp.clip(index, 0, a.size - 1).astype(xp.int64), axis=a.axis)
-    else:
-        index, weights = _taps(xp, a, source, rules)
+    if rules.mode != "nearest":
+        return _taps(xp, a, source, rules)
+    index = _nearest(xp, source, rules.nearest, a.scale)
+    return xp.clip(index, 0, a.size - 1).astype(xp.int64)[None], None
+
+
+def _resample(xp: Xp, x: Array, a: Axis, rules: Rules) -> Array:
+    index, weights = samples(xp, a, rules)
+    y = xp.take(x, index[0], axis=a.axis)
+    if weights is not None:
         weights = weights.astype(x.dtype, copy=False)
-        y = xp.take(x, index[0], axis=a.axis)
-        y *= _along(x, a.axis, weights[0])
+        y *= along(x, a.axis, weights[0])
         for i, w in zip(index[1:], weights[1:], strict=True):
             part = xp.take(x, i, axis=a.axis)
-            part *= _along(x, a.axis, w)
+            part *= along(x, a.axis, w)
             y += part
     if rules.coordinates == "tf_crop_and_resize":
+        source = _source(xp, a, rules.coordinates)
         outside = (source < 0) | (source > a.size - 1)
-        y = xp.where(_along(x, a.axis, outside), x.dtype.type(rules.extrapolation), y)
+        y = xp.where(along(x, a.axis, outside), x.dtype.type(rules.extrapolation), y)
     return y
 
 
-def _resize(xp: Xp, x: Array, axes: list[_Axis], rules: _Rules) -> Array:
-    """Resample the axes, the last one first: gathering along it costs most."""
+def resized(axes: list[Axis], rules: Rules) -> list[Axis]:
+    """Return the axes that change, the last one first: gathering along it costs most."""
+    cropped = rules.coordinates == "tf_crop_and_resize"
+    changed = [a for a in axes if cropped or a.size != a.output or a.scale != 1]
+    return sorted(changed, key=lambda a: -a.axis)
+
+
+def channels_last(axes: list[Axis], rank: int) -> list[Axis]:
+    """Return the axes as they are where the second one is moved to the end."""
+    return [a._replace(axis=rank - 1 if a.axis == 1 else max(a.axis - 1, 0)) for a in axes]
+
+
+def _resize(xp: Xp, x: Array, axes: list[Axis], rules: Rules) -> Array:
+    """Resample the axes."""
     for a in axes:
         if a.size == 0 and a.output > 0:
             raise ValueError(f"axis {a.axis} has size 0 and cannot be resized to {a.output}")
+    if x.ndim > 2 and not x.flags.c_contiguous:  # channels may be last in memory
+        pixels = xp.ascontiguousarray(xp.moveaxis(x, 1, -1))
+        return xp.moveaxis(_resize(xp, pixels, channels_last(axes, x.ndim), rules), -1, 1)
     dtype, y = x.dtype, x
     if rules.mode != "nearest":
         (y,) = wide(xp, x)
         if y.dtype.kind not in "f":
             y = y.astype(xp.float32 if y.dtype.itemsize < 4 else xp.float64)
-    cropped = rules.coordinates == "tf_crop_and_resize"
-    for a in sorted(axes, key=lambda a: -a.axis):
-        if cropped or a.size != a.output or a.scale != 1:
-            y = _resample(xp, y, a, rules)
+    for a in resized(axes, rules):
+        y = _resample(xp, y, a, rules)
     return to_integers(xp, y, dtype) if dtype.kind in "iu" else y.astype(dtype, copy=False)
 
 
 def _by_scales(
     xp: Xp, x: Array, scales: Sequence[float], axes: Ints, roi: Array | None = None
-) -> list[_Axis]:
+) -> list[Axis]:
     """Return the axes that `scales` resizes: output is floor(size * scale)."""
     _check_count("scales", len(scales), len(axes))
     result = []
@@ -171,13 +190,13 @@ def _by_scales(
         start, end = (0.0, 1.0) if roi is None else (float(roi[i]), float(roi[len(axes) + i]))
         # In the scales' own float32, for any region, as shape inference computes it.
         output = floor(xp.float32(size) * scale)
-        result.append(_Axis(axis, size, output, float(scale), start, end))
+        result.append(Axis(axis, size, output, float(scale), start, end))
     return result
 
 
 def _by_sizes(
     x: Array, sizes: Array, axes: Ints, roi: Array | None = None, policy: str = "stretch"
-) -> list[_Axis]:
+) -> list[Axis]:
     """Return the axes that `sizes` resizes, one scale for all if the policy keeps the aspect."""
     _check_count("sizes", len(sizes), len(axes))
     wanted = [int(n) for n in sizes]
@@ -191,7 +210,7 @@ def _by_sizes(
         scales = [scale] * len(axes)
         wanted = [floor(scale * x.shape[axis] + 0.5) for axis in axes]
     return [
-        _Axis(axis, x.shape[axis], n, scale, *(
+        Axis(axis, x.shape[axis], n, scale, *(
             (0.0, 1.0) if roi is None else (float(roi[i]), float(roi[len(axes) + i]))
         ))
         for i, (axis, n, scale) in enumerate(zip(axes, wanted, scales, strict=True))
@@ -208,7 +227,7 @@ def upsample_7(xp: Xp, x: Array, *, mode: str = "nearest", scales: Sequence[floa
     """Scale every axis up: `nearest` repeats elements, `linear` interpolates."""
     if any(float(s) < 1 for s in scales):
         raise ValueError(f"scales {[float(s) for s in scales]} must be at least 1")
-    rules = _Rules("linear" if mode == "bilinear" else mode)
+    rules = Rules("linear" if mode == "bilinear" else mode)
     return _resize(xp, x, _by_scales(xp, x, scales, range(x.ndim)), rules)
 
 
@@ -221,7 +240,7 @@ def upsample_9(xp: Xp, x: Array, scales: Array, *, mode: str = "nearest") -> Arr
 @op("Resize", since=10, host=(1,), choices={"mode": ("nearest", "linear")})
 def resize_10(xp: Xp, x: Array, scales: Array, *, mode: str = "nearest") -> Array:
     """Scale every axis; `nearest` takes the lower neighbour, or the upper one where it shrinks."""
-    rules = _Rules(mode, nearest="by_direction")
+    rules = Rules(mode, nearest="by_direction")
     return _resize(xp, x, _by_scales(xp, x, scales, range(x.ndim)), rules)
 
 
@@ -271,11 +290,30 @@ def resize_18(
     nearest_mode: str = "round_prefer_floor",
 ) -> Array:  # fmt: skip
     """Resample `axes` (all if absent) to `sizes`, or by `scales`."""
+    changed, rules = rules_18(
+        xp, x, roi, scales, sizes, antialias=antialias, axes=axes,
+        coordinate_transformation_mode=coordinate_transformation_mode, cubic_coeff_a=cubic_coeff_a,
+        exclude_outside=exclude_outside, extrapolation_value=extrapolation_value,
+        keep_aspect_ratio_policy=keep_aspect_ratio_policy, mode=mode, nearest_mode=nearest_mode,
+    )  # fmt: skip
+    return _resize(xp, x, changed, rules)
+
+
+def rules_18(
+    xp: Xp, x: Array, roi: Array | None = None, scales: Array | None = None,
+    sizes: Array | None = None, *,
+    antialias: int = 0, axes: Ints | None = None,
+    coordinate_transformation_mode: str = "half_pixel", cubic_coeff_a: float = -0.75,
+    exclude_outside: int = 0, extrapolation_value: float = 0.0,
+    keep_aspect_ratio_policy: str = "stretch", mode: str = "nearest",
+    nearest_mode: str = "round_prefer_floor",
+) -> tuple[list[Axis], Rules]:  # fmt: skip
+    """Return what Resize's inputs and attributes say of each axis, and of all."""
     for axis in axes or ():
         if not -x.ndim <= axis < x.ndim:
             raise ValueError(f"axis {axis} is out of range for rank {x.ndim}")
     chosen = range(x.ndim) if axes is None else [axis % x.ndim for axis in axes]
-    rules = _Rules(
+    rules = Rules(
         mode, coordinate_transformation_mode, nearest_mode, cubic_coeff_a, exclude_outside,
         extrapolation_value, antialias,
     )  # fmt: skip
@@ -287,7 +325,5 @@ def resize_18(
     if by_scales == (sizes is not None and sizes.size > 0) and chosen:
         raise ValueError("exactly one of scales and sizes must be given")
     if scales is not None and by_scales:
-        resized = _by_scales(xp, x, scales, chosen, roi)
-    else:
-        resized = _by_sizes(x, sizes, chosen, roi, keep_aspect_ratio_policy)
-    return _resize(xp, x, resized, rules)
+        return _by_scales(xp, x, scales, chosen, roi), rules
+    return _by_sizes(x, sizes, chosen, roi, keep_aspect_ratio_policy), rules

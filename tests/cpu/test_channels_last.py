@@ -223,6 +223,8 @@ READERS = {
     "instances": [helper.make_node("InstanceNormalization", ["c", "b", "b"], ["y"])],
     "normalised": [helper.make_node("LRN", ["c"], ["y"], size=3)],
     "upsampled": [helper.make_node("Resize", ["c", "", "scales"], ["y"], mode="linear")],
+    "repeated": [helper.make_node("Resize", ["c", "", "scales"], ["y"], mode="nearest")],
+    "sized": [helper.make_node("Resize", ["c", "", "", "sizes"], ["y"], mode="cubic")],
     "transposed convolution": [helper.make_node("ConvTranspose", ["c", "v"], ["y"])],
 }
 
@@ -232,6 +234,7 @@ def test_other_operators_read_what_a_convolution_made(reader: str) -> None:
     nodes = [helper.make_node("Conv", ["x", "w", "b"], ["c"]), *READERS[reader]]
     constants = conv(6, 6, (1, 1)) | {"v": values(6, 4, 2, 2)}
     constants["scales"] = np.array([1, 1, 2, 2], np.float32)
+    constants["sizes"] = np.array([2, 6, 5, 12])
     constants["pads"] = np.array([0, 0, 2, 1, 0, 0, 0, 3])
     (y,) = check(nodes, values(2, 6, 9, 8), constants)
     assert y.flags.writeable

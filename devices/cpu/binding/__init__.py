@@ -11,6 +11,7 @@ from devices.cpu.binding import (
     product,
     quantize,
     reduce,
+    resize,
 )
 from devices.cpu.binding.registry import BINDINGS, Binding, Call, Scratch
 
@@ -25,4 +26,5 @@ __all__ = [
     "product",
     "quantize",
     "reduce",
+    "resize",
 ]
