@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from tests.bench import (
     batching,
     chaos,
     one_device,
+    paired,
     pipelines,
     scale,
     scheduler,
@@ -204,6 +206,18 @@ def test_chaos_counts_what_it_did(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["requests"] > 0
     assert found["faults"] == sum(found["kinds"].values()) > 0
     assert (found["duplicated"], found["wrong"]) == (0, 0)
+
+
+@pytest.mark.slow
+def test_two_checkouts_are_compared_by_turns(capsys: pytest.CaptureFixture[str]) -> None:
+    here = str(Path(__file__).parents[2])
+    few = ["--models", "small-vit,small-lstm", "--turns", "2", "--seconds", "0.02", "--json"]
+    paired.main([here, *few])
+    found = json.loads(capsys.readouterr().out)
+    assert [row["model"] for row in found["rows"]] == ["small-vit", "small-lstm"]
+    for row in found["rows"]:
+        assert row["ratio"] == pytest.approx(row["this_ms"] / row["other_ms"])
+    assert found["geometric_mean"] > 0
 
 
 def test_what_state_saves_is_counted(rows: Any) -> None:

@@ -210,6 +210,10 @@ def _calls(
         copied = copies_columns(window.kernel, window.strides, group)
         most = _rows(x, y, window, group * sum(w.shape[1:]), copied)
         convolve = partial(_by_columns, own, w, window)
+    if most < y.shape[1] and shuffled == 1:  # a row that two bands read is put in order once
+        pixels, calls = pixel_calls(BandScratch(scratch), x)
+        yield from calls
+        x = planes(pixels)
     for images, rows in bands(len(y), y.shape[1], most, winograd or 1):
         for space in (pads, residuals, own):
             space.rewind()
