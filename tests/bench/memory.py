@@ -23,7 +23,7 @@ from tests.bench.processes import device_processes, held
 
 EXECUTORS = ("inprocess", "ray")
 #: Rounds before the first measurement: caches and pools fill up.
-WARM_UP = 300
+WARM_UP = 150
 #: Seconds that threads and processes may take to give back what they hold.
 PATIENCE_S = 20.0
 

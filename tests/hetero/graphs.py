@@ -67,11 +67,6 @@ def literal(name: str) -> onnx.NodeProto:
     return helper.make_node("Constant", [], [name], name=f"make_{name}", value=tensor)
 
 
-def alternately(model: Model, *devices: str) -> dict[str, str]:
-    """Give the nodes devices in turn."""
-    return {name: devices[i % len(devices)] for i, name in enumerate(model.node_names)}
-
-
 def random_affinity(model: Model, devices: Sequence[str], seed: int) -> dict[str, str]:
     dice = random.Random(seed)
     return {name: dice.choice(devices) for name in model.node_names}

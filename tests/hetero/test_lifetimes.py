@@ -191,7 +191,7 @@ def test_a_fork_is_told_that_the_devices_stayed_behind(core: hetero.Core) -> Non
 @pytest.mark.parametrize(
     ("executor", "rounds"),
     [
-        ("inprocess", 100),
+        ("inprocess", 60),
         pytest.param("ray", 1000, marks=[pytest.mark.ray, pytest.mark.slow]),
     ],
 )

@@ -28,7 +28,7 @@ def core() -> Iterator[hetero.Core]:
         yield made
 
 
-SCRIPT = {"NULL_NODE_TIME_US": 500, "PROFILE_SECONDS": 0.3, "PLAN_SECONDS": 0.3}
+SCRIPT = {"NULL_NODE_TIME_US": 500, "PROFILE_SECONDS": 0.1, "PLAN_SECONDS": 0.1}
 
 
 def test_hints_plan_by_cost_and_priority_stays_the_default(core: hetero.Core) -> None:

@@ -24,8 +24,6 @@ from devices.errors import (
     DeadlineError,
     DeviceError,
     DeviceLostError,
-    InferenceError,
-    KernelError,
     OverloadedError,
     RequestCancelledError,
     UnsupportedNodesError,
@@ -40,6 +38,13 @@ from scheduler.ray.devices import RayDevices
 from scheduler.ray.executor import RayExecutor
 from scheduler.ray.nodes import ClusterNode, alive_nodes
 from tests.scheduler.models import build, chain, cut, diamond
+from tests.scheduler.on_any_executor import (  # noqa: F401  # run here as well
+    test_a_plugin_that_misbehaves_takes_nothing_with_it,
+    test_a_stage_that_raises_is_named_and_the_deployment_goes_on,
+    test_branches_of_one_request_overlap,
+    test_chain,
+    test_requests_overlap_and_each_gets_its_own_answer,
+)
 from tests.scheduler.parties import wait_for
 from tests.scheduler.plugins import BrokenPlugin, TwinPlugin
 
@@ -79,40 +84,6 @@ def test_query_and_properties(executor: RayExecutor) -> None:
     assert executor.get_property("TWIN.1", "DEVICE_ID") == "1"
 
 
-def test_chain(executor: RayExecutor) -> None:
-    deployment = executor.deploy(*chain("TOY.0", "TOY.1", "TOY.2"))
-    submission = deployment.submit({"x": X}, Request(profile=True))
-    answer = submission.future.result(300)
-    np.testing.assert_array_equal(answer.outputs["t2"], X + 3)
-    assert [run.device for run in answer.stage_runs] == ["TOY.0", "TOY.1", "TOY.2"]
-    assert [set(run.node_times_s) for run in answer.stage_runs] == [{"add0"}, {"add1"}, {"add2"}]
-    assert [line.what for line in deployment.story(submission.request_id)][-1] == "answered"
-    assert deployment.executed_nodes(1)[0].original_names == ("add1",)
-    np.testing.assert_array_equal(deployment.export(2).tensors["one"], [1])
-    deployment.close()
-    deployment.close()
-
-
-def test_branches_of_one_request_overlap(executor: RayExecutor, tmp_path: Path) -> None:
-    left, right = (f"meet_2_{tmp_path}?{branch}" for branch in "lr")
-    plan = diamond(("TOY.0", "TOY.1", "TOY.2", "TOY.0"), left=left, right=right)
-    answer = executor.deploy(*plan).submit({"x": X}).future.result(300)
-    np.testing.assert_array_equal(answer.outputs["y"], 2 - 4 * X)
-    _, one, other, join = answer.stage_runs
-    assert join.started_s >= max(one.ended_s, other.ended_s)
-
-
-def test_many_requests_overlap_and_each_gets_its_own_answer(
-    executor: RayExecutor, tmp_path: Path
-) -> None:
-    # The first request's second stage waits until the second one is in the first stage.
-    plan = chain("TOY.0", "TOY.1", names=[f"meet_{number}_{tmp_path}" for number in (1, 3)])
-    deployment = executor.deploy(*plan)
-    futures = [deployment.submit({"x": X + i}).future for i in range(40)]
-    for i, future in enumerate(futures):
-        np.testing.assert_array_equal(future.result(300).outputs["t1"], X + i + 2)
-
-
 @pytest.mark.parametrize("size", [10, 300_000], ids=["inline", "in the object store"])
 def test_inputs_that_several_stages_take(executor: RayExecutor, size: int) -> None:
     model = build(
@@ -137,31 +108,6 @@ def test_values_that_are_no_plain_tensors_cross(executor: RayExecutor) -> None:
         assert getattr(first, "dtype", None) == getattr(value, "dtype", None)
         assert np.array_equal(first, second)
         assert np.array_equal(first, value)
-
-
-def test_a_stage_that_raises_is_named_and_the_deployment_goes_on(executor: RayExecutor) -> None:
-    bad = executor.deploy(*chain("TOY.0", "TOY.1", "TOY.2", name="fail"))
-    for _ in range(2):
-        with pytest.raises(InferenceError, match="by design") as caught:
-            bad.submit({"x": X}).future.result(300)
-        assert (caught.value.stage, caught.value.device) == (0, "TOY.0")
-        assert "ZeroDivisionError" in caught.value.cause
-    typed = executor.deploy(*chain("TOY.0", "TOY.1", name="refuse"))
-    with pytest.raises(KernelError, match="by design") as kernel:
-        typed.submit({"x": X}).future.result(300)
-    assert (kernel.value.device, kernel.value.stage, kernel.value.node) == ("TOY.0", 0, "refuse0")
-    good = executor.deploy(*chain("TOY.0"))
-    assert good.submit({"x": X}).future.result(300)
-
-
-@pytest.mark.parametrize(("name", "message"), [("exit", "SystemExit"), ("odd", "_thread.lock")])
-def test_a_plugin_that_misbehaves_takes_nothing_with_it(
-    executor: RayExecutor, name: str, message: str
-) -> None:
-    bad = executor.deploy(*chain("TOY.0", "TOY.1", name=name))
-    for _ in range(2):
-        with pytest.raises(InferenceError, match=message):
-            bad.submit({"x": X}, Request(timeout_s=300)).future.result()
 
 
 def test_a_weight_of_several_stages_is_stored_once(executor: RayExecutor) -> None:

@@ -18,7 +18,6 @@ from devices.errors import (
     DeadlineError,
     DeviceError,
     InferenceError,
-    KernelError,
     OverloadedError,
     PlanError,
     RequestCancelledError,
@@ -32,6 +31,13 @@ from scheduler.channels.messages import Message, Outputs, Values
 from scheduler.client.deployment import BaseDeployment
 from tests.scheduler.channels import KINDS, executor_on
 from tests.scheduler.models import build, chain, cut, diamond
+from tests.scheduler.on_any_executor import (  # noqa: F401  # run here as well
+    test_a_plugin_that_misbehaves_takes_nothing_with_it,
+    test_a_stage_that_raises_is_named_and_the_deployment_goes_on,
+    test_branches_of_one_request_overlap,
+    test_chain,
+    test_requests_overlap_and_each_gets_its_own_answer,
+)
 from tests.scheduler.plugins import BrokenPlugin, ToyPlugin, TwinPlugin
 
 X = np.arange(4, dtype=np.float32)
@@ -85,44 +91,6 @@ def test_an_answer_waits_for_an_output_that_comes_after_those_of_later_stages(
     deployment.close()
 
 
-def test_chain(executor: InProcessExecutor) -> None:
-    deployment = executor.deploy(*chain("TOY.0", "TOY.1", "TOY.2"))
-    submission = deployment.submit({"x": X}, Request(profile=True))
-    answer = submission.future.result(300)
-    np.testing.assert_array_equal(answer.outputs["t2"], X + 3)
-    assert [(run.stage, run.device) for run in answer.stage_runs] == [
-        (0, "TOY.0"),
-        (1, "TOY.1"),
-        (2, "TOY.2"),
-    ]
-    assert [set(run.node_times_s) for run in answer.stage_runs] == [{"add0"}, {"add1"}, {"add2"}]
-    assert [line.what for line in deployment.story(submission.request_id)][-1] == "answered"
-    assert deployment.executed_nodes(1)[0].original_names == ("add1",)
-    np.testing.assert_array_equal(deployment.export(2).tensors["one"], [1])
-    deployment.close()
-    deployment.close()
-
-
-def test_branches_of_one_request_overlap(executor: InProcessExecutor, tmp_path: Path) -> None:
-    left, right = (f"meet_2_{tmp_path}?{branch}" for branch in "lr")
-    plan = diamond(("TOY.0", "TOY.1", "TOY.2", "TOY.0"), left=left, right=right)
-    answer = executor.deploy(*plan).submit({"x": X}).future.result(300)
-    np.testing.assert_array_equal(answer.outputs["y"], 2 - 4 * X)
-    _, one, other, join = answer.stage_runs
-    assert join.started_s >= max(one.ended_s, other.ended_s)
-
-
-def test_requests_overlap_and_each_gets_its_own_answer(
-    executor: InProcessExecutor, tmp_path: Path
-) -> None:
-    # The first request's second stage waits until the second one is in the first stage.
-    plan = chain("TOY.0", "TOY.1", names=[f"meet_{number}_{tmp_path}" for number in (1, 3)])
-    deployment = executor.deploy(*plan)
-    futures = [deployment.submit({"x": X + i}).future for i in range(20)]
-    for i, future in enumerate(futures):
-        np.testing.assert_array_equal(future.result(300).outputs["t1"], X + i + 2)
-
-
 def test_repeated_passthrough_constant_and_unused(executor: InProcessExecutor) -> None:
     model = build(
         [("Neg", "n", ("x",), "y")],
@@ -157,35 +125,6 @@ def test_sequences_cross(executor: InProcessExecutor) -> None:
     deployment = executor.deploy(*cut(model, ("TOY.0", ["s"]), ("TOY.1", ["i"])))
     y = deployment.submit({"x": X}).future.result(300).outputs["y"]
     assert [list(item) for item in y] == [list(X), list(X)]
-
-
-def test_a_stage_that_raises_is_named_and_the_deployment_goes_on(
-    executor: InProcessExecutor,
-) -> None:
-    bad = executor.deploy(*chain("TOY.0", "TOY.1", name="fail"))
-    for _ in range(2):
-        submission = bad.submit({"x": X})
-        with pytest.raises(InferenceError, match="by design") as caught:
-            submission.future.result(300)
-        assert (caught.value.stage, caught.value.device) == (0, "TOY.0")
-        assert "ZeroDivisionError" in caught.value.cause
-    typed = executor.deploy(*chain("TOY.0", name="refuse"))
-    with pytest.raises(KernelError, match="by design") as kernel:
-        typed.submit({"x": X}).future.result(300)
-    assert (kernel.value.device, kernel.value.stage, kernel.value.node) == ("TOY.0", 0, "refuse0")
-    good = executor.deploy(*chain("TOY.0"))
-    assert good.submit({"x": X}).future.result(300)
-
-
-@pytest.mark.parametrize(("name", "message"), [("exit", "SystemExit"), ("odd", "gave <unlocked")])
-def test_a_plugin_that_misbehaves_takes_nothing_with_it(
-    executor: InProcessExecutor, name: str, message: str
-) -> None:
-    bad = executor.deploy(*chain("TOY.0", "TOY.1", name=name))
-    for _ in range(2):
-        with pytest.raises(InferenceError, match=message) as caught:
-            bad.submit({"x": X}, Request(timeout_s=300)).future.result()
-        assert caught.value.device == "TOY.0"
 
 
 def test_cancel_stops_what_runs(executor: InProcessExecutor) -> None:

@@ -1,0 +1,73 @@
+"""What holds on every executor: tests for the modules that have a fixture `executor`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from devices.errors import InferenceError, KernelError
+from devices.request.request import Request
+from scheduler.executor import Executor
+from tests.scheduler.models import chain, diamond
+
+X = np.arange(4, dtype=np.float32)
+
+
+def test_chain(executor: Executor) -> None:
+    deployment = executor.deploy(*chain("TOY.0", "TOY.1", "TOY.2"))
+    submission = deployment.submit({"x": X}, Request(profile=True))
+    answer = submission.future.result(300)
+    np.testing.assert_array_equal(answer.outputs["t2"], X + 3)
+    assert [(r.stage, r.device) for r in answer.stage_runs] == [(i, f"TOY.{i}") for i in range(3)]
+    assert [set(run.node_times_s) for run in answer.stage_runs] == [{"add0"}, {"add1"}, {"add2"}]
+    assert [line.what for line in deployment.story(submission.request_id)][-1] == "answered"
+    assert deployment.executed_nodes(1)[0].original_names == ("add1",)
+    np.testing.assert_array_equal(deployment.export(2).tensors["one"], [1])
+    deployment.close()
+    deployment.close()
+
+
+def test_branches_of_one_request_overlap(executor: Executor, tmp_path: Path) -> None:
+    left, right = (f"meet_2_{tmp_path}?{branch}" for branch in "lr")
+    plan = diamond(("TOY.0", "TOY.1", "TOY.2", "TOY.0"), left=left, right=right)
+    answer = executor.deploy(*plan).submit({"x": X}).future.result(300)
+    np.testing.assert_array_equal(answer.outputs["y"], 2 - 4 * X)
+    _, one, other, join = answer.stage_runs
+    assert join.started_s >= max(one.ended_s, other.ended_s)
+
+
+def test_requests_overlap_and_each_gets_its_own_answer(executor: Executor, tmp_path: Path) -> None:
+    # The first request's second stage waits until the second one is in the first stage.
+    plan = chain("TOY.0", "TOY.1", names=[f"meet_{number}_{tmp_path}" for number in (1, 3)])
+    deployment = executor.deploy(*plan)
+    futures = [deployment.submit({"x": X + i}).future for i in range(20)]
+    for i, future in enumerate(futures):
+        np.testing.assert_array_equal(future.result(300).outputs["t1"], X + i + 2)
+
+
+def test_a_stage_that_raises_is_named_and_the_deployment_goes_on(executor: Executor) -> None:
+    bad = executor.deploy(*chain("TOY.0", "TOY.1", "TOY.2", name="fail"))
+    for _ in range(2):
+        with pytest.raises(InferenceError, match="by design") as caught:
+            bad.submit({"x": X}).future.result(300)
+        assert (caught.value.stage, caught.value.device) == (0, "TOY.0")
+        assert "ZeroDivisionError" in caught.value.cause
+    typed = executor.deploy(*chain("TOY.0", "TOY.1", name="refuse"))
+    with pytest.raises(KernelError, match="by design") as kernel:
+        typed.submit({"x": X}).future.result(300)
+    assert (kernel.value.device, kernel.value.stage, kernel.value.node) == ("TOY.0", 0, "refuse0")
+    good = executor.deploy(*chain("TOY.0"))
+    assert good.submit({"x": X}).future.result(300)
+
+
+@pytest.mark.parametrize(("name", "message"), [("exit", "SystemExit"), ("odd", "lock")])
+def test_a_plugin_that_misbehaves_takes_nothing_with_it(
+    executor: Executor, name: str, message: str
+) -> None:
+    bad = executor.deploy(*chain("TOY.0", "TOY.1", name=name))
+    for _ in range(2):
+        with pytest.raises(InferenceError, match=message) as caught:
+            bad.submit({"x": X}, Request(timeout_s=300)).future.result()
+        assert caught.value.device == "TOY.0"
