@@ -109,13 +109,14 @@ def test_figures_tell_what_they_rest_on() -> None:
         "assumed: load, client"
     )
     ort, cpu = sample().devices.values()
-    node = Time(1e-3, "estimated")
+    node, sway = Time(1e-3, "estimated"), Time(2.345, "calibrated")
     cluster = {
         "ORT": replace(ort, identity=replace(ort.identity, node="10.0.0.2"), nodes={"a": node}),
-        "CPU": replace(cpu, identity=replace(cpu.identity, node="10.0.0.1")),
+        "CPU": replace(cpu, identity=replace(cpu.identity, node="10.0.0.1"), sway=sway),
     }
     assert replace(sample(), devices=cluster, measured_at="").basis() == (
-        "costs on 10.0.0.1, 10.0.0.2: 3 node times measured, 1 estimated; assumed: load, client"
+        "costs on 10.0.0.1, 10.0.0.2: 3 node times measured, 1 estimated; assumed: load, client; "
+        "beside other work, which made times sway by × 2.3"
     )
 
 

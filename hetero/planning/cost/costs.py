@@ -12,6 +12,8 @@ from scheduler.executor import THIS_PROCESS
 #: ``measured`` on the device; ``calibrated``: fitted to measurements; ``estimated`` from counts of
 #: operations and bytes.
 Source = Literal["measured", "calibrated", "estimated"]
+#: Times that sway by more were measured beside other work.
+CALM: Final = 1.3
 #: Stands among devices for the process that sends requests and gets their answers.
 CLIENT: Final = "client"
 
@@ -117,6 +119,8 @@ class DeviceCosts:
     company: Pace = Pace()
     #: Nodes that the device runs as one.
     fused: tuple[tuple[str, ...], ...] = ()
+    #: How far times swayed: the slowest of the same part's by the quickest. A number, not seconds.
+    sway: Time = Time(1.0, "estimated")
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,4 +175,9 @@ class Costs:
         nodes_of = sorted({d.identity.node for d in devices})
         where = "in process" if nodes_of == [THIS_PROCESS] else f"on {', '.join(nodes_of)}"
         when = f" at {self.measured_at}" * bool(self.measured_at)
-        return f"costs {where}{when}: {counts}" + f"; assumed: {assumed}" * bool(assumed)
+        sway = max((d.sway.seconds for d in devices), default=1.0)
+        return (
+            f"costs {where}{when}: {counts}"
+            + f"; assumed: {assumed}" * bool(assumed)
+            + f"; beside other work, which made times sway by × {sway:.1f}" * (sway > CALM)
+        )

@@ -64,6 +64,13 @@ class Kind:
         """The device that stands for all."""
         return self.devices[0].name
 
+    @property
+    def sway(self) -> Time:
+        """The slowest of the largest part's times by the quickest."""
+        if len(self.alone_s) < 2 or min(self.alone_s) <= 0:
+            return Time(1.0, "estimated")
+        return Time(max(self.alone_s) / min(self.alone_s), "calibrated")
+
     def settle(self) -> None:
         """Scale what was measured to the median of the times that the largest part was."""
         if any(self.alone_s):

@@ -416,6 +416,7 @@ class _Profile:
                     alone=alone,
                     company=replace(company, load=load),
                     fused=tuple(kind.fused),
+                    sway=kind.sway,
                 )
         return Costs(
             model=self._model.name,
