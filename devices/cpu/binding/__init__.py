@@ -5,6 +5,7 @@ arguments, that compute the kernel's result into `y` whenever they are made.
 """
 
 from devices.cpu.binding import (
+    activation,
     elementwise,
     movement,
     normalise,
@@ -20,6 +21,7 @@ __all__ = [
     "Binding",
     "Call",
     "Scratch",
+    "activation",
     "elementwise",
     "movement",
     "normalise",

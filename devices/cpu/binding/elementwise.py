@@ -17,7 +17,7 @@ from devices.kernels.elementwise import ERF32
 _CLIP: Final[Any] = vars(umath)["clip"]
 _FLOAT32: Final = np.dtype(np.float32)
 #: Elements that are chosen between in no time, whatever the condition.
-_FEW: Final = 4096
+FEW: Final = 4096
 
 
 def _bind_ufunc(ufunc: Any, op_type: str, since: int) -> None:
@@ -90,7 +90,7 @@ def bind_power(
     scratch: Scratch, y: np.ndarray, x: np.ndarray, exponent: np.ndarray
 ) -> Sequence[Call] | None:
     """Bind squares and cubes, whose exponent is a constant."""
-    if not _is_wide(x) or exponent.flags.writeable or exponent.size != 1:
+    if not is_wide(x) or exponent.flags.writeable or exponent.size != 1:
         return None
     if exponent.ndim > x.ndim or exponent.item() not in (2, 3):
         return None
@@ -135,7 +135,7 @@ def clipped(y: np.ndarray, x: np.ndarray, low: Any, high: Any) -> list[Call]:
 @binds("IsNaN", 9, any_order=True)
 def bind_is_nan(scratch: Scratch, y: np.ndarray, x: np.ndarray) -> Sequence[Call] | None:
     """Bind the search for NaN."""
-    return [partial(np.isnan, x, y)] if _is_wide(x) else None
+    return [partial(np.isnan, x, y)] if is_wide(x) else None
 
 
 @binds("LeakyRelu", 6, any_order=True)
@@ -143,15 +143,15 @@ def bind_leaky_relu(
     scratch: Scratch, y: np.ndarray, x: np.ndarray, *, alpha: float = 0.01
 ) -> Sequence[Call] | None:
     """Bind max(x, alpha * x), which it is where alpha is below 1."""
-    if not _is_wide(x) or not 0 < alpha <= 1:
+    if not is_wide(x) or not 0 < alpha <= 1:
         return None
-    return [partial(np.multiply, x, _number(alpha, x), y), partial(np.maximum, x, y, out=y)]
+    return [partial(np.multiply, x, number(alpha, x), y), partial(np.maximum, x, y, out=y)]
 
 
 @binds("Softplus", 1, any_order=True)
 def bind_softplus(scratch: Scratch, y: np.ndarray, x: np.ndarray) -> Sequence[Call] | None:
     """Bind log(exp(x) + 1), written so that exp cannot overflow."""
-    if not _is_wide(x):
+    if not is_wide(x):
         return None
     calls: list[Call] = []
     pieces = flat_blocks(y, x)
@@ -163,18 +163,18 @@ def bind_softplus(scratch: Scratch, y: np.ndarray, x: np.ndarray) -> Sequence[Ca
             partial(np.negative, to, to),
             partial(np.exp, to, to),
             partial(np.log1p, to, to),
-            partial(np.maximum, at, _number(0, x), out=positive),
+            partial(np.maximum, at, number(0, x), out=positive),
             partial(np.add, positive, to, to),
         ]
     return calls
 
 
-def _number(value: float, like: np.ndarray) -> np.ndarray:
+def number(value: float, like: np.ndarray) -> np.ndarray:
     """Return a number as an array of rank 0, which ufuncs take faster than anything else."""
     return np.asarray(value, like.dtype)
 
 
-def _is_wide(x: np.ndarray) -> bool:
+def is_wide(x: np.ndarray) -> bool:
     """Tell whether x is of floats that kernels compute with as they are."""
     return x.dtype.kind == "f" and x.dtype.itemsize >= _FLOAT32.itemsize
 
@@ -183,15 +183,15 @@ def _sigmoid(y: np.ndarray, x: np.ndarray) -> list[Call]:
     return [
         partial(np.negative, x, y),
         partial(np.exp, y, y),
-        partial(np.add, y, _number(1, x), y),
+        partial(np.add, y, number(1, x), y),
         partial(np.reciprocal, y, y),
     ]
 
 
 def _hard_sigmoid(y: np.ndarray, x: np.ndarray, alpha: float, beta: float) -> list[Call]:
     return [
-        partial(np.multiply, x, _number(alpha, x), y),
-        partial(np.add, y, _number(beta, x), y),
+        partial(np.multiply, x, number(alpha, x), y),
+        partial(np.add, y, number(beta, x), y),
         *clipped(y, y, 0, 1),
     ]
 
@@ -199,7 +199,7 @@ def _hard_sigmoid(y: np.ndarray, x: np.ndarray, alpha: float, beta: float) -> li
 @binds("Sigmoid", 6, over=(0,), any_order=True)
 def bind_sigmoid(scratch: Scratch, y: np.ndarray, x: np.ndarray) -> Sequence[Call] | None:
     """Bind 1 / (1 + exp(-x))."""
-    if not _is_wide(x):
+    if not is_wide(x):
         return None
     return [call for piece in flat_blocks(y, x) for call in _sigmoid(*piece)]
 
@@ -209,7 +209,7 @@ def bind_hard_sigmoid(
     scratch: Scratch, y: np.ndarray, x: np.ndarray, *, alpha: float = 0.2, beta: float = 0.5
 ) -> Sequence[Call] | None:
     """Bind alpha * x + beta, limited to [0, 1]."""
-    if not _is_wide(x):
+    if not is_wide(x):
         return None
     return [c for to, at in flat_blocks(y, x) for c in _hard_sigmoid(to, at, alpha, beta)]
 
@@ -217,7 +217,7 @@ def bind_hard_sigmoid(
 @binds("HardSwish", 14, any_order=True)
 def bind_hard_swish(scratch: Scratch, y: np.ndarray, x: np.ndarray) -> Sequence[Call] | None:
     """Bind x * max(0, min(1, x / 6 + 1/2))."""
-    if not _is_wide(x):
+    if not is_wide(x):
         return None
     calls: list[Call] = []
     for to, at in flat_blocks(y, x):
@@ -231,7 +231,7 @@ def bind_swish(
     scratch: Scratch, y: np.ndarray, x: np.ndarray, *, alpha: float = 1.0
 ) -> Sequence[Call] | None:
     """Bind x * sigmoid(x)."""
-    if not _is_wide(x) or alpha != 1:
+    if not is_wide(x) or alpha != 1:
         return None
     calls: list[Call] = []
     for to, at in flat_blocks(y, x):
@@ -253,11 +253,11 @@ def _erf(square: np.ndarray, y: np.ndarray, x: np.ndarray) -> list[Call]:
     """Return the calls that put erf(x) into y, which x does not lie over."""
     *others, first = ERF32[::-1]
     calls: list[Call] = [partial(np.multiply, x, x, square)]
-    calls.append(partial(np.multiply, square, _number(others[0], x), y))
+    calls.append(partial(np.multiply, square, number(others[0], x), y))
     for coefficient in others[1:]:
-        calls.append(partial(np.add, y, _number(coefficient, x), y))
+        calls.append(partial(np.add, y, number(coefficient, x), y))
         calls.append(partial(np.multiply, y, square, y))
-    calls.append(partial(np.add, y, _number(first, x), y))
+    calls.append(partial(np.add, y, number(first, x), y))
     calls.append(partial(np.multiply, y, x, y))
     calls.append(partial(np.tanh, y, y))
     return calls
@@ -278,21 +278,21 @@ def bind_gelu(
     for to, at in pieces:
         if approximate == "none":
             small = scaled[: len(to)]
-            calls.append(partial(np.multiply, at, _number(math.sqrt(0.5), x), small))
+            calls.append(partial(np.multiply, at, number(math.sqrt(0.5), x), small))
             calls += _erf(square[: len(to)], to, small)
         else:
             calls += _tanh_gate(to, at)
-        calls.append(partial(np.add, to, _number(1, x), to))
+        calls.append(partial(np.add, to, number(1, x), to))
         calls.append(partial(np.multiply, to, at, to))
-        calls.append(partial(np.multiply, to, _number(0.5, x), to))
+        calls.append(partial(np.multiply, to, number(0.5, x), to))
     return calls
 
 
 def _tanh_gate(y: np.ndarray, x: np.ndarray) -> list[Call]:
     return [
         partial(np.multiply, x, x, y),
-        partial(np.multiply, y, _number(0.044715 * math.sqrt(2 / math.pi), x), y),
-        partial(np.add, y, _number(math.sqrt(2 / math.pi), x), y),
+        partial(np.multiply, y, number(0.044715 * math.sqrt(2 / math.pi), x), y),
+        partial(np.add, y, number(math.sqrt(2 / math.pi), x), y),
         partial(np.multiply, y, x, y),
         partial(np.tanh, y, y),
     ]
@@ -308,7 +308,7 @@ def bind_where(
     """
     if condition.dtype.kind != "b" or not a.dtype == b.dtype == y.dtype:
         return None
-    if condition.flags.writeable and y.size > _FEW:
+    if condition.flags.writeable and y.size > FEW:
         return None
     return [partial(np.copyto, y, b), partial(np.copyto, y, a, where=condition)]
 

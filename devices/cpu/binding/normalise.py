@@ -60,6 +60,30 @@ def bind_layer_normalization(
     return calls
 
 
+@binds("RMSNormalization", 23, over=(0,))
+def bind_rms_normalization(
+    scratch: Scratch, y: np.ndarray, x: np.ndarray, scale: np.ndarray, *,
+    axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1,
+) -> Sequence[Call] | None:  # fmt: skip
+    """Bind the division of float32 by the root mean square over the axes from `axis` on."""
+    if x.dtype != np.float32 or scale.dtype != x.dtype or stash_type != 1 or not x.size:
+        return None
+    if not x.flags.c_contiguous:
+        return None
+    row = prod(x.shape[axis % x.ndim :])
+    at, to = x.reshape(-1, row), y.reshape(-1, row)
+    spread = scratch((len(at), 1), x.dtype)
+    count, least = np.asarray(row, x.dtype), np.asarray(epsilon, x.dtype)
+    return [
+        partial(np.matmul, at[:, None, :], at[:, :, None], spread[:, :, None]),
+        partial(np.divide, spread, count, spread),
+        partial(np.add, spread, least, spread),
+        partial(np.sqrt, spread, spread),
+        partial(np.divide, at, spread, to),
+        partial(np.multiply, y, scale, y),
+    ]
+
+
 @binds("InstanceNormalization", 6, any_order=True)
 def bind_instance_normalization(
     scratch: Scratch, y: np.ndarray, x: np.ndarray, scale: np.ndarray, b: np.ndarray, *,
