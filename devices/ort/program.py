@@ -35,6 +35,9 @@ PAYLOAD_FORMAT: Final = "onnxruntime-optimized-2"
 #: Runs in which nodes are timed, and seconds after which there is one at least.
 _MEASURED: Final = 5
 _MEASURE_S: Final = 0.5
+#: How long a thread spins before it sleeps: longer than between nodes and requests in a row. Theirs
+#: spin for tens of milliseconds, from the session's start on.
+_SPIN_US: Final = "1000"
 #: What a change of layout adds to a node's name.
 _NCHWC: Final = re.compile(r"_nchwc(_token_\d+)?$")
 _SEVERITY: Final = {
@@ -161,6 +164,7 @@ class OrtProgram(Program):
         # they would take them from each other.
         spins = str(int(threads >= cores))
         options.add_session_config_entry("session.intra_op.allow_spinning", spins)
+        options.add_session_config_entry("session.intra_op.spin_duration_us", _SPIN_US)
         return options
 
     def _open(

@@ -3,6 +3,7 @@
 import os
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,12 @@ def parsed(body, opset=17, ir=8):
 def resident_nbytes():
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def processor_ns():
+    """Return what each thread of this process has run."""
+    stats = {path.parent.name: path for path in Path("/proc/self/task").glob("*/schedstat")}
+    return {thread: int(path.read_text().split()[0]) for thread, path in stats.items()}
 
 
 def refusal(model):
@@ -326,3 +333,13 @@ def test_a_long_chain_holds_a_few_of_its_values_at_once():
     before = resident_nbytes()
     compiled([np.ones(2**20, np.float32)])
     assert resident_nbytes() - before < 20 * 2**22
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="needs Linux's /proc")
+def test_threads_of_a_session_that_waits_sleep():
+    before = processor_ns()
+    compiled = PLUGIN.compile_model(parsed("(float[2] x) => (float[2] y) {y = Relu(x)}"))
+    time.sleep(0.1)
+    run = [ran for thread, ran in processor_ns().items() if thread not in before]
+    compiled.close()
+    assert sum(run) < 10e6
