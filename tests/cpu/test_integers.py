@@ -9,7 +9,7 @@ import pytest
 from onnx import ModelProto, NodeProto, helper
 
 import hetero
-from devices.cpu.fast.quantized import pack
+from devices.cpu.fast.quantized import pack, quantized_matmul
 from devices.cpu.integers import fast_integers, integers_name
 from devices.cpu.transforms import quantized_products
 from devices.errors import KernelError
@@ -235,3 +235,15 @@ def test_quantised_models_are_cut_exported_and_imported() -> None:
         assert np.array_equal(compiled({"x": x})[0], want)
         again = core.import_model(compiled.export_model())
         assert np.array_equal(again({"x": x})[0], want)
+
+
+@pytest.mark.parametrize("changed", ["weights", "start"])
+def test_arrays_of_other_sizes_are_an_error(changed: str) -> None:
+    given = {
+        "x": bytes_of(np.uint8, 3, 8), "unit": np.float32(1), "zero": np.uint8(0),
+        "weights": pack(bytes_of(np.int8, 1, 1, 8, 5)), "start": np.zeros((1, 16), np.int32),
+        "scale": np.ones((1, 16), np.float32), "bias": np.zeros((1, 16), np.float32),
+    }  # fmt: skip
+    given[changed] = given[changed][:, :0]
+    with pytest.raises(ValueError, match="weights, start, scale, bias"):
+        quantized_matmul(np, *given.values(), shape=(8, 5), rounding=(0.0,) * 6, to=1)

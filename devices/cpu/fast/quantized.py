@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
 from math import prod
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -28,6 +28,8 @@ Floats = Sequence[float]
 _COLUMNS: Final = 16
 _FOUR: Final = 4
 _SLACK: Final = 16
+#: Bytes of weights that one instruction reads.
+_LINE: Final = _COLUMNS * _FOUR
 #: What moves a signed byte up by 128.
 _SIGN: Final = np.uint8(128)
 
@@ -151,25 +153,24 @@ def _convolution(
     n, channels = x.shape[:2]
     each, by_channel = channels // group, w.ndim == 2
     joined = _is_joined(group, window.dilations)
-    if by_channel:
-        over_reads = channels % _COLUMNS > 0
-    else:
-        over_reads = each * (window.kernel[1] if joined else 1) % _FOUR > 0
-    flat, calls = _padded(scratch, x, window.begin, size, last.left_zero, over_reads)
+    run = each * (window.kernel[1] if joined else 1)
+    over_reads = channels % _COLUMNS if by_channel else run % _FOUR
+    flat, calls = _padded(scratch, x, window.begin, size, last.left_zero, over_reads > 0)
     yield from calls
     pixels = _pixels(n, *size, channels, window.strides, window.output)
     taps = _taps(window.kernel, window.dilations, size[1], channels, joined)
-    taps = np.tile(taps, w.shape[0 if by_channel else 2] // taps.size)
+    taps = np.tile(taps, max(1, w.shape[0 if by_channel else 2] // taps.size))
     out = _bytes(y.transpose(0, 2, 3, 1).reshape(-1, y.shape[1]))
     if by_channel:
-        products = fast_integers().channel_product
-        yield partial(products, out, flat, pixels, taps, w, *last.of(0))
+        _check(w, (len(taps), _whole(channels)), last, 1)
+        products, arrays = fast_integers().channel_product, (flat, pixels, w, taps, *last.of(0))
+        yield _call(products, out, arrays, len(taps), w.shape[1])
         return
     m = out.shape[1] // group
+    _check(w, (group, _whole(m) // _COLUMNS, len(taps), -(-run // _FOUR), _LINE), last, group)
     for g in range(group):
-        place, read = out[:, g * m : (g + 1) * m], flat[g * each :]
-        terms = (pixels, taps, w.shape[3], w[g].reshape(-1))
-        yield partial(fast_integers().product, place, read, *terms, *last.of(g))
+        place, arrays = out[:, g * m : (g + 1) * m], (flat[g * each :], pixels, w[g], taps)
+        yield _call(fast_integers().product, place, (*arrays, *last.of(g)), len(taps), w.shape[3])
 
 
 def _padded(
@@ -262,12 +263,39 @@ def _matmul(
     """Yield the calls that put the product into y."""
     if not y.size:
         return
-    k, steps = a.shape[-1], b.shape[3]
+    k, columns = a.shape[-1], y.shape[-1]
+    steps, runs = -(-k // _FOUR), np.zeros(b.shape[2], np.int64)
+    _check(b, (1, _whole(columns) // _COLUMNS, len(runs), steps, _LINE), last, 1)
     if k % _FOUR or not a.flags.c_contiguous or a.dtype != np.uint8:
         wide = scratch((*a.shape[:-1], steps * _FOUR), np.uint8)
         yield from _unsigned(wide[..., :k], a)
         a = wide
     out = _bytes(y.reshape(-1, y.shape[-1]))
     rows = _pixels(1, len(out), 1, steps * _FOUR, (1, 1), (len(out), 1))
-    terms = (rows, np.zeros(b.shape[2], np.int64), steps, b.reshape(-1))
-    yield partial(fast_integers().product, out, a.reshape(-1), *terms, *last.of(0))
+    yield _call(fast_integers().product, out, (a, rows, b, runs, *last.of(0)), len(runs), steps)
+
+
+def _whole(columns: int) -> int:
+    """Return a number of columns rounded up to whole vectors."""
+    return -(-columns // _COLUMNS) * _COLUMNS
+
+
+def _check(w: np.ndarray, shape: tuple[int, ...], last: _Last, group: int) -> None:
+    """Raise ValueError where arrays are not what a product would read; it reads by address."""
+    wanted = (group, shape[1] * (_COLUMNS if len(shape) > 2 else 1))
+    found = [(a.dtype.name, a.shape) for a in (w, last.start, last.scale, last.bias)]
+    asked = [("int8", shape), ("int32", wanted), ("float32", wanted), ("float32", wanted)]
+    one = (last.left_zero.dtype.name, last.left_scale.dtype.name, len(last.rounding))
+    if found != asked or one != ("uint8", "float32", 6):
+        raise ValueError(f"weights, start, scale, bias and {one} are {found}; {asked} wanted")
+
+
+def _call(product: Any, y: np.ndarray, arrays: tuple[np.ndarray, ...], *counts: int) -> Call:
+    """Return the call of a product that is told where arrays lie, and holds them."""
+    arrays = tuple(map(np.ascontiguousarray, arrays))
+    rest = (*(array.ctypes.data for array in arrays), *counts)
+    return partial(_run, product, y, rest, arrays)
+
+
+def _run(product: Any, y: np.ndarray, rest: tuple[int, ...], _: tuple[np.ndarray, ...]) -> None:
+    product(y, rest)

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 from llvmlite import ir
-from numba import float32, int8, int32, int64, njit, types, uint8, void
+from numba import float32, int8, int64, njit, types, uint8, void
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -232,35 +232,41 @@ def _rounding_code(_: Any, y: Any, addresses: Any, sizes: Any) -> Any:
     return void(y, addresses, sizes), generate
 
 
+def _word_code(_: Any, address: Any) -> Any:
+    """Return the integer at an address."""
+
+    def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
+        return _Vectors(builder).load(arguments[0], _I64)
+
+    return int64(address), generate
+
+
+_word: Final = intrinsic(_word_code)
 _tile: Final = intrinsic(prefer_literal=True)(_tile_code)
 _channels: Final = intrinsic(_channels_code)
 _round_16: Final = intrinsic(_rounding_code)
 
 
-def _product(
-    y: Any, x: Any, pixels: Any, runs: Any, steps: Any, w: Any,
-    zero: Any, unit: Any, start: Any, scale: Any, bias: Any, rounding: Any,
-) -> None:  # fmt: skip
+def _product(y: Any, rest: Any) -> None:
     """Put (products + start * zero) * (scale * unit) + bias into y (M, N), rounded.
 
-    The product of row m adds, for each of `runs`, four times `steps` bytes of x from
-    ``pixels[m] + run`` on, times the next rows of w. The rest is as `QuantizedMatMul` says.
+    `rest` has the addresses of x, pixels, w, runs, zero, unit, start, scale, bias and rounding, how
+    many runs there are, and steps. The product of row m adds, for each run, four times `steps`
+    bytes of x from ``pixels[m] + run`` on, times the next rows of w. The rest is as
+    `QuantizedMatMul` says.
     """
     m, n = y.shape
-    row_nbytes, itemsize, depth = y.strides[0], y.itemsize, runs.size * steps * 64
-    to, read, places, weights = y.ctypes.data, x.ctypes.data, pixels.ctypes.data, w.ctypes.data
-    begins, starts, scales = runs.ctypes.data, start.ctypes.data, scale.ctypes.data
-    biases, limits = bias.ctypes.data, rounding.ctypes.data
-    shift, factor = zero.ctypes.data, unit.ctypes.data
+    x, pixels, w, runs, zero, unit, start, scale, bias, rounding, count, steps = rest
+    to, row_nbytes, itemsize, depth = y.ctypes.data, y.strides[0], y.itemsize, count * steps * 64
     for block in range(0, m, _BLOCK):
         for column in range(0, n, 64):
             here = 4 * column
             addresses = (
-                to + column * itemsize, read, places, weights + column // 16 * depth, begins,
-                shift, factor, starts + here, scales + here, biases + here, limits,
+                to + column * itemsize, x, pixels, w + column // 16 * depth, runs, zero, unit,
+                start + here, scale + here, bias + here, rounding,
             )  # fmt: skip
             for first in range(block, min(m, block + _BLOCK), _ROWS):
-                sizes = (row_nbytes, n - column, first, m - 1, depth, runs.size, steps)
+                sizes = (row_nbytes, n - column, first, m - 1, depth, count, steps)
                 if n - column > 48:
                     _tile(4, y, addresses, sizes)
                 elif n - column > 32:
@@ -271,25 +277,20 @@ def _product(
                     _tile(1, y, addresses, sizes)
 
 
-def _channel_product(
-    y: Any, x: Any, pixels: Any, taps: Any, w: Any,
-    zero: Any, unit: Any, start: Any, scale: Any, bias: Any, rounding: Any,
-) -> None:  # fmt: skip
-    """Do the same where column n adds x at ``pixels[m] + tap + n`` times w[tap, n]."""
+def _channel_product(y: Any, rest: Any) -> None:
+    """Do the same where column n adds x at ``pixels[m] + run + n`` times w[run, n]."""
     m, n = y.shape
-    row_nbytes, itemsize, line = y.strides[0], y.itemsize, w.shape[1]
-    to, read, weights, offsets = y.ctypes.data, x.ctypes.data, w.ctypes.data, taps.ctypes.data
-    starts, scales, biases = start.ctypes.data, scale.ctypes.data, bias.ctypes.data
-    limits, shift, factor = rounding.ctypes.data, zero.ctypes.data, unit.ctypes.data
+    x, pixels, w, runs, zero, unit, start, scale, bias, rounding, count, line = rest
+    to, row_nbytes, itemsize = y.ctypes.data, y.strides[0], y.itemsize
     for row in range(m):
+        pixel = x + _word(pixels + 8 * row)
         for column in range(0, n, 16):
             here = 4 * column
             addresses = (
-                to + row * row_nbytes + column * itemsize, read + pixels[row] + column,
-                weights + column, offsets, shift, factor, starts + here, scales + here,
-                biases + here, limits,
+                to + row * row_nbytes + column * itemsize, pixel + column, w + column, runs, zero,
+                unit, start + here, scale + here, bias + here, rounding,
             )  # fmt: skip
-            _channels(y, addresses, (n - column, line, taps.size))
+            _channels(y, addresses, (n - column, line, count))
 
 
 def _quantise(y: Any, x: Any, scale: Any, limits: Any) -> None:
@@ -342,21 +343,13 @@ def _row(of: Any, readonly: bool = True) -> Any:
     return types.Array(of, 1, "C", readonly=readonly)
 
 
-#: Kinds of arrays, and of those that products end with: from zero on.
-_BYTES_IN, _INTS_IN, _FLOATS_IN, _PLACES = map(_row, (uint8, int32, float32, int64))
+_BYTES_IN, _FLOATS_IN = _row(uint8), _row(float32)
 _BYTES_OUT, _FLOATS_OUT = _row(uint8, False), _row(float32, False)
 _TABLES: Final = [types.Array(of, 2, "A") for of in (uint8, float32)]
-_LAST: Final = (_BYTES_IN, _FLOATS_IN, _INTS_IN, *(_FLOATS_IN,) * 3)
-_TAPS: Final = types.Array(int8, 2, "C", readonly=True)
+_REST: Final = types.UniTuple(int64, 12)
 
-product: Final = _compiled(
-    _product,
-    *(void(y, _BYTES_IN, _PLACES, _PLACES, int64, _row(int8), *_LAST) for y in _TABLES),
-)
-channel_product: Final = _compiled(
-    _channel_product,
-    *(void(y, _BYTES_IN, _PLACES, _PLACES, _TAPS, *_LAST) for y in _TABLES),
-)
+product: Final = _compiled(_product, *(void(y, _REST) for y in _TABLES))
+channel_product: Final = _compiled(_channel_product, *(void(y, _REST) for y in _TABLES))
 quantise: Final = _compiled(
     _quantise,
     *(void(y, _FLOATS_IN, _FLOATS_IN, _FLOATS_IN) for y in (_BYTES_OUT, _FLOATS_OUT)),
