@@ -170,36 +170,46 @@ def _tile_code(_: Any, vectors: Any, y: Any, addresses: Any, sizes: Any) -> Any:
     return void(vectors, y, addresses, sizes), generate
 
 
-def _channels_code(_: Any, y: Any, addresses: Any, sizes: Any) -> Any:
-    """Compute up to 16 channels of a pixel of `channel_product`.
+def _channels_code(_: Any, vectors: Any, y: Any, addresses: Any, sizes: Any) -> Any:
+    """Compute up to some vectors of channels of a pixel of `channel_product`.
 
     `addresses`: of y, x, w, taps, zero, unit, start, scale, bias, rounding; `sizes`: channels
     left, bytes of w for a tap, taps.
     """
-    is_float = y.dtype == float32
+    many, is_float = vectors.literal_value, y.dtype == float32
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
         make = _Vectors(builder)
         to, x, w, taps, *factors, start, scale, bias, rounding = cgutils.unpack_tuple(
-            builder, arguments[1]
+            builder, arguments[2]
         )
         zero, unit = make.factors(*factors)
-        left, line, count = cgutils.unpack_tuple(builder, arguments[2])
-        held = cgutils.alloca_once_value(builder, builder.mul(make.load(start, _INTS), zero))
+        left, line, count = cgutils.unpack_tuple(builder, arguments[3])
+        held = []
+        for v in range(many):
+            begin = builder.mul(make.load(start, _INTS, 64 * v), zero)
+            held.append(cgutils.alloca_once_value(builder, begin))
         with cgutils.for_range(builder, count, intp=_I64) as tap:
             offset = make.load(builder.add(taps, builder.shl(tap.index, _I64(3))), _I64)
-            pixel = builder.zext(make.load(builder.add(x, offset), _BYTES), _INTS)
-            weight = make.load(builder.add(w, builder.mul(tap.index, line)), _BYTES)
-            term = builder.mul(pixel, builder.sext(weight, _INTS))
-            builder.store(builder.add(builder.load(held), term), held)
-        floats = builder.sitofp(builder.load(held), _FLOATS)
-        floats = builder.fmul(floats, builder.fmul(make.load(scale, _FLOATS), unit))
-        floats = builder.fadd(floats, make.load(bias, _FLOATS))
-        (result,) = make.finished([floats], rounding, is_float)
-        make.store(result, to, make.first(left))
+            pixel, weights = builder.add(x, offset), builder.add(w, builder.mul(tap.index, line))
+            for v in range(many):
+                unsigned = builder.zext(make.load(pixel, _BYTES, 16 * v), _INTS)
+                signed = builder.sext(make.load(weights, _BYTES, 16 * v), _INTS)
+                total = builder.add(builder.load(held[v]), builder.mul(unsigned, signed))
+                builder.store(total, held[v])
+        scaled = []
+        for v in range(many):
+            floats = builder.sitofp(builder.load(held[v]), _FLOATS)
+            factor = builder.fmul(make.load(scale, _FLOATS, 64 * v), unit)
+            scaled.append(
+                builder.fadd(builder.fmul(floats, factor), make.load(bias, _FLOATS, 64 * v))
+            )
+        for v, result in enumerate(make.finished(scaled, rounding, is_float)):
+            at = builder.add(to, _I64(16 * v * (4 if is_float else 1)))
+            make.store(result, at, make.first(builder.sub(left, _I64(16 * v))))
         return context.get_dummy_value()
 
-    return void(y, addresses, sizes), generate
+    return void(vectors, y, addresses, sizes), generate
 
 
 def _rounding_code(_: Any, y: Any, addresses: Any, sizes: Any) -> Any:
@@ -243,7 +253,7 @@ def _word_code(_: Any, address: Any) -> Any:
 
 _word: Final = intrinsic(_word_code)
 _tile: Final = intrinsic(prefer_literal=True)(_tile_code)
-_channels: Final = intrinsic(_channels_code)
+_channels: Final = intrinsic(prefer_literal=True)(_channels_code)
 _round_16: Final = intrinsic(_rounding_code)
 
 
@@ -284,13 +294,19 @@ def _channel_product(y: Any, rest: Any) -> None:
     to, row_nbytes, itemsize = y.ctypes.data, y.strides[0], y.itemsize
     for row in range(m):
         pixel = x + _word(pixels + 8 * row)
-        for column in range(0, n, 16):
+        column = 0
+        while column < n:
             here = 4 * column
             addresses = (
                 to + row * row_nbytes + column * itemsize, pixel + column, w + column, runs, zero,
                 unit, start + here, scale + here, bias + here, rounding,
             )  # fmt: skip
-            _channels(y, addresses, (n - column, line, count))
+            if n - column >= 64:
+                _channels(4, y, addresses, (n - column, line, count))
+                column += 64
+            else:
+                _channels(1, y, addresses, (n - column, line, count))
+                column += 16
 
 
 def _quantise(y: Any, x: Any, scale: Any, limits: Any) -> None:
