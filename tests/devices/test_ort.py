@@ -304,7 +304,9 @@ def test_large_constants_wherever_they_are_read_or_not(graph, kind):
             np.testing.assert_array_equal(results["w"], BIG)
 
 
-@pytest.mark.parametrize("opset", [13, onnx.defs.onnx_opset_version()])
+@pytest.mark.parametrize(
+    "opset", [pytest.param(13, marks=pytest.mark.slow), onnx.defs.onnx_opset_version()]
+)
 def test_whatever_the_query_takes_compiles(opset):
     """Every operator in element types that ONNX Runtime has kernels for, or not."""
     taken, failed = 0, {}

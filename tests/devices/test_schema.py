@@ -144,7 +144,9 @@ def test_onnx_runtime_does_not_load_what_breaks_a_definition(what):
         onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
 
 
-@pytest.mark.parametrize("opset", [7, 13, 17, 21])
+@pytest.mark.parametrize(
+    "opset", [7, *(pytest.param(opset, marks=pytest.mark.slow) for opset in (13, 17)), 21]
+)
 def test_types_are_refused_where_onnx_runtime_finds_them_wrong_and_nowhere_else(opset):
     """Operators that ONNX Runtime itself takes apart, wrongly for some types, are left out."""
     onnxruntime = pytest.importorskip("onnxruntime")

@@ -31,8 +31,8 @@ SPLIT = "HETERO:CPU.0,CPU.1"
 CUT = {"op:Tanh": "CPU.1"}
 
 
-@pytest.fixture(scope="module")
-def core() -> Iterator[hetero.Core]:
+@pytest.fixture
+def own() -> Iterator[hetero.Core]:
     with hetero.Core(devices={"CPU": 2}) as core:
         yield core
 
@@ -59,12 +59,12 @@ def test_a_trace_has_every_device_on_one_clock(core: hetero.Core, tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_lost_device_is_counted_traced_and_told(core: hetero.Core, tmp_path: Path) -> None:
+def test_a_lost_device_is_counted_traced_and_told(own: hetero.Core, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     with (
-        core.trace(path),
-        core.serve_metrics() as metrics,
-        core.compile_model(branches(), SPLIT, affinity=CUT) as compiled,
+        own.trace(path),
+        own.serve_metrics() as metrics,
+        own.compile_model(branches(), SPLIT, affinity=CUT) as compiled,
     ):
         request = compiled.create_infer_request()
         request.infer(X)
@@ -91,7 +91,7 @@ def test_a_lost_device_is_counted_traced_and_told(core: hetero.Core, tmp_path: P
 
 @pytest.mark.slow
 def test_commands_trace_and_show_what_runs_on_ray(
-    core: hetero.Core, shell: Shell, tmp_path: Path
+    own: hetero.Core, shell: Shell, tmp_path: Path
 ) -> None:
     model, path = tmp_path / "branches.onnx", tmp_path / "trace.json"
     onnx.save_model(branches(), model)
@@ -110,8 +110,8 @@ def test_commands_trace_and_show_what_runs_on_ray(
     devices = {e["args"]["device"] for e in events if e.get("cat") == "stage"}
     assert devices == {"CPU.0", "CPU.1"}
     with (
-        core.serve_metrics() as metrics,
-        core.compile_model(branches(), SPLIT, affinity=CUT) as compiled,
+        own.serve_metrics() as metrics,
+        own.compile_model(branches(), SPLIT, affinity=CUT) as compiled,
     ):
         compiled(X)
         document = shell("top --json", metrics.url, ray=True).document
