@@ -105,8 +105,8 @@ class InferRequest(Awaited, HasStory, HasStates, HasTensors, OpenVINONames, Prio
         RequestBusyError, RequestCancelledError, DeadlineError, InferenceError
             The run was not started, or not finished.
         """
-        run = self._start(inputs, None, share_inputs, timeout_s, inline=True)
         try:
+            run = self._start(inputs, None, share_inputs, timeout_s, inline=True)
             self._wait_for_end(run)
         except KeyboardInterrupt:
             self.cancel()  # its caller has gone

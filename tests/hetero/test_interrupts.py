@@ -11,17 +11,24 @@ import hetero
 from devices import InferRequest
 from tests.hetero.endless_plugin import EndlessPlugin
 from tests.hetero.models import branches
+from tests.scheduler.parties import wait_for
 
 
+@pytest.mark.parametrize("when", ["_start", "_wait_for_end"])
 def test_a_model_can_be_called_again_after_a_call_that_was_interrupted(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    def interrupted(request: InferRequest, run: Any) -> None:
+    start = InferRequest._start
+
+    def interrupted(request: InferRequest, *arguments: Any, **options: Any) -> None:
+        if when == "_start":
+            start(request, *arguments, **options)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(InferRequest, "_wait_for_end", interrupted)
+    monkeypatch.setattr(InferRequest, when, interrupted)
     with hetero.Core(executor="inprocess", plugins=[EndlessPlugin]) as core:
         compiled = core.compile_model(branches(), "ENDLESS")
         for _ in range(3):
             with pytest.raises(KeyboardInterrupt):
                 compiled(np.zeros((2, 3), np.float32))
+            wait_for(lambda: not any(d.num_in_flight for d in core.executor.load().deployments))
