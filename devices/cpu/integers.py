@@ -27,6 +27,8 @@ def fast_integers() -> Any:
     """Return the module of such products, or None; the first call of a process takes a second."""
     if not integers_name():
         return None
-    from devices.cpu.fast import vnni
-
+    try:
+        from devices.cpu.fast import vnni
+    except ImportError:  # a numba that does not go with this numpy says so
+        return None
     return vnni

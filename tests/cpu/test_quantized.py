@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import onnxruntime
 import pytest
 from onnx import ModelProto, NodeProto, helper
 
+from devices.cpu import fast, integers
 from devices.cpu.plugin import CPUPlugin
 from devices.cpu.transforms import quantized_products
 from devices.kernels.quantize import exact_terms
@@ -54,6 +56,13 @@ def kinds(model: ModelProto) -> list[str]:
     plugin = CPUPlugin()
     transformed = plugin.transform_model(read_model(model), plugin.effective_config())
     return [node.op_type for node in transformed.nodes]
+
+
+def test_a_numba_that_cannot_be_imported_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(integers, "integers_name", lambda: "numba 0")
+    monkeypatch.delattr(fast, "vnni", raising=False)
+    monkeypatch.setitem(sys.modules, "devices.cpu.fast.vnni", None)
+    assert integers.fast_integers.__wrapped__() is None
 
 
 def pair(x: str, y: str, zero: str = "zero") -> list[NodeProto]:
