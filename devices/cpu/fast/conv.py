@@ -210,7 +210,8 @@ def _calls(
         copied = copies_columns(window.kernel, window.strides, group)
         most = _rows(x, y, window, group * sum(w.shape[1:]), copied)
         convolve = partial(_by_columns, own, w, window)
-    if most < y.shape[1] and shuffled == 1:  # a row that two bands read is put in order once
+    if most < y.shape[1] and shuffled == 1 and 4 * x.nbytes <= y.nbytes:
+        # Bands share rows, and a small input that is not in order is put so once.
         pixels, calls = pixel_calls(BandScratch(scratch), x)
         yield from calls
         x = planes(pixels)
