@@ -184,18 +184,22 @@ class BoundBlock:
                 self._values[slot] = self._place(slot)
         if task.call is None:
             return [partial(self._slots.step, task, step)]
-        return self._bound(task, inputs, scratch) or [partial(self._slots.call, task, task.call)]
+        calls = None
+        if self._trace.lent.isdisjoint(written):
+            calls = self._bound(task, inputs, scratch)
+        return calls or [partial(self._slots.call, task, task.call)]
 
     def _bound(
         self, task: Task, inputs: Sequence[Value], scratch: Scratch
     ) -> Sequence[Call] | None:
         """Return the calls of a kernel that has a binding for such arrays, or writes where told."""
         outputs = tuple([None if slot is None else self._values[slot] for slot in task.writes])
-        calls = bind(task, scratch, outputs, inputs)
-        if calls is not None:
-            return calls
+        if self._trace.lent.isdisjoint(task.reads):
+            calls = bind(task, scratch, outputs, inputs)
+            if calls is not None:
+                return calls
         y = outputs[0] if len(outputs) == 1 else None
-        if y is None or task.writes[0] in self._trace.lent:
+        if y is None:
             return None
         overlaps = any(x is not None and np.may_share_memory(x, y) for x in inputs)
         if overlaps or task.call is None or "out" not in task.implementation.what.wants:

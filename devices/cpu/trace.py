@@ -170,16 +170,17 @@ class _TracedRun:
             for slot, value in named:
                 self._show(slot, value, task.reads[0])
         else:
-            binding = binding_of(task)
+            for slot, value in named:
+                self.values[slot] = _dense(value)
+            binding = binding_of(task) if self._is_bound(task, i, inputs) else None
+            for slot, _ in named:
+                value = self.values[slot]
+                over = None if binding is None else self._donor(task, binding, value)
+                self._make(slot, value, i, over)
             if binding is not None:
                 self._read.update(task.reads)
             elif task.call is None or "out" not in task.implementation.what.wants:
                 self._free.update(slot for slot, _ in named)
-            for slot, value in named:
-                dense = _dense(value)
-                over = None if binding is None else self._donor(task, binding, dense)
-                self._make(slot, dense, i, over)
-            self._measure(task, i, inputs)
         for slot in task.dying:
             self.values[slot] = None
             if slot in self.trace.values:
@@ -196,13 +197,16 @@ class _TracedRun:
         }
         self.trace.offsets, self.trace.nbytes = lay_out(spans)
 
-    def _measure(self, task: Task, i: int, inputs: Sequence[Value]) -> None:
-        """Note the memory that a task asks for its own steps where its kernel is bound."""
+    def _is_bound(self, task: Task, i: int, inputs: Sequence[Value]) -> bool:
+        """Tell whether a task's kernel is bound to such arrays; note the memory for its steps."""
         scratch = Scratch()
-        bind(task, scratch, [None if s is None else self.values[s] for s in task.writes], inputs)
+        outputs = [None if slot is None else self.values[slot] for slot in task.writes]
+        if bind(task, scratch, outputs, inputs) is None:
+            return False
         if scratch.nbytes:
             self.trace.scratch_nbytes[i] = scratch.nbytes
             self._spans[~i] = Span(i, i, scratch.nbytes)
+        return True
 
     def _is_constant(self, slot: int) -> bool:
         return slot == 0 or slot in self._constants or slot in self.trace.known
