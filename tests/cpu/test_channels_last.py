@@ -360,6 +360,9 @@ def test_transposed_convolutions_side_by_side_are_one_product(
         ((4, 3), {"strides": [2, 3], "auto_pad": "SAME_LOWER"}),
         ((3, 2), {"dilations": [2, 3], "pads": [3, 0, 1, 2]}),
         ((1, 1), {"strides": [2, 2], "output_padding": [1, 0]}),
+        # As large as the kernels side by side, and yet something else.
+        ((3, 3), {"strides": [3, 3], "pads": [1, 1, 1, 1], "output_padding": [2, 2]}),
+        ((2, 2), {"strides": [2, 2], "dilations": [2, 2], "pads": [0, 0, 1, 1]}),
     ],
 )
 @pytest.mark.parametrize("bias", [[], ["bias"]])

@@ -82,7 +82,8 @@ def _calls(
     taps = products.reshape(n, height, width, *window.kernel, y.shape[1])
     last = y.transpose(0, 2, 3, 1)
     side_by_side = (height * window.kernel[0], width * window.kernel[1])
-    if window.strides == window.kernel and window.input == side_by_side:
+    is_plain = {*window.dilations} == {1} and not any(window.begin)
+    if is_plain and window.strides == window.kernel and window.input == side_by_side:
         blocks = taps.transpose(0, 1, 3, 2, 4, 5)
         yield copy_call(last.reshape(blocks.shape), blocks)
         yield from () if b is None else row_calls(np.add, last, b)
