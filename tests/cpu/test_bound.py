@@ -386,6 +386,17 @@ def test_bound_sums_of_products_are_those_of_the_kernel(
     np.testing.assert_allclose(got, run_onnxruntime(model, feeds)[0], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", [np.bool_, np.uint8, np.int32, np.int64, np.float32, np.float64])
+def test_bound_casts_are_those_of_the_kernel(kind: Any) -> None:
+    with np.errstate(all="ignore"):
+        x = np.array([0, 1, -1, 3e38, -3e38, 1e300, 2.5, 2**31, 2**40 + 1]).astype(kind)
+    for wanted in (np.uint8, np.int16, np.int32, np.int64, np.float16, np.float32, np.float64):
+        to = helper.np_dtype_to_tensor_dtype(np.dtype(wanted))
+        model = make_model([helper.make_node("Cast", ["x"], ["y"], to=to)], {"x": x}, ["y"])
+        _, (got,) = twice(model, [x])
+        assert same(got, compile_cpu(model).run([x])[0])
+
+
 def test_random_numbers_are_drawn_in_each_run() -> None:
     nodes = [
         helper.make_node("Shape", ["x"], ["shape"]),

@@ -317,6 +317,9 @@ def bind_where(
 def bind_cast(
     scratch: Scratch, y: np.ndarray, x: np.ndarray, *, to: int, **_: Any
 ) -> Sequence[Call] | None:
-    """Bind casts between numbers that numpy converts as ONNX says: those that lose nothing."""
-    safe = np.can_cast(x.dtype, y.dtype, "safe") and x.dtype.kind in "biuf"
-    return [partial(np.copyto, y, x)] if safe and y.dtype.kind in "iuf" else None
+    """Bind casts of integers, and of floats to floats, as numpy does them; none to half floats."""
+    if x.dtype.kind not in "biuf" or not (y.dtype.kind in "iu" or is_wide(y)):
+        return None
+    if x.dtype.kind == "f" and y.dtype.kind != "f":
+        return None  # what is out of range is the kernel's to say
+    return [partial(np.copyto, y, x, casting="unsafe")]
