@@ -15,7 +15,7 @@ from tests.command_line import Shell
 
 # The same examples in each run; `--hypothesis-profile=default` draws others.
 settings.register_profile("few", derandomize=True, deadline=None, max_examples=60)
-settings.register_profile("many", settings.get_profile("few"), max_examples=600)
+settings.register_profile("many", settings.get_profile("few"), max_examples=300)
 
 
 def pytest_configure(config: pytest.Config) -> None:

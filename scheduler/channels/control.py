@@ -85,9 +85,10 @@ class Control:
         self._thread = threading.Thread(target=self._run, name="hetero-control", daemon=True)
         self._thread.start()
 
-    def close(self) -> None:
-        """Stop the thread; the caller wakes it with any message."""
+    def close(self, wake: Callable[[], object]) -> None:
+        """Stop the thread; `wake` sends it any message, which it must not take before."""
         self._closed = True
+        wake()
         if threading.current_thread() is not self._thread:
             self._thread.join()
 

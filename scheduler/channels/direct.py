@@ -285,8 +285,7 @@ class DirectChannel:
             if self._closed:
                 return
             self._closed = True
-        self._waker.send(b"")
-        self._control.close()
+        self._control.close(lambda: self._waker.send(b""))
         self._waker.close()
         while not self._turn.acquire(timeout=0.01):
             self._inbox.wake()

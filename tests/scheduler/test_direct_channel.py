@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import Queue
@@ -419,6 +420,17 @@ def test_channels_leave_no_descriptors_and_no_threads(folder: Path) -> None:
     for _ in range(3):
         use()
     wait_for(lambda: count() <= before)
+
+
+def test_to_close_takes_no_beat(folder: Path) -> None:
+    began_s = time.monotonic()
+    for _ in range(10):
+        first, second = (Party(folder, beat_s=LONG_S, timeout_s=3 * LONG_S) for _ in range(2))
+        first.channel.send(second.address, values(1))
+        check(second.next(), 1)
+        first.channel.close()
+        second.channel.close()
+    assert time.monotonic() - began_s < LONG_S
 
 
 def test_callbacks_that_raise_stop_no_beats(folder: Path, party: Callable[..., Party]) -> None:
