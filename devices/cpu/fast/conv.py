@@ -56,7 +56,8 @@ def prepare(
         return winograd_.prepare(w, tile)
     if c == 1 and m == group > 1:
         # What numpy multiplies in one go is a run of memory, of several pixels.
-        return np.tile(w[:, 0].transpose(1, 2, 0), min(pixels, -(-_RUN // m)))
+        columns = np.tile(w[:, 0].transpose(1, 2, 0), min(pixels, -(-_RUN // m)))
+        return np.ascontiguousarray(columns)  # a tile of one is as the transposition lies
     rows = w.reshape(group, m // group, c, -1).transpose(0, 3, 2, 1)
     columns = rows.reshape(group, -1, m // group)
     if b is not None:
