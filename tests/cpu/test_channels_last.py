@@ -135,6 +135,18 @@ def test_rows_computed_a_few_at_a_time_are_the_same(
     )
 
 
+@pytest.mark.parametrize("strides", [[1, 1], [2, 2]])
+@pytest.mark.parametrize("group", [1, 6])
+def test_prepared_weights_lie_in_order(strides: list[int], group: int) -> None:
+    nodes = [helper.make_node("Conv", ["x", "w", "b"], ["y"], group=group, strides=strides)]
+    plugin = CPUPlugin()
+    model = read_model(
+        make_model(nodes, {"x": values(1, 6, 9, 9)}, ["y"], conv(6, 6, (3, 3), group))
+    )
+    constants = plugin.transform_model(model, plugin.effective_config()).constants.values()
+    assert all(constant.array.flags.c_contiguous for constant in constants)
+
+
 @pytest.mark.parametrize("size", [1, 5, 41])
 @pytest.mark.parametrize("attributes", [{}, {"beta": 0.5}, {"alpha": 0.3, "bias": 2.0}])
 @pytest.mark.parametrize("many", [1, 2000])
