@@ -88,6 +88,17 @@ def test_a_convolution_gives_what_onnx_runtime_gives(
     check(nodes, values(*shape), conv(shape[1], m, kernel, attributes.get("group", 1)))
 
 
+@pytest.mark.parametrize("strides", [[1, 1], [2, 2]])
+def test_weights_of_single_channels_are_runs_of_memory(strides: list[int]) -> None:
+    nodes = [helper.make_node("Conv", ["x", "w", "b"], ["y"], group=6, strides=strides)]
+    plugin = CPUPlugin()
+    x, constants = values(1, 6, 9, 9), conv(6, 6, (3, 3), 6)
+    model = read_model(make_model(nodes, {"x": x}, ["y"], constants))
+    prepared = plugin.transform_model(model, plugin.effective_config())
+    (node,) = prepared.nodes
+    assert prepared.constants[node.inputs[1]].array.flags.c_contiguous
+
+
 @pytest.mark.parametrize("kernel", [1, 3])
 def test_a_residual_block_along_one_axis_gives_what_onnx_runtime_gives(kernel: int) -> None:
     pads = [kernel // 2] * 2
