@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.metadata import version
-from importlib.util import find_spec
 from typing import Any, Final
 
 #: The processor's features that the code of `devices.cpu.fast.vnni` is made of.
@@ -14,12 +13,13 @@ _FEATURES: Final = ("avx512vnni", "avx512bw", "avx512vl")
 @cache
 def integers_name() -> str:
     """Return what computes products of integers, and its version; the empty string if nothing."""
-    if find_spec("numba") is None:
+    try:
+        name = f"numba {version('numba')}"
+        from llvmlite.binding import get_host_cpu_features
+    except ImportError:  # neither is there, or only a part
         return ""
-    from llvmlite.binding import get_host_cpu_features
-
     features = get_host_cpu_features()
-    return f"numba {version('numba')}" if all(map(features.get, _FEATURES)) else ""
+    return name if all(map(features.get, _FEATURES)) else ""
 
 
 @cache

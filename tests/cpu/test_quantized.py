@@ -65,6 +65,12 @@ def test_a_numba_that_cannot_be_imported_is_left_out(monkeypatch: pytest.MonkeyP
     assert integers.fast_integers.__wrapped__() is None
 
 
+def test_a_numba_without_what_it_needs_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(integers, "version", lambda name: "0")
+    monkeypatch.setitem(sys.modules, "llvmlite.binding", None)
+    assert integers.integers_name.__wrapped__() == ""
+
+
 def pair(x: str, y: str, zero: str = "zero") -> list[NodeProto]:
     return [
         helper.make_node("QuantizeLinear", [x, "scale", zero], [f"{y}_q"]),
