@@ -73,9 +73,15 @@ def is_plain(value: Value) -> bool:
 
 
 def _dense(array: np.ndarray) -> np.ndarray:
-    """Return the array, or a copy of it without gaps, its axes in the same order in memory."""
+    """Return the array, or a copy of it without gaps, its axes in the same order in memory.
+
+    Axes along which it repeats itself have no order; they lie where they stand.
+    """
     order = sorted(range(array.ndim), key=array.strides.__getitem__, reverse=True)
-    return array if array.transpose(order).flags.c_contiguous else array.copy("K")
+    if array.transpose(order).flags.c_contiguous:
+        return array
+    repeats = any(n > 1 and not step for n, step in zip(array.shape, array.strides, strict=True))
+    return array.copy("C" if repeats else "K")
 
 
 def binding_of(task: Task) -> Binding | None:
