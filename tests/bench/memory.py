@@ -7,6 +7,7 @@ the client's. Half of the rounds drop the model without closing it.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import subprocess
 import sys
@@ -57,6 +58,7 @@ def settled(core: hetero.Core) -> dict[str, int]:
     end_s = time.monotonic() + PATIENCE_S
     while len(core.executor._deployments) and time.monotonic() < end_s:
         time.sleep(0.01)
+    gc.collect()  # a model that was closed is a cycle, which holds its weights until then
     store_nbytes, pids = 0, ["self"]
     if core._kind == "ray":
         pids += map(str, device_processes())
