@@ -166,6 +166,7 @@ def test_with_the_wheel_of_openvino_in_an_environment_of_its_own(tmp_path):
         "pytest",
         "pytest-timeout",
         "pytest-xdist",
+        "hypothesis",
     ]
     subprocess.run([sys.executable, "-m", "venv", python.parents[1]], check=True)
     for what in (wheels, [f"{ROOT}", "pyzmq"]):
