@@ -7,8 +7,11 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
+
+import zmq
 
 from devices.errors import BlobError
 from scheduler.channels import envelope
@@ -285,7 +288,7 @@ class DirectChannel:
             if self._closed:
                 return
             self._closed = True
-        self._control.close(lambda: self._waker.send(b""))
+        self._control.close(self._wake_control)
         self._waker.close()
         while not self._turn.acquire(timeout=0.01):
             self._inbox.wake()
@@ -301,6 +304,10 @@ class DirectChannel:
         self._slots.close()
         self._sockets.context.term()
         self._remove()
+
+    def _wake_control(self) -> None:
+        with suppress(zmq.Again):  # its thread has ended, and nobody takes it
+            self._waker.send(b"", zmq.DONTWAIT)
 
     def _meet(self, address: str) -> Peer | None:
         met = self._peers.meet(address, time.monotonic())

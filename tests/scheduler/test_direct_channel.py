@@ -433,6 +433,17 @@ def test_to_close_takes_no_beat(folder: Path) -> None:
     assert time.monotonic() - began_s < LONG_S
 
 
+def test_to_close_waits_for_no_thread_that_has_ended(folder: Path) -> None:
+    channel = Party(folder).channel
+    control = channel._control
+    control._closed = True  # it may see so at its next beat, before it is woken
+    control._thread.join()
+    closing = threading.Thread(target=channel.close, daemon=True)
+    closing.start()
+    closing.join(timeout=30)
+    assert not closing.is_alive()
+
+
 def test_callbacks_that_raise_stop_no_beats(folder: Path, party: Callable[..., Party]) -> None:
     told: Queue[str] = Queue()
 
