@@ -9,12 +9,11 @@ from typing import ClassVar
 import numpy as np
 import onnx
 
-from devices.cpu.backend import NUMPY, ArrayBackend
-from devices.cpu.implementations import Scope, find_implementation
 from devices.cpu.integers import integers_name
-from devices.cpu.program import CPUProgram
 from devices.cpu.threads import blas_name
-from devices.cpu.transforms import HOST_PASSES, transform
+from devices.interpreter.backend import NUMPY, ArrayBackend
+from devices.interpreter.implementations import Scope, find_implementation
+from devices.interpreter.program import CPUProgram
 from devices.model.extension import allowed_extensions
 from devices.model.model import Model, Node
 from devices.plugin.plugin import Plugin
@@ -27,6 +26,7 @@ from devices.plugin.properties import (
     PropertyTable,
 )
 from devices.plugin.support import Refusal
+from devices.transforms import HOST_PASSES, transform
 
 
 class CPUPlugin(Plugin):

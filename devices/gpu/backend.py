@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from devices.cpu.backend import ArrayBackend
 from devices.gpu.kernels import GPU_KERNELS
+from devices.interpreter.backend import ArrayBackend
 from devices.kernels import ALL, Kernel
 from devices.model.model import Node
 from devices.plugin.program import Value

@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 
 import onnx
 
-from devices.cpu.implementations import Scope, find_implementation
 from devices.cpu.plugin import CPUPlugin
 from devices.errors import DeviceMemoryError, PluginLoadError
 from devices.gpu.backend import DeviceBackend
 from devices.gpu.element_types import untyped
 from devices.gpu.memory import GPUContext
 from devices.gpu.program import GPUProgram
+from devices.interpreter.implementations import Scope, find_implementation
 from devices.kernels import ALL, Kernel
 from devices.model.model import Model, Node
 from devices.plugin.program import Payload, Program

@@ -7,9 +7,9 @@ from time import perf_counter
 
 import numpy as np
 
-from devices.cpu.program import CPUProgram
 from devices.gpu.backend import DeviceBackend
 from devices.gpu.memory import GPUContext, GPUTensor
+from devices.interpreter.program import CPUProgram
 from devices.model.model import Model
 from devices.plugin.program import RunContext, Value
 from devices.plugin.remote import RemoteTensor

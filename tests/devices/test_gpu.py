@@ -19,12 +19,12 @@ from devices.errors import DeviceMemoryError
 from devices.model.reader import read_model
 from devices.plugin.registry import load_plugins
 from tests.backend_suite.misses import may_pass, read_misses
-from tests.cpu.models import make_model, run_onnxruntime
 from tests.emulated_gpu.array import WAITS
 from tests.emulated_gpu.backend import COPIES
 from tests.emulated_gpu.plugin import EmulatedGPUPlugin
 from tests.hetero.stateful_models import running_sum
 from tests.random_affinity import random_affinity
+from tests.support.small_models import make_model, run_onnxruntime
 
 FOLDER = Path(__file__).parents[1] / "backend_suite"
 SPEC = "tests.emulated_gpu.plugin:EmulatedGPUPlugin"

@@ -12,9 +12,9 @@ from typing import overload
 
 import numpy as np
 
-from devices.cpu.binding.copies import copy_call
-from devices.cpu.binding.registry import Call
 from devices.cpu.fast.bands import BandScratch
+from devices.interpreter.binding.copies import copy_call
+from devices.interpreter.binding.registry import Call
 
 #: Elements that one inner loop of numpy should have: fewer cost more for the loop than for them.
 ROW = 2048

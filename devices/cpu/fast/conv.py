@@ -9,9 +9,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from devices.cpu.binding.copies import copy_call
-from devices.cpu.binding.quantize import rounding_calls
-from devices.cpu.binding.registry import Call, Scratch, binds
 from devices.cpu.fast import winograd as winograd_
 from devices.cpu.fast.bands import BandScratch, bands
 from devices.cpu.fast.channels_last import (
@@ -26,6 +23,9 @@ from devices.cpu.fast.channels_last import (
     windows,
 )
 from devices.cpu.fast.registry import FAST
+from devices.interpreter.binding.copies import copy_call
+from devices.interpreter.binding.quantize import rounding_calls
+from devices.interpreter.binding.registry import Call, Scratch, binds
 from devices.kernels.in_place import IN_PLACE
 from devices.kernels.registry import op
 from devices.kernels.window import Window, sliding_window

@@ -8,11 +8,11 @@ from math import prod
 
 import numpy as np
 
-from devices.cpu.binding.copies import copy_call
-from devices.cpu.binding.registry import Call, Scratch, binds
 from devices.cpu.fast.bands import BandScratch
 from devices.cpu.fast.channels_last import is_last, pixel_calls, planar, planes, row_calls
 from devices.cpu.fast.registry import FAST
+from devices.interpreter.binding.copies import copy_call
+from devices.interpreter.binding.registry import Call, Scratch, binds
 from devices.kernels.conv import transposed_window
 from devices.kernels.registry import op
 from devices.kernels.window import Window

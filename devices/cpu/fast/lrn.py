@@ -7,8 +7,8 @@ from functools import partial
 
 import numpy as np
 
-from devices.cpu.binding.registry import Call, Scratch, binds
 from devices.cpu.fast.channels_last import is_last
+from devices.interpreter.binding.registry import Call, Scratch, binds
 
 #: Bytes of the squares of some pixels, of which sums and roots take as much.
 _BLOCK_NBYTES = 1 << 16

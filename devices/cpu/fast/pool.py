@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from devices.cpu.binding.copies import copy_call
-from devices.cpu.binding.reduce import bind_global_average_pool
-from devices.cpu.binding.registry import Call, Scratch, binds
 from devices.cpu.fast.channels_last import is_last
+from devices.interpreter.binding.copies import copy_call
+from devices.interpreter.binding.reduce import bind_global_average_pool
+from devices.interpreter.binding.registry import Call, Scratch, binds
 from devices.kernels.window import Window, sliding_window
 
 Ints = Sequence[int]

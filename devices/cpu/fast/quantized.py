@@ -12,10 +12,10 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from devices.cpu.binding.registry import Call, Scratch, binds
 from devices.cpu.fast.channels_last import copy_pixels, is_last, planes
 from devices.cpu.fast.registry import FAST
 from devices.cpu.integers import fast_integers
+from devices.interpreter.binding.registry import Call, Scratch, binds
 from devices.kernels.element_types import element_type
 from devices.kernels.registry import op
 from devices.kernels.window import Window, sliding_window

@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from devices.cpu.binding.registry import Call, Scratch, binds
 from devices.cpu.fast.registry import FAST
+from devices.interpreter.binding.registry import Call, Scratch, binds
 from devices.kernels.registry import op
 
 #: Steps up to which each has calls of its own.

@@ -7,9 +7,9 @@ from functools import partial
 
 import numpy as np
 
-from devices.cpu.binding.registry import Call, Scratch, binds
 from devices.cpu.fast.channels_last import is_last, pixels, planes
 from devices.cpu.fast.registry import FAST
+from devices.interpreter.binding.registry import Call, Scratch, binds
 from devices.kernels.registry import op
 
 

@@ -14,10 +14,10 @@ from functools import cache, partial
 
 import numpy as np
 
-from devices.cpu.binding.copies import copy_call
-from devices.cpu.binding.registry import Call
 from devices.cpu.fast.bands import BandScratch
 from devices.cpu.fast.channels_last import windows
+from devices.interpreter.binding.copies import copy_call
+from devices.interpreter.binding.registry import Call
 
 #: Outputs along an axis of a tile -> the points, beside infinity.
 _POINTS = {

@@ -1,0 +1,1 @@
+"""The interpreter: a graph run node by node with kernels on arrays, then bound to its shapes."""

@@ -1,0 +1,476 @@
+"""A block: one graph (main graph, body or function) as steps over numbered slots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from operator import itemgetter
+from time import perf_counter
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import onnx
+
+from devices.cpu.threads import alone
+from devices.errors import HeteroError, KernelError
+from devices.interpreter.body_outputs import BodyOutput, body_outputs
+from devices.interpreter.delegate import delegate
+from devices.interpreter.implementations import Implementation, Scope, find_implementation
+from devices.kernels import Kernel
+from devices.model.attributes import attribute_value
+from devices.model.functions import function_key, instantiate
+from devices.model.literals import literal_value
+from devices.model.model import Node
+from devices.model.tensor_proto import dense_array, tensor_array
+from devices.plugin.program import RunContext, Value
+from devices.plugin.support import Refusal
+
+#: Runs one node: reads its inputs from the slots, writes its outputs there, clears what has died.
+Step = Callable[[list[Value], RunContext], None]
+
+#: Nodes of a body below which binding it takes more time than it saves.
+_FEWEST_BOUND_TASKS: Final = 8
+#: Bytes of inputs and captured values that a bound body copies in each run, at most.
+_MOST_COPIED_NBYTES: Final = 1 << 20
+#: The slot of absent optional inputs; it always holds None.
+_ABSENT: Final = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A node that runs, what runs it, and the slots that it reads, writes and reads last.
+
+    It is kept beside its step, which runs it, for whoever runs it otherwise or tells of it.
+    """
+
+    node: Node
+    implementation: Implementation
+    opset: int
+    reads: tuple[int, ...]
+    writes: tuple[int | None, ...]
+    dying: tuple[int, ...]
+    #: Whether it runs on the host, though the device's memory is elsewhere.
+    on_host: bool
+    #: A kernel as a function of the node's inputs, and its attributes; None for what needs more.
+    call: Callable[..., Any] | None
+    attributes: Mapping[str, Any]
+
+
+class _Place(NamedTuple):
+    """Where a node reads and writes: the part of a `Task` that its step is made from."""
+
+    reads: tuple[int, ...]
+    writes: tuple[int | None, ...]
+    dying: tuple[int, ...]
+    on_host: bool
+
+
+class Block:
+    """A graph ready to run, re-entrant: each run has its own slots.
+
+    `tasks` and `steps` are the same nodes in execution order; `template` has constants in place and
+    None elsewhere. The graph's captures follow its inputs in `input_slots`. `host_inputs` are the
+    positions of those that only the host reads; `finish` returns once what was begun is done.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        steps: Sequence[Step],
+        template: list[Value],
+        input_slots: Sequence[int],
+        output_slots: Sequence[int],
+        host_inputs: frozenset[int],
+        finish: Callable[[], None],
+    ) -> None:
+        self.tasks: Final = tuple(tasks)
+        self.steps = tuple(steps)
+        self.template = template
+        self.input_slots: Final = tuple(input_slots)
+        self.output_slots: Final = tuple(output_slots)
+        self.host_inputs: Final = host_inputs
+        self._finish: Final = finish
+
+    def release(self) -> None:
+        """Let go of every constant: there will be no more runs."""
+        self.steps = ()
+        self.template = []
+
+    def run(
+        self, inputs: Sequence[Value], context: RunContext, *, profile: bool = False
+    ) -> list[Value]:
+        """Compute the outputs from the graph's inputs and, after them, its captures.
+
+        `profile` records each node's time in the context, which is asked between nodes whether to
+        stop.
+        """
+        values = self.template.copy()
+        for slot, value in zip(self.input_slots, inputs, strict=True):
+            values[slot] = value
+        return self.resume(values, 0, context, profile=profile)
+
+    def resume(
+        self, values: list[Value], first: int, context: RunContext, *, profile: bool = False
+    ) -> list[Value]:
+        """Compute the outputs from the slots as they are before the task of index `first`."""
+        check = context.check_cancelled
+        i = first
+        steps = self.steps[first:] if first else self.steps
+        try:
+            if profile:
+                for i, step in enumerate(steps, first):
+                    check()
+                    start = perf_counter()
+                    step(values, context)
+                    self._finish()
+                    context.record(self.tasks[i].node.name, perf_counter() - start)
+            else:
+                for i, step in enumerate(steps, first):  # noqa: B007 - the handler below names it
+                    check()
+                    step(values, context)
+        except (HeteroError, MemoryError):
+            raise
+        except Exception as error:
+            raise kernel_error(self.tasks[i], values, error) from error
+        return [values[slot] for slot in self.output_slots]
+
+
+class _Body:
+    """The graph of a control flow node: compiled, and as it was written.
+
+    `captures` are the outer values that it reads but those in `constants`, which are its own, and
+    `slots` are theirs outside.
+    """
+
+    def __init__(
+        self,
+        block: Block,
+        graph: onnx.GraphProto,
+        captures: Mapping[str, int],
+        constants: Mapping[str, np.ndarray],
+        scope: Scope,
+    ) -> None:
+        self.slots = tuple(captures.values())
+        self._block = block
+        self._graph = graph
+        self._names = (*captures, *constants)
+        self._constants = tuple(constants.values())
+        self._scope = scope
+        many = len(block.tasks) >= _FEWEST_BOUND_TASKS
+        self._bound = scope.bind(block) if many and scope.bind is not None else None
+        self._shapes: list[Any] = []
+
+    def run(self, inputs: Sequence[Value], context: RunContext) -> list[Value]:
+        """Compute the outputs, bound once shapes are as they were in the run before."""
+        if self._bound is None or context.profile:
+            return self._block.run(inputs, context)
+        arrays = [x for x in inputs if isinstance(x, np.ndarray)]
+        shapes = [x.shape for x in arrays]
+        again, self._shapes = shapes == self._shapes, shapes
+        if not again or sum(x.nbytes for x in arrays) > _MOST_COPIED_NBYTES:
+            return self._block.run(inputs, context)
+        outputs: list[Value] = self._bound.run(inputs, context)
+        return outputs
+
+    def outputs(self, inputs: Sequence[Value]) -> list[BodyOutput]:
+        """Return the element type and shape of each output."""
+        return body_outputs(self._graph, self._names, [*inputs, *self._constants], self._scope)
+
+
+class _BoundBody:
+    """A body whose captured values are given: a function of its own inputs."""
+
+    def __init__(self, body: _Body, values: Sequence[Value], context: RunContext) -> None:
+        self._body = body
+        self._captured = [values[slot] for slot in body.slots]
+        self._context = context
+
+    def __call__(self, *inputs: Value) -> tuple[Value, ...]:
+        self._context.check_cancelled()  # a body need not have a node that asks
+        return tuple(self._body.run([*inputs, *self._captured], self._context))
+
+    def outputs(self, *inputs: Value) -> list[BodyOutput]:
+        """Return the element type and shape of each output."""
+        return self._body.outputs([*inputs, *self._captured])
+
+
+def build_block(
+    nodes: Sequence[Node],
+    *,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    constants: Mapping[str, np.ndarray],
+    scope: Scope,
+) -> Block:
+    """Compile a graph whose nodes are in topological order.
+
+    `inputs` are its own and, after them, the outer values that it reads; `constants` its
+    initializers.
+    """
+    template: list[Value] = [None]
+    slots: dict[tuple[str, bool], int] = {("", False): _ABSENT, ("", True): _ABSENT}
+    # A body's initializer that is also an input is only its default.
+    held = {name: array for name, array in constants.items() if name not in inputs}
+    backend = scope.backend
+
+    def slot_of(value: str, on_host: bool = False) -> int:
+        key = value, on_host and value in held
+        if key not in slots:
+            slots[key] = len(template)
+            array = held.get(value)
+            template.append(array if array is None or on_host else backend.upload(array))
+        return slots[key]
+
+    input_slots = [slot_of(name) for name in inputs]
+    running = []
+    for node in nodes:
+        implementation = find_implementation(node, scope)
+        if isinstance(implementation, Refusal):
+            raise KernelError(
+                f"node {node.name!r} ({node.op_type}): {implementation}",
+                node=node.name, op_type=node.op_type, opset=scope.opset(node.domain),
+            )  # fmt: skip
+        if implementation.kind == "literal":
+            held[node.outputs[0]] = literal_value(node)
+        else:
+            running.append((node, implementation))
+    output_slots = [slot_of(name) for name in outputs]
+    hosted = backend.host_values([node for node, _ in running], held)
+    last_use = {value: i for i, (node, _) in enumerate(running) for value in node.reads}
+    keep = {*outputs, *held}
+    tasks, steps = [], []
+    on_device = {*outputs}
+    for i, (node, implementation) in enumerate(running):
+        dying = [v for v in node.reads if v not in keep and last_use[v] == i]
+        dying += [v for v in node.writes if v not in keep and v not in last_use]
+        on_host = not hosted.isdisjoint(node.writes)
+        wanted = [
+            (name, on_host or implementation.reads_on_host(position))
+            for position, name in enumerate(_trimmed(node.inputs))
+        ]
+        on_device.update(node.captures, (name for name, there in wanted if not there))
+        names = _trimmed(node.outputs)
+        place = _Place(
+            tuple(slot_of(name, there) for name, there in wanted),
+            tuple(slot_of(name) if name else None for name in names),
+            tuple(dict.fromkeys(map(slot_of, dying))),
+            on_host,
+        )
+        opset = scope.opset(node.domain)
+        call, attributes, step = _work(node, implementation, opset, place, slot_of, held, scope)
+        tasks.append(Task(node, implementation, opset, *place, call, attributes))
+        steps.append(step)
+    host_inputs = frozenset(i for i, name in enumerate(inputs) if name not in on_device)
+    return Block(tasks, steps, template, input_slots, output_slots, host_inputs, backend.finish)
+
+
+def _trimmed(names: Sequence[str]) -> tuple[str, ...]:
+    """Return names without the empty ones at the end."""
+    count = len(names)
+    while count and not names[count - 1]:
+        count -= 1
+    return tuple(names[:count])
+
+
+def _work(
+    node: Node,
+    implementation: Implementation,
+    opset: int,
+    place: _Place,
+    slot_of: Callable[[str], int],
+    held: Mapping[str, np.ndarray],
+    scope: Scope,
+) -> tuple[Callable[..., Any] | None, Mapping[str, Any], Step]:
+    """Return a task's call, attributes and step."""
+    what, (reads, writes, dying, on_host) = implementation.what, place
+    if implementation.kind == "delegate":
+        call = scope.backend.bind(delegate(node, opset), {}, on_host)
+        return None, {}, _call_step(call, reads, writes, dying)
+    if implementation.kind == "function":
+        return None, {}, _function_step(what, node, reads, writes, dying, scope)
+    bodies: dict[str, _Body] = {}
+    keywords: dict[str, Any] = {}
+    for attribute in node.proto.attribute:
+        if attribute.HasField("g"):
+            bodies[attribute.name] = _body(attribute.g, scope, slot_of, held)
+        else:
+            keywords[attribute.name] = attribute_value(attribute)
+    if "n_outputs" in what.wants:
+        keywords["n_outputs"] = len(writes)
+    if "opset" in what.wants:
+        keywords["opset"] = opset
+    call = scope.backend.bind(what, keywords, on_host)
+    if bodies:
+        return None, {}, _body_step(call, bodies, reads, writes, dying)
+    if scope.backend.xp is not np:
+        return call, keywords, _call_step(call, reads, writes, dying)
+    if node.op_type in ("Gemm", "MatMul", "FusedMatMul"):
+        call = partial(_product, call)
+    return call, keywords, _call_step(call, reads, writes, dying)
+
+
+def _body(
+    graph: onnx.GraphProto,
+    scope: Scope,
+    slot_of: Callable[[str], int],
+    held: Mapping[str, np.ndarray],
+) -> _Body:
+    """Compile the body of a control flow node; on the host, outer constants `held` are its own."""
+    holder = onnx.NodeProto()
+    holder.attribute.add(name="body", type=onnx.AttributeProto.GRAPH).g.CopyFrom(graph)
+    captures = Node.from_proto(holder).captures
+    shared = {n: held[n] for n in captures if n in held} if scope.backend.xp is np else {}
+    constants = {t.name: tensor_array(t) for t in graph.initializer}
+    constants |= {t.values.name: dense_array(t) for t in graph.sparse_initializer}
+    outer = [name for name in captures if name not in shared]
+    block = build_block(
+        [Node.from_proto(proto) for proto in graph.node],
+        inputs=[*(value.name for value in graph.input), *outer],
+        outputs=[value.name for value in graph.output],
+        constants=constants | shared,
+        scope=scope,
+    )
+    return _Body(block, graph, {name: slot_of(name) for name in outer}, shared, scope)
+
+
+def _call_step(
+    call: Callable[..., Any],
+    reads: tuple[int, ...],
+    writes: tuple[int | None, ...],
+    dying: tuple[int, ...],
+) -> Step:
+    """A node without bodies; the shapes of nearly all nodes have their own, shorter path."""
+    if len(writes) == 1 and writes[0] is not None and reads:
+        write: int = writes[0]
+        if len(reads) == 1:
+            (read,) = reads
+
+            def one_to_one(values: list[Value], context: RunContext) -> None:
+                result = call(values[read])
+                values[write] = result if type(result) is np.ndarray else single(result)
+                for slot in dying:
+                    values[slot] = None
+
+            return one_to_one
+        get = itemgetter(*reads)
+
+        def many_to_one(values: list[Value], context: RunContext) -> None:
+            result = call(*get(values))
+            values[write] = result if type(result) is np.ndarray else single(result)
+            for slot in dying:
+                values[slot] = None
+
+        return many_to_one
+
+    def many_to_many(values: list[Value], context: RunContext) -> None:
+        store(values, writes, call(*[values[slot] for slot in reads]))
+        for slot in dying:
+            values[slot] = None
+
+    return many_to_many
+
+
+def _product(call: Callable[..., Any], a: np.ndarray, *others: Value) -> Any:
+    """Run a matrix product, that of a single row on one thread."""
+    if a.ndim and a.size == a.shape[-1]:
+        return alone(call, a, *others)
+    return call(a, *others)
+
+
+def _body_step(
+    call: Callable[..., Any],
+    bodies: Mapping[str, _Body],
+    reads: tuple[int, ...],
+    writes: tuple[int | None, ...],
+    dying: tuple[int, ...],
+) -> Step:
+    """A control flow node: its bodies see the values that they capture as they are now."""
+
+    def step(values: list[Value], context: RunContext) -> None:
+        bound = {name: _BoundBody(body, values, context) for name, body in bodies.items()}
+        store(values, writes, call(*[values[slot] for slot in reads], **bound))
+        for slot in dying:
+            values[slot] = None
+
+    return step
+
+
+def _function_step(
+    function: onnx.FunctionProto,
+    node: Node,
+    reads: tuple[int, ...],
+    writes: tuple[int | None, ...],
+    dying: tuple[int, ...],
+    scope: Scope,
+) -> Step:
+    """A call of a function: its inputs are the node's, absent ones None."""
+    call = node.proto
+    key = (
+        function_key(node),
+        *(a.SerializeToString(deterministic=True) for a in call.attribute),
+    )
+    block = scope.blocks.get(key)
+    if block is None:
+        block = build_block(
+            [Node.from_proto(proto) for proto in instantiate(function, call)],
+            inputs=function.input,
+            outputs=function.output,
+            constants={},
+            scope=scope.of_function(function),
+        )
+        # Functions may call one another: each is built once, however many calls there are.
+        if key[0] in scope.functions:
+            scope.blocks[key] = block
+    padding = [None] * (len(function.input) - len(reads))
+
+    def step(values: list[Value], context: RunContext) -> None:
+        inputs = [values[slot] for slot in reads]
+        store(values, writes, tuple(block.run([*inputs, *padding], context)))
+        for slot in dying:
+            values[slot] = None
+
+    return step
+
+
+def single(result: Any) -> Value:
+    """Return a one-output kernel's result as a value: scalars become arrays of rank 0."""
+    if isinstance(result, tuple):
+        (result, *_) = result
+    if isinstance(result, np.generic):
+        return np.asarray(result)
+    return np.asarray(result, object) if isinstance(result, str | bytes) else result
+
+
+def store(values: list[Value], writes: tuple[int | None, ...], result: Any) -> None:
+    """Put what a kernel returned into the slots of the node's outputs."""
+    results = result if isinstance(result, tuple) else (result,)
+    if len(results) < len(writes):
+        raise ValueError(f"{len(writes)} outputs are named; there are only {len(results)}")
+    for slot, value in zip(writes, results, strict=False):
+        if slot is not None:
+            values[slot] = single(value)
+
+
+def kernel_error(task: Task, values: list[Value], error: Exception) -> KernelError:
+    """Return what tells of a failed node: which, on what inputs, and why."""
+    node = task.node
+    operator = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+    inputs = ", ".join(_described(values[slot]) for slot in task.reads)
+    merged = f", made of {', '.join(node.covers)}" if node.covers != (node.name,) else ""
+    said = str(error) or type(error).__name__
+    kernel = task.implementation.what
+    since = f" (kernel since {kernel.since})" if isinstance(kernel, Kernel) else ""
+    return KernelError(
+        f"node {node.name!r}{merged}: {operator}, opset {task.opset}{since}, on inputs "
+        f"({inputs}): {said}. Check what feeds the node.",
+        node=node.name,
+        op_type=node.op_type,
+        opset=task.opset,
+    )
+
+
+def _described(value: Value) -> str:
+    if hasattr(value, "dtype"):
+        return f"{value.dtype}{list(value.shape)}"
+    return "absent" if value is None else type(value).__name__

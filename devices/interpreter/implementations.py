@@ -1,0 +1,189 @@
+"""Which implementation runs a node: a kernel, a function body, onnx's own evaluator, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal
+from weakref import WeakKeyDictionary
+
+import onnx
+
+from devices.interpreter.backend import NUMPY, ArrayBackend
+from devices.interpreter.delegate import is_delegated
+from devices.interpreter.extensions import extension_kernels
+from devices.kernels import ALL, KERNELS, Kernel
+from devices.model.attributes import attribute_value, bodies
+from devices.model.extension import Operator
+from devices.model.functions import (
+    FunctionKey,
+    function_key,
+    function_opsets,
+    instantiate,
+    standard_function,
+)
+from devices.model.model import Model, Node
+from devices.plugin.support import Refusal
+
+#: The domain of operators that `transform_model` makes.
+FUSED: Final = "hetero"
+#: Operators whose result is not a function of their inputs, or whose time has no bound: nobody
+#: computes them before the run.
+ONLY_IN_A_RUN: Final = frozenset(
+    ["Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
+     "RandomUniformLike", "Dropout", "Loop"]
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What a node's meaning depends on besides itself.
+
+    `opsets` maps a domain to its version; `functions` are the model's own, by `FunctionKey`.
+    """
+
+    opsets: Mapping[str, int]
+    functions: Mapping[FunctionKey, onnx.FunctionProto] = field(default_factory=dict)
+    #: Custom operators, by domain and name.
+    extensions: Mapping[Operator, Kernel | Refusal] = field(default_factory=dict)
+    #: What was found of the model's own functions, each call with other attributes once.
+    found: dict[tuple[Any, ...], Implementation | Refusal] = field(default_factory=dict)
+    #: Their blocks, likewise.
+    blocks: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+    #: What computes.
+    backend: ArrayBackend = NUMPY
+    #: Makes of a body's block what runs it bound to its inputs' shapes.
+    bind: Callable[[Any], Any] | None = None
+
+    @classmethod
+    def of_model(cls, model: Model, backend: ArrayBackend = NUMPY) -> Scope:
+        """Return the scope of a model's main graph."""
+        scopes = _scopes.setdefault(model, {})
+        if backend not in scopes:
+            functions = {(f.domain, f.name, f.overload): f for f in model.header.functions}
+            extensions = extension_kernels(model)
+            scopes[backend] = cls(model.opset_imports, functions, extensions, backend=backend)
+        return scopes[backend]
+
+    def of_function(self, function: onnx.FunctionProto) -> Scope:
+        """Return the scope inside a function, which imports its own operator sets."""
+        return replace(self, opsets=function_opsets(function))
+
+    def opset(self, domain: str) -> int:
+        """Return the imported version of a domain; the fused operators' own is always 1."""
+        return self.opsets.get(domain, 1 if domain == FUSED else 0)
+
+
+#: One scope for each model that lives and backend, for its nodes are asked about one by one.
+_scopes: WeakKeyDictionary[Model, dict[ArrayBackend, Scope]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True, slots=True)
+class Implementation:
+    """What runs a node: a `Constant`'s literal, a kernel, a function's body or onnx.reference.
+
+    `what` is the kernel or the function, if it is one.
+    """
+
+    kind: Literal["literal", "kernel", "function", "delegate"]
+    what: Any = None
+    #: The library whose arrays a kernel computes on.
+    library: str = NUMPY.name
+
+    def reads_on_host(self, position: int) -> bool:
+        """Whether the input there is wanted in the host's memory."""
+        return isinstance(self.what, Kernel) and self.what.reads_on_host(position)
+
+    @property
+    def label(self) -> str:
+        """The implementation's name in the runtime model."""
+        if isinstance(self.what, Kernel):
+            return f"{self.library}:{self.what.function.__name__}"
+        if isinstance(self.what, onnx.FunctionProto):
+            return f"function:{self.what.name}"
+        return "delegated to onnx.reference" if self.kind == "delegate" else self.kind
+
+
+def find_implementation(node: Node, scope: Scope) -> Implementation | Refusal:
+    """Return what runs `node`, or why nothing does.
+
+    The model's own functions come first, for they may redefine an operator; then our kernels; then
+    the function body that the specification gives; then delegation.
+    """
+    if node.is_constant:
+        return Implementation("literal")
+    operator = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+    key = function_key(node)
+    if key in scope.functions:
+        call = (key, *(a.SerializeToString(deterministic=True) for a in node.proto.attribute))
+        if call not in scope.found:
+            scope.found[call] = _function(scope.functions[key], node, scope, operator)
+        return scope.found[call]
+    if node.domain not in scope.opsets and node.domain != FUSED:
+        return Refusal("opset", f"{operator}: the model imports no opset of domain {node.domain!r}")
+    opset = scope.opset(node.domain)
+    extension = scope.extensions.get((node.domain, node.op_type))
+    if isinstance(extension, Refusal):
+        return extension
+    kernel = extension or scope.backend.find_kernel(node.domain, node.op_type, opset)
+    if kernel is None and node.domain == FUSED:
+        # A pattern of an old model may be an operator of a newer opset.
+        newest = onnx.defs.onnx_opset_version()
+        kernel = scope.backend.find_kernel("", node.op_type, newest)
+    if kernel is not None:
+        return _check_kernel(node, kernel, scope, operator)
+    if is_delegated(node.domain, node.op_type, opset):
+        return Implementation("delegate")
+    body = standard_function(node, opset)
+    if body is not None:
+        return _function(body, node, scope, operator)
+    versions = KERNELS.versions(node.domain, node.op_type)
+    if versions:
+        return Refusal(
+            "opset", f"{operator}: kernels from opset {versions[0]} on; the model imports {opset}"
+        )
+    hint = "; Core.add_extension gives it one" if node.domain else ""
+    return Refusal("no_kernel", f"{operator}: no kernel at opset {opset}{hint}")
+
+
+def _check_kernel(
+    node: Node, kernel: Kernel, scope: Scope, operator: str
+) -> Implementation | Refusal:
+    for attribute in node.proto.attribute:
+        if attribute.name not in kernel.attributes:
+            known = ", ".join(sorted(kernel.attributes)) or "none"
+            return Refusal(
+                "attribute",
+                f"{operator}: attribute {attribute.name!r} is unknown at opset "
+                f"{scope.opset(node.domain)}; known: {known}",
+            )
+        if attribute.name in kernel.choices:
+            value, valid = attribute_value(attribute), kernel.choices[attribute.name]
+            if any(v not in valid for v in (value if isinstance(value, tuple) else (value,))):
+                return Refusal(
+                    "attribute",
+                    f"{operator}: attribute {attribute.name!r} is {value!r}; valid values are "
+                    f"{', '.join(map(repr, valid))}",
+                )
+    for name, graph in bodies(node.proto):
+        if refusal := _first_refusal(graph.node, scope):
+            return Refusal(refusal.code, f"in {name} of {operator}: {refusal.message}")
+    on_host = kernel.host == (ALL,)
+    return Implementation("kernel", kernel, NUMPY.name if on_host else scope.backend.name)
+
+
+def _function(
+    function: onnx.FunctionProto, call: Node, scope: Scope, operator: str
+) -> Implementation | Refusal:
+    nodes = instantiate(function, call.proto)
+    if refusal := _first_refusal(nodes, scope.of_function(function)):
+        return Refusal(refusal.code, f"in the body of function {operator}: {refusal.message}")
+    return Implementation("function", function)
+
+
+def _first_refusal(nodes: Any, scope: Scope) -> Refusal | None:
+    for proto in nodes:
+        found = find_implementation(Node.from_proto(proto), scope)
+        if isinstance(found, Refusal):
+            return found
+    return None

@@ -1,0 +1,123 @@
+"""The CPU device's program: the main graph as a block, run under numpy's silence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final, Self
+
+import numpy as np
+import onnx
+from google.protobuf.message import DecodeError
+
+from devices.cpu.threads import use_threads
+from devices.errors import BlobError
+from devices.interpreter.backend import NUMPY, ArrayBackend
+from devices.interpreter.bindings import Bindings
+from devices.interpreter.block import Block, build_block
+from devices.interpreter.implementations import Scope
+from devices.model.extension import allowed_extensions
+from devices.model.model import Constant, Model, Node
+from devices.model.tensor_spec import TensorSpec
+from devices.plugin.program import ExecutedNode, Payload, Program, RunContext, Value
+
+#: Version of what `export` writes.
+_FORMAT: Final = 1
+
+
+class CPUProgram(Program):
+    """A transformed model, interpreted node by node and bound to the input shapes that come.
+
+    `threads` is the number of BLAS threads for a run; 0: as many as BLAS started with.
+    """
+
+    def __init__(self, model: Model, threads: int = 0, backend: ArrayBackend = NUMPY) -> None:
+        self._model = model
+        self._threads = threads
+        # Bindings write with numpy's functions, whatever the kernels compute with.
+        bind = Bindings if backend.xp is np else None
+        self._block: Block = build_block(
+            model.nodes,
+            inputs=[port.name for port in model.inputs],
+            outputs=[port.name for port in model.outputs],
+            constants={name: constant.array for name, constant in model.constants.items()},
+            scope=replace(Scope.of_model(model, backend), bind=bind),
+        )
+        self._bindings = None if bind is None else bind(self._block)
+
+    def run(self, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:
+        """Compute the outputs; KernelError where a node's inputs break its specification."""
+        use_threads(self._threads)
+        with np.errstate(all="ignore"):
+            if self._bindings is not None:
+                return self._bindings.run(inputs, context)
+            return self._block.run(inputs, context, profile=context.profile)
+
+    def executed_nodes(self) -> tuple[ExecutedNode, ...]:
+        """Return the runtime model, in execution order."""
+        return tuple(
+            ExecutedNode(t.node.name, t.node.op_type, i, t.implementation.label, t.node.covers)
+            for i, t in enumerate(self._block.tasks)
+        )
+
+    def export(self) -> Payload:
+        """Return the transformed graph without weights, and the weights."""
+        skeleton = self._model.to_proto(weights="stub")
+        return Payload(
+            {
+                "format": _FORMAT,
+                "graph": skeleton.SerializeToString(deterministic=True),
+                "covers": {n.name: list(n.covers) for n in self._model.nodes},
+            },
+            {
+                name: constant.array
+                for name, constant in self._model.constants.items()
+                if constant.array.dtype != object
+            },
+        )
+
+    @classmethod
+    def load(cls, payload: Payload, extensions: Sequence[str] = (), **options: Any) -> Self:
+        """Make a program from what `export` gave, as transformed then, or raise BlobError.
+
+        `options` are the constructor's.
+        """
+        header = payload.header
+        if header.get("format") != _FORMAT:
+            raise BlobError(
+                f"CPU payload of format {header.get('format')!r}; this version reads {_FORMAT}. "
+                "Compile the model again."
+            )
+        proto = onnx.ModelProto()
+        try:
+            proto.ParseFromString(header["graph"])
+            model = _model(proto, header["covers"], payload)
+            return cls(allowed_extensions(model, extensions), **options)
+        except (DecodeError, KeyError, TypeError, ValueError) as error:
+            raise BlobError(f"damaged CPU payload: {error}. Compile the model again.") from error
+
+
+def _model(proto: onnx.ModelProto, covers: dict[str, list[str]], payload: Payload) -> Model:
+    graph = proto.graph
+    constants = {}
+    for tensor in graph.initializer:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            array = payload.tensors[tensor.name]
+        else:
+            array = onnx.numpy_helper.to_array(tensor)
+        if array.flags.writeable:
+            array = array.view()
+            array.setflags(write=False)
+        constants[tensor.name] = Constant(tensor.name, array)
+    header = onnx.ModelProto()
+    header.CopyFrom(proto)
+    header.ClearField("graph")
+    return Model(
+        header,
+        name=graph.name,
+        nodes=[Node.from_proto(n, covers=tuple(covers[n.name])) for n in graph.node],
+        inputs=[TensorSpec.from_proto(value) for value in graph.input],
+        outputs=[TensorSpec.from_proto(value) for value in graph.output],
+        constants=constants,
+        value_info=graph.value_info,
+    )

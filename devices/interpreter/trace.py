@@ -1,0 +1,268 @@
+"""A run that notes what each value was: its type, its shape, and whose memory it may lie in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from devices.errors import HeteroError
+from devices.interpreter.binding import BINDINGS, Binding, Call, Scratch
+from devices.interpreter.block import Block, Step, Task, kernel_error, single
+from devices.interpreter.implementations import ONLY_IN_A_RUN
+from devices.interpreter.layout import Span, lay_out
+from devices.plugin.program import RunContext, Value
+
+#: Operators that only look at their first input in another way, where the others are known.
+_VIEWS: Final = frozenset(
+    ["Flatten", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose",
+     "Unsqueeze"]
+)  # fmt: skip
+#: A result of more bytes than this is computed again in each run, even from known values.
+_MOST_KNOWN_NBYTES: Final = 1 << 18
+
+
+class Traced(NamedTuple):
+    """An array that a run made.
+
+    `buffer` names the memory that it lies in; `is_view`: as a view of another value; `is_whole`: it
+    is all of that memory.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    strides: tuple[int, ...]
+    buffer: int
+    is_view: bool = False
+    is_whole: bool = True
+
+
+@dataclass(slots=True)
+class Trace:
+    """What every run with inputs of the same shapes does, up to the task of index `stop`.
+
+    `known` are values that depend on those shapes alone; `values` the others, by slot. Those that
+    are `lent` stay where the caller or the kernel put them, for only kernels read them.
+    `scratch_nbytes` are what the own steps of tasks need, by index. `offsets` tell where the memory
+    of a value's buffer begins and, at ``~index``, that for a task's own steps.
+    """
+
+    known: dict[int, np.ndarray] = field(default_factory=dict)
+    values: dict[int, Traced] = field(default_factory=dict)
+    lent: frozenset[int] = frozenset()
+    stop: int = 0
+    scratch_nbytes: dict[int, int] = field(default_factory=dict)
+    offsets: dict[int, int] = field(default_factory=dict)
+    nbytes: int = 0
+
+
+def frozen(array: Value) -> Value:
+    """Return a constant as an array that cannot be written to."""
+    if isinstance(array, np.ndarray) and array.flags.writeable:
+        array = array.view()
+        array.setflags(write=False)
+    return array
+
+
+def is_plain(value: Value) -> bool:
+    """Tell whether a value is an array of numbers."""
+    return isinstance(value, np.ndarray) and not value.dtype.hasobject
+
+
+def _dense(array: np.ndarray) -> np.ndarray:
+    """Return the array, or a copy of it without gaps, its axes in the same order in memory.
+
+    Axes along which it repeats itself have no order; they lie where they stand.
+    """
+    order = sorted(range(array.ndim), key=array.strides.__getitem__, reverse=True)
+    if array.transpose(order).flags.c_contiguous:
+        return array
+    repeats = any(n > 1 and not step for n, step in zip(array.shape, array.strides, strict=True))
+    return array.copy("C" if repeats else "K")
+
+
+def binding_of(task: Task) -> Binding | None:
+    """Return how the task's kernel is bound, if it is."""
+    return None if task.call is None else BINDINGS.get(task.implementation.what.function)
+
+
+def bind(
+    task: Task, scratch: Scratch, outputs: Sequence[Value], inputs: Sequence[Value]
+) -> Sequence[Call] | None:
+    """Return the calls of the binding of a task's kernel, if it has one for such arrays."""
+    binding = binding_of(task)
+    if binding is None:
+        return None
+    if binding.many:
+        return binding.bind(scratch, tuple(outputs), *inputs, **task.attributes)
+    y = outputs[0] if len(outputs) == 1 else None
+    if y is None or not (binding.any_order or y.flags.c_contiguous):
+        return None
+    return binding.bind(scratch, y, *inputs, **task.attributes)
+
+
+def trace(
+    block: Block, inputs: Sequence[np.ndarray], context: RunContext
+) -> tuple[list[Value], Trace]:
+    """Run a block and return its outputs and the run's trace."""
+    run = _TracedRun(block, inputs)
+    i = 0
+    try:
+        for i, task in enumerate(block.tasks):
+            context.check_cancelled()
+            start = perf_counter()
+            is_bound = run.follow(i, task, block.steps[i], context)
+            if context.profile:
+                context.record(task.node.name, perf_counter() - start)
+            run.trace.stop = i + is_bound
+            if not is_bound:
+                break
+    except (HeteroError, MemoryError):
+        raise
+    except Exception as error:
+        raise kernel_error(block.tasks[i], run.values, error) from error
+    run.end()
+    outputs = block.resume(run.values, i + 1, context, profile=context.profile)
+    return outputs, run.trace
+
+
+class _TracedRun:
+    """The slots of a run, and which buffers their values would lie in."""
+
+    def __init__(self, block: Block, inputs: Sequence[np.ndarray]) -> None:
+        self.values: list[Value] = [frozen(value) for value in block.template]
+        self.trace = Trace()
+        self._spans: dict[int, Span] = {}
+        #: Buffer -> how many slots that are still read lie in it.
+        self._readers: dict[int, int] = {}
+        #: Slots whose arrays need not stay in one place, and those that views and bindings read.
+        self._free = set(block.input_slots)
+        self._read = set[int]()
+        self._constants = {i for i, value in enumerate(block.template) if value is not None}
+        for slot, value in zip(block.input_slots, inputs, strict=True):
+            self._make(slot, value.copy(), -1)
+
+    def follow(self, i: int, task: Task, step: Step, context: RunContext) -> bool:
+        """Run a task; False if what it returns cannot be bound."""
+        inputs = [self.values[slot] for slot in task.reads]
+        if task.call is None:
+            dying = {slot: self.values[slot] for slot in task.dying}
+            step(self.values, context)
+            results = [None if slot is None else self.values[slot] for slot in task.writes]
+            for slot, value in dying.items():
+                if slot not in task.writes:
+                    self.values[slot] = value
+        else:
+            found = task.call(*inputs)
+            results = [single(value) for value in (found if type(found) is tuple else (found,))]
+            if len(results) < len(task.writes):
+                raise ValueError(
+                    f"{len(task.writes)} outputs are named; there are only {len(results)}"
+                )
+        named: list[tuple[int, Any]]
+        named = [(s, r) for s, r in zip(task.writes, results, strict=False) if s is not None]
+        is_bound = all(is_plain(value) for _, value in named)
+        if not is_bound:
+            for slot, value in named:
+                self.values[slot] = value
+        elif self._is_known(task, named):
+            for slot, value in named:
+                self.values[slot] = self.trace.known[slot] = frozen(value)
+        elif self._is_view(task, inputs, [value for _, value in named]):
+            self._read.add(task.reads[0])
+            for slot, value in named:
+                self._show(slot, value, task.reads[0])
+        else:
+            for slot, value in named:
+                self.values[slot] = _dense(value)
+            binding = binding_of(task) if self._is_bound(task, i, inputs) else None
+            for slot, _ in named:
+                value = self.values[slot]
+                over = None if binding is None else self._donor(task, binding, value)
+                self._make(slot, value, i, over)
+            if binding is not None:
+                self._read.update(task.reads)
+            elif task.call is None or "out" not in task.implementation.what.wants:
+                self._free.update(slot for slot, _ in named)
+        for slot in task.dying:
+            self.values[slot] = None
+            if slot in self.trace.values:
+                self._release(self.trace.values[slot].buffer, i)
+        return is_bound
+
+    def end(self) -> None:
+        """Give each buffer its place; those that are still read are needed to the end."""
+        self.trace.lent = frozenset(self._free - self._read)
+        spans = {
+            buffer: span._replace(last=self.trace.stop) if self._readers.get(buffer) else span
+            for buffer, span in self._spans.items()
+            if buffer not in self.trace.lent
+        }
+        self.trace.offsets, self.trace.nbytes = lay_out(spans)
+
+    def _is_bound(self, task: Task, i: int, inputs: Sequence[Value]) -> bool:
+        """Tell whether a task's kernel is bound to such arrays; note the memory for its steps."""
+        scratch = Scratch()
+        outputs = [None if slot is None else self.values[slot] for slot in task.writes]
+        if bind(task, scratch, outputs, inputs) is None:
+            return False
+        if scratch.nbytes:
+            self.trace.scratch_nbytes[i] = scratch.nbytes
+            self._spans[~i] = Span(i, i, scratch.nbytes)
+        return True
+
+    def _is_constant(self, slot: int) -> bool:
+        return slot == 0 or slot in self._constants or slot in self.trace.known
+
+    def _is_known(self, task: Task, named: list[tuple[int, Any]]) -> bool:
+        if task.call is None or task.node.op_type in ONLY_IN_A_RUN:
+            return False
+        if sum(value.nbytes for _, value in named) > _MOST_KNOWN_NBYTES:
+            return False
+        if task.node.op_type in ("Shape", "Size") and not task.node.domain:
+            return True
+        return bool(task.reads) and all(map(self._is_constant, task.reads))
+
+    def _is_view(self, task: Task, inputs: list[Any], results: list[Any]) -> bool:
+        if task.node.op_type not in _VIEWS or task.node.domain or task.call is None:
+            return False
+        if self._is_constant(task.reads[0]) or not all(map(self._is_constant, task.reads[1:])):
+            return False
+        return all(np.may_share_memory(result, inputs[0]) for result in results)
+
+    def _donor(self, task: Task, binding: Binding, result: np.ndarray) -> int | None:
+        """Return the buffer of an input that dies here and that the result may lie over."""
+        for position in binding.over:
+            if position >= len(task.reads) or task.reads[position] not in task.dying:
+                continue
+            value = self.trace.values.get(task.reads[position])
+            if value is None or not value.is_whole or self._readers[value.buffer] != 1:
+                continue
+            if value[:3] == (result.shape, result.dtype, result.strides):
+                return value.buffer
+        return None
+
+    def _make(self, slot: int, value: np.ndarray, i: int, over: int | None = None) -> None:
+        self.values[slot] = value
+        buffer = slot if over is None else over
+        self.trace.values[slot] = Traced(value.shape, value.dtype, value.strides, buffer)
+        self._readers[buffer] = self._readers.get(buffer, 0) + 1
+        if over is None:
+            self._spans[buffer] = Span(i, i, value.nbytes)
+
+    def _show(self, slot: int, value: np.ndarray, of: int) -> None:
+        self.values[slot] = value
+        source = self.trace.values[of]
+        is_whole = source.is_whole and value.size == self.values[of].size
+        self.trace.values[slot] = Traced(
+            value.shape, value.dtype, value.strides, source.buffer, True, is_whole
+        )
+        self._readers[source.buffer] += 1
+
+    def _release(self, buffer: int, i: int) -> None:
+        self._readers[buffer] -= 1
+        if not self._readers[buffer]:
+            self._spans[buffer] = self._spans[buffer]._replace(last=i)

@@ -1,0 +1,99 @@
+"""Graph transformations of the CPU device: pure functions from Model to Model, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from devices.model.model import Model
+from devices.transforms.channel_shuffle import fuse_channel_shuffle
+from devices.transforms.channels_last import prepare_convolutions
+from devices.transforms.constant_folding import fold_constants
+from devices.transforms.conv_activation import fuse_conv_activation
+from devices.transforms.conv_batchnorm import fold_batchnorm_into_conv
+from devices.transforms.dead_nodes import remove_dead_nodes
+from devices.transforms.even_filters import even_filters
+from devices.transforms.gelu import fuse_gelu
+from devices.transforms.identities import eliminate_identities
+from devices.transforms.inline_functions import inline_functions
+from devices.transforms.integer_products import fuse_dynamic_matmul, fuse_integer_matmul
+from devices.transforms.layer_norm import fuse_layer_norm
+from devices.transforms.literals import literals_to_constants
+from devices.transforms.matmul_add import fuse_matmul_add
+from devices.transforms.movement import merge_movements
+from devices.transforms.quantized import (
+    dequantize_products,
+    fuse_fake_quantize,
+    quantize_once,
+)
+from devices.transforms.quantized_operators import standard_quantized
+from devices.transforms.quantized_products import keep_integers
+from devices.transforms.recurrent import prepare_recurrent
+from devices.transforms.scale_into_conv import move_scale_into_conv
+from devices.transforms.scale_shift import fuse_scale_shift
+from devices.transforms.single_precision import compute_in_single
+
+
+class Pass(NamedTuple):
+    """A transformation, and the oldest opset whose operators it understands."""
+
+    run: Callable[[Model], Model]
+    #: Since opset 7 Add, Mul and their like broadcast from the last axis, as numpy does, and
+    #: BatchNormalization and Dropout no longer say by an attribute whether they train.
+    oldest_opset: int = 7
+
+
+#: Dead nodes go first and last: first, so that patterns do not count them as readers.
+_FIRST: Final = (
+    Pass(inline_functions, oldest_opset=0),
+    Pass(standard_quantized, oldest_opset=10),
+    Pass(literals_to_constants, oldest_opset=0),
+    Pass(remove_dead_nodes, oldest_opset=0),
+)
+_THEN: Final = (
+    Pass(eliminate_identities),
+    Pass(fold_constants, oldest_opset=0),
+    Pass(remove_dead_nodes, oldest_opset=0),
+    Pass(dequantize_products, oldest_opset=10),
+    Pass(fuse_fake_quantize, oldest_opset=10),
+    Pass(quantize_once, oldest_opset=10),
+    Pass(fuse_dynamic_matmul, oldest_opset=11),
+    Pass(fuse_integer_matmul, oldest_opset=10),
+    Pass(merge_movements),
+    Pass(fold_batchnorm_into_conv),
+    Pass(fuse_scale_shift),
+    Pass(move_scale_into_conv),
+    Pass(fuse_layer_norm),
+    Pass(fuse_gelu),
+    Pass(fuse_matmul_add),
+    Pass(fuse_conv_activation),
+    Pass(even_filters, oldest_opset=0),
+    Pass(remove_dead_nodes, oldest_opset=0),
+)
+
+#: Those of every device.
+PASSES: Final = (*_FIRST, *_THEN)
+#: The same, and what the host and its own kernels want.
+HOST_PASSES: Final = (
+    *_FIRST,
+    Pass(compute_in_single),
+    Pass(keep_integers, oldest_opset=10),
+    *_THEN,
+    Pass(fuse_channel_shuffle),
+    Pass(prepare_convolutions, oldest_opset=0),
+    Pass(prepare_recurrent),
+    Pass(remove_dead_nodes, oldest_opset=0),
+)
+
+
+def transform(model: Model, passes: Sequence[Pass] = PASSES) -> Model:
+    """Return the model as the device runs it."""
+    # Shapes that the author noted for inner values may be out of date; inferred ones are not.
+    model = model.replace(value_info=())
+    with np.errstate(all="ignore"):  # as in a run
+        for step in passes:
+            if model.opset_imports.get("", 0) >= step.oldest_opset:
+                model = step.run(model)
+    return model

@@ -1,0 +1,134 @@
+"""Whole networks: transformer and recurrent shapes against ONNX Runtime, and memory over time."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from devices.model.reader import read_model
+from tests.bench.kernels import inputs_of, largest_live_nbytes
+from tests.bench.networks import bert, lstm, vit
+from tests.support.small_models import compile_cpu, make_model, run_cpu, run_onnxruntime
+
+SMALL = {
+    "bert": bert(layers=1, width=128, length=16),
+    "vit": vit(layers=1, width=128, image=32, patch=8),
+    "lstm": lstm(length=6, width=32, layers=2),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_agrees_with_onnxruntime(name: str) -> None:
+    model = SMALL[name]
+    feeds = inputs_of(read_model(model))
+    for raw in (True, False):
+        got = run_cpu(model, feeds, DISABLE_TRANSFORMATIONS=raw)
+        for a, b in zip(got, run_onnxruntime(model, feeds), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
+
+
+def dynamic_attention(opset: int) -> onnx.ModelProto:
+    """Return self-attention over (batch, length, 32) whose sizes are only known when it runs."""
+    axes = np.array([0], np.int64)
+
+    def size(axis: int) -> list[onnx.NodeProto]:
+        picked = helper.make_node("Gather", ["shape", f"axis{axis}"], [f"g{axis}"])
+        if opset < 13:
+            return [picked, helper.make_node("Unsqueeze", [f"g{axis}"], [f"n{axis}"], axes=[0])]
+        return [picked, helper.make_node("Unsqueeze", [f"g{axis}", "zero"], [f"n{axis}"])]
+
+    nodes = [helper.make_node("Shape", ["x"], ["shape"]), *size(0), *size(1)]
+    nodes.append(helper.make_node("Concat", ["n0", "n1", "heads"], ["split"], axis=0))
+    nodes.append(helper.make_node("Concat", ["n0", "n1", "width"], ["joined"], axis=0))
+    for part, perm in (("q", [0, 2, 1, 3]), ("k", [0, 2, 3, 1]), ("v", [0, 2, 1, 3])):
+        nodes += [
+            helper.make_node("MatMul", ["x", f"w{part}"], [f"{part}0"]),
+            helper.make_node("Add", [f"{part}0", "b"], [f"{part}1"]),
+            helper.make_node("Reshape", [f"{part}1", "split"], [f"{part}2"]),
+            helper.make_node("Transpose", [f"{part}2"], [part], perm=perm),
+        ]
+    nodes += [
+        helper.make_node("MatMul", ["q", "k"], ["scores"]),
+        helper.make_node("Softmax", ["scores"], ["weights"], axis=3),
+        helper.make_node("MatMul", ["weights", "v"], ["mixed"]),
+        helper.make_node("Transpose", ["mixed"], ["turned"], perm=[0, 2, 1, 3]),
+        helper.make_node("Reshape", ["turned", "joined"], ["y"]),
+    ]
+    random = np.random.default_rng(0)
+    constants: dict[str, Any] = {
+        f"w{p}": random.normal(0, 0.2, (32, 32)).astype(np.float32) for p in "qkv"
+    }
+    constants |= {
+        "b": random.normal(size=32).astype(np.float32), "zero": axes,
+        "axis0": np.array(0), "axis1": np.array(1), "heads": np.array([4, 8]),
+        "width": np.array([32]),
+    }  # fmt: skip
+    model = make_model(
+        nodes, {"x": np.zeros((1, 1, 32), np.float32)}, ["y"], constants, opset=opset
+    )
+    for axis, name in enumerate(("batch", "length")):
+        model.graph.input[0].type.tensor_type.shape.dim[axis].dim_param = name
+    return model
+
+
+@pytest.mark.parametrize("opset", [11, 13, 18])
+def test_sizes_known_only_at_run_time(opset: int) -> None:
+    model = dynamic_attention(opset)
+    compiled = compile_cpu(model)
+    for shape in ((1, 5, 32), (3, 1, 32), (2, 17, 32)):
+        x = np.random.default_rng(1).normal(size=shape).astype(np.float32)
+        (wanted,) = run_onnxruntime(model, {"x": x})
+        np.testing.assert_allclose(compiled.run([x])[0], wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["bert", pytest.param("vit", marks=pytest.mark.slow)])
+def test_peak_memory_is_near_what_must_be_held(name: str) -> None:
+    network = bert(layers=2, width=256) if name == "bert" else vit(layers=2, width=256)
+    model = read_model(network)
+    given = list(inputs_of(model).values())
+    compile_cpu(network).run(given)  # what BLAS and numpy hold is theirs
+    compiled = compile_cpu(network)
+    tracemalloc.start()
+    for _ in range(3):  # what the first one binds is held as well
+        compiled.run(given)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    held = model.weight_nbytes + largest_live_nbytes(model)
+    assert model.weight_nbytes + peak <= 1.3 * held
+
+
+def test_many_runs_hold_no_more_memory_than_few() -> None:
+    x = np.ones((64, 64), np.float32)
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"]),
+        helper.make_node("Relu", ["h"], ["r"]),
+        helper.make_node("Transpose", ["r"], ["t"]),
+        helper.make_node("Softmax", ["t"], ["y"]),
+    ]
+    compiled = compile_cpu(make_model(nodes, {"x": x}, ["y"], {"w": x}))
+    tracemalloc.start()
+    for _ in range(2500):  # Python keeps up to 2,000 tuples of each length for use again
+        compiled.run([x])
+    before = tracemalloc.get_traced_memory()[0]
+    for _ in range(2000):
+        compiled.run([x])
+    grown = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert grown < 4096
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
+@pytest.mark.slow
+def test_twenty_thousand_requests_do_not_grow_the_process() -> None:
+    command = [sys.executable, "-m", "tests.support.many_requests", "20000"]
+    printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=300)
+    # One lost output each would be 45 MB, one lost Python object each 1 MB.
+    assert int(printed.stdout) < 1 << 20

@@ -1,0 +1,92 @@
+"""Recurrent layers, bound and unbound, against ONNX Runtime."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import helper
+
+from devices.errors import KernelError
+from tests.support.small_models import compile_cpu, make_model, run_onnxruntime
+
+RANDOM = np.random.default_rng(0)
+
+
+def floats(*shape: int) -> np.ndarray:
+    return RANDOM.normal(size=shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize(("outputs", "starts"), [(["y", "h", "c"], True), (["", "h"], False)])
+@pytest.mark.parametrize(
+    ("op_type", "gates", "attributes"),
+    [("RNN", 1, {}), ("GRU", 3, {}), ("GRU", 3, {"linear_before_reset": 1}), ("LSTM", 4, {})],
+)
+def test_a_bound_recurrent_layer_gives_what_onnx_runtime_gives(
+    op_type: str, gates: int, attributes: dict[str, int], direction: str, batch: int,
+    outputs: list[str], starts: bool,
+) -> None:  # fmt: skip
+    directions, hidden, size = 1 + (direction == "bidirectional"), 5, 4
+    constants = {
+        "w": floats(directions, gates * hidden, size),
+        "r": floats(directions, gates * hidden, hidden),
+        "b": floats(directions, 2 * gates * hidden),
+    }
+    feeds = {"x": floats(6, batch, size)}
+    inputs, states = ["x", "w", "r", "b"], 1 + (op_type == "LSTM")
+    if starts:
+        names = ["h0", "c0"][:states]
+        feeds |= {name: floats(directions, batch, hidden) for name in names}
+        inputs += ["", *names]
+    outputs = outputs[: 1 + states]
+    node = helper.make_node(
+        op_type, inputs, outputs, direction=direction, hidden_size=hidden, **attributes
+    )
+    model = make_model([node], feeds, [name for name in outputs if name], constants)
+    compiled = compile_cpu(model)
+    unbound = compiled.run(list(feeds.values()))
+    for a, b in zip(compiled.run(list(feeds.values())), unbound, strict=True):
+        np.testing.assert_array_equal(a, b)
+    for _ in range(2):
+        feeds = {name: floats(*value.shape) for name, value in feeds.items()}
+        wanted = run_onnxruntime(model, feeds)
+        for a, b in zip(compiled.run(list(feeds.values())), wanted, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("op_type", "gates", "attributes"),
+    [
+        ("RNN", 1, {}),
+        ("GRU", 3, {"linear_before_reset": 1}),
+        ("GRU", 3, {"linear_before_reset": 0}),
+        ("LSTM", 4, {"input_forget": 0}),
+    ],
+)
+def test_a_layer_over_sequences_of_several_lengths_gives_what_onnx_runtime_gives(
+    op_type: str, gates: int, attributes: dict[str, int]
+) -> None:
+    hidden, size, outputs = 5, 4, ["y", "h", "c"][: 2 + (op_type == "LSTM")]
+    constants = {
+        "w": floats(2, gates * hidden, size),
+        "r": floats(2, gates * hidden, hidden),
+        "b": floats(2, 2 * gates * hidden),
+    }
+    node = helper.make_node(
+        op_type, ["x", "w", "r", "b", "lengths", "h0"], outputs, direction="bidirectional",
+        hidden_size=hidden, layout=0, **attributes,
+    )  # fmt: skip
+    feeds = {"x": floats(6, 3, size), "lengths": np.array([6, 6, 6], np.int32)}
+    feeds["h0"] = floats(2, 3, hidden)
+    model = make_model([node], feeds, outputs, constants)
+    compiled = compile_cpu(model)
+    assert [node.layer_type for node in compiled.executed_nodes()] == ["PreparedRecurrent"]
+    for lengths in ([6, 6, 6], [6, 4, 1], [2, 5, 3], [6, 6, 6]):
+        feeds["lengths"] = np.array(lengths, np.int32)
+        wanted = run_onnxruntime(model, feeds)
+        for a, b in zip(compiled.run(list(feeds.values())), wanted, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    for lengths in ([6, 7, 1], [-1, 2, 3]):
+        with pytest.raises(KernelError, match="numbers from 0 to 6"):
+            compiled.run([feeds["x"], np.array(lengths, np.int32), feeds["h0"]])

@@ -1,0 +1,66 @@
+"""INFERENCE_NUM_THREADS sets BLAS's threads, and a model that sets none gets them all back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from onnx import helper
+from threadpoolctl import threadpool_info
+
+from devices.cpu.threads import one_thread, use_threads
+from tests.support.small_models import compile_cpu, make_model
+
+
+def blas_threads() -> set[int]:
+    """Return the limits of the libraries behind numpy; scipy may have loaded one of its own."""
+    return {
+        library["num_threads"]
+        for library in threadpool_info()
+        if library["user_api"] == "blas" and "scipy.libs" not in library["filepath"]
+    }
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    use_threads(0)
+    yield
+    use_threads(0)
+
+
+def test_each_model_runs_with_its_own_number() -> None:
+    started_with = blas_threads()
+    x = np.ones((4, 4), np.float32)
+    model = make_model([helper.make_node("MatMul", ["x", "x"], ["y"])], {"x": x}, ["y"])
+    one = compile_cpu(model, INFERENCE_NUM_THREADS=1)
+    two = compile_cpu(model, INFERENCE_NUM_THREADS=2)
+    unset = compile_cpu(model)
+    for compiled, wanted in ((one, {1}), (two, {2}), (one, {1}), (unset, started_with)):
+        compiled.run([x])
+        assert blas_threads() == wanted
+
+
+def test_products_on_one_thread_overlap_and_restore_what_was_wanted_last() -> None:
+    use_threads(2)
+    first, second = one_thread(), one_thread()
+    with first:
+        second.__enter__()
+        assert blas_threads() == {1}
+    assert blas_threads() == {1}  # the second still runs
+    use_threads(3)
+    assert blas_threads() == {1}
+    second.__exit__(None, None, None)
+    use_threads(0)
+    with one_thread():
+        use_threads(2)
+    assert blas_threads() == {2}
+
+
+def test_any_thread_can_set_the_limit_after_another() -> None:
+    with ThreadPoolExecutor(1) as other:
+        other.submit(use_threads, 2).result()
+        assert blas_threads() == {2}
+        use_threads(1)  # while the other thread still lives
+        assert blas_threads() == {1}

@@ -1,0 +1,35 @@
+"""Operators delegated to onnx.reference, and what is said of them."""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx import helper
+
+from devices.conformance.onnx_suite import backend_cases
+from devices.cpu.plugin import CPUPlugin
+from devices.interpreter.delegate import DELEGATED
+from devices.model.reader import read_model
+from tests.support.small_models import compile_cpu, make_model
+
+WORDS = np.array(["b", "a", "Monday", "c"], object)
+
+
+def test_every_delegated_operator_is_checked_by_the_backend_suite() -> None:
+    models = (case.model() for case in backend_cases() if case.kind == "node")
+    checked = {(node.domain, node.op_type) for model in models for node in model.graph.node}
+    assert not DELEGATED.keys() - checked
+
+
+def test_delegation_is_said_in_query_and_runtime_model() -> None:
+    node = helper.make_node("StringConcat", ["x", "x"], ["y"], name="b")
+    model = make_model([node], {"x": WORDS}, ["y"], opset=20)
+    assert CPUPlugin().query_model(read_model(model)).notes == {"b": "delegated to onnx.reference"}
+    (executed,) = compile_cpu(model).executed_nodes()
+    assert executed.implementation == "delegated to onnx.reference"
+
+
+def test_an_older_version_than_checked_is_refused() -> None:
+    node = helper.make_node("StringConcat", ["x", "x"], ["y"], name="e")
+    model = make_model([node], {"x": WORDS}, ["y"], opset=19)
+    (refusal,) = CPUPlugin().query_model(read_model(model)).unsupported["e"].values()
+    assert refusal.code == "no_kernel"

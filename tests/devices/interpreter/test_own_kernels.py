@@ -1,0 +1,67 @@
+"""A device's own kernels come before the shared ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import helper
+
+from devices.cpu.fast.registry import FAST
+from devices.cpu.plugin import CPUPlugin
+from devices.interpreter.backend import ArrayBackend
+from devices.interpreter.implementations import FUSED
+from devices.kernels import KERNELS, KernelRegistry, op
+from devices.model.reader import read_model
+from tests.support.small_models import make_model
+
+X = np.array([-1.0, 2.0], np.float32)
+
+
+def device(**since: int) -> CPUPlugin:
+    """Return a device whose own kernels of these operators all give zeros."""
+    registry = KernelRegistry()
+
+    def zeros(xp: Any, x: Any) -> Any:
+        return xp.zeros_like(x)
+
+    for op_type, version in since.items():
+        op(op_type, since=version, registry=registry)(zeros)
+
+    class Own(CPUPlugin):
+        backend = ArrayBackend("numpy", np, registry)
+
+    return Own()
+
+
+def test_an_own_kernel_replaces_the_shared_one_of_its_operator() -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["y"]), helper.make_node("Abs", ["x"], ["z"])]
+    model = read_model(make_model(nodes, {"x": X}, ["y", "z"]))
+    compiled = device(Relu=14).compile_model(model)
+    y, z = compiled.run([X])
+    assert y.tolist() == [0, 0]
+    assert z.tolist() == [1, 2]
+    assert compiled.executed_nodes()[0].implementation == "numpy:zeros"
+    again, _ = CPUPlugin().compile_model(model).run([X])
+    assert again.tolist() == [0, 2], "another device has the shared kernel still"
+
+
+@pytest.mark.parametrize(("since", "own"), [(1, False), (7, False), (13, True), (18, False)])
+def test_an_own_kernel_older_than_the_shared_one_does_not_replace_it(since: int, own: bool) -> None:
+    backend = device(Softmax=since).backend
+    found, shared = backend.find_kernel("", "Softmax", 17), KERNELS.find("", "Softmax", 17)
+    assert shared is not None
+    assert shared.since == 13
+    assert found is not None
+    assert (found is not shared) is own
+
+
+def test_an_own_kernel_of_the_cpu_takes_what_the_shared_one_takes() -> None:
+    for kernel in FAST:
+        shared = KERNELS.find(kernel.domain, kernel.op_type, kernel.since)
+        if shared is None:
+            assert kernel.domain == FUSED, kernel.op_type  # a pass makes it; no model has it
+            continue
+        assert kernel.attributes == shared.attributes, kernel.op_type
+        assert kernel.choices == shared.choices, kernel.op_type

@@ -1,0 +1,94 @@
+"""Activations against ONNX Runtime, at each opset where one changed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.kernel_oracle import NARROW, cases, check, compare, run_kernel, run_reference
+
+RNG = np.random.default_rng(21)
+LARGE = np.array([0.0, -0.5, 30.0, -30.0, 90.0, -90.0, 1000.0, -1000.0], np.float32)
+
+PLAIN = (
+    "Relu", "LeakyRelu", "ThresholdedRelu", "Elu", "Selu", "Celu", "Sigmoid", "HardSigmoid",
+    "HardSwish", "Softplus", "Softsign", "Mish", "Gelu", "Shrink",
+)  # fmt: skip
+ATTRIBUTES: dict[str, list[dict[str, Any]]] = {
+    "LeakyRelu": [{"alpha": 0.3}, {"alpha": 0.0}, {"alpha": -0.5}, {"alpha": 2.0}],
+    "ThresholdedRelu": [{"alpha": 0.4}],
+    "Elu": [{"alpha": 0.7}],
+    "Selu": [{"alpha": 2.0, "gamma": 3.0}],
+    "Celu": [{"alpha": 2.5}],
+    "HardSigmoid": [{"alpha": 0.6, "beta": 0.1}],
+    "Gelu": [{"approximate": "tanh"}],
+    "Shrink": [{"lambd": 1.5, "bias": 0.5}],
+}
+
+
+@pytest.mark.parametrize(("op_type", "opset"), cases(*PLAIN))
+def test_activation(op_type: str, opset: int) -> None:
+    for attributes in ({}, *ATTRIBUTES.get(op_type, [])):
+        for shape in ((), (0, 2), (3, 5)):
+            x = np.asarray(RNG.uniform(-5, 5, shape), np.float32)
+            check(op_type, [x], attributes, opset, rtol=1e-5, atol=1e-6)
+        check(op_type, [LARGE], attributes, opset, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("alpha", [1.0, 1.702])
+def test_swish(alpha: float) -> None:
+    x = RNG.uniform(-5, 5, (3, 4)).astype(np.float32)
+    check("Swish", [x], {"alpha": alpha}, 24, oracle=run_reference)
+    gate = run_kernel("Swish", [x], {"alpha": alpha}, 24)[0]
+    check("SwiGLU", [x, x + 1], {"alpha": alpha}, 28, expected=[gate * (x + 1)])
+    with pytest.raises(ValueError, match="equal"):
+        run_kernel("SwiGLU", [x, x[:1]])
+
+
+@pytest.mark.parametrize("opset", [7, 9, 16])
+@pytest.mark.parametrize("slope", [(3, 4, 5), (4, 1), (1,), (3, 1, 1)])
+def test_prelu(opset: int, slope: tuple[int, ...]) -> None:
+    x = RNG.normal(size=(2, 3, 4, 5)).astype(np.float32)
+    check("PRelu", [x, RNG.normal(size=slope).astype(np.float32)], opset=opset)
+
+
+def test_prelu_slope_must_broadcast_to_x() -> None:
+    with pytest.raises(ValueError, match="broadcast"):
+        run_kernel("PRelu", [np.ones((3,), np.float32), np.ones((2, 3), np.float32)])
+    x = RNG.normal(size=(2, 3, 4)).astype(np.float32)
+    slope = np.array([0.1, 0.2, 0.3], np.float32)
+    check("PRelu", [x, slope], opset=6, expected=[np.where(x < 0, slope[:, None] * x, x)])
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int8, np.uint8, np.float64])
+def test_shrink_keeps_the_type(dtype: Any) -> None:
+    check("Shrink", [np.array([0, 1, 2, 9], dtype)], {"lambd": 1.5, "bias": 1.5}, 9)
+    edges = np.array([-2, -1.5, 1.5, 2], np.float32)
+    check("Shrink", [edges], {"lambd": 1.5, "bias": 0.5}, 9)
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+@pytest.mark.parametrize("op_type", PLAIN[:-1])
+def test_half_width_is_float32_rounded_once(op_type: str, name: str) -> None:
+    x = RNG.uniform(-4, 4, (3, 4)).astype(NARROW.get(name, name))
+    wide = run_kernel(op_type, [x.astype(np.float32)])[0]
+    compare(run_kernel(op_type, [x])[0], wide.astype(x.dtype), 0, 0, op_type)
+
+
+def test_bad_attributes_are_refused() -> None:
+    with pytest.raises(ValueError, match="alpha"):
+        run_kernel("Celu", [LARGE], {"alpha": 0.0})
+
+
+@pytest.mark.parametrize("slope", [np.inf, -np.inf, np.nan])
+def test_special_slopes_leave_what_is_not_negative(slope: float) -> None:
+    x = np.array([2, 0, -1, np.nan, np.inf, -np.inf], np.float32)
+    check("PRelu", [x, np.full(1, slope, np.float32)], {}, 16)
+    check("LeakyRelu", [x], {"alpha": slope}, 16)
+
+
+def test_shrink_compares_with_the_bound_as_it_is_given() -> None:
+    x = np.array([0.29980469, 0.30004883, -0.30004883], np.float16)
+    check("Shrink", [x], {"lambd": 0.3, "bias": 0.1}, 9, 0, 0)

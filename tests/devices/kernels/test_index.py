@@ -1,0 +1,251 @@
+"""Operators that read by index, against ONNX Runtime at each semantic version."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.support.kernel_oracle import NARROW, check, run_kernel
+
+RNG = np.random.default_rng(13)
+X = RNG.standard_normal((4, 3, 5), dtype=np.float32)
+
+
+def ints(*values):
+    return np.array(values, dtype=np.int64)
+
+
+def indices(shape, low, high, dtype=np.int64):
+    return RNG.integers(low, high, shape).astype(dtype)
+
+
+@pytest.mark.parametrize("opset", [7, 11, 13])
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("shape", [(), (2,), (2, 3), (0,)], ids=str)
+def test_gather(opset, axis, shape):
+    low = 0 if opset < 11 else -X.shape[axis]
+    places = np.asarray(indices(shape, low, X.shape[axis], np.int32))
+    check("Gather", [X, places], {"axis": axis}, opset)
+
+
+def test_gather_of_other_types():
+    for data in (np.array(["a", "b"], dtype=object), np.array([True, False]), ints(4, 5)):
+        check("Gather", [data, ints(1, 0, 1)], {"axis": -1}, 13)
+    narrow = np.arange(4).astype(NARROW["bfloat16"])
+    (y,) = run_kernel("Gather", [narrow, np.array(2)])
+    assert isinstance(y, np.ndarray)
+    assert y.dtype == narrow.dtype
+    assert float(y) == 2
+
+
+@pytest.mark.parametrize("bad", [3, -4])
+def test_gathers_refuse_bad_indices(bad):
+    data = np.ones((3, 3), np.float32)
+    message = f"index {bad} is out of range for a dimension of 3"
+    with pytest.raises(IndexError, match=message):
+        run_kernel("Gather", [data, np.array(bad)])
+    with pytest.raises(IndexError, match=message):
+        run_kernel("Gather", [data, ints(0, bad)], {"axis": 1})
+    with pytest.raises(IndexError, match=message):
+        run_kernel("GatherElements", [data, ints(0, bad)[None]])
+    with pytest.raises(IndexError, match=message):
+        run_kernel("GatherND", [data, ints(0, bad)])
+
+
+def test_gather_from_nothing():
+    with pytest.raises(IndexError, match="dimension of 0"):
+        run_kernel("Gather", [np.ones((0, 2), np.float32), ints(0)])
+
+
+@pytest.mark.parametrize("opset", [11, 13])
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_gather_elements(opset, axis):
+    shape = list(X.shape)
+    shape[axis] = 7
+    check("GatherElements", [X, indices(shape, -3, 3)], {"axis": axis}, opset)
+
+
+def test_gather_elements_of_a_smaller_block():
+    check("GatherElements", [X, indices((2, 2, 3), -3, 3)], {"axis": 1}, 13)
+    with pytest.raises(ValueError, match="do not fit"):
+        run_kernel("GatherElements", [X, indices((5, 3, 5), 0, 2)], {"axis": 1})
+    with pytest.raises(ValueError, match="do not fit"):
+        run_kernel("GatherElements", [X, ints(0)])
+
+
+@pytest.mark.parametrize("opset", [11, 12, 13])
+@pytest.mark.parametrize("shape", [(3,), (2, 1), (2, 6, 2), (0, 2), (2, 3, 3)], ids=str)
+def test_gather_nd(opset, shape):
+    check("GatherND", [X, indices(shape, -3, 3)], {}, opset)
+
+
+@pytest.mark.parametrize("opset", [12, 13])
+@pytest.mark.parametrize(("shape", "batch_dims"), [((4, 1), 1), ((4, 2, 2), 1), ((4, 3, 1), 2)])
+def test_gather_nd_in_batches(opset, shape, batch_dims):
+    check("GatherND", [X, indices(shape, -3, 3)], {"batch_dims": batch_dims}, opset)
+
+
+def test_gather_nd_refuses():
+    with pytest.raises(ValueError, match="batch_dims 3"):
+        run_kernel("GatherND", [X, ints(0)], {"batch_dims": 3})
+    with pytest.raises(ValueError, match="do not fit"):
+        run_kernel("GatherND", [X, ints(0, 0, 0, 0)])
+
+
+@pytest.mark.parametrize("opset", [9, 11])
+@pytest.mark.parametrize("axis", [-1, 0, 1])
+@pytest.mark.parametrize("depth", [np.array(4, np.int64), np.array([4], np.float32)])
+def test_one_hot(opset, axis, depth):
+    values = np.array([-1.5, 2.5], np.float32)
+    check("OneHot", [indices((2, 3), -4, 4), depth, values], {"axis": axis}, opset)
+
+
+def test_one_hot_outside_its_depth():
+    check("OneHot", [ints(0, 3, -4, 7), np.array(3, np.int64), ints(0, 1)], {}, 11)
+    floats = np.array([0, 2], np.float32)
+    check("OneHot", [floats, np.array(3, np.int64), ints(5, 6)], {}, 11)
+    with pytest.raises(ValueError, match="depth 0"):
+        run_kernel("OneHot", [ints(0), np.array(0), ints(0, 1)])
+
+
+@pytest.mark.parametrize("opset", [9, 13])
+@pytest.mark.parametrize("dtype", [np.float32, np.bool_, np.int64])
+def test_non_zero(opset, dtype):
+    check("NonZero", [indices((3, 4), 0, 2).astype(dtype)], {}, opset)
+    check("NonZero", [np.zeros((2, 0), dtype)], {}, opset)
+    check("NonZero", [np.ones((2, 1, 2), dtype)], {}, opset)
+
+
+def test_non_zero_of_nan_and_a_scalar():
+    check("NonZero", [np.array([np.nan, 0, -0.0, np.inf], np.float32)], {}, 13)
+    (y,) = run_kernel("NonZero", [np.array(3.0, np.float32)])
+    assert y.shape == (0, 1)
+
+
+@pytest.mark.parametrize("opset", [9, 11])
+def test_compress(opset):
+    check("Compress", [X, np.array([True, False, True])], {"axis": 0}, opset)
+    check("Compress", [X, np.array([False, True, True])], {"axis": 1}, opset)
+    check("Compress", [X, np.array([False] * 7 + [True, True])], {}, opset)
+    check("Compress", [X, np.array([False, False])], {"axis": 0}, opset)
+
+
+def test_compress_refuses():
+    with pytest.raises(IndexError, match="position 3"):
+        run_kernel("Compress", [X, np.ones(4, bool)], {"axis": 1})
+
+
+@pytest.mark.parametrize(("batch_axis", "time_axis"), [(0, 1), (1, 0)])
+@pytest.mark.parametrize("rest", [(), (2,)])
+def test_reverse_sequence(batch_axis, time_axis, rest):
+    x = RNG.standard_normal((3, 4, *rest), dtype=np.float32)
+    lengths = ints(*range(1, x.shape[batch_axis] + 1))
+    lengths[-1] = x.shape[time_axis]
+    attributes = {"batch_axis": batch_axis, "time_axis": time_axis}
+    check("ReverseSequence", [x, lengths], attributes, 10)
+
+
+def test_reverse_sequence_refuses():
+    with pytest.raises(ValueError, match="0 to the 4"):
+        run_kernel("ReverseSequence", [X, ints(1, 5, 1)])
+    with pytest.raises(ValueError, match="must be 0 and 1"):
+        run_kernel("ReverseSequence", [X, ints(1, 1, 1)], {"batch_axis": 2})
+
+
+@pytest.mark.parametrize("upper", [0, 1])
+@pytest.mark.parametrize("k", [None, -2, 0, 1, 9])
+def test_trilu(upper, k):
+    inputs = [X] if k is None else [X, np.array(k, np.int64)]
+    check("Trilu", inputs, {"upper": upper}, 14)
+
+
+def test_trilu_drops_nan():
+    x = np.full((2, 2), np.nan, np.float32)
+    check("Trilu", [x], {}, 14)
+    check("Trilu", [np.ones((0, 3), np.int64)], {}, 14)
+    check("Trilu", [np.ones((2, 3), bool)], {}, 14)
+
+
+@pytest.mark.parametrize("k", [-3, -1, 0, 2])
+def test_eye_like(k):
+    x = np.ones((3, 4), np.float32)
+    check("EyeLike", [x], {"k": k}, 9)
+    check("EyeLike", [x], {"k": k, "dtype": 7}, 9)
+    check("EyeLike", [x], {"k": k, "dtype": 11}, 22)
+
+
+UNIQUES = [np.array([2, 1, 1, 3, 4, 3], np.float32), indices((3, 4), 0, 3)]
+
+
+@pytest.mark.parametrize("sorted_", [0, 1])
+@pytest.mark.parametrize("x", UNIQUES, ids=["vector", "matrix"])
+def test_unique(x, sorted_):
+    check("Unique", [x], {"sorted": sorted_}, 11, n_outputs=4)
+
+
+@pytest.mark.parametrize("sorted_", [0, 1])
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_unique_slices(sorted_, axis):
+    x = np.array([[1, 0, 0, 1], [1, 0, 0, 1], [2, 3, 3, 2]], np.float32)
+    check("Unique", [x], {"sorted": sorted_, "axis": axis}, 11, n_outputs=4)
+
+
+def test_unique_edges():
+    strings = np.array(["b", "a", "b"], dtype=object)
+    expected = [strings[:2], ints(0, 1), ints(0, 1, 0), ints(2, 1)]
+    check("Unique", [strings], {"sorted": 0}, 11, n_outputs=4, expected=expected)
+    check("Unique", [np.zeros(0, np.float32)], {}, 11, n_outputs=4)
+    check("Unique", [ints(3, 3)], {}, 11)
+
+
+@pytest.mark.parametrize("axis", [-1, 0, 1])
+@pytest.mark.parametrize("k", [1, 2, 3])
+@pytest.mark.parametrize("opset", [7, 10, 11, 24])
+def test_top_k(opset, axis, k):
+    attributes = {"axis": axis}
+    inputs = [X]
+    if opset < 10:
+        attributes["k"] = k
+    else:
+        inputs.append(ints(k))
+    check("TopK", inputs, attributes, opset, n_outputs=2)
+    if opset >= 11:
+        check("TopK", inputs, attributes | {"largest": 0}, opset, n_outputs=2)
+
+
+@pytest.mark.parametrize("largest", [0, 1])
+@pytest.mark.parametrize("length", [6, 200])
+@pytest.mark.parametrize("dtype", [np.float32, np.int64, np.uint8, np.float16])
+def test_top_k_prefers_the_lower_index(dtype, length, largest):
+    x = indices((3, length), 0, 4).astype(dtype)
+    check("TopK", [x, ints(5)], {"largest": largest}, 11, n_outputs=2, oracle=_sorted_top_k)
+
+
+def _sorted_top_k(op_type, inputs, attributes, *_):
+    x, k = inputs
+    sign = -1 if attributes["largest"] else 1
+    order = np.array(
+        [sorted(range(len(row)), key=lambda i: (sign * row[i], i))[: k[0]] for row in x.tolist()]
+    )
+    return [np.take_along_axis(x, order, -1), order]
+
+
+def test_top_k_of_infinities_and_nan():
+    x = np.array([[0, np.inf, -np.inf, 5], [np.inf, 3, np.inf, -1]], np.float32)
+    check("TopK", [x, ints(3)], {}, 11, n_outputs=2)
+    long = np.zeros((1, 64), np.float32)
+    long[0, 7], long[0, 9] = np.nan, 3
+    values, places = run_kernel("TopK", [long, ints(2)], {}, 11, n_outputs=2)
+    assert places.tolist() == [[7, 9]]
+    assert np.isnan(values[0, 0])
+
+
+def test_top_k_edges():
+    check("TopK", [X, ints(0)], {}, 11, n_outputs=2)
+    with pytest.raises(ValueError, match="k 6 is out of range"):
+        run_kernel("TopK", [X, ints(6)], {}, 11, n_outputs=2)
+
+
+def test_a_triangle_of_strings_is_filled_with_empty_ones():
+    x = np.array([["a", "b"], ["c", "d"]], object)
+    check("Trilu", [x], {}, 14, expected=[np.array([["a", "b"], ["", "d"]])])

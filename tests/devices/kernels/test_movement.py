@@ -1,0 +1,96 @@
+"""Operators that only move elements do so for every element type.
+
+Such an operator commutes with renaming: moving numbers and then looking each up in a table gives
+what moving the table's entries gives. The numbers' movement is checked elsewhere, operator by
+operator; here it stands for the truth.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.kernel_oracle import NARROW, compare, run_kernel
+
+SHAPE = (4, 3, 4)
+SIZE = 48
+
+TYPES = {
+    **{name: np.dtype(name) for name in ("bool", "uint16", "float16", "complex64", "object")},
+    **{
+        name: NARROW[name]
+        for name in (
+            "bfloat16",
+            "float8_e4m3fn",
+            "float8_e5m2fnuz",
+            "float4_e2m1fn",
+            "int4",
+            "uint2",
+        )
+        if name in NARROW
+    },
+}
+
+
+def ints(*values: Any) -> Any:
+    return np.array(values, dtype=np.int64)
+
+
+DATA = object()  # Stands for the tensor whose elements move.
+
+CASES: list[tuple[str, list[Any], dict[str, Any], int]] = [
+    ("Reshape", [DATA, ints(6, -1)], {}, 1),
+    ("Flatten", [DATA], {"axis": 2}, 1),
+    ("Transpose", [DATA], {"perm": (2, 0, 1)}, 1),
+    ("Squeeze", [DATA], {}, 1),
+    ("Unsqueeze", [DATA, ints(1)], {}, 1),
+    ("Expand", [DATA, ints(2, 1, 1, 1)], {}, 1),
+    ("Tile", [DATA, ints(1, 2, 1)], {}, 1),
+    ("Concat", [DATA, DATA], {"axis": 1}, 1),
+    ("Split", [DATA, ints(1, 3)], {"axis": -1}, 2),
+    ("Slice", [DATA, ints(3), ints(0), ints(2), ints(-2)], {}, 1),
+    ("Pad", [DATA, ints(1, 0, -1, 0, 1, 2)], {"mode": "edge"}, 1),
+    ("Pad", [DATA, ints(1, 0, 0, 0, 1, 2)], {"mode": "reflect"}, 1),
+    ("Gather", [DATA, ints(1, -1)], {"axis": 1}, 1),
+    ("GatherElements", [DATA, np.arange(24).reshape(2, 3, 4) % 4], {}, 1),
+    ("GatherND", [DATA, ints([3, 0], [1, 2])], {}, 1),
+    ("ScatterElements", [DATA, np.zeros(SHAPE, np.int64), DATA], {"axis": 2}, 1),
+    ("ScatterND", [DATA, ints([3], [2], [1], [0]), DATA], {}, 1),
+    ("TensorScatter", [DATA, DATA, ints(1, 2, 3, 0)], {"mode": "circular", "axis": 1}, 1),
+    ("Compress", [DATA, np.array([True, False, True])], {"axis": 1}, 1),
+    ("ReverseSequence", [DATA, ints(2, 1, 4)], {}, 1),
+    ("SplitToSequence", [DATA], {"keepdims": 0}, 1),
+    ("CenterCropPad", [DATA, ints(2, 2)], {"axes": (0, 2)}, 1),
+]
+
+
+@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case[0])
+def test_moves(case: tuple[str, list[Any], dict[str, Any], int], name: str) -> None:
+    op_type, inputs, attributes, n_outputs = case
+    table = (np.arange(SIZE) % (4 if "2" in name else 7)).astype(TYPES[name])
+    numbers = np.arange(SIZE).reshape(SHAPE)
+
+    def run(data: Any) -> list[Any]:
+        real = [data if value is DATA else value for value in inputs]
+        return run_kernel(op_type, real, attributes, n_outputs=n_outputs)
+
+    for got, moved in zip(run(table[numbers]), run(numbers), strict=True):
+        looked_up = [table[m] for m in moved] if isinstance(moved, list) else table[moved]
+        compare(got, looked_up, 0, 0, f"{op_type} of {name}")
+
+
+@pytest.mark.parametrize("name", [name for name in TYPES if name != "object"])
+def test_fills_with_zero(name: str) -> None:
+    x = np.ones((2, 2)).astype(TYPES[name])
+    zeroed = np.array([[1, 1], [0, 1]]).astype(TYPES[name])
+    compare(run_kernel("Trilu", [x])[0], zeroed, 0, 0, "Trilu")
+    padded = np.array([[0, 1, 1], [0, 1, 1]]).astype(TYPES[name])
+    compare(run_kernel("Pad", [x, ints(0, 1, 0, 0)])[0], padded, 0, 0, "Pad")
+    compare(run_kernel("CenterCropPad", [x, ints(2, 2)])[0], x, 0, 0, "CenterCropPad")
+    hot = np.array([[0, 1, 0]]).astype(TYPES[name])
+    values = np.array([0, 1]).astype(TYPES[name])
+    compare(run_kernel("OneHot", [ints(1), np.array(3), values])[0], hot, 0, 0, "OneHot")
+    assert run_kernel("NonZero", [zeroed])[0].tolist() == [[0, 0, 1], [0, 1, 1]]

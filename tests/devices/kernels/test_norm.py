@@ -1,0 +1,143 @@
+"""Normalisation kernels against ONNX Runtime, or ONNX's reference where it has no kernel."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.support.kernel_oracle import check, run_kernel, run_reference
+
+RNG = np.random.default_rng(4)
+
+
+def floats(*shape):
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def statistics(*shape):
+    """Return scale, bias, mean and (positive) variance."""
+    return [floats(*shape), floats(*shape), floats(*shape), abs(floats(*shape)) + 0.1]
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4, 5), (2, 3), (2, 3, 7), (1, 3, 2, 3, 4), (0, 3, 4, 4)])
+@pytest.mark.parametrize("opset", [7, 9, 14, 15])
+def test_batch_normalization(shape, opset):
+    check(
+        "BatchNormalization", [floats(*shape), *statistics(3)], {"epsilon": 1e-3}, opset, 1e-4, 1e-5
+    )
+
+
+def test_batch_normalization_7_per_element():
+    x = floats(2, 3, 4, 5)
+    check("BatchNormalization", [x, *statistics(3, 4, 5)], {"spatial": 0}, 7, 1e-4, 1e-5)
+
+
+def test_batch_normalization_in_training():
+    inputs = [floats(4, 3, 5, 5), *statistics(3)]
+    attributes = {"training_mode": 1, "momentum": 0.8}
+    ours = check("BatchNormalization", inputs, attributes, 15, 1e-4, 1e-5, n_outputs=3,
+                 oracle=run_reference)  # fmt: skip
+    older = run_kernel("BatchNormalization", inputs, {"momentum": 0.8}, 9, n_outputs=5)
+    for a, b in zip(ours, older[:3], strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+    np.testing.assert_allclose(older[3], inputs[0].mean(axis=(0, 2, 3)), rtol=1e-4, atol=1e-5)
+
+
+def test_batch_normalization_of_half_width_data_with_float_statistics():
+    x, (s, b, m, v) = floats(2, 3, 4), statistics(3)
+    wide = run_kernel(
+        "BatchNormalization", [x.astype(np.float16).astype(np.float32), s, b, m, v], {}
+    )
+    check("BatchNormalization", [x.astype(np.float16), s, b, m, v], {}, 15, 1e-3, 1e-3,
+          expected=[wide[0].astype(np.float16)])  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4, 5), (2, 3, 7), (1, 3, 2, 3, 4)])
+@pytest.mark.parametrize("opset", [7, 22])
+def test_instance_normalization(shape, opset):
+    check("InstanceNormalization", [floats(*shape), floats(3), floats(3)], {}, opset, 1e-4, 1e-4)
+
+
+@pytest.mark.parametrize("axis", [-1, 1, 2, 0, -2])
+def test_layer_normalization(axis):
+    x = floats(2, 3, 8)
+    shape = x.shape[axis:]
+    check("LayerNormalization", [x, floats(*shape), floats(*shape)], {"axis": axis}, 17, 1e-4, 1e-5,
+          n_outputs=3)  # fmt: skip
+    check("LayerNormalization", [x, floats(*shape)], {"axis": axis, "epsilon": 0.1}, 17, 1e-4, 1e-5)
+
+
+def test_layer_normalization_of_half_width_floats():
+    x, scale, bias = (floats(*s).astype(np.float16) for s in ((4, 16), (16,), (16,)))
+    check("LayerNormalization", [x, scale, bias], {}, 17, 5e-3, 5e-3, n_outputs=1)
+
+
+@pytest.mark.parametrize("axis", [-1, 1, -3])
+def test_rms_normalization(axis):
+    x = floats(2, 3, 8)
+    check("RMSNormalization", [x, floats(*x.shape[axis:])], {"axis": axis}, 23, 1e-4, 1e-5,
+          oracle=run_reference)  # fmt: skip
+
+
+@pytest.mark.parametrize(("opset", "parameters"), [(18, 2), (21, 6)])
+def test_group_normalization(opset, parameters):
+    inputs = [floats(2, 6, 4, 3), floats(parameters), floats(parameters)]
+    check("GroupNormalization", inputs, {"num_groups": 2}, opset, 1e-4, 1e-5)
+
+
+@pytest.mark.parametrize("size", [1, 3, 5, 11])
+@pytest.mark.parametrize("beta", [0.75, 0.5])
+@pytest.mark.parametrize("opset", [7, 13])
+def test_lrn(size, beta, opset):
+    attributes = {"size": size, "beta": beta, "alpha": 0.1, "bias": 2.0}
+    check("LRN", [floats(2, 7, 3, 3)], attributes, opset, 1e-4, 1e-6)
+
+
+def test_lrn_over_an_even_number_of_channels_sees_one_more_after_than_before():
+    x = floats(2, 7, 3, 3)
+    squares = np.stack([(x[:, max(0, c - 1) : c + 3] ** 2).sum(axis=1) for c in range(7)], axis=1)
+    expected = x / (1 + np.float32(0.1 / 4) * squares) ** 0.75
+    check("LRN", [x], {"size": 4, "alpha": 0.1}, 13, expected=[expected.astype(np.float32)])
+
+
+@pytest.mark.parametrize("p", [1, 2])
+@pytest.mark.parametrize("axis", [-1, 0, 1])
+@pytest.mark.parametrize("opset", [7, 22])
+def test_lp_normalization(p, axis, opset):
+    x = floats(3, 4, 5)
+    x[1, 2], x[:, 2, 3], x[0, :, 0] = 0, 0, 0
+    check("LpNormalization", [x], {"p": p, "axis": axis}, opset)
+
+
+@pytest.mark.parametrize("axes", [None, [0, 2], [-1]])
+@pytest.mark.parametrize("opset", [9, 13])
+def test_mean_variance_normalization(axes, opset):
+    attributes = {} if axes is None else {"axes": axes}
+    check("MeanVarianceNormalization", [floats(2, 3, 4, 5)], attributes, opset, 1e-3, 1e-4,
+          oracle=run_reference if opset == 13 else _expected_mvn)  # fmt: skip
+
+
+def _expected_mvn(op_type, inputs, attributes, *rest):
+    axes = tuple((attributes or {}).get("axes", (0, 2, 3)))
+    (x,) = inputs
+    return [(x - x.mean(axes, keepdims=True)) / (x.std(axes, keepdims=True) + np.float32(1e-9))]
+
+
+@pytest.mark.parametrize(
+    ("op_type", "inputs", "attributes", "message"),
+    [
+        ("BatchNormalization", [floats(2, 3, 4), *statistics(4)], {}, "shape"),
+        ("LayerNormalization", [floats(2, 3), floats(3)], {"axis": 2}, "axis 2"),
+        (
+            "GroupNormalization",
+            [floats(2, 6, 4), floats(6), floats(6)],
+            {"num_groups": 4},
+            "num_groups",
+        ),
+        ("LRN", [floats(1, 3, 2, 2)], {"size": 0}, "size"),
+        ("LpNormalization", [floats(2, 3)], {"axis": 5}, "axis 5"),
+    ],
+)
+def test_refuses(op_type, inputs, attributes, message):
+    with pytest.raises(ValueError, match=message):
+        run_kernel(op_type, inputs, attributes)

@@ -1,0 +1,164 @@
+"""Reductions, arg-reductions and running sums against ONNX Runtime, at each opset."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.kernel_oracle import NARROW, check, compare, opsets, run_kernel, run_reference
+
+RNG = np.random.default_rng(22)
+X = RNG.uniform(0.5, 3, (2, 3, 4)).astype(np.float32)
+REDUCTIONS = (
+    "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean",
+    "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare",
+)  # fmt: skip
+#: From this opset on, axes are an input.
+AXES_INPUT = dict.fromkeys(REDUCTIONS, 18) | {"ReduceSum": 13}
+VERSIONS = [(name, opset) for name in REDUCTIONS for opset in opsets(name)]
+
+
+def arguments(op_type: str, opset: int, x: Any, axes: Any) -> tuple[list[Any], dict[str, Any]]:
+    if axes is None:
+        return [x], {}
+    if opset >= AXES_INPUT[op_type]:
+        return [x, np.array(axes, np.int64)], {}
+    return [x], {"axes": axes}
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("keepdims", [0, 1])
+@pytest.mark.parametrize(
+    "axes", [None, [0], [1], [2], [-1], [0, 2], [1, 0], [2, 1], [-2, -1], [0, 1, 2]]
+)
+@pytest.mark.parametrize(("op_type", "opset"), VERSIONS)
+def test_reduction(op_type: str, opset: int, axes: list[int] | None, keepdims: int) -> None:
+    if axes and min(axes) < 0 and opset < 11:
+        axes = [axis % 3 for axis in axes]
+    inputs, attributes = arguments(op_type, opset, X, axes)
+    check(op_type, inputs, attributes | {"keepdims": keepdims}, opset)
+
+
+@pytest.mark.parametrize("op_type", REDUCTIONS)
+def test_scalar_and_integers(op_type: str) -> None:
+    check(op_type, [np.asarray(np.float32(2.5))], opset=13)
+    if op_type not in ("ReduceLogSum", "ReduceLogSumExp"):
+        x = np.array([[3, 14], [-7, 5], [-8, -5]], np.int32)
+        check(op_type, *arguments(op_type, 13, x, [1]), 13)
+        check(op_type, [x], {"keepdims": 0}, 13)
+
+
+@pytest.mark.parametrize("op_type", REDUCTIONS)
+def test_noop_with_empty_axes(op_type: str) -> None:
+    attributes = {"noop_with_empty_axes": 1}
+    for inputs in ([X], [X, np.zeros(0, np.int64)]):
+        check(op_type, inputs, attributes, 18, oracle=run_reference)
+    everything = run_kernel(op_type, [X, np.zeros(0, np.int64)], {"keepdims": 0}, 18)[0]
+    assert everything.shape == ()
+
+
+@pytest.mark.parametrize(
+    ("op_type", "wanted"),
+    [("ReduceL1", 0), ("ReduceL2", 0), ("ReduceLogSum", -np.inf), ("ReduceLogSumExp", -np.inf),
+     ("ReduceMax", -np.inf), ("ReduceMin", np.inf), ("ReduceMean", np.nan), ("ReduceProd", 1),
+     ("ReduceSum", 0), ("ReduceSumSquare", 0)],
+)  # fmt: skip
+def test_reduction_of_nothing(op_type: str, wanted: float) -> None:
+    x = np.zeros((2, 0, 4), np.float32)
+    inputs = [x, np.array([1], np.int64)]
+    check(op_type, inputs, opset=18, expected=[np.full((2, 1, 4), wanted, np.float32)])
+    # Nothing to reduce to, either.
+    inputs = [np.zeros((0, 3), np.float32), np.array([1], np.int64)]
+    check(op_type, inputs, {"keepdims": 0}, 18, expected=[np.zeros(0, np.float32)])
+
+
+def test_integer_extremes_of_nothing() -> None:
+    x = np.zeros((0,), np.int8)
+    check("ReduceMax", [x], {"keepdims": 0}, 18, expected=[np.int8(-128)])
+    check("ReduceMin", [x], {"keepdims": 0}, 18, expected=[np.int8(127)])
+    x = np.zeros((0,), bool)
+    check("ReduceMax", [x], {"keepdims": 0}, 20, expected=[np.bool_(False)])
+    check("ReduceMin", [x], {"keepdims": 0}, 20, expected=[np.bool_(True)])
+    with pytest.raises(ValueError, match="mean of no"):
+        run_kernel("ReduceMean", [np.zeros(0, np.int32)])
+
+
+@pytest.mark.parametrize("op_type", ["ReduceMax", "ReduceMin"])
+def test_boolean_extremes(op_type: str) -> None:
+    x = np.array([[True, False], [True, True]])
+    check(op_type, [x, np.array([1], np.int64)], opset=20)
+
+
+def test_log_sum_exp_neither_overflows_nor_makes_nan() -> None:
+    x = np.array([[1000, 1000], [-1000, -1000], [-np.inf, -np.inf], [np.inf, 0]], np.float32)
+    wanted = [1000 + np.log(2), -1000 + np.log(2), -np.inf, np.inf]
+    inputs = [x, np.array([1], np.int64)]
+    check("ReduceLogSumExp", inputs, {"keepdims": 0}, 18, expected=[np.array(wanted, np.float32)])
+
+
+@pytest.mark.parametrize("axes", [[3], [-4], [0, 0], [1, -2]])
+def test_bad_axes_are_refused(axes: list[int]) -> None:
+    with pytest.raises((ValueError, IndexError), match="rank 3"):
+        run_kernel("ReduceSum", [X, np.array(axes, np.int64)], opset=13)
+    with pytest.raises((ValueError, IndexError), match="rank 3"):
+        run_kernel("ReduceMean", [X], {"axes": axes}, 13)
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+@pytest.mark.parametrize("op_type", REDUCTIONS)
+def test_half_width_is_float32_rounded_once(op_type: str, name: str) -> None:
+    x = X.astype(NARROW.get(name, name))
+    wide = run_kernel(op_type, [x.astype(np.float32)])[0]
+    compare(run_kernel(op_type, [x])[0], wide.astype(x.dtype), 0, 0, op_type)
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+@pytest.mark.parametrize("op_type", ["ArgMax", "ArgMin"])
+def test_arg(op_type: str, axis: int) -> None:
+    x = RNG.integers(0, 3, (2, 5, 4)).astype(np.float32)
+    for opset in opsets(op_type):
+        where = axis if opset >= 11 else axis % 3
+        for attributes in ({}, {"axis": where}, {"axis": where, "keepdims": 0}):
+            check(op_type, [x], attributes, opset)
+        if opset >= 12:
+            check(op_type, [x], {"axis": where, "select_last_index": 1}, opset)
+    check(op_type, [np.array([3, 9, 1], np.int32)], opset=13)
+
+
+def test_arg_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="empty"):
+        run_kernel("ArgMax", [np.zeros((2, 0), np.float32)], {"axis": 1})
+    with pytest.raises(IndexError, match="rank 2"):
+        run_kernel("ArgMax", [np.zeros((2, 3), np.float32)], {"axis": 2})
+
+
+@pytest.mark.parametrize("reverse", [0, 1])
+@pytest.mark.parametrize("exclusive", [0, 1])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32, np.int64])
+def test_cumulative_sum(dtype: Any, exclusive: int, reverse: int) -> None:
+    x = RNG.integers(-5, 5, (2, 3, 4)).astype(dtype)
+    attributes = {"exclusive": exclusive, "reverse": reverse}
+    for axis in (0, 1, -1):
+        for opset in (11, 14):
+            check("CumSum", [x, np.array(axis, np.int64)], attributes, opset)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "wanted"),
+    [({}, [1, 2, 6]), ({"exclusive": 1}, [1, 1, 2]), ({"reverse": 1}, [6, 6, 3]),
+     ({"exclusive": 1, "reverse": 1}, [6, 3, 1])],
+)  # fmt: skip
+def test_cumulative_product(attributes: dict[str, int], wanted: list[int]) -> None:
+    for dtype in (np.float32, np.int32, np.uint64):
+        inputs = [np.array([1, 2, 3], dtype), np.array(0)]
+        check("CumProd", inputs, attributes, 26, expected=[np.array(wanted, dtype)])
+
+
+def test_cumulative_axis_is_checked() -> None:
+    with pytest.raises(IndexError, match="axis 3"):
+        run_kernel("CumSum", [X, np.array(3)])
+    with pytest.raises(ValueError, match="scalar"):
+        run_kernel("CumSum", [X, np.array([0, 1])])
+    check("CumSum", [np.zeros((0, 3), np.float32), np.array(0)], {"exclusive": 1}, 14)

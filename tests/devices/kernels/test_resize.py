@@ -1,0 +1,170 @@
+"""Resize and Upsample against ONNX Runtime at each opset where their meaning changed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.support.kernel_oracle import check, run_kernel, run_reference
+
+RNG = np.random.default_rng(6)
+NONE = np.zeros(0, np.float32)
+
+
+def floats(*shape):
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def scales(*values):
+    return np.array(values, np.float32)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+@pytest.mark.parametrize("factors", [(1, 1, 2, 3), (1, 1, 1.5, 2.6), (1, 1, 1, 1)])
+def test_upsample(mode, factors):
+    x = floats(2, 3, 4, 5)
+    check("Upsample", [x], {"mode": mode, "scales": list(map(float, factors))}, 7, 1e-5, 1e-5)
+    check("Upsample", [x, scales(*factors)], {"mode": mode}, 9, 1e-5, 1e-5)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+@pytest.mark.parametrize("factors", [(1, 1, 2, 3), (1, 1, 0.6, 0.5), (1, 1, 1.7, 0.8)])
+def test_resize_10(mode, factors):
+    check("Resize", [floats(1, 2, 7, 8), scales(*factors)], {"mode": mode}, 10, 1e-4, 1e-5)
+
+
+COORDINATES = ["half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric"]
+FACTORS = [(1, 1, 2, 2), (1, 1, 0.5, 0.25), (1, 1, 3, 0.5), (1, 1, 1.5, 0.75)]
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("opset", [11, 13, 18, 19])
+@pytest.mark.parametrize("coordinates", COORDINATES)
+@pytest.mark.parametrize("factors", FACTORS)
+@pytest.mark.parametrize("mode", ["linear", "cubic"])
+def test_interpolation_by_scales(opset, coordinates, factors, mode):
+    attributes = {"coordinate_transformation_mode": coordinates, "mode": mode}
+    check("Resize", [floats(1, 2, 8, 8), NONE, scales(*factors)], attributes, opset, 1e-3, 1e-4)
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("opset", [11, 18])
+@pytest.mark.parametrize("coordinates", COORDINATES)
+@pytest.mark.parametrize("nearest", ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"])
+@pytest.mark.parametrize("factors", FACTORS)
+def test_nearest(opset, coordinates, nearest, factors):
+    attributes = {"coordinate_transformation_mode": coordinates, "nearest_mode": nearest}
+    check("Resize", [floats(1, 2, 8, 8), NONE, scales(*factors)], attributes, opset)
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+@pytest.mark.parametrize("sizes", [(1, 2, 13, 5), (1, 2, 3, 17), (1, 2, 7, 9), (1, 2, 1, 1)])
+@pytest.mark.parametrize("coordinates", COORDINATES)
+def test_sizes(mode, sizes, coordinates):
+    attributes = {"coordinate_transformation_mode": coordinates, "mode": mode}
+    inputs = [floats(1, 2, 7, 9), NONE, None, np.array(sizes, np.int64)]
+    check("Resize", inputs, attributes, 13, 1e-3, 1e-4)
+
+
+@pytest.mark.parametrize("exclude", [0, 1])
+@pytest.mark.parametrize("a", [-0.5, -0.75])
+def test_cubic_coefficients_and_excluding_the_outside(exclude, a):
+    attributes = {"mode": "cubic", "exclude_outside": exclude, "cubic_coeff_a": a}
+    check("Resize", [floats(1, 1, 5, 6), NONE, scales(1, 1, 2, 1.5)], attributes, 13, 1e-3, 1e-4)
+
+
+@pytest.mark.parametrize("mode", ["linear", "cubic", "nearest"])
+def test_crop_and_resize(mode):
+    x, roi = floats(1, 1, 6, 7), scales(0, 0, 0.2, -0.1, 1, 1, 0.8, 1.2)
+    attributes = {
+        "mode": mode, "coordinate_transformation_mode": "tf_crop_and_resize",
+        "extrapolation_value": 9.5,
+    }  # fmt: skip
+    inputs = [x, roi, None, np.array([1, 1, 4, 5], np.int64)]
+    check("Resize", inputs, attributes, 13, 1e-3, 1e-4)
+
+
+@pytest.mark.parametrize("mode", ["linear", "cubic"])
+@pytest.mark.parametrize("factors", [(1, 1, 0.6, 0.4), (1, 1, 0.5, 2.0)])
+def test_antialias(mode, factors):
+    inputs = [floats(1, 1, 10, 9), NONE, scales(*factors)]
+    attributes = {"mode": mode, "antialias": 1}
+    check("Resize", inputs, attributes, 18, 1e-3, 1e-4, oracle=run_reference)
+
+
+@pytest.mark.parametrize("policy", ["stretch", "not_larger", "not_smaller"])
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+def test_keep_aspect_ratio(policy, mode):
+    attributes = {"keep_aspect_ratio_policy": policy, "axes": [2, 3], "mode": mode}
+    x, sizes = floats(1, 2, 4, 6), np.array([7, 8], np.int64)
+    ours = check("Resize", [x, None, None, sizes], attributes, 18, 1e-4, 1e-5, oracle=run_reference)
+    # Axes may count from the end, in any order.
+    backwards = attributes | {"axes": [-1, -2]}
+    check("Resize", [x, None, None, sizes[::-1]], backwards, 18, expected=ours)
+
+
+def test_half_pixel_symmetric():
+    attributes = {"mode": "linear", "coordinate_transformation_mode": "half_pixel_symmetric"}
+    inputs = [floats(1, 1, 1, 7), None, scales(1, 1, 1, 1.3)]
+    check("Resize", inputs, attributes, 19, 1e-4, 1e-5, oracle=run_reference)
+
+
+def test_a_scale_of_a_third_hits_whole_pixels():
+    x = np.arange(27, dtype=np.float32).reshape(1, 1, 1, 27)
+    attributes = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    expected = x[..., ::3]
+    check("Resize", [x, NONE, scales(1, 1, 1, 1 / 3)], attributes, 13, expected=[expected])
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.float64, np.float16])
+def test_nearest_of_other_types_copies(dtype):
+    x = np.arange(12).reshape(1, 1, 3, 4).astype(dtype)
+    expected = x.repeat(2, axis=2).repeat(2, axis=3)
+    check("Resize", [x, NONE, scales(1, 1, 2, 2)], {}, 13, expected=[expected])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "attributes", "message"),
+    [
+        ([NONE, NONE], {}, "exactly one"),
+        ([NONE, scales(1, 1, 2, 2), np.array([1, 1, 4, 4])], {}, "exactly one"),
+        ([NONE, scales(1, 2, 2)], {}, "entries"),
+        ([NONE, scales(1, 1, 0, 2)], {}, "positive"),
+        ([NONE, scales(2)], {"axes": [7]}, "axis 7"),
+        (
+            [NONE, scales(1, 1, 2, 2)],
+            {"coordinate_transformation_mode": "tf_crop_and_resize"},
+            "roi",
+        ),
+    ],
+)
+def test_refuses(inputs, attributes, message):
+    with pytest.raises(ValueError, match=message):
+        run_kernel("Resize", [floats(1, 1, 2, 2), *inputs], attributes, 19)
+
+
+def test_upsample_refuses_to_shrink():
+    with pytest.raises(ValueError, match="at least 1"):
+        run_kernel("Upsample", [floats(1, 1, 2, 2), scales(1, 1, 0.5, 1)], {}, 9)
+
+
+@pytest.mark.parametrize("antialias", [0, 1])
+@pytest.mark.parametrize("mode", ["linear", "cubic"])
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int32])
+def test_interpolated_integers_are_rounded_and_stay_in_range(mode, antialias, dtype):
+    limits = np.iinfo(np.int8 if dtype is np.int32 else dtype)
+    x = RNG.choice([limits.min, limits.max], (1, 1, 6, 7)).astype(dtype)
+    inputs, attributes = [NONE, scales(1, 1, 1.5, 0.7)], {"mode": mode, "antialias": antialias}
+    (exact,) = run_reference("Resize", [x.astype(np.float64), *inputs], attributes, 19)
+    (got,) = run_kernel("Resize", [x, *inputs], attributes, 19)
+    if dtype is not np.int32:
+        exact = np.clip(exact, limits.min, limits.max)
+    assert got.dtype == dtype
+    assert np.abs(got - exact).max() < 0.501
+
+
+def test_crop_by_scales_has_the_inferred_size():
+    x, roi = floats(1, 1, 4, 4), scales(0, 0, 0.25, 0.25, 1, 1, 0.75, 0.75)
+    attributes = {"coordinate_transformation_mode": "tf_crop_and_resize", "mode": "linear"}
+    check("Resize", [x, roi, scales(1, 1, 2, 2)], attributes, 13, 1e-4, 1e-5)

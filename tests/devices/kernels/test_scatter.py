@@ -1,0 +1,115 @@
+"""Operators that write by index, against ONNX Runtime at each semantic version."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.support.kernel_oracle import NARROW, check, run_kernel, run_reference
+
+RNG = np.random.default_rng(14)
+X = RNG.standard_normal((4, 3, 5), dtype=np.float32)
+
+
+def ints(*values):
+    return np.array(values, dtype=np.int64)
+
+
+def distinct(shape, axis, size):
+    """Return indices that repeat nowhere along the axis."""
+    return np.argsort(RNG.random((*shape[:axis], size, *shape[axis + 1 :])), axis)[
+        (slice(None),) * axis + (slice(shape[axis]),)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("op_type", "opset"),
+    [("Scatter", 9), ("ScatterElements", 11), ("ScatterElements", 13), ("ScatterElements", 18)],
+)
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_scatter_elements(op_type, opset, axis):
+    places = distinct((2, 2, 2), axis, X.shape[axis])
+    updates = RNG.standard_normal((2, 2, 2), dtype=np.float32)
+    check(op_type, [X, places, updates], {"axis": axis}, opset)
+    if opset > 9:
+        check(op_type, [X, places - X.shape[axis], updates], {"axis": axis - 3}, opset)
+
+
+REDUCTIONS = [(16, "add"), (16, "mul"), (18, "add"), (18, "mul"), (18, "max"), (18, "min")]
+
+
+@pytest.mark.parametrize(("opset", "reduction"), REDUCTIONS)
+@pytest.mark.parametrize("dtype", [np.float32, np.int64])
+def test_scatter_reduces_repeated_indices(opset, reduction, dtype):
+    data = (10 * X).astype(dtype)
+    places = RNG.integers(-3, 3, (4, 9, 5))
+    updates = (10 * RNG.standard_normal((4, 9, 5))).astype(dtype)
+    attributes = {"axis": 1, "reduction": reduction}
+    check("ScatterElements", [data, places, updates], attributes, opset, rtol=1e-4)
+    tuples = RNG.integers(-3, 3, (6, 2))
+    updates = (10 * RNG.standard_normal((6, 5))).astype(dtype)
+    check("ScatterND", [data, tuples, updates], {"reduction": reduction}, opset, rtol=1e-4)
+
+
+@pytest.mark.parametrize("opset", [11, 13, 16, 18])
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_scatter_nd(opset, depth):
+    places = np.array([[1, 2, 0], [3, 0, 4], [0, -1, -2]])[:, :depth]
+    updates = RNG.standard_normal((3, *X.shape[depth:]), dtype=np.float32)
+    check("ScatterND", [X, places, updates], {}, opset)
+
+
+def test_scatters_leave_their_input_and_copy():
+    (y,) = run_kernel("ScatterND", [X, np.zeros((0, 1), np.int64), X[:0]])
+    assert np.array_equal(y, X)
+    strings = np.array(["a", "b"], dtype=object)
+    (y,) = run_kernel("ScatterElements", [strings, ints(1), np.array(["z"], dtype=object)])
+    assert y.tolist() == ["a", "z"]
+    assert strings.tolist() == ["a", "b"]
+
+
+def test_scatter_adds_half_floats_with_one_rounding():
+    for dtype in (np.dtype(np.float16), NARROW["bfloat16"]):
+        data = np.zeros(1, dtype)
+        updates = np.full(4096, 1, dtype)
+        (y,) = run_kernel(
+            "ScatterElements",
+            [data, np.zeros(4096, np.int64), updates],
+            {"reduction": "add"},
+        )
+        assert y.dtype == dtype
+        assert float(y[0]) == 4096
+
+
+def test_scatters_refuse():
+    one = np.ones((1, 1), np.float32)
+    data = np.ones((3, 3), np.float32)
+    with pytest.raises(IndexError, match="index 3 is out of range for a dimension of 3"):
+        run_kernel("ScatterElements", [data, ints(3)[None], one])
+    with pytest.raises(IndexError, match="index -4 is out of range for a dimension of 3"):
+        run_kernel("ScatterND", [data, ints(0, -4), np.float32(1)])
+    with pytest.raises(ValueError, match="differ in shape"):
+        run_kernel("ScatterElements", [data, ints(0, 1)[None], one])
+    with pytest.raises(ValueError, match="updates of shape"):
+        run_kernel("ScatterND", [data, ints(0)[None], one])
+    with pytest.raises(TypeError, match="differ"):
+        run_kernel("ScatterElements", [data, ints(0)[None], one.astype(np.float64)])
+
+
+@pytest.mark.parametrize("mode", ["linear", "circular"])
+@pytest.mark.parametrize(("shape", "axis"), [((3, 2, 6, 4), -2), ((3, 6, 4), 1), ((3, 6), -1)])
+def test_tensor_scatter(mode, shape, axis):
+    cache = RNG.standard_normal(shape, dtype=np.float32)
+    update = np.take(cache, [0, 1], axis=axis) + 100
+    starts = ints(0, 3, 4) if mode == "linear" else ints(5, 11, 0)
+    attributes = {"mode": mode, "axis": axis}
+    check("TensorScatter", [cache, update, starts], attributes, 24, oracle=run_reference)
+    check("TensorScatter", [cache, update], attributes, 24, oracle=run_reference)
+
+
+def test_tensor_scatter_refuses():
+    cache = np.zeros((2, 4, 3), np.float32)
+    with pytest.raises(IndexError, match="exceed the 4 cached"):
+        run_kernel("TensorScatter", [cache, cache[:, :2], ints(0, 3)])
+    with pytest.raises(ValueError, match="does not fit"):
+        run_kernel("TensorScatter", [cache, np.zeros((2, 5, 3), np.float32)])

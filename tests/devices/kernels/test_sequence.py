@@ -1,0 +1,102 @@
+"""Sequences and optionals, against ONNX Runtime and ONNX's evaluator."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.support.kernel_oracle import check, run_kernel, run_reference
+
+X = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+THREE = [X, X[:, :1], X[:, :0]]
+
+
+def scalar(value):
+    return np.array(value, dtype=np.int64)
+
+
+def test_sequences_are_made_and_counted():
+    assert run_kernel("SequenceEmpty", [], {"dtype": 7}) == [[]]
+    (made,) = run_kernel("SequenceConstruct", [X, X[0]])
+    assert [t.shape for t in made] == [(2, 3, 4), (3, 4)]
+    check("SequenceLength", [THREE], {}, 11)
+    with pytest.raises(TypeError, match="differ"):
+        run_kernel("SequenceConstruct", [X, X.astype(np.int64)])
+
+
+@pytest.mark.parametrize("position", [0, 2, -1, -3])
+def test_sequence_at(position):
+    check("SequenceAt", [THREE, scalar(position)], {}, 11)
+
+
+@pytest.mark.parametrize("position", [None, 0, 1, 3, -1, -3])
+def test_sequence_insert(position):
+    inputs = [THREE, X[:1]] + ([] if position is None else [scalar(position)])
+    check("SequenceInsert", inputs, {}, 11)
+
+
+@pytest.mark.parametrize("position", [None, 0, 2, -1, -3])
+def test_sequence_erase(position):
+    inputs = [THREE] + ([] if position is None else [scalar(position)])
+    check("SequenceErase", inputs, {}, 11)
+
+
+@pytest.mark.parametrize(
+    ("op_type", "inputs"),
+    [
+        ("SequenceAt", [THREE, scalar(3)]),
+        ("SequenceAt", [THREE, scalar(-4)]),
+        ("SequenceInsert", [THREE, X, scalar(4)]),
+        ("SequenceErase", [[]]),
+    ],
+)
+def test_positions_out_of_range(op_type, inputs):
+    with pytest.raises(IndexError, match="out of range for a sequence of"):
+        run_kernel(op_type, inputs)
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+@pytest.mark.parametrize("keepdims", [0, 1])
+def test_split_into_ones(axis, keepdims):
+    check("SplitToSequence", [X], {"axis": axis, "keepdims": keepdims}, 11)
+
+
+@pytest.mark.parametrize("split", [scalar(2), scalar(3), scalar(9), np.array([1, 0, 3])], ids=str)
+def test_split_to_sequence(split):
+    parts = check("SplitToSequence", [X, split], {"axis": 2}, 11)
+    # Sizes given, the attribute that drops the axis says nothing.
+    attributes = {"axis": 2, "keepdims": 0}
+    check("SplitToSequence", [X, split], attributes, 11, expected=parts)
+
+
+def test_split_to_sequence_refuses():
+    with pytest.raises(ValueError, match="add up"):
+        run_kernel("SplitToSequence", [X, np.array([1, 1])], {"axis": 2})
+    with pytest.raises(ValueError, match="never end"):
+        run_kernel("SplitToSequence", [X, scalar(0)])
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+@pytest.mark.parametrize("new_axis", [0, 1])
+def test_concat_from_sequence(axis, new_axis):
+    check("ConcatFromSequence", [[X, X + 1]], {"axis": axis, "new_axis": new_axis}, 11)
+
+
+def test_concat_from_nothing():
+    with pytest.raises(ValueError, match="nothing to join"):
+        run_kernel("ConcatFromSequence", [[]], {"axis": 0})
+
+
+@pytest.mark.parametrize("opset", [15, 18, 28])
+def test_optionals(opset):
+    assert run_kernel("Optional", [], {"type": object()}, opset) == [None]
+    (held,) = run_kernel("Optional", [X], {}, opset)
+    check("OptionalHasElement", [held], {}, opset, expected=[np.array(True)])
+    check("OptionalHasElement", [None], {}, opset, expected=[np.array(False)])
+    check("OptionalGetElement", [held], {}, opset, expected=[X])
+    with pytest.raises(ValueError, match="empty"):
+        run_kernel("OptionalGetElement", [None], {}, opset)
+
+
+def test_no_input_is_no_element():
+    check("OptionalHasElement", [], {}, 18, oracle=run_reference)

@@ -1,0 +1,45 @@
+"""Softmax, LogSoftmax and Hardmax against ONNX Runtime: two semantics, before and since 13."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.support.kernel_oracle import NARROW, cases, check, compare, run_kernel, run_reference
+
+RNG = np.random.default_rng(23)
+X = RNG.normal(size=(2, 3, 4)).astype(np.float32)
+VERSIONS = cases("Softmax", "LogSoftmax", "Hardmax")
+
+
+@pytest.mark.parametrize("axis", [None, 0, 1, 2, -1, -2])
+@pytest.mark.parametrize(("op_type", "opset"), VERSIONS)
+def test_along_an_axis(op_type: str, opset: int, axis: int | None) -> None:
+    if axis is not None and axis < 0 and opset < 11:
+        axis %= 3
+    check(op_type, [X], {} if axis is None else {"axis": axis}, opset)
+    # With ties, and far enough apart that an unshifted exponential would overflow.
+    x = np.array([[[1000, 0], [1000, -1000]], [[3, 3], [3, 3]], [[0, 1], [2, 3]]], np.float32)
+    check(op_type, [x], {} if axis is None else {"axis": axis}, opset)
+
+
+@pytest.mark.parametrize(("op_type", "opset"), VERSIONS)
+def test_of_nothing(op_type: str, opset: int) -> None:
+    for shape in ((0, 3), (2, 0)):
+        x = np.zeros(shape, np.float32)
+        check(op_type, [x], opset=opset, expected=[x])
+
+
+@pytest.mark.parametrize(("op_type", "opset"), VERSIONS)
+def test_axis_out_of_range_is_refused(op_type: str, opset: int) -> None:
+    with pytest.raises(IndexError, match="axis 3 is out of range for rank 3"):
+        run_kernel(op_type, [X], {"axis": 3}, opset)
+
+
+@pytest.mark.parametrize("op_type", ["Softmax", "LogSoftmax", "Hardmax"])
+def test_double_and_half(op_type: str) -> None:
+    check(op_type, [X.astype(np.float64)], opset=13, rtol=1e-12, oracle=run_reference)
+    for dtype in (np.dtype(np.float16), NARROW["bfloat16"]):
+        x = X.astype(dtype)
+        wide = run_kernel(op_type, [x.astype(np.float32)])[0]
+        compare(run_kernel(op_type, [x])[0], wide.astype(dtype), 0, 0, op_type)

@@ -1,0 +1,116 @@
+"""Kernels take every element type that the schema allows, and give the type that it says.
+
+Each operator runs on a case of ONNX's suite, whose numbers are converted to each type; what floats
+give is compared with what float64 gives.
+"""
+
+from __future__ import annotations
+
+import zlib
+from functools import cache
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from onnx.defs import OpSchema
+
+from devices.conformance.onnx_suite import Case, backend_cases
+from devices.kernels import KERNELS
+from devices.model.attributes import attribute_value
+from tests.support.kernel_oracle import run_kernel
+
+
+def dtype(type_name: str) -> Any:
+    """Return the element type of ``tensor(...)``."""
+    return helper.tensor_dtype_to_np_dtype(TensorProto.DataType.Value(type_name[7:-1].upper()))
+
+
+BFLOAT16 = dtype("tensor(bfloat16)")
+
+#: Relative and absolute tolerance of a result in this type.
+TOLERANCES = {"float16": 2e-2, "bfloat16": 1e-1, "float": 1e-3}
+
+#: Operators whose results say nothing of another type's.
+LEFT_OUT = {
+    "Bernoulli": "random", "Multinomial": "random", "RandomNormalLike": "random",
+    "RandomUniformLike": "random", "Dropout": "random when it trains",
+    "BitCast": "wants types of equal width", "Cast": "the result's type is an attribute",
+    "CastLike": "the result's type is the second input's",
+    "QuantizeLinear": "the types of quantised and real numbers depend on each other",
+    "DequantizeLinear": "the types of quantised and real numbers depend on each other",
+    "DynamicQuantizeLinear": "a step of the quantised scale is not a float's tolerance",
+    "SequenceMap": "has a body",
+}  # fmt: skip
+
+
+@cache
+def samples() -> dict[str, Case]:
+    """Return one case of a single node for each operator that reads floats, a seeded choice."""
+    found: dict[str, list[Case]] = {}
+    for case in backend_cases():
+        if case.kind == "node" and case.case.model is not None:
+            nodes = case.case.model.graph.node
+            if len(nodes) == 1 and not any(a.HasField("g") for a in nodes[0].attribute):
+                found.setdefault(nodes[0].op_type, []).append(case)
+    chosen = {}
+    for op_type, cases in found.items():
+        domain = cases[0].model().graph.node[0].domain
+        real = [c for c in cases if any(is_float(x) for x in c.data_sets(c.model())[0][0])]
+        if real and op_type not in LEFT_OUT and KERNELS.versions(domain, op_type):
+            chosen[op_type] = real[zlib.crc32(op_type.encode()) % len(real)]
+    return chosen
+
+
+def is_float(x: Any) -> bool:
+    return isinstance(x, np.ndarray) and x.dtype == np.float32
+
+
+def test_nearly_every_kernel_has_a_case() -> None:
+    assert len(samples()) > 120
+
+
+@pytest.mark.parametrize("op_type", sorted(samples()))
+def test_types(op_type: str) -> None:
+    case = samples()[op_type]
+    model = case.model()
+    (node,) = model.graph.node
+    (opset,) = (e.version for e in model.opset_import if e.domain == node.domain)
+    schema = onnx.defs.get_schema(op_type, opset, node.domain)
+    given = iter(case.data_sets(model)[0][0])
+    inputs = [next(given) if name else None for name in node.input]
+    attributes = {a.name: attribute_value(a) for a in node.attribute}
+    formals = [schema.inputs[min(i, len(schema.inputs) - 1)] for i in range(len(inputs))]
+    real = {f.type_str for f, x in zip(formals, inputs, strict=True) if is_float(x)}
+
+    def run(name: str) -> list[Any]:
+        changed = [
+            x.astype(BFLOAT16).astype(dtype(name))  # numbers that every type holds
+            if is_float(x) and name in types_of(schema, f.type_str)
+            else x
+            for f, x in zip(formals, inputs, strict=True)
+        ]
+        return run_kernel(op_type, changed, attributes, opset, node.domain, len(node.output))
+
+    names = {name for type_str in real for name in types_of(schema, type_str)}
+    exact = run("tensor(double)") if "tensor(double)" in names else run("tensor(float)")
+    for name in ("float16", "bfloat16", "float"):
+        if f"tensor({name})" not in names:
+            continue
+        results = zip(run(f"tensor({name})"), exact, schema.outputs, strict=False)
+        for got, wanted, formal in results:
+            if formal.type_str in real and isinstance(got, np.ndarray):
+                assert got.dtype == dtype(f"tensor({name})"), (name, formal.name)
+            if isinstance(got, np.ndarray) and got.dtype.kind in "fV":
+                with np.errstate(over="ignore"):
+                    rounded = wanted.astype(got.dtype).astype(np.float64)
+                np.testing.assert_allclose(
+                    got.astype(np.float64), rounded,
+                    rtol=TOLERANCES[name], atol=TOLERANCES[name], err_msg=f"{name} {formal.name}",
+                )  # fmt: skip
+
+
+def types_of(schema: OpSchema, type_str: str) -> list[str]:
+    found = [c.allowed_type_strs for c in schema.type_constraints if c.type_param_str == type_str]
+    return list(found[0]) if found else [type_str]

@@ -1,0 +1,116 @@
+"""Functions of a model that are put in place of their calls, and those that are not."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from devices.interpreter import block
+from devices.model.reader import read_model
+from devices.transforms import transform
+from devices.transforms.inline_functions import inline_functions
+from tests.support.small_models import make_model, run_cpu, run_reference
+from tests.support.transformed import check, floats, node, operators
+
+
+def scaled_tanh(opset: int) -> list[onnx.FunctionProto]:
+    """Return ``0.5 * factor * tanh(a + shift)``, with a call inside, and absent shift allowed."""
+    inner = helper.make_function(
+        "own", "Half", ["v"], ["w"],
+        [helper.make_node("Constant", [], ["h"], value_float=0.5),
+         helper.make_node("Mul", ["v", "h"], ["w"])], [helper.make_opsetid("", opset)],
+    )  # fmt: skip
+    factor = helper.make_node("Constant", [], ["f"])
+    factor.attribute.add(name="value_float", ref_attr_name="factor", type=1)
+    outer = helper.make_function(
+        "own", "ScaledTanh", ["a", "low"], ["y"],
+        [factor, helper.make_node("Clip", ["a", "low"], ["c"]),
+         helper.make_node("Tanh", ["c"], ["t"]), helper.make_node("Mul", ["t", "f"], ["g"]),
+         helper.make_node("Half", ["g"], ["y"], domain="own")],
+        [helper.make_opsetid("", opset), helper.make_opsetid("own", 1)], ["factor"],
+    )  # fmt: skip
+    return [inner, outer]
+
+
+@pytest.mark.parametrize(("opset", "inlined"), [(17, True), (16, False)])
+def test_functions_are_inlined_where_their_opsets_are_the_models(opset: int, inlined: bool) -> None:
+    x = floats(1, 4, 6, 6) - 1
+    nodes = [
+        helper.make_node("ScaledTanh", ["x"], ["h"], name="one", domain="own", factor=3.0),
+        helper.make_node("ScaledTanh", ["h", "zero"], ["y"], name="two", domain="own", factor=2.0),
+    ]
+    model = make_model(
+        nodes, {"x": x}, ["h", "y"], {"zero": np.float32(0)},
+        functions=scaled_tanh(opset), domains={"own": 1},
+    )  # fmt: skip
+    h, y = run_cpu(model, {"x": x})
+    np.testing.assert_allclose(h, 1.5 * np.tanh(x), rtol=1e-5)
+    np.testing.assert_allclose(y, np.tanh(np.maximum(h, 0)), rtol=1e-5)
+    ran = transform(read_model(model)).nodes
+    assert ("ScaledTanh" not in [n.op_type for n in ran]) == inlined
+    assert {name for n in ran for name in n.covers} == {"one", "two"}
+    assert len({n.name for n in ran}) == len(ran)
+
+
+def test_values_of_an_inlined_function_take_no_name_of_the_graph() -> None:
+    x = floats(2, 3)
+    body = [node("Exp", "a", "t"), node("Neg", "t", "o")]
+    function = helper.make_function("own", "F", ["a"], ["o"], body, [helper.make_opsetid("", 17)])
+    nodes = [
+        node("Abs", "x", "call/t"),
+        helper.make_node("F", ["x"], ["y"], "call", domain="own"),
+        node("Identity", "call/t", "z"),
+    ]
+    model = make_model(nodes, {"x": x}, ["y", "z"], functions=[function], domains={"own": 1})
+    assert "F" not in operators(model)
+    y, z = run_cpu(model, {"x": x})
+    np.testing.assert_allclose(y, -np.exp(x), rtol=1e-6)
+    np.testing.assert_array_equal(z, x)
+
+
+def test_a_function_of_one_node_is_inlined() -> None:
+    x = floats(2, 3)
+    function = helper.make_function(
+        "own", "F", ["a"], ["o"], [node("Exp", "a", "o")], [helper.make_opsetid("", 17)]
+    )
+    nodes = [helper.make_node("F", ["x"], ["y"], "call", domain="own")]
+    model = make_model(nodes, {"x": x}, ["y"], functions=[function], domains={"own": 1})
+    assert operators(model) == ["Exp"]
+    check(model, {"x": x})
+
+
+def test_a_function_that_gives_out_a_value_twice_runs() -> None:
+    x = floats(2, 3)
+    function = helper.make_function(
+        "own", "F", ["a"], ["o", "o"], [node("Exp", "a", "o")], [helper.make_opsetid("", 17)]
+    )
+    nodes = [helper.make_node("F", ["x"], ["y", "z"], "call", domain="own")]
+    model = make_model(nodes, {"x": x}, ["y", "z"], functions=[function], domains={"own": 1})
+    check(model, {"x": x}, run_reference)
+
+
+def test_functions_that_call_one_another_twice_are_built_once_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x, opsets = floats(2, 3), [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
+    bodies = [[node("Neg", "a", "o")]]
+    for i in range(12):
+        bodies.append(
+            [helper.make_node(f"F{i}", [a], [o], domain="own") for a, o in (("a", "t"), ("t", "o"))]
+        )
+    functions = [
+        helper.make_function("own", f"F{i}", ["a"], ["o"], body, opsets)
+        for i, body in enumerate(bodies)
+    ]
+    call = helper.make_node("F12", ["x"], ["y"], domain="own")
+    model = make_model([call], {"x": x}, ["y"], functions=functions, domains={"own": 1})
+    built = []
+    build = block.build_block
+    monkeypatch.setattr(block, "build_block", lambda *a, **k: built.append(1) or build(*a, **k))
+    monkeypatch.setattr(sys.modules[inline_functions.__module__], "_MOST_NODES", 10)
+    np.testing.assert_array_equal(run_cpu(model, {"x": x})[0], x)
+    assert len(built) <= len(functions)

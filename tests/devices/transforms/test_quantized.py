@@ -1,0 +1,315 @@
+"""Quantised models compute in floats: what the passes make of them gives what integers give."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from onnx import ModelProto, NodeProto, helper
+
+from devices.cpu import fast, integers
+from devices.cpu.plugin import CPUPlugin
+from devices.kernels.quantize import exact_terms
+from devices.model.reader import read_model
+from devices.transforms import quantized_products
+from tests.support.small_models import compile_cpu, make_model
+
+RNG = np.random.default_rng(0)
+
+
+@pytest.fixture(autouse=True)
+def _without_integers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let products of integers be floats', as where numba is not installed."""
+    monkeypatch.setattr(quantized_products, "fast_integers", lambda: None)
+
+
+def bytes_of(dtype: type, *shape: int) -> np.ndarray:
+    ends = np.iinfo(dtype)
+    return RNG.integers(ends.min, ends.max, shape, dtype, endpoint=True)
+
+
+def plain(model: ModelProto, feeds: dict[str, Any]) -> list[np.ndarray]:
+    """Run the model on ONNX Runtime as it is written."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    return list(session.run(None, feeds))
+
+
+def run_cpu(model: ModelProto, feeds: dict[str, Any]) -> list[np.ndarray]:
+    """Run the model on the CPU device, whose second run is bound to the arrays' shapes."""
+    compiled, inputs = compile_cpu(model), list(feeds.values())
+    unbound, *bound = (compiled.run(inputs) for _ in range(3))
+    for again in bound:
+        for first, later in zip(unbound, again, strict=True):
+            np.testing.assert_array_equal(first, later)
+    return list(unbound)
+
+
+def kinds(model: ModelProto) -> list[str]:
+    plugin = CPUPlugin()
+    transformed = plugin.transform_model(read_model(model), plugin.effective_config())
+    return [node.op_type for node in transformed.nodes]
+
+
+def test_a_numba_that_cannot_be_imported_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(integers, "integers_name", lambda: "numba 0")
+    monkeypatch.delattr(fast, "vnni", raising=False)
+    monkeypatch.setitem(sys.modules, "devices.cpu.fast.vnni", None)
+    assert integers.fast_integers.__wrapped__() is None
+
+
+def test_a_numba_without_what_it_needs_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(integers, "version", lambda name: "0")
+    monkeypatch.setitem(sys.modules, "llvmlite.binding", None)
+    assert integers.integers_name.__wrapped__() == ""
+
+
+def pair(x: str, y: str, zero: str = "zero") -> list[NodeProto]:
+    return [
+        helper.make_node("QuantizeLinear", [x, "scale", zero], [f"{y}_q"]),
+        helper.make_node("DequantizeLinear", [f"{y}_q", "scale", zero], [y]),
+    ]
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int16])
+@pytest.mark.parametrize("zero", [0, 3])
+def test_quantisation_and_its_inverse_round_to_the_same_values(dtype: type, zero: int) -> None:
+    x = (RNG.standard_normal((3, 40)) * 9).astype(np.float32)
+    x[0, :4] = [0.25, 0.75, -0.25, 1e9]
+    constants = {"scale": np.float32(0.5), "zero": dtype(zero)}
+    model = make_model(pair("x", "y"), {"x": x}, ["y"], constants, opset=21)
+    assert kinds(model) == ["FakeQuantize"]
+    assert np.array_equal(run_cpu(model, {"x": x})[0], plain(model, {"x": x})[0])
+
+
+@pytest.mark.parametrize(
+    ("change", "kept"),
+    [
+        ({"scale": np.array([0.5, 0.25, 1], np.float32), "zero": np.zeros(3, np.uint8)}, "axis"),
+        ({"other": np.uint8(4)}, "another zero point"),
+        ({}, "integers are an output"),
+    ],
+)
+def test_other_quantisations_stay(change: dict[str, Any], kept: str) -> None:
+    nodes = pair("x", "y")
+    if "other" in change:
+        nodes[1].input[2] = "other"
+    if kept == "axis":
+        for node in nodes:
+            node.attribute.append(helper.make_attribute("axis", 0))
+    x = RNG.standard_normal((3, 5)).astype(np.float32)
+    constants = {"scale": np.float32(0.5), "zero": np.uint8(9)} | change
+    model = make_model(nodes, {"x": x}, ["y"] if change else ["y", "y_q"], constants)
+    assert "FakeQuantize" not in kinds(model)
+    for ours, theirs in zip(run_cpu(model, {"x": x}), plain(model, {"x": x}), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+
+
+def test_what_lies_on_a_grid_is_not_rounded_to_it_again() -> None:
+    nodes = [
+        *pair("x", "a"),
+        helper.make_node("Transpose", ["a"], ["t"], perm=[0, 1, 3, 2]),
+        *pair("t", "b"),
+        helper.make_node("MaxPool", ["b"], ["m"], kernel_shape=[2, 2], pads=[1, 1, 1, 1]),
+        *pair("m", "c"),
+        helper.make_node("Concat", ["c", "m"], ["d"], axis=1),
+        *pair("d", "y"),
+    ]
+    x = (RNG.standard_normal((2, 3, 5, 7)) * 9).astype(np.float32)
+    constants = {"scale": np.float32(0.3), "zero": np.uint8(100)}
+    model = make_model(nodes, {"x": x}, ["y"], constants)
+    # The last one makes an output of the model.
+    assert kinds(model) == ["FakeQuantize", "Transpose", "MaxPool", "Concat", "FakeQuantize"]
+    assert np.array_equal(run_cpu(model, {"x": x})[0], plain(model, {"x": x})[0])
+
+
+@pytest.mark.parametrize("other", ["zero", "low"])
+def test_integers_that_several_nodes_read_become_floats_once(other: str) -> None:
+    quantise, back = pair("x", "a")
+    again = helper.make_node("DequantizeLinear", ["a_q", "scale", other], ["b"])
+    nodes = [quantise, back, again, helper.make_node("Add", ["a", "b"], ["y"])]
+    x = (RNG.standard_normal((3, 40)) * 9).astype(np.float32)
+    constants = {"scale": np.float32(0.3), "zero": np.uint8(100), "low": np.uint8(0)}
+    model = make_model(nodes, {"x": x}, ["y"], constants)
+    assert ("FakeQuantize" in kinds(model)) == (other == "zero")
+    assert np.array_equal(run_cpu(model, {"x": x})[0], plain(model, {"x": x})[0])
+
+
+@pytest.mark.parametrize("relu", [False, True])
+def test_a_convolution_rounds_its_blocks_itself(relu: bool) -> None:
+    x = RNG.standard_normal((2, 5, 9, 8)).astype(np.float32)
+    nodes = [helper.make_node("Conv", ["a", "w", "b"], ["c"])]
+    nodes += [helper.make_node("Relu", ["c"], ["r"])] if relu else []
+    nodes = [*pair("x", "a"), *nodes, *pair("r" if relu else "c", "y", "low")]
+    constants = {
+        "w": RNG.integers(-9, 9, (4, 5, 3, 3)).astype(np.float32), "b": np.ones(4, np.float32),
+        "scale": np.float32(0.25), "zero": np.uint8(128), "low": np.uint8(0),
+    }  # fmt: skip
+    model = make_model(nodes, {"x": x}, ["y"], constants)
+    assert kinds(model) == ["FakeQuantize", "ChannelsLastConv"]
+    # Multiples of 1/4 times small integers: floats add them without rounding.
+    assert np.array_equal(run_cpu(model, {"x": x})[0], plain(model, {"x": x})[0])
+
+
+def steps_apart(model: ModelProto, feeds: dict[str, Any]) -> np.ndarray:
+    (ours,), (theirs,) = run_cpu(model, feeds), plain(model, feeds)
+    assert ours.dtype == theirs.dtype
+    return np.abs(ours.astype(int) - theirs.astype(int))
+
+
+def quantised(x: Sequence[str], y: str) -> list[str]:
+    tensors = [f"{name}{part}" for name in x for part in ("", "_scale", "_zero")]
+    return [*tensors, f"{y}_scale", f"{y}_zero"]
+
+
+SCALES = {
+    "x_scale": np.float32(0.02), "x_zero": np.uint8(120), "y_scale": np.float32(0.7),
+    "y_zero": np.uint8(130),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_a_quantised_convolution_of_constant_weights_is_one_of_floats(per_channel: bool) -> None:
+    x, w = bytes_of(np.uint8, 1, 16, 12, 12), bytes_of(np.int8, 8, 16, 3, 3)
+    scale = np.linspace(0.01, 0.03, 8, dtype=np.float32) if per_channel else np.float32(0.02)
+    constants = SCALES | {
+        "w": w, "w_scale": scale, "w_zero": np.zeros(scale.shape, np.int8),
+        "b": RNG.integers(-9000, 9000, 8, np.int32),
+    }  # fmt: skip
+    inputs = [*quantised(["x", "w"], "y"), "b"]
+    nodes = [helper.make_node("QLinearConv", inputs, ["y"], pads=[1, 1, 1, 1], name="conv")]
+    model = make_model(nodes, {"x": x}, ["y"], constants)
+    assert kinds(model) == ["DequantizeLinear", "ChannelsLastConv", "QuantizeLinear"]
+    apart = steps_apart(model, {"x": x})
+    assert apart.max() <= 1  # where a product lies halfway between two steps
+    assert apart.mean() < 1e-3
+
+
+def test_a_quantised_product_of_constant_weights_is_one_of_floats() -> None:
+    x, w = bytes_of(np.uint8, 6, 300), bytes_of(np.int8, 300, 7)
+    constants = SCALES | {"w": w, "w_scale": np.float32(0.01), "w_zero": np.int8(-2)}
+    nodes = [helper.make_node("QLinearMatMul", quantised(["x", "w"], "y"), ["y"])]
+    model = make_model(nodes, {"x": x}, ["y"], constants)
+    assert kinds(model) == ["DequantizeLinear", "MatMul", "QuantizeLinear"]
+    apart = steps_apart(model, {"x": x})
+    assert apart.max() <= 1
+    assert apart.mean() < 1e-3
+
+
+@pytest.mark.parametrize("cast", [False, True])
+@pytest.mark.parametrize("depth", [64, 600])
+@pytest.mark.parametrize("largest", [3, 127])
+def test_integer_products_of_constant_weights_are_exact(
+    cast: bool, depth: int, largest: int
+) -> None:
+    x = bytes_of(np.uint8, 5, depth)
+    w = np.full((depth, 3), largest, np.int8)
+    x[0] = 255
+    nodes = [helper.make_node("MatMulInteger", ["x", "w", "x_zero", "w_zero"], ["p"])]
+    nodes += [helper.make_node("Cast", ["p"], ["y"], to=1)] if cast else []
+    constants = {"w": w, "x_zero": np.uint8(0), "w_zero": np.int8(-1)}
+    model = make_model(nodes, {"x": x}, ["y" if cast else "p"], constants)
+    assert kinds(model)[0] == "IntegerMatMul"
+    (ours,), (theirs,) = run_cpu(model, {"x": x}), plain(model, {"x": x})
+    assert ours.dtype == theirs.dtype
+    assert np.array_equal(ours, theirs)
+
+
+def test_exact_terms_are_what_float32_holds() -> None:
+    assert exact_terms(np.full((512, 2), 127, np.float32)) == 512
+    assert exact_terms(np.full((600, 2), 127, np.float32)) == 256
+    assert exact_terms(np.zeros((3, 0), np.float32)) == 256
+
+
+def dynamic(bias: bool = True) -> list[NodeProto]:
+    """Return what onnxruntime's quantiser writes for a linear layer of activations of any range."""
+    return [
+        helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"]),
+        helper.make_node("MatMulInteger", ["q", "w", "z", "w_zero"], ["p"]),
+        helper.make_node("Mul", ["s", "w_scale"], ["unit"]),
+        helper.make_node("Cast", ["p"], ["f"], to=1),
+        helper.make_node("Mul", ["f", "unit"], ["y" if not bias else "m"]),
+        *([helper.make_node("Add", ["b", "m"], ["y"])] if bias else []),
+    ]
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(
+    ("depth", "width", "dtype", "per_column"),
+    [(64, 7, np.int8, True), (600, 5, np.int8, False), (600, 500, np.uint8, True)],
+)
+def test_layers_whose_activations_are_quantised_in_the_run_stay_floats_throughout(
+    depth: int, width: int, dtype: type, per_column: bool, bias: bool
+) -> None:
+    x = RNG.standard_normal((2, 3, depth)).astype(np.float32)
+    columns = width if per_column else 1
+    constants = {
+        "w": bytes_of(dtype, depth, width), "w_zero": dtype(3), "b": np.ones(width, np.float32),
+        "w_scale": np.linspace(0.01, 0.03, columns, dtype=np.float32),
+    }  # fmt: skip
+    model = make_model(dynamic(bias), {"x": x}, ["y"], constants)
+    assert kinds(model) == ["DynamicFakeQuantize", "ScaledMatMul"]
+    # float32 rounds once for each part whose sum it holds exactly.
+    (ours,), (theirs,) = run_cpu(model, {"x": x}), plain(model, {"x": x})
+    np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("row", [[-101.5, 153.5], [0, 0], [3, 4], [-5, -9], [-1e-3, 700]])
+def test_floats_are_spread_as_in_the_specification(row: list[float]) -> None:
+    x = np.array([row * 8], np.float32)
+    constants = {"w": np.eye(16, dtype=np.int8), "w_zero": np.int8(0), "w_scale": np.float32(1)}
+    model = make_model(dynamic(bias=False), {"x": x}, ["y"], constants)
+    assert np.array_equal(run_cpu(model, {"x": x})[0], plain(model, {"x": x})[0])
+
+
+@pytest.mark.parametrize("seen", ["q", "s", "z", "unit", "m"])
+def test_integers_that_others_read_stay(seen: str) -> None:
+    x = RNG.standard_normal((3, 8)).astype(np.float32)
+    constants = {
+        "w": bytes_of(np.int8, 8, 5), "w_zero": np.int8(0), "w_scale": np.float32(0.01),
+        "b": np.ones(5, np.float32),
+    }  # fmt: skip
+    model = make_model(dynamic(), {"x": x}, ["y", seen], constants)
+    assert ("ScaledMatMul" in kinds(model)) == (seen == "m")
+    for ours, theirs in zip(run_cpu(model, {"x": x}), plain(model, {"x": x}), strict=True):
+        assert ours.dtype == theirs.dtype
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+
+
+def dynamic_convolution(group: int) -> tuple[ModelProto, np.ndarray]:
+    """Return what onnxruntime's quantiser writes for a convolution and what follows, and inputs."""
+    nodes = [
+        helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"]),
+        helper.make_node(
+            "ConvInteger", ["q", "w", "z", "w_zero"], ["p"], pads=[1] * 4, group=group
+        ),
+        helper.make_node("Mul", ["s", "w_scale"], ["unit"]),
+        helper.make_node("Cast", ["p"], ["f"], to=1),
+        helper.make_node("Mul", ["f", "unit"], ["m"]),
+        helper.make_node("Add", ["m", "b"], ["n"]),
+        helper.make_node("BatchNormalization", ["n", "g", "h", "h", "g"], ["o"]),
+        helper.make_node("Clip", ["o", "low", "high"], ["y"]),
+    ]
+    constants = {
+        "w": bytes_of(np.int8, 6, 6 // group, 3, 3), "w_zero": np.int8(0),
+        "w_scale": np.linspace(0.01, 0.03, 6, dtype=np.float32).reshape(1, 6, 1, 1),
+        "b": np.ones((1, 6, 1, 1), np.float32), "g": np.full(6, 0.5, np.float32),
+        "h": np.arange(6, dtype=np.float32), "low": np.float32(-4), "high": np.float32(6),
+    }  # fmt: skip
+    x = RNG.standard_normal((2, 6, 5, 7)).astype(np.float32)
+    return make_model(nodes, {"x": x}, ["y"], constants), x
+
+
+@pytest.mark.parametrize("group", [1, 6])
+def test_convolutions_whose_activations_are_quantised_in_the_run_are_floats(group: int) -> None:
+    model, x = dynamic_convolution(group)
+    assert {"DynamicFakeQuantize", "ChannelsLastConv"} < {*kinds(model)}
+    (ours,), (theirs,) = run_cpu(model, {"x": x}), plain(model, {"x": x})
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,101 @@
+"""ONNX Runtime's quantised operators give what it gives of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import helper
+
+import hetero
+from tests.devices.transforms.test_quantized import bytes_of, kinds, plain, run_cpu
+from tests.support.small_models import make_model
+
+RNG = np.random.default_rng(0)
+DOMAINS = {"com.microsoft": 1}
+
+
+def model_of(
+    name: str, inputs: list[str], x: dict[str, Any], version: int = 17, **given: Any
+) -> Any:
+    """Return a model of one operator; constants have scales and zero points for all."""
+    domain = "" if name == "QLinearMatMul" else "com.microsoft"
+    constants = {
+        "s": np.float32(0.21), "z": np.uint8(100), "t": np.float32(0.53), "u": np.uint8(7),
+        "small": np.float32(1 / 256), "low": np.uint8(0), "columns": np.float32([0.25, 0.5, 1]),
+        "zeros": np.zeros(3, np.int8), "w": bytes_of(np.int8, 8, 3), "v": bytes_of(np.int8, 3, 8),
+        "b": RNG.integers(-900, 900, 3, np.int32),
+    }  # fmt: skip
+    node = helper.make_node(name, inputs, ["y"], name="node", domain=domain, **given)
+    constants = {key: value for key, value in constants.items() if key in inputs}
+    return make_model([node], x, ["y"], constants, opset=version, domains=DOMAINS)
+
+
+X = ["x", "s", "z"]
+TO = ["t", "u"]
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "attributes"),
+    [
+        ("QLinearAdd", [*X, "r", "t", "u", *TO], {}),
+        ("QLinearMul", [*X, "r", "t", "u", *TO], {}),
+        ("QLinearConcat", [*TO, *X, "r", "t", "u", *X], {"axis": 1}),
+        ("QLinearLeakyRelu", [*X, *TO], {"alpha": 0.5}),
+        ("QLinearGlobalAveragePool", [*X, *TO], {}),
+        ("QLinearAveragePool", [*X, *TO], {"kernel_shape": [2, 2], "pads": [1, 0, 0, 1]}),
+        ("QLinearSigmoid", [*X, "small", "low"], {}),
+        ("QLinearSoftmax", [*X, "small", "low"], {"axis": -1, "opset": 17}),
+        ("QLinearMatMul", [*X, "r", "t", "u", *TO], {}),
+        ("QGemm", ["m", "s", "z", "w", "columns", "zeros", "b", *TO], {}),
+        ("QGemm", ["m", "s", "z", "v", "columns", "zeros", "b"], {"transB": 1}),
+        ("QGemm", ["m", "s", "z", "w", "columns", "zeros", "", *TO], {}),
+    ],
+)
+def test_a_quantised_operator(name: str, inputs: list[str], attributes: dict[str, Any]) -> None:
+    x = {"x": bytes_of(np.uint8, 2, 3, 4, 4), "r": bytes_of(np.uint8, 2, 3, 4, 4)}
+    x = {"m": bytes_of(np.uint8, 5, 8)} if name == "QGemm" else x
+    x = {key: value for key, value in x.items() if key in inputs}
+    model = model_of(name, inputs, x, **attributes)
+    assert name not in kinds(model)
+    (ours,), (theirs,) = run_cpu(model, x), plain(model, x)
+    assert ours.dtype == theirs.dtype
+    if ours.dtype == np.float32:
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+        return
+    # What lies halfway between two steps may be rounded to either.
+    assert np.abs(ours.astype(int) - theirs.astype(int)).max() <= 1
+    assert (ours != theirs).mean() < 0.02
+
+
+@pytest.mark.parametrize(
+    ("name", "opset", "attributes"),
+    [
+        ("QLinearSoftmax", 17, {"opset": 11}),
+        ("QLinearGlobalAveragePool", 17, {"channels_last": 1}),
+        ("QGemm", 11, {}),
+    ],
+)
+def test_what_the_standard_cannot_say_is_refused(
+    name: str, opset: int, attributes: dict[str, Any]
+) -> None:
+    is_gemm = name == "QGemm"
+    inputs = ["m", "s", "z", "w", "columns", "zeros", "b", *TO] if is_gemm else [*X, *TO]
+    x = {"m": bytes_of(np.uint8, 5, 8)} if is_gemm else {"x": bytes_of(np.uint8, 2, 3, 4, 4)}
+    with hetero.Core(executor="inprocess") as core:
+        model = core.read_model(model_of(name, inputs, x, opset, **attributes))
+        assert core.query_model(model, "CPU").unsupported["node"]["CPU"].code == "no_kernel"
+
+
+@hetero.custom_operator("com.microsoft::QLinearSigmoid", infer=lambda x, *_: x)
+def own_sigmoid(x: Any, *_: Any) -> Any:
+    return 255 - x
+
+
+def test_an_extension_of_that_name_comes_first() -> None:
+    x = {"x": bytes_of(np.uint8, 2, 3, 4, 4)}
+    with hetero.Core(executor="inprocess") as core:
+        core.add_extension(own_sigmoid)
+        model = core.read_model(model_of("QLinearSigmoid", [*X, *TO], x))
+        assert np.array_equal(core.compile_model(model, "CPU")(x)[0], 255 - x["x"])

@@ -1,0 +1,139 @@
+"""Models in half precision are computed in single, and round where they say so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnxruntime
+import pytest
+from onnx import ModelProto, NodeProto, TensorProto, helper
+
+from devices.cpu.plugin import CPUPlugin
+from devices.model.reader import read_model
+from tests.support.small_models import compile_cpu, make_model, run_cpu
+
+RNG = np.random.default_rng(0)
+
+
+def halves(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape).astype(np.float16)
+
+
+def element_types(model: ModelProto) -> set[str]:
+    """Return the element types of what the device's nodes make."""
+    plugin = CPUPlugin()
+    transformed = plugin.transform_model(read_model(model), plugin.effective_config())
+    return {transformed.spec(name).element_type for n in transformed.nodes for name in n.writes}
+
+
+def on_onnx_runtime(model: ModelProto, feeds: dict[str, Any]) -> list[np.ndarray]:
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    return list(session.run(None, feeds))
+
+
+NETWORKS: dict[str, tuple[Sequence[NodeProto], list[str]]] = {
+    "convolution": (
+        [
+            helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]),
+            helper.make_node("Relu", ["c"], ["r"]),
+            helper.make_node("GlobalAveragePool", ["r"], ["y"]),
+        ],
+        ["y"],
+    ),
+    "output that is read": (
+        [
+            helper.make_node("Conv", ["x", "w"], ["c"]),
+            helper.make_node("Exp", ["c"], ["y"]),
+        ],
+        ["y", "c"],
+    ),
+    "made of a shape": (
+        [
+            helper.make_node("Conv", ["x", "w"], ["c"]),
+            helper.make_node("Shape", ["c"], ["s"]),
+            helper.make_node(
+                "ConstantOfShape", ["s"], ["k"],
+                value=helper.make_tensor("value", TensorProto.FLOAT16, [1], [0.1]),
+            ),
+            helper.make_node("Mul", ["c", "k"], ["y"]),
+        ],
+        ["y"],
+    ),
+    "weights that are an output": (
+        [
+            helper.make_node("Conv", ["x", "w"], ["c"]),
+            helper.make_node("Identity", ["w"], ["y"]),
+        ],
+        ["y", "c"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_results_are_those_of_half_precision(name: str) -> None:
+    nodes, outputs = NETWORKS[name]
+    x = halves(2, 4, 6, 5)
+    model = make_model(nodes, {"x": x}, outputs, {"w": halves(3, 4, 3, 3)})
+    ours, theirs = run_cpu(model, {"x": x}), on_onnx_runtime(model, {"x": x})
+    assert "float" in element_types(model)
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine.dtype == np.float16
+        np.testing.assert_allclose(mine, other, rtol=4e-3, atol=4e-3)
+
+
+def test_bfloat16_is_computed_in_single() -> None:
+    x, w = (RNG.standard_normal(shape).astype(ml_dtypes.bfloat16) for shape in ((5, 8), (8, 3)))
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+    model = make_model(nodes, {"x": x}, ["y"], {"w": w})
+    (y,) = run_cpu(model, {"x": x})
+    assert y.dtype == ml_dtypes.bfloat16
+    wanted = (x.astype(np.float32) @ w.astype(np.float32)).astype(ml_dtypes.bfloat16)
+    np.testing.assert_allclose(y.astype(np.float32), wanted.astype(np.float32), rtol=1e-2)
+
+
+def test_an_explicit_cast_rounds_and_overflows_as_it_says() -> None:
+    x = np.array([[1e6, -1e6, 1 / 3, 70000]], np.float32)
+    nodes = [
+        helper.make_node("Cast", ["x"], ["h"], to=TensorProto.FLOAT16),
+        helper.make_node("Mul", ["h", "one"], ["m"]),
+        helper.make_node("Cast", ["m"], ["y"], to=TensorProto.FLOAT),
+        helper.make_node("MatMul", ["w", "w"], ["p"]),
+        helper.make_node("MatMul", ["p", "v"], ["z"]),
+    ]
+    feeds = {"x": x, "v": halves(2, 2)}
+    constants = {"one": np.float16(1), "w": halves(2, 2)}
+    y, _ = run_cpu(make_model(nodes, feeds, ["y", "z"], constants), feeds)
+    with np.errstate(over="ignore"):
+        assert np.array_equal(y, x.astype(np.float16).astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("node", "why"),
+    [
+        (helper.make_node("Exp", ["x"], ["y"]), "no product pays for it"),
+        (helper.make_node("Cast", ["c"], ["y"], to=TensorProto.STRING), "text shows the type"),
+    ],
+)
+def test_other_models_keep_every_rounding(node: NodeProto, why: str) -> None:
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["c"])] if "c" in node.input else []
+    model = make_model([*nodes, node], {"x": halves(2, 3)}, ["y"], {"w": halves(3, 4)})
+    assert "float" not in element_types(model), why
+
+
+def test_nodes_keep_their_names() -> None:
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], name="conv"),
+        helper.make_node("Exp", ["c"], ["y"], name="exp"),
+    ]
+    x = halves(1, 4, 6, 5)
+    compiled = compile_cpu(make_model(nodes, {"x": x}, ["y"], {"w": halves(3, 4, 3, 3)}))
+    covered = [name for node in compiled.executed_nodes() for name in node.original_names]
+    assert set(covered) == {"conv", "exp"}
+    names = [node.name for node in compiled.executed_nodes()]
+    assert {"conv", "exp"} <= set(names)
+    assert len(names) == len(set(names))

@@ -1,0 +1,391 @@
+"""Transformations: what each pattern becomes, when it must not, and that results stay the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import helper
+
+from devices.cpu.plugin import CPUPlugin
+from devices.model.light import light_model_names
+from devices.model.reader import read_model
+from devices.transforms import transform
+from tests.bench.networks import bert
+from tests.support.small_models import make_model, run_cpu, run_reference
+from tests.support.transformed import check, check_covers, floats, node, operators
+
+#: Networks with so many weights that a plain run leaves them out.
+LARGE = ("bvlc_alexnet", "resnet50", "vgg19", "zfnet512")
+
+
+X4 = floats(1, 4, 6, 6)
+CONV = node("Conv", "x k b", "c", pads=[1, 1, 1, 1])
+NORM = node("BatchNormalization", "c s t m v", "n")
+WEIGHTS: dict[str, Any] = {
+    "k": floats(4, 4, 3, 3), "b": floats(4), "s": floats(4), "t": floats(4), "m": floats(4),
+    "v": floats(4), "per_channel": floats(4, 1, 1), "k11": floats(4, 4, 1, 1) / 4,
+    "three": np.float32(3), "zero": np.float32(0),
+    "six": np.float32(6), "row": floats(6),
+}  # fmt: skip
+
+#: Nodes, and the operators that they become; the last node's output is the graph's.
+PATTERNS: dict[str, tuple[list[onnx.NodeProto], list[str]]] = {
+    "conv_batchnorm": ([CONV, NORM], ["Conv"]),
+    "conv_batchnorm_scale_shift_relu": (
+        [CONV, NORM, node("Mul", "n per_channel", "p"), node("Add", "b3 p", "q"),
+         node("Relu", "q", "y")], ["FusedConv"],
+    ),
+    "conv_residual_relu": (
+        [CONV, node("Add", "x c", "a"), node("Relu", "a", "y")], ["FusedConv"],
+    ),
+    "conv_clip": ([CONV, node("Clip", "c zero six", "y")], ["FusedConv"]),
+    "conv_leaky": ([CONV, node("LeakyRelu", "c", "y", alpha=0.2)], ["FusedConv"]),
+    "conv_swish": (
+        [CONV, node("Sigmoid", "c", "g"), node("Mul", "c g", "y")], ["FusedConv"],
+    ),
+    "conv_hard_swish_by_gate": (
+        [CONV, node("HardSigmoid", "c", "g", alpha=1 / 6), node("Mul", "g c", "y")], ["FusedConv"],
+    ),
+    "conv_gate_of_other_slope": (
+        [CONV, node("HardSigmoid", "c", "g"), node("Mul", "g c", "y")],
+        ["Conv", "HardSigmoid", "Mul"],
+    ),
+    "conv_hard_swish": ([CONV, node("HardSwish", "c", "y")], ["FusedConv"]),
+    "conv_last_axis_product": ([CONV, node("Mul", "c row", "y")], ["Conv", "Mul"]),
+    "conv_sum_of_other_shape": (
+        [CONV, node("GlobalAveragePool", "x", "g"), node("Add", "c g", "y")],
+        ["Conv", "GlobalAveragePool", "Add"],
+    ),
+    "batchnorm_relu_before_1x1": (
+        [node("Relu", "x", "c"), NORM, node("Relu", "n", "p"), node("Conv", "p k1", "y")],
+        ["Relu", "Max", "Conv"],
+    ),
+    "batchnorm_relu_before_padded": (
+        [node("Relu", "x", "c"), NORM, node("Relu", "n", "p"),
+         node("Conv", "p k1", "y", pads=[1, 1, 1, 1])], ["Relu", "ScaleShift", "Conv"],
+    ),
+    "batchnorm_negative_before_1x1": (
+        [node("Relu", "x", "c"), node("BatchNormalization", "c neg t m v", "n"),
+         node("Relu", "n", "p"), node("Conv", "p k1", "y")], ["Relu", "ScaleShift", "Conv"],
+    ),
+    "batchnorm_scale_shift_relu": (
+        [node("Relu", "x", "c"), NORM, node("Mul", "n per_channel", "p"),
+         node("Add", "p b3", "q"), node("Relu", "q", "y")], ["Relu", "ScaleShift"],
+    ),
+    "matmul_add": ([node("MatMul", "x w6", "h"), node("Add", "h row", "y")], ["FusedMatMul"]),
+    "matmul_add_larger": (
+        [node("MatMul", "x w6", "h"), node("Add", "h big", "y")], ["MatMul", "Add"],
+    ),
+    "identity_and_dropout": (
+        [node("Identity", "x", "i"), node("Dropout", "i", "d"), node("Exp", "d", "y")], ["Exp"],
+    ),
+    "transposes_cancel": (
+        [node("Transpose", "x", "turned", perm=[1, 0, 3, 2]),
+         node("Transpose", "turned", "u", perm=[1, 0, 3, 2]), node("Exp", "u", "y")], ["Exp"],
+    ),
+    "transposes_merge": (
+        [node("Transpose", "x", "turned", perm=[0, 2, 3, 1]),
+         node("Transpose", "turned", "y", perm=[1, 0, 3, 2])], ["Transpose"],
+    ),
+    "reshapes_merge": (
+        [node("Flatten", "x", "f"), node("Reshape", "f shape", "y")], ["Reshape"],
+    ),
+    "constants_fold": (
+        [node("Shape", "x", "s1"), node("Gather", "s1 first", "s2"),
+         node("Unsqueeze", "s2 axes", "s3"), node("Concat", "s3 minus", "s4", axis=0),
+         node("Reshape", "x s4", "y")], ["Reshape"],
+    ),
+    "dead": ([node("Exp", "x", "dead"), node("Relu", "x", "y")], ["Relu"]),
+    "gelu_erf": (
+        [node("Div", "x root2", "e"), node("Erf", "e", "f"), node("Add", "f one", "g"),
+         node("Mul", "x g", "h"), node("Mul", "h half", "y")], ["Gelu"],
+    ),
+    "gelu_half_first": (
+        [node("Mul", "x half", "hx"), node("Div", "x root2", "e"), node("Erf", "e", "f"),
+         node("Add", "f one", "g"), node("Mul", "hx g", "y")], ["Gelu"],
+    ),
+    "gelu_tanh": (
+        [node("Pow", "x cube", "p"), node("Mul", "p c44", "q"), node("Add", "x q", "r"),
+         node("Mul", "r root_pi", "e"), node("Tanh", "e", "f"), node("Add", "one f", "g"),
+         node("Mul", "x half", "hx"), node("Mul", "hx g", "y")], ["Gelu"],
+    ),
+    "gelu_of_other_number": (
+        [node("Div", "x three", "e"), node("Erf", "e", "f"), node("Add", "f one", "g"),
+         node("Mul", "x g", "h"), node("Mul", "h half", "y")],
+        ["Div", "Erf", "Add", "Mul", "Mul"],
+    ),
+    "gelu_of_nearly_that_number": (
+        [node("Div", "x root2ish", "e"), node("Erf", "e", "f"), node("Add", "f one", "g"),
+         node("Mul", "x g", "h"), node("Mul", "h half", "y")],
+        ["Div", "Erf", "Add", "Mul", "Mul"],
+    ),
+    "layer_norm": (
+        [node("ReduceMean", "x", "mean", axes=[-1]), node("Sub", "x mean", "d"),
+         node("Pow", "d two", "sq"), node("ReduceMean", "sq", "var", axes=[3]),
+         node("Add", "var eps", "ve"), node("Sqrt", "ve", "sd"), node("Div", "d sd", "z"),
+         node("Mul", "row z", "zs"), node("Add", "zs row", "y")], ["LayerNormalization"],
+    ),
+}  # fmt: skip
+
+MORE: dict[str, Any] = WEIGHTS | {
+    "k1": floats(5, 4, 1, 1), "neg": np.array([1, -1, 1, 1], np.float32),
+    "b3": floats(4, 1, 1), "w6": floats(6, 6), "big": floats(3, 1, 1, 1, 6),
+    "shape": np.array([4, 36], np.int64), "axes": np.array([0], np.int64),
+    "first": np.array(0, np.int64),
+    "minus": np.array([-1], np.int64), "one": np.float32(1),
+    "half": np.float32(0.5), "root2": np.float32(2**0.5), "root2ish": np.float32(1.41),
+    "cube": np.float32(3),
+    "c44": np.float32(0.044715), "root_pi": np.float32((2 / np.pi) ** 0.5),
+    "two": np.float32(2), "eps": np.float32(1e-5),
+}  # fmt: skip
+
+
+def pattern_model(nodes: list[onnx.NodeProto], *, outputs: tuple[str, ...] = ()) -> Any:
+    used = {name for n in nodes for name in n.input}
+    weights = {name: value for name, value in MORE.items() if name in used}
+    return make_model(nodes, {"x": X4}, [nodes[-1].output[0], *outputs], weights)
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_pattern(name: str) -> None:
+    nodes, wanted = PATTERNS[name]
+    model = pattern_model(nodes)
+    assert operators(model) == wanted
+    check(model, {"x": X4 - 1})
+
+
+@pytest.mark.parametrize("name", [n for n, (nodes, _) in PATTERNS.items() if len(nodes) > 1])
+def test_every_inner_value_stays_where_it_is_an_output(name: str) -> None:
+    nodes, _ = PATTERNS[name]
+    for inner in nodes[:-1]:
+        if inner.op_type in ("Shape", "Gather", "Unsqueeze", "Concat"):
+            continue
+        check(pattern_model(nodes, outputs=(inner.output[0],)), {"x": X4 - 1})
+
+
+@pytest.mark.parametrize("name", ["conv_batchnorm", "matmul_add", "gelu_erf", "layer_norm"])
+def test_every_inner_value_stays_where_it_has_another_reader(name: str) -> None:
+    nodes, _ = PATTERNS[name]
+    for inner in nodes[:-1]:
+        more = [*nodes, node("Neg", inner.output[0], "other")]
+        model = make_model(
+            more, {"x": X4}, [nodes[-1].output[0], "other"],
+            {k: v for k, v in MORE.items() if any(k in n.input for n in more)},
+        )  # fmt: skip
+        check(model, {"x": X4 - 1})
+
+
+def test_a_value_that_a_body_reads_keeps_its_name() -> None:
+    graph = helper.make_graph(
+        [helper.make_node("Neg", ["c"], ["t"])], "body", [],
+        [helper.make_empty_tensor_value_info("t")],
+    )  # fmt: skip
+    branch = helper.make_node("If", ["on"], ["z"], then_branch=graph, else_branch=graph)
+    nodes = [CONV, node("Relu", "c", "r"), branch, node("Add", "r z", "y")]
+    feeds = {"x": X4, "on": np.array(True)}
+    model = make_model(nodes, feeds, ["y"], {"k": WEIGHTS["k"], "b": WEIGHTS["b"]})
+    check(model, feeds)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64])
+@pytest.mark.parametrize("name", ["layer_norm", "gelu_erf", "batchnorm_scale_shift_relu"])
+def test_pattern_in_other_widths(name: str, dtype: type) -> None:
+    nodes, wanted = PATTERNS[name]
+    used = {value for n in nodes for value in n.input}
+    weights: dict[str, Any] = {k: np.asarray(v, dtype) for k, v in MORE.items() if k in used}
+    model = make_model(nodes, {"x": X4.astype(dtype)}, [nodes[-1].output[0]], weights)
+    assert operators(model) == wanted
+    x: np.ndarray = (X4 - 1).astype(dtype)
+    exact = make_model(
+        nodes, {"x": X4.astype(np.float64)}, [nodes[-1].output[0]],
+        {k: v.astype(np.float64) for k, v in weights.items()},
+    )  # fmt: skip
+    (got,) = run_cpu(model, {"x": x})
+    (best,) = run_reference(exact, {"x": x.astype(np.float64)})
+    assert got.dtype == dtype
+    tolerance = 1e-2 if dtype is np.float16 else 1e-7
+    np.testing.assert_allclose(got.astype(np.float64), best, rtol=tolerance, atol=tolerance)
+
+
+def test_noted_shapes_of_inner_values_are_not_trusted() -> None:
+    nodes = [node("Relu", "x", "r"), node("Shape", "r", "s1"), node("Identity", "s1", "y")]
+    model = make_model(nodes, {"x": X4}, ["y"])
+    dimension = model.graph.input[0].type.tensor_type.shape.dim[0]
+    dimension.dim_param = "batch"
+    model.graph.value_info.append(helper.make_tensor_value_info("r", 1, [1, 4, 6, 6]))
+    x = np.concatenate([X4] * 3)
+    assert run_cpu(model, {"x": x})[0].tolist() == [3, 4, 6, 6]
+
+
+def test_patterns_below_opset_7_broadcast_otherwise() -> None:
+    """Mul and Add then put a constant along the axis that they name, not along the last one."""
+    old = {"broadcast": 1, "axis": 0}
+    nodes = [
+        node("ReduceMean", "x", "m", axes=[-1]), node("Sub", "x m", "d", broadcast=1),
+        node("Mul", "d d", "q"), node("ReduceMean", "q", "v", axes=[-1]),
+        node("Add", "v e", "w", broadcast=1), node("Sqrt", "w", "r"),
+        node("Div", "d r", "n", broadcast=1),
+        node("Mul", "n s", "p", **old), node("Add", "p t", "y", **old),
+    ]  # fmt: skip
+    weights = {"e": np.full(1, 1e-5, np.float32), "s": floats(4), "t": floats(4)}
+    x = floats(4, 4)
+    model = make_model(nodes, {"x": x}, ["y"], weights, opset=6)
+    assert operators(model) == [n.op_type for n in nodes]
+    d = x - x.mean(-1, keepdims=True)
+    wanted = d / np.sqrt((d * d).mean(-1, keepdims=True) + 1e-5)
+    wanted = wanted * weights["s"][:, None] + weights["t"][:, None]
+    np.testing.assert_allclose(run_cpu(model, {"x": x})[0], wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["gelu_erf", "gelu_tanh", "layer_norm"])
+def test_constants_of_one_element_may_add_axes(name: str) -> None:
+    nodes, fused = PATTERNS[name]
+    used = {value for n in nodes for value in n.input}
+    single = {k for k in used & MORE.keys() if np.size(MORE[k]) == 1}
+    assert single
+    for constant in sorted(single):
+        weights = {k: np.asarray(MORE[k]) for k in used & MORE.keys()}
+        weights[constant] = weights[constant].reshape((1,) * 5)
+        model = make_model(nodes, {"x": X4}, [nodes[-1].output[0]], weights)
+        assert operators(model) != fused
+        check(model, {"x": X4 - 1}, run_reference)  # ONNX Runtime fuses these, and loses the axis
+
+
+def random_graph() -> onnx.GraphProto:
+    draw = helper.make_node("RandomNormal", [], ["r"], shape=[50])
+    return helper.make_graph([draw], "g", [], [helper.make_tensor_value_info("r", 1, [50])])
+
+
+LOOP_BODY = helper.make_graph(
+    [helper.make_node("RandomNormal", [], ["r"], shape=[50]),
+     helper.make_node("Identity", ["going"], ["again"])],
+    "g",
+    [helper.make_tensor_value_info("i", 7, []), helper.make_tensor_value_info("going", 9, [])],
+    [helper.make_tensor_value_info("again", 9, []), helper.make_tensor_value_info("r", 1, [50])],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "draws",
+    [
+        helper.make_node("RandomNormal", [], ["t"], shape=[50]),
+        helper.make_node("Dice", [], ["t"], domain="own"),
+        helper.make_node(
+            "If", ["on"], ["t"], then_branch=random_graph(), else_branch=random_graph()
+        ),
+        helper.make_node("Loop", ["two", ""], ["t"], body=LOOP_BODY),
+    ],
+    ids=lambda draws: draws.op_type,
+)
+def test_random_numbers_are_drawn_in_each_run(draws: onnx.NodeProto) -> None:
+    function = helper.make_function(
+        "own", "Dice", [], ["b"],
+        [helper.make_node("RandomNormal", [], ["a"], shape=[50]), node("Neg", "a", "b")],
+        [helper.make_opsetid("", 17)],
+    )  # fmt: skip
+    constants = {"on": np.array(True), "two": np.array(2)}
+    model = make_model(
+        [draws, node("Add", "x t", "y")], {"x": np.zeros(1, np.float32)}, ["y"],
+        {k: v for k, v in constants.items() if k in draws.input},
+        functions=[function], domains={"own": 1},
+    )  # fmt: skip
+    compiled = CPUPlugin().compile_model(read_model(model), {})
+    x = np.zeros(1, np.float32)
+    assert not np.array_equal(compiled.run([x])[0], compiled.run([x])[0])
+
+
+def test_all_of_bert_is_covered() -> None:
+    model = read_model(bert(layers=1, width=64, length=8))
+    covered = {name for n in transform(model).nodes for name in n.covers}
+    assert covered == set(model.node_names)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in LARGE else [])
+        for name in light_model_names()
+    ],
+)
+def test_light_models_lose_no_node_but_literals(name: str) -> None:
+    model = read_model(f"light:{name}")
+    check_covers(model)
+    covered = {name for n in transform(model).nodes for name in n.covers}
+    lost = {model.nodes[model.index_of[n]].op_type for n in set(model.node_names) - covered}
+    assert lost <= {"Constant", "ConstantOfShape", "Dropout", "Reshape", "Unsqueeze"}
+
+
+@st.composite
+def networks(draw: st.DrawFn) -> onnx.ModelProto:
+    """Draw a network of fusable pieces in any order, some of their values outputs as well."""
+    nodes: list[onnx.NodeProto] = []
+    values = ["x"]
+    pieces: list[Callable[[str, str], onnx.NodeProto]] = [
+        lambda v, o: node("Conv", f"{v} k b", o, pads=[1, 1, 1, 1]),
+        lambda v, o: node("Conv", f"{v} k", o, pads=[1, 1, 1, 1]),
+        lambda v, o: node("Conv", f"{v} k11 b", o),
+        lambda v, o: node("BatchNormalization", f"{v} s t m v", o),
+        lambda v, o: node("Mul", f"{v} per_channel", o),
+        lambda v, o: node("Add", f"b3 {v}", o),
+        lambda v, o: node("Relu", v, o),
+        lambda v, o: node("Sigmoid", v, o),
+        lambda v, o: node("Clip", f"{v} zero six", o),
+        lambda v, o: node("Identity", v, o),
+        lambda v, o: node("Dropout", v, o),
+        lambda v, o: node("Transpose", v, o, perm=[0, 1, 3, 2]),
+        lambda v, o: node("MatMul", f"{v} w6", o),
+        lambda v, o: node("Add", f"{v} row", o),
+        lambda v, o: node("Tanh", v, o),
+    ]
+    for i in range(draw(st.integers(1, 14))):
+        output = f"o{i}"
+        latest = values[-1] if draw(st.integers(0, 3)) else draw(st.sampled_from(values))
+        if draw(st.integers(0, 5)) == 0:
+            other = draw(st.sampled_from(values))
+            op_type = draw(st.sampled_from(["Add", "Mul", "Sum"]))
+            nodes.append(node(op_type, f"{latest} {other}", output))
+        else:
+            nodes.append(draw(st.sampled_from(pieces))(latest, output))
+        # Kept small, so that a tolerance means the same for every network.
+        nodes.append(node("Tanh", output, f"h{i}")) if draw(st.integers(0, 2)) == 0 else None
+        values.append(nodes[-1].output[0])
+    outputs = {values[-1], *draw(st.lists(st.sampled_from(values[1:]), max_size=2))}
+    used = {name for n in nodes for name in n.input}
+    weights = {k: v / 4 if k == "k" else v for k, v in MORE.items() if k in used}
+    return make_model(nodes, {"x": X4}, sorted(outputs), weights)
+
+
+@given(networks())
+def test_random_networks_give_the_same_transformed(model: onnx.ModelProto) -> None:
+    feeds = {"x": X4 - 1}
+    plain = run_cpu(model, feeds, DISABLE_TRANSFORMATIONS=True)
+    for a, b in zip(run_cpu(model, feeds), plain, strict=True):
+        scale = float(np.abs(b).max()) + 1e-3
+        np.testing.assert_allclose(a / scale, b / scale, rtol=1e-3, atol=1e-4)
+    check_covers(read_model(model))
+
+
+def test_a_loop_of_constants_is_left_to_the_run() -> None:
+    body = onnx.parser.parse_graph(
+        "b (int64 i, bool c, float v) => (bool d, float o) { d = Identity(c) o = Neg(v) }"
+    )
+    nodes = [helper.make_node("Loop", ["n", "", "k"], ["t"], body=body), node("Neg", "t", "y")]
+    constants = {"n": np.int64(2**62), "k": np.float32(1)}
+    assert operators(make_model(nodes, {}, ["y"], constants)) == ["Loop", "Neg"]
+
+
+@pytest.mark.parametrize(("bias", "scale", "mean"), [(4, 3, 3), (3, 16, 3), (3, 3, 4)])
+def test_parameters_that_fit_no_channel_are_left_to_the_run(
+    bias: int, scale: int, mean: int
+) -> None:
+    sizes = {"b": bias, "s": scale, "m": mean, "v": scale}
+    constants = {"w": floats(3, 2, 1, 1)} | {name: floats(size) for name, size in sizes.items()}
+    nodes = [node("Conv", "x w b", "c"), node("BatchNormalization", "c s s m v", "y")]
+    model = make_model(nodes, {"x": floats(1, 2, 4, 4)}, ["y"], constants)
+    assert transform(read_model(model).replace(specs={})).node_names == ("n_c", "n_y")
