@@ -16,10 +16,11 @@ from hetero.affinity.affinity import Affinity
 from hetero.async_infer_queue import AsyncInferQueue
 from hetero.cache.blob import hetero_version
 from hetero.compare.compare import Comparison, compare
-from hetero.compiled_model import CompiledModel
+from hetero.compile.compiled_model import CompiledModel
 from hetero.core import Core
 from hetero.errors import *  # noqa: F403 - each error is also hetero's own name
-from hetero.metrics_server import MetricsServer
+from hetero.observe.metrics_server import MetricsServer
+from hetero.observe.trace import Trace
 from hetero.planning.cost import Costs
 from hetero.planning.report import PlanReport
 from hetero.preprocess import (
@@ -31,7 +32,6 @@ from hetero.preprocess import (
 )
 from hetero.query.survey import Survey
 from hetero.shortcuts import compile_model, get_version, save_model
-from hetero.trace import Trace
 
 #: A shape whose dimensions are all known.
 Shape = tuple[int, ...]

@@ -14,8 +14,8 @@ from devices.errors import ArgumentError, ArgumentTypeError, DeadlineError, Requ
 from devices.request.infer_request import InferRequest, check_callback
 from devices.request.results import Results
 from devices.request.run import LONGEST_S, Run
-from hetero.compiled_model import CompiledModel
-from hetero.deployed_model import DeployedModel
+from hetero.compile.compiled_model import CompiledModel
+from hetero.compile.deployed_model import DeployedModel
 
 if TYPE_CHECKING:  # few have a loop: it is imported where it is used, not at every start
     import asyncio

@@ -16,7 +16,7 @@ import onnx
 from onnx.backend.base import Backend, BackendRep
 
 from devices.errors import HeteroError, TensorNameError
-from hetero.compiled_model import CompiledModel
+from hetero.compile.compiled_model import CompiledModel
 from hetero.core import Core
 
 _lock = threading.Lock()

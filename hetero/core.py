@@ -28,23 +28,23 @@ from hetero.cache.importing import (
     recompilation,
     remapped,
 )
-from hetero.compiled_model import CompiledModel
-from hetero.compiler import Compiler, CompileRequest
+from hetero.compile.compiled_model import CompiledModel
+from hetero.compile.compiler import Compiler, CompileRequest
+from hetero.compile.stage_replicas import without_stand_ins
 from hetero.extensions import Extensions
 from hetero.has_devices import HasDevices
-from hetero.observed import Observed
+from hetero.observe.observed import Observed
 from hetero.planning import PlanReport
 from hetero.planning.cost import Costs
 from hetero.planning.cost.profile import Progress
 from hetero.planning.cost_planner import CostPlanner, cost_digest
+from hetero.properties.scopes import EVERYWHERE, Scopes
 from hetero.query.answers import Answers
 from hetero.query.device_choice import (
     parse_counts,
 )
 from hetero.query.query import AffinitySource, pins_of, query_priority
 from hetero.query.survey import Survey
-from hetero.scopes import EVERYWHERE, Scopes
-from hetero.stage_replicas import without_stand_ins
 from scheduler import create_executor
 from scheduler.executor import DeviceDescriptor, Executor
 

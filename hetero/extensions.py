@@ -25,7 +25,7 @@ from devices.model.reader import check_function
 from devices.model.tensor_spec import TensorSpec
 from devices.plugin.properties import PropertyTable
 from hetero.cache.blob import ModelBlob
-from hetero.config import SplitConfig
+from hetero.properties.table import SplitConfig
 
 #: The option that says what a device may import.
 OPTION: Final = "EXTENSIONS"

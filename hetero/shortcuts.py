@@ -10,7 +10,7 @@ from devices.model.model import Model
 from devices.model.reader import Source, read_model
 from devices.plugin.properties import Config
 from hetero.cache.blob import hetero_version
-from hetero.compiled_model import CompiledModel
+from hetero.compile.compiled_model import CompiledModel
 from hetero.core import Core
 
 _lock: Final = threading.Lock()

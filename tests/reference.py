@@ -20,7 +20,7 @@ from devices.openvino.properties import OWN_PROPERTIES
 from devices.ort.plugin import ORTPlugin
 from devices.ort.provider_plugin import ProviderPlugin
 from devices.plugin.properties import COMMON_PROPERTIES, Property
-from hetero.config import HETERO_PROPERTIES
+from hetero.properties.table import HETERO_PROPERTIES
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference.md"
 PACKAGES = ("devices", "hetero", "scheduler")

@@ -32,8 +32,8 @@ from devices.model.tensor_spec import TensorSpec
 from devices.plugin.program import Payload
 from devices.plugin.properties import PropertyTable
 from hetero.affinity.affinity import Affinity
-from hetero.config import NOT_KEPT, SplitConfig
 from hetero.partition.partition import Partition, Subgraph
+from hetero.properties.table import NOT_KEPT, SplitConfig
 from scheduler.executor import DeviceDescriptor
 from scheduler.formats.blob_file import BlobFile
 from scheduler.formats.blob_format import Inline

@@ -13,8 +13,8 @@ from devices.plugin.program import Payload
 from devices.plugin.properties import PropertyTable
 from hetero.affinity.affinity import Affinity
 from hetero.cache.blob import Compilation, Cut, DeviceRecord, ModelBlob
-from hetero.config import HETERO_PROPERTIES, SplitConfig
 from hetero.partition.partition import Partition
+from hetero.properties.table import HETERO_PROPERTIES, SplitConfig
 from scheduler.device_names import match_name
 from scheduler.executor import StageSource
 from scheduler.formats.stored_payload import PAYLOADS, StoredPayload, read_payload

@@ -16,7 +16,7 @@ from typing import Any
 from devices.model.model import Model
 from hetero.affinity.affinity import Affinity
 from hetero.cache.blob import Compilation, hetero_version
-from hetero.config import HETERO_PROPERTIES
+from hetero.properties.table import HETERO_PROPERTIES
 from scheduler.formats.blob_format import FORMAT_VERSION
 
 

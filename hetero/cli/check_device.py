@@ -12,10 +12,10 @@ from devices.plugin.plugin import Plugin
 from devices.plugin.registry import find_plugin, load_plugins
 from devices.testing import CheckResult, device_results, operator_results
 from hetero.cli.terminal import print_json, progress, show
+from hetero.compare.subject import CoreSubject
 from hetero.core import Core
 from hetero.report.text import Rows
 from hetero.report.units import counted
-from hetero.subject import CoreSubject
 from scheduler.device_names import parse_device
 
 

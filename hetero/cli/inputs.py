@@ -17,7 +17,7 @@ from devices.model.light import PREFIX, light_model_inputs
 from devices.model.model import Model
 from hetero.cli.pairs import pairs, together
 from hetero.cli.pictures import is_picture, read_picture
-from hetero.sample_inputs import sample_inputs
+from hetero.observe.sample_inputs import sample_inputs
 
 #: Suffixes of the files that `--input` reads; a file with another one is read as .npy.
 KINDS: Final = (".npy", ".npz", ".pb")

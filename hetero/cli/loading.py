@@ -12,7 +12,7 @@ from devices.model.model import Model
 from hetero.cli.pairs import pairs, together
 from hetero.cli.planning import PROPERTIES
 from hetero.cli.terminal import progress, show
-from hetero.compiled_model import CompiledModel
+from hetero.compile.compiled_model import CompiledModel
 from hetero.core import Core
 from hetero.report.text import Rows
 from hetero.report.units import counted, nbytes_text

@@ -11,8 +11,8 @@ from typing import Any, Final
 import numpy as np
 
 from devices.request.answer import Answer, StageRun
-from hetero.compiled_model import CompiledModel
-from hetero.in_flight import keep_in_flight
+from hetero.compile.compiled_model import CompiledModel
+from hetero.observe.in_flight import keep_in_flight
 from hetero.report.profile import wire_links
 
 PERCENTILES: Final = (50, 90, 95, 99)

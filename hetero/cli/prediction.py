@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hetero.cli.terminal import show
-from hetero.compiled_model import CompiledModel
+from hetero.compile.compiled_model import CompiledModel
 from hetero.planning.cost.feedback import StageMeasurement
 from hetero.report.text import Rows
 from hetero.report.units import nbytes_text

@@ -15,7 +15,7 @@ from hetero.cli.pairs import together
 from hetero.cli.planning import plans_by_cost
 from hetero.cli.report import command_line, write_text
 from hetero.cli.terminal import progress, show
-from hetero.compiled_model import CompiledModel
+from hetero.compile.compiled_model import CompiledModel
 from hetero.core import Core
 from hetero.planning import PlanReport
 from hetero.report import build_report, report_html

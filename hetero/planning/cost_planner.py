@@ -14,6 +14,7 @@ from devices.errors import DeviceError, PlanError, UnsupportedNodesError
 from devices.model.model import Model
 from devices.plugin.support import Refusal, Support
 from hetero.affinity.affinity import resolve_pins
+from hetero.observe.sample_inputs import sample_inputs
 from hetero.planning.choose import Choice, Policy, choose
 from hetero.planning.cost import Costs, DeviceIdentity
 from hetero.planning.cost.cost_file import check_costs, read_costs, write_costs
@@ -29,7 +30,6 @@ from hetero.query.placement import (
     refusals,
     without,
 )
-from hetero.sample_inputs import sample_inputs
 from scheduler.device_names import match_name
 from scheduler.executor import Executor
 

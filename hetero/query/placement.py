@@ -14,7 +14,7 @@ from devices.errors import UnsupportedNodesError
 from devices.model.model import Model
 from devices.plugin.support import Refusal, Support
 from hetero.affinity.affinity import Affinity, assign
-from hetero.config import SplitConfig
+from hetero.properties.table import SplitConfig
 from hetero.query.query import query_priority, require_supported
 
 #: Device -> node -> why it does not take it in the part that it would get.

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from devices.model.model import Model
 from devices.request.answer import RequestTimes, StageRun
-from hetero.compiled_model import CompiledModel
+from hetero.compile.compiled_model import CompiledModel
 from hetero.planning import PlanReport
 
 

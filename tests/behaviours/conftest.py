@@ -3,7 +3,7 @@
 import pytest
 
 import hetero
-from hetero.subject import CoreSubject
+from hetero.compare.subject import CoreSubject
 from tests.behaviours.held import DOUBLE, Held, held_plugin
 from tests.devices.networks import PAIR, X
 

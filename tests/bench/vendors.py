@@ -25,7 +25,7 @@ import onnx
 import hetero
 from devices.model.light import light_model_inputs, light_model_path
 from devices.model.reader import read_model
-from hetero.sample_inputs import sample_inputs
+from hetero.observe.sample_inputs import sample_inputs
 from tests.bench.networks import NETWORKS
 from tests.bench.null_models import call
 from tests.bench.tables import names, print_rows

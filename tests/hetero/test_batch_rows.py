@@ -9,8 +9,8 @@ import pytest
 
 from devices.model.light import light_model_path
 from devices.model.reader import read_model
-from hetero.batch_rows import why_not_joined
-from hetero.open_batch import with_open_batch
+from hetero.batching.open_axis import with_open_batch
+from hetero.batching.rows import why_not_joined
 
 RNG = np.random.default_rng(7)
 

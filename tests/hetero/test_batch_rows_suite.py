@@ -13,7 +13,7 @@ import pytest
 
 from devices.conformance.onnx_suite import Case, backend_cases
 from devices.model.reader import read_model
-from hetero.batch_rows import why_not_joined
+from hetero.batching.rows import why_not_joined
 
 #: Cases and choices of inputs with rows that were joined with onnx 1.23 and ONNX Runtime 1.31.
 JOINED = 700

@@ -8,7 +8,7 @@ import hetero
 from devices.conformance.query_checks import ELEMENT_TYPES
 from devices.conformance.samples import samples, typed_samples
 from devices.testing import check_device, subject_checks
-from hetero.subject import CoreSubject
+from hetero.compare.subject import CoreSubject
 from tests.hetero.models import branches
 
 

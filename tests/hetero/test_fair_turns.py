@@ -10,7 +10,7 @@ import pytest
 
 import hetero
 from devices.errors import ArgumentTypeError
-from hetero.metrics_server import MetricsServer
+from hetero.observe.metrics_server import MetricsServer
 from tests import exposition
 from tests.hetero.gated_plugin import GatedPlugin
 from tests.hetero.models import branches, branches_output

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from devices.request.answer import Answer
-from hetero.in_flight import keep_in_flight
+from hetero.observe.in_flight import keep_in_flight
 
 ANSWER = Answer({}, ())
 

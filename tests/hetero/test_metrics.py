@@ -14,7 +14,7 @@ import onnx
 import pytest
 
 import hetero
-from hetero.metrics_server import MetricsServer
+from hetero.observe.metrics_server import MetricsServer
 from scheduler.load import Load
 from tests import exposition
 from tests.command_line import Shell

@@ -14,7 +14,7 @@ import pytest
 import hetero
 from devices import COMMON_PROPERTIES, OPTIONAL_PROPERTIES, errors
 from devices.plugin.program import Payload
-from hetero.config import HETERO_PROPERTIES
+from hetero.properties.table import HETERO_PROPERTIES
 from tests.devices.test_configuration import PairPlugin
 from tests.examples.third_party_plugin import DensePlugin
 from tests.hetero.counting_plugin import CountingPlugin

@@ -19,7 +19,7 @@ import pytest
 
 import hetero
 from devices.request.answer import StageRun
-from hetero.trace_events import trace_events
+from hetero.observe.trace_events import trace_events
 from scheduler.client.transitions import RequestState
 from tests.command_line import Shell
 from tests.hetero.models import branches

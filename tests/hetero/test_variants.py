@@ -15,8 +15,8 @@ import hetero
 from devices.errors import BlobError, PropertyError
 from devices.model.model import Model
 from devices.model.reader import read_model
-from hetero import compiler
 from hetero.cache.description import describe
+from hetero.compile import compiler
 from hetero.planning import choose as choosing
 from hetero.planning.cost import Line, Transfer
 from hetero.planning.cost.cost_file import write_costs

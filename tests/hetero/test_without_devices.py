@@ -9,7 +9,7 @@ import pytest
 import hetero
 from devices.errors import DeviceError
 from devices.model.reader import read_model
-from hetero.compiler import CompileRequest, without_devices
+from hetero.compile.compiler import CompileRequest, without_devices
 from tests.hetero.models import branches
 
 

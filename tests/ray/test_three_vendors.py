@@ -12,7 +12,7 @@ import pytest
 import hetero
 from devices.model.light import light_model_inputs, light_model_names, light_model_outputs
 from devices.model.model import Model
-from hetero.sample_inputs import sample_inputs
+from hetero.observe.sample_inputs import sample_inputs
 from tests.bench.small_networks import SMALL_NETWORKS
 from tests.devices.test_three_vendors import MISSES
 from tests.random_affinity import random_affinity

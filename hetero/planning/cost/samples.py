@@ -17,10 +17,10 @@ from devices.model.model import Model
 from devices.model.tensor_spec import TensorSpec
 from devices.plugin.program import Value
 from hetero.affinity.requests import request_positions
+from hetero.observe.sample_inputs import sample_value
 from hetero.partition.partition import partition
 from hetero.planning.cost.timing import deployed, run
 from hetero.planning.cost.work import node_work
-from hetero.sample_inputs import sample_value
 from scheduler.executor import Executor
 
 #: Stands for every device but the one that is looked at.

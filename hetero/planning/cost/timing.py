@@ -16,7 +16,7 @@ from devices.model.model import Model
 from devices.plugin.program import ExecutedNode, Value
 from devices.request.answer import Answer, StageRun
 from devices.request.request import Request
-from hetero.in_flight import keep_in_flight
+from hetero.observe.in_flight import keep_in_flight
 from hetero.partition.lowering import constant_outputs, stage_sources
 from hetero.partition.partition import partition
 from hetero.planning.cost.calibration import Look

@@ -15,7 +15,7 @@ import numpy as np
 
 from devices.model.model import Model, Node
 from devices.model.tensor_spec import TensorSpec
-from hetero.sample_inputs import OPEN_DIMENSION
+from hetero.observe.sample_inputs import OPEN_DIMENSION
 
 
 @dataclass(frozen=True, slots=True)

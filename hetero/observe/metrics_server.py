@@ -14,7 +14,7 @@ from scheduler.metrics import Metrics
 from scheduler.observer import Observer
 
 if TYPE_CHECKING:
-    from hetero.metrics_http import MetricsHTTPServer
+    from hetero.observe.metrics_http import MetricsHTTPServer
 
 
 class MetricsServer:
@@ -49,7 +49,7 @@ class MetricsServer:
         return write_text(self._metrics.families())
 
     def __enter__(self) -> MetricsServer:
-        from hetero.metrics_http import MetricsHTTPServer
+        from hetero.observe.metrics_http import MetricsHTTPServer
 
         try:
             self._server = MetricsHTTPServer(self._host, self._port, self.text)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Final
 
 from devices.errors import HeteroError
-from hetero.metrics_server import MetricsServer
-from hetero.trace import Trace
+from hetero.observe.metrics_server import MetricsServer
+from hetero.observe.trace import Trace
 from scheduler.executor import Executor
 from scheduler.load import Load
 from scheduler.observer import ObservedRequest, Observer

@@ -8,20 +8,21 @@ from dataclasses import dataclass, replace
 
 from devices.errors import DeviceError, PropertyError, UnsupportedNodesError
 from devices.model.model import Model
-from hetero.admission import optimal_requests
 from hetero.affinity.affinity import Affinity
-from hetero.batch_rows import require_joinable
+from hetero.batching.open_axis import with_open_batch
+from hetero.batching.rows import require_joinable
 from hetero.cache.blob import Compilation, Cut
 from hetero.cache.cached_compile import Cached, CachedCompiler
 from hetero.cache.folder import Cache
-from hetero.compiled_model import CompiledModel
-from hetero.config import SplitConfig, batch_size
-from hetero.deployed_model import DeployedModel
-from hetero.open_batch import with_open_batch
+from hetero.compile.admission import optimal_requests
+from hetero.compile.compiled_model import CompiledModel
+from hetero.compile.deployed_model import DeployedModel
+from hetero.compile.stage_replicas import stand_ins, ways, without_stand_ins
 from hetero.partition.lowering import constant_outputs, stage_sources
 from hetero.partition.partition import partition
 from hetero.planning import PlannedAffinity
 from hetero.planning.cost_planner import CostPlanner, policy_of
+from hetero.properties.table import SplitConfig, batch_size
 from hetero.query.answers import Answers
 from hetero.query.placement import (
     PlacementRequest,
@@ -30,7 +31,6 @@ from hetero.query.placement import (
     place_by_priority,
     refusals,
 )
-from hetero.stage_replicas import stand_ins, ways, without_stand_ins
 from scheduler.client.batched_deployment import BatchedDeployment
 from scheduler.client.batching import Batching
 from scheduler.client.limits import Limits

@@ -8,9 +8,9 @@ from devices.model.model import Model
 from devices.plugin.properties import Config, PropertyTable
 from devices.plugin.remote import RemoteContext
 from devices.plugin.support import Support
-from hetero.compiled_model import CompiledModel
-from hetero.config import HETERO_PROPERTIES
+from hetero.compile.compiled_model import CompiledModel
 from hetero.core import Core
+from hetero.properties.table import HETERO_PROPERTIES
 from scheduler.device_names import HETERO, parse_device
 
 

@@ -18,13 +18,13 @@ from devices.plugin.properties import unknown_property
 from devices.plugin.remote import RemoteContext
 from devices.request.base_compiled_model import BaseCompiledModel
 from devices.request.request import Request
-from hetero.admission import optimal_requests
 from hetero.affinity.affinity import Affinity
 from hetero.cache.blob import Compilation, Cut, export_payloads, write_model
-from hetero.config import HETERO_PROPERTIES, batch_size
-from hetero.deployed_model import DeployedModel
+from hetero.compile.admission import optimal_requests
+from hetero.compile.deployed_model import DeployedModel
 from hetero.partition.partition import Partition, Subgraph
 from hetero.planning import PlannedAffinity, PlanReport
+from hetero.properties.table import HETERO_PROPERTIES, batch_size
 from scheduler.executor import Deployment, Submission
 from scheduler.formats.publish import publish
 from scheduler.plan import Plan

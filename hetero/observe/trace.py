@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, BinaryIO
 
 from devices.errors import ArgumentError
-from hetero.trace_events import trace_events
+from hetero.observe.trace_events import trace_events
 from scheduler.formats.publish import publish
 from scheduler.observer import DeviceEvent, ObservedRequest, Observer
 

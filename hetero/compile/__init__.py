@@ -1,0 +1,1 @@
+"""From a model and a request to a compiled model on its devices; `Compiler` leads through."""
