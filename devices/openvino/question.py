@@ -139,8 +139,9 @@ def _put_weights(model: openvino.Model, names: frozenset[str]) -> None:
         if parameter.get_friendly_name() in names:
             shape = tuple(parameter.get_output_partial_shape(0).to_shape())
             dtype = parameter.get_output_element_type(0).to_dtype()
-            zeros = openvino.Tensor(np.zeros(shape, dtype), shared_memory=True)
-            parameter.output(0).replace(openvino.op.Constant(zeros).output(0))
+            # The constant keeps the array; one made of a tensor would not keep the tensor's.
+            zeros = openvino.op.Constant(np.zeros(shape, dtype), shared_memory=True)
+            parameter.output(0).replace(zeros.output(0))
             model.remove_parameter(parameter)
 
 

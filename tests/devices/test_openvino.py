@@ -311,3 +311,21 @@ def test_a_strided_inputs_copy_lives_until_the_run_has_ended(plugin, monkeypatch
     compiled = plugin.compile_model(model)
     (y,) = compiled.run([x.T])
     np.testing.assert_array_equal(y, x.T)
+
+
+def test_what_stands_for_weights_in_a_question_outlives_other_arrays(plugin):
+    """OpenVINO reads the constant when it is asked: memory freed before that ends the process."""
+    from devices.openvino.question import _put_weights
+    from devices.openvino.runtime import core
+
+    model = parsed("(float[5000, 8] v0, int64[3] v1) => (float[3, 8] y) {y = Gather(v0, v1)}")
+    asked = core().read_model(model.to_bytes())
+    _put_weights(asked, frozenset({"v0"}))
+    overwriting = [np.ones((5000, 8), np.float32) for _ in range(50)]
+    contents = [
+        np.asarray(operator.data)
+        for operator in asked.get_ops()
+        if operator.get_type_name() == "Constant" and operator.output(0).shape == (5000, 8)
+    ]
+    assert len(contents) == 1
+    assert not contents[0].any(), f"{len(overwriting)} arrays came after"
