@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-from tests.command_line import Shell
+from tests.support.command_line import Shell
 
 # The same examples in each run; `--hypothesis-profile=default` draws others.
 settings.register_profile("few", derandomize=True, deadline=None, max_examples=60)

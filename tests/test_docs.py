@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from hetero.cli import cli
-from tests.command_line import Shell
+from tests.support.command_line import Shell
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

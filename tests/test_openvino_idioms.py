@@ -16,7 +16,7 @@ import pytest
 
 import hetero
 from devices.errors import ArgumentError, ModelError, TensorNameError, TensorShapeError
-from tests.hetero.models import branches, branches_output
+from tests.support.models import branches, branches_output
 
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
 

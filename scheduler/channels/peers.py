@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 #: Control messages that wait for a party that does not read.
 _MOST_CONTROL: Final = 256
-#: From here on a slot of shared memory is faster than a datagram: see `tests.bench.channels`.
+#: From here on a slot of shared memory is faster than a datagram: see `benchmarks.channels`.
 SHARED_NBYTES: Final = 64 * 1024
 #: How long the last control messages may take.
 _FAREWELL_MS: Final = 100

@@ -15,7 +15,7 @@ import pytest
 import hetero.backend
 from devices.conformance.onnx_suite import Case, backend_cases
 from tests.backend_suite.misses import may_pass, read_misses
-from tests.random_affinity import random_affinity
+from tests.support.random_affinity import random_affinity
 
 FOLDER = Path(__file__).parent
 MISSES = {

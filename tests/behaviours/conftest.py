@@ -5,7 +5,7 @@ import pytest
 import hetero
 from hetero.compare.subject import CoreSubject
 from tests.behaviours.held import DOUBLE, Held, held_plugin
-from tests.devices.networks import PAIR, X
+from tests.support.networks import PAIR, X
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ import threading
 from dataclasses import dataclass, field
 
 from devices import Program
-from tests.devices.networks import model
 from tests.examples.third_party_plugin import DensePlugin
+from tests.support.networks import model
 
 #: Doubles what is not negative, in two nodes.
 DOUBLE = model("(float[N,3] x) => (float[N,3] y) {h = Relu(x) y = Add(x, h)}")

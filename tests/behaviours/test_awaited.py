@@ -18,7 +18,7 @@ from devices.errors import (
     TensorShapeError,
 )
 from tests.behaviours.held import DOUBLE, held_plugin
-from tests.devices.networks import PAIR, X
+from tests.support.networks import PAIR, X
 
 A, B = np.float32([1, 2]), np.float32([10, 20])
 

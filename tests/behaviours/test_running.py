@@ -21,8 +21,8 @@ from devices.errors import (
     RequestCancelledError,
 )
 from tests.behaviours.held import DOUBLE
-from tests.devices.networks import X
 from tests.examples.third_party_plugin import DensePlugin
+from tests.support.networks import X
 
 # Requests, synchronous or not.
 

@@ -19,8 +19,8 @@ from devices.errors import (
 )
 from scheduler.device.host import DeviceHost
 from scheduler.device.probe import probe_node
-from tests.devices.networks import DOUBLE
 from tests.examples.third_party_plugin import DensePlugin
+from tests.support.networks import DOUBLE
 
 MEMORY = {"left": 4_000, "right": 1_000}
 

@@ -22,9 +22,9 @@ from tests.backend_suite.misses import may_pass, read_misses
 from tests.emulated_gpu.array import WAITS
 from tests.emulated_gpu.backend import COPIES
 from tests.emulated_gpu.plugin import EmulatedGPUPlugin
-from tests.hetero.stateful_models import running_sum
-from tests.random_affinity import random_affinity
+from tests.support.random_affinity import random_affinity
 from tests.support.small_models import make_model, run_onnxruntime
+from tests.support.stateful_models import running_sum
 
 FOLDER = Path(__file__).parents[1] / "backend_suite"
 SPEC = "tests.emulated_gpu.plugin:EmulatedGPUPlugin"

@@ -17,7 +17,7 @@ from devices.errors import (
 )
 from devices.null.plugin import NullPlugin
 from devices.plugin.program import RunContext
-from tests.devices.networks import model
+from tests.support.networks import model
 
 CHAIN = model(
     "(float[N,3] x) => (float[N,3] y, int64[2,M] z) <float[N,3] h>"

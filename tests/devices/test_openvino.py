@@ -19,7 +19,7 @@ from devices.errors import (
 )
 from devices.model.light import light_model_inputs
 from devices.plugin.program import Payload, RunContext
-from tests.devices.single_nodes import schemas, single_node_models
+from tests.support.single_nodes import schemas, single_node_models
 
 
 def parsed(body, opset=17):

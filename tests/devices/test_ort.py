@@ -21,7 +21,7 @@ from devices.errors import (
 )
 from devices.model.light import light_model_inputs, light_model_outputs
 from devices.plugin.program import Payload
-from tests.devices.single_nodes import schemas, single_node_models
+from tests.support.single_nodes import schemas, single_node_models
 
 pytest.importorskip("onnxruntime")
 from devices.ort.plugin import ORTPlugin

@@ -20,8 +20,8 @@ from devices.errors import (
 )
 from devices.plugin.program import Payload
 from devices.plugin.properties import COMMON_PROPERTIES
-from tests.devices.networks import DOUBLE, X, model
 from tests.examples.third_party_plugin import DensePlugin
+from tests.support.networks import DOUBLE, X, model
 
 CHAIN = model(
     "(float[2] x) => (float[2] y) <float[2] a, float[2] b>"

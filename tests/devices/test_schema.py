@@ -14,7 +14,7 @@ import hetero
 from devices import load_plugins, read_model
 from devices.errors import ModelError, UnsupportedNodesError
 from devices.plugin.schema import violations
-from tests.devices.single_nodes import schemas, single_node_models
+from tests.support.single_nodes import schemas, single_node_models
 
 HEADER = '<ir_version: 8, opset_import: ["" : 17, "own" : 1, "ai.onnx.ml" : 3, "foreign" : 1]> '
 PLUGINS = load_plugins(["tests.examples.third_party_plugin:DensePlugin"])

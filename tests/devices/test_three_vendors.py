@@ -12,7 +12,7 @@ import pytest
 import hetero
 from devices.conformance.onnx_suite import Case, backend_cases
 from tests.backend_suite.misses import read_misses
-from tests.random_affinity import random_affinity
+from tests.support.random_affinity import random_affinity
 
 pytest.importorskip("openvino", reason="needs pip install 'hetero[openvino]'")
 

@@ -23,7 +23,7 @@ from devices.errors import HeteroError
 from tests.backend_suite.misses import read_misses
 from tests.fuzz.operators import OperatorCase, broken, draw
 from tests.fuzz.oracles import ORACLES, WIDENED, WORKER, NoAnswerError, differences, run_onnxruntime
-from tests.hetero.graphs import feeds, random_affinity, random_model
+from tests.support.graphs import feeds, random_affinity, random_model
 from tests.support.small_models import run_cpu
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]

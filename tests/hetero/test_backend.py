@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 
 import hetero.backend
 from devices import errors
-from tests.hetero.models import branches, branches_output
+from tests.support.models import branches, branches_output
 
 X = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
 

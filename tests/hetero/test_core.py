@@ -13,7 +13,7 @@ import pytest
 
 import hetero
 from devices import errors
-from tests.hetero.models import branches, branches_output, unknown_ops
+from tests.support.models import branches, branches_output, unknown_ops
 
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
 

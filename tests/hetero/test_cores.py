@@ -16,7 +16,7 @@ from devices.null.plugin import NullPlugin
 from devices.plugin.program import Payload, Program
 from devices.plugin.properties import OPTIONAL_PROPERTIES, Config
 from hetero.planning.cost.load import BusyDevices
-from tests.hetero.models import branches
+from tests.support.models import branches
 
 CORES = 8
 

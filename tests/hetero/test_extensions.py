@@ -14,8 +14,8 @@ from onnx import TensorProto, helper
 
 import hetero
 from devices.errors import ArgumentError, BlobError, KernelError, ModelError, UnsupportedNodesError
-from tests.hetero import custom_operators
-from tests.hetero.custom_operators import halve, lie, squeak
+from tests.support import custom_operators
+from tests.support.custom_operators import halve, lie, squeak
 
 X = np.linspace(-2, 2, 12, dtype=np.float32).reshape(4, 3)
 DOMAIN = "org.example"
@@ -57,7 +57,7 @@ def test_without_its_extension_an_operator_is_refused_with_the_remedy(core: hete
     assert "Core.add_extension" in support.unsupported["squeak"]["CPU"].message
 
 
-@pytest.mark.parametrize("given", [squeak, "tests.hetero.custom_operators:squeak"])
+@pytest.mark.parametrize("given", [squeak, "tests.support.custom_operators:squeak"])
 def test_a_function_of_arrays_is_an_operator_of_the_cpu(core: hetero.Core, given: Any) -> None:
     core.add_extension(given)
     support = core.query_model(squeaking(), "HETERO:ORT,CPU")
@@ -235,8 +235,8 @@ def test_an_attribute_that_the_function_lacks_is_refused(core: hetero.Core) -> N
     [
         (3, "custom_operator"),
         ("nowhere_at_all:squeak", "cannot be imported"),
-        ("tests.hetero.custom_operators:plain", "decorated"),
-        ("tests.hetero.custom_operators:absent", "decorated"),
+        ("tests.support.custom_operators:plain", "decorated"),
+        ("tests.support.custom_operators:absent", "decorated"),
         ("no colon", "cannot be imported|decorated"),
         (hetero.custom_operator("a.b::C", infer=lambda x: x)(lambda x: x), "top of a module"),
     ],

@@ -11,10 +11,10 @@ import pytest
 import hetero
 from devices.errors import ArgumentTypeError
 from hetero.observe.metrics_server import MetricsServer
-from tests import exposition
-from tests.hetero.gated_plugin import GatedPlugin
-from tests.hetero.models import branches, branches_output
 from tests.scheduler.parties import wait_for
+from tests.support import exposition
+from tests.support.gated_plugin import GatedPlugin
+from tests.support.models import branches, branches_output
 
 PATIENCE_S = 60
 

@@ -13,8 +13,8 @@ from devices.errors import (
     UnknownDeviceError,
     UnsupportedOperationError,
 )
-from tests.devices.networks import DOUBLE, X
 from tests.examples.third_party_plugin import DensePlugin
+from tests.support.networks import DOUBLE, X
 
 DENSE = "tests.examples.third_party_plugin:DensePlugin"
 

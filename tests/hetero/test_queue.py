@@ -13,7 +13,7 @@ import pytest
 
 import hetero
 from devices import InferRequest, errors
-from tests.hetero.models import branches, branches_output
+from tests.support.models import branches, branches_output
 
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
 PATIENCE_S = 60
@@ -128,7 +128,7 @@ def test_waits_end_where_no_job_ends() -> None:
 def test_the_process_ends_though_a_callback_waits_for_its_own_queue() -> None:
     program = """
 import hetero, numpy as np
-from tests.hetero.models import branches
+from tests.support.models import branches
 X = np.ones((2, 3), np.float32)
 core = hetero.Core(executor="inprocess")
 queue = hetero.AsyncInferQueue(core.compile_model(branches(), "CPU"), jobs=1)

@@ -25,7 +25,7 @@ from hetero.errors import (
 from scheduler.channels.memory import MemoryChannel
 from scheduler.channels.messages import Give, Message
 from scheduler.events import DeviceLost
-from tests.hetero.remote_cores import Counting, await_freed, core_on, crossed, kept_nbytes
+from tests.support.remote_cores import Counting, await_freed, core_on, crossed, kept_nbytes
 
 X = np.arange(6, dtype=np.float32)
 #: y is x + 1 - 2, the one on one device, the two on another.

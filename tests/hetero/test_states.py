@@ -23,9 +23,9 @@ from hetero.errors import (
     TensorTypeError,
 )
 from scheduler.channels.memory import MemoryChannel
-from tests.hetero import custom_operators
-from tests.hetero.remote_cores import Counting, await_freed, core_on, crossed, kept_nbytes
-from tests.hetero.stateful_models import (
+from tests.support import custom_operators
+from tests.support.remote_cores import Counting, await_freed, core_on, crossed, kept_nbytes
+from tests.support.stateful_models import (
     STATES,
     VOCABULARY,
     attention_decoder,

@@ -18,8 +18,8 @@ from typing import Any, Final
 import ray
 
 import hetero
-from tests.bench.chaos import result
-from tests.bench.chaos_flow import CONFIG, DEVICES, PLACES, Flow, model, question
+from benchmarks.chaos import result
+from benchmarks.chaos_flow import CONFIG, DEVICES, PLACES, Flow, model, question
 from tests.hosts.network import Network
 
 PORT: Final = 6379

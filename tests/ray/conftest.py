@@ -51,6 +51,6 @@ def local_ray() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def core(local_ray: None) -> Iterator[hetero.Core]:
     """Return what tests share that end no device; the others have a Core of their own."""
-    plugins = ("tests.hetero.waiting_plugin:WaitingPlugin",)
+    plugins = ("tests.support.waiting_plugin:WaitingPlugin",)
     with hetero.Core(devices={"CPU": 2}, plugins=plugins) as core:
         yield core

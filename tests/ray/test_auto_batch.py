@@ -14,7 +14,7 @@ import ray
 
 import hetero
 from devices.errors import DeadlineError
-from tests.hetero.models import branches, branches_output
+from tests.support.models import branches, branches_output
 
 pytestmark = pytest.mark.ray
 
@@ -48,7 +48,7 @@ def test_requests_over_two_actors_are_joined_and_split_again(
 def test_a_batch_whose_device_dies_is_run_again_and_nobody_hears_of_it(tmp_path: Path) -> None:
     gate = tmp_path / "open"
     config = {"AUTO_BATCH_SIZE": 4, "AUTO_BATCH_TIMEOUT": 600_000, "WAIT_FILE": str(gate)}
-    plugins = ("tests.hetero.waiting_plugin:WaitingPlugin",)
+    plugins = ("tests.support.waiting_plugin:WaitingPlugin",)
     with (
         hetero.Core(devices={"CPU": 1}, plugins=plugins) as core,
         core.compile_model(branches(), "WAITING", config) as compiled,

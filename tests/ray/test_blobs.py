@@ -12,8 +12,8 @@ import hetero
 from devices.errors import BlobError
 from scheduler.formats.blob_file import BlobFile
 from scheduler.formats.stored_payload import StoredPayload, fetch_payload
-from tests.hetero import blob_mutations
-from tests.hetero.models import branches, branches_output
+from tests.support import blob_mutations
+from tests.support.models import branches, branches_output
 
 pytestmark = pytest.mark.ray
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)

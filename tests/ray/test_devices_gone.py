@@ -20,7 +20,7 @@ import hetero
 from devices.errors import ClusterError, DeviceLostError, UnknownDeviceError
 from scheduler.executor import Remade
 from scheduler.ray.nodes import alive_nodes
-from tests.hetero.models import branches, branches_output
+from tests.support.models import branches, branches_output
 
 pytestmark = pytest.mark.ray
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)

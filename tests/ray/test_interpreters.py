@@ -14,7 +14,7 @@ import ray
 
 import hetero
 from devices.model.light import light_model_inputs, light_model_outputs
-from tests.devices.networks import DOUBLE, X
+from tests.support.networks import DOUBLE, X
 
 pytestmark = pytest.mark.ray
 #: An environment with `onnxruntime-openvino`, hetero and the same Ray and Python.

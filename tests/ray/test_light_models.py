@@ -9,7 +9,7 @@ import pytest
 
 import hetero
 from devices.model.light import light_model_inputs, light_model_names, light_model_outputs
-from tests.random_affinity import random_affinity
+from tests.support.random_affinity import random_affinity
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 

@@ -30,7 +30,7 @@ CLIENT = """
 import sys
 import numpy as np
 import hetero
-from tests.bench.null_models import compile_chain
+from benchmarks.null_models import compile_chain
 with hetero.Core() as core:
     with compile_chain(core, 2, 64) as model:
         model(np.ones(16, np.float32))

@@ -10,8 +10,8 @@ import pytest
 
 import hetero
 from hetero.errors import TensorError
-from tests.hetero.stateful_models import STATES, decoder
 from tests.hetero.test_states import expected, generated
+from tests.support.stateful_models import STATES, decoder
 
 pytestmark = pytest.mark.ray
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import hetero
+from benchmarks.small_networks import SMALL_NETWORKS
 from devices.model.light import light_model_inputs, light_model_names, light_model_outputs
 from devices.model.model import Model
 from hetero.observe.sample_inputs import sample_inputs
-from tests.bench.small_networks import SMALL_NETWORKS
 from tests.devices.test_three_vendors import MISSES
-from tests.random_affinity import random_affinity
+from tests.support.random_affinity import random_affinity
 
 onnxruntime = pytest.importorskip("onnxruntime")
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

@@ -20,9 +20,9 @@ from onnx import TensorProto, helper
 import hetero
 from devices import errors
 from scheduler.metrics import Metrics
-from tests.command_line import Shell
-from tests.hetero.models import branches, branches_output
 from tests.scheduler.parties import wait_for
+from tests.support.command_line import Shell
+from tests.support.models import branches, branches_output
 
 pytestmark = pytest.mark.ray
 ROOT = Path(__file__).parents[2]

@@ -13,8 +13,8 @@ from scheduler.load import DeploymentLoad, DeviceLoad, Load
 from scheduler.metrics import BOUNDS_S, Metrics
 from scheduler.observer import ObservedRequest
 from scheduler.placement import alone
-from tests import exposition
 from tests.scheduler.models import chain
+from tests.support import exposition
 
 LOAD = Load(
     (DeploymentLoad("m", 2, 3), DeploymentLoad("m", 1, 1)),

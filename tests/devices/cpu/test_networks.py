@@ -13,9 +13,9 @@ import onnx
 import pytest
 from onnx import helper
 
+from benchmarks.kernels import inputs_of, largest_live_nbytes
+from benchmarks.networks import bert, lstm, vit
 from devices.model.reader import read_model
-from tests.bench.kernels import inputs_of, largest_live_nbytes
-from tests.bench.networks import bert, lstm, vit
 from tests.support.small_models import compile_cpu, make_model, run_cpu, run_onnxruntime
 
 SMALL = {

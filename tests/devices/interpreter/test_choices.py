@@ -17,7 +17,7 @@ from devices.kernels import KERNELS, Kernel, KernelRegistry
 from devices.kernels.registry import op
 from devices.plugin.schema import violations
 from hetero.errors import UnsupportedNodesError
-from tests.devices.single_nodes import single_node_models
+from tests.support.single_nodes import single_node_models
 
 #: Attributes whose value is the user's own text.
 TEXT = {

@@ -1,0 +1,243 @@
+"""Benchmark: the CPU device against ONNX Runtime and onnx's ReferenceEvaluator, one thread each.
+
+``python -m benchmarks.kernels [--json] [--models a,b] [--rounds N] [--no-reference]
+[--keep-coretype]``. The three run by turns in one process, so that a change of the machine's speed
+meets all of them; each row gives the median of its rounds (the evaluator, far slower, runs once).
+"""
+
+# ruff: noqa: E402 - the environment must be set before numpy is loaded
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import sys
+import time
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+# Before numpy is loaded: its BLAS reads these once. A core type that somebody forced would have
+# numpy's products use half of the vector units that ONNX Runtime uses.
+FORCED_CORE = os.environ.get("OPENBLAS_CORETYPE", "")
+if __name__ == "__main__":  # who only imports this keeps the environment of its own processes
+    os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    if "--keep-coretype" not in sys.argv:
+        os.environ.pop("OPENBLAS_CORETYPE", None)
+
+import numpy as np
+import onnx
+import onnxruntime
+import threadpoolctl
+from onnx.reference import ReferenceEvaluator
+
+from benchmarks.networks import NETWORKS
+from benchmarks.small_networks import SMALL_NETWORKS
+from devices.cpu.plugin import CPUPlugin
+from devices.model.light import light_model_names, light_model_path
+from devices.model.model import Model
+from devices.model.reader import read_model
+from devices.request.compiled_model import CompiledModel
+
+#: Seconds that a model is measured for at least, however many rounds that makes.
+SHORTEST_S = 0.5
+#: Sizes of the dimensions that models leave free.
+FREE_SIZES = {"batch": 1, "length": 32}
+
+_VIEWS = ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "Slice", "Split")
+
+
+def load(name: str) -> onnx.ModelProto:
+    """Return a light model, its weights drawn at random, or one of our own."""
+    made = NETWORKS | SMALL_NETWORKS
+    return made[name]() if name in made else drawn(onnx.load(light_model_path(name)))
+
+
+def drawn(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a light model with weights at random in place of its own, which are all alike.
+
+    What treats equal filters equally would be measured with those. Variances stay above zero, and
+    activations of about the same size from layer to layer.
+    """
+    graph, random = model.graph, np.random.default_rng(0)
+    shapes = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    for node in [node for node in graph.node if node.op_type == "ConstantOfShape"]:
+        shape = shapes[node.input[0]]
+        if len(shape) > 1:
+            weights = random.standard_normal(shape, np.float32)
+            weights *= math.sqrt(2 / math.prod(shape[1:]))
+        else:
+            weights = random.random(shape, np.float32) + np.float32(0.5)
+        graph.node.remove(node)
+        graph.initializer.append(onnx.numpy_helper.from_array(weights, node.output[0]))
+    return model
+
+
+def model_names() -> list[str]:
+    """Return what `load` knows."""
+    return [*light_model_names(), *NETWORKS, *SMALL_NETWORKS]
+
+
+def inputs_of(model: Model) -> dict[str, np.ndarray]:
+    """Return floats from 0 to 1 in order; token ids below 2,000 for integers."""
+    feeds = {}
+    for port in model.inputs:
+        shape = [n if isinstance(n, int) else FREE_SIZES[str(n)] for n in port.shape or ()]
+        order = np.arange(math.prod(shape)).reshape(shape)
+        is_integer = port.dtype is not None and port.dtype.kind == "i"
+        feeds[port.name] = (order % 2000 if is_integer else order / order.size).astype(port.dtype)
+    return feeds
+
+
+def row(name: str, rounds: int, reference: bool) -> dict[str, Any]:
+    """Measure one model; times in milliseconds, memory in bytes."""
+    proto = load(name)
+    model = read_model(proto)
+    feeds = inputs_of(model)
+    start = time.perf_counter()
+    plugin = CPUPlugin()
+    compiled = plugin.compile_model(model, {"INFERENCE_NUM_THREADS": 1})
+    compile_s = time.perf_counter() - start
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(
+        proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    given = list(feeds.values())
+    ours = compiled.run(given)
+    theirs = session.run(None, feeds)
+    worst = max(
+        float(np.max(np.abs(a - b) / (np.abs(b) + 1e-3))) for a, b in zip(ours, theirs, strict=True)
+    )
+    contestants: dict[str, Callable[[], Any]] = {
+        "cpu": lambda: compiled.run(given),
+        "ort": lambda: session.run(None, feeds),
+    }
+    times: dict[str, list[float]] = {key: [] for key in contestants}
+    for call in contestants.values():
+        call()
+    end_s = time.perf_counter() + SHORTEST_S
+    while len(times["ort"]) < rounds or time.perf_counter() < end_s:
+        for key, call in contestants.items():
+            times[key].append(_timed(call))
+    medians = {key: statistics.median(values) for key, values in times.items()}
+    result = {
+        "model": name,
+        "nodes": len(model.nodes),
+        "compile_s": compile_s,
+        "cpu_ms": medians["cpu"] * 1e3,
+        "ort_ms": medians["ort"] * 1e3,
+        "cpu_over_ort": medians["cpu"] / medians["ort"],
+        "difference": worst,
+    }
+    if reference:
+        evaluator = ReferenceEvaluator(proto)
+        seconds = _timed(lambda: evaluator.run(None, feeds))
+        result |= {"reference_ms": seconds * 1e3, "reference_over_cpu": seconds / medians["cpu"]}
+    transformed = plugin.transform_model(model, plugin.effective_config())
+    again = plugin.compile_model(model, {"INFERENCE_NUM_THREADS": 1})
+    memory = _memory(again, transformed, given)
+    return result | {"given_weights_nbytes": model.weight_nbytes} | memory
+
+
+def _timed(call: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def _memory(compiled: CompiledModel, model: Model, given: list[np.ndarray]) -> dict[str, Any]:
+    """Return weights and the peak of what first runs allocate, and the least that they need.
+
+    Of the peak, `objects_nbytes` are Python's objects that stay: calls, views, shapes. They do not
+    grow with a model's tensors, and outweigh those of a small one.
+    """
+    tracemalloc.start()
+    for _ in range(3):
+        compiled.run(given)
+    peak = tracemalloc.get_traced_memory()[1]
+    arrays = tracemalloc.DomainFilter(False, np.lib.tracemalloc_domain)
+    objects = tracemalloc.take_snapshot().filter_traces([arrays])
+    tracemalloc.stop()
+    live = largest_live_nbytes(model)
+    return {
+        "peak_nbytes": peak + model.weight_nbytes,
+        "weights_nbytes": model.weight_nbytes,
+        "live_nbytes": live,
+        "objects_nbytes": sum(trace.size for trace in objects.traces),
+        "peak_over_needed": (peak + model.weight_nbytes) / (live + model.weight_nbytes),
+    }
+
+
+def largest_live_nbytes(model: Model) -> int:
+    """Return the bytes of the largest set of values that are needed at once.
+
+    Values that share memory with their input (reshapes, transpositions) count once; the model's
+    inputs are the caller's.
+    """
+    owner: dict[str, str] = {}
+    last: dict[str, int] = {}
+    for i, node in enumerate(model.nodes):
+        if node.op_type in _VIEWS:
+            owner[node.outputs[0]] = owner.get(node.inputs[0], node.inputs[0])
+        for value in (*node.reads, *node.writes):
+            last[owner.get(value, value)] = i
+    last |= {owner.get(port.name, port.name): len(model.nodes) for port in model.outputs}
+    most, live = 0, dict[str, int]()
+    for i, node in enumerate(model.nodes):
+        live |= {v: model.spec(v).nbytes or 0 for v in node.writes if v not in owner}
+        most = max(most, sum(live.values()))
+        live = {value: nbytes for value, nbytes in live.items() if last[value] > i}
+    return most
+
+
+def geometric_mean(values: list[float]) -> float:
+    """Return the geometric mean."""
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--models", default=",".join(model_names()))
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--no-reference", action="store_true")
+    parser.add_argument(
+        "--keep-coretype", action="store_true", help="honour OPENBLAS_CORETYPE, ignored otherwise"
+    )
+    options = parser.parse_args()
+    blas = [
+        {key: library.get(key) for key in ("internal_api", "version", "architecture")}
+        for library in threadpoolctl.threadpool_info()
+        if library["user_api"] == "blas"
+    ]
+    if not options.json:
+        print("BLAS:", blas, f"OPENBLAS_CORETYPE={FORCED_CORE!r}")
+    rows = []
+    for name in options.models.split(","):
+        rows.append(row(name, options.rounds, not options.no_reference))
+        if not options.json:
+            print(" ".join(f"{key}={_short(value)}" for key, value in rows[-1].items()), flush=True)
+    summary = {"cpu_over_ort": geometric_mean([r["cpu_over_ort"] for r in rows])}
+    summary["worst_cpu_over_ort"] = max(r["cpu_over_ort"] for r in rows)
+    if not options.no_reference:
+        faster = geometric_mean([r["reference_over_cpu"] for r in rows])
+        summary["reference_over_cpu"] = faster
+    if options.json:
+        found = {"blas": blas, "OPENBLAS_CORETYPE": FORCED_CORE}
+        print(json.dumps(found | {"rows": rows, "geometric_mean": summary}))
+    else:
+        print("geometric means:", " ".join(f"{k}={_short(v)}" for k, v in summary.items()))
+
+
+def _short(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""What rounds of compile, run, close leave behind: memory, threads, descriptors, object store.
+
+Each executor is measured in a process of its own; on Ray the devices' processes are counted with
+the client's. Half of the rounds drop the model without closing it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+import hetero
+from benchmarks.processes import device_processes, held
+
+EXECUTORS = ("inprocess", "ray")
+#: Rounds before the first measurement: caches and pools fill up.
+WARM_UP = 150
+#: Seconds that threads and processes may take to give back what they hold.
+PATIENCE_S = 20.0
+
+
+def sample(seed: int) -> onnx.ModelProto:
+    """Return two stages' worth of a model; no two have the same 400 kB of weights."""
+    weight = np.random.default_rng(seed).standard_normal((320, 320), dtype=np.float32)
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"], "product"),
+        helper.make_node("Relu", ["a"], ["y"], "relu"),
+    ]
+    ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["N", 320]) for n in "xy"]
+    weights = [numpy_helper.from_array(weight, "w")]
+    graph = helper.make_graph(nodes, "sample", [ports[0]], [ports[1]], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def use(core: hetero.Core, rounds: Sequence[int]) -> None:
+    """Compile, run and close, or drop, a model in each round."""
+    x = np.ones((1, 320), np.float32)
+    for number in rounds:
+        compiled = core.compile_model(sample(number), "HETERO:NULL,CPU", affinity={"relu": "CPU"})
+        compiled({"x": x})
+        if number % 2:
+            compiled.close()
+        del compiled
+
+
+def settled(core: hetero.Core) -> dict[str, int]:
+    """Return what the processes hold once dropped models are closed."""
+    end_s = time.monotonic() + PATIENCE_S
+    while len(core.executor._deployments) and time.monotonic() < end_s:
+        time.sleep(0.01)
+    gc.collect()  # a model that was closed is a cycle, which holds its weights until then
+    store_nbytes, pids = 0, ["self"]
+    if core._kind == "ray":
+        pids += map(str, device_processes())
+        while (store_nbytes := _store_nbytes()) and time.monotonic() < end_s:
+            time.sleep(0.1)
+    return {**held(pids), "object_store_nbytes": store_nbytes}
+
+
+def _store_nbytes() -> int:
+    """Return the bytes of the object store that are in use, as Ray last told."""
+    import ray
+
+    of = "object_store_memory"
+    return int(ray.cluster_resources()[of] - ray.available_resources()[of])
+
+
+def measure(executor: Any, rounds: int) -> dict[str, Any]:
+    """Return what the rounds added: bytes for each round, threads and descriptors in all."""
+    with hetero.Core(executor=executor, devices={"NULL": 1}) as core:
+        use(core, range(WARM_UP))
+        before = settled(core)
+        use(core, range(WARM_UP, WARM_UP + rounds))
+        after = settled(core)
+    grown: Mapping[str, int] = {name: after[name] - before[name] for name in before}
+    return {
+        "executor": executor,
+        "rounds": rounds,
+        "rss_growth_nbytes": round(grown["rss_nbytes"] / rounds),
+        "threads": grown["threads"],
+        "fds": grown["descriptors"],
+        "object_store_nbytes": round(grown["object_store_nbytes"] / rounds),
+    }
+
+
+def run(executor: str, rounds: int) -> dict[str, Any]:
+    """Measure an executor in a process of its own."""
+    command = [sys.executable, "-m", __spec__.name, "--here", executor, "--rounds", str(rounds)]
+    printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    row: dict[str, Any] = json.loads(printed.splitlines()[-1])
+    return row
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=1000, help="compile, run, close so often")
+    parser.add_argument("--executor", choices=EXECUTORS, help="one only")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--here", choices=EXECUTORS, help="measure in this process, print a row")
+    options = parser.parse_args(arguments)
+    if options.here:
+        print(json.dumps(measure(options.here, options.rounds)))
+        return
+    chosen = [options.executor] if options.executor else EXECUTORS
+    rows = [run(executor, options.rounds) for executor in chosen]
+    if options.json:
+        sys.stdout.write(json.dumps({"rows": rows}) + "\n")
+        return
+    print(" ".join(f"{name:>20}" for name in rows[0]))
+    for row in rows:
+        print(" ".join(f"{value:>20}" for value in row.values()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""Chains of NULL stages through the public API, and a window of requests on a compiled model."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+import hetero
+from benchmarks.timing import Submit
+
+
+def chain(stages: int, nbytes: int) -> onnx.ModelProto:
+    """Return nodes ``n0``, ``n1``, ... in a row over tensors of `nbytes`."""
+    values = ["x", *(f"t{i}" for i in range(stages - 1)), "y"]
+    nodes = [
+        helper.make_node("Neg", [values[i]], [values[i + 1]], name=f"n{i}") for i in range(stages)
+    ]
+    ports = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [nbytes // 4]) for name in values
+    ]
+    graph = helper.make_graph(nodes, "chain", [ports[0]], [ports[-1]], value_info=ports[1:-1])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def compile_chain(
+    core: hetero.Core,
+    stages: int,
+    nbytes: int = 4,
+    *,
+    devices: int = 0,
+    config: Mapping[str, Any] | None = None,
+) -> hetero.CompiledModel:
+    """Compile a chain, each node a stage of its own, round and round over NULL devices.
+
+    `devices`: how many of them, one a stage by default.
+    """
+    names = [f"NULL.{i}" for i in range(devices or stages)]
+    pins = {f"n{i}": name for i, name in zip(range(stages), itertools.cycle(names), strict=False)}
+    compiled = core.compile_model(
+        chain(stages, nbytes), "HETERO:" + ",".join(names), config, affinity=pins
+    )
+    found = len(compiled.subgraphs)
+    if found != (stages if len(names) > 1 else 1):
+        raise RuntimeError(f"{stages} stages on {len(names)} devices came to {found} subgraphs")
+    return compiled
+
+
+def submit_to(compiled: hetero.CompiledModel, x: np.ndarray | Mapping[str, Any]) -> Submit:
+    """Return what starts requests on a pool that grows to as many as are ever in flight."""
+    idle: list[hetero.InferRequest] = []
+
+    def submit() -> Callable[[], hetero.Results]:
+        request = idle.pop() if idle else compiled.create_infer_request()
+        request.start_async(x, share_inputs=True)
+
+        def wait() -> hetero.Results:
+            request.wait()
+            results = request.results
+            idle.append(request)
+            return results
+
+        return wait
+
+    return submit
+
+
+def call(compiled: hetero.CompiledModel, x: np.ndarray | Mapping[str, Any]) -> Submit:
+    """Return what runs one request after another in the caller's thread."""
+    request = compiled.create_infer_request()
+
+    def submit() -> Callable[[], hetero.Results]:
+        results = request.infer(x, share_inputs=True, share_outputs=True)
+        return lambda: results
+
+    return submit

@@ -1,0 +1,81 @@
+"""What hetero adds where there is nothing to cut: one ORT device against a bare session.
+
+`extra_us` is what a request takes longer (medians, one at a time); `share` is of the session's
+rate, one at a time and with as many requests in flight as the model asks for. Calls of the bare
+session and of hetero alternate, both with all cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import hetero
+from benchmarks.null_models import call, submit_to
+from benchmarks.sessions import TINY, bare_session, light_inputs, source
+from benchmarks.tables import names, print_rows
+from benchmarks.timing import Submit, by_turns
+
+
+def run(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Measure each model on each executor."""
+    with ExitStack() as stack:
+        cores = {
+            kind: stack.enter_context(hetero.Core(kind, devices={"ORT": 1}))
+            for kind in names(options.executors)
+        }
+        for name in names(options.models):
+            inputs = light_inputs(name)
+            bare = _bare(name, inputs)
+            for kind, core in cores.items():
+                with core.compile_model(source(name), "ORT") as compiled:
+                    wanted = compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS")
+                    for window in (1,) if name in TINY else (1, wanted):
+                        ours = (
+                            call(compiled, inputs) if window == 1 else submit_to(compiled, inputs)
+                        )
+                        yield _row(name, kind, window, bare, ours, options)
+
+
+def _bare(name: str, inputs: dict[str, Any]) -> Submit:
+    session = bare_session(name, len(os.sched_getaffinity(0)))
+
+    def submit() -> Callable[[], Any]:
+        answer = session.run(None, inputs)
+        return lambda: answer
+
+    return submit
+
+
+def _row(
+    name: str, kind: str, window: int, bare: Submit, ours: Submit, options: argparse.Namespace
+) -> dict[str, Any]:
+    timings = by_turns({"bare": bare, "ours": ours}, window, options.seconds, options.rounds)
+    # The bare session runs in the call, whatever the window: one at a time by its rate.
+    bare_us = 1e6 / timings["bare"].rate if window > 1 else 1e3 * timings["bare"].p50_ms
+    return {
+        "model": name,
+        "executor": kind,
+        "window": window,
+        "bare_us": round(bare_us, 1),
+        "extra_us": round(1e3 * timings["ours"].p50_ms - bare_us, 1) if window == 1 else None,
+        "share": round(timings["ours"].rate / timings["bare"].rate, 3),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", default=",".join([*TINY, "squeezenet", "resnet50"]))
+    parser.add_argument("--executors", default="inprocess,ray", help="of hetero's")
+    parser.add_argument("--seconds", type=float, default=3.0, help="per way and case")
+    parser.add_argument("--rounds", type=int, default=10, help="turns to cut these seconds in")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args(arguments)
+    print_rows(list(run(options)), options.json)
+
+
+if __name__ == "__main__":
+    main()

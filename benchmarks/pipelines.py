@@ -1,0 +1,144 @@
+"""How near a pipeline comes to the rate of its slowest device.
+
+NULL stages of a few milliseconds, each device used once (contiguous) or again and again (A-B-A-B),
+against sleeps of the same length and a chain of bare ZeroMQ processes that sleep; `share` is of
+1/bottleneck. `--models`: networks over ORT.0 and ORT.1, one thread each, against one bare session.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+
+import hetero
+from benchmarks.null_models import compile_chain, submit_to
+from benchmarks.peers import zmq_chain
+from benchmarks.sessions import bare_session, light_inputs
+from benchmarks.tables import names, numbers, print_rows
+from benchmarks.timing import Submit, by_turns
+from devices.plugin.program import RunContext
+
+#: How often a request comes back to a device of a re-entrant chain.
+VISITS = 2
+#: A window fills the pipeline, so many are measured, and one drains it.
+_WINDOWS = 6
+
+
+def sleep_for(seconds: float) -> Submit:
+    """Return what one device does, alone: the machine's own error."""
+    context = RunContext()
+
+    def submit() -> Callable[[], None]:
+        context.sleep(seconds)
+        return lambda: None
+
+    return submit
+
+
+def null_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Measure NULL stages of each time on each number of devices."""
+    devices = numbers(options.devices)
+    x = np.ones(options.nbytes // 4, np.float32)
+    with ExitStack() as stack:
+        cores = {
+            kind: stack.enter_context(hetero.Core(kind, devices={"NULL": max(devices)}))
+            for kind in names(options.executors)
+        }
+        for milliseconds in map(float, names(options.times)):
+            for count in devices:
+                for visits in (1, VISITS):
+                    yield from _chain_rows(options, cores, milliseconds, count, visits, x)
+
+
+def _chain_rows(
+    options: argparse.Namespace,
+    cores: dict[str, hetero.Core],
+    milliseconds: float,
+    count: int,
+    visits: int,
+    x: np.ndarray,
+) -> Iterator[dict[str, Any]]:
+    config = {"NULL_NODE_TIME_US": milliseconds * 1e3, "MAX_REQUESTS_IN_FLIGHT": 1024}
+    with ExitStack() as stack:
+        submits = {}
+        windows = []
+        for kind, core in cores.items():
+            compiled = stack.enter_context(
+                compile_chain(core, visits * count, x.nbytes, devices=count, config=config)
+            )
+            submits[kind] = submit_to(compiled, x)
+            windows.append(compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
+        window = options.window or max(windows)
+        if visits == 1:
+            submits["zmq"] = stack.enter_context(zmq_chain(count, x, milliseconds / 1e3))
+        submits["sleep"] = sleep_for(milliseconds / 1e3)
+        timings = by_turns(submits, window, options.seconds, 1, _WINDOWS)
+        for name, timing in timings.items():
+            rate = timing.steady_rate
+            bottleneck_s = milliseconds / 1e3 * (1 if name == "sleep" else visits)
+            yield {
+                "stage_ms": milliseconds,
+                "devices": count,
+                "visits": visits,
+                "window": window,
+                "way": name,
+                "requests_per_s": round(rate, 1),
+                "share": round(rate * bottleneck_s, 3),
+            }
+
+
+def model_rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Measure networks planned for THROUGHPUT over two ORT devices of one thread each."""
+    config = {
+        "INFERENCE_NUM_THREADS": 1,
+        "MODEL_DISTRIBUTION_POLICY": "AUTO",
+        "PERFORMANCE_HINT": "THROUGHPUT",
+        "PLAN_SECONDS": 1.0,
+    }
+    for name in names(options.models):
+        with ExitStack() as stack:
+            session = bare_session(name, 1)
+            inputs = light_inputs(name)
+            submits = {"bare session": lambda s=session, i=inputs: _ran(s.run(None, i))}
+            for kind in names(options.executors):
+                core = stack.enter_context(hetero.Core(kind, devices={"ORT": 2}))
+                compiled = core.compile_model(f"light:{name}", "HETERO:ORT.0,ORT.1", config)
+                submits[kind] = submit_to(compiled, inputs)
+            window = options.window or compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS")
+            timings = by_turns(submits, window, 3 * options.seconds)
+            bare = timings["bare session"].rate
+            for way, timing in timings.items():
+                yield {
+                    "model": name,
+                    "window": window,
+                    "way": way,
+                    "requests_per_s": round(timing.rate, 2),
+                    "over_bare": round(timing.rate / bare, 3),
+                }
+
+
+def _ran(answer: Any) -> Callable[[], Any]:
+    return lambda: answer
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--times", default="2,5,20", help="ms of a stage")
+    parser.add_argument("--devices", default="4,8", help="NULL devices")
+    parser.add_argument("--models", default="", help="light models, instead of NULL stages")
+    parser.add_argument("--executors", default="inprocess,ray", help="of hetero's")
+    parser.add_argument("--window", type=int, default=0, help="requests in flight; 0: the model's")
+    parser.add_argument("--nbytes", type=int, default=1000, help="of a tensor")
+    parser.add_argument("--seconds", type=float, default=2.0, help="per way and case")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args(arguments)
+    rows = model_rows(options) if options.models else null_rows(options)
+    print_rows(list(rows), options.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""Plans by cost on real devices: priority, one plan, and plans that share requests, in one run.
+
+The model is profiled once. The plan from that is run briefly, its subgraphs correct the costs, and
+the model is planned again. Then each way is measured in turns, with many requests in flight, so
+that all of them see the same machine. Prints requests a second, the ratio to priority, and how far
+the prediction was off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import hetero
+from hetero.cli.inputs import model_inputs
+from hetero.cli.measuring import measure
+from hetero.cli.prediction import stage_measurements
+from hetero.planning.cost.cost_file import write_costs
+from hetero.planning.cost.feedback import learn
+
+#: What is compared: name -> properties.
+WAYS: dict[str, dict[str, Any]] = {
+    "priority": {"MODEL_DISTRIBUTION_POLICY": "PRIORITY"},
+    "auto": {"MODEL_DISTRIBUTION_POLICY": "AUTO", "PERFORMANCE_HINT": "THROUGHPUT"},
+    "auto, learnt": {
+        "MODEL_DISTRIBUTION_POLICY": "AUTO",
+        "PERFORMANCE_HINT": "THROUGHPUT",
+    },
+    "auto, shared": {
+        "MODEL_DISTRIBUTION_POLICY": "AUTO",
+        "PERFORMANCE_HINT": "THROUGHPUT",
+        "MAX_VARIANTS": 8,
+    },
+}
+
+
+def compare(options: argparse.Namespace) -> dict[str, Any]:
+    """Profile, compile each way, measure them in turns."""
+    base = {"INFERENCE_NUM_THREADS": options.threads, "PLAN_SECONDS": options.plan_seconds}
+    with ExitStack() as stack:
+        core = stack.enter_context(hetero.Core(options.executor, devices={"ORT": 2}))
+        model = core.read_model(options.model)
+        values = model_inputs(options.model, model, (), {})
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        path = Path(folder) / "costs.json"
+        costs = core.profile_model(
+            model, options.device, base, inputs=values, seconds=options.profile_seconds
+        )
+        write_costs(costs, path)
+        compiled: dict[str, hetero.CompiledModel] = {}
+        for name, way in WAYS.items():
+            if name == "auto, learnt":
+                first = compiled["auto"]
+                alone = measure(first, values, 1, None, options.seconds)
+                busy = measure(first, values, options.jobs, None, options.seconds)
+                learnt = learn(costs, stage_measurements(first, alone, busy))
+                write_costs(learnt, path.with_name("learnt.json"))
+            file = path.with_name("learnt.json") if "learnt" in name else path
+            config = {**base, **way, "COST_FILE": str(file)}
+            compiled[name] = stack.enter_context(core.compile_model(model, options.device, config))
+        periods: dict[str, list[float]] = {name: [] for name in WAYS}
+        for turn in range(options.rounds + 1):
+            for name, one in compiled.items():
+                seconds = options.seconds if turn else options.seconds / 3
+                found = measure(one, values, options.jobs, None, seconds)
+                if turn:  # the first turn warms up
+                    periods[name].append(1e3 / found["throughput_per_s"])
+        rows = []
+        for name, one in compiled.items():
+            report = one.plan_report
+            period = statistics.median(periods[name])
+            predicted = report.bottleneck_s * 1e3 if report else None
+            rows.append(
+                {
+                    "way": name,
+                    "per_second": 1e3 / period,
+                    "period_ms": period,
+                    "speedup": statistics.median(periods["priority"]) / period,
+                    "predicted_ms": predicted,
+                    "measured_by_predicted": period / predicted if predicted else None,
+                    "bound_ms": report.bound_s * 1e3 if report else None,
+                    "subgraphs": [[s.device, len(s.node_names)] for s in one.subgraphs],
+                    "periods_ms": periods[name],
+                }
+            )
+        return {
+            "model": model.name,
+            "device": options.device,
+            "executor": options.executor,
+            "load": {name: device.company.load.seconds for name, device in costs.devices.items()},
+            "rows": rows,
+        }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the comparison."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.planning", description=__doc__)
+    parser.add_argument("--model", default="light:densenet121")
+    parser.add_argument("--device", default="HETERO:ORT.0,ORT.1,CPU")
+    parser.add_argument("--executor", choices=("ray", "inprocess"), default="ray")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=4.0, help="for each way, each round")
+    parser.add_argument("--profile-seconds", type=float, default=20.0)
+    parser.add_argument("--plan-seconds", type=float, default=10.0)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(arguments)
+    document = compare(options)
+    if options.json:
+        print(json.dumps(document, indent=1))
+        return 0
+    load = ", ".join(f"{name} x {factor:.2f}" for name, factor in document["load"].items())
+    print(f"{document['model']} on {document['device']} ({document['executor']}); load {load}")
+    for row in document["rows"]:
+        line = f"{row['way']:>14}: {row['per_second']:7.1f} / s, {row['speedup']:.2f} x priority"
+        if row["predicted_ms"]:
+            line += (
+                f", {row['period_ms']:.2f} ms measured, {row['predicted_ms']:.2f} predicted "
+                f"({row['measured_by_predicted']:.2f}), bound {row['bound_ms']:.2f}"
+            )
+        print(line, row["subgraphs"])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

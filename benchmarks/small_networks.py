@@ -1,0 +1,249 @@
+"""Small models as exporters write them, of 40 to 200 nodes: what a node costs shows in these.
+
+Weights are random and seeded. The quantised ones are made by ONNX Runtime's own quantiser.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import onnx
+from onnx import helper
+from onnxruntime.quantization import (
+    CalibrationDataReader,
+    QuantFormat,
+    QuantType,
+    quantize_dynamic,
+    quantize_static,
+)
+
+from benchmarks.networks import Graph
+
+
+def bert(layers: int = 2, width: int = 64, length: int = 32) -> onnx.ModelProto:
+    """Return token ids (1, length) -> hidden states."""
+    g = Graph(seed=11)
+    ids = helper.make_tensor_value_info("ids", onnx.TensorProto.INT64, [1, length])
+    x = g.add("Add", g.add("Gather", g.weight(2000, width), "ids"), g.weight(length, width))
+    x = g.layer_norm(x, width)
+    for _ in range(layers):
+        x = g.layer_norm(g.add("Add", x, g.attention(x, length, width, 4)), width)
+        inner = g.gelu(g.linear(x, width, 4 * width))
+        x = g.layer_norm(g.add("Add", x, g.linear(inner, 4 * width, width)), width)
+    return g.model([ids], x)
+
+
+def gpt(layers: int = 2, width: int = 64, heads: int = 4) -> onnx.ModelProto:
+    """Return token ids (batch, length) -> scores; lengths are free, as with dynamic axes."""
+    g = Graph(seed=12)
+    ids = helper.make_tensor_value_info("ids", onnx.TensorProto.INT64, ["batch", "length"])
+
+    def number(value: object) -> str:
+        return g.constant(value, np.int64)
+
+    batch, length = (
+        g.add("Unsqueeze", g.add("Gather", g.add("Shape", "ids"), number(axis)), number([0]))
+        for axis in (0, 1)
+    )
+    positions = g.add("Range", number(0), g.add("Squeeze", length, number([0])), number(1))
+    x = g.add(
+        "Add",
+        g.add("Gather", g.weight(2000, width), "ids"),
+        g.add("Gather", g.weight(128, width), positions),
+    )
+    mask = g.add("Slice", g.constant(np.tri(128), np.bool_), number([0, 0]),
+                 g.add("Concat", length, length, axis=0), number([0, 1]))  # fmt: skip
+    for _ in range(layers):
+        y = g.layer_norm(x, width)
+        qkv = g.add("Split", g.linear(y, width, 3 * width), n_outputs=3, axis=-1)
+        parts = [qkv, f"{qkv}_1", f"{qkv}_2"]
+        shape = g.add("Concat", batch, length, number([heads]), number([width // heads]), axis=0)
+        q, k, v = (
+            g.add("Transpose", g.add("Reshape", part, shape), perm=perm)
+            for part, perm in zip(parts, ([0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3]), strict=True)
+        )
+        scores = g.add("Div", g.add("MatMul", q, k), g.constant(4.0))
+        scores = g.add("Where", mask, scores, g.constant(-1e9))
+        mixed = g.add("MatMul", g.add("Softmax", scores, axis=-1), v)
+        joined = g.add("Transpose", mixed, perm=[0, 2, 1, 3])
+        flat = g.add("Concat", batch, length, number([width]), axis=0)
+        x = g.add("Add", x, g.linear(g.add("Reshape", joined, flat), width, width))
+        inner = _gelu_tanh(g, g.linear(g.layer_norm(x, width), width, 4 * width))
+        x = g.add("Add", x, g.linear(inner, 4 * width, width))
+    return g.model([ids], g.add("MatMul", g.layer_norm(x, width), g.weight(width, 256)))
+
+
+def _gelu_tanh(g: Graph, x: str) -> str:
+    cube = g.add("Mul", g.add("Pow", x, g.constant(3.0)), g.constant(0.044715))
+    inner = g.add("Mul", g.add("Add", x, cube), g.constant(0.7978845608))
+    gate = g.add("Add", g.add("Tanh", inner), g.constant(1.0))
+    return g.add("Mul", g.add("Mul", x, g.constant(0.5)), gate)
+
+
+def vit(layers: int = 2, width: int = 64, image: int = 32, patch: int = 8) -> onnx.ModelProto:
+    """Return image (1, 3, image, image) -> scores."""
+    g = Graph(seed=13)
+    pixels = helper.make_tensor_value_info("pixels", g.element_type, [1, 3, image, image])
+    length = (image // patch) ** 2 + 1
+    patches = g.add("Conv", "pixels", _filters(g, width, 3, patch), g.weight(width),
+                    strides=[patch, patch])  # fmt: skip
+    rows = g.add("Reshape", patches, g.constant([1, width, length - 1], np.int64))
+    x = g.add("Concat", g.weight(1, 1, width), g.add("Transpose", rows, perm=[0, 2, 1]), axis=1)
+    x = g.add("Add", x, g.weight(1, length, width))
+    for _ in range(layers):
+        x = g.add("Add", x, g.attention(g.layer_norm(x, width), length, width, 4))
+        inner = g.gelu(g.linear(g.layer_norm(x, width), width, 4 * width))
+        x = g.add("Add", x, g.linear(inner, 4 * width, width))
+    first = g.add("Gather", g.layer_norm(x, width), g.constant(0, np.int64), axis=1)
+    return g.model([pixels], g.linear(first, width, 100))
+
+
+def _filters(g: Graph, outputs: int, inputs: int, size: int) -> str:
+    scale = (inputs * size * size) ** -0.5
+    return g.constant(g.random.normal(0, scale, (outputs, inputs, size, size)))
+
+
+def _convolution(
+    g: Graph, x: str, inputs: int, outputs: int, size: int, stride: int = 1, group: int = 1
+) -> str:
+    y = g.add("Conv", x, _filters(g, outputs, inputs // group, size), strides=[stride] * 2,
+              pads=[size // 2] * 4, group=group)  # fmt: skip
+    ones, zeros = g.constant(np.ones(outputs)), g.constant(np.zeros(outputs))
+    return g.add("BatchNormalization", y, ones, zeros, zeros, ones)
+
+
+def mobilenet(image: int = 32, dtype: type = np.float32) -> onnx.ModelProto:
+    """Return image (1, 3, image, image) -> scores, by inverted residuals with squeezes."""
+    g = Graph(14, dtype)
+    pixels = helper.make_tensor_value_info("pixels", g.element_type, [1, 3, image, image])
+    low, high = g.constant(0.0), g.constant(6.0)
+    x = g.add("Clip", _convolution(g, "pixels", 3, 16, 3, 2), low, high)
+    width = 16
+    for outputs, stride in ((16, 1), (24, 2), (24, 1), (32, 2), (32, 1), (64, 1), (64, 1)):
+        wide = 4 * width
+        y = g.add("Clip", _convolution(g, x, width, wide, 1), low, high)
+        y = g.add("Clip", _convolution(g, y, wide, wide, 3, stride, wide), low, high)
+        mean = g.add("GlobalAveragePool", y)
+        gate = g.add("Relu", g.add("Conv", mean, _filters(g, wide // 4, wide, 1)))
+        gate = g.add("HardSigmoid", g.add("Conv", gate, _filters(g, wide, wide // 4, 1)))
+        y = _convolution(g, g.add("Mul", y, gate), wide, outputs, 1)
+        x = g.add("Add", x, y) if (width, stride) == (outputs, 1) else y
+        width = outputs
+    y = g.add("HardSwish", _convolution(g, x, width, 256, 1))
+    flat = g.add("Flatten", g.add("GlobalAveragePool", y))
+    return g.model([pixels], g.add("Gemm", flat, g.weight(256, 100), g.weight(100)))
+
+
+def unet(image: int = 32, width: int = 8, levels: int = 3) -> onnx.ModelProto:
+    """Return image (1, 3, image, image) -> a mask of its size."""
+    g = Graph(seed=15)
+    pixels = helper.make_tensor_value_info("pixels", g.element_type, [1, 3, image, image])
+
+    def twice(x: str, inputs: int, outputs: int) -> str:
+        y = g.add("Relu", _convolution(g, x, inputs, outputs, 3))
+        return g.add("Relu", _convolution(g, y, outputs, outputs, 3))
+
+    x, inputs, kept = "pixels", 3, []
+    for level in range(levels):
+        x = twice(x, inputs, width << level)
+        kept.append(x)
+        x = g.add("MaxPool", x, kernel_shape=[2, 2], strides=[2, 2])
+        inputs = width << level
+    x = twice(x, inputs, 2 * inputs)
+    for level in reversed(range(levels)):
+        outputs = width << level
+        up = g.add("ConvTranspose", x, _filters(g, 2 * outputs, outputs, 2), strides=[2, 2])
+        x = twice(g.add("Concat", kept[level], up, axis=1), 2 * outputs, outputs)
+    return g.model([pixels], g.add("Sigmoid", g.add("Conv", x, _filters(g, 1, width, 1))))
+
+
+def lstm(length: int = 20, width: int = 64, layers: int = 2) -> onnx.ModelProto:
+    """Return sequence (length, 1, width) -> scores, with the states' shapes as exported."""
+    g = Graph(seed=16)
+    sequence = helper.make_tensor_value_info("sequence", g.element_type, [length, 1, width])
+    x, inputs = "sequence", width
+    batch = g.add("Gather", g.add("Shape", "sequence"), g.constant(1, np.int64), axis=0)
+    sizes = (g.constant([n], np.int64) for n in (2, width))
+    first, last = sizes
+    axes = g.constant([0], np.int64)
+    shape = g.add("Concat", first, g.add("Unsqueeze", batch, axes), last, axis=0)
+    state = g.add("Expand", g.constant(0.0), shape)
+    for _ in range(layers):
+        w, r = g.weight(2, 4 * width, inputs), g.weight(2, 4 * width, width)
+        y = g.add("LSTM", x, w, r, g.weight(2, 8 * width), "", state, state, hidden_size=width,
+                  direction="bidirectional")  # fmt: skip
+        swapped = g.add("Transpose", y, perm=[0, 2, 1, 3])
+        x = g.add("Reshape", swapped, g.constant([0, 0, -1], np.int64))
+        x = g.layer_norm(x, 2 * width)
+        inputs = 2 * width
+    return g.model([sequence], g.linear(x, inputs, 100))
+
+
+class _Calibration(CalibrationDataReader):
+    """One set of inputs, for the ranges of a quantised model."""
+
+    def __init__(self, feeds: dict[str, Any]) -> None:
+        self._left = [feeds]
+
+    def get_next(self) -> dict[str, Any] | None:
+        return self._left.pop() if self._left else None
+
+
+def _quantised(quantise: Callable[[Path, Path], None], model: onnx.ModelProto) -> onnx.ModelProto:
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(folder, "model.onnx"), Path(folder, "quantised.onnx")
+        onnx.save(model, source)
+        quantise(source, target)
+        return onnx.load(target)
+
+
+def bert_int8() -> onnx.ModelProto:
+    """Return `bert` with MatMulInteger, its activations quantised in the run."""
+    return _quantised(quantize_dynamic, bert())
+
+
+def bert_qdq() -> onnx.ModelProto:
+    """Return `bert` with QuantizeLinear and DequantizeLinear around its operators."""
+    ids = np.random.default_rng(0).integers(0, 2000, (1, 32))
+    return _with_pairs(bert(), {"ids": ids})
+
+
+def mobilenet_qdq() -> onnx.ModelProto:
+    """Return `mobilenet` with QuantizeLinear and DequantizeLinear around its operators."""
+    image = np.random.default_rng(0).random((1, 3, 32, 32), np.float32)
+    return _with_pairs(mobilenet(), {"pixels": image})
+
+
+def _with_pairs(model: onnx.ModelProto, feeds: dict[str, Any]) -> onnx.ModelProto:
+    def quantise(source: Path, target: Path) -> None:
+        # Signed activations, its default, ONNX Runtime computes in floats on most processors.
+        quantize_static(
+            source, target, _Calibration(feeds), quant_format=QuantFormat.QDQ,
+            activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8,
+        )  # fmt: skip
+
+    return _quantised(quantise, model)
+
+
+def mobilenet_float16() -> onnx.ModelProto:
+    """Return `mobilenet` in half precision."""
+    return mobilenet(dtype=np.float16)
+
+
+#: Name -> function that makes the model.
+SMALL_NETWORKS: Final[dict[str, Callable[[], onnx.ModelProto]]] = {
+    "small-bert": bert,
+    "small-gpt": gpt,
+    "small-vit": vit,
+    "small-mobilenet": mobilenet,
+    "small-unet": unet,
+    "small-lstm": lstm,
+    "small-bert-int8": bert_int8,
+    "small-bert-qdq": bert_qdq,
+    "small-mobilenet-qdq": mobilenet_qdq,
+    "small-mobilenet-float16": mobilenet_float16,
+}

@@ -1,0 +1,44 @@
+"""A stage of the bare ZeroMQ chain: takes a message, makes a fresh array of its size, sends it on.
+
+``python -m benchmarks.zmq_relay TAKE GIVE [SECONDS]``: where it takes and gives, and how long it
+pretends to compute.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import numpy as np
+import zmq
+
+#: From here on ZeroMQ sends without a copy: below it that costs more than the copy.
+COPIED_NBYTES = 64_000
+
+
+def send(socket: zmq.Socket[bytes], header: bytes, array: np.ndarray) -> None:
+    """Send a header and a tensor's bytes."""
+    socket.send(header, zmq.SNDMORE)
+    socket.send(array.data, copy=array.nbytes < COPIED_NBYTES)
+
+
+def receive(socket: zmq.Socket[bytes]) -> tuple[bytes, np.ndarray]:
+    """Return what `send` sent; the array is the message's own memory."""
+    header = socket.recv()
+    return header, np.frombuffer(socket.recv(copy=False), np.float32)
+
+
+def main(take: str, give: str, seconds: str = "0") -> None:
+    context = zmq.Context()
+    pull, push = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+    pull.bind(take)
+    push.connect(give)
+    while True:
+        header, x = receive(pull)
+        if float(seconds):
+            time.sleep(float(seconds))
+        send(push, header, np.zeros_like(x))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

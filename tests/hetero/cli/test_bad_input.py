@@ -1,0 +1,500 @@
+"""Whatever is wrong with what a user gives: one clear message, by the API and on a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto
+
+import hetero
+from devices import errors
+from tests.examples.third_party_plugin import DensePlugin
+from tests.support.command_line import Ended, Shell
+from tests.support.models import branches, unknown_ops
+
+X = np.ones((2, 3), np.float32)
+
+
+@pytest.fixture(scope="module")
+def core() -> Iterator[hetero.Core]:
+    with hetero.Core(executor="inprocess") as core:
+        yield core
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "branches.onnx"
+    onnx.save_model(branches(), path)
+    return path
+
+
+def check_refusal(ended: Ended, kind: type[Exception] | None, *words: str) -> None:
+    """Check for an error of ours, or of usage where `kind` is None: a message, no traceback."""
+    assert ended.code == (1 if kind else 2), ended.err
+    assert ended.out == ""
+    assert "Traceback" not in ended.err
+    assert (f"hetero: {kind.__name__}: " if kind else "Error: ") in ended.err
+    for word in words:
+        assert word in ended.err
+
+
+# Files that are no models.
+
+
+def write_folder(path: Path) -> None:
+    path.mkdir()
+
+
+def write_truncated(path: Path) -> None:
+    data = branches().SerializeToString()
+    path.write_bytes(data[: len(data) // 2])
+
+
+def write_huge(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(2**31 + 5)
+
+
+def write_model(path: Path, **fields: Any) -> None:
+    proto = branches()
+    if "opset" in fields:
+        proto.opset_import[0].version = fields["opset"]
+    proto.ir_version = fields.get("ir_version", proto.ir_version)
+    path.write_bytes(proto.SerializeToString())
+
+
+FILES: dict[str, tuple[Callable[[Path], object], type[Exception], tuple[str, ...]]] = {
+    "absent": (lambda path: None, errors.ModelNotFoundError, ("does not exist", "light:")),
+    "folder": (write_folder, errors.ModelNotFoundError, ("is a folder",)),
+    "empty": (lambda p: p.write_bytes(b""), errors.ModelError, ("not an ONNX model",)),
+    "text": (lambda p: p.write_text("a model\n"), errors.ModelError, ("not an ONNX model",)),
+    "garbage": (
+        lambda p: p.write_bytes(np.random.default_rng(0).bytes(500)),
+        errors.ModelError,
+        ("not an ONNX model", "500 bytes"),
+    ),
+    "truncated": (write_truncated, errors.ModelError, ("not an ONNX model",)),
+    "huge": (write_huge, errors.ModelError, ("2147483653", "save_as_external_data")),
+    "opset": (
+        lambda p: write_model(p, opset=999),
+        errors.UnsupportedOpsetError,
+        ("999", str(onnx.defs.onnx_opset_version()), "newer onnx"),
+    ),
+    "ir": (
+        lambda p: write_model(p, ir_version=99),
+        errors.UnsupportedOpsetError,
+        ("99", str(onnx.IR_VERSION), "newer onnx"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_that_are_no_models(
+    core: hetero.Core, shell: Shell, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, kind, words = FILES[name]
+    path = tmp_path / "model.onnx"
+    write(path)
+    if name == "huge":
+        monkeypatch.setattr(Path, "read_bytes", lambda path: pytest.fail("it was read"))
+    with pytest.raises(kind) as caught:
+        core.read_model(path)
+    assert all(word in str(caught.value) for word in (*words, str(path)))
+    for command in ("run", "query", "compile", "bench"):
+        check_refusal(shell(command, path), kind, *words)
+
+
+# Weights beside the model.
+
+WEIGHT = np.linspace(-1, 1, 12, dtype=np.float32)
+EXTERNAL: dict[str, tuple[dict[str, object], str]] = {
+    "parent": ({"location": "../outside.bin"}, "outside the model's folder"),
+    "absolute": ({"location": "/etc/hostname"}, "outside the model's folder"),
+    "symlink": ({"location": "link.bin"}, "outside the model's folder"),
+    "missing": ({"location": "absent.bin"}, "does not exist"),
+    "short": ({"location": "short.bin"}, "the file has 20"),
+    "beyond": ({"location": "weight.bin", "offset": 8, "length": 48}, "the file has 48"),
+    "negative": ({"location": "weight.bin", "offset": -8, "length": 48}, "the file has 48"),
+    "no number": ({"location": "weight.bin", "offset": "x"}, "not a number"),
+    "another size": ({"location": "weight.bin", "length": 8}, "48 wanted"),
+    "folder": ({"location": "."}, "does not name a file"),
+    "nothing": ({}, "does not name a file"),
+    "null byte": ({"location": "weight\0.bin"}, "does not name a file"),
+}
+
+
+def write_external(folder: Path, **entries: object) -> Path:
+    proto = branches()
+    (tensor,) = proto.graph.initializer
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in entries.items():
+        tensor.external_data.add(key=key, value=str(value))
+    path = folder / "model.onnx"
+    path.write_bytes(proto.SerializeToString())
+    return path
+
+
+@pytest.mark.parametrize("name", EXTERNAL)
+def test_external_data_that_cannot_be_or_must_not_be_read(
+    core: hetero.Core, shell: Shell, tmp_path: Path, name: str
+) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    WEIGHT.tofile(tmp_path / "outside.bin")
+    WEIGHT.tofile(folder / "weight.bin")
+    WEIGHT[:5].tofile(folder / "short.bin")
+    (folder / "link.bin").symlink_to(tmp_path / "outside.bin")
+    entries, word = EXTERNAL[name]
+    path = write_external(folder, **entries)
+    with pytest.raises(errors.ExternalDataError, match=word):
+        core.read_model(path)
+    check_refusal(shell("run", path), errors.ExternalDataError, word, "'w'")
+    write_external(folder, location="weight.bin")
+    assert shell("run", path).code == 0
+
+
+# Nodes, pins, devices.
+
+
+def test_every_node_that_no_device_supports_is_told_with_each_devices_reason(
+    shell: Shell, tmp_path: Path
+) -> None:
+    path = tmp_path / "unknown.onnx"
+    path.write_bytes(unknown_ops().SerializeToString())
+    words = ("'first'", "Frobnicate", "'second'", "Defenestrate", "ORT:", "CPU:", "no kernel")
+    for command in ("run", "compile", "bench"):
+        refused = shell(command, path, "-d", "HETERO:ORT,CPU")
+        check_refusal(refused, errors.UnsupportedNodesError, *words)
+    asked = shell("query", path, "-d", "HETERO:ORT,CPU")
+    assert asked.code == 1
+    assert "Frobnicate" in asked.out
+    assert "Defenestrate" in asked.out
+    document = shell("query", path, "-d", "HETERO:ORT,CPU", "--json")
+    assert document.code == 1
+    assert document.document["kind"] == "query"
+
+
+PINS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "conv1=CPU": ("conv1", ("'matmul'", "'add'")),
+    "relu=TPU": ("TPU", ("ORT", "CPU")),
+    "relu=NULL": ("NULL", ("ORT", "CPU")),
+    "op:Conv=CPU": ("op:Conv", ()),
+    "relu": ("PATTERN=DEVICE", ()),
+    "=CPU": ("PATTERN=DEVICE", ()),
+}
+
+
+@pytest.mark.parametrize("pin", PINS)
+def test_pins_that_fit_nothing(shell: Shell, core: hetero.Core, model: Path, pin: str) -> None:
+    word, more = PINS[pin]
+    refused = shell("run", model, "-d", "HETERO:ORT,CPU", "-a", pin)
+    check_refusal(refused, errors.AffinityError, word, *more)
+    with pytest.raises(errors.AffinityError, match=word):
+        core.compile_model(model, "HETERO:ORT,CPU", affinity=[pin])
+
+
+def test_a_pin_to_a_device_that_does_not_take_the_node(
+    core: hetero.Core, shell: Shell, tmp_path: Path
+) -> None:
+    path = tmp_path / "unknown.onnx"
+    path.write_bytes(unknown_ops().SerializeToString())
+    words = ("'first'", "Frobnicate", "CPU does not take it", "no kernel")
+    check_refusal(shell("run", path, "-a", "first=CPU"), errors.AffinityError, *words)
+    with pytest.raises(errors.AffinityError, match="does not take"):
+        core.compile_model(path, affinity={"first": "CPU"})
+
+
+AFFINITY_FILES = {
+    ".json": {"empty": "", "cut": '{"relu": "CPU"', "list": '["relu"]', "number": '{"relu": 1}'},
+    ".yaml": {"cut": "relu: [CPU", "list": "- relu", "number": "relu: 1", "twice": "a: A\na: B"},
+}
+
+
+@pytest.mark.parametrize(
+    ("suffix", "name"), [(s, n) for s, files in AFFINITY_FILES.items() for n in files]
+)
+def test_affinity_files_that_are_none(
+    core: hetero.Core, shell: Shell, model: Path, tmp_path: Path, suffix: str, name: str
+) -> None:
+    path = tmp_path / f"pins{suffix}"
+    path.write_text(AFFINITY_FILES[suffix][name])
+    check_refusal(shell("run", model, "-a", path), errors.AffinityError, f"{path}:")
+    with pytest.raises(errors.AffinityError, match=path.name):
+        core.compile_model(model, affinity=path)
+
+
+DEVICES = {
+    "TPU": "there are CPU",
+    "cpu": "Did you mean CPU?",
+    "ORT.1": "devices={'ORT': 2}",
+    "ORT,CPU": "write HETERO:ORT,CPU",
+    "HETERO:ORT,,CPU": "empty place",
+    "HETERO:": "empty place",
+    "": "empty place",
+    "CPU:ORT": "write HETERO:ORT",
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_device_strings_that_mean_nothing(
+    core: hetero.Core, shell: Shell, model: Path, device: str
+) -> None:
+    refused = shell("run", model, "-d", device)
+    check_refusal(refused, errors.UnknownDeviceError, DEVICES[device])
+    with pytest.raises(errors.UnknownDeviceError) as caught:
+        core.query_model(model, device)
+    assert DEVICES[device] in str(caught.value)
+
+
+def test_spaces_and_repetitions_in_device_lists_do_not_matter(
+    core: hetero.Core, shell: Shell, model: Path
+) -> None:
+    assert core.resolve_devices(" HETERO: ORT , CPU ,ORT.0") == ("ORT", "CPU")
+    assert shell("run", model, "-d", "HETERO: ORT, CPU, ORT").code == 0
+
+
+# Inputs.
+
+
+INPUTS: dict[str, tuple[Any, type[Exception], tuple[str, ...]]] = {
+    "nothing": ({}, errors.TensorNameError, ("'x'", "missing")),
+    "misnamed": ({"X": X}, errors.TensorNameError, ("'X'", "'x'")),
+    "extra": ({"x": X, "z": X}, errors.TensorNameError, ("'z'", "'x'")),
+    "two for one": ([X, X], errors.TensorNameError, ("2 inputs", "has 1", "'x'")),
+    "two arguments": ((X, X), errors.TensorNameError, ("2 inputs", "has 1", "'x'")),
+    "shape": ({"x": X[:, :2]}, errors.TensorShapeError, ("[N, 3]", "[2, 2]")),
+    "rank": ({"x": X[0]}, errors.TensorShapeError, ("[N, 3]", "[3]")),
+    "complex": ({"x": X + 1j}, errors.TensorTypeError, ("complex", "float")),
+    "text": ({"x": "abc"}, errors.TensorTypeError, ("float",)),
+    "none": ({"x": None}, errors.TensorTypeError, ("None", "float")),
+    "ragged": ({"x": [[1.0], [1.0, 2.0]]}, errors.TensorShapeError, ("nested list",)),
+    "objects": ({"x": object()}, errors.TensorTypeError, ("object",)),
+}
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_inputs_that_do_not_fit(core: hetero.Core, name: str) -> None:
+    inputs, kind, words = INPUTS[name]
+    with core.compile_model(branches(), "CPU") as compiled:
+        with pytest.raises(kind) as caught:
+            compiled(inputs)
+        assert all(word in str(caught.value) for word in words)
+        assert compiled(X)[0].shape == (2, 4)
+
+
+INPUT_FILES: dict[str, tuple[Callable[[Path], object], str, type[Exception] | None, str]] = {
+    "absent": (lambda p: None, "x.npy", None, "does not exist"),
+    "folder": (write_folder, "x.npy", None, "is a folder"),
+    "text": (lambda p: p.write_text("1 2 3"), "x.txt", None, "no .npy file"),
+    "pickle": (
+        lambda p: np.save(p, np.array([{}], object), allow_pickle=True), "x.npy", None,
+        "Python objects",
+    ),
+    "pickle in archive": (
+        lambda p: np.savez(p, x=np.array([{}], object)), "x.npz", None, "Python objects",
+    ),
+    "text as archive": (lambda p: p.write_text("1 2 3"), "x.npz", None, "no .npz file"),
+    "garbage tensor": (lambda p: p.write_bytes(b"\xff" * 40), "x.pb", None, "no .pb file"),
+    "another name": (lambda p: np.savez(p, z=X), "x.npz", None, "no input z; it has x"),
+    "shape": (lambda p: np.save(p, X[:, :2]), "x.npy", errors.TensorShapeError, "[2, 2]"),
+    "type": (lambda p: np.save(p, X + 1j), "x.npy", errors.TensorTypeError, "complex"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", INPUT_FILES)
+def test_input_files_that_cannot_be(shell: Shell, model: Path, tmp_path: Path, name: str) -> None:
+    write, file, kind, words = INPUT_FILES[name]
+    path = tmp_path / file
+    write(path)
+    refused = shell("run", model, "--input", path)
+    check_refusal(refused, kind, words)
+    assert "allow_pickle" not in refused.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--shape", "x=5,4"), "tensor(float)[N, 3]"),
+        (("--shape", "y=5,3"), "no input y; it has x"),
+        (("--shape", "5,3"), "NAME=1,3,224,224"),
+        (("--shape", "x=a"), "NAME=1,3,224,224"),
+        (("--shape", "x=-1,3"), "NAME=1,3,224,224"),
+        (("--input", "y=absent.npy"), "does not exist"),
+        (("--devices", "ORT=x"), "NAME=N"),
+        (("--config", "PERF_COUNT"), "KEY=VALUE"),
+        (("--config", "=1"), "KEY=VALUE"),
+        (("--executor", "threads"), "inprocess"),
+        (("--address", "127.0.0.1:1"), "leave out --executor"),
+        (("--output", "/"), "is a folder"),
+        (("--frobnicate",), "No such option"),
+    ],
+)
+def test_wrong_usage_is_exit_code_2(
+    shell: Shell, model: Path, arguments: tuple[str, ...], words: str
+) -> None:
+    check_refusal(shell("run", model, *arguments), None, words)
+
+
+# Properties.
+
+PROPERTIES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "unknown": ({"NUM_STREAM": 1}, errors.UnknownPropertyError, "did you mean NUM_STREAMS"),
+    "far off": ({"FOO": 1}, errors.UnknownPropertyError, "There are"),
+    "ill-typed": ({"NUM_STREAMS": "many"}, errors.PropertyError, "wanted a whole number"),
+    "too small": ({"NUM_STREAMS": 0}, errors.PropertyError, ">= 1"),
+    "no yes or no": ({"PERF_COUNT": "perhaps"}, errors.PropertyError, "wanted YES or NO"),
+    "read-only": ({"FULL_DEVICE_NAME": "x"}, errors.ReadOnlyPropertyError, "can be read, not set"),
+    "threads": ({"INFERENCE_NUM_THREADS": "all"}, errors.PropertyError, "wanted a whole number"),
+}
+
+
+@pytest.mark.parametrize("name", PROPERTIES)
+def test_properties_that_cannot_be_set(
+    core: hetero.Core, shell: Shell, model: Path, name: str
+) -> None:
+    config, kind, words = PROPERTIES[name]
+    before = core.get_property("CPU", "NUM_STREAMS")
+    for scope in (("CPU",), ()):
+        with pytest.raises(kind, match=words):
+            core.set_property(*scope, config)
+    with pytest.raises(kind, match=words):
+        core.compile_model(model, "CPU", config)
+    assert core.get_property("CPU", "NUM_STREAMS") == before
+    ((key, value),) = config.items()
+    refused = shell("run", model, "-d", "CPU", "-c", f"{key}={value}")
+    check_refusal(refused, kind, words)
+
+
+def test_properties_of_a_device_that_gets_no_node_are_checked_too(
+    shell: Shell, model: Path
+) -> None:
+    refused = shell("run", model, "-d", "HETERO:ORT,CPU", "-c", "CPU.NUM_STREAMS=many")
+    check_refusal(refused, errors.PropertyError, "wanted a whole number")
+    refused = shell("run", model, "-d", "HETERO:ORT,CPU", "-c", "TPU.NUM_STREAMS=2")
+    check_refusal(refused, errors.UnknownPropertyError, "TPU", "ORT, CPU")
+
+
+def test_a_compiled_models_properties_are_fixed(core: hetero.Core) -> None:
+    differing = {"DEVICE_PROPERTIES": {"CPU": {"NUM_STREAMS": 2}}}
+    pins = {"tanh": "CPU"}
+    with core.compile_model(branches(), "HETERO:ORT,CPU", differing, affinity=pins) as compiled:
+        for name in ("PERF_COUNT", "NUM_STREAMS"):
+            with pytest.raises(errors.UnsupportedOperationError, match="compile again"):
+                compiled.set_property({name: 1})
+        with pytest.raises(errors.UnknownPropertyError, match="There are"):
+            compiled.set_property({"FOO": 1})
+        with pytest.raises(errors.UnknownPropertyError, match="There are"):
+            compiled.get_property("FOO")
+
+
+# Plugins.
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("no.such.module:Plugin", "No module named"),
+        ("json:Plugin", "no attribute"),
+        ("json", "module:attr"),
+        ("json:loads", "not a subclass"),
+    ],
+)
+def test_a_plugin_that_fails_to_load_is_a_row_and_asking_for_it_says_why(
+    shell: Shell, model: Path, spec: str, words: str
+) -> None:
+    # Plugins that are known but want a wheel that is not here are rows as well.
+    installed = {row["plugin"] for row in shell("devices --json").document["devices"]}
+    listed = shell("devices --json", "--plugin", spec)
+    assert listed.code == 0
+    (row,) = [row for row in listed.document["devices"] if row["plugin"] not in installed]
+    assert words in row["error"]
+    assert words in shell("devices", "--plugin", spec).out
+    refused = shell("run", model, "-d", "CPU", "--plugin", spec)
+    check_refusal(refused, None, spec, words)
+
+
+class Broken(DensePlugin):
+    """A plugin whose backend is not there."""
+
+    name = "BROKEN"
+
+    def __init__(self) -> None:
+        raise ImportError("no libbroken here; pip install broken-runtime")
+
+
+class Absent(DensePlugin):
+    """A plugin that starts, and fails when it looks for its devices."""
+
+    name = "BROKEN"
+
+    def device_ids(self) -> tuple[str, ...]:
+        raise OSError("the driver does not answer; pip install broken-runtime")
+
+
+@pytest.mark.parametrize("plugin", [Broken, Absent])
+def test_a_broken_plugin_asked_for_by_its_name_says_why(
+    model: Path, plugin: type[DensePlugin]
+) -> None:
+    with hetero.Core("inprocess", plugins=[plugin]) as core:
+        assert "BROKEN" not in core.available_devices
+        for device in ("BROKEN", "BROKEN.0", "HETERO:BROKEN"):
+            with pytest.raises(errors.PluginLoadError, match="pip install broken-runtime"):
+                core.compile_model(model, device)
+        assert core.compile_model(model, "HETERO")(X)[0].shape == (2, 4)
+
+
+def test_a_list_goes_on_without_a_broken_plugin_and_says_so(
+    model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with hetero.Core("inprocess", plugins=[Broken]) as core:
+        compiled = core.compile_model(model, "HETERO:BROKEN,CPU")
+        assert compiled(X)[0].shape == (2, 4)
+        (told,) = caplog.messages
+        assert told.startswith("BROKEN: left out of HETERO:BROKEN,CPU: ")
+        assert "pip install broken-runtime" in told
+        with pytest.raises(errors.UnknownDeviceError, match="BROKN"):
+            core.compile_model(model, "HETERO:BROKN,CPU")
+
+
+def test_a_node_with_a_broken_plugin_starts(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    point = metadata.EntryPoint("BROKEN", f"{__name__}:Absent", "hetero.plugins")
+    monkeypatch.setattr(metadata, "entry_points", lambda group: [point])
+    probed = shell("probe", ray=True)
+    assert probed.code == 0
+    assert probed.out == "\n"
+    assert "BROKEN is not offered: OSError: the driver does not answer" in probed.err
+
+
+def test_counted_plugins_must_be_there(shell: Shell, model: Path) -> None:
+    refused = shell("run", model, "--devices", "TPU=2")
+    check_refusal(refused, errors.UnknownDeviceError, "'TPU'", "CPU, ORT")
+
+
+# Closed things.
+
+
+def test_a_compiled_model_outlives_neither_its_close_nor_its_cores() -> None:
+    core = hetero.Core("inprocess")
+    closed = core.compile_model(branches(), "CPU")
+    orphan = core.compile_model(branches(), "CPU")
+    closed.close()
+    with pytest.raises(errors.RequestCancelledError, match="closed"):
+        closed(X)
+    core.close()
+    core.close()
+    with pytest.raises(errors.RequestCancelledError, match="closed"):
+        orphan(X)
+    with pytest.raises(errors.DeviceError):
+        orphan.export_model()
+    with contextlib.suppress(errors.RequestCancelledError):
+        orphan.close()
+    with pytest.raises(errors.ClusterError, match="closed"):
+        core.compile_model(branches(), "CPU")

@@ -1,0 +1,271 @@
+"""What the command line says of wrong usage: the option, the reason, the fix; no traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from hetero.core import Core
+from tests.support.command_line import Shell
+from tests.support.models import branches, unknown_ops
+
+ROOT = Path(__file__).parents[3]
+HERE = {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "branches.onnx"
+    onnx.save_model(branches(), path)
+    return path
+
+
+@pytest.fixture
+def two_inputs(tmp_path: Path) -> Path:
+    """A model with two inputs of one shape, ``[b, s]``, both open."""
+    ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["b", "s"]) for n in "pqy"]
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["p", "q"], ["y"])], "two", ports[:2], ports[2:]
+    )
+    path = tmp_path / "two.onnx"
+    opset = [helper.make_opsetid("", 17)]
+    onnx.save_model(helper.make_model(graph, opset_imports=opset, ir_version=8), path)
+    return path
+
+
+@pytest.mark.parametrize("command", ["run", "query", "compile", "bench", "profile"])
+@pytest.mark.parametrize("plugin", ["nope:X", "os:getcwd", "os"])
+def test_a_plugin_that_cannot_be_loaded_is_wrong_usage(
+    shell: Shell, model: Path, command: str, plugin: str
+) -> None:
+    done = shell(command, model, "--plugin", plugin)
+    assert done.code == 2
+    assert f"--plugin {plugin}: " in done.err
+
+
+def test_a_plugin_whose_backend_is_not_there_is_wrong_usage(
+    shell: Shell, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "broken_plugin_here.py").write_text(
+        "from devices.null.plugin import NullPlugin\n\n\n"
+        "class Broken(NullPlugin):\n    name = 'BROKEN'\n"
+        "    def __init__(self):\n        raise ImportError('no libbroken here')\n"
+    )
+    plugin = ("--plugin", "broken_plugin_here:Broken")
+    done = shell("run -d CPU", model, *plugin)
+    assert (done.code, "no libbroken here" in done.err) == (2, True)
+    assert "no libbroken here" in shell("devices", *plugin).out
+
+
+def test_devices_lists_a_plugin_that_cannot_be_loaded(shell: Shell) -> None:
+    done = shell("devices --json --plugin nope:X")
+    assert done.code == 0
+    assert "nope:X" in {row["name"] for row in done.document["devices"] if row["error"]}
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("run MODEL -a missing.json", "there is no file missing.json"),
+        ("run MODEL -d hetero:ort,cpu", "write HETERO:ORT,CPU"),
+        ("run MODEL --shape x:2,3", "wanted NAME=1,3,224,224"),
+        ("run MODEL --shape x=2,3 --shape x=2,3", "given twice"),
+        ("run MODEL --shape x=9999999999999,3", "does not fit in memory"),
+        ("run MODEL --shape x=2,3 --shape z=1", "the model has no input z"),
+        ("run MODEL --hint LATENCY --policy PRIORITY", "--hint: a plan in the list's order"),
+        ("bench MODEL --hint LATENCY --policy PRIORITY", "--hint: a plan in the list's order"),
+        ("compile MODEL --plan-seconds 1", "--plan-seconds: for plans by cost"),
+        ("plan MODEL --plan-seconds -1", "'--plan-seconds': -1.0"),
+        ("bench MODEL -t 0", "'--seconds' / '-t': 0.0"),
+        ("run MODEL --hint LATENCY -c PERFORMANCE_HINT=LATENCY", "say the same"),
+        ("run MODEL -c NUM_STREAMS=1 -c NUM_STREAMS=2", "NUM_STREAMS is given twice"),
+        ("run MODEL -c ORT.NUM_STREAMS=1 -c ORT.NUM_STREAMS=2", "ORT.NUM_STREAMS is given twice"),
+        ("run MODEL --devices ORT=1,ORT=2", "ORT is given twice"),
+        ("inspect MODEL --verify", "--verify is for blobs"),
+        ("compare MODEL -d HETERO:ORT,CPU", "wanted two devices"),
+        ("compare MODEL -d CPU,ORT -a op:Tanh=CPU", "pins are for a split"),
+    ],
+)
+def test_wrong_usage_says_what_to_do(shell: Shell, model: Path, line: str, words: str) -> None:
+    done = shell(line.replace("MODEL", str(model)), ray=line.startswith("inspect"))
+    assert done.code in (1, 2)
+    assert words in " ".join(done.err.split())
+    assert "Traceback" not in done.err
+
+
+def test_no_device_is_suggested_for_one_that_is_only_spelt_alike(shell: Shell, model: Path) -> None:
+    done = shell("run", model, "-d", "GPU")
+    assert done.code == 1
+    assert "Did you mean" not in done.err
+    assert "Did you mean ORT" in shell("run", model, "-d", "ort").err
+
+
+@pytest.mark.parametrize("hint", ["throughput", "Latency"])
+def test_hints_are_read_in_any_case(shell: Shell, model: Path, hint: str) -> None:
+    line = f"compile --hint {hint} --devices NULL=2 -d HETERO:NULL.0,NULL.1 --plan-seconds 0.1"
+    assert shell(line, model, "-c", "PROFILE_SECONDS=0.1").code == 0
+
+
+def test_a_symbol_has_one_size_in_every_input(
+    shell: Shell, two_inputs: Path, tmp_path: Path
+) -> None:
+    (output,) = shell("run --json --shape p=4,5", two_inputs).document["outputs"]
+    assert output["shape"] == [4, 5]
+    np.save(tmp_path / "p.npy", np.zeros((2, 3), np.float32))
+    given = ("-i", f"p={tmp_path / 'p.npy'}")
+    (output,) = shell("run --json", two_inputs, *given).document["outputs"]
+    assert output["shape"] == [2, 3]
+    unlike = shell("run --shape p=4,5 --shape q=4,6", two_inputs)
+    assert unlike.code == 2
+    assert "dimension 's' is 6 here and 5 in another input" in unlike.err
+
+
+def test_an_input_is_given_once(shell: Shell, two_inputs: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "p.npy", np.zeros((2, 3), np.float32))
+    given = ("-i", f"p={tmp_path / 'p.npy'}")
+    twice = shell("run", two_inputs, *given, *given)
+    assert (twice.code, "given twice" in twice.err) == (2, True)
+    both = shell("run --shape p=2,3", two_inputs, *given)
+    assert (both.code, "p comes from a file" in both.err) == (2, True)
+
+
+@pytest.mark.parametrize("command", ["query", "plan", "compile", "profile", "compare -d CPU,ORT"])
+def test_a_blob_is_called_a_blob(shell: Shell, model: Path, tmp_path: Path, command: str) -> None:
+    blob = tmp_path / "m.hetero"
+    assert shell("compile", model, "-d", "CPU", "-o", blob).code == 0
+    done = shell(command, blob)
+    assert done.code == 2
+    assert "is a compiled model (a blob)" in done.err
+
+
+@pytest.mark.parametrize("command", ["run", "bench"])
+@pytest.mark.parametrize(
+    "options", ["--hint LATENCY", "--policy AUTO", "-c MAX_SUBGRAPHS=2", "-a op:Tanh=CPU"]
+)
+def test_options_that_place_nodes_are_refused_for_a_blob(
+    shell: Shell, model: Path, tmp_path: Path, command: str, options: str
+) -> None:
+    blob = tmp_path / "m.hetero"
+    assert shell("compile", model, "-d", "CPU", "-o", blob).code == 0
+    done = shell(f"{command} {options}", blob)
+    assert (done.code, "for models; a blob is" in done.err) == (2, True)
+
+
+def test_a_blob_is_benched(shell: Shell, model: Path, tmp_path: Path) -> None:
+    blob = tmp_path / "m.hetero"
+    assert shell("compile", model, "-d", "CPU", "-o", blob).code == 0
+    assert shell("bench --json -n 2", blob).document["one_at_a_time"]["requests"] == 2
+
+
+@pytest.mark.parametrize("command", ["run", "bench -n 2", "inspect"])
+def test_a_blob_of_another_version_is_refused_by_name(
+    shell: Shell, model: Path, tmp_path: Path, command: str
+) -> None:
+    blob = tmp_path / "m.hetero"
+    assert shell("compile", model, "-d", "CPU", "-o", blob).code == 0
+    written = blob.read_bytes()
+    blob.write_bytes(written[:8] + b"\x09" + written[9:])
+    done = shell(command, blob, ray=command == "inspect")  # which takes no executor
+    assert done.code == 1
+    assert "format version 9" in done.err
+    assert "ompile" in done.err  # what to do about it
+
+
+def test_null_says_that_it_computes_nothing(shell: Shell, model: Path) -> None:
+    done = shell("run -d NULL", model)
+    assert done.code == 0
+    assert "NULL computes nothing" in done.err
+    assert "computes nothing" not in shell("run -d CPU", model).err
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "kind"),
+    [
+        ("run /nope.onnx", 1, "ModelNotFoundError"),
+        ("run MODEL -d NOPE", 1, "UnknownDeviceError"),
+        ("run MODEL --nope", 2, "NoSuchOption"),
+        ("run MODEL -a nope=CPU", 1, "AffinityError"),
+        ("compile UNKNOWN", 1, "UnsupportedNodesError"),
+        ("inspect /nope.onnx", 1, "ModelNotFoundError"),
+    ],
+)
+def test_errors_are_json_where_json_is_asked_for(
+    shell: Shell, model: Path, tmp_path: Path, line: str, code: int, kind: str
+) -> None:
+    unknown = tmp_path / "unknown.onnx"
+    onnx.save_model(unknown_ops(), unknown)
+    line = line.replace("MODEL", str(model)).replace("UNKNOWN", str(unknown))
+    done = shell(f"{line} --json", ray=line.startswith("inspect"))
+    assert done.code == code
+    assert done.err == ""
+    assert done.document["schema"] == {"name": "hetero.error", "version": 2}
+    error = done.document["error"]
+    assert error["type"] == kind
+    assert error["message"]
+
+
+def test_a_fault_of_ours_is_json_too(
+    shell: Shell,
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def broken(*arguments: Any, **named: Any) -> Any:
+        raise ZeroDivisionError("by hand")
+
+    monkeypatch.setattr(Core, "compile_model", broken)
+    with pytest.raises(ZeroDivisionError):
+        shell("run --json", model)
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error == {"type": "ZeroDivisionError", "message": "by hand"}
+
+
+def test_too_little_memory_is_one_line(
+    shell: Shell, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: Any, **named: Any) -> Any:
+        raise MemoryError("Unable to allocate 1.46 TiB")
+
+    monkeypatch.setattr(Core, "compile_model", full)
+    done = shell("run", model)
+    assert (done.code, done.err) == (1, "hetero: not enough memory: Unable to allocate 1.46 TiB\n")
+
+
+def test_an_ascii_locale_shows_escapes(model: Path) -> None:
+    environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0"} | HERE
+    done = subprocess.run(
+        [sys.executable, "-m", "hetero", "run", str(model), "--executor", "inprocess"],
+        capture_output=True, env=environment, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert b"Traceback" not in done.stderr
+    assert b"\\u2026" in done.stdout
+
+
+def test_a_reader_that_has_gone_is_no_traceback(model: Path) -> None:
+    command = f"{sys.executable} -m hetero query {model} --json | true"
+    environment = os.environ | HERE
+    done = subprocess.run(
+        command, shell=True, capture_output=True, env=environment, timeout=300, check=False
+    )
+    assert done.stderr == b""
+
+
+@pytest.mark.parametrize("command", ["", "cache"])
+def test_no_command_shows_the_help_once(shell: Shell, command: str) -> None:
+    done = shell(command, ray=True)
+    assert done.code == 2
+    assert done.err.count("Usage:") == 1
+    assert "Error:" not in done.err
+    assert "Commands:" in done.err

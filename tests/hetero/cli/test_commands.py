@@ -1,0 +1,207 @@
+"""The command line as a person uses it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from hetero.cli.examples import EXAMPLES
+from tests.support.command_line import Shell
+from tests.support.models import branches, branches_output
+from tests.support.stateful_models import running_sum
+
+ROOT = Path(__file__).parents[3]
+X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
+SPLIT = ("-d", "HETERO:ORT,CPU", "-a", "op:Tanh=CPU")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "branches.onnx"
+    onnx.save_model(branches(), path)
+    return path
+
+
+def test_devices(shell: Shell) -> None:
+    rows = shell("devices --json --devices ORT=2").document["devices"]
+    here = {"CPU", "ORT.0", "ORT.1", "NULL"}
+    assert here <= {row["name"] for row in rows}
+    assert all(row["threads"] >= 1 and not row["error"] for row in rows if row["name"] in here)
+    assert "ONNX Runtime" in shell("devices").out
+
+
+def test_devices_that_are_not_here_say_what_would_bring_them(shell: Shell) -> None:
+    rows = {row["name"]: row for row in shell("devices --all --json").document["devices"]}
+    for name, wheel in (("ORT_CUDA", "onnxruntime-gpu"), ("ORT_COREML", "onnxruntime")):
+        assert name.removeprefix("ORT_") in rows[name]["error"].upper()
+        assert rows[name]["install"].endswith(f"pip install {wheel}")
+    assert rows["CPU"]["install"] is None
+    assert "ORT_CUDA" not in {r["name"] for r in shell("devices --json").document["devices"]}
+    assert "onnxruntime-gpu" in shell("devices --all").out.replace("\n", "")
+
+
+def test_query_says_where_each_node_runs(shell: Shell, model: Path) -> None:
+    asked = shell("query", model, *SPLIT)
+    assert asked.code == 0
+    for word in ("branches", "ORT", "CPU", "Tanh"):
+        assert word in asked.out
+    nodes = shell("query --json", model, *SPLIT).document["nodes"]
+    placed = {node["name"]: node["device"] for node in nodes}
+    assert placed == dict.fromkeys(placed, "ORT") | {"tanh": "CPU"}
+
+
+def test_compile_writes_subgraphs_that_are_models(
+    shell: Shell, model: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "new" / "parts"
+    done = shell("compile --json", model, *SPLIT, "--subgraphs-dir", folder)
+    assert done.code == 0
+    assert sorted(done.document["files"]) == sorted(map(str, folder.iterdir()))
+    assert len(done.document["files"]) == len(done.document["subgraphs"]) == 3
+    for file in folder.iterdir():
+        onnx.checker.check_model(onnx.load(file), full_check=True)
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".npz", ".pb"])
+def test_run_takes_inputs_from_files_and_writes_outputs(
+    shell: Shell, model: Path, tmp_path: Path, suffix: str
+) -> None:
+    given, made = tmp_path / f"x{suffix}", tmp_path / "made.npz"
+    if suffix == ".pb":
+        onnx.save_tensor(numpy_helper.from_array(X, "any"), str(given))
+    else:
+        np.save(given, X) if suffix == ".npy" else np.savez(given, x=X)
+    assert shell("run", model, *SPLIT, "--input", given, "--output", made).code == 0
+    with np.load(made) as outputs:
+        np.testing.assert_allclose(outputs["y"], branches_output(X), rtol=1e-6)
+    assert shell("run", model, *SPLIT, "--input", f"x={given}").code == 0
+
+
+def test_run_takes_shapes_for_open_dimensions(shell: Shell, model: Path) -> None:
+    (output,) = shell("run --json --shape x=7,3", model).document["outputs"]
+    assert output == {"name": "y", "dtype": "float32", "shape": [7, 4]}
+
+
+def test_a_model_with_states_is_run_measured_and_compared(shell: Shell, tmp_path: Path) -> None:
+    path, sums = tmp_path / "sum.onnx", running_sum()
+    sums.metadata_props.add(key="hetero.states", value='{"before": "after"}')
+    onnx.save_model(sums, path)
+    np.save(tmp_path / "x.npy", np.ones(3, np.float32))
+    ran = shell("run", path, "-d", "CPU", "-i", f"x={tmp_path / 'x.npy'}", "-o", tmp_path / "y.npz")
+    assert ran.code == 0
+    with np.load(tmp_path / "y.npz") as outputs:
+        assert {name: list(y) for name, y in outputs.items()} == {"y": [2, 2, 2]}
+    assert "no input before; it has x" in shell("run", path, "--shape", "before=3").err
+    assert shell("bench", path, "-d", "CPU", "--seconds", "0.1").code == 0
+    assert shell("compare", path, "-d", "ORT,CPU").code == 0
+
+
+def test_a_light_model_is_compared_with_what_onnx_ships(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = shell("run light:shufflenet --json", *("-d", "HETERO:ORT,CPU", "-a", "op:Concat=CPU"))
+    assert good.code == 0
+    assert good.document["check"]["matches"] is True
+    assert "matches onnx's expected output" in shell("run light:shufflenet -d ORT").out
+    wrong = [np.zeros((1, 1000), np.float32)]
+    # By its module's name: the package's attribute of that name is the command.
+    module = sys.modules["hetero.cli.run"]
+    monkeypatch.setattr(module, "light_model_outputs", lambda name: wrong)
+    bad = shell("run light:shufflenet -d ORT")
+    assert bad.code == 1
+    assert "DIFFERS FROM" in bad.out
+
+
+def test_options_reach_the_devices(shell: Shell, model: Path) -> None:
+    two = ("--devices", "ORT=2", "-d", "HETERO:ORT.0,ORT.1", "-a", "tanh=ORT.1")
+    done = shell("run --json -c PERF_COUNT=YES -c ORT.1.NUM_STREAMS=2", model, *two)
+    assert done.code == 0
+    assert {s["device"] for s in done.document["subgraphs"]} == {"ORT.0", "ORT.1"}
+
+
+def test_bench_counts_what_it_did(shell: Shell, model: Path) -> None:
+    done = shell("bench --json -n 12 -j 3 -t 20", model, *SPLIT)
+    assert done.code == 0
+    assert done.document["one_at_a_time"]["requests"] == 12
+    busy = done.document["in_flight"]
+    assert (busy["jobs"], busy["requests"]) == (3, 12)
+    cuts = [busy["latency_s"][p] for p in ("50", "90", "95", "99")]
+    assert cuts == sorted(cuts)
+    assert [row["device"] for row in busy["stages"]] == ["ORT", "CPU", "ORT"]
+    assert "per second" in shell("bench -n 2 -j 1", model, *SPLIT).out
+
+
+def test_a_plugin_may_lie_in_the_current_folder(
+    shell: Shell, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = ROOT / "tests" / "examples" / "third_party_plugin.py"
+    (tmp_path / "plugin_of_mine.py").write_text(file.read_text())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
+    plugin = ("--plugin", "plugin_of_mine:DensePlugin", "-d", "HETERO:DENSE,CPU")
+    done = shell("run --json", model, *plugin)
+    assert {s["device"] for s in done.document["subgraphs"]} == {"DENSE", "CPU"}
+
+
+def test_a_model_without_nodes_runs(shell: Shell, tmp_path: Path) -> None:
+    ports = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2])]
+    path = tmp_path / "empty.onnx"
+    onnx.save_model(helper.make_model(helper.make_graph([], "empty", ports, ports)), path)
+    assert shell("run", path).code == 0
+    assert shell("bench -n 2", path).code == 0
+    assert shell("query", path).code == 0
+
+
+def test_the_version_is_the_packages(shell: Shell) -> None:
+    assert metadata.version("hetero") in shell("--version", ray=True).out
+
+
+# The pool's have a test of their own, tests/ray/test_pool.py: they leave a Ray running in between.
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(
+    "name",
+    [n for n in EXAMPLES if n not in ("profile", "plan", "top") and not n.startswith("pool")],
+)
+def test_the_help_ends_in_an_example_that_runs(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = shell(f"{name} --help", ray=True).out
+    for line in EXAMPLES[name]:
+        assert line in told
+        program, command, *_ = line.split()
+        assert program == "hetero"
+        done = shell(
+            line.removeprefix("hetero "),
+            ray=command in ("inspect", "cache", "probe", "check-device"),
+        )
+        assert done.code == 0, done.err
+
+
+@pytest.mark.parametrize("command", ["run", pytest.param("bench", marks=pytest.mark.slow)])
+def test_interrupted_it_ends_at_once(command: str, tmp_path: Path) -> None:
+    model = tmp_path / "branches.onnx"
+    onnx.save_model(branches(), model)
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hetero", command, str(model), "--executor", "inprocess",
+         "--plugin", "tests.support.endless_plugin:EndlessPlugin", "-d", "ENDLESS"],
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": path},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout
+    assert process.stdout.readline() == "running\n"
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 1
+    assert out == ""
+    assert err.strip() == "hetero: interrupted"

@@ -1,0 +1,222 @@
+"""Files that commands write: nothing of the user's is lost, and nothing is left half written."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from devices.model.model import Model
+from hetero.core import Core
+from tests.support.command_line import Shell
+from tests.support.models import branches, branches_output
+
+SPLIT = ("-d", "HETERO:ORT,CPU", "-a", "op:Tanh=CPU")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "branches.onnx"
+    onnx.save_model(branches(), path)
+    return path
+
+
+def itself(path: Path) -> Path:
+    return path
+
+
+def symlink(path: Path) -> Path:
+    link = path.with_name("symlink.onnx")
+    link.symlink_to(path)
+    return link
+
+
+def hardlink(path: Path) -> Path:
+    link = path.with_name("hardlink.onnx")
+    link.hardlink_to(path)
+    return link
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "query --annotate", "query --html", "query --dot", "query --overlay", "compile -o",
+        "run -o", "profile -t 0.1 -o", "plan --html",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("link", [itself, symlink, hardlink])
+def test_an_output_that_is_the_model_is_refused(
+    shell: Shell, model: Path, line: str, link: Callable[[Path], Path]
+) -> None:
+    before = model.read_bytes()
+    command, *option = line.split()
+    done = shell(command, model, *option, link(model))
+    assert done.code == 2
+    assert "name another" in done.err
+    assert model.read_bytes() == before
+
+
+def test_an_output_that_is_an_input_a_pin_or_a_cost_file_is_refused(
+    shell: Shell, model: Path, tmp_path: Path
+) -> None:
+    values, pins = tmp_path / "x.npy", tmp_path / "pins.json"
+    np.save(values, np.zeros((2, 3), np.float32))
+    pins.write_text('{"op:Tanh": "CPU"}')
+    assert shell("run", model, "-i", f"x={values}", "-o", values).code == 2
+    assert shell("compile", model, *SPLIT[:2], "-a", pins, "-o", pins).code == 2
+    assert shell("bench", model, "-c", f"COST_FILE={pins}", "--update-costs", pins).code != 0
+    assert shell("query", model, "--html", tmp_path / "one", "--dot", tmp_path / "one").code == 2
+    assert np.load(values).shape == (2, 3)
+    assert json.loads(pins.read_text()) == {"op:Tanh": "CPU"}
+
+
+def test_weights_beside_the_model_are_no_output(shell: Shell, tmp_path: Path) -> None:
+    weight = onnx.numpy_helper.from_array(np.ones((64, 64), np.float32), "w")
+    ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [64, 64]) for n in "xy"]
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+    graph = helper.make_graph(nodes, "outside", ports[:1], ports[1:], [weight])
+    path, data = tmp_path / "m.onnx", tmp_path / "m.bin"
+    opset = [helper.make_opsetid("", 17)]
+    onnx.save_model(
+        helper.make_model(graph, opset_imports=opset, ir_version=8), path,
+        save_as_external_data=True, location=data.name, size_threshold=0,
+    )  # fmt: skip
+    before = data.read_bytes()
+    for line in ("compile -o", "query --annotate", "run -o"):
+        command, option = line.split()
+        done = shell(command, path, "-d", "CPU", option, data)
+        assert (done.code, "weights of the model" in done.err) == (2, True), line
+    assert data.read_bytes() == before
+
+
+@pytest.mark.parametrize("line", ["compile -o", "profile -o", "query --html", "run -o"])
+def test_a_folder_that_is_not_there_is_told_before_any_work(
+    shell: Shell, model: Path, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def work(*arguments: Any, **named: Any) -> Any:
+        raise AssertionError("work was begun")
+
+    for name in ("compile_model", "profile_model", "survey_model"):
+        monkeypatch.setattr(Core, name, work)
+    command, option = line.split()
+    done = shell(command, model, option, "/nope/x")
+    assert done.code == 2
+    assert "the folder /nope does not exist" in done.err
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "name"),
+    [
+        ("query", "--html", "report.html"),
+        ("query", "--annotate", "noted.onnx"),
+        ("compile", "-o", "model.hetero"),
+        ("compile", "--subgraphs-dir", "parts"),
+        ("run", "-o", "out.npz"),
+    ],
+)
+def test_a_full_disk_names_the_file_and_leaves_nothing(
+    shell: Shell, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    command: str, option: str, name: str,
+) -> None:  # fmt: skip
+    folder = tmp_path / "full"
+    folder.mkdir()
+
+    def full(*arguments: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    save = Model.save
+
+    def save_half(self: Model, path: Path) -> None:
+        save(self, path)
+        full()
+
+    monkeypatch.setattr(Model, "save", save_half)
+    done = shell(command, model, *SPLIT, option, folder / name)
+    assert done.code == 1
+    assert "No space left on device" in done.err
+    assert str(folder) in done.err
+    assert [p for p in folder.rglob("*") if p.is_file()] == []
+
+
+def test_a_failed_write_leaves_the_file_that_was_there(
+    shell: Shell, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = tmp_path / "report.html"
+    page.write_text("the last one")
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert shell("query", model, "--html", page).code == 1
+    assert page.read_text() == "the last one"
+
+
+def test_subgraphs_go_to_a_new_or_empty_folder(shell: Shell, model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    assert shell("compile", model, *SPLIT, "--subgraphs-dir", folder).code == 0
+    assert len(list(folder.iterdir())) == 3
+    again = shell("compile", model, "-d", "ORT", "--subgraphs-dir", folder)
+    assert again.code == 2
+    assert "is not empty" in again.err
+    assert len(list(folder.iterdir())) == 3
+
+
+def test_run_writes_the_file_that_was_named(shell: Shell, model: Path, tmp_path: Path) -> None:
+    x = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
+    np.save(tmp_path / "x.npy", x)
+    out = tmp_path / "out.txt"
+    assert shell("run", model, "-i", tmp_path / "x.npy", "-o", out).code == 0
+    assert not list(tmp_path.glob("*.npz"))
+    with np.load(out) as outputs:
+        np.testing.assert_allclose(outputs["y"], branches_output(x), rtol=1e-6)
+
+
+def test_run_writes_outputs_of_any_name_and_kind(shell: Shell, tmp_path: Path) -> None:
+    # `file` is an argument of numpy.savez, text an array of objects, a sequence no array at all.
+    text = helper.make_tensor_value_info("file", TensorProto.STRING, [2])
+    kept = helper.make_tensor_value_info("kept", TensorProto.STRING, [2])
+    listed = helper.make_tensor_sequence_value_info("listed", TensorProto.STRING, None)
+    nodes = [
+        helper.make_node("Identity", ["kept"], ["file"]),
+        helper.make_node("SequenceConstruct", ["kept", "kept"], ["listed"]),
+    ]
+    graph = helper.make_graph(nodes, "kinds", [kept], [text, listed])
+    path, out = tmp_path / "kinds.onnx", tmp_path / "out.npz"
+    opset = [helper.make_opsetid("", 17)]
+    onnx.save_model(helper.make_model(graph, opset_imports=opset, ir_version=8), path)
+    done = shell("run", path, "-d", "CPU", "-o", out)
+    assert done.code == 0, done.err
+    with np.load(out) as outputs:
+        assert set(outputs) == {"file", "listed[0]", "listed[1]"}
+        assert list(outputs["file"]) == ["a", "a"]
+
+
+def test_a_profile_is_named_after_its_model_and_spares_another_ones(
+    shell: Shell, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    other = tmp_path / "other" / model.name
+    other.parent.mkdir()
+    proto = branches()
+    proto.graph.node[0].name = "renamed"
+    onnx.save_model(proto, other)
+    line = "profile -d NULL -t 0.1"
+    for _ in range(2):  # its own costs it may replace
+        assert shell(line, model).code == 0
+    costs = tmp_path / "branches.costs.json"
+    before = costs.read_bytes()
+    refused = shell(line, other)
+    assert refused.code == 2
+    assert "costs of another model" in refused.err
+    assert costs.read_bytes() == before

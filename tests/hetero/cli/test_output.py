@@ -1,0 +1,289 @@
+"""What the command line prints: whole in a pipe, readable when narrow, harmless, one JSON."""
+
+from __future__ import annotations
+
+import _thread
+import io
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from rich.console import Console
+
+import hetero.core
+from devices import Model, Program, RunContext, Value
+from devices.null.plugin import NullPlugin
+from hetero.report.text import Rows
+from scheduler import create_executor
+from tests.support.command_line import Shell
+from tests.support.models import branches
+
+SPLIT = ("-d", "HETERO:ORT,CPU", "-a", "op:Tanh=CPU")
+EVIL = "\x1b[2J[red]n[/red]\x07"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "branches.onnx"
+    onnx.save_model(branches(), path)
+    return path
+
+
+def named(path: Path, *names: str) -> Path:
+    """Write a chain of Relu nodes with these names, of a graph with the first of them."""
+    values = ["x", *(f"value {name}" for name in names)]
+    nodes = [
+        helper.make_node("Relu", [values[i]], [values[i + 1]], name) for i, name in enumerate(names)
+    ]
+    ends = [
+        helper.make_tensor_value_info(n, TensorProto.FLOAT, [2]) for n in (values[0], values[-1])
+    ]
+    graph = helper.make_graph(nodes, names[0], ends[:1], ends[1:])
+    opset = [helper.make_opsetid("", 17)]
+    onnx.save_model(helper.make_model(graph, opset_imports=opset, ir_version=8), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    "line", ["inspect", "query --nodes", "compile -d CPU", "run -d CPU", "bench -d CPU -n 2"]
+)
+def test_names_cannot_steer_the_terminal(shell: Shell, tmp_path: Path, line: str) -> None:
+    path = named(tmp_path / "evil.onnx", EVIL, "n2")
+    done = shell(line, path, ray=line == "inspect")
+    assert done.code == 0, done.err
+    assert not re.search(r"[\x00-\x09\x0b-\x1f]", done.out + done.err)
+    assert r"\x1b[2J[red]n[/red]\x07" in done.out
+
+
+def test_errors_cannot_steer_the_terminal(shell: Shell, tmp_path: Path) -> None:
+    done = shell("run -a nope=CPU", named(tmp_path / "evil.onnx", EVIL, "n2"))
+    assert done.code == 1
+    assert "\x1b" not in done.err
+
+
+def test_a_pipe_gets_tables_whole(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS")
+    long = "layer_" * 60
+    done = shell("query --nodes", named(tmp_path / "long.onnx", long, "n2"))
+    (row,) = [text for text in done.out.splitlines() if text.startswith(f" {long}")]
+    assert "Relu" in row
+
+
+@pytest.mark.parametrize("columns", [30, 40, 80])
+def test_a_narrow_terminal_shows_whole_device_names(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    done = shell("devices --devices NULL=12")
+    assert "…" not in done.out
+    for name in ("CPU", "ORT", "NULL.0", "NULL.11"):
+        assert re.search(rf"^ {re.escape(name)}\s", done.out, re.MULTILINE), done.out
+
+
+@pytest.mark.parametrize("width", [1, 20, 40, 80])
+def test_a_table_cuts_nothing(width: int) -> None:
+    cells = ("1.31234e-06", "a_name_without_spaces" * 3, "words that may wrap")
+    table = Rows("number", "name", "text", "short", wraps=("name", "text", "short"))
+    table.add(*cells, "x")
+    console = Console(width=width, file=io.StringIO())
+    console.print(table, crop=False)
+    assert isinstance(console.file, io.StringIO)
+    shown = console.file.getvalue()
+    for cell in cells:
+        for letter, count in Counter(cell.replace(" ", "")).items():
+            assert shown.count(letter) >= count, cell
+    assert cells[0] in shown
+    assert "short" in shown
+
+
+def test_one_is_not_many(shell: Shell, model: Path) -> None:
+    assert "nodes in 1 subgraph\n" in shell("compile -d ORT", model).out
+    assert "nodes in 3 subgraphs\n" in shell("compile", model, *SPLIT).out
+
+
+def test_query_and_inspect_tell_inputs_and_outputs(shell: Shell, model: Path) -> None:
+    for done in (shell("query", model), shell("inspect", model, ray=True)):
+        assert "input x: tensor(float) [N, 3]" in done.out
+        assert "output y: tensor(float) [N, 4]" in done.out
+
+
+def test_inspect_tells_what_is_in_a_model(shell: Shell, model: Path) -> None:
+    document = shell("inspect --json", model, ray=True).document
+    proto = onnx.load(model)
+    assert document["opsets"] == {i.domain or "ai.onnx": i.version for i in proto.opset_import}
+    assert document["nodes"] == len(proto.graph.node)
+    assert sum(row["nodes"] for row in document["operators"]) == len(proto.graph.node)
+    assert {port["name"] for port in document["inputs"]} == {"x"}
+    assert "MatMul" in shell("inspect", model, ray=True).out
+
+
+def test_inspect_tells_what_is_in_a_blob(shell: Shell, model: Path, tmp_path: Path) -> None:
+    blob = tmp_path / "m.hetero"
+    assert shell("compile", model, *SPLIT, "-c", "PERF_COUNT=YES", "-o", blob).code == 0
+    done = shell("inspect --verify", blob, ray=True)
+    assert done.code == 0
+    assert "every checksum is right" in done.out
+    (wrapped,) = re.findall(r"^options: (.*(?:\n *[\w.]+=.*)*)", done.out, re.MULTILINE)
+    options = " ".join(wrapped.split())
+    assert "PERF_COUNT=True" in options
+    assert not re.search(r"=(\[\]|\(\)|\{\}|0|None|)(,|$)", options)
+
+
+COMMANDS = (
+    "devices", "inspect MODEL", "query MODEL", "compile MODEL", "run MODEL", "bench MODEL -n 2",
+    "compare MODEL -d CPU,ORT", "profile MODEL -d NULL -t 0.1 -o costs.json",
+    "plan MODEL -d NULL -c PROFILE_SECONDS=0.1", "cache list --dir .",
+)  # fmt: skip
+
+
+def keys(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield key
+            yield from keys(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from keys(item)
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_json_has_one_schema_and_one_unit(
+    shell: Shell, model: Path, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    alone = line.startswith(("inspect", "cache"))
+    done = shell(line.replace("MODEL", str(model)) + " --json", ray=alone)
+    assert done.code == 0, done.err
+    assert re.fullmatch(r"hetero\.[a-z]+", done.document["schema"]["name"])
+    assert done.document["schema"]["version"] == 2
+    wrong = [k for k in keys(done.document) if k.endswith(("_ms", "_us")) or "segment" in k]
+    assert wrong == []
+
+
+# What starts a cluster.
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        ("devices", "inprocess"),
+        ("query MODEL", "inprocess"),
+        ("compile MODEL -o FILE", "inprocess"),
+        ("compare MODEL -d CPU,ORT", "inprocess"),
+        ("plan MODEL --costs COSTS", "inprocess"),
+        ("compile MODEL --hint LATENCY --costs COSTS", "inprocess"),
+        ("plan MODEL", "ray"),
+        ("compile MODEL --hint LATENCY", "ray"),
+        ("run MODEL", "ray"),
+        ("bench MODEL", "ray"),
+        ("profile MODEL -o FILE", "ray"),
+        ("query MODEL --executor ray", "ray"),
+        ("query MODEL --address 127.0.0.1:6379", "ray"),
+    ],
+)
+def test_ray_starts_only_for_what_runs_or_measures(
+    shell: Shell, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, kind: str
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    costs = tmp_path / "costs.json"
+    if "COSTS" in line:
+        assert shell("profile -t 0.1 -d NULL", model, "-o", costs).code == 0
+        # As if measured on Ray, whose nodes have names.
+        costs.write_text(costs.read_text().replace('"local"', '"10.0.0.1"'))
+    asked: list[str] = []
+
+    def create(kind: str, **options: Any) -> Any:
+        asked.append(kind)
+        if kind == "ray":
+            raise KeyboardInterrupt
+        return create_executor(kind, **options)
+
+    monkeypatch.setattr(hetero.core, "create_executor", create)
+    replaced = {"MODEL": model, "FILE": tmp_path / "file", "COSTS": costs}
+    for word, path in replaced.items():
+        line = line.replace(word, str(path))
+    done = shell(line, *(("-d", "NULL") if costs.exists() else ()), ray=True)
+    assert asked == [kind]
+    assert kind == "ray" or done.code == 0, done.err
+
+
+@pytest.mark.parametrize("line", ["devices", "query MODEL", "compile MODEL"])
+def test_a_named_cluster_is_asked(
+    shell: Shell, model: Path, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    asked: list[str] = []
+
+    def create(kind: str, **options: Any) -> Any:
+        asked.append(kind)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(hetero.core, "create_executor", create)
+    shell(line.replace("MODEL", str(model)), ray=True)
+    assert asked == ["ray"]
+
+
+# Bench.
+
+
+def test_seconds_of_the_search_and_of_the_measurement_are_apart(
+    shell: Shell, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: dict[str, Any] = {}
+
+    def compile_model(self: Any, *arguments: Any, **named: Any) -> Any:
+        found.update(arguments[2])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(hetero.core.Core, "compile_model", compile_model)
+    shell("bench --hint LATENCY -t 5 --plan-seconds 0.5", model)
+    assert found["PLAN_SECONDS"] == 0.5
+
+
+class CountingProgram(Program):
+    """Passes on to another program; the thirtieth run comes with a Ctrl-C."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+
+    def run(self, inputs: Any, context: RunContext) -> list[Value]:
+        InterruptingPlugin.runs += 1
+        if InterruptingPlugin.runs == 30:
+            _thread.interrupt_main()
+        return list(self.program.run(inputs, context))
+
+
+class InterruptingPlugin(NullPlugin):
+    """NULL, interrupted."""
+
+    name = "INTERRUPTING"
+    runs = 0
+
+    def compile(self, model: Model, config: Any) -> Program:
+        return CountingProgram(super().compile(model, config))
+
+
+def test_ctrl_c_keeps_what_bench_has_measured(shell: Shell, model: Path) -> None:
+    InterruptingPlugin.runs = 0
+    plugin = ("--plugin", f"{__name__}:InterruptingPlugin", "-d", "INTERRUPTING")
+    done = shell("bench -t 60 --json", model, *plugin)
+    assert done.code == 1
+    assert done.document["interrupted"] is True
+    assert done.document["in_flight"] is None
+    assert 20 <= done.document["one_at_a_time"]["requests"] <= 30
+    assert "interrupted" in done.err
+
+
+def test_bench_tells_how_long_a_stage_waited(shell: Shell, model: Path) -> None:
+    slow = ("-d", "NULL", "-c", "NULL_NODE_TIME_US=2000")
+    busy = shell("bench -n 12 -j 4 --json", model, *slow).document["in_flight"]
+    (stage,) = busy["stages"]
+    # Four in flight on one device: each waits for about three others.
+    assert stage["wait_s"] > stage["run_s"]

@@ -1,0 +1,139 @@
+"""The command line with pictures and numbers to normalise."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from PIL import Image
+
+from tests.support import preprocess_formulas as formulas
+from tests.support.command_line import Shell
+from tests.support.models import branches
+from tests.support.preprocess_cases import model, picture
+
+PIXELS = picture((13, 18, 3))
+
+
+@pytest.fixture
+def cat(tmp_path: Path) -> Path:
+    path = tmp_path / "cat.png"
+    Image.fromarray(PIXELS).save(path)
+    return path
+
+
+def saved(tmp_path: Path, *shape: Any) -> Path:
+    path = tmp_path / "model.onnx"
+    onnx.save_model(model(shape), path)
+    return path
+
+
+def output(shell: Shell, tmp_path: Path, *line: object) -> np.ndarray:
+    file = tmp_path / "out.npz"
+    done = shell("run", *line, "-o", file)
+    assert done.code == 0, done.err
+    found: np.ndarray = np.load(file)["y"]
+    return found
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 7, 22), (1, 7, 22, 3), (3, 7, 22), ("batch", 3, 7, 22)])
+@pytest.mark.parametrize("color", ["RGB", "BGR"])
+def test_a_picture_is_resized_and_normalised_for_the_model(
+    shell: Shell, tmp_path: Path, cat: Path, shape: tuple[Any, ...], color: str
+) -> None:
+    options = ("--color", color, "--mean", "120,110,100", "--scale", "x=2")
+    got = output(shell, tmp_path, saved(tmp_path, *shape), "-d", "HETERO:ORT,CPU",
+                 "-a", "model=CPU", "-i", cat, *options)  # fmt: skip
+    pixels = PIXELS[..., ::-1] if color == "BGR" else PIXELS
+    want = (formulas.resize(pixels, "RESIZE_LINEAR", 7, 22) - [120, 110, 100]) / 2
+    want = want if shape[-1] == 3 else want.transpose(2, 0, 1)
+    np.testing.assert_allclose(got.reshape(want.shape), want, atol=1e-3)
+
+
+def test_a_picture_becomes_grey_for_a_model_of_one_channel(
+    shell: Shell, tmp_path: Path, cat: Path
+) -> None:
+    got = output(shell, tmp_path, saved(tmp_path, 1, 1, 13, 18), "-d", "CPU", "-i", f"x={cat}")
+    np.testing.assert_allclose(got[0, 0], formulas.gray(PIXELS), atol=0.501)
+
+
+def test_a_picture_is_turned_as_its_camera_says(shell: Shell, tmp_path: Path) -> None:
+    path = tmp_path / "turned.png"
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by 90 degrees
+    Image.fromarray(PIXELS).save(path, exif=exif)
+    got = output(shell, tmp_path, saved(tmp_path, 1, "h", "w", 3), "-d", "CPU", "-i", path)
+    np.testing.assert_array_equal(got[0], np.rot90(PIXELS, -1))
+
+
+def test_a_blob_has_the_preprocessing_that_it_was_compiled_with(
+    shell: Shell, tmp_path: Path
+) -> None:
+    file, blob = saved(tmp_path, 1, 3, 4, 5), tmp_path / "blob.hetero"
+    assert shell("compile", file, "-d", "CPU", "--mean", "1,2,3", "-o", blob).code == 0
+    values = tmp_path / "x.npy"
+    x = picture((1, 3, 4, 5), np.float32)
+    np.save(values, x)
+    got = output(shell, tmp_path, blob, "-i", values)
+    np.testing.assert_array_equal(got, x - np.reshape([1, 2, 3], (3, 1, 1)).astype(np.float32))
+    told = shell("run", blob, "--mean", "1").err
+    assert "compile the blob with them" in told
+
+
+def test_light_models_are_not_compared_once_they_are_others(shell: Shell) -> None:
+    done = shell("run light:squeezenet -d ORT --mean 1 --json")
+    assert done.code == 0
+    assert done.document["check"] is None
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "words"),
+    [
+        ((1, 5, 7, 9), "-i {cat}", "--layout x=NCHW"),
+        ((1, 3, 7, 3), "-i {cat}", "--layout x=NCHW"),
+        ((4, 3, 7, 9), "-i {cat}", "a picture is one"),
+        ((5, 7), "-i {cat}", "picture channels are not to be found"),
+        ((1, 3, 7, 9), "-i {cat} --layout NHWC", "of 1 or 3 channels"),
+        ((1, 3, 7, 9), "-i z={cat}", "the model has no input z"),
+        ((1, 3, 7, 9), "--mean z=1", "the model has no input z; it has x"),
+        ((1, 3, 7, 9), "--mean red", "wanted numbers"),
+        ((1, 3, 7, 9), "--mean 1 --mean 2", "given twice"),
+        ((1, 3, 7, 9), "-i {text}", "not a picture for Pillow"),
+        ((1, 3, 7, 9), "--layout NXXW", "each letter"),
+        ((1, 3, 7, 9), "--scale 1,0,2", "none may be 0"),
+        ((1, 3, 7, 9), "--mean 1,2", "for each channel"),
+    ],
+)
+def test_what_cannot_be_is_told(
+    shell: Shell, tmp_path: Path, cat: Path, shape: tuple[int, ...], options: str, words: str
+) -> None:
+    text = tmp_path / "text.png"
+    text.write_text("no picture")
+    done = shell("run", saved(tmp_path, *shape), "-d", "CPU",
+                 *options.format(cat=cat, text=text).split())  # fmt: skip
+    assert done.code in (1, 2)
+    assert words in " ".join(done.err.split())
+    assert "Traceback" not in done.err
+
+
+def test_which_input_is_meant_has_to_be_said_where_there_are_two(
+    shell: Shell, tmp_path: Path
+) -> None:
+    two = branches()
+    two.graph.input.append(onnx.helper.make_tensor_value_info("z", 1, [1]))
+    path = tmp_path / "two.onnx"
+    onnx.save_model(two, path)
+    assert "say which of x, z it is" in shell("run", path, "-d", "CPU", "--mean", "1").err
+
+
+def test_without_pillow_it_says_what_to_install(
+    shell: Shell, tmp_path: Path, cat: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    done = shell("run", saved(tmp_path, 1, 3, 7, 9), "-d", "CPU", "-i", cat)
+    assert done.code == 2
+    assert "pip install 'hetero[pictures]'" in done.err

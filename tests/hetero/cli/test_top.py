@@ -1,0 +1,131 @@
+"""``hetero top``: what a running process does, for people and for programs."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import hetero
+from hetero.cli.figures import Look, figures
+from tests.support.command_line import Shell
+from tests.support.models import branches
+
+X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
+CUT = {"op:Tanh": "CPU"}
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[str]:
+    """Have four requests answered over two devices, and return where that is told."""
+    with (
+        hetero.Core(executor="inprocess") as core,
+        core.serve_metrics() as metrics,
+        core.compile_model(branches(), "HETERO:ORT,CPU", affinity=CUT) as compiled,
+    ):
+        for _ in range(4):
+            compiled(X)
+        yield metrics.url
+
+
+def test_programs_get_devices_stages_and_rates(shell: Shell, served: str) -> None:
+    port = served.rpartition(":")[2].partition("/")[0]
+    done = shell(f"top {port} --once --json", ray=True)
+    assert done.code == 0
+    document = done.document
+    assert document["schema"]["name"] == "hetero.top"
+    assert document["address"] == served
+    (model,) = document["models"]
+    assert model["model"] == "branches"
+    assert model["answered_per_s"] * document["seconds"] == pytest.approx(4)
+    assert (model["waiting"], model["in_flight"], model["not_answered"]) == (0, 0, 0)
+    assert 0 < model["latency_s"]["50"] <= model["latency_s"]["99"]
+    assert [(s["stage"], s["device"]) for s in document["stages"]] == [
+        (0, "ORT"), (1, "CPU"), (2, "ORT"),
+    ]  # fmt: skip
+    for stage in document["stages"]:
+        runs = stage["runs_per_s"] * document["seconds"]
+        assert runs == pytest.approx(4)
+        assert stage["utilisation"] * document["seconds"] == pytest.approx(stage["run_s"] * runs)
+    devices = {d["device"]: d for d in document["devices"]}
+    assert devices.keys() == {"ORT", "CPU"}
+    assert all(d["up"] and d["node"] == "local" and not d["losses"] for d in devices.values())
+    of_ort = sum(s["utilisation"] for s in document["stages"] if s["device"] == "ORT")
+    assert devices["ORT"]["utilisation"] == pytest.approx(of_ort)
+
+
+def test_people_get_tables(shell: Shell, served: str) -> None:
+    done = shell("top --once", served, ray=True)
+    assert done.code == 0
+    for word in ("branches", "ORT", "CPU", "local", "up", "in flight"):
+        assert word in done.out
+
+
+def test_people_see_it_live_until_they_have_seen_enough(
+    shell: Shell, served: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleeps = iter([0.5, 0.5])
+
+    def sleep(seconds: float) -> None:
+        assert seconds == 0.5
+        if next(sleeps, None) is None:
+            raise KeyboardInterrupt
+
+    module = importlib.import_module("hetero.cli.top")
+    monkeypatch.setattr(module, "time", SimpleNamespace(sleep=sleep))
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    done = shell("top --interval 0.5", served, ray=True)
+    assert done.code == 0
+    assert "branches" in done.out
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("127.0.0.1:1", "--metrics-port"),
+        ("ftp://host/metrics", "HOST:PORT"),
+        ("no such host", "gives no metrics"),
+    ],
+)
+def test_an_address_without_figures_is_told_what_to_do(
+    shell: Shell, address: str, words: str
+) -> None:
+    done = shell("top --once", address, ray=True)
+    assert done.code in (1, 2)
+    assert words in done.err
+
+
+def test_rates_are_of_the_time_between_two_looks() -> None:
+    def look(uptime: float, runs: float, busy: float, quick: float, slow: float) -> Look:
+        stage = {"model": "m", "stage": "0", "device": "A"}
+        model = {"model": "m"}
+        bucket = "hetero_request_duration_seconds_bucket"
+        return Look(
+            [
+                ("hetero_uptime_seconds", {}, uptime),
+                ("hetero_stage_runs_total", stage, runs),
+                ("hetero_stage_busy_seconds_total", stage, busy),
+                ("hetero_requests_total", {**model, "state": "answered"}, slow),
+                (bucket, {**model, "le": "0.1"}, quick),
+                (bucket, {**model, "le": "0.5"}, slow),
+                (bucket, {**model, "le": "+Inf"}, slow),
+                ("hetero_device_up", {"device": "A", "node": "n"}, 0),
+            ]
+        )
+
+    found = figures(look(30.0, 50, 12.0, 50, 100), look(10.0, 10, 2.0, 40, 50))
+    assert found["seconds"] == 20
+    (stage,) = found["stages"]
+    assert (stage["runs_per_s"], stage["run_s"], stage["utilisation"]) == (2, 0.25, 0.5)
+    (model,) = found["models"]
+    assert model["answered_per_s"] == 2.5
+    # Of 50 answers 10 took up to 0.1 s, the others are spread from there to 0.5 s.
+    assert model["latency_s"] == {
+        "50": pytest.approx(0.1 + 0.4 * 15 / 40),
+        "90": pytest.approx(0.1 + 0.4 * 35 / 40),
+        "99": pytest.approx(0.1 + 0.4 * 39.5 / 40),
+    }
+    assert found["devices"][0]["up"] is False

@@ -1,0 +1,118 @@
+"""Values on their way into a compiled model and out of it: copies, memory, what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import hetero
+from devices import errors
+from devices.null.plugin import NullPlugin
+from tests.devices.test_tensor import OnlyArray, OnlyDLPack
+from tests.support.models import branches
+
+DEVICES = ("CPU", "ORT", "HETERO:ORT,CPU")
+X = np.float32([1, 2, 3, 4])
+
+
+def parse(text: str) -> onnx.ModelProto:
+    return onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {text}')
+
+
+@pytest.fixture(scope="module")
+def core() -> Iterator[hetero.Core]:
+    with hetero.Core(executor="inprocess") as core:
+        yield core
+
+
+@pytest.mark.parametrize("given", [np.asarray, memoryview, OnlyArray, OnlyDLPack])
+def test_what_was_started_may_be_overwritten(
+    core: hetero.Core, given: Callable[[np.ndarray], Any]
+) -> None:
+    model = parse("neg (float[4] x) => (float[4] y, float[4] x) { y = Neg (x) }")
+    request = core.compile_model(model, "CPU").create_infer_request()
+    mine = X.copy()
+    request.start_async({"x": given(mine)})
+    mine[:] = 0
+    request.wait()
+    np.testing.assert_array_equal(request.results["y"], -X)
+    np.testing.assert_array_equal(request.results["x"], X)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_results_share_memory_with_nothing(core: hetero.Core, device: str) -> None:
+    model = parse(
+        """many (float[4] x) => (float[4] x, float[4] a, float[2, 2] b, float[4] c, float[4] w)
+        <float[4] w = {5, 6, 7, 8}, int64[2] square = {2, 2}>
+        {
+            a = Neg (x)
+            b = Reshape (a, square)
+            c = Identity (a)
+        }"""
+    )
+    affinity = {"c": "CPU"} if "," in device else None
+    compiled = core.compile_model(model, device, affinity=affinity)
+    mine, other = X.copy(), compiled.create_infer_request()
+    want = {"x": X, "a": -X, "b": -X.reshape(2, 2), "c": -X, "w": np.float32([5, 6, 7, 8])}
+    for name in want:
+        for results in (compiled({"x": mine}), other.infer({"x": mine})):
+            results[name][...] = 99
+            np.testing.assert_array_equal(mine, X)
+            for untouched in want.keys() - {name}:
+                np.testing.assert_array_equal(results[untouched], want[untouched])
+    for name, value in compiled({"x": mine}).items():
+        np.testing.assert_array_equal(value, want[name])
+
+
+def test_memory_of_a_device_is_refused_with_the_fix(core: hetero.Core) -> None:
+    model = parse("neg (float[4] x) => (float[4] y) { y = Neg (x) }")
+    remote = NullPlugin().create_context().from_host(X)
+    request = core.compile_model(model, "HETERO:CPU").create_infer_request()
+    with pytest.raises(errors.TensorTypeError, match=r"input 'x'.*tensor\.to_host\(\)"):
+        request.infer({"x": remote})
+    np.testing.assert_array_equal(request.infer({"x": remote.to_host()})[0], -X)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_symbol_has_one_size_in_a_request(core: hetero.Core, device: str) -> None:
+    model = parse(
+        "sum (float[b, s] x, float[b, s] mask, float[s, t] z) => (float[b, s] y)"
+        "{ y = Add (x, mask) }"
+    )
+    compiled = core.compile_model(model, device)
+    seven, nine = np.ones((2, 7), np.float32), np.ones((2, 9), np.float32)
+    with pytest.raises(errors.TensorShapeError, match="7 on axis 1 of 'x', 9 on axis 1 of 'mask'"):
+        compiled({"x": seven, "mask": nine, "z": np.ones((7, 1), np.float32)})
+    for x in (seven, nine):
+        assert compiled({"x": x, "mask": x, "z": np.ones((x.shape[1], 3))})[0].shape == x.shape
+
+
+def test_a_second_positional_array_is_no_second_input(core: hetero.Core) -> None:
+    compiled = core.compile_model(branches(), "CPU")
+    x = np.ones((2, 3), np.float32)
+    for call in (compiled, compiled.create_infer_request().infer):
+        with pytest.raises(errors.TensorTypeError, match="as one list or dict"):
+            call(x, x)  # type: ignore[arg-type]
+    for share in (True, False, 1, np.True_):
+        assert compiled(x, share)[0].shape == (2, 4)  # type: ignore[arg-type]
+
+
+def test_there_are_no_results_before_a_run(core: hetero.Core) -> None:
+    request = core.compile_model(branches(), "CPU").create_infer_request()
+    with pytest.raises(errors.RequestNotStartedError, match="call infer"):
+        _ = request.results
+    request.infer({"x": np.ones((2, 3), np.float32)})
+    assert request.results[0].shape == (2, 4)
+
+
+@pytest.mark.parametrize("item", [None, 3])
+def test_an_array_of_objects_that_are_no_strings_is_refused_by_its_port(
+    core: hetero.Core, item: Any
+) -> None:
+    model = parse("same (string[2] x) => (string[2] y) { y = Identity (x) }")
+    with pytest.raises(errors.TensorTypeError, match=f"input 'x' wants strings, got {item}"):
+        core.compile_model(model, "CPU")({"x": np.array(["a", item], object)})

@@ -1,0 +1,126 @@
+"""The metrics endpoint: figures of requests over two devices, as a scraper reads them."""
+
+from __future__ import annotations
+
+import re
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import hetero
+from hetero.observe.metrics_server import MetricsServer
+from scheduler.load import Load
+from tests.support import exposition
+from tests.support.command_line import Shell
+from tests.support.models import branches
+from tests.support.waiting_plugin import WaitingPlugin
+
+X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
+CUT = {"op:Tanh": "CPU"}
+
+
+@pytest.fixture(scope="module")
+def core() -> Iterator[hetero.Core]:
+    with hetero.Core(executor="inprocess", plugins=[WaitingPlugin]) as made:
+        yield made
+
+
+def scrape(url: str) -> dict[str, exposition.Family]:
+    with urllib.request.urlopen(url, timeout=60) as response:
+        assert response.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+        return exposition.read(response.read().decode())
+
+
+def test_what_is_served_agrees_with_what_answers_tell(core: hetero.Core) -> None:
+    with (
+        core.serve_metrics() as metrics,
+        core.compile_model(branches(), "HETERO:ORT,CPU", affinity=CUT) as compiled,
+    ):
+        submitted = [compiled.submit({"x": X}) for _ in range(4)]
+        answers = [s.future.result(60) for s in submitted]
+        found = scrape(metrics.url)
+        assert found.keys() == exposition.read(metrics.text()).keys()
+    assert found["hetero_requests_total"].value(model="branches", state="answered") == 4
+    assert found["hetero_request_input_bytes_total"].value(model="branches") == 4 * X.nbytes
+    for subgraph in compiled.subgraphs:
+        runs = [answer.stage_runs[subgraph.index] for answer in answers]
+        where = {"model": "branches", "stage": str(subgraph.index), "device": subgraph.device}
+        assert found["hetero_stage_runs_total"].value(**where) == 4
+        busy_s = found["hetero_stage_busy_seconds_total"].value(**where)
+        assert busy_s == pytest.approx(sum(run.run_s for run in runs))
+        queued_s = found["hetero_stage_queue_seconds_total"].value(**where)
+        assert queued_s == pytest.approx(sum(run.queued_s for run in runs))
+        nbytes = found["hetero_stage_output_bytes_total"].value(**where)
+        assert nbytes == sum(run.output_nbytes for run in runs)
+    assert found["hetero_requests_in_flight"].value(model="branches") == 0
+    assert found["hetero_in_flight_bytes"].value() == 0
+    for device in ("ORT", "CPU"):
+        assert found["hetero_device_up"].value(device=device, node="local") == 1
+
+
+def test_what_waits_and_what_runs_is_seen_while_it_does(core: hetero.Core, tmp_path: Path) -> None:
+    gate = tmp_path / "open"
+    config = {"MAX_REQUESTS_IN_FLIGHT": 1, "WAIT_FILE": str(gate)}
+    with (
+        core.serve_metrics() as metrics,
+        core.compile_model(branches(), "WAITING", config) as compiled,
+    ):
+        hung = compiled.submit({"x": X})
+        second = threading.Thread(target=compiled, args=(X,))
+        second.start()
+        while len(compiled.story(hung.request_id + 1)) < 2:  # submitted, waits
+            second.join(0.001)
+        found = scrape(metrics.url)
+        assert found["hetero_requests_waiting"].value(model="branches") == 1
+        assert found["hetero_requests_in_flight"].value(model="branches") == 1
+        assert found["hetero_in_flight_bytes"].value() >= X.nbytes
+        tasks = found["hetero_device_tasks"]
+        held = [tasks.value(device="WAITING", node="local", state=s) for s in ("running", "queued")]
+        assert sum(held) == 1
+        hung.cancel()
+        gate.touch()
+        second.join(60)
+        ended = scrape(metrics.url)["hetero_requests_total"]
+    assert ended.value(model="branches", state="cancelled") == 1
+    assert ended.value(model="branches", state="answered") == 1
+
+
+def test_only_metrics_are_served_and_only_in_the_block(core: hetero.Core) -> None:
+    with core.serve_metrics() as metrics:
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(metrics.url + "/else", timeout=60)
+        port = int(metrics.url.rpartition(":")[2].partition("/")[0])
+        with pytest.raises(ValueError, match="another port"), core.serve_metrics(port):
+            pass
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(metrics.url, timeout=60)
+
+
+def test_a_core_that_has_started_nothing_has_figures_too() -> None:
+    with hetero.Core("inprocess") as idle, idle.serve_metrics() as metrics:
+        assert scrape(metrics.url)["hetero_in_flight_bytes"].value() == 0
+
+
+def test_figures_that_cannot_be_had_are_an_answer_too(capfd: pytest.CaptureFixture[str]) -> None:
+    def lost() -> Load:
+        raise hetero.ClusterError("the cluster is lost")
+
+    with (
+        MetricsServer([], lost, "127.0.0.1", 0) as metrics,
+        pytest.raises(urllib.error.HTTPError, match="503"),
+    ):
+        urllib.request.urlopen(metrics.url, timeout=60)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_command_says_where_its_figures_are(shell: Shell, tmp_path: Path) -> None:
+    onnx.save_model(branches(), tmp_path / "branches.onnx")
+    done = shell("run --metrics-port 0 -d CPU", tmp_path / "branches.onnx")
+    assert done.code == 0
+    assert re.search(r"metrics: http://127\.0\.0\.1:\d+/metrics", done.err)

@@ -1,0 +1,107 @@
+"""What a request tells of itself: its times and its story, on one device and on several."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import hetero
+from devices import errors
+from devices.cpu.plugin import CPUPlugin
+from devices.model.reader import read_model
+from tests.support.models import branches
+from tests.support.waiting_plugin import WaitingPlugin
+
+X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
+#: Three subgraphs, the middle one on the other device.
+CUT = {"op:Tanh": "CPU"}
+
+
+@pytest.fixture(scope="module")
+def core() -> Iterator[hetero.Core]:
+    with hetero.Core(executor="inprocess", plugins=[WaitingPlugin]) as made:
+        yield made
+
+
+def words(story: tuple[str, ...]) -> list[str]:
+    """Return the lines of a story without their times."""
+    return [line.partition(" ms, ")[2] for line in story]
+
+
+def test_the_times_of_a_request_over_two_devices_add_up(core: hetero.Core) -> None:
+    with core.compile_model(branches(), "HETERO:ORT,CPU", affinity=CUT) as compiled:
+        request = compiled.create_infer_request()
+        request.infer(X)
+        times = request.times
+        parts = (times.preprocess_s, times.admission_s, times.in_flight_s)
+        assert min(parts) >= 0
+        assert sum(parts) == pytest.approx(request.latency / 1000)
+        assert [(s.stage, s.device) for s in times.stages] == [
+            (s.index, s.device) for s in compiled.subgraphs
+        ]
+        assert max(s.queued_s + s.run_s for s in times.stages) <= times.in_flight_s
+        assert times.postprocess_s > 0
+
+
+def test_the_story_of_a_request_over_two_devices_names_each_stage(core: hetero.Core) -> None:
+    with core.compile_model(branches(), "HETERO:ORT,CPU", affinity=CUT) as compiled:
+        request = compiled.create_infer_request()
+        assert request.story() == ()
+        request.infer(X)
+        story = request.story()
+        first, *stages, last = words(story)
+        assert first == "attempt 0: submitted with 24 bytes"
+        assert last == "attempt 1: answered"
+        assert stages[0] == "attempt 1: started"
+        assert [line.split(" started")[0] for line in stages[1:]] == [
+            f"attempt 1: stage {s.index} on {s.device}" for s in compiled.subgraphs
+        ]
+        times_ms = [float(line.partition(" ")[0]) for line in story]
+        assert times_ms == sorted(times_ms)
+        assert times_ms[0] == 0
+
+
+def test_the_wait_for_admission_is_timed_and_told(core: hetero.Core, tmp_path: Path) -> None:
+    gate = tmp_path / "open"
+    config = {"MAX_REQUESTS_IN_FLIGHT": 1, "WAIT_FILE": str(gate)}
+    with core.compile_model(branches(), "WAITING", config) as compiled:
+        hung = compiled.submit({"x": X})
+        second = compiled.create_infer_request()
+        thread = threading.Thread(target=second.infer, args=(X,))
+        thread.start()
+        while len(compiled.story(hung.request_id + 1)) < 2:  # submitted, waits
+            thread.join(0.001)
+        seen_s = time.monotonic()
+        hung.cancel()
+        least_s = time.monotonic() - seen_s
+        gate.touch()
+        thread.join(60)
+    assert second.times.admission_s >= least_s
+    assert words(second.story())[1].startswith("attempt 0: waits: 1 of 1 requests")
+    assert hung.story()[-1].what == "cancelled"
+
+
+def test_a_device_alone_tells_a_short_story(core: hetero.Core) -> None:
+    plugin = CPUPlugin()
+    compiled = plugin.compile_model(read_model(branches()))
+    request = compiled.create_infer_request()
+    request.infer(X)
+    first, stage, last = words(request.story())
+    assert first == f"attempt 1: submitted to {compiled.device}"
+    assert stage.startswith(f"attempt 1: stage 0 on {compiled.device} started")
+    assert last == "attempt 1: answered"
+    assert request.times.admission_s == 0
+    assert [s.device for s in request.times.stages] == [compiled.device]
+    compiled.close()
+
+
+def test_times_are_of_a_run_that_has_ended(core: hetero.Core) -> None:
+    with core.compile_model(branches(), "CPU") as compiled:
+        request = compiled.create_infer_request()
+        with pytest.raises(errors.RequestNotStartedError, match="times"):
+            _ = request.times

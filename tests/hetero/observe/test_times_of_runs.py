@@ -1,0 +1,88 @@
+"""Where the time of runs went, over all subgraphs: runtime model and counters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import hetero
+from devices.model.model import Model
+from tests.hetero.compile.test_variants import DEVICES, planned
+from tests.support.models import branches
+
+X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
+#: Two subgraphs on a device each.
+PINS = {"matmul": "ORT", "relu": "ORT", "*": "CPU"}
+
+
+@pytest.fixture(scope="module")
+def core() -> Iterator[hetero.Core]:
+    with hetero.Core(executor="inprocess") as made:
+        yield made
+
+
+def timed(model: Model) -> set[str]:
+    """Return the subgraphs that have a row with a time."""
+    times = {node.name: node.metadata["execTimeMcs"] for node in model.nodes}
+    return {
+        name.partition(":")[0]
+        for name, time in times.items()
+        if time != "not_executed" and float(time) > 0
+    }
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["request", "queue"])
+def test_profiled_runs_time_the_nodes_of_every_subgraph(
+    core: hetero.Core, asynchronous: bool
+) -> None:
+    config = {"PERF_COUNT": True}
+    with core.compile_model(branches(), "HETERO:ORT,CPU", config, affinity=PINS) as compiled:
+        assert timed(compiled.get_runtime_model()) == set()
+        if asynchronous:
+            queue = hetero.AsyncInferQueue(compiled, jobs=2)
+            queue.start_async(X)
+            queue.wait_all()
+        else:
+            compiled(X)
+        assert timed(compiled.get_runtime_model()) == {"subgraph0", "subgraph1"}
+
+
+def test_runs_that_are_not_profiled_have_no_times(core: hetero.Core) -> None:
+    with core.compile_model(branches(), "HETERO:ORT,CPU", affinity=PINS) as compiled:
+        compiled(X)
+        assert timed(compiled.get_runtime_model()) == set()
+
+
+def test_every_plan_that_shares_requests_covers_the_model(
+    core: hetero.Core, tmp_path: Path
+) -> None:
+    config = planned(core, tmp_path, {"CPU": 1e-3, "ORT": 2e-3}, PERF_COUNT=True)
+    with core.compile_model(branches(), DEVICES, config) as compiled:
+        assert len(compiled.cuts) == 2
+        for _ in range(4):
+            compiled(X)
+        runtime = compiled.get_runtime_model()
+        assert timed(runtime) == {f"subgraph{s.index}" for s in compiled.subgraphs}
+        for subgraph in compiled.subgraphs:
+            rows = [n for n in runtime.nodes if n.name.startswith(f"subgraph{subgraph.index}:")]
+            covered = {o for n in rows for o in n.metadata["originalLayersNames"].split(",")}
+            assert covered == set(subgraph.node_names)
+            assert {"x"} <= {name for n in rows for name in n.inputs}
+            assert {"y"} <= {name for n in rows for name in n.outputs}
+
+
+def test_the_counters_of_a_cut_model_add_up_over_its_stages(core: hetero.Core) -> None:
+    config = {"PERF_COUNT": True}
+    with core.compile_model(branches(), "HETERO:ORT,CPU", config, affinity=PINS) as compiled:
+        request = compiled.create_infer_request()
+        request.infer(X)
+        rows = [row for row in request.profiling_info if row.node_name[0].isdigit()]
+        runs = compiled.submit({"x": X}).future.result().stage_runs
+    assert {row.status for row in rows} == {"EXECUTED"}
+    assert 0 < sum(row.real_time.total_seconds() for row in rows[:4]) <= request.latency / 1000
+    for run in runs:
+        assert 0 < run.infer_s <= run.run_s
+        assert min(run.upload_s, run.download_s) >= 0

@@ -1,0 +1,327 @@
+"""Traces: what ran when, as Google's Trace Event Format documents it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import hetero
+from devices.request.answer import StageRun
+from hetero.observe.trace_events import trace_events
+from scheduler.client.transitions import RequestState
+from tests.hetero.compile.test_variants import DEVICES, planned
+from tests.scheduler.models import chain, replicate
+from tests.scheduler.test_metrics import ended
+from tests.support.command_line import Shell
+from tests.support.models import branches
+
+X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
+ROOT = Path(__file__).parents[3]
+#: Three subgraphs and three wires: 0 -> 1, 0 -> 2, 1 -> 2.
+CUT = {"op:Tanh": "CPU"}
+#: Phase -> fields that the format's document asks for, besides ``ph`` and ``pid``.
+FIELDS = {
+    "M": {"name", "args"},
+    "X": {"name", "ts", "dur", "tid"},
+    "b": {"name", "ts", "id", "cat"},
+    "e": {"name", "ts", "id", "cat"},
+    "s": {"name", "ts", "id", "cat", "tid"},
+    "f": {"name", "ts", "id", "cat", "tid"},
+    "i": {"name", "ts", "s", "tid"},
+}
+Event = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def core() -> Iterator[hetero.Core]:
+    with hetero.Core(executor="inprocess") as made:
+        yield made
+
+
+def events_of(path: Path) -> list[Event]:
+    """Read a trace and check what holds for every one."""
+    events: list[Event] = json.loads(path.read_text())["traceEvents"]
+    slices: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+    for event in events:
+        assert {"pid", *FIELDS[event["ph"]]} <= event.keys(), event
+        assert event["ph"] == "M" or event["ts"] >= 0
+        if event["ph"] == "X":
+            slices[event["pid"], event["tid"]].append(span_ns(event))
+    for spans in slices.values():
+        open_until: list[int] = []
+        for begin, end in sorted(spans, key=lambda span: (span[0], -span[1])):
+            while open_until and open_until[-1] <= begin:
+                open_until.pop()
+            assert not open_until or end <= open_until[-1], "slices of a thread nest"
+            open_until.append(end)
+    return events
+
+
+def span_ns(event: Event) -> tuple[int, int]:
+    begin, length = round(event["ts"] * 1e3), round(event.get("dur", 0) * 1e3)
+    return begin, begin + length
+
+
+def of(events: list[Event], phase: str, category: str) -> list[Event]:
+    return [e for e in events if e["ph"] == phase and e.get("cat") == category]
+
+
+@pytest.fixture(scope="module")
+def traced(
+    core: hetero.Core, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[list[Event], dict[int, tuple[StageRun, ...]]]:
+    """Return the events of requests in flight together, and their stage runs by number."""
+    path = tmp_path_factory.mktemp("traced") / "trace.json"
+    with (
+        core.trace(path),
+        core.compile_model(branches(), "HETERO:ORT,CPU", affinity=CUT) as compiled,
+    ):
+        submitted = [compiled.submit({"x": X}) for _ in range(5)]
+        runs = {s.request_id: s.future.result(60).stage_runs for s in submitted}
+    return events_of(path), runs
+
+
+def test_every_stage_is_a_slice_with_the_times_that_the_answer_tells(
+    traced: tuple[list[Event], dict[int, tuple[StageRun, ...]]],
+) -> None:
+    events, runs = traced
+    stages = {(e["args"]["request"], e["args"]["stage"]): e for e in of(events, "X", "stage")}
+    assert stages.keys() == {(number, run.stage) for number in runs for run in runs[number]}
+    first = min(run.started_s for each in runs.values() for run in each)
+    origin_ns = min(span_ns(event)[0] for event in stages.values())
+    threads = {(e["pid"], e["tid"]): e["args"]["name"] for e in of_name(events, "thread_name")}
+    for (number, stage), event in stages.items():
+        run = runs[number][stage]
+        begin_ns, end_ns = span_ns(event)
+        assert (begin_ns - origin_ns) / 1e9 == pytest.approx(run.started_s - first, abs=2e-9)
+        assert (end_ns - begin_ns) / 1e9 == pytest.approx(run.run_s, abs=2e-9)
+        assert event["name"] == f"branches, stage {stage}"
+        assert threads[event["pid"], event["tid"]].split(",")[0] == run.device
+
+
+def of_name(events: list[Event], name: str) -> list[Event]:
+    return [event for event in events if event["name"] == name]
+
+
+def test_stages_lie_within_their_requests_time_in_flight(
+    traced: tuple[list[Event], dict[int, tuple[StageRun, ...]]],
+) -> None:
+    events, runs = traced
+    requests = {e["args"]["request"]: e for e in of(events, "X", "request") if "args" in e}
+    assert requests.keys() == runs.keys()
+    flights = {span_ns(e) for e in of_name(events, "in flight")}
+    for stage in of(events, "X", "stage"):
+        begin, end = span_ns(requests[stage["args"]["request"]])
+        assert begin <= span_ns(stage)[0] <= span_ns(stage)[1] <= end
+    assert len(flights) == len(runs)
+    assert {e["args"]["state"] for e in requests.values()} == {"answered"}
+
+
+def test_what_waits_in_a_queue_does_so_until_its_stage_starts(
+    traced: tuple[list[Event], dict[int, tuple[StageRun, ...]]],
+) -> None:
+    events, runs = traced
+    begins = {e["id"]: e for e in of(events, "b", "queue")}
+    ends = {e["id"]: e for e in of(events, "e", "queue")}
+    assert begins.keys() == ends.keys()
+    starts = {(e["args"]["request"], e["name"]): span_ns(e)[0] for e in of(events, "X", "stage")}
+    waited = {(n, f"branches, stage {r.stage}"): r for n in runs for r in runs[n] if r.queued_s > 0}
+    assert len(waited) == len(begins)
+    for key, begin in begins.items():
+        who = (begin["args"]["request"], begin["name"].removesuffix(" waits"))
+        assert span_ns(ends[key])[0] == starts[who]
+        lasts_s = (span_ns(ends[key])[0] - span_ns(begin)[0]) / 1e9
+        assert lasts_s == pytest.approx(waited[who].queued_s, abs=2e-9)
+
+
+def test_flows_follow_the_wires_from_slice_to_slice(
+    traced: tuple[list[Event], dict[int, tuple[StageRun, ...]]],
+) -> None:
+    events, runs = traced
+    arrivals = {(e["cat"], e["id"]): e for e in events if e["ph"] == "f"}
+    departures = [e for e in events if e["ph"] == "s"]
+    assert len(departures) == len(arrivals)
+    slices = of(events, "X", "stage") + of(events, "X", "request")
+
+    def within(event: Event) -> list[Event]:
+        at = span_ns(event)[0]
+        return [
+            s
+            for s in slices
+            if (s["pid"], s["tid"]) == (event["pid"], event["tid"])
+            and span_ns(s)[0] <= at <= span_ns(s)[1]
+        ]
+
+    wires = set()
+    for leaves in departures:
+        comes = arrivals[leaves["cat"], leaves["id"]]
+        assert comes["bp"] == "e"
+        args = leaves["args"]
+        there = [(s["args"]["request"], s["args"]["stage"]) for s in within(comes)]
+        assert (args["request"], args["consumer"]) in there
+        if leaves["cat"] == "inputs":
+            assert args["consumer"] == 0
+            assert leaves["pid"] == 1
+            continue
+        here = [(s["args"]["request"], s["args"]["stage"]) for s in within(leaves)]
+        assert (args["request"], args["producer"]) in here
+        wires.add((args["request"], args["producer"], args["consumer"], *args["tensors"]))
+    expected = ((0, 1, "positive"), (0, 2, "right"), (1, 2, "left"))
+    assert wires == {(number, *wire) for number in runs for wire in expected}
+
+
+def test_a_trace_is_whole_when_its_block_is_interrupted(core: hetero.Core, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+
+    def interrupted() -> None:
+        with core.trace(path):
+            core.compile_model(branches(), "CPU")(X)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert len(of(events_of(path), "X", "stage")) == 1
+    assert [file.name for file in tmp_path.iterdir()] == ["trace.json"]
+
+
+def test_requests_that_have_not_ended_are_there_too(core: hetero.Core, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    config = {"NULL_FAULT": "hang@1"}
+    with core.compile_model(branches(), "NULL", config) as compiled:
+
+        def interrupted() -> None:
+            with core.trace(path):
+                compiled.submit({"x": X})
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            interrupted()
+        events = events_of(path)
+    (request,) = [e for e in of(events, "X", "request") if "args" in e]
+    assert request["args"]["state"] == "running"
+    assert [e["name"] for e in of(events, "i", "request")] == ["submitted with 24 bytes", "started"]
+
+
+def test_the_last_requests_are_kept_and_the_others_counted(
+    core: hetero.Core, tmp_path: Path
+) -> None:
+    path = tmp_path / "trace.json"
+    with core.compile_model(branches(), "CPU") as compiled:
+        compiled(X)  # before the block: not traced
+        with core.trace(path, requests=2) as trace:
+            submitted = [compiled.submit({"x": X}) for _ in range(5)]
+            numbers = [s.request_id for s in submitted if s.future.result(60)]
+    assert trace.num_left_out == 3
+    kept = {e["args"]["request"] for e in of(events_of(path), "X", "stage")}
+    assert len(kept) == 2
+    assert kept < set(numbers)
+    assert json.loads(path.read_text())["otherData"] == {"requests": 2, "left_out": 3}
+    with pytest.raises(ValueError, match="at least one"):
+        core.trace(path, requests=0)
+
+
+def test_a_request_that_failed_tells_its_story(core: hetero.Core, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    config = {"NULL_FAULT": "fail@1"}
+    with (
+        core.trace(path),
+        core.compile_model(branches(), "NULL", config) as compiled,
+        pytest.raises(hetero.InferenceError),
+    ):
+        compiled(X)
+    events = events_of(path)
+    (request,) = [e for e in of(events, "X", "request") if "args" in e]
+    assert request["args"]["state"] == "failed"
+    assert [e["name"].partition(":")[0] for e in of(events, "i", "request")] == [
+        "submitted with 24 bytes", "started", "failed",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", [pytest.param("run", marks=pytest.mark.slow), "bench"])
+def test_an_interrupted_command_leaves_a_whole_trace(command: str, tmp_path: Path) -> None:
+    model, path = tmp_path / "branches.onnx", tmp_path / "trace.json"
+    onnx.save_model(branches(), model)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hetero", command, str(model), "--executor", "inprocess",
+         "--plugin", "tests.support.endless_plugin:EndlessPlugin", "-d", "ENDLESS",
+         "--trace", str(path)],
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    assert process.stdout
+    assert process.stdout.readline() == "running\n"
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=300)
+    assert process.returncode == 1
+    (request,) = [e for e in of(events_of(path), "X", "request") if "args" in e]
+    assert request["args"]["state"] in ("cancelled", "running")
+
+
+@pytest.mark.parametrize("command", ["run", "bench -n 3 -t 1"])
+def test_commands_write_traces(shell: Shell, tmp_path: Path, command: str) -> None:
+    model, path = tmp_path / "branches.onnx", tmp_path / "trace.json"
+    onnx.save_model(branches(), model)
+    done = shell(command, model, "-d", "HETERO:ORT,CPU", "-a", "op:Tanh=CPU", "--trace", path)
+    assert done.code == 0
+    assert f"wrote {path}" in done.err
+    stages = of(events_of(path), "X", "stage")
+    assert {e["args"]["device"] for e in stages} == {"ORT", "CPU"}
+    refused = shell(command, model, "--trace", model)
+    assert refused.code == 2
+    assert "--trace" in refused.err
+
+
+def test_stages_of_a_node_whose_clock_is_not_known_yet_are_left_out() -> None:
+    runs = (StageRun(0, "A", 0.5, 11.0, 12.0), StageRun(1, "B", 0.5, 90011.0, 90012.0))
+    request = ended(RequestState.ANSWERED, 3.0, runs=runs)
+    events = list(trace_events([request], {"A": "here", "B": "there"}, now_s=20.0))
+    assert [e["args"]["stage"] for e in of(events, "X", "stage")] == [0]
+    assert {e["ph"]: e["cat"] for e in events if e["ph"] in "sf"} == {"s": "inputs", "f": "inputs"}
+    assert max(e.get("ts", 0) for e in events) < 3e6
+
+
+def test_plans_that_share_requests_are_traced_each_by_its_stages(
+    core: hetero.Core, tmp_path: Path
+) -> None:
+    config = planned(core, tmp_path, {"CPU": 1e-3, "ORT": 2e-3})
+    path = tmp_path / "trace.json"
+    with core.trace(path), core.compile_model(branches(), DEVICES, config) as compiled:
+        submitted = [compiled.submit({"x": X}) for _ in range(6)]
+        runs = {s.request_id: s.future.result(60).stage_runs for s in submitted}
+        devices = {s.index: s.device for s in compiled.subgraphs}
+    stages = of(events_of(path), "X", "stage")
+    assert {(e["args"]["request"], e["args"]["stage"]) for e in stages} == {
+        (number, run.stage) for number in runs for run in runs[number]
+    }
+    assert {e["args"]["stage"]: e["args"]["device"] for e in stages} == devices
+
+
+def test_the_wires_of_a_stage_on_several_devices_are_those_of_the_request_s_route() -> None:
+    placement = replicate(chain("A", "B", "A")[0], {1: {"B": 1.0, "C": 1.0}})
+    requests = [
+        ended(
+            RequestState.ANSWERED,
+            10.0,
+            runs=tuple(
+                StageRun(stage, placement.stages[stage].device, 0.0, 11.0 + i, 12.0 + i)
+                for i, stage in enumerate(route.stages)
+            ),
+        )._replace(route=route)
+        for route in placement.routes
+    ]
+    events = list(trace_events(requests, {}, now_s=30.0))
+    wires = [(e["args"]["producer"], e["args"]["consumer"]) for e in of(events, "s", "wire")]
+    assert wires == [pair for route in placement.routes for pair in pairwise(route.stages)]
+    assert len(set(wires)) == 4

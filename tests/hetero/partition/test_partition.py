@@ -1,0 +1,429 @@
+"""Partitions of small graphs: known cases, and the odd ones."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, dataclass
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from devices.errors import AffinityError, ModelError
+from devices.model.model import Model
+from devices.model.reader import read_model
+from hetero.partition.merge import merge
+from hetero.partition.partition import Partition, Subgraph, partition
+from scheduler.plan import Wire
+from tests.hetero.partition.test_partition_properties import (
+    bits,
+    check_merge,
+    check_rules,
+    run_split,
+)
+from tests.support.graphs import build, evaluate, feeds, initializer, proto, value
+
+
+@dataclass(frozen=True)
+class Case:
+    """A graph, its affinity in the order of its lines, and what a good cut of it looks like.
+
+    `groups`, `wires` (producer, consumer) and `constants` (per subgraph in running order) are
+    those of OpenVINO's own unit tests for its subgraph collector, or fewer where we need fewer.
+    """
+
+    lines: str
+    devices: str
+    groups: int
+    wires: tuple[tuple[int, int], ...] = ()
+    constants: tuple[int, ...] = ()
+    inputs: str = "p"
+    outputs: str = "z"
+    shared: str = ""
+
+
+CASES = {
+    "linear": Case(
+        """add: a = Add(p, c)
+           sub: s = Sub(a, c)
+           end: z = Abs(s)""",
+        "A B A", 3, ((0, 1), (1, 2)), (1, 1, 0), shared="c",
+    ),
+    "diamond with a cycle": Case(
+        """add1: a1 = Add(p, c)
+           add2: a2 = Add(a1, c)
+           sub: s = Sub(a2, a2)
+           add3: z = Add(a1, s)""",
+        "A A B A", 3, ((0, 1), (0, 2), (1, 2)), (1, 0, 0), shared="c",
+    ),
+    "nested cycle": Case(
+        """a1: v1 = Add(p, c)
+           b1: v2 = Add(v1, c)
+           a2: v3 = Add(v2, c)
+           b2: v4 = Add(v3, c)
+           a3: v5 = Add(v4, v1)
+           a4: z = Add(v5, c)""",
+        "A B A B A A", 5, ((0, 1), (1, 2), (2, 3), (3, 4), (0, 4)), (1, 1, 1, 1, 1), shared="c",
+    ),
+    "unused input (3 there)": Case(
+        """add1: a = Abs(p)
+           add2: z = Neg(a)""",
+        "A B", 2, ((0, 1),), inputs="p p2",
+    ),
+    "all the same": Case(
+        """n1: a = Abs(p)
+           n2: b = Neg(a)
+           n3: z = Tanh(b)""",
+        "A A A", 1,
+    ),
+    "all different": Case(
+        """n1: a = Abs(p)
+           n2: b = Neg(a)
+           n3: c = Tanh(b)
+           n4: z = Abs(c)""",
+        "A B C D", 4, ((0, 1), (1, 2), (2, 3)),
+    ),
+    "an output follows its producer": Case("n1: z = Abs(p)", "A", 1),
+    "alternating": Case(
+        """n1: a = Abs(p)
+           n2: b = Neg(a)
+           n3: c = Tanh(b)
+           n4: z = Abs(c)""",
+        "A B A B", 4, ((0, 1), (1, 2), (2, 3)),
+    ),
+    "two separate paths (2 there)": Case(
+        """n1: y = Abs(p)
+           n2: z = Neg(q)""",
+        "A A", 1, inputs="p q", outputs="y z",
+    ),
+    "one producer and two consumers": Case(
+        """n1: a = Abs(p)
+           n2: y = Neg(a)
+           n3: z = Tanh(a)""",
+        "A A A", 1, outputs="y z",
+    ),
+    "shared constant as an indirect bridge, with a cycle": Case(
+        """A: a = Add(p, c)
+           B: b = Abs(a)
+           C: z = Add(b, s)
+           X: y = Add(a, s)""",
+        "A B A A", 3, ((0, 1), (1, 2)), (2, 0, 1), outputs="y z", shared="c s",
+    ),
+    "shared constant over two devices": Case(
+        """A: a = Add(p, s)
+           B: b = Add(a, s)
+           C: z = Add(b, s)""",
+        "A B A", 3, ((0, 1), (1, 2)), (1, 1, 1), shared="s",
+    ),
+    "shared constant as the cycle's source (4 there)": Case(
+        """A: a = Abs(p)
+           B: b = Add(a, s)
+           X: x = Neg(s)
+           C: z = Add(b, x)""",
+        "A B A A", 3, ((0, 1), (1, 2)), (0, 1, 1), shared="s",
+    ),
+    "shared constant, no cycle": Case(
+        """A: a = Add(p, s)
+           X: y = Neg(s)
+           B: z = Abs(a)""",
+        "A A B", 2, ((0, 1),), (1, 0), outputs="y z", shared="s",
+    ),
+    "indirect bridge, no cycle": Case(
+        """A: a = Add(p, c)
+           B: z = Abs(a)
+           C: y = Add(a, s)
+           X: x = Add(a, s)""",
+        "A B A A", 2, ((0, 1),), (2, 0), outputs="x y z", shared="c s",
+    ),
+    "several shared constants, one of them in a cycle": Case(
+        """A: a = Add(p, c2)
+           X: y = Add(a, c1)
+           W: w = Add(a, c2)
+           B: b = Abs(a)
+           C: z = Add(b, c1)""",
+        "A A A B A", 3, ((0, 1), (1, 2)), (2, 0, 1), outputs="w y z", shared="c1 c2",
+    ),
+    "bridges over a constant and an input": Case(
+        """A: a = Add(p, s)
+           B: b = Abs(a)
+           C: c = Add(b, s)
+           D: z = Add(c, p)""",
+        "A B A B", 4, ((0, 1), (1, 2), (2, 3)), (1, 0, 1, 0), shared="s",
+    ),
+    "constants follow their consumers": Case(
+        """t: a = Add(p, c1)
+           r: b = Add(a, c2)
+           g: z = Add(b, c3)""",
+        "B B B", 1, (), (3,), shared="c1 c2 c3",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("kind", ["constants", "literals"])
+def test_known_case(case: Case, kind: str) -> None:
+    model = build(case.lines, inputs=case.inputs, outputs=case.outputs, **{kind: case.shared})
+    affinity = dict.fromkeys(model.node_names, "A")  # whatever literals have, they follow
+    names = [n.name for n in model.nodes if not n.is_constant]
+    affinity |= zip(names, case.devices.split(), strict=True)
+    part = partition(model, affinity)
+    assert len(part.subgraphs) == case.groups
+    assert {(w.producer, w.consumer) for w in part.wires} == set(case.wires)
+    if case.constants:
+        held = [
+            len(s.model.constants) + sum(n.is_constant for n in s.model.nodes)
+            for s in part.subgraphs
+        ]
+        assert tuple(held) == case.constants
+    check_rules(part, model, affinity)
+    check_merge(model, part)
+    assert bits(run_split(part, feeds(model))) == bits(evaluate(model, feeds(model)))
+
+
+def test_the_values_themselves() -> None:
+    model = build("n1: a = Abs(x)\n n2: y = Neg(a)\n n3: z = Add(a, x)", outputs="y z")
+    part = partition(model, {"n1": "CPU", "n2": "ORT", "n3": "ORT"})
+    assert part.subgraphs == (
+        Subgraph(0, "CPU", ("x",), ("a",), ("n1",), model, (0,)),
+        Subgraph(1, "ORT", ("a", "x"), ("y", "z"), ("n2", "n3"), model, (1, 2)),
+    )
+    assert part.wires == (Wire("a", 0, 1),)
+    assert part.plan.consumers["x"] == (0, 1)
+    assert part.plan.producers == {"a": 0, "y": 1, "z": 1}
+    assert part.subgraph_of == {"n1": 0, "n2": 1, "n3": 1}
+    with pytest.raises(FrozenInstanceError):
+        part.subgraphs = ()  # type: ignore[misc]  the assignment is what must fail
+
+
+def test_outputs_that_nobody_makes() -> None:
+    model = build("n1: y = Abs(x)", outputs="y x w k y", constants="w", literals="k")
+    affinity = {"n1": "CPU", "make_k": "ORT"}
+    part = partition(model, affinity)
+    assert part.plan.passthrough == ("x",)
+    assert part.plan.constant_outputs == ("w",)
+    makers = [part.plan.producers.get(port.name) for port in part.plan.outputs]
+    devices = [None if i is None else part.subgraphs[i].device for i in makers]
+    assert devices == ["CPU", None, None, "ORT", "CPU"]
+    check_rules(part, model, affinity)
+    check_merge(model, part)
+    assert bits(run_split(part, feeds(model))) == bits(evaluate(model, feeds(model)))
+
+
+def test_weights_that_are_computed_stay_with_their_first_reader_on_the_device() -> None:
+    model = build(
+        """dq1: d1 = Neg(w)
+           dq2: d2 = Abs(d1)
+           alone: d3 = Neg(w)
+           n1: a = Abs(x)
+           n2: b = Neg(a)
+           n3: c = Add(b, d2)
+           n4: d = Neg(c)
+           n5: y = Add(d, d2)
+           n6: z = Add(y, d3)""",
+        outputs="z",
+        constants="w",
+    )
+    affinity = dict.fromkeys(model.node_names, "A") | {"n2": "B", "n4": "B", "alone": "B"}
+    part = partition(model, affinity)
+    assert [s.node_names for s in part.subgraphs] == [
+        ("n1",),
+        ("alone", "n2"),
+        ("dq1", "dq2", "n3"),
+        ("n4",),
+        ("n5", "n6"),
+    ]
+    check_rules(part, model, affinity)
+
+
+def test_a_literal_that_is_read_and_given_out() -> None:
+    model = build("n1: a = Add(x, k)\n n2: y = Add(a, k)", outputs="y k", literals="k")
+    part = partition(model, {"n1": "CPU", "n2": "ORT"})
+    assert [s.node_names for s in part.subgraphs] == [("make_k", "n1"), ("n2",)]
+    assert [s.outputs for s in part.subgraphs] == [("k", "a"), ("y",)]
+    assert [s.model.node_names for s in part.subgraphs] == [("make_k", "n1"), ("make_k", "n2")]
+
+
+@pytest.mark.parametrize(("outputs", "constants"), [("x", ""), ("w", "w"), ("x w x", "w")])
+def test_models_without_nodes(outputs: str, constants: str) -> None:
+    model = build("", outputs=outputs, constants=constants)
+    part = partition(model, {})
+    assert part.subgraphs == part.wires == ()
+    assert [port.name for port in part.plan.inputs] == ["x"]
+    check_merge(model, part)
+
+
+def test_a_subgraph_that_nobody_needs_still_has_an_output() -> None:
+    model = build("n1: y = Abs(x)\n dead: d = Neg(y)\n dead2: e = Tanh(d)", outputs="y")
+    part = partition(model, {"n1": "CPU", "dead": "ORT", "dead2": "ORT"})
+    assert part.subgraphs[1].outputs == ("e",)
+    assert len(evaluate(part.subgraphs[1].model, feeds(part.subgraphs[1].model))) == 1
+    check_merge(model, part)
+
+
+def optional_model() -> Model:
+    """Return x -> Optional -> OptionalGetElement -> y: what crosses is an optional."""
+    nodes = [
+        helper.make_node("Optional", ["x"], ["o"], name="wrap"),
+        helper.make_node("OptionalGetElement", ["o"], ["y"], name="take"),
+    ]
+    return read_model(proto(nodes, [value("x")], [value("y")]))
+
+
+def test_an_optional_crosses() -> None:
+    model = optional_model()
+    part = partition(model, {"wrap": "CPU", "take": "ORT"})
+    assert part.subgraphs[1].model.inputs[0].type == "optional(tensor(float))"
+    for s in part.subgraphs:
+        onnx.checker.check_model(s.model.to_proto(), full_check=True)
+
+
+def loop_model(grows: bool) -> Model:
+    """Return a loop over a vector that keeps its size, or doubles it."""
+    inner = [
+        helper.make_node("Concat", ["s", "s"], ["t"], axis=0)
+        if grows
+        else helper.make_node("Add", ["s", "x"], ["t"]),
+        helper.make_node("Identity", ["go"], ["done"]),
+        helper.make_node("ReduceSum", ["t"], ["sum"], keepdims=0),
+    ]
+    body = helper.make_graph(
+        inner,
+        "body",
+        [
+            helper.make_tensor_value_info("i", TensorProto.INT64, ()),
+            helper.make_tensor_value_info("go", TensorProto.BOOL, ()),
+            helper.make_tensor_value_info("s", TensorProto.FLOAT, None),
+        ],
+        [
+            helper.make_tensor_value_info("done", TensorProto.BOOL, ()),
+            helper.make_tensor_value_info("t", TensorProto.FLOAT, None),
+            helper.make_tensor_value_info("sum", TensorProto.FLOAT, None),
+        ],
+    )
+    trips = onnx.numpy_helper.from_array(np.array(2), "trips")
+    nodes = [
+        helper.make_node("Loop", ["trips", "", "x"], ["last", "sums"], body=body, name="loop"),
+        helper.make_node("Abs", ["last"], ["y"], name="abs"),
+        helper.make_node("Neg", ["sums"], ["z"], name="neg"),
+    ]
+    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n"]) for n in "yz"]
+    return read_model(proto(nodes, [value("x")], ends, [trips]))
+
+
+@pytest.mark.parametrize(("grows", "shape"), [(False, (3,)), (True, (None,))])
+def test_what_a_loop_carries_crosses_with_a_shape(
+    grows: bool, shape: tuple[int | None, ...]
+) -> None:
+    model = loop_model(grows)
+    part = partition(model, {"loop": "CPU", "abs": "ORT", "neg": "ORT"})
+    given_shapes = [port.shape for port in part.subgraphs[1].model.inputs]
+    assert given_shapes == [shape, (None,)]
+    for s in part.subgraphs:
+        onnx.checker.check_model(s.model.to_proto(), full_check=True)
+    assert bits(run_split(part, feeds(model))) == bits(evaluate(model, feeds(model)))
+
+
+def test_a_crossing_tensor_of_unknown_type_is_named() -> None:
+    nodes = [
+        helper.make_node("Magic", ["x"], ["m"], domain="acme", name="magic"),
+        helper.make_node("Abs", ["m"], ["y"], name="abs"),
+    ]
+    graph = helper.make_graph(nodes, "g", [value("x")], [value("y")])
+    imports = [helper.make_opsetid("", 21), helper.make_opsetid("acme", 1)]
+    whole = helper.make_model(graph, opset_imports=imports, ir_version=10)
+    with pytest.raises(AffinityError, match=r"'m'.*'magic' \(Magic\)") as caught:
+        partition(read_model(whole), {"magic": "CPU", "abs": "ORT"})
+    assert caught.value.data["tensors"] == ("m",)
+    assert len(partition(read_model(whole), {"magic": "CPU", "abs": "CPU"}).subgraphs) == 1
+    graph.value_info.append(value("m"))
+    typed = helper.make_model(graph, opset_imports=imports, ir_version=10)
+    assert len(partition(read_model(typed), {"magic": "CPU", "abs": "ORT"}).subgraphs) == 2
+
+
+def test_every_node_needs_an_affinity_and_nothing_else_has_one() -> None:
+    model = build("conv1: a = Abs(x)\n conv2: y = Neg(a)", outputs="y")
+    with pytest.raises(AffinityError, match="1 of 2 nodes have no affinity: 'conv2'"):
+        partition(model, {"conv1": "CPU"})
+    with pytest.raises(AffinityError, match=r"'conv3'.*Close to 'conv3': 'conv"):
+        partition(model, {"conv1": "CPU", "conv2": "CPU", "conv3": "CPU"})
+
+
+def two_parts() -> tuple[Model, Partition]:
+    model = build("n1: a = Add(x, w)\n n2: y = Neg(a)", outputs="y", constants="w")
+    return model, partition(model, {"n1": "CPU", "n2": "ORT"})
+
+
+def test_merging_refuses_models_that_are_not_the_subgraphs() -> None:
+    model, part = two_parts()
+    first, second = (s.model for s in part.subgraphs)
+    with pytest.raises(ModelError, match="1 models for 2 subgraphs"):
+        merge(part, [first])
+    with pytest.raises(ModelError, match=r"subgraph 0 \(CPU\).*ports are \['a'\] -> \['y'\]"):
+        merge(part, [second, first])
+    renamed = onnx.NodeProto()
+    renamed.CopyFrom(second.nodes[0].proto)
+    renamed.name = "other"
+    changed = second.replace(nodes=[type(second.nodes[0]).from_proto(renamed)])
+    with pytest.raises(ModelError, match="node 'other' is not in the whole model"):
+        merge(part, [first, changed])
+    assert merge(part).constants["w"].digest == model.constants["w"].digest
+
+
+def test_weights_are_shared_between_subgraphs_not_copied() -> None:
+    weight = initializer("w", 0)
+    nodes = [
+        helper.make_node("Add", ["x", "w"], ["a"], name="n1"),
+        helper.make_node("Add", ["a", "w"], ["y"], name="n2"),
+    ]
+    model = read_model(proto(nodes, [value("x")], [value("y")], [weight]))
+    part = partition(model, {"n1": "CPU", "n2": "ORT"})
+    arrays = [s.model.constants["w"].array for s in part.subgraphs]
+    assert arrays[0] is arrays[1] is model.constants["w"].array
+
+
+def test_functions_of_the_model_go_with_the_subgraphs() -> None:
+    twice = helper.make_function(
+        "acme", "Twice", ["a"], ["b"], [helper.make_node("Add", ["a", "a"], ["b"])],
+        [helper.make_opsetid("", 21)],
+    )  # fmt: skip
+    nodes = [
+        helper.make_node("Twice", ["x"], ["m"], domain="acme", name="first"),
+        helper.make_node("Twice", ["m"], ["y"], domain="acme", name="second"),
+    ]
+    graph = helper.make_graph(nodes, "g", [value("x")], [value("y")])
+    imports = [helper.make_opsetid("", 21), helper.make_opsetid("acme", 1)]
+    model = read_model(
+        helper.make_model(graph, opset_imports=imports, ir_version=10, functions=[twice])
+    )
+    affinity = {"first": "CPU", "second": "ORT"}
+    part = partition(model, affinity)
+    check_rules(part, model, affinity)
+    check_merge(model, part)
+    assert bits(run_split(part, feeds(model))) == bits(evaluate(model, feeds(model)))
+
+
+def test_a_sequence_of_maps_crosses() -> None:
+    nodes = [
+        helper.make_node(
+            "ZipMap", ["x"], ["z"], domain="ai.onnx.ml", name="zip", classlabels_int64s=[1, 2, 3]
+        ),
+        helper.make_node("Identity", ["z"], ["y"], name="same"),
+    ]
+    kind = helper.make_sequence_type_proto(
+        helper.make_map_type_proto(
+            TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, ())
+        )
+    )
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, 3))],
+        [helper.make_value_info("y", kind)],
+        value_info=[helper.make_value_info("z", kind)],
+    )
+    imports = [helper.make_opsetid("", 21), helper.make_opsetid("ai.onnx.ml", 3)]
+    model = read_model(helper.make_model(graph, opset_imports=imports, ir_version=10))
+    part = partition(model, {"zip": "CPU", "same": "ORT"})
+    assert part.subgraphs[1].model.inputs[0].type == "seq(map(int64,tensor(float)))"
+    for s in part.subgraphs:
+        onnx.checker.check_model(s.model.to_proto())

@@ -1,0 +1,167 @@
+"""The cost file: what is written is read; what is wrong or does not fit is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devices.errors import PlanError
+from hetero.planning.cost import Costs, Line, Time
+from hetero.planning.cost.cost_file import check_costs, read_costs, to_document, write_costs
+from hetero.planning.cost.feedback import StageMeasurement, learn
+from scheduler.executor import THIS_PROCESS
+from tests.support.costs import costs, identity
+from tests.support.graphs import build
+
+MODEL = build("a: p = Relu(x)\nb: q = Neg(p)\nc: y = Abs(q)", outputs="y")
+
+
+def sample() -> Costs:
+    times = {d: {"a": 1e-3, "b": 2e-3, "c": 3e-3} for d in ("ORT", "CPU")}
+    return replace(
+        costs(MODEL, times, wire=Line(1e-4, 2e-10, "calibrated"), fused=(("a", "b"),)),
+        shapes={"x": (3,)},
+        missing={"GPU": "gone"},
+        measured_at="2026-11-22T10:00:00+00:00",
+    )
+
+
+def test_round_trip(tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    write_costs(sample(), path)
+    assert read_costs(path) == sample()
+    assert [p.name for p in tmp_path.iterdir()] == ["costs.json"]
+
+
+def _set(document: Any, keys: tuple[Any, ...], value: Any) -> None:
+    for key in keys[:-1]:
+        document = document[key]
+    document[keys[-1]] = value
+
+
+@pytest.mark.parametrize(
+    ("keys", "value", "said"),
+    [
+        (("format",), "other", "not a cost file"),
+        (("version",), 99, "version 99"),
+        (("devices", "ORT", "nodes", "a"), [-1.0, "measured"], "devices.ORT.nodes.a"),
+        (("devices", "ORT", "nodes", "a"), [float("nan"), "measured"], "devices.ORT.nodes.a"),
+        (("devices", "ORT", "nodes", "a"), [1.0, "dreamt"], "calibrated, estimated, measured"),
+        (("devices", "ORT", "alone", "load"), ["1", "measured"], "devices.ORT.alone.load"),
+        (("client", "stage"), [-1.0, "measured"], "client.stage"),
+        (("version",), 3, "version 3, wanted 4. Profile the model again"),
+        (("devices", "ORT", "identity"), {}, "'plugin' is missing"),
+        (("transfers", 0, "busy"), [1.0, True, "measured"], "transfers[0].busy"),
+        (("model",), None, "Profile the model again"),
+    ],
+)
+def test_damage_is_named(tmp_path: Path, keys: tuple[Any, ...], value: Any, said: str) -> None:
+    document = to_document(sample())
+    _set(document, keys, value)
+    path = tmp_path / "costs.json"
+    path.write_text(json.dumps(document))
+    with pytest.raises(PlanError, match=r"costs\.json") as caught:
+        read_costs(path)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "[1, 2]", "{", '{"format": 1}'])
+def test_other_files(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "costs.json"
+    path.write_text(text)
+    with pytest.raises(PlanError):
+        read_costs(path)
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="hetero profile"):
+        read_costs(tmp_path / "none.json")
+
+
+def test_costs_that_fit() -> None:
+    check_costs(sample(), MODEL.content_hash, {"ORT": identity("ORT")}, "cost file x")
+
+
+def test_costs_of_one_node_hold_in_this_process_and_not_the_other_way() -> None:
+    def measured_on(**nodes: str) -> Costs:
+        of = {n: replace(identity(n), node=node) for n, node in nodes.items()}
+        devices = {n: replace(d, identity=of[n]) for n, d in sample().devices.items()}
+        return replace(sample(), devices=devices)
+
+    def check(costs: Costs, node: str) -> None:
+        wanted = {"ORT": replace(identity("ORT"), node=node)}
+        check_costs(costs, MODEL.content_hash, wanted, "cost file x")
+
+    check(measured_on(ORT="10.0.0.1", CPU="10.0.0.1"), THIS_PROCESS)
+    with pytest.raises(PlanError, match="its node is 'local', wanted '10"):
+        check(measured_on(ORT=THIS_PROCESS, CPU=THIS_PROCESS), "10.0.0.1")
+    with pytest.raises(PlanError, match="wanted 'local'"):
+        check(measured_on(ORT="10.0.0.1", CPU="10.0.0.2"), THIS_PROCESS)
+
+
+def test_figures_tell_what_they_rest_on() -> None:
+    assert sample().basis() == (
+        "costs in process at 2026-11-22T10:00:00+00:00: 6 node times measured; "
+        "assumed: load, client"
+    )
+    ort, cpu = sample().devices.values()
+    node, sway = Time(1e-3, "estimated"), Time(2.345, "calibrated")
+    cluster = {
+        "ORT": replace(ort, identity=replace(ort.identity, node="10.0.0.2"), nodes={"a": node}),
+        "CPU": replace(cpu, identity=replace(cpu.identity, node="10.0.0.1"), sway=sway),
+    }
+    assert replace(sample(), devices=cluster, measured_at="").basis() == (
+        "costs on 10.0.0.1, 10.0.0.2: 3 node times measured, 1 estimated; assumed: load, client; "
+        "beside other work, which made times sway by × 2.3"
+    )
+
+
+def test_every_difference_is_told() -> None:
+    wanted = {
+        "ORT": replace(identity("ORT"), fingerprint="g", num_threads=4),
+        "GPU": identity("GPU"),
+        "NULL": identity("NULL"),
+    }
+    with pytest.raises(PlanError) as caught:
+        check_costs(sample(), "0" * 64, wanted, "cost file x")
+    message = str(caught.value)
+    for part in ("0000", "fingerprint is 'f', wanted 'g'", "threads is 1, wanted 4",
+                 "GPU was not measured: gone", "NULL is not in it; it has ORT, CPU"):  # fmt: skip
+        assert part in message
+    assert len(caught.value.differences) == 5
+
+
+def test_learning_makes_the_subgraph_its_measured_time() -> None:
+    learnt = learn(
+        sample(), [StageMeasurement("ORT", ("a", "b"), alone_s=6e-3, busy_s=9e-3)]
+    ).devices["ORT"]
+    assert learnt.nodes["a"].seconds == pytest.approx(2e-3)
+    assert learnt.nodes["b"].seconds == pytest.approx(4e-3)
+    assert learnt.nodes["a"].source == "calibrated"
+    assert learnt.nodes["c"] == sample().devices["ORT"].nodes["c"]
+    assert learnt.alone.load.seconds == pytest.approx(1.5)
+    assert learnt.company == sample().devices["ORT"].company
+    assert learn(sample(), [StageMeasurement("GPU", ("a",), 1.0, 1.0)]) == sample()
+
+
+def test_what_ran_in_company_teaches_about_company() -> None:
+    """With half the cores nodes took twice as long, and half as long again with all at work."""
+    given = sample()
+    shared = {n: replace(d, share=Time(2.0, "calibrated")) for n, d in given.devices.items()}
+    rows = [StageMeasurement(d, ("c",), alone_s=8e-3, busy_s=12e-3) for d in ("ORT", "CPU")]
+    learnt = learn(replace(given, devices=shared), rows).devices["ORT"]
+    assert learnt.nodes["c"].seconds == pytest.approx(4e-3)
+    assert learnt.company.load.seconds == pytest.approx(3.0)
+    assert learnt.alone == given.devices["ORT"].alone
+
+
+def test_equal_devices_learn_together() -> None:
+    times = {d: {"a": 1e-3, "b": 2e-3, "c": 3e-3} for d in ("ORT.0", "ORT.1")}
+    given = costs(MODEL, times)
+    learnt = learn(given, [StageMeasurement("ORT.1", ("a",), alone_s=4e-3, busy_s=4e-3)])
+    assert learnt.devices["ORT.0"] == learnt.devices["ORT.1"]
+    assert learnt.devices["ORT.0"].nodes["a"].seconds == pytest.approx(4e-3)

@@ -1,0 +1,132 @@
+"""Orders, contraction, clusters: what must stay the same when a graph is ordered or shrunk."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from devices.errors import PlanError
+from hetero.planning.solver import make_problem
+from hetero.planning.solver.contract import coarsen, collapse_groups, fuse, fuse_cycles
+from hetero.planning.solver.evaluate import cut, evaluate
+from hetero.planning.solver.order import breadth_first, by_key, components, depth_first, depths
+from hetero.planning.solver.problem import Problem, allowed, combine, loads
+from tests.support.instances import random_problem, residual_network
+
+
+def chain(times: list[list[float]], cost: float) -> Problem:
+    """Nodes one after the other, a tensor of ``cost`` seconds on either side between them."""
+    table = np.array(times)
+    sides = np.full(table.shape[1], cost)
+    return make_problem(table, [(v, [v + 1], sides, sides) for v in range(len(table) - 1)])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_orders_keep_every_edge(seed: int) -> None:
+    problem = random_problem(seed, nodes=40, devices=2)
+    n, edges = problem.node_count, problem.edges()
+    keys = np.random.default_rng(seed).random(n).tolist()
+    for order in (depth_first(n, edges, keys), breadth_first(n, edges), by_key(n, edges, keys)):
+        assert sorted(order) == list(range(n))
+        place = {v: i for i, v in enumerate(order)}
+        assert all(place[u] < place[v] for u, v in edges)
+    depth = depths(n, edges)
+    assert all(depth[u] < depth[v] for u, v in edges)
+
+
+def test_an_order_of_a_cycle_names_its_nodes() -> None:
+    with pytest.raises(PlanError, match="cycle") as caught:
+        breadth_first(4, [(0, 1), (1, 2), (2, 1)])
+    assert caught.value.data["nodes"] == (1, 2)
+
+
+def test_components_are_mutual_reachability() -> None:
+    rng = np.random.default_rng(4)
+    for _ in range(20):
+        n = 9
+        edges = [(int(u), int(v)) for u, v in rng.integers(0, n, (14, 2))]
+        reach = np.eye(n, dtype=bool)
+        for u, v in edges:
+            reach[u, v] = True
+        for _ in range(n):
+            reach |= (reach.astype(int) @ reach.astype(int)) > 0
+        found = components(n, edges)
+        for u in range(n):
+            for v in range(n):
+                assert (found[u] == found[v]) == bool(reach[u, v] and reach[v, u])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_contraction_keeps_loads(seed: int) -> None:
+    problem = random_problem(seed, nodes=20, devices=3, groups=[(0, 7), (7, 12), (3, 4)])
+    problem.times[:] = np.where(np.isfinite(problem.times), problem.times, 5.0)
+    rng = np.random.default_rng(seed)
+    groups = collapse_groups(problem)
+    assert groups.supernode[0] == groups.supernode[7] == groups.supernode[12]
+    fused = groups.then(fuse_cycles(groups.problem))
+    some = fuse(problem, rng.permutation(np.arange(20) % 6).tolist())
+    for contraction in (groups, fused, some):
+        small = contraction.problem
+        for _ in range(10):
+            plan = tuple(rng.integers(0, 3, small.node_count).tolist())
+            whole = contraction.expand(plan)
+            assert contraction.project(whole) == plan
+            np.testing.assert_allclose(
+                combine(small, *loads(small, plan)), combine(problem, *loads(problem, whole))
+            )
+    assert len(breadth_first(fused.problem.node_count, fused.problem.edges()))
+
+
+def test_coarsening_is_small_acyclic_and_keeps_support() -> None:
+    problem = residual_network(3000, seed=1)
+    problem.times[:, :2] = problem.times[:, 2:] / 4
+    small = coarsen(problem, 100)
+    assert small.problem.node_count < 220
+    assert len(breadth_first(small.problem.node_count, small.problem.edges()))
+    mixed = residual_network(3000, seed=1)
+    small = coarsen(mixed, 100)
+    np.testing.assert_array_equal(allowed(small.problem)[list(small.supernode)], allowed(mixed))
+    assert len(breadth_first(small.problem.node_count, small.problem.edges()))
+
+
+def test_evaluation_of_a_chain_by_hand() -> None:
+    problem = chain([[1, 9], [1, 9], [9, 2], [1, 9]], cost=0.5)
+    judged = evaluate(problem, (0, 0, 1, 0))
+    # Device 0: three nodes, one tensor out, one in; device 1: its node, one in, one out.
+    assert judged.loads.tolist() == [4.0, 3.0]
+    assert (judged.subgraphs, judged.levels) == (3, 3)
+    # 1 + 1 and the send, the receive and 2 and the send, the receive and 1.
+    assert judged.latency == pytest.approx(2.5 + 3.0 + 1.5)
+    assert judged.bottleneck == 4.0
+
+
+def test_branches_on_two_devices_overlap_in_the_latency() -> None:
+    free = np.zeros(3)
+    times = np.array([[4.0] * 3, [3.0] * 3, [1.0] * 3])
+    problem = make_problem(times, [(0, [2], free, free), (1, [2], free, free)])
+    assert evaluate(problem, (0, 0, 0)).latency == pytest.approx(8.0)
+    assert evaluate(problem, (0, 1, 2)).latency == pytest.approx(5.0)
+    # A subgraph starts when all its inputs are there: node 0 waits for node 1 with node 2.
+    assert evaluate(problem, (0, 1, 0)).latency == pytest.approx(8.0)
+
+
+def test_dispatch_is_paid_for_each_subgraph() -> None:
+    problem = make_problem(
+        np.ones((3, 2)),
+        [(0, [1], np.zeros(2), np.zeros(2)), (1, [2], np.zeros(2), np.zeros(2))],
+        dispatch=np.array([0.25, 0.5]),
+    )
+    assert evaluate(problem, (0, 1, 0)).loads.tolist() == [2.5, 1.5]
+    assert evaluate(problem, (0, 0, 0)).loads.tolist() == [3.25, 0.0]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_subgraphs_have_one_device_and_an_acyclic_quotient(seed: int) -> None:
+    problem = random_problem(seed, nodes=40, devices=3)
+    plan = tuple(np.random.default_rng(seed).integers(0, 3, 40).tolist())
+    parts = cut(problem, plan)
+    assert all(parts.device[c] == plan[v] for v, c in enumerate(parts.cluster))
+    for u, v in problem.edges():
+        a, b = parts.cluster[u], parts.cluster[v]
+        assert a <= b
+        assert a == b or parts.level[a] < parts.level[b]

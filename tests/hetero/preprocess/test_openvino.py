@@ -1,0 +1,158 @@
+"""Against OpenVINO's own PrePostProcessor: the same calls, ports and answers."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hetero
+from tests.support.preprocess_cases import CASES, Case, Describe, camera, model, picture
+
+openvino = pytest.importorskip("openvino", reason="the oracle is OpenVINO: pip install openvino")
+
+
+class OpenVINO:
+    """The names that a case takes, of OpenVINO."""
+
+    def __init__(self) -> None:
+        from openvino import preprocess
+
+        self.Type, self.Layout = openvino.Type, openvino.Layout
+        self.ColorFormat = preprocess.ColorFormat
+        self.ResizeAlgorithm = preprocess.ResizeAlgorithm
+        self.PaddingMode = preprocess.PaddingMode
+        self.PrePostProcessor = preprocess.PrePostProcessor
+
+
+def expected(case: Case) -> tuple[Any, Any]:
+    """Return OpenVINO's model with the steps in it, and its compiled form."""
+    names = OpenVINO()
+    core = openvino.Core()
+    source = core.read_model(model(case.takes).SerializeToString())
+    ppp = names.PrePostProcessor(source)
+    case.describe(ppp, names)
+    built = ppp.build()
+    return built, core.compile_model(built, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("case", CASES, ids=repr)
+def test_ports_and_answers_are_openvinos(case: Case) -> None:
+    theirs, compiled = expected(case)
+    ppp = hetero.PrePostProcessor(model(case.takes))
+    case.describe(ppp, hetero)
+    ours = ppp.build()
+    assert [port.name for port in ours.inputs] == [port.any_name for port in theirs.inputs]
+    assert [port.shape for port in ours.inputs] == [tuple(port.shape) for port in theirs.inputs]
+    inputs = case.inputs()
+    want = compiled(inputs)[0]
+    with hetero.Core("inprocess") as core:
+        for device in ("CPU", "ORT"):
+            got = core.compile_model(ours, device)(inputs)[0]
+            assert got.dtype == want.dtype
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=case.atol)
+            # A sum that is rounded either way is rare: what is wrong is wrong in many places.
+            assert np.mean(np.abs(got.astype(float) - want) > 0.01) < 0.02
+
+
+def test_twenty_pictures_are_as_openvino_has_them_on_two_devices() -> None:
+    case = next(case for case in CASES if case.describe is camera)
+    _, compiled = expected(case)
+    ppp = hetero.PrePostProcessor(model(case.takes))
+    case.describe(ppp, hetero)
+    built = ppp.build()
+    before = [name for name in built.node_names if name != "model"]
+    with hetero.Core("inprocess") as core:
+        cut = core.compile_model(
+            built, "HETERO:ORT,CPU", affinity=dict.fromkeys(before, "CPU") | {"model": "ORT"}
+        )
+        assert [s.device for s in cut.subgraphs] == ["CPU", "ORT"]
+        for seed in range(20):
+            x = picture((1, 13, 18, 3), seed=seed)
+            np.testing.assert_allclose(cut(x)[0], compiled(x)[0], rtol=1e-4, atol=1e-4)
+
+
+def chain(seed: int) -> tuple[tuple[int, ...], Describe]:
+    """Return a model's shape, and steps at random before it; some lead to what it takes."""
+    dice = random.Random(seed)
+
+    def layout() -> str:
+        return "".join(dice.sample("NCHW", 4))
+
+    wanted, given = layout(), dice.choice([layout(), "NHWC", None])
+    sizes = {"N": 2, "C": 3, "H": dice.choice([4, 6]), "W": dice.choice([4, 10])}
+    # OpenVINO converts colours of other layouts as if they were this one.
+    color = dice.choice(["BGR", "RGBX", "NV12_SINGLE_PLANE", "I420_SINGLE_PLANE"])
+    colored = given == "NHWC" and dice.random() < 0.7
+    kind, resizes = dice.choice(["u8", "f32"]), given is not None and dice.random() < 0.6
+    algorithms = ["RESIZE_LINEAR", "RESIZE_CUBIC", "RESIZE_NEAREST"]
+    steps = [
+        dice.choice(
+            [
+                ("mean", [[1.0, 20.0, 30.0]]), ("scale", [3.0]), ("reverse_channels", []),
+                ("convert_layout", [layout()]), ("convert_layout", [dice.sample(range(4), 4)]),
+                ("pad", [[0, 1, 0, 0], [0, 0, 2, 0], 2.0, "SYMMETRIC"]),
+                ("crop", [[0, 0, 0, 0], [9, 9, dice.choice([-1, 99]), 99]]),
+                ("resize", [dice.choice(algorithms), 5, 7]),
+            ]
+        )
+        for _ in range(dice.randint(0, 3))
+    ]  # fmt: skip
+
+    def describe(ppp: Any, names: Any) -> None:
+        tensor = ppp.input().tensor().set_element_type(getattr(names.Type, kind))
+        if given:
+            tensor.set_layout(names.Layout(given))
+        if colored:
+            tensor.set_color_format(getattr(names.ColorFormat, color))
+        if resizes:
+            tensor.set_spatial_static_shape(12, 8)
+        preprocess = ppp.input().preprocess()
+        if colored:
+            preprocess.convert_color(names.ColorFormat.RGB)
+        preprocess.convert_element_type(names.Type.f32)
+        for step, arguments in steps:
+            enumerations = (names.ResizeAlgorithm, names.PaddingMode)
+            getattr(preprocess, step)(
+                *(
+                    next((getattr(e, x) for e in enumerations if hasattr(e, x)), names.Layout)
+                    if isinstance(x, str) and len(x) > 4
+                    else names.Layout(x) if isinstance(x, str) else x
+                    for x in arguments
+                )
+            )  # fmt: skip
+        if resizes:
+            preprocess.resize(names.ResizeAlgorithm.RESIZE_LINEAR)
+        ppp.input().model().set_layout(names.Layout(wanted))
+
+    return tuple(sizes[letter] for letter in wanted), describe
+
+
+@pytest.mark.slow
+def test_steps_at_random_are_refused_or_right_where_openvino_does_so() -> None:
+    agreed, core = 0, hetero.Core("inprocess")
+    for seed in range(150):
+        takes, describe = chain(seed)
+        case = Case(f"seed {seed}", takes, describe, (), np.float32, 1.0)
+        try:
+            theirs, compiled = expected(case)
+        except RuntimeError:
+            theirs = None
+        ppp = hetero.PrePostProcessor(model(takes))
+        try:
+            describe(ppp, hetero)
+            ours = ppp.build()
+        except hetero.ArgumentError:
+            continue  # with positions and names of layouts mixed, OpenVINO guesses
+        if theirs is None:
+            continue
+        assert [port.shape for port in ours.inputs] == [tuple(i.shape) for i in theirs.inputs], seed
+        x = picture(ours.inputs[0].shape, ours.inputs[0].dtype, seed)
+        got, want = core.compile_model(ours, "CPU")(x)[0], compiled(x)[0]
+        np.testing.assert_allclose(got, want, rtol=1e-3, atol=case.atol, err_msg=f"seed {seed}")
+        agreed += 1
+    core.close()
+    assert agreed > 30

@@ -1,0 +1,209 @@
+"""The steps of preprocessing against formulas, Pillow and numpy, on CPU, ORT and cut in two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from PIL import Image
+
+import hetero
+from hetero import ColorFormat, PrePostProcessor
+from tests.support import preprocess_formulas as formulas
+from tests.support.preprocess_cases import CASES, Case, camera, model, picture
+
+
+@pytest.fixture(scope="module")
+def core() -> Iterator[hetero.Core]:
+    with hetero.Core("inprocess") as core:
+        yield core
+
+
+def built(
+    takes: tuple[int | str | None, ...], describe: Callable[[PrePostProcessor], Any]
+) -> hetero.Model:
+    ppp = PrePostProcessor(model(takes))
+    describe(ppp)
+    return ppp.build()
+
+
+def answers(core: hetero.Core, source: hetero.Model, *inputs: np.ndarray) -> np.ndarray:
+    """Return what all devices agree on: each alone, and preprocessing and model on two."""
+    onnx.checker.check_model(source.to_proto(), full_check=True)
+    pins = {name: "CPU" if name == "model" else "ORT" for name in source.node_names}
+    alone = [core.compile_model(source, d)(list(inputs))[0] for d in ("CPU", "ORT")]
+    cut = core.compile_model(source, "HETERO:ORT,CPU", affinity=pins)
+    alone.append(cut(list(inputs))[0])
+    for other in alone[1:]:
+        # Half may be rounded either way where the sum was made in another order.
+        np.testing.assert_allclose(other, alone[0], rtol=1e-4, atol=1.0)
+    return alone[0]
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("case", CASES, ids=repr)
+@pytest.mark.parametrize("opset", [9, 11, 13, 18, 23])
+def test_every_step_is_valid_onnx_at_the_models_opset(case: Case, opset: int) -> None:
+    ppp = PrePostProcessor(model(case.takes, opset))
+    case.describe(ppp, hetero)
+    source = ppp.build()
+    assert source.opset_imports[""] == opset or (
+        opset == 9 and source.opset_imports[""] in (10, 11)
+    )
+    onnx.checker.check_model(source.to_proto(), full_check=True)
+    assert tuple(source.spec("y").shape or ()) == source.outputs[0].shape
+    assert len(set(source.node_names)) == len(source.nodes)
+    assert all("/" in node.name for node in source.nodes if node.name != "model")
+
+
+@pytest.mark.parametrize("algorithm", ["RESIZE_NEAREST", "RESIZE_LINEAR", "RESIZE_CUBIC"])
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+@pytest.mark.parametrize("size", [(7, 31), (29, 9)])
+def test_resizing_is_the_formula(
+    core: hetero.Core, algorithm: str, layout: str, size: tuple[int, int]
+) -> None:
+    def describe(ppp: PrePostProcessor) -> None:
+        tensor = ppp.input().tensor().set_element_type("u8").set_layout(layout)
+        tensor.set_spatial_static_shape(13, 18)
+        ppp.input().preprocess().convert_element_type("f32").resize(algorithm)
+        ppp.input().model().set_layout("NCHW")
+
+    x = picture((13, 18, 3))
+    given = x[None] if layout == "NHWC" else x.transpose(2, 0, 1)[None]
+    got = answers(core, built((1, 3, *size), describe), given)
+    want = formulas.resize(x, algorithm, *size).transpose(2, 0, 1)[None]
+    np.testing.assert_allclose(got, want, atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "filtered"),
+    [("RESIZE_LINEAR", Image.Resampling.BILINEAR), ("RESIZE_NEAREST", Image.Resampling.NEAREST)],
+)
+def test_bytes_are_enlarged_as_pillow_does(
+    core: hetero.Core, algorithm: str, filtered: Image.Resampling
+) -> None:
+    def describe(ppp: PrePostProcessor) -> None:
+        tensor = ppp.input().tensor().set_element_type("u8").set_layout("NHWC")
+        tensor.set_spatial_static_shape(13, 18)
+        ppp.input().preprocess().resize(algorithm)
+        ppp.input().model().set_layout("NHWC")
+
+    x = picture((13, 18, 3))
+    got = answers(core, built((1, 31, 40, 3), describe), x[None])
+    want = np.asarray(Image.fromarray(x).resize((40, 31), filtered), np.float32)
+    np.testing.assert_allclose(got[0], want, atol=1)  # Pillow counts in 1/256
+
+
+@pytest.mark.parametrize("target", ["RGB", "BGR", "GRAY"])
+@pytest.mark.parametrize("source", ["NV12_SINGLE_PLANE", "NV12_TWO_PLANES", "I420_THREE_PLANES",
+                                    "I420_SINGLE_PLANE"])  # fmt: skip
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+def test_yuv_becomes_the_colours_of_the_formula(
+    core: hetero.Core, source: str, target: str, layout: str
+) -> None:
+    y, u, v = picture((10, 14)), picture((5, 7), seed=1), picture((5, 7), seed=2)
+    uv = np.stack([u, v], -1)
+    planes = {
+        "NV12_SINGLE_PLANE": [np.concatenate([y, uv.reshape(5, 14)])[..., None]],
+        "NV12_TWO_PLANES": [y[..., None], uv],
+        "I420_SINGLE_PLANE": [np.concatenate([y.ravel(), u.ravel(), v.ravel()]).reshape(15, 14, 1)],
+        "I420_THREE_PLANES": [plane[..., None] for plane in (y, u, v)],
+    }[source]
+
+    def describe(ppp: PrePostProcessor) -> None:
+        tensor = ppp.input().tensor().set_element_type("u8").set_layout(layout)
+        tensor.set_color_format(source)
+        ppp.input().preprocess().convert_color(target)
+        ppp.input().model().set_layout("NCHW")
+
+    given = [p[None] if layout == "NHWC" else p.transpose(2, 0, 1)[None] for p in planes]
+    wanted = formulas.yuv_to_rgb(y, u, v)
+    wanted = {"RGB": wanted, "BGR": wanted[..., ::-1], "GRAY": y[..., None]}[target]
+    got = answers(core, built((1, wanted.shape[-1], 10, 14), describe), *given)
+    np.testing.assert_allclose(got[0], wanted.transpose(2, 0, 1), atol=0.501)
+
+
+@pytest.mark.parametrize("source", ["RGB", "BGR", "RGBX", "BGRX"])
+@pytest.mark.parametrize("target", ["RGB", "BGR", "GRAY"])
+def test_channels_are_put_in_order_and_summed(core: hetero.Core, source: str, target: str) -> None:
+    def describe(ppp: PrePostProcessor) -> None:
+        ppp.input().tensor().set_layout("NCHW").set_color_format(source)
+        ppp.input().preprocess().convert_color(ColorFormat[target])
+        ppp.input().model().set_layout("NHWC")
+
+    x = picture((1, len(source), 6, 8), np.float32)
+    rgb = np.moveaxis(x, 1, -1)[..., [2, 1, 0] if source.startswith("B") else [0, 1, 2]]
+    want = {"RGB": rgb, "BGR": rgb[..., ::-1], "GRAY": formulas.gray(rgb)[..., None]}[target]
+    got = answers(core, built((1, 6, 8, want.shape[-1]), describe), x)
+    np.testing.assert_allclose(got, want, atol=1e-3)
+
+
+@pytest.mark.parametrize("mode", ["constant", "edge", "reflect", "symmetric"])
+def test_padding_is_numpys(core: hetero.Core, mode: str) -> None:
+    def describe(ppp: PrePostProcessor) -> None:
+        ppp.input().tensor().set_shape([1, 6, 8, 3])
+        ppp.input().preprocess().pad([0, 1, 2, 0], [0, 3, 5, 0], 7.5 * (mode == "constant"), mode)
+
+    x = picture((1, 6, 8, 3), np.float32)
+    more = {"constant_values": 7.5} if mode == "constant" else {}
+    want = np.pad(x, [(0, 0), (1, 3), (2, 5), (0, 0)], mode, **more)
+    np.testing.assert_array_equal(answers(core, built((1, 10, 15, 3), describe), x), want)
+
+
+def test_sizes_that_are_open_are_each_requests_own(core: hetero.Core) -> None:
+    def describe(ppp: PrePostProcessor) -> None:
+        tensor = ppp.input().tensor().set_element_type("u8").set_layout("NHWC")
+        tensor.set_spatial_dynamic_shape()
+        ppp.input().preprocess().convert_element_type("f32").resize("RESIZE_CUBIC")
+        ppp.input().model().set_layout("NCHW")
+
+    source = built(("batch", 3, 9, 11), describe)
+    assert source.inputs[0].shape == ("batch", None, None, 3)
+    for shape in ((1, 13, 18, 3), (2, 5, 9, 3)):
+        x = picture(shape)
+        want = [formulas.resize(item, "RESIZE_CUBIC", 9, 11).transpose(2, 0, 1) for item in x]
+        np.testing.assert_allclose(answers(core, source, x), want, atol=2e-3)
+
+
+def test_the_steps_run_in_the_order_in_which_they_are_written(core: hetero.Core) -> None:
+    source = built((4,), lambda ppp: ppp.input().preprocess().mean(2).scale(4).mean(-1).scale(0.5))
+    x = np.float32([0, 1, 2, 6])
+    np.testing.assert_array_equal(answers(core, source, x), ((x - 2) / 4 + 1) / 0.5)
+
+
+def test_half_precision_stays_half_until_the_model(core: hetero.Core) -> None:
+    def describe(ppp: PrePostProcessor) -> None:
+        ppp.input().tensor().set_element_type("f16")
+        ppp.input().preprocess().scale(3)
+
+    source = built((4,), describe)
+    assert source.spec("x/div").element_type == "float16"
+    x = np.float16([0, 1, 2, 6])
+    np.testing.assert_array_equal(answers(core, source, x), (x / np.float16(3)).astype(np.float32))
+
+
+def test_steps_behind_the_model_change_its_output(core: hetero.Core) -> None:
+    def describe(ppp: PrePostProcessor) -> None:
+        ppp.output("y").model().set_layout("NCHW")
+        ppp.output("y").postprocess().convert_layout("NHWC").convert_element_type("i32")
+        ppp.output("y").tensor().set_element_type(hetero.Type.i64)
+
+    source = built((1, 3, 4, 5), describe)
+    assert (source.outputs[0].name, source.outputs[0].layout) == ("y", "NHWC")
+    x = picture((1, 3, 4, 5), np.float32)
+    got = answers(core, source, x)
+    assert got.dtype == np.int64
+    np.testing.assert_array_equal(got, x.transpose(0, 2, 3, 1).astype(np.int64))
+
+
+def test_the_model_that_is_given_stays_as_it_is(core: hetero.Core) -> None:
+    source = core.read_model(model((1, 3, 10, 22)))
+    before, digest = source.to_bytes(), source.content_hash
+    ppp = PrePostProcessor(source)
+    camera(ppp, hetero)
+    first, second = ppp.build(), ppp.build()
+    assert (source.to_bytes(), source.content_hash) == (before, digest)
+    assert first.content_hash == second.content_hash != digest

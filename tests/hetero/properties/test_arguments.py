@@ -1,0 +1,107 @@
+"""Arguments of the public functions: their names, their types and their limits."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import locale
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hetero
+from devices import errors
+from tests.devices.test_configuration import PairPlugin
+from tests.examples.third_party_plugin import DensePlugin
+from tests.scheduler.plugins import TwinPlugin
+from tests.support.counting_plugin import CountingPlugin
+from tests.support.models import branches, branches_output
+
+X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
+
+
+@pytest.fixture
+def core() -> Iterator[hetero.Core]:
+    plugins = [DensePlugin, PairPlugin, TwinPlugin, CountingPlugin]
+    with hetero.Core(executor="inprocess", plugins=plugins) as core:
+        yield core
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda core: core.compile_model(branches(), ["ORT", "CPU"]),
+        lambda core: core.query_model(branches(), None),
+        lambda core: core.compile_model(branches(), "CPU", "LATENCY"),
+        lambda core: core.compile_model(branches(), "CPU", {"DEVICE_PROPERTIES": {"CPU": 3}}),
+        lambda core: core.compile_model(branches(), "CPU", affinity=[("tanh", "CPU")]),
+        lambda core: core.compile_model(branches(), "CPU", affinity=lambda node: "CPU"),
+        lambda core: core.set_property(["CPU"], {"PERF_COUNT": True}),
+        lambda core: hetero.Core(devices={"ORT": "two"}),
+        lambda core: hetero.Core(devices={"ORT": -1}),
+        lambda core: hetero.Core(devices=["ORT"]),
+        lambda core: hetero.Core(plugins="my_module:MyPlugin"),
+        lambda core: hetero.Core(plugins=3),
+    ],
+)
+def test_arguments_of_another_type_are_a_typed_error(
+    core: hetero.Core, act: Callable[[hetero.Core], object]
+) -> None:
+    with pytest.raises(errors.ArgumentTypeError) as caught:
+        act(core)
+    assert isinstance(caught.value, TypeError)
+    assert "wanted" in str(caught.value) or "give" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["compile_model", "query_model", "import_model", "set_property", "get_property",
+     "get_versions", "plan_model", "profile_model", "survey_model"],
+)  # fmt: skip
+def test_the_device_string_is_called_as_openvino_calls_it(method: str) -> None:
+    assert "device_name" in inspect.signature(getattr(hetero.Core, method)).parameters
+
+
+def test_a_decimal_comma_of_the_locale_changes_nothing(core: hetero.Core) -> None:
+    before = locale.setlocale(locale.LC_ALL)
+    for name in ("de_DE.UTF-8", "fr_FR.UTF-8", "de_DE", "fr_FR"):
+        with contextlib.suppress(locale.Error):
+            locale.setlocale(locale.LC_ALL, name)
+            break
+    else:
+        pytest.skip("this machine has no locale with a decimal comma")
+    try:
+        config = {"PLAN_SECONDS": "0.5", "REQUEST_TIMEOUT_S": "7.25"}
+        with core.compile_model(branches(), "HETERO:ORT,CPU", config) as compiled:
+            blob = compiled.export_model()
+            np.testing.assert_allclose(compiled(X)["y"], branches_output(X), rtol=1e-5)
+        with core.import_model(blob) as again:
+            assert again.get_property("REQUEST_TIMEOUT_S") == 7.25
+            assert again.get_property("PLAN_SECONDS") == 0.5
+    finally:
+        locale.setlocale(locale.LC_ALL, before)
+
+
+def test_a_configuration_file_is_refused_with_what_to_do_instead() -> None:
+    with pytest.raises(errors.ArgumentError, match=r"no configuration file.*set_property"):
+        hetero.Core("x.xml")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("MAX_REQUESTS_IN_FLIGHT", -1), ("MAX_BYTES_IN_FLIGHT", 0), ("MAX_REQUESTS_WAITING", -1),
+     ("REQUEST_TIMEOUT_S", "soon"), ("REQUEST_TIMEOUT_S", float("inf")),
+     ("MAX_REQUESTS_IN_FLIGHT", float("inf"))],
+)  # fmt: skip
+def test_limits_out_of_bounds_are_refused(core: hetero.Core, name: str, value: Any) -> None:
+    with pytest.raises(errors.PropertyError, match=name):
+        core.compile_model(branches(), "CPU", {name: value})
+
+
+def test_more_streams_or_devices_than_any_machine_has_are_refused(core: hetero.Core) -> None:
+    with pytest.raises(errors.PropertyError, match=r"NUM_STREAMS.*<= 1024"):
+        core.compile_model(branches(), "CPU", {"NUM_STREAMS": 1_000_000})
+    with pytest.raises(errors.ArgumentError, match="at most 1024"):
+        hetero.Core(executor="inprocess", devices={"NULL": 100_000})

@@ -1,0 +1,78 @@
+"""Models, compiled models and surveys in a notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from html.parser import HTMLParser
+
+import pytest
+
+import hetero
+from tests.support.models import branches, unknown_ops
+
+
+class Cells(HTMLParser):
+    """Collects a table's cells by row; what is not closed, or is no part of one, is an error."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.rows: list[list[str]] = []
+        self.feed(page)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        assert tag in ("p", "table", "thead", "tbody", "tr", "th", "td")
+        self.open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("th", "td"):
+            self.rows[-1].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open[-1] in ("th", "td"):
+            self.rows[-1][-1] += data
+
+
+@pytest.fixture(scope="module")
+def core() -> Iterator[hetero.Core]:
+    with hetero.Core("inprocess") as core:
+        yield core
+
+
+def test_a_model_shows_its_ports(core: hetero.Core) -> None:
+    proto = branches()
+    proto.graph.name = "<script>alert(1)</script>"
+    page = core.read_model(proto)._repr_html_()
+    assert "<script" not in page
+    assert Cells(page).rows == [
+        ["port", "name", "type", "layout"],
+        ["input", "x", "tensor(float)[N, 3]", ""],
+        ["output", "y", "tensor(float)[N, 4]", ""],
+    ]
+
+
+def test_a_compiled_model_shows_its_subgraphs(core: hetero.Core) -> None:
+    compiled = core.compile_model(branches(), "HETERO:ORT,CPU", affinity={"op:Add": "CPU"})
+    assert Cells(compiled._repr_html_()).rows[1:] == [
+        ["0", "ORT", "5", "x", "left, right"],
+        ["1", "CPU", "1", "left, right", "y"],
+    ]
+
+
+def test_a_survey_shows_who_takes_what_and_why_not(core: hetero.Core) -> None:
+    rows = Cells(core.survey_model(unknown_ops(), "HETERO:ORT,CPU")._repr_html_()).rows
+    assert rows[0] == ["node", "operator", "gets", "ORT", "CPU"]
+    assert rows[1] == ["relu", "Relu", "ORT", "yes", "yes"]
+    assert rows[2][2] == "none"
+    assert "no kernel" in rows[2][4]
+
+
+def test_a_long_table_is_cut(core: hetero.Core) -> None:
+    survey = core.survey_model("light:squeezenet", "CPU")
+    page = survey._repr_html_()
+    assert len(Cells(page).rows) == 51
+    assert f"and {len(survey.model.nodes) - 50} more" in page

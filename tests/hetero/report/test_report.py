@@ -1,0 +1,428 @@
+"""The report: its contract, what it counts, its lints, and the forms other than HTML."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import onnx
+import pytest
+from click.testing import CliRunner
+from onnx import TensorProto, helper
+from rich.console import Console
+
+from devices.model.reader import read_model
+from hetero.affinity.affinity import Affinity
+from hetero.affinity.metadata import metadata_pins
+from hetero.cli import cli
+from hetero.partition.partition import partition
+from hetero.planning import Variant
+from hetero.report import (
+    annotated_model,
+    build_report,
+    model_explorer_overlay,
+    report_dot,
+    report_table,
+    strict_problems,
+)
+from hetero.report.units import nbytes_text, seconds_text
+from tests.support.models import branches, unknown_ops
+from tests.support.report_cases import (
+    GOLDEN,
+    branches_plan,
+    branches_survey,
+    chain,
+    golden_documents,
+    repeated,
+    survey_of,
+)
+
+SCHEMA = json.loads(
+    resources.files("hetero.report").joinpath("report.schema.json").read_text(encoding="utf-8")
+)
+CODES = SCHEMA["properties"]["lints"]["items"]["properties"]["code"]["enum"]
+
+
+def validate(document: dict[str, Any]) -> None:
+    """Check a document, as a reader of its JSON gets it, against the schema."""
+    jsonschema.Draft202012Validator(SCHEMA).validate(json.loads(json.dumps(document)))
+
+
+def found(document: dict[str, Any]) -> list[str]:
+    return [lint["code"] for lint in document["lints"]]
+
+
+# The contract.
+
+
+@pytest.mark.parametrize("name", list(golden_documents()))
+def test_documents_are_what_they_were(name: str) -> None:
+    expected = json.loads((GOLDEN / name).read_text())
+    assert json.loads(json.dumps(golden_documents()[name])) == expected
+
+
+@pytest.mark.parametrize("name", list(golden_documents()))
+def test_golden_documents_fit_the_schema(name: str) -> None:
+    validate(json.loads((GOLDEN / name).read_text()))
+
+
+def test_the_schema_refuses_what_it_does_not_know() -> None:
+    document = build_report(branches_survey())
+    with pytest.raises(jsonschema.ValidationError, match="surprise"):
+        validate(document | {"surprise": 1})
+    with pytest.raises(jsonschema.ValidationError, match="verdict"):
+        validate({key: value for key, value in document.items() if key != "verdict"})
+
+
+# What it counts.
+
+
+def test_each_node_is_listed_once_and_in_one_subgraph() -> None:
+    document = build_report(branches_survey())
+    names = [node["name"] for node in document["nodes"]]
+    assert names == ["matmul", "relu", "tanh", "neg", "abs", "add"]
+    listed = [name for subgraph in document["subgraphs"] for name in subgraph["nodes"]]
+    assert sorted(listed) == sorted(names)
+    for node in document["nodes"]:
+        subgraph = document["subgraphs"][node["subgraph"]]
+        assert node["name"] in subgraph["nodes"]
+        assert node["device"] == subgraph["device"]
+
+
+def test_sizes_count_open_dimensions_as_one_and_say_so() -> None:
+    document = build_report(branches_survey())
+    # Between the parts: N x 4 float32, so that 16 bytes a row cross three times.
+    assert [(w["tensor"], w["nbytes"], w["open_dims"]) for w in document["wires"]] == [
+        ("positive", 16, True), ("negative", 16, True), ("left", 16, True),
+    ]  # fmt: skip
+    assert document["verdict"]["crossing_nbytes"] == 48
+    assert document["model"]["parameters"] == 12
+    assert document["model"]["weight_nbytes"] == 48
+    assert "48 B per request and more for open dimensions" in document["verdict"]["sentence"]
+
+
+def test_the_matrix_counts_every_node_on_every_device() -> None:
+    document = build_report(branches_survey())
+    rows = {row["op_type"]: row for row in document["support_matrix"]}
+    assert sum(row["total"] for row in rows.values()) == 6
+    for device in document["devices"]:
+        total = sum(row["devices"][device["name"]]["supported"] for row in rows.values())
+        assert total == device["supported"]
+    assert rows["Tanh"]["devices"] == {
+        "ORT": {
+            "supported": 0,
+            "refusals": [{"code": "no_kernel", "message": "no Tanh here", "count": 1}],
+        },
+        "CPU": {"supported": 1, "refusals": []},
+        "NULL": {
+            "supported": 0,
+            "refusals": [{"code": "no_kernel", "message": "no Tanh here", "count": 1}],
+        },
+    }
+
+
+def test_devices_are_asked_about_nodes_that_others_take() -> None:
+    document = build_report(branches_survey())
+    relu = document["nodes"][1]
+    assert (relu["device"], relu["supported_on"]) == ("ORT", ["ORT", "CPU"])
+    assert list(relu["refusals"]) == ["NULL"]
+
+
+def test_the_verdict_says_requested_and_used() -> None:
+    document = build_report(branches_survey())
+    assert document["verdict"]["sentence"].startswith(
+        "REQUESTED ORT,CPU,NULL | USED ORT (4 nodes) CPU (2 nodes) | FALLBACK 1 node, 1 reason | "
+        "3 cuts, "
+    )
+    assert document["verdict"]["unused"] == ["NULL"]
+    assert {n["name"]: n["choice"] for n in document["nodes"]} == {
+        "matmul": "priority", "relu": "priority", "tanh": "only", "neg": "pin",
+        "abs": "priority", "add": "priority",
+    }  # fmt: skip
+
+
+def test_a_plan_brings_its_affinity_times_and_alternatives() -> None:
+    survey = branches_survey()
+    document = build_report(survey, branches_plan(survey))
+    assert document["kind"] == "plan"
+    assert [s["nodes"] for s in document["subgraphs"]] == [
+        ["matmul", "relu"], ["tanh", "neg", "abs"], ["add"],
+    ]  # fmt: skip
+    assert [s["run_s"] for s in document["subgraphs"]] == [0.002, 0.001, 0.00005]
+    assert [w["seconds"] for w in document["wires"]] == [0.0005, None, None]
+    rows = {row["name"]: row for row in document["counterfactuals"]}
+    assert rows["single CPU"]["relative"] == pytest.approx(0.875)
+    assert rows["chosen: annealing"]["chosen"]
+    assert rows["chosen: annealing"]["cuts"] == 3
+    assert rows["bound: work"]["bottleneck_s"] == 0.003
+    assert "250 requests/s, bottleneck ORT" in document["verdict"]["sentence"]
+    assert "ORT (3 nodes, 75 % of the time)" in document["verdict"]["sentence"]
+
+
+def test_the_placement_has_a_digest() -> None:
+    survey = branches_survey()
+    one, same = build_report(survey), build_report(branches_survey(), command="again")
+    other = build_report(survey, branches_plan(survey))
+    assert one["placement"] == same["placement"] != other["placement"]
+
+
+def test_variants_that_share_the_requests_count_as_used() -> None:
+    survey = branches_survey()
+    plan = branches_plan(survey)
+    alone = Affinity(dict.fromkeys(survey.model.node_names, "CPU"))
+    (first,) = plan.variants
+    variants = (Variant(alone, 0.6, partition(survey.model, alone)), replace(first, share=0.4))
+    mixed = replace(plan, variants=variants)
+    document = build_report(survey, mixed)
+    validate(document)
+    assert {s["device"] for s in document["subgraphs"]} == {"CPU"}
+    devices = {d["name"]: (d["nodes"], d["used"], d["share"]) for d in document["devices"]}
+    assert devices == {"ORT": (3, True, 0.4), "CPU": (6, True, 1.0), "NULL": (0, False, 0.0)}
+    assert "2 variants share the requests: 60 %, 40 %" in document["verdict"]["sentence"]
+
+
+def test_counterfactuals_say_what_is_not_possible() -> None:
+    rows = {r["name"]: r for r in build_report(branches_survey())["counterfactuals"]}
+    assert (rows["single ORT"]["possible"], rows["single ORT"]["missing"]) == (False, 1)
+    assert (rows["single CPU"]["possible"], rows["single CPU"]["cuts"]) == (True, 0)
+    # Without the pin only Tanh leaves: a tensor to it, one back, and one past it from the part
+    # of ORT before to the part after.
+    assert (rows["priority"]["cuts"], rows["priority"]["nbytes"]) == (3, 48)
+    assert rows["chosen"]["cuts"] == 3
+
+
+def test_a_model_that_cannot_be_cut_is_still_reported() -> None:
+    proto = unknown_ops()
+    document = build_report(survey_of(proto, {"CPU": ["Relu", "Frobnicate"], "ORT": ["Relu"]}))
+    validate(document)
+    assert document["subgraphs"] == []
+    assert "not-cut" in found(document)
+    assert len(document["nodes"]) == 3
+    assert "UNSUPPORTED 1 node" in document["verdict"]["sentence"]
+    assert "cannot be cut" in document["verdict"]["sentence"]
+
+
+def test_a_model_without_nodes() -> None:
+    value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
+    graph = helper.make_graph([], "nothing", [value], [value])
+    opset = [helper.make_opsetid("", 17)]
+    document = build_report(
+        survey_of(helper.make_model(graph, opset_imports=opset, ir_version=8), {"CPU": None})
+    )
+    validate(document)
+    assert document["nodes"] == []
+
+
+# Lints.
+
+
+def test_a_lint_for_a_round_trip_and_none_for_the_way_there() -> None:
+    model = chain("Abs", "Abs", "Neg", "Abs", "Abs", "Abs", "Abs")
+    lints = build_report(survey_of(model, {"ORT": ["Abs"], "CPU": None}))["lints"]
+    (ping,) = [lint for lint in lints if lint["code"] == "ping-pong"]
+    assert ping["message"] == "ORT sends 16 B to subgraph 1 on CPU (1 node) and gets 16 B back."
+    assert ping["subgraphs"] == [1]
+    oneway = build_report(survey_of(chain("Abs", "Neg"), {"ORT": ["Abs"], "CPU": None}))
+    assert "ping-pong" not in found(oneway)
+
+
+def test_a_lint_for_a_device_that_others_leave_nothing() -> None:
+    document = build_report(survey_of(chain("Abs"), {"ORT": None, "CPU": None}))
+    (lint,) = [lint for lint in document["lints"] if lint["code"] == "unused-device"]
+    assert lint["devices"] == ["CPU"]
+    assert "put it first" in lint["message"]
+
+
+def test_lints_of_a_plan() -> None:
+    survey = branches_survey()
+    document = build_report(survey, branches_plan(survey))
+    messages = {lint["code"]: lint["message"] for lint in document["lints"]}
+    assert messages["transfer-above-compute"].startswith("subgraph 1 on CPU runs 1 ms")
+    assert messages["tiny-subgraph"] == "subgraph 2 on ORT runs 50 µs; calling it takes 100 µs."
+    assert messages["slower-than-single"] == (
+        "CPU alone takes 3.5 ms, the choice 4 ms (bottleneck)."
+    )
+
+
+def test_a_widening_cast_before_a_cut_is_on_the_wrong_side() -> None:
+    half, single = TensorProto.FLOAT16, TensorProto.FLOAT
+    late = chain("Abs", "Cast", "Neg", cast={"Cast1": single}, dtype=half)
+    document = build_report(survey_of(late, {"ORT": ["Abs", "Cast"], "CPU": None}))
+    (lint,) = [lint for lint in document["lints"] if lint["code"] == "wide-wire"]
+    assert lint["nodes"] == ["Cast1"]
+    assert "float16" in lint["message"]
+    good = build_report(survey_of(late, {"ORT": ["Abs"], "CPU": None}))
+    assert "wide-wire" not in found(good)
+    narrowing = chain("Abs", "Cast", "Neg", cast={"Cast1": half}, dtype=single)
+    document = build_report(survey_of(narrowing, {"ORT": ["Abs"], "CPU": None}))
+    assert "wide-wire" in found(document)
+
+
+def test_a_lint_for_double_precision_that_crosses() -> None:
+    model = chain("Abs", "Neg", dtype=TensorProto.DOUBLE)
+    document = build_report(survey_of(model, {"ORT": ["Abs"], "CPU": None}))
+    assert "double-wire" in found(document)
+
+
+def test_many_lints_of_a_kind_are_counted() -> None:
+    model = chain(*["Abs", "Neg"] * 40, "Abs")
+    document = build_report(survey_of(model, {"ORT": ["Abs"], "CPU": None}))
+    assert Counter(found(document))["ping-pong"] == 13
+    assert any(lint["message"] == "28 more of ping-pong." for lint in document["lints"])
+
+
+def test_every_code_is_in_the_schema_and_in_the_table_of_codes() -> None:
+    from hetero.report import lints
+
+    assert lints.__doc__ is not None
+    listed = re.findall(r"^([a-z-]{6,})  ", lints.__doc__, re.MULTILINE)
+    assert sorted(listed) == sorted(CODES)
+
+
+def test_strict_lets_only_clean_placements_pass() -> None:
+    assert strict_problems(build_report(survey_of(chain("Abs"), {"CPU": None}))) == []
+    problems = strict_problems(build_report(branches_survey()))
+    assert {p["code"] for p in problems} == {"fallback", "unused-device"}
+
+
+# Forms.
+
+
+def test_the_annotated_model_says_it_all_and_compiles_to_the_same_placement() -> None:
+    survey = branches_survey()
+    document = build_report(survey)
+    model = annotated_model(survey.model, document)
+    proto = model.to_proto()
+    onnx.checker.check_model(proto, full_check=True)
+    assert proto.ir_version >= 10
+    written = {
+        node.name: {e.key: e.value for e in node.metadata_props} for node in proto.graph.node
+    }
+    assert written["tanh"] == {
+        "hetero.affinity": "CPU",
+        "hetero.device": "CPU",
+        "layer_ann": "CPU",
+        "hetero.reason": "priority, after ORT: no Tanh here [no_kernel]",
+        "hetero.subgraph": "1",
+    }
+    assert {n: w["hetero.subgraph"] for n, w in written.items()} == {
+        "matmul": "0", "relu": "0", "tanh": "1", "neg": "1", "abs": "2", "add": "2",
+    }  # fmt: skip
+    assert dict(metadata_pins(model, survey.names)) == dict(survey.affinity)
+    assert model.metadata["hetero.verdict"] == document["verdict"]["sentence"]
+    again = annotated_model(model, document).to_proto()
+    assert again.SerializeToString() == proto.SerializeToString()
+
+
+def test_dot_draws_every_node_every_subgraph_and_every_wire() -> None:
+    document = build_report(branches_survey())
+    text = report_dot(document)
+    for node in document["nodes"]:
+        assert f'"{node["name"]}" [label=' in text
+    assert len(re.findall(r"subgraph cluster_\d+ \{", text)) == 3
+    # Three tensors cross, one of them to two nodes.
+    assert text.count("penwidth=2") == 4
+    assert '"relu" -> "tanh" [label="16 B", penwidth=2];' in text
+    assert '"input x" -> "matmul";' in text
+    assert '"add" -> "output y";' in text
+    assert text.count("{") == text.count("}")
+
+
+def test_dot_quotes_names() -> None:
+    model = chain("Abs")
+    model.graph.node[0].name = 'a"; }\\ b'
+    text = report_dot(build_report(survey_of(model, {"CPU": None})))
+    assert r'"a\"; }\\ b" [label=' in text
+
+
+def test_model_explorer_gets_each_nodes_device() -> None:
+    survey = branches_survey()
+    overlay = json.loads(model_explorer_overlay(build_report(survey)))
+    results = overlay["branches"]["results"]
+    assert results["left"] == {"value": "CPU"}
+    assert len(results) == 6
+
+
+def test_the_terminal_shows_verdict_matrix_subgraphs_and_remarks() -> None:
+    console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
+    document = build_report(branches_survey())
+    console.print(report_table(document, nodes=True))
+    console.file.close()
+    text = console.export_text()
+    assert document["verdict"]["sentence"] in text
+    assert "no Tanh here [no_kernel]" in text
+    for node in document["nodes"]:
+        assert node["name"] in text
+    assert "warning [ping-pong]" in text
+
+
+def test_texts_of_sizes_and_times() -> None:
+    assert [nbytes_text(n) for n in (None, 0, 999, 1500, 999_999, 5 * 10**9)] == [
+        "?", "0 B", "999 B", "1.5 kB", "1 MB", "5 GB",
+    ]  # fmt: skip
+    assert [seconds_text(s) for s in (None, 0.0, 2e-7, 1.5e-3, 0.9999, 2.0)] == [
+        "?", "0", "0.2 µs", "1.5 ms", "1 s", "2 s",
+    ]  # fmt: skip
+
+
+# The command line.
+
+
+@pytest.fixture
+def model_file(tmp_path: Path) -> Path:
+    path = tmp_path / "model.onnx"
+    onnx.save(branches(), str(path))
+    return path
+
+
+def query(*arguments: object) -> Any:
+    options = ["--executor", "inprocess"]
+    return CliRunner().invoke(cli, ["query", *map(str, arguments), *options])
+
+
+def test_query_prints_the_document_and_writes_every_form(model_file: Path, tmp_path: Path) -> None:
+    files = {
+        "--html": "r.html", "--dot": "r.dot", "--annotate": "a.onnx", "--overlay": "o.json",
+    }  # fmt: skip
+    paths = [part for option, name in files.items() for part in (option, tmp_path / name)]
+    result = query(model_file, "-d", "HETERO:ORT,CPU", "-a", "neg=CPU", "--json", *paths)
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    validate(document)
+    assert document["request"]["pins"] == {"neg": "CPU"}
+    assert {n["name"]: n["device"] for n in document["nodes"]}["neg"] == "CPU"
+    assert "matmul" in (tmp_path / "r.html").read_text()
+    assert "cluster_0" in (tmp_path / "r.dot").read_text()
+    annotated = read_model(tmp_path / "a.onnx")
+    assert annotated.nodes[annotated.index_of["neg"]].metadata["hetero.device"] == "CPU"
+    assert json.loads((tmp_path / "o.json").read_text())["branches"]["results"]
+
+
+def test_strict_fails_with_the_lint_that_says_why(model_file: Path) -> None:
+    relaxed = query(model_file, "-d", "HETERO:CPU,ORT")
+    assert relaxed.exit_code == 0, relaxed.output
+    strict = query(model_file, "-d", "HETERO:CPU,ORT", "--strict")
+    assert strict.exit_code == 1
+    assert "strict: [unused-device] ORT was requested and is not used" in strict.stderr
+    assert query(model_file, "-d", "CPU", "--strict").exit_code == 0
+
+
+def test_a_model_with_a_node_left_over_exits_with_one(tmp_path: Path) -> None:
+    path = tmp_path / "unknown.onnx"
+    onnx.save(unknown_ops(), str(path))
+    result = query(path, "-d", "CPU", "--json")
+    assert result.exit_code == 1
+    document = json.loads(result.stdout)
+    assert document["verdict"]["unsupported"] == 2
+    assert [n["refusals"]["CPU"]["code"] for n in document["nodes"][1:]] == ["no_kernel"] * 2
+
+
+def test_repeated_blocks_keep_their_nodes_in_the_document() -> None:
+    document = build_report(survey_of(repeated(10), {"CPU": None}))
+    assert len(document["nodes"]) == 42

@@ -1,0 +1,321 @@
+"""The HTML page: complete, self-contained, drawn without overlaps, and running in a browser."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devices.model.reader import read_model
+from hetero.report import build_report, report_html
+from hetero.report.blocks import block_items, visible_nodes
+from hetero.report.layout import drawings
+from tests.support.report_cases import (
+    branches_plan,
+    branches_survey,
+    chain,
+    repeated,
+    survey_of,
+)
+
+BROWSER = next(
+    (p for n in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(n))), None
+)
+VOID = {"meta", "input", "br", "link", "img"}
+
+
+class Page(HTMLParser):
+    """A page's elements, in balance, and the attributes that could load something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.loads: list[tuple[str, str | None]] = []
+        self.ids: list[str] = []
+        self.data = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in VOID:
+            self.open.append(tag)
+        for name, value in attrs:
+            if name in ("src", "href", "srcset", "action", "data", "poster", "background"):
+                self.loads.append((tag, value))
+            if name == "id" and value:
+                self.ids.append(value)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] == "script" and data.lstrip().startswith("{"):
+            self.data += data
+
+
+def parse(text: str) -> Page:
+    page = Page()
+    page.feed(text)
+    page.close()
+    assert page.open == []
+    return page
+
+
+@pytest.fixture(scope="module")
+def densenet() -> dict[str, Any]:
+    return build_report(survey_of(read_model("light:densenet121"), {"ORT": None, "CPU": None}))
+
+
+def test_the_page_holds_the_whole_document(densenet: dict[str, Any]) -> None:
+    page = parse(report_html(densenet))
+    data = json.loads(page.data)
+    assert data["report"] == json.loads(json.dumps(densenet))
+    assert len(data["report"]["nodes"]) == 1746
+    drawn = {p for item in data["drawings"][-1]["items"] for p in item["nodes"]}
+    assert drawn | {node for node, _ in data["owners"]} == set(range(1746))
+    assert len(page.ids) == len(set(page.ids))
+
+
+def test_the_page_needs_nothing_from_elsewhere() -> None:
+    text = report_html(build_report(branches_survey()))
+    page = parse(text)
+    assert page.loads == []
+    assert re.findall(r"https?://|@import|url\(|fetch\(|XMLHttpRequest|import\(", text) == []
+    assert "default-src 'none'" in text
+
+
+def test_hostile_names_stay_text() -> None:
+    model = chain("Abs", "Neg")
+    evil = "</script><img src=x onerror=alert(1)><!--"
+    model.graph.node[0].name = evil
+    model.graph.name = evil
+    text = report_html(build_report(survey_of(model, {"CPU": None})))
+    page = parse(text)
+    assert "img" not in [tag for tag, _ in page.loads]
+    assert json.loads(page.data)["report"]["nodes"][0]["name"] == evil
+
+
+# Blocks.
+
+
+def test_equal_blocks_in_a_row_are_folded() -> None:
+    document = build_report(survey_of(repeated(12), {"CPU": None}))
+    members, _ = visible_nodes(document)
+    items = block_items(members, document["nodes"])
+    assert [(len(item.nodes), item.repeats) for item in items] == [(1, 1), (48, 12), (1, 1)]
+    assert [p for item in items for p in item.nodes] == members
+
+
+def test_densenet_shows_its_four_dense_blocks(densenet: dict[str, Any]) -> None:
+    # DenseNet-121 has dense blocks of 6, 12, 24 and 16 layers (Huang et al., 2017, table 1).
+    (blocks,) = [d for d in drawings(densenet) if d["name"] == "Blocks"]
+    assert [i["repeats"] for i in blocks["items"] if i["repeats"] > 2] == [6, 12, 24, 16]
+    assert len(blocks["items"]) < 20
+
+
+def test_blocks_do_not_reach_over_subgraphs() -> None:
+    takes = {"ORT": None, "CPU": None}
+    document = build_report(survey_of(repeated(12), takes, {"conv_?5": "CPU", "relu5": "CPU"}))
+    for view in drawings(document):
+        for item in view["items"]:
+            assert len({document["nodes"][p]["subgraph"] for p in item["nodes"]}) == 1
+
+
+def test_constants_are_drawn_with_their_first_reader(densenet: dict[str, Any]) -> None:
+    _, owner = visible_nodes(densenet)
+    nodes = densenet["nodes"]
+    assert all(nodes[p]["constant"] and not nodes[o]["constant"] for p, o in owner.items())
+    # All weights of the light model are made by ConstantOfShape, some then get more dimensions.
+    assert {nodes[p]["op_type"] for p in owner} == {"ConstantOfShape", "Unsqueeze"}
+
+
+@pytest.mark.slow
+def test_a_drawing_of_too_many_boxes_is_left_out() -> None:
+    document = build_report(survey_of(chain(*["Abs"] * 6500), {"CPU": None}))
+    assert [view["name"] for view in drawings(document)] == ["Blocks"]
+    page = parse(report_html(document))
+    assert len(json.loads(page.data)["report"]["nodes"]) == 6500
+
+
+# Layout.
+
+
+def overlap(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    return bool(
+        a["x"] < b["x"] + b["w"]
+        and b["x"] < a["x"] + a["w"]
+        and a["y"] < b["y"] + b["h"]
+        and b["y"] < a["y"] + a["h"]
+    )
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_wires_of_random_placements_go_down_from_their_makers_to_their_readers(seed: int) -> None:
+    rng = random.Random(seed)
+    model = repeated(rng.randint(1, 12))
+    names = ("ORT", "CPU", "NULL")
+    pins = {node.name: rng.choice(names) for node in model.graph.node}
+    document = build_report(survey_of(model, dict.fromkeys(names), pins))
+    for view in drawings(document):
+        boxes = {box["subgraph"]: box for box in view["boxes"]}
+        places = {p: item for item in view["items"] for p in item["nodes"]}
+        makers = {o["name"]: p for p, n in enumerate(document["nodes"]) for o in n["outputs"]}
+        for wire in view["wires"]:
+            start, stop = boxes.get(wire["from"]), boxes.get(wire["to"])
+            if start and stop:
+                assert start["y"] + start["h"] < stop["y"]
+            if start:
+                x, y = map(int, re.findall(r"-?\d+", wire["d"])[:2])
+                ends = [places.get(makers[v], start) for v in wire["tensors"]]
+                assert any(
+                    x in (end["x"], end["x"] + end["w"]) and end["y"] < y < end["y"] + end["h"]
+                    for end in ends
+                )
+        for place in (*boxes.values(), *view["pills"]):
+            assert 0 <= place["x"] <= place["x"] + place["w"] <= view["width"]
+            assert 0 <= place["y"] <= place["y"] + place["h"] <= view["height"]
+        columns = {(box["device"], box["x"]) for box in boxes.values()}
+        assert len(columns) == len({box["device"] for box in boxes.values()})
+        everything = [*boxes.values(), *view["pills"]]
+        assert not any(overlap(a, b) for i, a in enumerate(everything) for b in everything[:i])
+        items = view["items"]
+        assert not any(overlap(a, b) for i, a in enumerate(items) for b in items[:i])
+
+
+@pytest.mark.parametrize("pins", [{}, {"*5": "CPU"}, {"op:Relu": "CPU"}])
+def test_items_lie_in_their_subgraphs_and_subgraphs_apart(pins: dict[str, str]) -> None:
+    document = build_report(survey_of(repeated(12), {"ORT": None, "CPU": None}, pins))
+    for view in drawings(document):
+        boxes = {box["subgraph"]: box for box in view["boxes"]}
+        assert set(boxes) == {s["index"] for s in document["subgraphs"]}
+        pairs = list(boxes.values())
+        assert not any(overlap(a, b) for i, a in enumerate(pairs) for b in pairs[:i])
+        for item in view["items"]:
+            box = boxes[document["nodes"][item["nodes"][0]]["subgraph"]]
+            assert box["x"] <= item["x"]
+            assert item["x"] + item["w"] <= box["x"] + box["w"]
+            assert box["y"] <= item["y"]
+            assert item["y"] + item["h"] <= box["y"] + box["h"]
+        drawn = {(w["from"], w["to"]) for w in view["wires"] if None not in (w["from"], w["to"])}
+        assert drawn == {(w["producer"], w["consumer"]) for w in document["wires"]}
+
+
+def test_each_drawing_shows_each_drawn_node_once(densenet: dict[str, Any]) -> None:
+    members, _ = visible_nodes(densenet)
+    for view in drawings(densenet):
+        if view["items"]:
+            assert sorted(p for item in view["items"] for p in item["nodes"]) == members
+
+
+def test_a_subgraph_of_constants_alone_has_a_box_with_them() -> None:
+    takes = {"ORT": None, "CPU": None}
+    model = read_model("light:squeezenet")
+    survey = survey_of(model, takes, {"op:ConstantOfShape": "CPU"})
+    view = drawings(build_report(survey))[-1]
+    (bare,) = [item for item in view["items"] if item["device"] == "CPU"]
+    assert len(bare["nodes"]) == 39
+    (wire,) = [w for w in view["wires"] if w["from"] is not None and w["to"] is not None]
+    assert len(wire["tensors"]) >= 39
+
+
+# In a browser.
+
+
+def browse(page: Path, profile: Path, fragment: str = "") -> tuple[str, list[str]]:
+    """Open a page; return its DOM when its script is done, and what the console got."""
+    assert BROWSER is not None
+    done = subprocess.run(
+        [
+            BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic",
+            "--no-first-run", "--disable-background-networking", "--disable-component-update",
+            "--disable-sync", "--enable-logging=stderr", f"--user-data-dir={profile}",
+            "--dump-dom", page.as_uri() + fragment,
+        ],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    return done.stdout, [line for line in done.stderr.splitlines() if ":CONSOLE" in line]
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
+def test_the_page_runs_without_errors(densenet: dict[str, Any], tmp_path: Path) -> None:
+    survey = branches_survey()
+    for name, document in (
+        ("densenet", densenet),
+        ("plan", build_report(survey, branches_plan(survey))),
+    ):
+        page = tmp_path / f"{name}.html"
+        page.write_text(report_html(document), encoding="utf-8")
+        dom, console = browse(page, tmp_path / "profile", "#Nodes")
+        assert console == []
+        assert 'data-ready="yes"' in dom
+        dom = re.sub(r"<script.*?</script>", "", dom, flags=re.DOTALL)
+        view = drawings(document)[-1]
+        assert dom.count('class="item"') == len(view["items"])
+        assert dom.count('class="wire"') == len(view["wires"])
+        assert document["verdict"]["sentence"].replace("&", "&amp;") in dom
+
+
+#: Uses everything on the page that can be used; what it finds goes into the title.
+CLICKS = """
+<script>
+{
+  const said = [];
+  const click = (e) => e.dispatchEvent(new MouseEvent("click", { bubbles: true }));
+  const side = () => document.getElementById("side").textContent;
+  const all = (selector) => [...document.querySelectorAll(selector)];
+  for (const button of all("#levels button")) {
+    click(button);
+    for (const e of all(".item, .wire, .box")) {
+      click(e);
+      if (!side().trim()) said.push("no details");
+    }
+  }
+  click(all(".item").at(-1));
+  said.push(`last item: ${all("#side h3")[0].textContent}`);
+  for (const e of all("th button")) { click(e); click(e); }
+  const first = () => all("#nodes tbody tr td:first-child")[0].textContent;
+  const type = (id, text, kind = "input") => {
+    const e = document.getElementById(id);
+    e.value = text;
+    e.dispatchEvent(new Event(kind, { bubbles: true }));
+  };
+  type("filter", "no tanh here");
+  said.push(`filtered: ${all("#nodes tbody tr").length} ${first()}`);
+  type("filter", "");
+  type("by-device", "CPU", "change");
+  said.push(`on CPU: ${all("#nodes tbody tr").length}`);
+  type("by-device", "", "change");
+  click(all("#matrix [data-device]")[0]);
+  said.push(`refused: ${all("#nodes tbody tr").length}`);
+  click(document.getElementById("clear"));
+  said.push(`all: ${all("#nodes tbody tr").length}`);
+  click(all("#nodes tbody tr").find((r) => r.textContent.includes("tanh")));
+  const marked = [all(".item.on").length, all("tr.on").length];
+  said.push(`selected: ${all("#side h3")[0].textContent} ${marked.join(" ")}`);
+  for (const id of ["in", "out", "fit", "theme"]) click(document.getElementById(id));
+  said.push(document.documentElement.dataset.theme);
+  document.title = said.join(" | ");
+}
+</script>
+"""
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
+def test_everything_on_the_page_can_be_used(tmp_path: Path) -> None:
+    survey = branches_survey()
+    text = report_html(build_report(survey, branches_plan(survey)))
+    page = tmp_path / "used.html"
+    page.write_text(text.replace("</body>", CLICKS + "</body>"), encoding="utf-8")
+    dom, console = browse(page, tmp_path / "profile", "#light")
+    assert console == []
+    title = re.search(r"<title>(.*?)</title>", dom)
+    assert title is not None
+    assert title[1].split(" | ") == [
+        "last item: add", "filtered: 1 tanh", "on CPU: 3", "refused: 1", "all: 6",
+        "selected: tanh 1 1", "dark",
+    ]  # fmt: skip

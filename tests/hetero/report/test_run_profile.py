@@ -1,0 +1,120 @@
+"""``hetero run --profile``: the model's nodes with their times, over all subgraphs."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib import resources
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import hetero
+from tests.hetero.compile.test_variants import planned
+from tests.support.command_line import Shell
+from tests.support.models import branches
+
+SPLIT = ("-d", "HETERO:ORT,CPU", "-a", "op:Tanh=CPU")
+SCHEMA = json.loads(
+    resources.files("hetero.report").joinpath("report.schema.json").read_text(encoding="utf-8")
+)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "branches.onnx"
+    onnx.save_model(branches(), path)
+    return path
+
+
+def fusing() -> onnx.ModelProto:
+    """Conv and Relu, which ONNX Runtime runs as one, and a weight that is made of another."""
+    nodes = [
+        helper.make_node("Neg", ["w"], ["minus_w"], "negate"),
+        helper.make_node("Conv", ["x", "minus_w"], ["c"], "conv"),
+        helper.make_node("Relu", ["c"], ["r"], "relu"),
+        helper.make_node("Tanh", ["r"], ["y"], "tanh"),
+    ]
+    ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, 4, 8, 8]) for n in "xy"]
+    weight = numpy_helper.from_array(np.ones((4, 4, 1, 1), np.float32), "w")
+    graph = helper.make_graph(nodes, "fusing", ports[:1], ports[1:], [weight])
+    opset = helper.make_opsetid("", 17)
+    return helper.make_model(graph, ir_version=8, opset_imports=[opset])
+
+
+def test_every_node_of_every_subgraph_has_its_time(shell: Shell, model: Path) -> None:
+    done = shell("run --profile --json", model, *SPLIT)
+    profile = done.document["profile"]
+    covered = [name for row in profile["nodes"] for name in row["covers"]]
+    assert sorted(covered) == sorted(n.name for n in branches().graph.node)
+    assert {row["device"] for row in profile["nodes"]} == {"ORT", "CPU"}
+    assert all(row["seconds"] > 0 and row["readings"] for row in profile["nodes"])
+    assert sum(row["share"] for row in profile["nodes"]) == pytest.approx(1)
+    assert [row["device"] for row in profile["stages"]] == ["ORT", "CPU", "ORT"]
+    for row in profile["stages"]:
+        assert row["runs"] == profile["requests"] == 10
+        assert 0 < row["infer_s"] < profile["request"]["latency_s"]
+        assert min(row["arrives_s"], row["queued_s"]) >= 0
+        mine = [n["seconds"] for n in profile["nodes"] if n["stage"] == row["stage"]]
+        assert row["nodes_s"] == pytest.approx(sum(mine))
+        assert row["predicted_s"] is None
+
+
+def test_fused_and_folded_nodes_are_named_with_what_runs_them(shell: Shell, tmp_path: Path) -> None:
+    path = tmp_path / "fusing.onnx"
+    onnx.save_model(fusing(), path)
+    rows = shell("run --profile --json -d ORT", path).document["profile"]["nodes"]
+    fused = next(row for row in rows if "relu" in row["covers"])
+    assert fused["covers"] == ["conv", "relu"]
+    assert [name for row in rows for name in row["folded"]] == ["negate"]
+    shown = shell("run --profile -d ORT", path).out
+    assert re.search(r"conv \+ relu +\w*Conv +ORT +0 +\d+\.\d+ +\d", shown)
+    assert "ORT told one time of each node" in shown
+
+
+def test_a_device_that_was_told_not_to_time_has_no_times(shell: Shell, model: Path) -> None:
+    quiet = ("-c", "CPU.PERF_COUNT=NO", *SPLIT)
+    profile = shell("run --profile --json", model, *quiet).document["profile"]
+    timed = {row["device"]: row["seconds"] is not None for row in profile["nodes"]}
+    assert timed == {"ORT": True, "CPU": False}
+    assert [row["nodes_s"] is None for row in profile["stages"]] == [False, True, False]
+
+
+def test_a_cost_files_expectation_stands_beside_and_in_the_page(
+    shell: Shell, model: Path, tmp_path: Path
+) -> None:
+    with hetero.Core(executor="inprocess") as core:
+        costs = planned(core, tmp_path, {"CPU": 1e-3, "ORT": 2e-3})["COST_FILE"]
+    page = tmp_path / "page.html"
+    line = ("run --profile --json -c PLAN_SECONDS=0.1", model, *SPLIT, "--costs", costs)
+    profile = shell(*line, "--html", page).document["profile"]
+    each = {"CPU": 1e-3, "ORT": 2e-3}
+    for row in profile["nodes"]:
+        assert row["predicted_s"] == pytest.approx(each[row["device"]] * len(row["covers"]))
+        assert row["source"] == "measured"
+    for row in profile["stages"]:
+        assert row["predicted_s"] == pytest.approx(each[row["device"]] * len(row["nodes"]))
+    data = re.search(r'id="data">(.*?)</script>', page.read_text(), re.S)
+    assert data is not None
+    report = json.loads(data[1])["report"]
+    jsonschema.Draft202012Validator(SCHEMA).validate(report)
+    assert report["measured"] == profile
+    assert {row["name"] for row in report["nodes"]} == {
+        name for row in report["measured"]["nodes"] for name in row["covers"]
+    }
+
+
+def test_a_page_or_a_cost_file_without_a_profile_of_a_model_is_refused(
+    shell: Shell, model: Path, tmp_path: Path
+) -> None:
+    blob, page = tmp_path / "a.hetero", ("--html", tmp_path / "page.html")
+    assert shell("compile", model, *SPLIT, "-o", blob).code == 0
+    assert "--html: for --profile" in shell("run", model, *SPLIT, *page).err
+    assert "a blob is placed already" in shell("run --profile", blob, *page).err
+    told = shell("run --profile --json", blob).document["profile"]
+    assert {row["device"] for row in told["stages"]} == {"ORT", "CPU"}
+    assert all(row["seconds"] > 0 for row in told["nodes"])

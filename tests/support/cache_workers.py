@@ -1,0 +1,68 @@
+"""What the processes of the cache's tests do; importable, so that they can be started anew."""
+
+from __future__ import annotations
+
+import multiprocessing
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+import hetero
+from tests.support.counting_plugin import CountingPlugin
+
+X = np.linspace(-1, 1, 256, dtype=np.float32).reshape(1, 256)
+
+
+def layers(count: int = 4) -> onnx.ModelProto:
+    """Return a model of some weight: 256 kB a layer, every second ReLU on the CPU by pins."""
+    random = np.random.default_rng(7)
+    nodes, weights, value = [], [], "x"
+    for i in range(count):
+        weight = random.normal(0, 1 / 16, (256, 256)).astype(np.float32)
+        weights.append(numpy_helper.from_array(weight, f"w{i}"))
+        nodes.append(helper.make_node("MatMul", [value, f"w{i}"], [f"m{i}"], f"matmul{i}"))
+        nodes.append(helper.make_node("Relu", [f"m{i}"], [f"r{i}"], f"relu{i}"))
+        value = f"r{i}"
+    ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, 256]) for n in ("x", value)]
+    graph = helper.make_graph(nodes, "layers", ports[:1], ports[1:], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def expected(count: int = 4) -> np.ndarray:
+    """Return what `layers` computes for `X`."""
+    value = X
+    for tensor in layers(count).graph.initializer:
+        value = np.maximum(value @ numpy_helper.to_array(tensor), 0)
+    return value
+
+
+def compile_once(folder: str, log: str, compile_s: float, answers: Any = None) -> bool:
+    """Compile through the cache in a Core of its own; check the result; tell whether it hit."""
+    config = {"CACHE_DIR": folder, "COUNT_FILE": log, "COUNT_COMPILE_S": compile_s}
+    with (
+        hetero.Core(executor="inprocess", plugins=[CountingPlugin]) as core,
+        core.compile_model(
+            layers(), "HETERO:COUNT,CPU", config, affinity={"relu1": "CPU"}
+        ) as compiled,
+    ):
+        np.testing.assert_allclose(compiled({"x": X})[0], expected(), rtol=1e-4, atol=1e-5)
+        found: bool = compiled.get_property("LOADED_FROM_CACHE")
+    if answers is not None:
+        answers.put(found)
+    return found
+
+
+def processes() -> ForkServerContext:
+    """Return a way to start processes that have imported everything already."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    return context
+
+
+def cache_log(folder: Path) -> Path:
+    """Return where a folder's compilations are noted."""
+    return folder.with_name(f"{folder.name}.log")

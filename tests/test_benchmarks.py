@@ -1,0 +1,230 @@
+"""The benchmarks run, and count rightly: tiny settings, no Ray."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks import (
+    batching,
+    chaos,
+    one_device,
+    paired,
+    pipelines,
+    scale,
+    scheduler,
+    state,
+    vendors,
+)
+from benchmarks.chaos_flow import Flow, question
+from benchmarks.tables import numbers
+from benchmarks.timing import Timing, measure
+from devices.errors import DeviceLostError
+
+PATIENCE_S = 60
+
+
+@pytest.fixture
+def rows(capsys: pytest.CaptureFixture[str]) -> Callable[..., list[dict[str, Any]]]:
+    """Return what runs a benchmark in process and gives what it prints."""
+
+    def run(main: Callable[[list[str]], Any], *arguments: str) -> list[dict[str, Any]]:
+        main([*arguments, "--json", "--executors", "inprocess"])
+        found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["rows"]
+        return found
+
+    return run
+
+
+def test_chains_are_measured_against_their_peer(rows: Any) -> None:
+    options = ("--stages", "1,2", "--sizes", "1k", "--windows", "1,3", "--peers", "zmq")
+    found = rows(scheduler.main, *options, "--seconds", "0.03")
+    cases = [(row["stages"], row["window"], row["way"]) for row in found]
+    assert cases == [(s, w, way) for s in (1, 2) for w in (1, 3) for way in ("zmq", "inprocess")]
+    for peer, ours in zip(found[::2], found[1::2], strict=True):
+        assert peer["p50_ratio"] == peer["rate_ratio"] == 1
+        assert ours["p50_ratio"] == pytest.approx(ours["p50_ms"] / peer["p50_ms"], rel=0.1)
+
+
+@pytest.mark.slow
+def test_vendors_runtimes_are_measured_bare_and_as_devices(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    few = "--models squeezenet --shared squeezenet --seconds 0.03 --rounds 1 --json"
+    vendors.main(few.split())
+    found = json.loads(capsys.readouterr().out)["rows"]
+    ways = ["onnxruntime", "ORT", "openvino", "OV", "openvino HETERO:CPU", "HETERO:OV"]
+    ways += ["HETERO:OV,ORT, all threads", "HETERO:OV,ORT, shares"]
+    installed = len(ways) if importlib.util.find_spec("openvino") else 2
+    assert [row["way"] for row in found] == ways[:installed]
+    for i, (bare, ours) in enumerate(zip(found[::2], found[1::2], strict=True)):
+        assert bare["ratio"] == 1
+        rate = ours["requests_per_s"] / bare["requests_per_s"]
+        ratio = rate if i == 3 else bare["p50_ms"] / ours["p50_ms"]
+        assert ours["ratio"] == pytest.approx(ratio, rel=0.01)
+
+
+def test_a_peer_that_is_not_known_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        scheduler.main(["--peers", "zmq,kafka"])
+    assert "kafka" in capsys.readouterr().err
+
+
+def test_a_pipelines_share_is_of_its_busiest_device(rows: Any) -> None:
+    options = ("--times", "4", "--devices", "2", "--seconds", "0.2")
+    found = rows(pipelines.main, *options)
+    assert [(row["visits"], row["way"]) for row in found] == [
+        (1, "inprocess"), (1, "zmq"), (1, "sleep"), (2, "inprocess"), (2, "sleep"),
+    ]  # fmt: skip
+    for row in found:
+        visits = 1 if row["way"] == "sleep" else row["visits"]
+        assert row["share"] == pytest.approx(row["requests_per_s"] * 4e-3 * visits, abs=1e-3)
+
+
+def test_batches_are_measured_against_a_bare_session_and_those_made_by_hand(rows: Any) -> None:
+    options = ("--models", "block", "--callers", "3", "--size", "2", "--seconds", "0.03")
+    found = rows(batching.main, *options, "--rounds", "1")
+    assert [row["way"] for row in found] == [
+        "session", "session by hand", "one device", "one device, batched", "cut in two",
+        "cut in two, batched",
+    ]  # fmt: skip
+    assert found[0]["ratio"] == found[1]["by_hand"] == 1
+    assert all(row["requests_per_s"] > 0 for row in found)
+
+
+def test_what_is_joined_by_hand_is_what_the_session_gives_alone() -> None:
+    make, shape, _ = batching.MODELS["block"]
+    session = batching.bare_session(make())
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    by_hand = batching.ByHand(session, x, 2)
+    waits = [by_hand.submit() for _ in range(3)]
+    (want,) = session.run(None, {"x": x})
+    for wait in waits:
+        np.testing.assert_allclose(wait(), want, rtol=1e-4, atol=1e-5)
+
+
+def test_one_device_is_measured_against_the_bare_session(rows: Any) -> None:
+    found = rows(one_device.main, "--models", "where,nonzero", "--seconds", "0.05", "--rounds", "1")
+    assert [row["model"] for row in found] == ["where", "nonzero"]
+    assert all(row["bare_us"] > 0 for row in found)
+
+
+def test_scale_counts_stages_and_what_is_left(rows: Any) -> None:
+    (row,) = rows(
+        scale.main, "--devices", "2", "--stages", "5", "--windows", "4", "--seconds", "0.02"
+    )
+    assert row["us_per_stage"] == pytest.approx(row["us_per_request"] / 5, abs=0.05)
+    (row,) = rows(scale.main, "soak", "--requests", "40")
+    assert (row["requests"], row["descriptors_growth"]) == (40, 0)
+
+
+def test_sizes_have_units() -> None:
+    assert numbers("1k,2.5M,7,") == [1_000, 2_500_000, 7]
+
+
+def test_as_many_requests_as_the_window_are_in_flight_and_the_oldest_is_awaited_first() -> None:
+    events: list[tuple[str, int]] = []
+
+    def submit() -> Callable[[], None]:
+        number = len(events)
+        events.append(("submit", number))
+        return lambda: events.append(("wait", number))
+
+    timing = Timing()
+    measure(submit, 3, 0, timing)
+    assert [kind for kind, _ in events] == ["submit"] * 3 + ["wait"] * 3
+    assert [number for _, number in events] == [0, 1, 2] * 2
+    assert (len(timing.latencies_s), timing.steady_answers) == (3, 0)
+    measure(submit, 3, 0, timing, windows=4)
+    assert (len(timing.latencies_s), timing.steady_answers) == (3 + 12, 12 - 2 * 3 + 1)
+
+
+class Odd:
+    """A model that answers as it is told, by request: right, wrong, twice, never, an error."""
+
+    def __init__(self, ways: list[str]) -> None:
+        self._ways = ways
+        self.started = 0
+
+    def create_infer_request(self) -> OddRequest:
+        self.started += 1
+        return OddRequest(self._ways[min(self.started, len(self._ways)) - 1])
+
+
+class OddRequest:
+    def __init__(self, way: str) -> None:
+        self._way = way
+
+    def set_callback(self, callback: Callable[[Any], None]) -> None:
+        self._callback = callback
+
+    def start_async(self, inputs: dict[str, np.ndarray], **_: Any) -> None:
+        if self._way == "refused":
+            raise DeviceLostError("gone")
+        self._x = inputs["x"]
+        for _ in range({"never": 0, "twice": 2}.get(self._way, 1)):
+            self._callback(None)
+
+    @property
+    def results(self) -> dict[str, np.ndarray]:
+        if self._way == "fails":
+            raise DeviceLostError("gone")
+        return {"y": 2 * (self._x + 1) + (self._way == "wrong")}
+
+
+def test_a_flow_tells_right_wrong_lost_and_doubled_answers_apart() -> None:
+    ways = ["right", "wrong", "twice", "refused", "fails", "never", "right"]
+    flow = Flow(Odd(ways), window=2, rate=1e6, timeout_s=1)  # type: ignore[arg-type]
+    while flow.requests < len(ways) + 5:
+        assert flow._thread.is_alive()
+    flow.stop(0.2)
+    assert (flow.wrong, flow.duplicated, flow.lost) == (1, 1, 3)
+    assert flow.errors == {"DeviceLostError": 2}
+    assert len(flow.answers) == flow.requests - 4
+    found = chaos.result(flow, [(0.0, "kill"), (flow.answers[-1][1] + 1, "stop")], 1e9)
+    assert (found["faults"], found["unrecovered"]) == (2, 1)
+    assert found["kinds"] == {"kill": 1, "stop": 1}
+
+
+def test_no_two_requests_of_a_flow_ask_the_same() -> None:
+    seen = {question(number)[:8].tobytes() for number in range(1, 500)}
+    assert len(seen) == 499
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_chaos_counts_what_it_did(capsys: pytest.CaptureFixture[str]) -> None:
+    chaos.main(["--seconds", "8", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["whole"]
+    assert found["requests"] > 0
+    assert found["faults"] == sum(found["kinds"].values()) > 0
+    assert (found["duplicated"], found["wrong"]) == (0, 0)
+
+
+@pytest.mark.slow
+def test_two_checkouts_are_compared_by_turns(capsys: pytest.CaptureFixture[str]) -> None:
+    here = str(Path(__file__).parents[1])
+    few = ["--models", "small-vit,small-lstm", "--turns", "2", "--seconds", "0.02", "--json"]
+    paired.main([here, *few])
+    found = json.loads(capsys.readouterr().out)
+    assert [row["model"] for row in found["rows"]] == ["small-vit", "small-lstm"]
+    for row in found["rows"]:
+        assert row["ratio"] == pytest.approx(row["this_ms"] / row["other_ms"])
+    assert found["geometric_mean"] > 0
+
+
+def test_what_state_saves_is_counted(rows: Any) -> None:
+    options = ("--device", "CPU", "--tokens", "4", "--turns", "1", "--layers", "2", "--width", "8")
+    found = rows(state.main, *options, "--heads", "2")
+    assert [(row["devices"], row["way"]) for row in found] == [
+        (count, way) for count in (1, 2) for way in ("onnxruntime", "handed", "state")
+    ]
+    for _, handed, kept in (found[:3], found[3:]):
+        assert kept["bytes_per_token"] < handed["bytes_per_token"]
