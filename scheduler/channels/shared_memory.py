@@ -137,16 +137,18 @@ class SlotPool:
 
     def free_undelivered(self, link: bytes, first: int, last: int) -> None:
         """Free the slots of messages `first` to `last` on a link: nobody got them."""
-        for slot in self._slots():
-            of, number = slot.message
-            if of == link and first <= number <= last:
-                slot.free()
+        with self._lock:
+            for slot in self._taken():
+                of, number = slot.message
+                if of == link and first <= number <= last:
+                    slot.free()
 
     def free_all_of(self, reader: Process) -> None:
         """Free the slots of a reader that is known to have ended."""
-        for slot in self._slots():
-            if slot.reader == reader:
-                slot.free()
+        with self._lock:
+            for slot in self._taken():
+                if slot.reader == reader:
+                    slot.free()
 
     def sweep(self) -> None:
         """Remove files of processes that are gone."""
@@ -162,9 +164,9 @@ class SlotPool:
             self._files.clear()
             self._most_nbytes = 0
 
-    def _slots(self) -> list[Slot]:
-        with self._lock:
-            return [slot for files in self._files.values() for f in files for slot in f.slots]
+    def _taken(self) -> list[Slot]:
+        slots = (slot for files in self._files.values() for file in files for slot in file.slots)
+        return [slot for slot in slots if not slot.is_free]
 
     def _find(self, size: int) -> Slot | None:
         # The first that is free, always: few are in use then, and those are in the caches.

@@ -7,6 +7,7 @@ import mmap
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 from devices.errors import BlobError
-from scheduler.channels.shared_memory import FOLDER, SlotPool, SlotReader
+from scheduler.channels.shared_memory import FOLDER, Slot, SlotPool, SlotReader
 from scheduler.owned_files import Process
 from tests.scheduler.parties import LONG_S, Party, check, values, wait_for
 
@@ -170,6 +171,41 @@ def test_slots_of_what_was_not_delivered_or_of_the_dead_are_free(pool: SlotPool)
     assert slots[0].is_free
 
 
+@pytest.mark.parametrize("undelivered", [False, True])
+def test_a_slot_that_is_filled_while_others_are_freed_stays_its_readers(
+    pool: SlotPool, reader: SlotReader, monkeypatch: pytest.MonkeyPatch, undelivered: bool
+) -> None:
+    dead = Process(1, "1")
+    given_back, kept = (pool.fill(contents(100), dead) for _ in range(2))
+    assert given_back is not None
+    assert kept is not None
+    pool.sent([(slot, slot.generation) for slot in (given_back, kept)], (b"one", 1))
+    given_back.free()  # its reader lived when it gave this back
+    free = Slot.free
+    sending = threading.Thread(target=lambda: filled.append(pool.fill(contents(100, 7), READER)))
+    filled: list[Slot | None] = []
+
+    def slowly(slot: Slot) -> None:
+        if sending.ident is None:
+            sending.start()
+            sending.join(timeout=0.2)  # it comes between, if nothing keeps it from that
+        free(slot)
+
+    monkeypatch.setattr(Slot, "free", slowly)
+    if undelivered:
+        pool.free_undelivered(b"one", 1, 1)
+    else:
+        pool.free_all_of(dead)
+    monkeypatch.setattr(Slot, "free", free)
+    sending.join(LONG_S)
+    (slot,) = filled
+    assert slot is not None
+    assert not slot.is_free
+    view = reader.view(list(slot.place), 100)
+    pool.fill(contents(100, 9), READER)
+    np.testing.assert_array_equal(view, contents(100, 7))
+
+
 @pytest.mark.parametrize(
     ("position", "value"),
     [
@@ -270,7 +306,7 @@ def test_large_tensors_between_processes_and_the_death_of_a_reader_and_owner(
         one.channel.send(address, values(number, LARGE))
         came.append(one.next())
     pool = one.channel._pool
-    busy = [slot for slot in pool._slots() if not slot.is_free]
+    busy = pool._taken()
     assert len(busy) == 3
     assert files(process.pid)
     process.kill()
@@ -318,7 +354,7 @@ def test_a_party_that_closes_frees_what_it_has_not_received(
     kept = two.next()
     two.channel.close()
     assert one.silent.get(timeout=LONG_S) == (two.address, 0.0)
-    busy = [slot for slot in one.channel._pool._slots() if not slot.is_free]
+    busy = [slot for slot in one.channel._pool._taken() if not slot.is_free]
     assert len(busy) == 1
     check(kept, 0, LARGE)
     del kept
@@ -339,7 +375,7 @@ def test_a_message_that_cannot_be_sent_takes_no_slot(party: Callable[..., Party]
     bad = message._replace(tensors={**message.tensors, "y": object()})
     with pytest.raises(TypeError, match="no value of ONNX"):
         one.channel.send(two.address, bad)
-    assert all(slot.is_free for slot in one.channel._pool._slots())
+    assert all(slot.is_free for slot in one.channel._pool._taken())
 
 
 def test_what_a_party_sends_itself_is_handed_in_by_reference(party: Callable[..., Party]) -> None:
