@@ -24,7 +24,8 @@ from devices.plugin.remote import RemoteContext, RemoteTensor
 from devices.plugin.support import Refusal, Support
 from devices.request.answer import Answer, StageRun
 from devices.request.compiled_model import CompiledModel
-from devices.request.infer_request import InferRequest, State
+from devices.request.infer_request import InferRequest
+from devices.request.machine import State
 from devices.request.request import Request
 from devices.request.results import ProfilingInfo, Results
 from devices.request.target import RequestTarget, Submission

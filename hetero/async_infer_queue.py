@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from devices.errors import ArgumentError, ArgumentTypeError, DeadlineError, RequestBusyError
 from devices.request.infer_request import InferRequest, check_callback
 from devices.request.results import Results
-from devices.request.run import LONGEST_S, Run
+from devices.request.run import LONGEST_S
 from hetero.compile.compiled_model import CompiledModel
 from hetero.compile.deployed_model import DeployedModel
 
@@ -35,33 +35,33 @@ class _Shared:
         #: Threads that are inside a callback.
         self.calling_back: set[int] = set()
 
+    def notify(self) -> None:
+        """Wake those who wait for a job."""
+        with self.changed:
+            self.changed.notify_all()
+
 
 class _Job(InferRequest):
     """A request that tells its queue when it has ended, whoever started it."""
 
     def __init__(self, target: DeployedModel, shared: _Shared) -> None:
         super().__init__(target)
-        self._shared = shared
+        self._machine.when_ended = shared.notify
         self.set_callback(partial(_finished, weakref.ref(self), shared))
 
     def is_idle(self) -> bool:
         """Whether it may be started: no run is on its way, nor another thread's callback."""
-        run = self._run
+        run = self._machine.run
         return run is None or run.ended.is_set() or self.is_calling_back()
 
     def is_calling_back(self) -> bool:
         """Whether this thread runs its callback."""
-        run = self._run
-        return run is not None and run.callback_thread == threading.get_ident()
+        return self._machine.is_calling_back()
 
     def begin(self, timeout_s: float | None, inputs: Any) -> Callable[[], Future[Results]]:
         """Start a run that the queue's callback does not hear of; return what makes its future."""
-        return partial(self._future_of, self._start(inputs, None, False, timeout_s))
-
-    def _end(self, run: Run) -> None:
-        super()._end(run)
-        with self._shared.changed:
-            self._shared.changed.notify_all()
+        run = self._machine.start(inputs, None, False, timeout_s)
+        return partial(self._machine.future_of, run)
 
 
 def _finished(job: weakref.ref[_Job], shared: _Shared, userdata: Any) -> None:

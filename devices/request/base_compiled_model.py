@@ -12,7 +12,8 @@ from devices.model.model import Model
 from devices.model.tensor_spec import TensorSpec
 from devices.model.variables import Variable, visible_ports
 from devices.plugin.program import ExecutedNode
-from devices.request.infer_request import InferRequest, State
+from devices.request.infer_request import InferRequest
+from devices.request.machine import State
 from devices.request.results import Results
 from devices.request.runtime_model import runtime_model
 from devices.request.states import VariableState

@@ -1,60 +1,26 @@
-"""The infer request: one state machine over whatever runs a model, a device or a whole plan.
-
-A request is idle, busy or cancelled (asked to stop, not stopped yet). The caller's thread converts
-and checks the inputs; the target runs; whoever asks for the answer first takes it over. Python
-names are OpenVINO's.
-"""
+"""The infer request as its user sees it, under the names of OpenVINO's Python API."""
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError
-from contextlib import contextmanager
-from enum import Enum
-from typing import Any, Final
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
 
 import numpy as np
 
-from devices.errors import (
-    ArgumentError,
-    ArgumentTypeError,
-    DeadlineError,
-    RequestBusyError,
-    RequestCancelledError,
-    RequestNotStartedError,
-    TensorTypeError,
-)
+from devices.errors import ArgumentError, ArgumentTypeError
 from devices.model.tensor_spec import TensorSpec
-from devices.request.answer import Answer
-from devices.request.awaited import Awaited
-from devices.request.has_story import HasStory
-from devices.request.has_tensors import HasTensors
-from devices.request.openvino_names import OpenVINONames
-from devices.request.priority import Prioritised
-from devices.request.promise import Promised
-from devices.request.request import Request
+from devices.request.answer import RequestTimes
+from devices.request.machine import RequestMachine, State
 from devices.request.results import ProfilingInfo, Results
-from devices.request.run import Run, node_times_s, profile_rows
-from devices.request.states import HasStates, RequestStates
+from devices.request.run import profile_rows
+from devices.request.states import VariableState
+from devices.request.story import told
 from devices.request.target import RequestTarget
-from devices.request.tensors import RequestTensors
-
-#: Seconds that a run may take to stop once its time is up, before it is given up.
-_STOP_S: Final = 1.0
+from devices.request.tensor import Tensor
 
 
-class State(Enum):
-    """Where a request is."""
-
-    IDLE = "idle"
-    BUSY = "busy"
-    #: Asked to stop while busy; idle once the run has stopped or finished after all.
-    CANCELLED = "cancelled"
-
-
-class InferRequest(Awaited, HasStory, HasStates, HasTensors, OpenVINONames, Prioritised):
+class InferRequest:
     """Runs a model, once at a time, synchronously or not.
 
     Parameters
@@ -65,14 +31,8 @@ class InferRequest(Awaited, HasStory, HasStates, HasTensors, OpenVINONames, Prio
 
     def __init__(self, target: RequestTarget) -> None:
         self._target = target
-        self._tensors = RequestTensors(target.inputs, target.outputs, target.optional_inputs)
-        self._states = RequestStates(target.variables, target.inputs)
-        self._lock = threading.RLock()
-        self._state = State.IDLE
-        self._run: Run | None = None
-        self._callback: Callable[[Any], object] | None = None
-        self._callback_userdata: Any = None
-        self._latency_s = 0.0
+        self._machine = RequestMachine(target)
+        self._tensors = self._machine.tensors
 
     # Running.
 
@@ -105,13 +65,7 @@ class InferRequest(Awaited, HasStory, HasStates, HasTensors, OpenVINONames, Prio
         RequestBusyError, RequestCancelledError, DeadlineError, InferenceError
             The run was not started, or not finished.
         """
-        try:
-            run = self._start(inputs, None, share_inputs, timeout_s, inline=True)
-            self._wait_for_end(run)
-        except KeyboardInterrupt:
-            self.cancel()  # its caller has gone
-            raise
-        return self._settle(run, share_outputs)
+        return self._machine.infer(inputs, share_inputs, share_outputs, timeout_s)
 
     def start_async(
         self,
@@ -134,7 +88,7 @@ class InferRequest(Awaited, HasStory, HasStates, HasTensors, OpenVINONames, Prio
         timeout_s : float, optional
             As for `infer`.
         """
-        self._start(inputs, userdata, share_inputs, timeout_s, call_back=True)
+        self._machine.start(inputs, userdata, share_inputs, timeout_s, call_back=True)
 
     def wait(self) -> None:
         """Wait until the run, its callback and what the callback started have ended.
@@ -148,14 +102,7 @@ class InferRequest(Awaited, HasStory, HasStates, HasTensors, OpenVINONames, Prio
         HeteroError, or what the callback raised
             The run, or its callback, failed.
         """
-        while (run := self._run) is not None:
-            if run.callback_thread != threading.get_ident():
-                self._wait_for_end(run)
-            if run.callback_error is not None:
-                raise run.callback_error
-            if run is self._run:
-                self._settle(run, True)
-                return
+        self._machine.wait()
 
     def wait_for(self, timeout: float) -> bool:
         """Wait at most `timeout` milliseconds; return whether the request is not running.
@@ -167,29 +114,49 @@ class InferRequest(Awaited, HasStory, HasStates, HasTensors, OpenVINONames, Prio
         """
         if timeout < 0:
             raise ArgumentError(f"wait_for({timeout!r}): milliseconds to wait are 0 or more.")
-        run = self._run
-        if run is None or run.callback_thread == threading.get_ident():
-            return True
-        if not run.ended.wait(timeout / 1000):
-            return False
-        if run.error is None:
-            self._settle(run, True)
-        return True
+        return self._machine.wait_for(timeout / 1000)
+
+    def future(self) -> Future[Results]:
+        """Return what the last run answers, for those who wait for several things at once.
+
+        It has an answer, or the run's error, once the run and its callback have ended. To cancel
+        it cancels the run. ``await request`` is the same for asyncio, and returns the results.
+
+        Raises
+        ------
+        RequestNotStartedError
+            It never ran.
+        """
+        return self._machine.future_of(self._machine.started_run("future"))
+
+    def __await__(self) -> Generator[Any, None, Results]:
+        import asyncio  # here, as few have a loop: it is not needed at every start
+
+        return asyncio.wrap_future(self.future()).__await__()
 
     def cancel(self) -> None:
         """Ask a running request to stop; nothing happens where none runs."""
-        with self._lock:
-            if self._state is not State.BUSY:
-                return
-            self._state = State.CANCELLED
-            submission = self._run.submission if self._run else None
-        if submission is not None:
-            submission.cancel()
+        self._machine.cancel()
 
     @property
     def state(self) -> State:
         """Idle, busy, or cancelled but not stopped yet."""
-        return self._state
+        return self._machine.state
+
+    @property
+    def priority(self) -> int:
+        """Which of a compiled model's requests that wait to be admitted go first: the greatest.
+
+        0 until it is set; a run has the priority of its start. On a device it decides only between
+        those whose turn is the same: other clients of the device get theirs all the same.
+        """
+        return self._machine.priority
+
+    @priority.setter
+    def priority(self, value: int) -> None:
+        if not isinstance(value, int | np.integer):
+            raise ArgumentTypeError(f"priority={value!r}: wanted a whole number.")
+        self._machine.priority = int(value)
 
     def set_callback(self, callback: Callable[[Any], object] | None, userdata: Any = None) -> None:
         """Set what is called with `userdata` after each `start_async`, in another thread.
@@ -199,14 +166,13 @@ class InferRequest(Awaited, HasStory, HasStates, HasTensors, OpenVINONames, Prio
         ``KeyboardInterrupt`` included, `wait` raises.
         """
         check_callback(callback)
-        with self._idle("set_callback"):
-            self._callback, self._callback_userdata = callback, userdata
+        self._machine.set_callback(callback, userdata)
 
     @property
     def userdata(self) -> Any:
         """What the callback is given."""
-        run = self._run
-        return self._callback_userdata if run is None or run.userdata is None else run.userdata
+        run = self._machine.run
+        return self._machine.userdata if run is None or run.userdata is None else run.userdata
 
     # What came of it.
 
@@ -221,12 +187,72 @@ class InferRequest(Awaited, HasStory, HasStates, HasTensors, OpenVINONames, Prio
         RequestNotStartedError
             It never ran.
         """
-        return self._settle(self._ended_run("results"), True)
+        return self._machine.settle(self._machine.ended_run("results"), True)
 
     @property
-    def model_outputs(self) -> tuple[TensorSpec, ...]:
-        """The output ports."""
-        return self._target.outputs
+    def latency(self) -> float:
+        """Milliseconds that the last finished run took; 0 before one did."""
+        return self._machine.latency_s * 1000
+
+    @property
+    def times(self) -> RequestTimes:
+        """Where the time of the last run went: admission, stages and the rest, in seconds.
+
+        Raises
+        ------
+        RequestBusyError, RequestNotStartedError
+            It still runs, or never ran.
+        """
+        return self._machine.ended_run("times").times
+
+    @property
+    def profiling_info(self) -> list[ProfilingInfo]:
+        """The last run's stages and executed nodes; not run, and 0, without PERF_COUNT."""
+        with self._machine.idle("profiling_info"):
+            run = self._machine.run
+        timed = self._target.profiles and run is not None and run.error is None
+        return profile_rows(run if timed else None, self._target)
+
+    def get_profiling_info(self) -> list[ProfilingInfo]:
+        """Return `profiling_info`."""
+        return self.profiling_info
+
+    @property
+    def request_id(self) -> int | None:
+        """The last run's number, which errors, traces and `CompiledModel.story` know it by."""
+        return None if self._machine.run is None else self._machine.run.request_id
+
+    def story(self) -> tuple[str, ...]:
+        """Return what happened to the last run so far, line by line.
+
+        Empty before the first run is admitted, and once many later requests have ended.
+
+        Each line says when, in milliseconds since the run was submitted, in which attempt, and
+        what: how it was admitted, started, replayed, answered or failed, and how each stage went.
+        """
+        run = self._machine.run
+        return () if run is None else told(run.story(), run.stage_runs)
+
+    # States.
+
+    def query_state(self) -> tuple[VariableState, ...]:
+        """Return the variables that outlive a run; none where the model declares none.
+
+        Each request has its own. They change when a run is answered; one that fails, or is
+        cancelled, leaves them as they were.
+        """
+        machine = self._machine
+        with machine.idle("query_state"):
+            states = machine.states
+            return tuple(VariableState(v, states, machine.idle) for v in states.variables)
+
+    def reset_state(self) -> None:
+        """Have the next run begin with every variable at its beginning."""
+        with self._machine.idle("reset_state"):
+            for variable in self._machine.states.variables:
+                self._machine.states.reset(variable)
+
+    # Tensors.
 
     @property
     def model_inputs(self) -> tuple[TensorSpec, ...]:
@@ -234,194 +260,93 @@ class InferRequest(Awaited, HasStory, HasStates, HasTensors, OpenVINONames, Prio
         return self._target.inputs
 
     @property
-    def latency(self) -> float:
-        """Milliseconds that the last finished run took; 0 before one did."""
-        return self._latency_s * 1000
+    def model_outputs(self) -> tuple[TensorSpec, ...]:
+        """The output ports."""
+        return self._target.outputs
 
     @property
-    def profiling_info(self) -> list[ProfilingInfo]:
-        """The last run's stages and executed nodes; not run, and 0, without PERF_COUNT."""
-        with self._idle("profiling_info"):
-            run = self._run
-        timed = self._target.profiles and run is not None and run.error is None
-        return profile_rows(run if timed else None, self._target)
+    def input_tensors(self) -> list[Tensor]:
+        """Each input's tensor."""
+        return [self.get_tensor(port) for port in self.model_inputs]
 
-    # The machine.
+    @property
+    def output_tensors(self) -> list[Tensor]:
+        """Each output's tensor."""
+        return [self.get_tensor(port) for port in self.model_outputs]
 
-    @contextmanager
-    def _idle(self, what: str) -> Iterator[None]:
-        """Keep the request idle; raise RequestBusyError if it is not."""
-        with self._lock:
-            self._require_idle(what)
-            yield
+    def get_tensor(self, name: str | TensorSpec) -> Tensor:
+        """Return the tensor of an input or output; it stays the same object over runs."""
+        with self._machine.idle("get_tensor"):
+            return self._tensors.get(name)
 
-    def _require_idle(self, what: str) -> None:
-        if self._state is not State.IDLE:
-            raise RequestBusyError(
-                f"{what}: a request of model {self._target.name!r} is {self._state.value}; "
-                "wait() for it first, or use another request.",
-                state=self._state.value,
-            )
+    def set_tensor(self, name: str | TensorSpec, tensor: Any) -> None:
+        """Read an input from, or write an output to, the given memory from now on.
 
-    def _ended_run(self, what: str) -> Run:
-        with self._idle(what):
-            return self._started_run(what)
+        An input is not copied: do not write to it while a run is in flight.
 
-    def _started_run(self, what: str) -> Run:
-        if (run := self._run) is None:
-            raise RequestNotStartedError(
-                f"a request of model {self._target.name!r} has no {what} before it has run; "
-                "call infer, or start_async and wait."
-            )
-        return run
-
-    def _start(
-        self,
-        inputs: Any,
-        userdata: Any,
-        share: bool,
-        timeout_s: float | None,
-        *,
-        call_back: bool = False,
-        inline: bool = False,
-    ) -> Run:
-        """Start a run; with `inline` its caller does nothing but wait for it."""
-        if not isinstance(share, (bool, int, np.bool_)):
-            raise TensorTypeError(
-                f"share_inputs is True or False, got {type(share).__name__}. Give several inputs "
-                "as one list or dict: [a, b] or {'name': a}."
-            )
-        if timeout_s is not None and timeout_s <= 0:
-            raise DeadlineError(
-                f"a request of model {self._target.name!r} was given {timeout_s} s: no time is "
-                "left. Allow more.",
-                timeout_s=timeout_s,
-            )
-        with self._lock:
-            self._require_idle("infer" if inline else "start_async")
-            run = Run(userdata, timeout_s)
-            values = self._tensors.collect(inputs, copy=not share)
-            run.preprocess_s = time.perf_counter() - run.started
-            before, self._run, self._state = self._run, run, State.BUSY
-            callback = self._callback if call_back else None
-        try:
-            inline = inline and timeout_s is None
-            keep = self._tensors.kept
-            if self._states.variables:
-                values |= self._states.given(values)
-                keep = tuple({*keep, *self._states.outputs})
-            request = Request(run.timeout_s, inline=inline, keep=keep, priority=self._priority)
-            submission = self._target.submit(values, request)
-        except BaseException:
-            with self._lock:
-                self._run, self._state = before, State.IDLE
-            self._end(run)
-            raise
-        run.admission_s, run.story = submission.waited_s, submission.story
-        run.request_id, made = submission.request_id, submission.future
-        if made.done():
-            self._answered(run, made, callback)
-            return run
-        with self._lock:
-            run.submission = submission
-            stop = self._state is State.CANCELLED
-        if stop:
-            submission.cancel()
-        made.add_done_callback(lambda made: self._answered(run, made, callback))
-        return run
-
-    def _answered(
-        self, run: Run, answered: Promised[Answer], callback: Callable[[Any], object] | None
-    ) -> None:
-        """Take what the target gave; runs in the target's thread, so it only hands on."""
-        try:
-            answer = answered.result()
-            run.outputs = answer.outputs
-            if self._states.variables:
-                with self._lock:
-                    run.answered = True
-                    if not run.given_up:
-                        self._states.commit(answer.outputs)
-            run.stage_runs = answer.stage_runs
-            if self._target.profiles:
-                self._target.node_times.add(node_times_s(answer.stage_runs, self._target))
-        except CancelledError:
-            run.error = RequestCancelledError(
-                f"a request of model {self._target.name!r} was cancelled before it ran."
-            )
-        except BaseException as error:  # the caller's, whatever it is: `wait` raises it
-            run.error = error
-        run.submission = None  # it holds the answer, and with it memory of the device's
-        run.answered = True
-        self._latency_s = run.latency_s = time.perf_counter() - run.started
-        if callback is None:
-            with self._lock:
-                self._state = State.IDLE
-            self._end(run)
-            return
-        try:
-            self._target.callback_executor.submit(self._call_back, run, callback)
-        except RuntimeError as error:  # the executor was shut down with the run in flight
-            run.callback_error = error
-            with self._lock:
-                self._state = State.IDLE
-            self._end(run)
-
-    def _call_back(self, run: Run, callback: Callable[[Any], object]) -> None:
-        run.callback_thread = threading.get_ident()
-        with self._lock:
-            self._state = State.IDLE
-        try:
-            callback(self._callback_userdata if run.userdata is None else run.userdata)
-        except BaseException as error:  # `wait` raises it
-            run.callback_error = error
-        finally:
-            run.callback_thread = 0
-            self._end(run)
-
-    def _end(self, run: Run) -> None:
-        """Note that a run and its callback have ended, or that it could not be started."""
-        run.ended.set()
-        if run.futures:
-            self._hand_to_futures(run)
-
-    def _wait_for_end(self, run: Run) -> None:
-        if run.timeout_s is None:
-            run.ended.wait()
-            return
-        left_s = run.started + run.timeout_s - time.perf_counter()
-        run.ended.wait(max(0.0, left_s))
-        with self._lock:
-            run.given_up = not run.answered
-        if run.given_up:
-            self.cancel()
-            run.ended.wait(_STOP_S)
-            raise DeadlineError(
-                f"no answer of model {self._target.name!r} within {run.timeout_s} s; the request "
-                "was cancelled. Allow more time, or find what is slow with PERF_COUNT.",
-                timeout_s=run.timeout_s,
-            )
-        run.ended.wait()  # for the callback
-
-    def _settle(self, run: Run, share: bool) -> Results:
-        """Take the answer over into the request's tensors, once, and return it.
-
-        They are a later run's, if there is one: an earlier one's answer is its own then.
+        Raises
+        ------
+        TensorNameError, TensorTypeError, TensorShapeError
+            It does not fit; shared memory is never converted.
         """
-        if run.error is not None:
-            raise run.error
-        with run.taken:
-            if run.results is None:
-                start = time.perf_counter()
-                tensors = self._tensors if run is self._run else self._tensors.fresh()
-                values = tensors.take(run.outputs or {}, copy=not share)
-                run.results = Results(self._target.outputs, values)
-                run.outputs = None
-                run.postprocess_s = time.perf_counter() - start
-            return run.results
+        with self._machine.idle("set_tensor"):
+            self._tensors.set(name, tensor)
+
+    def set_tensors(self, name: str | TensorSpec, tensors: Sequence[Any]) -> None:
+        """Read an input from many tensors of batch size 1, joined along axis 0 at each run."""
+        with self._machine.idle("set_tensors"):
+            self._tensors.set_batch(self._tensors.input_port(name), tensors)
+
+    def get_input_tensor(self, index: int | None = None) -> Tensor:
+        """Return an input's tensor; without a position, the only input's."""
+        with self._machine.idle("get_input_tensor"):
+            return self._tensors.get_input(self._tensors.input_port(index))
+
+    def get_output_tensor(self, index: int | None = None) -> Tensor:
+        """Return an output's tensor; without a position, the only output's."""
+        with self._machine.idle("get_output_tensor"):
+            return self._tensors.output(self._tensors.output_port(index))
+
+    def set_input_tensor(self, *arguments: Any) -> None:
+        """Set an input's memory: ``(tensor)`` of the only one, or ``(index, tensor)``."""
+        index, tensor = arguments if len(arguments) == 2 else (None, *arguments)
+        with self._machine.idle("set_input_tensor"):
+            self._tensors.set_input(self._tensors.input_port(index), tensor)
+
+    def set_output_tensor(self, *arguments: Any) -> None:
+        """Set an output's memory: ``(tensor)`` of the only one, or ``(index, tensor)``."""
+        index, tensor = arguments if len(arguments) == 2 else (None, *arguments)
+        with self._machine.idle("set_output_tensor"):
+            self._tensors.set_output(self._tensors.output_port(index), tensor)
+
+    def set_input_tensors(self, *arguments: Any) -> None:
+        """Set inputs by a dict or list, or one input's batch: ``(index, tensors)``."""
+        if len(arguments) == 2:
+            self.set_tensors(*arguments)
+        else:
+            for key, tensor in _pairs(arguments[0]):
+                self.set_input_tensor(key, tensor)
+
+    def set_output_tensors(self, tensors: Mapping[Any, Any] | Sequence[Any]) -> None:
+        """Set outputs' memory by a dict or list."""
+        for key, tensor in _pairs(tensors):
+            self.set_output_tensor(key, tensor)
+
+    def keep_remote(self, name: int | str | TensorSpec | None = None, keep: bool = True) -> None:
+        """Have an output stay in the process of the device that makes it, from the next run on.
+
+        It is then a `RemoteTensor`: an input for other requests of the same Core, to be read with
+        `to_host`. Each run makes a new one, which is freed once nobody holds it.
+        """
+        with self._machine.idle("keep_remote"):
+            self._tensors.keep_remote(self._tensors.output_port(name), keep)
 
 
 def check_callback(callback: object) -> None:
     """Raise ArgumentTypeError if `callback` is neither None nor can be called."""
     if callback is not None and not callable(callback):
         raise ArgumentTypeError(f"a callback is a function, got {callback!r}.")
+
+
+def _pairs(tensors: Mapping[Any, Any] | Sequence[Any]) -> list[tuple[Any, Any]]:
+    return list(tensors.items() if isinstance(tensors, Mapping) else enumerate(tensors))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -61,7 +60,7 @@ class RequestStates:
         port, value = variable.input, self._values.get(variable.name)
         sizes = [self._size(size, inputs) for size in port.shape or ()]
         if value is None:
-            shape = tuple(size or 0 for size in sizes)
+            shape = None if port.shape is None else tuple(size or 0 for size in sizes)
             return empty_tensor(TensorSpec(port.name, port.type, shape)).data
         if any(want not in (None, got) for want, got in zip(sizes, value.shape, strict=False)):
             raise TensorShapeError(
@@ -88,10 +87,17 @@ class VariableState:
         The name of the model's input that reads it.
     """
 
-    def __init__(self, request: HasStates, variable: Variable) -> None:
-        self._request = request
-        self._variable = variable
+    def __init__(
+        self,
+        variable: Variable,
+        states: RequestStates,
+        idle: Callable[[str], AbstractContextManager[None]],
+    ) -> None:
         self.name = variable.name
+        self._variable = variable
+        self._states = states
+        #: Keeps the request idle; raises RequestBusyError if it is not.
+        self._idle = idle
 
     def __repr__(self) -> str:
         return f"<VariableState {self._variable.input}>"
@@ -102,40 +108,15 @@ class VariableState:
 
         At the beginning zeros; open dimensions are 0 long, or what the inputs of the next run say.
         """
-        with self._request._idle("state"):
-            return Tensor(self._request._states.get(self._variable))
+        with self._idle("state"):
+            return Tensor(self._states.get(self._variable))
 
     @state.setter
     def state(self, value: Any) -> None:
-        with self._request._idle("state"):
-            self._request._states.set(self._variable, value)
+        with self._idle("state"):
+            self._states.set(self._variable, value)
 
     def reset(self) -> None:
         """Have the next run begin anew."""
-        with self._request._idle("reset"):
-            self._request._states.reset(self._variable)
-
-
-class HasStates(ABC):
-    """Part of `InferRequest`."""
-
-    _states: RequestStates
-
-    @abstractmethod
-    def _idle(self, what: str) -> AbstractContextManager[None]:
-        """Keep the request idle."""
-
-    def query_state(self) -> tuple[VariableState, ...]:
-        """Return the variables that outlive a run; none where the model declares none.
-
-        Each request has its own. They change when a run is answered; one that fails, or is
-        cancelled, leaves them as they were.
-        """
-        with self._idle("query_state"):
-            return tuple(VariableState(self, v) for v in self._states.variables)
-
-    def reset_state(self) -> None:
-        """Have the next run begin with every variable at its beginning."""
-        with self._idle("reset_state"):
-            for variable in self._states.variables:
-                self._states.reset(variable)
+        with self._idle("reset"):
+            self._states.reset(self._variable)

@@ -137,10 +137,11 @@ def _region(tensor: Tensor, begin: Sequence[int], end: Sequence[int]) -> np.ndar
 
 
 def empty_tensor(spec: TensorSpec) -> Tensor:
-    """Return a tensor of zeros for a port; open dimensions are 0 long."""
+    """Return a tensor of zeros for a port; open dimensions are 0 long, and an open rank is 1."""
     if not spec.is_tensor or spec.dtype is None:
         return Tensor([] if spec.type.startswith("seq(") else None, shared_memory=True)
-    shape = tuple(d if isinstance(d, int) else 0 for d in spec.shape or (0,))
+    sizes = (0,) if spec.shape is None else spec.shape
+    shape = tuple(size if isinstance(size, int) else 0 for size in sizes)
     if spec.dtype == object:
         return Tensor(np.full(shape, "", dtype=object), shared_memory=True)
     return Tensor(np.zeros(shape, spec.dtype), shared_memory=True)

@@ -47,8 +47,10 @@ def test_a_future_has_the_error_of_its_run(held, request_):
 
 
 def test_a_future_that_is_answered_late_has_its_own_runs_answer(held, request_, monkeypatch):
-    ended, late = threading.Event(), []
-    monkeypatch.setattr(request_, "_hand_to_futures", lambda run: (late.append(run), ended.set()))
+    ended, late, machine = threading.Event(), [], request_._machine
+    answer_futures = machine._answer_futures
+    hold_back = lambda run: (late.append(run), ended.set())  # noqa: E731  # one expression
+    monkeypatch.setattr(machine, "_answer_futures", hold_back)
     held.gate.clear()
     request_.start_async({"x": X})
     future = request_.future()
@@ -57,7 +59,7 @@ def test_a_future_that_is_answered_late_has_its_own_runs_answer(held, request_, 
     mine = np.zeros((2, 3), np.float32)
     request_.set_tensor("y", mine)
     request_.infer({"x": X + 1})
-    request_._answer_futures(late[0])
+    answer_futures(late[0])
     np.testing.assert_array_equal(future.result(300)["y"], X * 2)
     np.testing.assert_array_equal(mine, (X + 1) * 2)
 

@@ -171,7 +171,7 @@ def test_a_slow_callback_is_not_bound_by_the_deadline(request_):
     request_.set_callback(lambda _: (called.set(), go.wait(300)))
     request_.start_async({"x": X}, timeout_s=300)
     assert called.wait(300)
-    request_._run.timeout_s = 0.0  # as if the callback took that long
+    request_._machine.run.timeout_s = 0.0  # as if the callback took that long
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(request_.wait)
         go.set()

@@ -205,5 +205,6 @@ def test_tensor():
 def test_empty_tensors():
     assert empty_tensor(port("float", (2, "N"))).shape == (2, 0)
     assert empty_tensor(port("string", (2,))).data.tolist() == ["", ""]
+    assert empty_tensor(port("float", ())).shape == ()
     assert empty_tensor(TensorSpec("s", "seq(tensor(float))")).data == []
     assert empty_tensor(port("bfloat16", None)).element_type == "bfloat16"

@@ -301,3 +301,17 @@ def test_a_cache_without_a_batch_begins_with_one_that_was_set(core: hetero.Core)
     request.query_state()[0].state = [[7.0]]
     request.infer([1.0])
     np.testing.assert_array_equal(request.query_state()[0].state.data, [[7], [1]])
+
+
+def test_the_state_of_a_scalar_begins_with_one_zero(core: hetero.Core) -> None:
+    model = parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        sum (float x, float before) => (float y, float after)
+        { after = Add(before, x) y = Add(after, after) }"""
+    )
+    compiled = core.compile_model(model, SPLIT, affinity={"y": "CPU.1"}, states={"before": "after"})
+    request = compiled.create_infer_request()
+    (state,) = request.query_state()
+    assert state.state.shape == ()
+    assert [request.infer(np.float32(x))["y"] for x in (1, 2)] == [2, 6]
+    assert state.state.data == 3
