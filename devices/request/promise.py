@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
 from devices.plugin.signal import Signal
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -90,7 +93,10 @@ class Promise(Generic[T]):
                 fn = self._callbacks.pop(0)
             except IndexError:
                 return
-            fn(self)
+            try:
+                fn(self)
+            except Exception:  # the thread that ends a promise has others to end
+                _log.exception("a callback of a promise failed")
 
     def _wait(self, timeout: float | None) -> None:
         ended = Signal()

@@ -7,6 +7,7 @@ own; a batch is one request of the deployment below.
 from __future__ import annotations
 
 import itertools
+import logging
 import queue
 import threading
 from collections import OrderedDict
@@ -47,6 +48,8 @@ from scheduler.executor import JoinableDeployment, Submission
 from scheduler.placement import Route
 from scheduler.plan import Plan
 
+_log = logging.getLogger(__name__)
+
 #: What no caller's input is the reason of: trying the callers one by one would change nothing.
 _NOT_OF_THE_INPUTS: Final = (
     DeviceLostError,
@@ -78,6 +81,13 @@ class _Batch:
     submission: Submission | None = None
 
 
+class _Due(threading.local):
+    """Batches that the thread is to run, the one that it runs first among them."""
+
+    def __init__(self) -> None:
+        self.batches: list[tuple[_Batch, Request]] = []
+
+
 class BatchedDeployment:
     """A deployment that joins requests; a `scheduler.executor.Deployment`.
 
@@ -102,6 +112,7 @@ class BatchedDeployment:
         #: Work for the thread below; None has it look at the time again.
         self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._wakes_s = float("inf")
+        self._due = _Due()
         self._closed = False
         plan = deployment.plan
         name = f"{plan.name} (batches)"
@@ -228,7 +239,23 @@ class BatchedDeployment:
             self._run(batch, own)
 
     def _run(self, batch: _Batch, own: Request = PLAIN) -> None:
-        """Run those of a batch that are next; with the last of them it has ended."""
+        """Run those of a batch that are next; with the last of them it has ended.
+
+        A batch that ends as it is begun leads to the next: the thread takes them one by one.
+        """
+        due = self._due.batches
+        due.append((batch, own))
+        if len(due) == 1:  # else a frame of this thread goes on with it
+            try:
+                while due:
+                    self._run_one(*due[0])
+                    del due[0]
+            finally:
+                left, due[:] = due[1:], ()
+                for other in left:  # Ctrl-C came
+                    self._orders.put(partial(self._run, *other))
+
+    def _run_one(self, batch: _Batch, own: Request) -> None:
         callers: list[_Caller] = []
         with self._lock:
             while batch.tries and not callers:
@@ -355,8 +382,11 @@ class BatchedDeployment:
             except queue.Empty:
                 self._handle(events.TimePassed(self._runner.now_s()))
                 continue
-            if order is not None:
-                order()
+            try:
+                if order is not None:
+                    order()
+            except Exception:  # other batches go on
+                _log.exception("%s: a batch could not be run", self.plan.name)
 
 
 def _copied(error: BaseException) -> BaseException:

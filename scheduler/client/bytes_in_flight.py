@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Final
 
 #: What the most that requests of a size have made shrinks to with each later one.
@@ -15,11 +16,23 @@ class BytesInFlight:
     def __init__(self) -> None:
         self.nbytes = 0
         self._lock = threading.Lock()
+        #: Called once when there are fewer.
+        self._waiting: list[Callable[[], None]] = []
 
     def add(self, nbytes: int) -> None:
         """Count `nbytes` more, or less."""
+        told: list[Callable[[], None]] = []
         with self._lock:
             self.nbytes += nbytes
+            if nbytes < 0 and self._waiting:
+                told, self._waiting = self._waiting, told
+        for call in told:
+            call()
+
+    def when_fewer(self, call: Callable[[], None]) -> None:
+        """Have `call` called the next time that bytes are given back, in that thread."""
+        with self._lock:
+            self._waiting.append(call)
 
 
 class ExpectedBytes:

@@ -111,6 +111,11 @@ class ClientMachine:
         return self._num_waiting
 
     @property
+    def waits_for_bytes(self) -> bool:
+        """Whether requests wait that other deployments' requests may make room for."""
+        return self._num_waiting > 0 and 0 < self._num_admitted < self.limits.requests
+
+    @property
     def nbytes_in_flight(self) -> int:
         """Bytes that admitted requests are counted for, of all machines that share the count."""
         return self._in_flight.nbytes

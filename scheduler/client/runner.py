@@ -5,6 +5,7 @@ Both executors' deployments are one; they say how an attempt starts and how it i
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -31,6 +32,8 @@ from scheduler.executor import Submission
 from scheduler.formats.codec import nbytes_of
 from scheduler.home_process import HomeProcess
 from scheduler.placement import Route
+
+_log = logging.getLogger(__name__)
 
 
 class Attempts(Protocol):
@@ -101,6 +104,9 @@ class RequestRunner:
         #: Work for the thread below; None has it look at the deadlines again.
         self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._wakes_s = float("inf")
+        self._in_flight = in_flight
+        #: Whether this runner is to hear of bytes that are given back.
+        self._awaits_bytes = False
         self._closed = False
         self._name = name
         self._deployment = deployment
@@ -195,6 +201,7 @@ class RequestRunner:
 
     def _take(self, event: ClientEvent) -> list[_Action]:
         todo = []
+        is_new_wait = False
         with self._lock:
             for instruction in self._machine.handle(event):
                 if action := self._action(instruction):
@@ -203,7 +210,18 @@ class RequestRunner:
             if deadline_s < self._wakes_s:
                 self._wakes_s = deadline_s
                 self._orders.put(None)
+            if self._machine.waits_for_bytes and not self._awaits_bytes:
+                self._awaits_bytes = is_new_wait = True
+        if is_new_wait:
+            self._in_flight.when_fewer(partial(self.later, self._look_for_room))
+            # Some may have been given back since the machine looked.
+            todo += self._take(events.TimePassed(self._clock()))
         return todo
+
+    def _look_for_room(self) -> None:
+        with self._lock:
+            self._awaits_bytes = False
+        self._look()
 
     def later(self, order: Callable[[], None]) -> None:
         """Have the runner's own thread do `order`; may be called anywhere, in finalizers too."""
@@ -266,6 +284,9 @@ class RequestRunner:
                 return events.AttemptFailed(self._clock(), request.id, request.attempt, error)
         return None
 
+    def _look(self) -> None:
+        self.handle(events.TimePassed(self._clock()))
+
     def _watch_deadlines(self) -> None:
         while True:
             with self._lock:
@@ -279,10 +300,12 @@ class RequestRunner:
             try:
                 order = self._orders.get(timeout=left_s)
             except queue.Empty:
-                self.handle(events.TimePassed(self._clock()))
-                continue
-            if order is not None:
-                order()
+                order = self._look
+            try:
+                if order is not None:
+                    order()
+            except Exception:  # what is due later is still done
+                _log.exception("%s: what was due could not be done", self._name)
 
 
 def _fail(call: _Call, error: BaseException) -> None:

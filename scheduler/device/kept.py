@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping
 
-from devices.errors import DeviceMemoryError, HeteroError, TensorError
+from devices.errors import DeviceError, DeviceMemoryError, HeteroError, TensorError
 from devices.model.tensor_spec import element_type_name
 from devices.plugin.program import Value
 from devices.request.request import Request
@@ -58,7 +58,7 @@ class KeptTensors:
         return {**outputs, **{name: _described(value) for name, value in kept.items()}}
 
     def answer(self, message: Keep | Give, send: Callable[[str, Message], None]) -> None:
-        """Do what a message asks for."""
+        """Do what a message asks for, or send its client a `Failure` that says why not."""
         try:
             if isinstance(message, Keep):
                 placed = {key: self._place(value) for key, value in message.tensors.items()}
@@ -69,6 +69,14 @@ class KeptTensors:
                 send(message.address, Values(message.task, self._tensors(message.keys)))
         except HeteroError as error:
             send(message.client, Failure(message.task, error))
+        except Exception as error:  # a vendor's: the tensor cannot be read, say
+            failed = DeviceError(
+                f"{self._where}: a kept tensor cannot be used: {type(error).__name__}: {error}",
+                device=self._descriptor.name,
+                node=self._descriptor.node,
+                cause=repr(error),
+            )
+            send(message.client, Failure(message.task, failed))
 
     def free(self, keys: Iterable[str]) -> None:
         """Let go of tensors; those that are not there are none."""

@@ -6,6 +6,7 @@ given to threads that run them, outputs are sent on, and the client hears of wha
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import OrderedDict
@@ -38,6 +39,8 @@ from scheduler.device.kept import KeptTensors
 from scheduler.device.machine import DeviceMachine
 from scheduler.events import DeviceEvent, DeviceInstruction, Run, StageOpened
 from scheduler.formats.codec import nbytes_of
+
+_log = logging.getLogger(__name__)
 
 #: Deployments that were closed lately, whose clients are told of what comes late for them.
 _REMEMBERED: Final = 1024
@@ -180,6 +183,10 @@ class DeviceLoop:
             if isinstance(event, events.AttemptDropped):
                 self._kept.free_attempt(event.request)
             self._follow(instructions)
+        except Exception as error:  # a fault of ours: the request hears of it, threads live on
+            _log.exception("device=%s: a message could not be taken in", self.host.descriptor.name)
+            if isinstance(event, events.ValuesArrived):
+                self._tell(event.task, Failure(event.task, self._failure(event.task, error)))
         except BaseException as error:  # Ctrl-C, in the thread of who sent it in this process
             if isinstance(event, events.ValuesArrived):
                 self._given_up.add(event.task)  # it may have been handed to a thread

@@ -195,8 +195,9 @@ class DeviceMachine:
             client = self._clients.setdefault(event.client, _Client(event.client))
             stage = _Stage(event, client, frozenset(event.inputs))
             self._stages[event.deployment, event.stage] = stage
-        # One that was there already has other devices to send to: its tasks go on.
-        stage.opened = event
+        # One that was there already has other devices to send to, and its tasks go on; or its
+        # number was given again, to another subgraph.
+        stage.opened, stage.inputs = event, frozenset(event.inputs)
         self.num_streams = max(self.num_streams, event.num_streams)
 
     def _step(self, task: _Task, event: DeviceEvent, after: TaskState) -> None:

@@ -7,18 +7,20 @@ channel from other processes, the thread that waits for them is the one that run
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Final
 
 from scheduler.channels.channel import PumpedChannel
 from scheduler.device.loop import DeviceLoop
 from scheduler.events import Run
+
+_log = logging.getLogger(__name__)
 
 #: Seconds that a thread may take to end; one that is stuck in a program ends with the process.
 _JOIN_S: Final = 5.0
@@ -77,15 +79,18 @@ class BaseWorkers(ABC):
     def keep(self, count: int) -> None:
         """Have so many threads from now on."""
         with self._lock:
-            while self._count < count:
-                name = f"{self._name}-{self._count}"
-                thread = threading.Thread(target=self._live, name=name, daemon=True)
-                self._threads.add(thread)
-                self._count += 1
-                thread.start()
-            while self._count > count:
-                self._count -= 1
-                self._end_one()
+            self._keep(count)
+
+    def _keep(self, count: int) -> None:
+        while self._count < count:
+            name = f"{self._name}-{self._count}"
+            thread = threading.Thread(target=self._live, name=name, daemon=True)
+            self._threads.add(thread)
+            self._count += 1
+            thread.start()
+        while self._count > count:
+            self._count -= 1
+            self._end_one()
 
     def stop(self) -> None:
         """End the threads, each with what it runs now."""
@@ -254,6 +259,7 @@ class PumpingWorkers(BaseWorkers):
         self._num_streams = 1
         #: About how long a task takes, the last ones counting most.
         self._usual_s = 0.0
+        self._is_long = False
 
     def serve(self, channel: PumpedChannel) -> None:
         """Receive what comes by a channel."""
@@ -262,8 +268,9 @@ class PumpingWorkers(BaseWorkers):
 
     def run_at_once(self, num_streams: int) -> None:
         """Run so many tasks at once from now on."""
-        self._num_streams = num_streams
-        self.keep(num_streams + (self._usual_s > _LONG_S))
+        with self._lock:
+            self._num_streams = num_streams
+            self._keep(num_streams + self._is_long)
 
     def start(self, loop: DeviceLoop, due: Run) -> None:
         """Have a task run by the thread that is idle next."""
@@ -312,10 +319,11 @@ class PumpingWorkers(BaseWorkers):
             num_run += 1
 
     def _note(self, took_s: float) -> None:
-        was_long = self._usual_s > _LONG_S
         self._usual_s += (took_s - self._usual_s) / 8
-        if was_long != (self._usual_s > _LONG_S):
-            self.run_at_once(self._num_streams)
+        if self._is_long != (self._usual_s > _LONG_S):
+            with self._lock:
+                self._is_long = self._usual_s > _LONG_S
+                self._keep(self._num_streams + self._is_long)
 
     def _receive(self) -> bool:
         """Wait until there is a task; False if this thread is to end."""
@@ -326,11 +334,18 @@ class PumpingWorkers(BaseWorkers):
                     if self._num_to_end:
                         self._num_to_end -= 1
                         return False
-                self._channel.pump(_LOOK_S)
+                try:
+                    self._channel.pump(_LOOK_S)
+                except Exception:  # one message's trouble must not make the device deaf
+                    _log.exception("device=%s: a message could not be taken in", self._name)
         return True
 
 
 def _run(job: _Job) -> None:
     loop, due = job
-    with suppress(KeyboardInterrupt):  # raised by a program: nobody pressed a key here
+    try:
         loop.run(due)
+    except KeyboardInterrupt:  # raised by a program: nobody pressed a key here
+        pass
+    except Exception:  # the task's client has been told
+        _log.exception("a task has failed in an unexpected way")

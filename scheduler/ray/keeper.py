@@ -108,9 +108,10 @@ class DeviceKeeper:
             if device.address in self._actors:
                 return
             self._actors[device.address] = device
+        name, node = device.descriptor.name, device.descriptor.node
+        started = Started(time.monotonic(), name, node, device.address)
+        self._orders.put(partial(self._see, started))
         self._channel.watch(device.address)
-        descriptor = device.descriptor
-        self._see(Started(time.monotonic(), descriptor.name, descriptor.node, device.address))
 
     # What is seen, in threads of the channel's and of Ray's, which must not be kept.
 

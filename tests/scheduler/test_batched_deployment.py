@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from devices.errors import (
+    ClusterError,
     DeadlineError,
     DeviceLostError,
     InferenceError,
@@ -315,4 +316,17 @@ def test_many_threads_each_get_their_own_rows(executor: InProcessExecutor) -> No
 
     with ThreadPoolExecutor(16) as threads:
         assert all(threads.map(call, range(300)))
+    batched.close()
+
+
+def test_all_callers_of_many_queued_batches_hear_of_a_lost_cluster(below: Below) -> None:
+    batched = BatchedDeployment(
+        cast(Any, below), Batching(1, PATIENCE_S, busy=1, most=1), Limits(requests=1000)
+    )
+    waiting = submit(batched, *range(500))
+    below.refusal = ClusterError("the cluster is gone")
+    below.fail(0, ClusterError("the cluster is gone"))
+    for submission in waiting:
+        with pytest.raises(ClusterError):
+            submission.future.result(PATIENCE_S)
     batched.close()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import queue
 import threading
+import time
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from devices.errors import DeadlineError
@@ -46,14 +48,14 @@ class _Nowhere:
         pass
 
 
-def _runner() -> RequestRunner:
+def _runner(limits: Limits = Limits(), in_flight: BytesInFlight | None = None) -> RequestRunner:
     return RequestRunner(
-        Limits(),
+        limits,
         _Nowhere(),
         routes=[_ROUTE],
         name="m",
         ids=itertools.count(1),
-        in_flight=BytesInFlight(),
+        in_flight=in_flight or BytesInFlight(),
     )
 
 
@@ -87,3 +89,40 @@ def test_a_request_after_others_ends_at_its_own_earlier_deadline() -> None:
     with pytest.raises(DeadlineError):
         early.future.result(_WAIT_S)
     runner.close()
+
+
+def test_a_callback_or_an_order_that_raises_leaves_deadlines_kept() -> None:
+    def fail(_: object = None) -> None:
+        raise RuntimeError("of whoever embeds it")
+
+    runner = _runner()
+    first = runner.submit({}, Request(timeout_s=0.02))
+    first.future.add_done_callback(fail)
+    runner.later(fail)
+    with pytest.raises(DeadlineError):
+        first.future.result(_WAIT_S)
+    second = runner.submit({}, Request(timeout_s=0.02))
+    with pytest.raises(DeadlineError):
+        second.future.result(_WAIT_S)
+    runner.close()
+
+
+def test_bytes_that_another_deployment_gives_back_admit_who_waits_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(runner_module, "LOOK_S", _WAIT_S)  # nobody looks by himself
+    shared = BytesInFlight()
+    limits = Limits(nbytes=100)
+    waiting, other = (_runner(limits, shared) for _ in range(2))
+    inputs = {"x": np.zeros(60, np.uint8)}
+    waiting.submit({}, PLAIN)  # one request of a deployment may always be in flight
+    held = other.submit(inputs, PLAIN)
+    submits = threading.Thread(target=waiting.submit, args=(inputs, PLAIN))
+    submits.start()
+    while not waiting.counts()[0]:
+        time.sleep(0.001)
+    held.cancel()
+    submits.join(_WAIT_S / 3)
+    assert waiting.counts() == (0, 2)
+    for runner in (waiting, other):
+        runner.close()

@@ -328,3 +328,9 @@ def test_a_client_has_so_much_on_a_device_at_most_and_what_joins_longest_ends(
     assert m.nbytes_of("one") == 60
     assert m.num_tasks == 6 + 2
     assert m.handle(joining(1)) == []  # late for what has ended
+
+
+def test_a_stage_number_given_again_takes_the_inputs_of_its_new_subgraph() -> None:
+    m = machine()
+    m.handle(ev.StageOpened("d", 0, ("z",), 0))
+    assert m.handle(arrived(task(1), "z")) == [run(task(1), "z")]

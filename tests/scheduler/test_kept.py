@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from devices.errors import DeviceMemoryError, TensorError
+from devices.errors import DeviceError, DeviceMemoryError, TensorError
 from devices.request.request import Request
 from scheduler.channels.messages import (
     Dropped,
@@ -125,3 +125,17 @@ def test_an_output_is_kept_unless_its_attempt_was_dropped(loop: Any, dropped: st
         assert made.status()["kept_nbytes"] == 16
         made.client_gone("client")
         assert made.status()["kept_nbytes"] == 0
+
+
+def test_what_a_vendor_raises_reaches_the_client_that_asked() -> None:
+    def place(value: Any) -> Any:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    kept, told = KeptTensors(TOY, place), Told()
+    kept.answer(Keep(TASK, "a", {"1": X}), told.send)
+    (client, failure), *_ = told.sent
+    assert client == "a"
+    assert isinstance(failure, Failure)
+    assert isinstance(failure.error, DeviceError)
+    assert "illegal memory access" in str(failure.error)
+    assert kept.nbytes == 0

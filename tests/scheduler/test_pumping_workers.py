@@ -88,3 +88,40 @@ def test_long_tasks_are_sent_on_one_by_one() -> None:
     script = Script("ab", "cd")
     script.workers._usual_s = LONG_S  # as if the last ones had been
     assert script.play() == "abcd"
+
+
+def test_an_unexpected_error_leaves_the_device_receiving() -> None:
+    def fail(task: str) -> None:
+        if task == "!":
+            raise RuntimeError("of a task")
+
+    class Damaged(Script):
+        def pump(self, timeout_s: float) -> int:
+            if not self.num_waits and self.done:
+                self.num_waits += 1
+                raise RuntimeError("of a message")
+            return super().pump(timeout_s)
+
+    assert Damaged("a", "!", "b", runs=fail).play() == "a!b"
+
+
+def test_streams_asked_for_while_tasks_turn_out_long_are_kept() -> None:
+    script = Script()
+    workers = script.workers
+    workers.serve(script)  # type: ignore[arg-type]  # of a channel it only receives
+    asking = threading.Thread(target=workers.run_at_once, args=(4,))
+    real = workers._keep
+
+    def keep(count: int) -> None:  # preempted between its reading and its writing
+        if not asking.ident:
+            asking.start()
+            asking.join(0.2)
+        real(count)
+
+    workers._keep = keep  # type: ignore[method-assign]
+    for _ in range(20):
+        workers._note(0.01)
+    asking.join(LONG_S)
+    assert workers.count == 5  # one receives while four run
+    script._woken.set()
+    workers.stop()

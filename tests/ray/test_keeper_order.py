@@ -1,0 +1,71 @@
+"""What becomes of a device is told to every deployment in the order in which it was seen."""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+from scheduler import events
+from scheduler.ray.keeper import DeviceKeeper
+
+_WAIT_S = 30.0
+
+
+class _Deployment:
+    """A deployment that notes what it is told; the first is slow to take a device back."""
+
+    remake = None
+
+    def __init__(self, is_slow: bool, is_lost_again: threading.Event) -> None:
+        self.devices = {"D": None}
+        self.told: list[str] = []
+        self._is_slow = is_slow
+        self._is_lost_again = is_lost_again
+
+    def tell(self, event: events.ClientEvent) -> None:
+        if self._is_slow and isinstance(event, events.DeviceReturned):
+            self._is_lost_again.wait(0.5)
+        self.told.append(type(event).__name__)
+        if not self._is_slow and self.told.count("DeviceLost") == 2:
+            self._is_lost_again.set()
+
+
+class _Deployments(list[_Deployment]):
+    def tell(self, event: Any) -> None:
+        """Nobody looks."""
+
+
+def _device(address: str) -> Any:
+    descriptor = SimpleNamespace(name="D", node="here")
+    return SimpleNamespace(address=address, descriptor=descriptor, actor_id=address)
+
+
+def test_a_device_that_dies_as_its_return_is_told_is_away_for_all() -> None:
+    is_lost_again = threading.Event()
+    slow, other = _Deployment(True, is_lost_again), _Deployment(False, is_lost_again)
+    session: Any = SimpleNamespace(is_left=False)
+    devices: Any = SimpleNamespace(forget=lambda actor_id: None, answers=lambda device: False)
+    deployments: Any = _Deployments([slow, other])
+    nobody: Any = None
+    keeper = DeviceKeeper(
+        session, devices, deployments, nobody, nobody, nobody, device_timeout_s=_WAIT_S
+    )
+    keeper._restart_soon = lambda order: None  # type: ignore[method-assign]  # the test starts it
+    channel: Any = SimpleNamespace(watch=lambda address: None, status_of=lambda address: {})
+    keeper.serve(channel)
+    first, second = _device("a1"), _device("a2")
+    keeper.watch(first)
+    keeper.silent("a1", 0.0)
+    while "DeviceLost" not in other.told:
+        time.sleep(0.001)
+    starts = threading.Thread(target=keeper.watch, args=(second,))
+    starts.start()
+    while "a2" not in keeper._actors:
+        time.sleep(0.001)
+    keeper.silent("a2", 0.0)
+    assert is_lost_again.wait(_WAIT_S)
+    starts.join(_WAIT_S)
+    keeper.close()
+    assert slow.told == other.told == ["DeviceLost", "DeviceReturned", "DeviceLost"]
