@@ -48,9 +48,9 @@ class _Nowhere:
         pass
 
 
-def _runner(limits: Limits = Limits(), in_flight: BytesInFlight | None = None) -> RequestRunner:
+def _runner(limits: Limits | None = None, in_flight: BytesInFlight | None = None) -> RequestRunner:
     return RequestRunner(
-        limits,
+        limits or Limits(),
         _Nowhere(),
         routes=[_ROUTE],
         name="m",
