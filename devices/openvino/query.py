@@ -9,7 +9,8 @@ import xxhash
 
 from devices.model.model import Model, Node
 from devices.openvino.operators import refusal, unread
-from devices.openvino.question import Question, Verdict, ask
+from devices.openvino.question import OpenVinoQuestion, verdicts
+from devices.plugin.questions import Questions, Verdict
 from devices.plugin.support import Refusal
 
 #: The lowest operator set whose definitions OpenVINO keeps to.
@@ -21,6 +22,8 @@ FEEDABLE: Final = frozenset(
 )
 #: Answers kept.
 _KEPT: Final = 20_000
+
+ASKED: Final = Questions("OpenVINO", verdicts)
 
 
 class OpenVinoQuery:
@@ -37,7 +40,7 @@ class OpenVinoQuery:
         """
         found: dict[str, Refusal | str] = {}
         keys: dict[str, tuple[bytes, str]] = {}
-        new: dict[tuple[bytes, str], Question] = {}
+        new: dict[tuple[bytes, str], OpenVinoQuestion] = {}
         with self._lock:
             if len(self._verdicts) >= _KEPT:
                 self._verdicts.clear()
@@ -46,13 +49,14 @@ class OpenVinoQuery:
                 if known:
                     found[node.name] = known
                     continue
-                question = Question.of(node, model)
+                question = OpenVinoQuestion.of(node, model)
                 keys[node.name] = key = (xxhash.xxh3_128_digest(question.data), device)
                 if key not in self._verdicts:
                     new[key] = question
-            self._verdicts |= dict(zip(new, ask(list(new.values()), device), strict=True))
-            answers = {name: self._verdicts[key] for name, key in keys.items()}
-        return found | {name: answer for name, answer in answers.items() if answer is not None}
+            answers = ASKED.verdicts(list(new.values()), device)
+            self._verdicts |= dict(zip(new, answers, strict=True))
+            heard = {name: self._verdicts[key] for name, key in keys.items()}
+        return found | {name: verdict for name, verdict in heard.items() if verdict is not None}
 
 
 def _known(node: Node, model: Model) -> Refusal | None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import openvino
@@ -14,11 +14,9 @@ from devices.model.tensor_spec import TensorSpec
 from devices.openvino.operators import NOTES
 from devices.openvino.runtime import core
 from devices.plugin.failures import reason_of
+from devices.plugin.questions import Question, Verdict, packed
 from devices.plugin.single_node import single_node_model
 from devices.plugin.support import Refusal
-
-#: A refusal, a note on a node that is taken, or None.
-Verdict = Refusal | str | None
 
 #: Constants up to this many elements are shown with their contents.
 _SHOWN_ELEMENTS: Final = 4096
@@ -27,56 +25,53 @@ _NO_OPERATORS: Final = frozenset({"Parameter", "Constant", "Result"})
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class OpenVinoQuestion(Question):
     """A node to ask about.
 
     Attributes
     ----------
-    op_type : str
-        Its operator.
-    data : bytes
-        A model of it alone; equal nodes have equal ones.
-    weights : frozenset of str
-        Inputs of that model that stand for constants, without their contents.
-    outputs : tuple of TensorSpec
-        What ONNX says of the values that it makes.
+    weights : list of str
+        Inputs of its model that stand for constants, without their contents.
+    outputs : list of (str, str, shape)
+        What ONNX says of the values that it makes: name, type and shape.
     """
 
-    op_type: str
-    data: bytes
-    weights: frozenset[str]
-    outputs: tuple[TensorSpec, ...]
+    weights: list[str]
+    outputs: list[tuple[str, str, list[int | str | None] | None]]
 
     @classmethod
-    def of(cls, node: Node, model: Model) -> Question:
+    def of(cls, node: Node, model: Model) -> OpenVinoQuestion:
         """Return the question about a node of a model."""
         proto = single_node_model(
             node, model, lambda c: c.array.size <= _SHOWN_ELEMENTS, lambda spec: spec
         )
-        hidden = [
-            i
+        hidden = {
+            f"v{i}": model.constants[value].array.nbytes
             for i, value in enumerate(node.reads)
             if value in model.constants and model.constants[value].array.size > _SHOWN_ELEMENTS
-        ]
+        }
+        specs = [model.spec(v) for v in node.writes if model.spec(v).type]
         return cls(
             node.op_type,
             proto.SerializeToString(deterministic=True),
-            frozenset(f"v{i}" for i in hidden),
-            tuple(model.spec(v) for v in node.writes if model.spec(v).type),
+            sum(hidden.values()),
+            list(hidden),
+            [(s.name, s.type, None if s.shape is None else list(s.shape)) for s in specs],
         )
 
 
-def ask(questions: Sequence[Question], device: str) -> list[Verdict]:
-    """Return what one of OpenVINO's devices says of each node."""
-    models = [_converted(question) for question in questions]
+def verdicts(questions: Sequence[Sequence[Any]], device: str) -> list[Any]:
+    """Return what one of OpenVINO's devices says of each node; called in a process of its own."""
+    asked = [OpenVinoQuestion(*question) for question in questions]
+    models = [_converted(question) for question in asked]
     taken = _taken([model for model in models if isinstance(model, openvino.Model)], device)
     return [
-        model if isinstance(model, Refusal) else _verdict(question, model, taken, device)
-        for question, model in zip(questions, models, strict=True)
+        packed(model if isinstance(model, Refusal) else _verdict(question, model, taken, device))
+        for question, model in zip(asked, models, strict=True)
     ]
 
 
-def _converted(question: Question) -> openvino.Model | Refusal:
+def _converted(question: OpenVinoQuestion) -> openvino.Model | Refusal:
     """Return the node as OpenVINO's operators, or why it is none of its devices'."""
     try:
         model = core().read_model(question.data)
@@ -84,7 +79,8 @@ def _converted(question: Question) -> openvino.Model | Refusal:
         said = reason_of(error)
         return Refusal("no_kernel", f"OpenVINO cannot convert {question.op_type}: {said}")
     _put_weights(model, question.weights)
-    for port, spec in zip(model.outputs, question.outputs, strict=True):
+    specs = [TensorSpec(n, t, None if s is None else tuple(s)) for n, t, s in question.outputs]
+    for port, spec in zip(model.outputs, specs, strict=True):
         if port.get_partial_shape().rank.is_dynamic:
             return Refusal(
                 "dynamic_shape", f"OpenVINO knows no rank of what {question.op_type} makes"
@@ -118,7 +114,9 @@ def _taken_alone(model: openvino.Model, device: str) -> set[str]:
         return set()
 
 
-def _verdict(question: Question, model: openvino.Model, taken: set[str], device: str) -> Verdict:
+def _verdict(
+    question: OpenVinoQuestion, model: openvino.Model, taken: set[str], device: str
+) -> Verdict:
     operators = [op for op in model.get_ordered_ops() if op.get_type_name() not in _NO_OPERATORS]
     kinds = list(dict.fromkeys(op.get_type_name() for op in operators))
     refused = [op.get_type_name() for op in operators if op.get_friendly_name() not in taken]
@@ -133,7 +131,7 @@ def _verdict(question: Question, model: openvino.Model, taken: set[str], device:
     return f"decomposed into {', '.join(kinds)}" if len(operators) > 1 else None
 
 
-def _put_weights(model: openvino.Model, names: frozenset[str]) -> None:
+def _put_weights(model: openvino.Model, names: Collection[str]) -> None:
     """Make constants of inputs that stand for weights; their contents are never touched."""
     for parameter in model.get_parameters():
         if parameter.get_friendly_name() in names:

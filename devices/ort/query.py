@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
 from functools import cache
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
-import onnx
 import onnxruntime
 import xxhash
 
@@ -17,6 +18,7 @@ from devices.model.tensor_spec import TensorSpec
 from devices.ort.provider import Provider, provider_names
 from devices.ort.versions import changed_since, lowered
 from devices.plugin.failures import reason_of
+from devices.plugin.questions import Question, Questions, Verdict, packed
 from devices.plugin.single_node import single_node_model
 from devices.plugin.support import Refusal, RefusalCode
 
@@ -37,43 +39,57 @@ _LOST_NBYTES: Final = 127
 #: Answers kept.
 _KEPT: Final = 20_000
 
-_Verdict = Refusal | str | None
+
+@dataclass(frozen=True, slots=True)
+class OrtQuestion(Question):
+    """A node to ask about.
+
+    Attributes
+    ----------
+    domain : str
+        Its operator's.
+    reads, writes : list of str
+        The types of what it reads and makes.
+    """
+
+    domain: str
+    reads: list[str]
+    writes: list[str]
 
 
 class OrtQuery:
     """Verdicts of ONNX Runtime on nodes, each distinct kind of node asked about once."""
 
     def __init__(self) -> None:
-        self._verdicts: dict[tuple[bytes, Provider], _Verdict] = {}
+        self._verdicts: dict[tuple[bytes, Provider], Verdict] = {}
         self._lock = threading.Lock()
 
     def judge(self, model: Model, provider: Provider) -> dict[str, Refusal | str]:
         """Return refusals, and notes on nodes that are not run as they stand, by node name."""
-        found: dict[str, Refusal | str] = {}
+        found: dict[str, Verdict] = {}
+        keys: dict[str, tuple[bytes, Provider]] = {}
+        same: dict[tuple[bytes, Provider], tuple[bytes, Provider]] = {}
+        new: dict[tuple[bytes, Provider], OrtQuestion] = {}
         header = model.header.SerializeToString(deterministic=True)
-        for node in model.nodes:
-            verdict = _known(node, model) or self._ask(node, model, provider, header)
-            if verdict is not None:
-                found[node.name] = verdict
-        return found
-
-    def _ask(self, node: Node, model: Model, provider: Provider, header: bytes) -> _Verdict:
-        # A node comes again with the part of the model that it is put in.
-        same = (_digest_in_place(node, model, header), provider)
-        with self._lock:
-            if same in self._verdicts:
-                return self._verdicts[same]
-        data = _alone(node, model, provider).SerializeToString(deterministic=True)
-        key = (xxhash.xxh3_128_digest(data), provider)
-        with self._lock:
-            is_known, verdict = key in self._verdicts, self._verdicts.get(key)
-        if not is_known:
-            verdict = _try(node, model, data, provider)
         with self._lock:
             if len(self._verdicts) >= _KEPT:
                 self._verdicts.clear()
-            self._verdicts[same] = self._verdicts[key] = verdict
-        return verdict
+            for node in model.nodes:
+                if known := _known(node, model):
+                    found[node.name] = known
+                    continue
+                # A node comes again with the part of the model that it is put in.
+                place = keys[node.name] = (_digest_in_place(node, model, header), provider)
+                if place not in self._verdicts and place not in same:
+                    question = _question(node, model, provider)
+                    key = same[place] = (xxhash.xxh3_128_digest(question.data), provider)
+                    if key not in self._verdicts:
+                        new[key] = question
+            answers = _answers(list(new.values()), provider)
+            self._verdicts |= dict(zip(new, answers, strict=True))
+            self._verdicts |= {place: self._verdicts[key] for place, key in same.items()}
+            found |= {name: self._verdicts[place] for name, place in keys.items()}
+        return {name: verdict for name, verdict in found.items() if verdict is not None}
 
 
 def _digest_in_place(node: Node, model: Model, header: bytes) -> bytes:
@@ -181,13 +197,21 @@ def _differs_in_ml(node: Node) -> str | None:
     return None
 
 
-def _alone(node: Node, model: Model, provider: Provider) -> onnx.ModelProto:
-    """Return a model of one node that ONNX Runtime reads.
+def _question(node: Node, model: Model, provider: Provider) -> OrtQuestion:
+    """Return the question about a node, with a model of it alone that ONNX Runtime reads.
 
     To its CPU provider nodes that differ in sizes are the same; another may want to know the sizes.
     """
     port = _any_size if provider.is_cpu else lambda spec: spec
-    return lowered(single_node_model(node, model, lambda c: _shown(c, node), port))
+    alone = lowered(single_node_model(node, model, lambda c: _shown(c, node), port))
+    return OrtQuestion(
+        node.op_type,
+        alone.SerializeToString(deterministic=True),
+        0,
+        node.domain,
+        [model.spec(value).type for value in node.reads],
+        [model.spec(value).type for value in node.writes],
+    )
 
 
 def _any_size(spec: TensorSpec) -> TensorSpec:
@@ -205,22 +229,38 @@ def _shown(constant: Constant, node: Node) -> bool:
     return array.size <= _SHOWN_ELEMENTS or array.dtype == np.dtype(object)
 
 
-def _try(node: Node, model: Model, data: bytes, provider: Provider) -> _Verdict:
+def verdicts(questions: Sequence[Sequence[Any]], provider: Sequence[Any]) -> list[Any]:
+    """Return what a provider says of each node; called in a process of its own."""
+    asked = Provider.of(provider)
+    return [packed(_try(OrtQuestion(*question), asked)) for question in questions]
+
+
+#: ONNX Runtime in a process of its own.
+ASKED: Final = Questions("ONNX Runtime", verdicts)
+
+
+def _answers(questions: Sequence[OrtQuestion], provider: Provider) -> list[Verdict]:
+    if provider.name in onnxruntime.get_available_providers():
+        return ASKED.verdicts(questions, astuple(provider))
+    return [_try(question, provider) for question in questions]  # plugged into this process alone
+
+
+def _try(question: OrtQuestion, provider: Provider) -> Verdict:
     options = quiet_options()
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     options.add_session_config_entry("session.disable_prepacking", "1")
     try:
-        session = provider.open_session(data, options)
+        session = provider.open_session(question.data, options)
     except Exception as error:  # whatever it raises is its reason
-        return _refusal(node, model, error)
+        return _refusal(question, error)
     groups = session.get_provider_graph_assignment_info()
     if any(group.ep_name != provider.name for group in groups):
-        return Refusal("no_kernel", f"{provider.name} leaves {node.op_type} to the CPU's")
+        return Refusal("no_kernel", f"{provider.name} leaves {question.op_type} to the CPU's")
     assigned = [part for group in groups for part in group.get_nodes()]
     if any(part.name == "node" for part in assigned):
-        types = {model.spec(value).type for value in (*node.reads, *node.writes)}
         kernels = _kernel_types() if provider.is_cpu else {}
-        types -= kernels.get((node.domain, node.op_type), frozenset())
+        types = {*question.reads, *question.writes}
+        types -= kernels.get((question.domain, question.op_type), frozenset())
         cast = kernels and "tensor(float16)" in types
         return "computed in float32, with casts" if cast else None
     if not assigned:
@@ -237,16 +277,17 @@ _CODES: Final[tuple[tuple[str, RefusalCode], ...]] = (
 )
 
 
-def _refusal(node: Node, model: Model, error: Exception) -> Refusal:
+def _refusal(question: OrtQuestion, error: Exception) -> Refusal:
     text = reason_of(error)
+    op_type = question.op_type
     if "Could not find an implementation" in text:
-        types = ", ".join(model.spec(value).type for value in node.reads) or "no inputs"
-        if (node.domain, node.op_type) in _kernel_types():
-            return Refusal("dtype", f"ONNX Runtime has no {node.op_type} kernel for {types}")
-        return Refusal("no_kernel", f"ONNX Runtime has no {node.op_type} kernel")
+        if (question.domain, op_type) in _kernel_types():
+            types = ", ".join(question.reads) or "no inputs"
+            return Refusal("dtype", f"ONNX Runtime has no {op_type} kernel for {types}")
+        return Refusal("no_kernel", f"ONNX Runtime has no {op_type} kernel")
     codes = (c for pattern, c in _CODES if re.search(pattern, text))
     code: RefusalCode = next(codes, "attribute")
-    return Refusal(code, f"ONNX Runtime refuses {node.op_type}: {text}")
+    return Refusal(code, f"ONNX Runtime refuses {op_type}: {text}")
 
 
 @cache

@@ -11,8 +11,9 @@ import onnxruntime
 
 from devices.model.model import Model
 from devices.model.tensor_spec import TensorSpec
+from devices.model.worker_process import Ended
 from devices.ort.provider import Provider, libraries
-from devices.ort.query import FEEDABLE, quiet_options
+from devices.ort.query import ASKED, FEEDABLE, quiet_options
 from devices.ort.versions import lowered
 
 #: Weights up to this many bytes stay in the model: optimisations look at them.
@@ -67,17 +68,33 @@ def with_types(model: Model, extensions: Sequence[str] = ()) -> Model:
     if not unknown:
         return model
     data, stubs = session_model(model, unknown)
-    weights = {name: model.constants[name].array for name in stubs}
-    try:
-        provider = Provider(libraries=libraries(extensions))
-        session, _ = open_session(data, weights, quiet_options(), provider)
-    except Exception:  # the query finds each node's own reason
+    weights = [(n, a.dtype.name, a.shape) for n in stubs for a in [model.constants[n].array]]
+    nbytes = sum(model.constants[name].array.nbytes for name in stubs)
+    found = ASKED.ask(_types, data, weights, libraries(extensions), nbytes=nbytes)
+    if isinstance(found, Ended):
         return model
-    found = {}
-    for port in session.get_outputs():
-        shape = tuple(port.shape) if port.type.startswith("tensor(") else None
-        found[port.name] = TensorSpec(port.name, port.type, shape)
-    return model.replace(specs=dict(model.specs) | found)
+    specs = {n: TensorSpec(n, t, None if s is None else tuple(s)) for n, t, s in found}
+    return model.replace(specs=dict(model.specs) | specs)
+
+
+def _types(
+    data: bytes, weights: Sequence[tuple[str, str, Sequence[int]]], libraries: Sequence[str]
+) -> list[tuple[str, str, list[int | str | None] | None]]:
+    """Return name, type and shape of what a model gives out; called in a process of its own.
+
+    `weights` are name, element type and shape of what is given beside it: nobody reads contents.
+    """
+    arrays = {name: np.zeros(shape, dtype) for name, dtype, shape in weights}
+    options = quiet_options()
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    try:
+        session, _ = open_session(data, arrays, options, Provider(libraries=tuple(libraries)))
+    except Exception:  # the query finds each node's own reason
+        return []
+    return [
+        (port.name, port.type, list(port.shape) if port.type.startswith("tensor(") else None)
+        for port in session.get_outputs()
+    ]
 
 
 def _with_stubs(model: Model) -> onnx.ModelProto:

@@ -1,0 +1,122 @@
+"""Asking a vendor's runtime about nodes where its crash is an answer: in a process of its own."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass
+from typing import Any, Final
+
+import msgpack
+
+from devices.model.worker_process import Ended, WorkerProcess
+from devices.plugin.support import Refusal
+
+#: Memory for a request besides what it speaks of, in bytes.
+_MEMORY_NBYTES: Final = 2**32
+#: Processor time for a request, in seconds, and more for each of its questions.
+_TIME_S: Final = 20
+_TIME_S_PER_QUESTION: Final = 0.5
+#: Crashes after which the rest of a model's nodes is refused unasked: each costs a start.
+_CRASHES: Final = 8
+
+#: A refusal, a note on a node that is taken, or None.
+Verdict = Refusal | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A node to ask about; a runtime's own adds fields that msgpack knows.
+
+    Attributes
+    ----------
+    op_type : str
+        Its operator.
+    data : bytes
+        A model of it alone; equal nodes have equal ones.
+    nbytes : int
+        The size of constants that it speaks of and does not hold.
+    """
+
+    op_type: str
+    data: bytes
+    nbytes: int
+
+
+class Questions:
+    """A runtime that is asked in a process of its own.
+
+    Parameters
+    ----------
+    vendor : str
+        Its name, for people.
+    verdicts : callable
+        What is called there about nodes: it takes the fields of questions and a target, and returns
+        what `packed` makes of each verdict. Like every function that is called there it is a
+        module's, and takes and returns values that msgpack knows.
+    """
+
+    def __init__(self, vendor: str, verdicts: Callable[..., list[Any]]) -> None:
+        self._vendor = vendor
+        self._verdicts = verdicts
+        self._worker = WorkerProcess(f"{__name__}:_answer", sys.path)
+
+    def ask(
+        self, function: Callable[..., Any], *arguments: Any, count: int = 1, nbytes: int = 0
+    ) -> Any:
+        """Return what a function returns there, or how the process ended.
+
+        `count`: how many questions there are; `nbytes`: the memory that they speak of.
+        """
+        answer = self._worker.ask(
+            msgpack.packb([function.__module__, function.__name__, arguments]),
+            memory_nbytes=_MEMORY_NBYTES + 2 * nbytes,
+            time_s=_TIME_S + count * _TIME_S_PER_QUESTION,
+        )
+        return answer if isinstance(answer, Ended) else msgpack.unpackb(answer)
+
+    def verdicts(self, questions: Sequence[Question], target: Any) -> list[Verdict]:
+        """Return what the runtime says of each node; one that ends its process is refused."""
+        if not questions:
+            return []
+        answer = self._of(questions, target)
+        if not isinstance(answer, Ended):
+            return answer
+        if len(questions) == 1:
+            return [self._crashed(questions[0], answer)]
+        found: list[Verdict] = []
+        crashes = 0
+        for question in questions:
+            if crashes < _CRASHES:
+                answer = self._of([question], target)
+            if isinstance(answer, Ended):
+                crashes += 1
+                found.append(self._crashed(question, answer))
+            else:
+                found += answer
+        return found
+
+    def _crashed(self, question: Question, ended: Ended) -> Refusal:
+        said = f"{self._vendor} crashed when it was asked about {question.op_type}: {ended.how}"
+        return Refusal("no_kernel", said)
+
+    def _of(self, questions: Sequence[Question], target: Any) -> list[Verdict] | Ended:
+        fields = [astuple(question) for question in questions]
+        nbytes = sum(question.nbytes for question in questions)
+        answer = self.ask(self._verdicts, fields, target, count=len(fields), nbytes=nbytes)
+        if isinstance(answer, Ended):
+            return answer
+        return [Refusal(*verdict) if isinstance(verdict, list) else verdict for verdict in answer]
+
+
+def packed(verdict: Verdict) -> Any:
+    """Return a verdict as what msgpack knows."""
+    return astuple(verdict) if isinstance(verdict, Refusal) else verdict
+
+
+def _answer(request: bytes) -> bytes:
+    """Answer a request in the other process."""
+    module, function, arguments = msgpack.unpackb(request)
+    answer: bytes = msgpack.packb(getattr(importlib.import_module(module), function)(*arguments))
+    return answer

@@ -1,0 +1,104 @@
+"""Questions that crash, hang or grow end the process that is asked, and nothing else."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import onnx
+import pytest
+
+import hetero
+from devices.model import worker_process
+from devices.model.worker_process import Ended, WorkerProcess
+from devices.plugin.questions import Questions
+from tests.support import crashing_vendor
+
+ROOT = Path(__file__).parents[2]
+LIMITS = {"memory_nbytes": 2**30, "time_s": 1.0}
+
+
+@pytest.fixture(scope="module")
+def worker():
+    return WorkerProcess("tests.support.crashing_vendor:answers", [str(ROOT)])
+
+
+@pytest.mark.parametrize(
+    ("request_", "how"),
+    [
+        (b"crash", "its process ended with SIGSEGV"),
+        (b"exit", "its process ended with exit status 3"),
+        (b"spin", "it took too long"),
+        (b"wait", "it took too long"),
+        (b"memory", "its process ended with exit status 0"),
+    ],
+)
+def test_after_a_request_that_ends_it_another_is_answered(worker, request_, how, monkeypatch):
+    monkeypatch.setattr(worker_process, "_WAIT_S", 60 if request_ == b"spin" else 5)
+    monkeypatch.setattr(worker_process, "_WAIT", 0)
+    assert worker.ask(request_, **LIMITS) == Ended(how)
+    monkeypatch.setattr(worker_process, "_WAIT_S", 60)
+    assert worker.ask(b"well", **LIMITS) == b"well"
+
+
+def test_what_native_code_prints_is_no_answer(worker):
+    assert worker.ask(b"print", **LIMITS) == b"print"
+
+
+def test_it_stays_warm(worker):
+    worker.ask(b"well", **LIMITS)
+    process = worker._process
+    assert worker.ask(b"again", **LIMITS) == b"again"
+    assert worker._process is process
+
+
+SCRIPT = """
+import os, signal, threading, time
+from devices.model.worker_process import WorkerProcess
+worker = WorkerProcess("tests.support.crashing_vendor:answers", [os.getcwd()])
+limits = {"memory_nbytes": 2**30, "time_s": 1000.0}
+assert worker.ask(b"well", **limits) == b"well"
+threading.Thread(target=worker.ask, args=(b"wait",), kwargs=limits, daemon=True).start()
+status = f"/proc/{worker._process.pid}/wchan"
+while "nanosleep" not in open(status).read():
+    time.sleep(0.01)
+print(worker._process.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_one_that_is_asked_ends_with_the_process_that_asked():
+    ran = subprocess.run(
+        [sys.executable, "-c", SCRIPT], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert ran.returncode == -signal.SIGKILL, ran.stderr
+    status = Path(f"/proc/{int(ran.stdout)}/stat")
+    deadline = time.monotonic() + 60
+    while status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < deadline, "it outlives the process that asked"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("device", ["ORT", "OV"])
+def test_a_node_that_a_vendor_crashes_on_is_refused_with_the_crash(device, monkeypatch):
+    if device == "ORT":
+        module = pytest.importorskip("devices.ort.query", reason="needs ONNX Runtime")
+    else:
+        pytest.importorskip("openvino", reason="needs pip install 'hetero[openvino]'")
+        from devices.openvino import query as module
+    asked = Questions("The vendor", crashing_vendor.verdicts)
+    monkeypatch.setattr(module, "ASKED", asked)
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[2] x) => (float[2] y)'
+        "{ a = Relu(x) b = Tanh(a) y = Neg(b) }"
+    )
+    with hetero.Core(executor="inprocess") as core:
+        support = core.query_model(model, f"HETERO:{device},CPU")
+    assert {name: on.partition(".")[0] for name, on in support.items()} == {
+        "a": device, "b": "CPU", "y": device,
+    }  # fmt: skip
+    (refusal,) = support.refusals["b"].values()
+    assert "The vendor crashed when it was asked about Tanh" in refusal.message
+    assert "SIGSEGV" in refusal.message
+    assert "asked on" in support.notes["a"]
