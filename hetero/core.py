@@ -34,6 +34,7 @@ from hetero.compile.stage_replicas import without_stand_ins
 from hetero.extensions import Extensions
 from hetero.has_devices import HasDevices
 from hetero.observe.observed import Observed
+from hetero.observe.sample_inputs import sample_shapes
 from hetero.planning import PlanReport
 from hetero.planning.cost import Costs
 from hetero.planning.cost.profile import Progress
@@ -268,6 +269,7 @@ class Core(HasDevices, Observed):
             query.pins,
             {name: seconds for name, (_, seconds) in told.items()},
             dict(config or {}),
+            sample_shapes(source, given) if (given := query.config.own["PLAN_SHAPES"]) else {},
         )
 
     def compile_model(

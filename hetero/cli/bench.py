@@ -12,7 +12,7 @@ from hetero.cli.inputs import input_options, model_inputs
 from hetero.cli.loading import blob_options, load, show_subgraphs, subgraph_rows
 from hetero.cli.measuring import PERCENTILES, measure
 from hetero.cli.options import model_options, start, with_core
-from hetero.cli.planning import planning_options
+from hetero.cli.planning import planned_for, planning_options
 from hetero.cli.prediction import prediction, show_prediction, stage_measurements
 from hetero.cli.preprocessing import Preprocessing, preprocess_options
 from hetero.cli.terminal import print_json, progress, remark, show
@@ -66,7 +66,10 @@ def bench(
     source = preprocessing.of_model(core, model, inputs)
     if source is None and update_costs is not None:
         raise click.UsageError("--update-costs is for models; a blob was planned already.")
-    values = None if source is None else model_inputs(model, source, inputs, shapes)
+    values = None
+    if source is not None:
+        values = model_inputs(model, source, inputs, shapes)
+        config = planned_for("bench", config, source, values)
     start(core)
     began = time.perf_counter()
     compiled = load(core, model, source, device, config, pins, remap, weights)

@@ -9,9 +9,10 @@ from typing import Any
 import click
 
 from hetero.cli.files import check_folder, output_file, refuse_weights, write_models
+from hetero.cli.inputs import shape_option
 from hetero.cli.loading import load, read, show_subgraphs, subgraph_rows
 from hetero.cli.options import model_options, start, with_core
-from hetero.cli.planning import planning_options
+from hetero.cli.planning import planned_at, planning_options
 from hetero.cli.preprocessing import Preprocessing, preprocess_options
 from hetero.cli.terminal import print_json, show
 from hetero.core import Core
@@ -20,6 +21,7 @@ from hetero.core import Core
 @click.command("compile")
 @model_options
 @planning_options
+@shape_option("The shape of an input to plan for, and that sizes are told for.")
 @preprocess_options
 @click.option(
     "--subgraphs-dir", type=click.Path(path_type=Path), callback=check_folder,
@@ -37,6 +39,7 @@ def compile_command(
     device: str,
     pins: dict[str, str],
     config: dict[str, Any],
+    shapes: dict[str, tuple[int, ...]],
     subgraphs_dir: Path | None,
     output: Path | None,
     weightless: bool,
@@ -48,6 +51,7 @@ def compile_command(
         raise click.UsageError("--weightless: name the file with -o.")
     source = preprocessing.apply(read(core, model))
     refuse_weights(output, source)
+    config = planned_at("compile", config, shapes)
     start(core)
     began = time.perf_counter()
     compiled = load(core, model, source, device, config, pins, {})
@@ -67,12 +71,12 @@ def compile_command(
                 "model": source.name,
                 "compile_s": seconds,
                 "loaded_from_cache": cached,
-                "subgraphs": subgraph_rows(compiled),
+                "subgraphs": subgraph_rows(compiled, shapes),
                 "files": files,
             },
         )
         return
-    show_subgraphs(compiled)
+    show_subgraphs(compiled, shapes)
     show(f"{'loaded from the cache' if cached else 'compiled'} in {seconds * 1e3:.0f} ms")
     for file in files:
         show(f"wrote {file}")

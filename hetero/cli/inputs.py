@@ -15,7 +15,7 @@ from onnx import numpy_helper
 
 from devices.model.light import PREFIX, light_model_inputs
 from devices.model.model import Model
-from hetero.cli.pairs import pairs, together
+from hetero.cli.pairs import Decorator, pairs, together
 from hetero.cli.pictures import is_picture, read_picture
 from hetero.observe.sample_inputs import sample_inputs
 
@@ -38,13 +38,18 @@ def input_options(function: Callable[..., Any]) -> Callable[..., Any]:
             help="A .npy, .npz or .pb file, or a picture, which is resized to fit; inputs without "
             "one are generated.",
         ),
-        click.option(
-            "--shape", "shapes", multiple=True, metavar="NAME=1,3,...",
-            callback=pairs("NAME=1,3,224,224", _shape, of_input=True),
-            help="The shape of a generated input. Inputs with the same open dimensions get the "
-            "same sizes; dimensions left open are 1.",
-        ),
+        shape_option("The shape of a generated input."),
     )(function)  # fmt: skip
+
+
+def shape_option(help_text: str) -> Decorator:
+    """Return what adds ``--shape`` with this first sentence of its help."""
+    return click.option(
+        "--shape", "shapes", multiple=True, metavar="NAME=1,3,...",
+        callback=pairs("NAME=1,3,224,224", _shape, of_input=True),
+        help=f"{help_text} Inputs with the same open dimensions get the same sizes; dimensions "
+        "left open are 1.",
+    )  # fmt: skip
 
 
 def model_inputs(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from hetero.cli.planning import PROPERTIES
 from hetero.cli.terminal import progress, show
 from hetero.compile.compiled_model import CompiledModel
 from hetero.core import Core
+from hetero.observe.sample_inputs import sample_shapes
+from hetero.planning.cost.work import value_nbytes, with_shapes
 from hetero.report.text import Rows
 from hetero.report.units import counted, nbytes_text
 from scheduler.formats.blob_format import MAGIC
@@ -90,9 +92,12 @@ def load(
         return core.compile_model(source, device, config, affinity=pins or None)
 
 
-def subgraph_rows(compiled: CompiledModel) -> list[dict[str, Any]]:
-    """Return the subgraphs as plain rows."""
-    specs = compiled.partition.source.spec
+def subgraph_rows(
+    compiled: CompiledModel, shapes: Mapping[str, tuple[int, ...]] | None = None
+) -> list[dict[str, Any]]:
+    """Return the subgraphs as plain rows; open dimensions are those of the shapes, or 1."""
+    source = compiled.partition.source
+    specs = with_shapes(source, sample_shapes(source, shapes)).spec
     crossing = {wire.tensor for wire in compiled.partition.wires}
     return [
         {
@@ -101,15 +106,17 @@ def subgraph_rows(compiled: CompiledModel) -> list[dict[str, Any]]:
             "nodes": list(s.node_names),
             "inputs": list(s.inputs),
             "outputs": list(s.outputs),
-            "crossing_nbytes": sum(specs(v).nbytes or 0 for v in s.outputs if v in crossing),
+            "crossing_nbytes": sum(value_nbytes(specs(v)) for v in s.outputs if v in crossing),
         }
         for s in compiled.subgraphs
     ]
 
 
-def show_subgraphs(compiled: CompiledModel) -> None:
+def show_subgraphs(
+    compiled: CompiledModel, shapes: Mapping[str, tuple[int, ...]] | None = None
+) -> None:
     """Print which device got which subgraph."""
-    rows = subgraph_rows(compiled)
+    rows = subgraph_rows(compiled, shapes)
     nodes = sum(len(row["nodes"]) for row in rows)
     show(f"{compiled.plan.name}: {counted(nodes, 'node')} in {counted(len(rows), 'subgraph')}")
     heads = ("subgraph", "device", "nodes", "first … last", "inputs", "outputs", "crossing")

@@ -6,9 +6,10 @@ from typing import Any
 
 import click
 
+from hetero.cli.inputs import shape_option
 from hetero.cli.loading import read
 from hetero.cli.options import model_options, start, with_core
-from hetero.cli.planning import planning_options
+from hetero.cli.planning import planned_at, planning_options
 from hetero.cli.report import command_line, render, report_options
 from hetero.cli.terminal import progress, steps
 from hetero.core import Core
@@ -18,6 +19,7 @@ from hetero.report import build_report
 @click.command()
 @model_options
 @planning_options
+@shape_option("The shape of an input to plan for.")
 @report_options
 @with_core
 def plan(
@@ -26,10 +28,12 @@ def plan(
     device: str,
     pins: dict[str, str],
     config: dict[str, Any],
+    shapes: dict[str, tuple[int, ...]],
     **forms: Any,
 ) -> None:
     """Plan MODEL by cost over the devices of the list, without compiling it."""
     source = read(core, model)
+    config = planned_at("plan", config, shapes)
     start(core)
     affinity = pins or None
     with progress("asking the devices"):

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
+import numpy as np
 
+from devices.model.model import Model
 from hetero.cli.pairs import together
 
 #: Option's name in Python -> the property that it stands for.
@@ -20,6 +22,9 @@ PROPERTIES: Final = {
     "max_subgraphs": "MAX_SUBGRAPHS",
     "max_variants": "MAX_VARIANTS",
 }
+
+
+SHAPES: Final = "PLAN_SHAPES"
 
 
 def planning_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -92,6 +97,31 @@ def plans_by_cost(command: str, config: Mapping[str, Any]) -> bool:
     """Whether a command with this configuration plans by cost."""
     policy = config.get("MODEL_DISTRIBUTION_POLICY")
     return command == "plan" or policy not in (None, "PRIORITY") or "PERFORMANCE_HINT" in config
+
+
+def planned_at(
+    command: str, config: dict[str, Any], shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, Any]:
+    """Return a command's configuration, with the shapes that a plan by cost is made for."""
+    if not shapes or not plans_by_cost(command, config):
+        return config
+    if SHAPES in config:
+        raise click.UsageError(f"--shape and --config {SHAPES} say the same; keep one.")
+    return {**config, SHAPES: shapes}
+
+
+def planned_for(
+    command: str, config: dict[str, Any], model: Model, values: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return a command's configuration, with a plan by cost being made for the inputs it runs.
+
+    Costs of a file say themselves what they were measured with.
+    """
+    if "COST_FILE" in config or SHAPES in config:
+        return config
+    opened = (port.name for port in model.inputs if port.is_tensor and not port.is_static)
+    shapes = {name: np.shape(values[name]) for name in opened if name in values}
+    return planned_at(command, config, shapes)
 
 
 def _flag(name: str) -> str:

@@ -20,7 +20,7 @@ from hetero.cli.files import output_file, refuse_weights
 from hetero.cli.inputs import input_options, model_inputs
 from hetero.cli.loading import blob_options, load, show_subgraphs, subgraph_rows
 from hetero.cli.options import model_options, start, with_core
-from hetero.cli.planning import planning_options
+from hetero.cli.planning import planned_for, planning_options
 from hetero.cli.preprocessing import Preprocessing, preprocess_options
 from hetero.cli.profiling import Profiling, expected, profile_options, show_profile, write_page
 from hetero.cli.terminal import print_json, progress, remark, show
@@ -76,6 +76,7 @@ def run(
         values = _inputs(model, source, inputs, shapes)
         refuse_weights(output, source)
         refuse_weights(html, source)
+        config = planned_for("run", config, source, values)
     start(core)
     compiled = load(core, model, source, device, config, pins, remap, weights)
     idle = sorted({s.device for s in compiled.subgraphs} & _computing_nothing(core))

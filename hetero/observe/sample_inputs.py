@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
-from devices.errors import TensorShapeError, TensorTypeError
+from devices.errors import TensorNameError, TensorShapeError, TensorTypeError
 from devices.model.model import Model
 from devices.model.tensor_spec import TensorSpec
 from devices.plugin.program import Value
@@ -32,6 +32,43 @@ def sample_inputs(
     """
     given, shapes = given or {}, shapes or {}
     fixed = {name: tuple(np.shape(value)) for name, value in given.items()} | dict(shapes)
+    sizes = _symbol_sizes(model, fixed)
+    rng = np.random.default_rng(0)
+    return {
+        port.name: given[port.name]
+        if port.name in given
+        else sample_value(port, rng, shapes.get(port.name), sizes)
+        for port in model.inputs
+    }
+
+
+def sample_shapes(
+    model: Model, given: Mapping[str, Sequence[int]] | None = None
+) -> dict[str, tuple[int, ...]]:
+    """Return the shapes that `sample_inputs` makes, of the inputs that have open dimensions.
+
+    `given`: input name -> shape.
+    Raises TensorNameError: a shape of no input.
+    Raises TensorShapeError: a shape that does not fit its port or the other shapes.
+    """
+    given = given or {}
+    ports = {port.name: port for port in model.inputs}
+    for name, shape in given.items():
+        if name not in ports:
+            raise TensorNameError(
+                f"a shape is given of {name!r}; the inputs are {', '.join(ports) or 'none'}."
+            )
+        _require_fit(ports[name], tuple(shape))
+    sizes = _symbol_sizes(model, given)
+    return {
+        name: tuple(given[name]) if name in given else _filled(port, sizes)
+        for name, port in ports.items()
+        if not port.is_static and port.is_tensor and port.shape is not None
+    }
+
+
+def _symbol_sizes(model: Model, fixed: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    """Return the size of each symbol that given shapes have in their ports."""
     sizes: dict[str, int] = {}
     for port in model.inputs:
         for dimension, size in zip(port.shape or (), fixed.get(port.name, ()), strict=False):
@@ -41,13 +78,20 @@ def sample_inputs(
                     f"{sizes[dimension]} in another input; it has one size.",
                     port=port.name,
                 )
-    rng = np.random.default_rng(0)
-    return {
-        port.name: given[port.name]
-        if port.name in given
-        else sample_value(port, rng, shapes.get(port.name), sizes)
-        for port in model.inputs
-    }
+    return sizes
+
+
+def _filled(port: TensorSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    return tuple(
+        d if isinstance(d, int) else sizes.get(d or "", OPEN_DIMENSION) for d in port.shape or ()
+    )
+
+
+def _require_fit(port: TensorSpec, shape: tuple[int, ...]) -> None:
+    if not port.accepts(shape):
+        raise TensorShapeError(
+            f"input {port.name!r} is {port}; shape {list(shape)} does not fit it.", port=port.name
+        )
 
 
 def sample_value(
@@ -64,15 +108,8 @@ def sample_value(
             port=port.name,
         )
     if shape is None:
-        known = sizes or {}
-        shape = tuple(
-            d if isinstance(d, int) else known.get(d or "", OPEN_DIMENSION)
-            for d in port.shape or ()
-        )
-    if not port.accepts(shape):
-        raise TensorShapeError(
-            f"input {port.name!r} is {port}; shape {list(shape)} does not fit it.", port=port.name
-        )
+        shape = _filled(port, sizes or {})
+    _require_fit(port, shape)
     try:
         if port.dtype == object:
             return np.full(shape, "a", dtype=object)

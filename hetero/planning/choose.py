@@ -225,6 +225,12 @@ def _report(
         planning_s=time.monotonic() - begin,
         cut_short=solution.cut_short,
         basis=task.costs.basis(),
+        shapes={
+            port.name: task.costs.shapes[port.name]
+            for port in task.model.inputs
+            if not port.is_static and port.name in task.costs.shapes
+        },
+        unmeasured=dict(task.costs.missing),
     )
 
 

@@ -14,7 +14,7 @@ from devices.errors import DeviceError, PlanError, UnsupportedNodesError
 from devices.model.model import Model
 from devices.plugin.support import Refusal, Support
 from hetero.affinity.affinity import resolve_pins
-from hetero.observe.sample_inputs import sample_inputs
+from hetero.observe.sample_inputs import sample_inputs, sample_shapes
 from hetero.planning.choose import Choice, Policy, choose
 from hetero.planning.cost import Costs, DeviceIdentity
 from hetero.planning.cost.cost_file import check_costs, read_costs, write_costs
@@ -59,10 +59,11 @@ class CostPlanner:
         """Measure a model on every device of a request; see `Core.profile_model`."""
         executor = self._executor()
         described = {d.name: d for d in executor.devices()}
+        shapes = {} if inputs else sample_shapes(model, request.config.own["PLAN_SHAPES"])
         subject = Subject(
             executor=executor,
             model=model,
-            inputs=sample_inputs(model, inputs),
+            inputs=sample_inputs(model, inputs, shapes),
             devices=tuple(described[name] for name in request.devices),
             configs=request.config.devices,
             supports=self._supports(model, request, {}),
@@ -73,8 +74,10 @@ class CostPlanner:
     def read_costs(self, path: str | Path, model: Model, request: PlacementRequest) -> Costs:
         """Read a cost file that is to hold for a model and devices; see `Core.read_costs`."""
         costs = read_costs(path)
+        given = request.config.own["PLAN_SHAPES"]
+        shapes = sample_shapes(model, given) if given else None
         identities = self._identities(request)
-        check_costs(costs, model.content_hash, identities, f"cost file {path}")
+        check_costs(costs, model.content_hash, identities, f"cost file {path}", shapes)
         return costs
 
     def plan(
@@ -170,7 +173,9 @@ class CostPlanner:
         own = request.config.own
         if own["COST_FILE"]:
             return self.read_costs(own["COST_FILE"], model, request)
-        parts = repr((model.content_hash, sorted(self._identities(request).items(), key=str)))
+        shapes = sorted(sample_shapes(model, own["PLAN_SHAPES"]).items())
+        identities = sorted(self._identities(request).items(), key=str)
+        parts = repr((model.content_hash, shapes, identities))
         key = hashlib.sha256(parts.encode()).hexdigest()
         if key in self._measured:
             return self._measured[key]

@@ -116,6 +116,10 @@ class PlanReport:
     basis : str
         What all figures rest on, in a sentence: where and when costs were measured, and what of
         them is assumed.
+    shapes : mapping of str to tuple of int
+        The shapes planned at, of inputs with open dimensions.
+    unmeasured : mapping of str to str
+        Devices that were asked for and could not be measured, with the reason.
     """
 
     model: str
@@ -141,6 +145,8 @@ class PlanReport:
     planning_s: float
     cut_short: bool = False
     basis: str = ""
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    unmeasured: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def figure_s(self) -> float:
@@ -193,6 +199,8 @@ class PlanReport:
             "planning_s": self.planning_s,
             "cut_short": self.cut_short,
             "basis": self.basis,
+            "shapes": {name: list(shape) for name, shape in self.shapes.items()},
+            "unmeasured": dict(self.unmeasured),
         }
 
     def sentence(self) -> str:

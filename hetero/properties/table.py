@@ -37,6 +37,14 @@ def _check_replicas(replicas: Mapping[str, Any]) -> str | None:
     return None
 
 
+def _check_shapes(shapes: Mapping[str, Any]) -> str | None:
+    for name, shape in shapes.items():
+        sizes = shape if isinstance(shape, list | tuple) else ("",)
+        if not all(type(size) is int and size >= 0 for size in sizes):
+            return f"the shape of {name!r} is not a list of sizes"
+    return None
+
+
 _LIMITS: Final = Limits()
 
 HETERO_PROPERTIES: Final = PropertyTable(
@@ -75,6 +83,12 @@ HETERO_PROPERTIES: Final = PropertyTable(
         "Effort of the search of a plan by cost: the steps that an idle core takes in about so "
         "many seconds. Ten times as long ends it anyway, and the plan says so.",
         minimum=0.1, shapes_result=True,
+    ),
+    Property(
+        "PLAN_SHAPES", dict, {}, True,
+        "Shapes of inputs with open dimensions that plans by cost are made for: {input: [sizes]}; "
+        "dimensions that nothing says are 1.",
+        check=_check_shapes, shapes_result=True,
     ),
     Property("PLAN_SEED", int, 0, True, "Seed of that search.", minimum=0, shapes_result=True),
     Property(
@@ -203,6 +217,12 @@ HETERO_PROPERTIES: Final = PropertyTable(
 )  # fmt: skip
 
 
+#: What HETERO and each device do alike. Any other name that both have means HETERO's property: how
+#: the whole model is planned and cached is nothing that a device with a part of it could obey.
+SHARED: Final = frozenset({"PERF_COUNT", "ENABLE_MMAP"})
+#: What concerns the whole model, and with it the only device that has it.
+_OF_A_WHOLE: Final = frozenset({"PERFORMANCE_HINT", "PERFORMANCE_HINT_NUM_REQUESTS"})
+
 #: Options of one place and one moment, which no blob keeps.
 NOT_KEPT: Final = (
     "COST_FILE",
@@ -254,10 +274,16 @@ def parse_own(config: Config) -> dict[str, Any]:
 def parse_shared(config: Config, tables: Mapping[str, PropertyTable]) -> SplitConfig:
     """Sort options that several may read by who does; each takes what it knows.
 
+    What HETERO plans with reaches no device, except that one which gets the whole model has its
+    hint. `DEVICE_PROPERTIES` reaches a device's own property of the same name.
+
     `tables`: device name -> its properties.
     Raises UnknownPropertyError for an option that neither HETERO nor any of the devices knows.
     """
     known = HETERO_PROPERTIES.extended(*(p for table in tables.values() for p in table.values()))
+    passed = (known.keys() - HETERO_PROPERTIES.keys()) | SHARED
+    if len(tables) == 1:
+        passed |= _OF_A_WHOLE
     for name in config:
         if name not in known:
             raise unknown_property(name, " or ".join((HETERO, *tables)), known.mutable)
@@ -265,8 +291,7 @@ def parse_shared(config: Config, tables: Mapping[str, PropertyTable]) -> SplitCo
         parse_own({n: v for n, v in config.items() if n in HETERO_PROPERTIES}),
         {
             name: Configuration(table, name).parse(
-                # HETERO keeps the whole model's cache; a device must not keep its part as well.
-                {n: v for n, v in config.items() if n in table and n != "CACHE_DIR"}
+                {n: v for n, v in config.items() if n in table and n in passed}
             )
             for name, table in tables.items()
         },

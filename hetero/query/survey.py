@@ -37,6 +37,8 @@ class Survey:
         Seconds that each device took to answer.
     config : mapping
         Properties given.
+    shapes : mapping of str to tuple of int
+        The shapes that sizes are told for, of inputs with open dimensions; empty if none is given.
     """
 
     model: Model
@@ -48,6 +50,7 @@ class Survey:
     pins: Affinity = NO_PINS
     query_s: Mapping[str, float] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def _repr_html_(self) -> str:
         nodes = ((node.name, node.op_type) for node in self.model.nodes)

@@ -11,6 +11,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from devices.errors import AffinityError
@@ -19,6 +20,7 @@ from devices.model.tensor_spec import TensorSpec
 from hetero.affinity.affinity import Affinity
 from hetero.partition.partition import Partition, partition
 from hetero.planning import PlanReport
+from hetero.planning.cost.work import with_shapes
 from hetero.query.survey import Survey
 from hetero.report.counterfactuals import counterfactuals
 from hetero.report.lints import lints
@@ -44,6 +46,9 @@ def build_report(
         sizes in bytes; a size with ``open_dims`` counts open dimensions as 1.
     """
     affinity = survey.affinity if plan is None else plan.affinity
+    shapes = survey.shapes if plan is None else plan.shapes
+    described = describe_model(survey.model)
+    survey = replace(survey, model=with_shapes(survey.model, shapes))
     cut, problem = _cut(survey.model, affinity)
     model = survey.model if cut is None else cut.source
     nodes = _nodes(model, survey, affinity, cut, plan)
@@ -54,12 +59,13 @@ def build_report(
         "kind": "query" if plan is None else "plan",
         "command": command,
         "placement": _digest(affinity),
-        "model": describe_model(model),
+        "model": described,
         "request": {
             "device": survey.request,
             "devices": list(survey.names),
             "config": {key: str(value) for key, value in survey.config.items()},
             "pins": dict(survey.pins.devices),
+            "shapes": {name: list(shape) for name, shape in shapes.items()},
             "policy": "PRIORITY" if plan is None else plan.policy,
             "hint": None if plan is None else plan.hint,
         },
@@ -290,5 +296,6 @@ def _plan(plan: PlanReport) -> dict[str, Any]:
         "planning_s": plan.planning_s,
         "cut_short": plan.cut_short,
         "basis": plan.basis,
+        "unmeasured": dict(plan.unmeasured),
         "sentence": plan.sentence(),
     }

@@ -12,6 +12,7 @@ wide-wire                 a tensor crosses in a wider type than one side of it n
 double-wire               64-bit floats cross
 unknown-wire              a tensor crosses whose size is not known
 slower-than-single        the choice is slower than one device alone
+planned-shapes            the model has open dimensions: the shapes that it was planned at
 not-cut                   the model cannot be cut
 ========================  ==========================================================
 """
@@ -23,7 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
-from hetero.report.units import counted, nbytes_text, seconds_text
+from hetero.report.units import counted, nbytes_text, seconds_text, shapes_text
 
 #: A subgraph with no more nodes than this, constants not counted, is tiny unless its time is known.
 TINY_NODES: Final = 3
@@ -125,6 +126,8 @@ def _devices(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
         name = device["name"]
         if device["supported"] == 0:
             why = "it takes none of the nodes"
+        elif (reason := (document["plan"] or {}).get("unmeasured", {}).get(name)) is not None:
+            why = f"it could not be measured ({reason})"
         elif document["request"]["policy"] == "PRIORITY":
             why = (
                 f"devices before it in the list take what it could run "
@@ -250,6 +253,13 @@ def _wires(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _times(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    shapes = document["request"]["shapes"]
+    if document["plan"] and shapes and "PLAN_SHAPES" not in document["request"]["config"]:
+        yield _lint(
+            "planned-shapes", "info",
+            f"planned at {shapes_text(shapes)}, as it was measured. Name the shapes of requests "
+            "with --shape (PLAN_SHAPES): other sizes may have another best plan.",
+        )  # fmt: skip
     chosen = next((row for row in document["counterfactuals"] if row["chosen"]), None)
     if chosen is None:
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from devices.model.tensor_spec import TensorSpec
@@ -44,6 +45,11 @@ def seconds_text(seconds: float | None) -> str:
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun: ``1 node``, ``2,000 nodes``."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def shapes_text(shapes: Mapping[str, Sequence[int]]) -> str:
+    """Return shapes by name: ``x [1, 3], y [2]``."""
+    return ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
 
 
 def port_text(port: dict[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hetero.report.units import counted, nbytes_text, seconds_text
+from hetero.report.units import counted, nbytes_text, seconds_text, shapes_text
 
 
 def fallback(document: dict[str, Any]) -> dict[str, Any]:
@@ -67,6 +67,8 @@ def verdict(document: dict[str, Any]) -> dict[str, Any]:
         )
     else:
         parts.append("cannot be cut")
+    if shapes := document["request"]["shapes"]:
+        parts.append(f"at {shapes_text(shapes)}")
     if len(document["variants"]) > 1:
         shares = [f"{variant['share'] * 100:.0f} %" for variant in document["variants"]]
         parts.append(f"{len(shares)} variants share the requests: {', '.join(shares)}")

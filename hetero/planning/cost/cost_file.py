@@ -20,8 +20,8 @@ besides devices, or have what devices take before they are warm: a model is prof
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, Final, get_args
 
@@ -50,7 +50,6 @@ _LABELS: Final = {
     "fingerprint": "fingerprint",
     "node": "node",
     "num_threads": "threads",
-    "config": "properties",
 }
 
 
@@ -168,9 +167,13 @@ def from_document(document: Mapping[str, Any]) -> Costs:
 
 
 def check_costs(
-    costs: Costs, model_hash: str, identities: Mapping[str, DeviceIdentity], where: str
+    costs: Costs,
+    model_hash: str,
+    identities: Mapping[str, DeviceIdentity],
+    where: str,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
 ) -> None:
-    """Refuse costs of another model, or of devices that are other ones or absent.
+    """Refuse costs of another model, of other shapes, or of devices that are others or absent.
 
     What was measured on one node holds for the same devices in this process: a plan for that node
     can be made without its cluster. What was measured in process, with its short ways, holds
@@ -178,6 +181,7 @@ def check_costs(
 
     `identities`: the devices that are to be planned for.
     `where`: what the costs came from, for the message.
+    `shapes`: input -> shape that is to be planned for.
     Raises PlanError with every difference.
     """
     differences = []
@@ -186,6 +190,11 @@ def check_costs(
             f"it is of model {costs.model!r} with hash {costs.model_hash[:16]}, wanted "
             f"{model_hash[:16]}"
         )
+    differences += [
+        f"input {name!r} was measured as {list(found)}, wanted {list(shape)}"
+        for name, shape in (shapes or {}).items()
+        if (found := costs.shapes.get(name, shape)) != shape
+    ]
     one_node = len({device.identity.node for device in costs.devices.values()}) == 1
     for name, wanted in identities.items():
         if one_node and name in costs.devices and wanted.node == THIS_PROCESS:
@@ -196,20 +205,33 @@ def check_costs(
             there = ", ".join(costs.devices) or "none"
             differences.append(f"device {name} is not in it; it has {there}")
         else:
-            found, want = asdict(costs.devices[name].identity), asdict(wanted)
             differences += [
-                f"device {name}: its {_LABELS[key]} is {found[key]!r}, wanted {want[key]!r}"
-                for key in want
-                if found[key] != want[key]
+                f"device {name}: {difference}"
+                for difference in _differences(costs.devices[name].identity, wanted)
             ]
     if differences:
         lines = "".join(f"\n  {d}" for d in differences)
         raise PlanError(
-            f"{where} does not fit:{lines}\nProfile the model on these devices, or plan for what "
-            "was measured.",
+            f"{where} does not fit:{lines}\nProfile the model with these devices and options, or "
+            "plan for what was measured.",
             differences=tuple(differences),
             constraint="costs",
         )
+
+
+def _differences(found: DeviceIdentity, wanted: DeviceIdentity) -> Iterator[str]:
+    """Yield what was measured and what is wanted, a sentence each."""
+    for key in (field.name for field in fields(DeviceIdentity) if field.name != "config"):
+        one, other = getattr(found, key), getattr(wanted, key)
+        if one != other:
+            yield f"measured with {_LABELS[key]} {one}, wanted {other}"
+    one, other = dict(found.config), dict(wanted.config)
+    for key in sorted(one.keys() | other.keys()):
+        if one.get(key) != other.get(key):
+            yield (
+                f"measured with {key} {one.get(key, 'at its default')}, wanted "
+                f"{other.get(key, 'its default')}"
+            )
 
 
 def _device(where: str, entry: Mapping[str, Any]) -> DeviceCosts:

@@ -91,7 +91,7 @@ def identify(device: DeviceDescriptor, config: Mapping[str, Any]) -> DeviceIdent
         device.fingerprint,
         device.node,
         threads,
-        tuple(sorted((k, repr(v)) for k, v in rest.items())),
+        tuple(sorted((k, str(v)) for k, v in rest.items())),
     )
 
 

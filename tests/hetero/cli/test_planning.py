@@ -132,7 +132,7 @@ def test_costs_of_other_devices_are_refused(model: str, tmp_path: Path) -> None:
     other = [part.replace("500", "100") for part in DEVICES]
     result = invoke("plan", model, *other, "--costs", str(path))
     assert isinstance(result.exception, PlanError)
-    assert "properties" in str(result.exception)
+    assert "NULL_NODE_TIME_US 500.0, wanted 100.0" in str(result.exception)
     result = invoke("bench", model, *other, "--update-costs", str(path), "-n", "2")
     assert isinstance(result.exception, PlanError)
 

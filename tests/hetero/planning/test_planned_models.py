@@ -65,7 +65,7 @@ def test_plans_from_a_cost_file(core: hetero.Core, tmp_path: Path) -> None:
         core.plan_model(chain(7), devices, config)
     with pytest.raises(PlanError, match="CPU is not in it"):
         core.plan_model(model, "HETERO:NULL.0,CPU", config)
-    with pytest.raises(PlanError, match="properties"):
+    with pytest.raises(PlanError, match="NULL_NODE_TIME_US 500"):
         core.plan_model(model, devices, {**config, "NULL_NODE_TIME_US": 1})
 
 
