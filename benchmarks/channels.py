@@ -27,7 +27,7 @@ import zmq
 from devices.request.request import Request
 from scheduler.channels import direct_address
 from scheduler.channels.direct import DirectChannel
-from scheduler.channels.messages import Message, Task, Values
+from scheduler.vocabulary.messages import Message, Task, Values
 
 RELAYS = 3
 TASK = Task(Request(deployment="bench/chain:0", id=1), 0)

@@ -3,7 +3,7 @@
 from typing import NoReturn
 
 from hetero.cli import main
-from scheduler.process_end import end_with
+from scheduler.processes.process_end import end_with
 
 
 def program() -> NoReturn:

@@ -47,7 +47,8 @@ from hetero.query.device_choice import (
 from hetero.query.query import AffinitySource, pins_of, query_priority
 from hetero.query.survey import Survey
 from scheduler import create_executor
-from scheduler.executor import DeviceDescriptor, Executor
+from scheduler.executor import Executor
+from scheduler.vocabulary.rows import DeviceDescriptor
 
 _log = logging.getLogger(__name__)
 

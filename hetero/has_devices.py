@@ -12,9 +12,10 @@ from devices.plugin.remote import RemoteContext
 from hetero.cache.blob import hetero_version
 from hetero.query.device_choice import check_counts, choose_devices
 from scheduler.device.probe import PluginSpec
-from scheduler.device_names import HETERO, parse_device
-from scheduler.executor import DeviceDescriptor, Executor
+from scheduler.executor import Executor
 from scheduler.inprocess import InProcessExecutor
+from scheduler.vocabulary.names import HETERO, parse_device
+from scheduler.vocabulary.rows import DeviceDescriptor
 
 
 class HasDevices(ABC):

@@ -6,30 +6,24 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from devices.request.answer import Answer, StageRun
-from scheduler.client.limits import Limits
-from scheduler.client.record import StoryLine
 from scheduler.device.probe import PluginSpec
-from scheduler.device_names import (
+from scheduler.executor import Deployment, Executor, Submission
+from scheduler.formats.stage_source import StageSource
+from scheduler.inprocess import InProcessExecutor
+from scheduler.vocabulary.limits import Limits
+from scheduler.vocabulary.names import (
     DeviceRequest,
     parse_device,
     resolve_device,
     resolve_name,
     split_name,
 )
-from scheduler.executor import (
-    Deployment,
-    DeviceDescriptor,
-    Executor,
-    StageSource,
-    Submission,
-)
-from scheduler.formats.codec import CodecLimits, decode, encode
-from scheduler.inprocess import InProcessExecutor
-from scheduler.plan import Plan, Stage, Wire
+from scheduler.vocabulary.plan import Plan, Stage, Wire
+from scheduler.vocabulary.record import StoryLine
+from scheduler.vocabulary.rows import DeviceDescriptor
 
 __all__ = [
     "Answer",
-    "CodecLimits",
     "Deployment",
     "DeviceDescriptor",
     "DeviceRequest",
@@ -45,8 +39,6 @@ __all__ = [
     "Submission",
     "Wire",
     "create_executor",
-    "decode",
-    "encode",
     "parse_device",
     "resolve_device",
     "resolve_name",

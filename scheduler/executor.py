@@ -8,119 +8,25 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from devices.model.model import Model
 from devices.plugin.program import ExecutedNode, Payload, Value
-from devices.plugin.properties import COMMON_PROPERTIES, PropertyTable
 from devices.plugin.remote import RemoteContext
-from devices.plugin.source import PluginSource
 from devices.plugin.support import Support
 from devices.request.answer import Answer, StageRun
 from devices.request.promise import Promised
 from devices.request.request import PLAIN, Request
-from scheduler.client.limits import Limits
-from scheduler.client.record import RequestRecord, StoryLine
-from scheduler.formats.stored_payload import StoredPayload
-from scheduler.load import Load
-from scheduler.observer import ObservedRequest
-from scheduler.placement import Placement, Route
-from scheduler.plan import Plan
-
-#: The node of devices in this process.
-THIS_PROCESS: Final = "local"
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceDescriptor:
-    """A device of the cluster, or a plugin that could not be loaded.
-
-    Attributes
-    ----------
-    name : str
-        ``PLUGIN`` where the cluster has one such device, else ``PLUGIN.<id>``, ids counted
-        through the cluster, the head node's first.
-    plugin : str
-        The plugin's name.
-    device_id : str
-        Its id for the plugin, on its node: what ``DEVICE_ID`` is set to.
-    node : str
-        The node's name for people; ``local`` in process.
-    full_name, version, fingerprint : str
-        As the plugin gives them.
-    capabilities : tuple of str
-        The plugin's ``OPTIMIZATION_CAPABILITIES``.
-    error : str or None
-        Why the plugin cannot be used; such a row takes no work.
-    memory_nbytes : int or None
-        Memory of its own, or its share of its node's with those that compute there too.
-    num_threads : int
-        What ``INFERENCE_NUM_THREADS=0`` comes to for a model that uses no other device of the
-        node: its cores. Devices of one node that a model uses share them. 1 for a device that
-        computes elsewhere.
-    automatic : bool
-        Whether a bare ``HETERO`` means it too.
-    rank : int
-        Its place in a bare ``HETERO``, lower first.
-    shares_memory : bool
-        Whether `memory_nbytes` is the node's, which the node's other devices use too.
-    properties : PropertyTable
-        The plugin's, with the device's own id, which its name says already: read-only.
-    source : PluginSource or None
-        The plugin, where it is of another interpreter than the node's own, which then runs the
-        device; None for the node's own.
-    """
-
-    name: str
-    plugin: str
-    device_id: str
-    node: str
-    full_name: str = ""
-    version: str = ""
-    fingerprint: str = ""
-    capabilities: tuple[str, ...] = ()
-    error: str | None = None
-    memory_nbytes: int | None = None
-    num_threads: int = 1
-    automatic: bool = True
-    rank: int = 50
-    shares_memory: bool = False
-    properties: PropertyTable = field(
-        default_factory=lambda: COMMON_PROPERTIES, repr=False, compare=False
-    )
-    source: PluginSource | None = None
-
-    @property
-    def family(self) -> str:
-        """What it is numbered among: its plugin, or ``OV.GPU`` where ids are names."""
-        named = self.device_id and not self.device_id.isdigit()
-        return f"{self.plugin}.{self.device_id}" if named else self.plugin
-
-
-@dataclass(frozen=True, slots=True)
-class StageSource:
-    """What a device makes a stage from.
-
-    Attributes
-    ----------
-    model : Model
-        The subgraph; with a payload its ports are enough.
-    payload : Payload or None
-        The device's own earlier export, imported instead of compiling. Where that fails, the
-        model is compiled after all, and a warning says so.
-    config : mapping
-        Properties for the compilation.
-    stored : StoredPayload or None
-        The file that `payload` is in: a device of another process reads it from there, if its
-        node has it, and is sent the payload only if not.
-    """
-
-    model: Model
-    payload: Payload | None = None
-    config: Mapping[str, Any] = field(default_factory=dict)
-    stored: StoredPayload | None = None
+from scheduler.formats.stage_source import StageSource
+from scheduler.observe.load import Load
+from scheduler.observe.observer import ObservedRequest
+from scheduler.vocabulary.limits import Limits
+from scheduler.vocabulary.placement import Placement, Route
+from scheduler.vocabulary.plan import Plan
+from scheduler.vocabulary.record import RequestRecord, StoryLine
+from scheduler.vocabulary.rows import DeviceDescriptor
 
 
 class Remade(NamedTuple):

@@ -20,27 +20,28 @@ from devices.plugin.support import Support
 from devices.request.request import Request
 from scheduler.channels.channel import Channel, Receiver
 from scheduler.channels.memory import MemoryChannel, Switchboard, read_only
-from scheduler.channels.messages import Task
 from scheduler.client.deployment import (
     BaseDeployment,
     Deployments,
-    check_sources,
     import_failed,
 )
-from scheduler.client.limits import Limits
 from scheduler.client.remote_memory import RemoteMemory
 from scheduler.device.host import DeviceHost
 from scheduler.device.loop import DeviceLoop, Ended
 from scheduler.device.probe import PluginSpec, named, probe_node, usable
 from scheduler.device.workers import Workers
-from scheduler.device_names import resolve_name
-from scheduler.executor import THIS_PROCESS, DeviceDescriptor, Remake, StageSource
-from scheduler.home_process import HomeProcess
-from scheduler.load import DeviceLoad, Load
-from scheduler.observer import ObservedRequest, Observer
-from scheduler.placement import Placement, alone
-from scheduler.plan import Plan
+from scheduler.executor import Remake
+from scheduler.formats.stage_source import StageSource, check_sources
+from scheduler.observe.load import DeviceLoad, Load
+from scheduler.observe.observer import ObservedRequest, Observer
+from scheduler.processes.home_process import HomeProcess
 from scheduler.thread_shares import plan_shares
+from scheduler.vocabulary.limits import Limits
+from scheduler.vocabulary.messages import Task
+from scheduler.vocabulary.names import resolve_name
+from scheduler.vocabulary.placement import Placement, alone
+from scheduler.vocabulary.plan import Plan
+from scheduler.vocabulary.rows import THIS_PROCESS, DeviceDescriptor
 
 
 class InProcessDeployment(BaseDeployment):

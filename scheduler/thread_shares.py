@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from scheduler.device_names import split_name
-from scheduler.executor import DeviceDescriptor, StageSource
-from scheduler.placement import Placement
+from scheduler.formats.stage_source import StageSource
+from scheduler.vocabulary.names import split_name
+from scheduler.vocabulary.placement import Placement
+from scheduler.vocabulary.rows import DeviceDescriptor
 
 THREADS = "INFERENCE_NUM_THREADS"
 

@@ -123,10 +123,39 @@ INNER = {
         "openvino",
         "null",
     },
+    "scheduler/vocabulary": {
+        "formats",
+        "processes",
+        "channels",
+        "client",
+        "device",
+        "observe",
+        "executor",
+        "inprocess",
+        "ray",
+    },
+    "scheduler/processes": {
+        "channels",
+        "client",
+        "device",
+        "observe",
+        "executor",
+        "inprocess",
+        "ray",
+    },
+    "scheduler/formats": {
+        "channels",
+        "client",
+        "device",
+        "observe",
+        "executor",
+        "inprocess",
+        "ray",
+    },
+    "scheduler/channels": {"client", "device", "observe", "executor", "inprocess", "ray"},
+    "scheduler/observe": {"channels", "client", "device", "executor", "inprocess", "ray"},
     "scheduler/client": {"device", "inprocess", "ray"},
-    "scheduler/device": {"client", "inprocess", "ray"},
-    "scheduler/channels": {"client", "device", "executor", "inprocess", "ray"},
-    "scheduler/formats": {"channels", "client", "device", "executor", "inprocess", "ray"},
+    "scheduler/device": {"client", "observe", "executor", "inprocess", "ray"},
     "scheduler/ray": {"inprocess"},
     "scheduler/executor.py": {"device", "inprocess", "ray"},
     "hetero/affinity": {
@@ -350,7 +379,9 @@ def test_a_file_keeps_the_layers() -> None:
             )
 
 
-@pytest.mark.parametrize("machine", ["client/machine", "device/machine", "events", "plan"])
+@pytest.mark.parametrize(
+    "machine", ["client/machine", "device/machine", "vocabulary/events", "vocabulary/plan"]
+)
 def test_machines_are_pure(machine: str) -> None:
     found = {
         module.partition(".")[0] for module, _ in imports(ROOT / "scheduler" / f"{machine}.py")

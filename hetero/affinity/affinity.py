@@ -13,7 +13,7 @@ from devices.errors import AffinityError
 from devices.model.model import Model, Node
 from devices.plugin.support import Support
 from hetero.affinity.requests import weight_positions
-from scheduler.device_names import match_name
+from scheduler.vocabulary.names import match_name
 
 #: Characters that make a pattern a glob.
 _WILD: Final = frozenset("*?[")

@@ -25,7 +25,7 @@ import onnx
 
 from devices.model.model import Model, Node
 from hetero.affinity.affinity import NO_PINS, Affinity, follows, resolve_pins
-from scheduler.device_names import match_name
+from scheduler.vocabulary.names import match_name
 
 AFFINITY_KEY: Final = "hetero.affinity"
 DEVICE_KEY: Final = "hetero.device"

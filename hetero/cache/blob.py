@@ -34,15 +34,15 @@ from devices.plugin.properties import PropertyTable
 from hetero.affinity.affinity import Affinity
 from hetero.partition.partition import Partition, Subgraph
 from hetero.properties.table import NOT_KEPT, SplitConfig
-from scheduler.executor import DeviceDescriptor
 from scheduler.formats.blob_file import BlobFile
 from scheduler.formats.blob_format import Inline
 from scheduler.formats.blob_writer import BlobWriter
 from scheduler.formats.model_parts import ModelParts, join_model, split_model
 from scheduler.formats.stored_payload import PAYLOADS, write_payload
 from scheduler.formats.weightless import is_weightless, restore
-from scheduler.placement import Route
-from scheduler.plan import Plan, pack_spec, unpack_spec
+from scheduler.vocabulary.placement import Route
+from scheduler.vocabulary.plan import Plan, pack_spec, unpack_spec
+from scheduler.vocabulary.rows import DeviceDescriptor
 
 #: What a blob may be: a compiled model, or one of the cache's two kinds of entries.
 MODEL_KIND: Final = "model"

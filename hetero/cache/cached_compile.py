@@ -29,11 +29,12 @@ from hetero.cache.blob import (
 from hetero.cache.folder import PLAN_SUFFIX, STAGE_SUFFIX, Cache
 from hetero.cache.key import plan_key, stage_key
 from hetero.partition.partition import Subgraph
-from scheduler.executor import Deployment, StageSource
+from scheduler.executor import Deployment
 from scheduler.formats.blob_file import BlobFile
 from scheduler.formats.blob_writer import BlobWriter
+from scheduler.formats.stage_source import StageSource
 from scheduler.formats.stored_payload import PAYLOADS, StoredPayload, read_payload, write_payload
-from scheduler.plan import pack_spec, unpack_spec
+from scheduler.vocabulary.plan import pack_spec, unpack_spec
 
 _log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from devices.model.tensor_spec import TensorSpec
 from scheduler.formats.blob_file import BlobFile
 from scheduler.formats.blob_format import FORMAT_VERSION, tensors_of
 from scheduler.formats.stored_payload import PAYLOADS
-from scheduler.plan import Plan
+from scheduler.vocabulary.plan import Plan
 
 
 def describe(blob: BlobFile) -> dict[str, Any]:

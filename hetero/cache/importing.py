@@ -15,9 +15,9 @@ from hetero.affinity.affinity import Affinity
 from hetero.cache.blob import Compilation, Cut, DeviceRecord, ModelBlob
 from hetero.partition.partition import Partition
 from hetero.properties.table import HETERO_PROPERTIES, SplitConfig
-from scheduler.device_names import match_name
-from scheduler.executor import StageSource
+from scheduler.formats.stage_source import StageSource
 from scheduler.formats.stored_payload import PAYLOADS, StoredPayload, read_payload
+from scheduler.vocabulary.names import match_name
 
 _log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from hetero.compare.subject import CoreSubject
 from hetero.core import Core
 from hetero.report.text import Rows
 from hetero.report.units import counted
-from scheduler.device_names import parse_device
+from scheduler.vocabulary.names import parse_device
 
 
 @click.command("check-device")

@@ -7,7 +7,7 @@ from collections import Counter
 import click
 
 from scheduler.device.probe import probe_node
-from scheduler.executor import THIS_PROCESS
+from scheduler.vocabulary.rows import THIS_PROCESS
 
 
 @click.command()

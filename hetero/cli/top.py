@@ -13,7 +13,7 @@ from hetero.cli.figures import PERCENTILES, Look, figures
 from hetero.cli.terminal import console, print_json, show
 from hetero.report.text import Rows, styled
 from hetero.report.units import nbytes_text, seconds_text
-from scheduler.exposition import read_text
+from scheduler.observe.exposition import read_text
 
 #: Seconds that a process may take to answer.
 _ANSWER_S: Final = 5.0

@@ -11,7 +11,7 @@ from devices.plugin.support import Support
 from hetero.compile.compiled_model import CompiledModel
 from hetero.core import Core
 from hetero.properties.table import HETERO_PROPERTIES
-from scheduler.device_names import HETERO, parse_device
+from scheduler.vocabulary.names import HETERO, parse_device
 
 
 class CoreSubject:

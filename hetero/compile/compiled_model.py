@@ -27,7 +27,7 @@ from hetero.planning import PlannedAffinity, PlanReport
 from hetero.properties.table import HETERO_PROPERTIES, batch_size
 from scheduler.executor import Deployment, Submission
 from scheduler.formats.publish import publish
-from scheduler.plan import Plan
+from scheduler.vocabulary.plan import Plan
 
 
 class CompiledModel(BaseCompiledModel):

@@ -33,10 +33,11 @@ from hetero.query.placement import (
 )
 from scheduler.client.batched_deployment import BatchedDeployment
 from scheduler.client.batching import Batching
-from scheduler.client.limits import Limits
-from scheduler.device_names import match_name, split_name
-from scheduler.executor import Deployment, Executor, Remade, StageSource
-from scheduler.placement import share
+from scheduler.executor import Deployment, Executor, Remade
+from scheduler.formats.stage_source import StageSource
+from scheduler.vocabulary.limits import Limits
+from scheduler.vocabulary.names import match_name, split_name
+from scheduler.vocabulary.placement import share
 
 _log = logging.getLogger(__name__)
 

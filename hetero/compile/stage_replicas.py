@@ -11,7 +11,7 @@ from devices.errors import PropertyError
 from hetero.cache.blob import Cut
 from hetero.cache.importing import remapped
 from hetero.query.placement import PlacementRequest, R, only
-from scheduler.device_names import match_name
+from scheduler.vocabulary.names import match_name
 
 _NAME: Final = "STAGE_REPLICAS"
 

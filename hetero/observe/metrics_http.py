@@ -10,7 +10,7 @@ from socketserver import TCPServer
 from typing import Any, Final
 
 from devices.errors import HeteroError
-from scheduler.exposition import CONTENT_TYPE
+from scheduler.observe.exposition import CONTENT_TYPE
 
 _log = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from devices.errors import ArgumentError
-from scheduler.exposition import write_text
-from scheduler.load import Load
-from scheduler.metrics import Metrics
-from scheduler.observer import Observer
+from scheduler.observe.exposition import write_text
+from scheduler.observe.load import Load
+from scheduler.observe.metrics import Metrics
+from scheduler.observe.observer import Observer
 
 if TYPE_CHECKING:
     from hetero.observe.metrics_http import MetricsHTTPServer

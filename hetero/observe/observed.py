@@ -10,8 +10,8 @@ from devices.errors import HeteroError
 from hetero.observe.metrics_server import MetricsServer
 from hetero.observe.trace import Trace
 from scheduler.executor import Executor
-from scheduler.load import Load
-from scheduler.observer import ObservedRequest, Observer
+from scheduler.observe.load import Load
+from scheduler.observe.observer import ObservedRequest, Observer
 
 
 class Observed:

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 from devices.errors import ArgumentError
 from hetero.observe.trace_events import trace_events
 from scheduler.formats.publish import publish
-from scheduler.observer import DeviceEvent, ObservedRequest, Observer
+from scheduler.observe.observer import DeviceEvent, ObservedRequest, Observer
 
 
 class Trace:

@@ -15,8 +15,8 @@ from itertools import count
 from typing import Any, Final
 
 from devices.request.answer import StageRun
-from scheduler.events import DeviceReturned
-from scheduler.observer import DeviceEvent, ObservedRequest
+from scheduler.observe.observer import DeviceEvent, ObservedRequest
+from scheduler.vocabulary.events import DeviceReturned
 
 Event = dict[str, Any]
 

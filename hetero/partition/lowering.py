@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from hetero.partition.partition import Partition
-from scheduler.executor import StageSource
+from scheduler.formats.stage_source import StageSource
 
 
 def stage_sources(

@@ -18,7 +18,7 @@ from hetero.affinity.affinity import follows
 from hetero.affinity.requests import weight_positions
 from hetero.partition.clustering import cluster
 from hetero.partition.loop_shapes import with_loop_shapes
-from scheduler.plan import Plan, Stage, Wire
+from scheduler.vocabulary.plan import Plan, Stage, Wire
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,8 @@ from hetero.query.placement import (
     refusals,
     without,
 )
-from scheduler.device_names import match_name
 from scheduler.executor import Executor
+from scheduler.vocabulary.names import match_name
 
 _log = logging.getLogger(__name__)
 

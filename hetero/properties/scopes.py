@@ -11,8 +11,8 @@ from devices.plugin.configuration import Configuration, check_mapping
 from devices.plugin.properties import Config, PropertyTable
 from hetero.properties.table import HETERO_PROPERTIES, SplitConfig, parse_given, parse_shared
 from hetero.query.device_choice import choose_devices, choose_prioritised, identified
-from scheduler.device_names import HETERO, parse_device
-from scheduler.executor import DeviceDescriptor
+from scheduler.vocabulary.names import HETERO, parse_device
+from scheduler.vocabulary.rows import DeviceDescriptor
 
 #: The scope of HETERO and of every device that knows a property.
 EVERYWHERE: Final = "HETERO or any device"

@@ -13,8 +13,8 @@ from typing import Any, Final
 from devices.errors import UnknownPropertyError
 from devices.plugin.configuration import Configuration
 from devices.plugin.properties import Config, Property, PropertyTable, unknown_property
-from scheduler.client.limits import Limits
-from scheduler.device_names import HETERO, match_name
+from scheduler.vocabulary.limits import Limits
+from scheduler.vocabulary.names import HETERO, match_name
 
 
 def _check_callbacks(callbacks: tuple[Any, ...]) -> str | None:

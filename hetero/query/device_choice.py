@@ -15,7 +15,7 @@ from devices.errors import (
 )
 from devices.plugin.configuration import check_mapping
 from devices.plugin.properties import Config
-from scheduler.device_names import (
+from scheduler.vocabulary.names import (
     HETERO,
     DeviceRequest,
     match_name,
@@ -23,7 +23,7 @@ from scheduler.device_names import (
     resolve_device,
     split_name,
 )
-from scheduler.executor import DeviceDescriptor
+from scheduler.vocabulary.rows import DeviceDescriptor
 
 _log = logging.getLogger(__name__)
 

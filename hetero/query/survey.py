@@ -10,7 +10,7 @@ from devices.model.model import Model
 from devices.model.notebook import html_table
 from devices.plugin.support import Support
 from hetero.affinity.affinity import NO_PINS, Affinity
-from scheduler.executor import DeviceDescriptor
+from scheduler.vocabulary.rows import DeviceDescriptor
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from scheduler.channels.messages import Message
+from scheduler.vocabulary.messages import Message
 
 #: Takes what comes for a party.
 Receiver = Callable[[Message], None]

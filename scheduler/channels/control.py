@@ -24,7 +24,7 @@ from scheduler.channels.inbox import Inbox
 from scheduler.channels.peers import Peer, Peers
 from scheduler.channels.protocol import BEAT, DROPPED, LEAVE, LOST, control_message
 from scheduler.channels.sockets import Socket
-from scheduler.owned_files import Process
+from scheduler.processes.owned_files import Process
 
 _log = logging.getLogger(__name__)
 

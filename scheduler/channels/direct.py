@@ -20,12 +20,12 @@ from scheduler.channels.control import Callbacks, Control
 from scheduler.channels.direct_address import Endpoint, this_node, to_address
 from scheduler.channels.inbox import Inbox
 from scheduler.channels.memory import read_only
-from scheduler.channels.messages import Dropped, Message, Values
 from scheduler.channels.peers import SHARED_NBYTES, Peer, Peers, Store
 from scheduler.channels.protocol import DROPPED, LEAVE
 from scheduler.channels.shared_memory import SlotPool, SlotReader
 from scheduler.channels.sockets import Sockets, socket_path
-from scheduler.owned_files import Process, process_start, remove_with, sweep
+from scheduler.processes.owned_files import Process, process_start, remove_with, sweep
+from scheduler.vocabulary.messages import Dropped, Message, Values
 
 _log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ import msgpack
 
 from devices.errors import BlobError
 from scheduler.formats.msgpack_check import unpack
-from scheduler.owned_files import Process
+from scheduler.processes.owned_files import Process
 
 _SCHEME: Final = "hetero1:"
 _LONGEST: Final = 1024

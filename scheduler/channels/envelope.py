@@ -18,7 +18,10 @@ from devices.errors import BlobError
 from devices.plugin.program import Value
 from devices.request.answer import StageRun
 from devices.request.request import Request
-from scheduler.channels.messages import (
+from scheduler.formats.error_entries import error_entry, error_of
+from scheduler.formats.msgpack_check import unpack
+from scheduler.formats.value_tree import TreeReader, TreeWriter
+from scheduler.vocabulary.messages import (
     Dropped,
     Failure,
     Free,
@@ -29,9 +32,6 @@ from scheduler.channels.messages import (
     Task,
     Values,
 )
-from scheduler.formats.error_entries import error_entry, error_of
-from scheduler.formats.msgpack_check import unpack
-from scheduler.formats.value_tree import TreeReader, TreeWriter
 
 #: Raised whenever the form changes; other versions are refused by name.
 VERSION: Final = 2

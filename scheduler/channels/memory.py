@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from scheduler.channels.channel import Receiver
-from scheduler.channels.messages import Keep, Message, Values
+from scheduler.vocabulary.messages import Keep, Message, Values
 
 
 class Switchboard:

@@ -18,10 +18,10 @@ from devices.errors import ClusterError
 from scheduler.channels.direct_address import Endpoint, to_endpoint
 from scheduler.channels.envelope import INLINE_NBYTES, MessageWriter
 from scheduler.channels.inbox import MOST_DATAGRAM_NBYTES
-from scheduler.channels.messages import Message
 from scheduler.channels.protocol import LENGTH, PREFIX, VERSION
 from scheduler.channels.shared_memory import Slot, SlotPool
 from scheduler.channels.sockets import Socket, Sockets
+from scheduler.vocabulary.messages import Message
 
 _log = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scheduler.channels.channel import Channel, Receiver
-from scheduler.channels.messages import Dropped, Free, Message
+from scheduler.vocabulary.messages import Dropped, Free, Message
 
 
 class SharedChannel:

@@ -27,7 +27,7 @@ from typing import Any, Final
 import numpy as np
 
 from devices.errors import BlobError
-from scheduler.owned_files import Process, owned_name, remove_with, sweep
+from scheduler.processes.owned_files import Process, owned_name, remove_with, sweep
 
 FOLDER: Final = Path("/dev/shm")
 _PREFIX: Final = "hetero-"

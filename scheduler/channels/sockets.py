@@ -11,7 +11,7 @@ from typing import Final
 import zmq
 
 from devices.errors import ClusterError
-from scheduler.owned_files import owned_name, sweep
+from scheduler.processes.owned_files import owned_name, sweep
 
 #: Unix socket paths hold 107 bytes; the names of ours take up to 60.
 _LONGEST_FOLDER: Final = 47

@@ -30,7 +30,6 @@ from devices.request.answer import Answer
 from devices.request.promise import Promised
 from devices.request.request import PLAIN, Request
 from devices.request.run import LONGEST_S
-from scheduler import events
 from scheduler.client.batching import (
     BatchEnded,
     Batcher,
@@ -40,13 +39,14 @@ from scheduler.client.batching import (
     RequestLeft,
 )
 from scheduler.client.bytes_in_flight import BytesInFlight
-from scheduler.client.limits import Limits
-from scheduler.client.record import StoryLine
 from scheduler.client.rows import count_rows, join_rows, kind_of, split_rows
 from scheduler.client.runner import RequestRunner
 from scheduler.executor import JoinableDeployment, Submission
-from scheduler.placement import Route
-from scheduler.plan import Plan
+from scheduler.vocabulary import events
+from scheduler.vocabulary.limits import Limits
+from scheduler.vocabulary.placement import Route
+from scheduler.vocabulary.plan import Plan
+from scheduler.vocabulary.record import StoryLine
 
 _log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from scheduler.events import TimePassed
+from scheduler.vocabulary.events import TimePassed
 
 
 @dataclass(frozen=True, slots=True)

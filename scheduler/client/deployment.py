@@ -20,9 +20,17 @@ from devices.plugin.program import Value
 from devices.plugin.remote import RemoteContext, RemoteTensor
 from devices.request.answer import Answer, StageRun
 from devices.request.request import PLAIN, Request
-from scheduler import events
 from scheduler.channels.channel import Channel, Receiver
-from scheduler.channels.messages import (
+from scheduler.client.bytes_in_flight import BytesInFlight
+from scheduler.client.remote_memory import DeviceTensor, Kept, RemoteMemory, lost_tensor
+from scheduler.client.retry import replay_lost
+from scheduler.client.runner import RequestRunner
+from scheduler.executor import Callers, Submission
+from scheduler.observe.load import DeploymentLoad, DeviceLoad, Load
+from scheduler.observe.observer import DeviceEvent, ObservedRequest, Observer
+from scheduler.vocabulary import events
+from scheduler.vocabulary.limits import Limits
+from scheduler.vocabulary.messages import (
     Dropped,
     Failure,
     Message,
@@ -30,18 +38,9 @@ from scheduler.channels.messages import (
     Task,
     Values,
 )
-from scheduler.client.bytes_in_flight import BytesInFlight
-from scheduler.client.limits import Limits
-from scheduler.client.record import RequestRecord, StoryLine
-from scheduler.client.remote_memory import DeviceTensor, Kept, RemoteMemory, lost_tensor
-from scheduler.client.retry import replay_lost
-from scheduler.client.runner import RequestRunner
-from scheduler.executor import Callers, StageSource, Submission
-from scheduler.formats.codec import decode, encode
-from scheduler.load import DeploymentLoad, DeviceLoad, Load
-from scheduler.observer import DeviceEvent, ObservedRequest, Observer
-from scheduler.placement import Placement, Route
-from scheduler.plan import Stage
+from scheduler.vocabulary.placement import Placement, Route
+from scheduler.vocabulary.plan import Stage
+from scheduler.vocabulary.record import RequestRecord, StoryLine
 
 _log = logging.getLogger(__name__)
 
@@ -425,7 +424,7 @@ class BaseDeployment(ABC):
                 outputs[name] = DeviceTensor(self._deployments.memory, inputs[name])
             else:
                 # A copy: the caller may write to its input once the answer is there.
-                outputs[name] = decode(encode(inputs[name]))
+                outputs[name] = _copied(inputs[name])
         self._runner.handle(
             events.AttemptAnswered(
                 self._runner.now_s(),
@@ -459,6 +458,17 @@ class BaseDeployment(ABC):
         self._runner.handle(events.AttemptFailed(now_s, request.id, request.attempt, error))
 
 
+def _copied(value: Value) -> Value:
+    """Return a value whose arrays are read-only copies."""
+    if isinstance(value, np.ndarray):
+        copied = value.copy(order="K")
+        copied.flags.writeable = False
+        return copied
+    if isinstance(value, Mapping):
+        return {key: _copied(item) for key, item in value.items()}
+    return [_copied(item) for item in value] if isinstance(value, list | tuple) else value
+
+
 def import_failed(placement: Placement, stage: int, error: Exception) -> None:
     """Say that a stage's payload was of no use, and that the stage is compiled instead."""
     device = placement.stages[stage].device
@@ -466,27 +476,3 @@ def import_failed(placement: Placement, stage: int, error: Exception) -> None:
         "model=%s stage=%d device=%s: cannot be imported, so it is compiled again: %s",
         placement.plan.name, stage, device, error,
     )  # fmt: skip
-
-
-def check_sources(placement: Placement, sources: Sequence[StageSource]) -> None:
-    """Check that each stage's source has the stage's ports.
-
-    Raises PlanError, naming the stage and the difference.
-    """
-    name = placement.plan.name
-    if len(sources) != len(placement.stages):
-        raise PlanError(
-            f"plan of {name!r}: {len(placement.stages)} stages, {len(sources)} sources."
-        )
-    for stage, source in zip(placement.stages, sources, strict=True):
-        for kind, wanted, ports in (
-            ("inputs", stage.inputs, source.model.inputs),
-            ("outputs", stage.outputs, source.model.outputs),
-        ):
-            got = tuple(port.name for port in ports)
-            if got != wanted:
-                raise PlanError(
-                    f"plan of {name!r}: stage {stage.index} has {kind} {list(wanted)}, its "
-                    f"model {list(got)}; they must be the same, in the same order.",
-                    stage=stage.index,
-                )

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from scheduler.events import DeviceGone, DeviceLost, DeviceReturned
+from scheduler.vocabulary.events import DeviceGone, DeviceLost, DeviceReturned
 
 #: Seconds before the second start in a row, and the most before a later one.
 _PAUSE_S: Final = 0.5

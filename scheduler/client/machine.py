@@ -20,16 +20,16 @@ from devices.errors import (
     OverloadedError,
     RequestCancelledError,
 )
-from scheduler import events
 from scheduler.client.bytes_in_flight import BytesInFlight, ExpectedBytes
-from scheduler.client.limits import Limits
-from scheduler.client.record import RequestRecord, StoryLine
+from scheduler.client.lazy_heap import LazyHeap
 from scheduler.client.retry import Retry, RetryPolicy, replay_lost
 from scheduler.client.routes import Routes
-from scheduler.client.transitions import ENDED, TRANSITIONS, RequestState
-from scheduler.events import ClientEvent, ClientInstruction
-from scheduler.lazy_heap import LazyHeap
-from scheduler.placement import Route
+from scheduler.client.transitions import ENDED, TRANSITIONS
+from scheduler.vocabulary import events
+from scheduler.vocabulary.events import ClientEvent, ClientInstruction
+from scheduler.vocabulary.limits import Limits
+from scheduler.vocabulary.placement import Route
+from scheduler.vocabulary.record import RequestRecord, RequestState, StoryLine
 
 #: Seconds before a request is sent again to a device that lost it but is not known to be away;
 #: twice as many after each further attempt. In this time the loss is noticed, or is over.

@@ -33,7 +33,8 @@ from devices.plugin.signal import LOOK_S
 from devices.request.request import Request
 from devices.request.tensor import empty_tensor
 from scheduler.channels.channel import Channel, Receiver
-from scheduler.channels.messages import (
+from scheduler.processes.home_process import HomeProcess
+from scheduler.vocabulary.messages import (
     Failure,
     Free,
     Give,
@@ -43,7 +44,6 @@ from scheduler.channels.messages import (
     Values,
     output_key,
 )
-from scheduler.home_process import HomeProcess
 
 #: Seconds that a device may take to take in a tensor, or to give one; for each byte so much more.
 _TIMEOUT_S: Final = 60.0

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from scheduler.events import DeviceGone, DeviceLost
-from scheduler.placement import Route
+from scheduler.vocabulary.events import DeviceGone, DeviceLost
+from scheduler.vocabulary.placement import Route
 
 
 @dataclass(slots=True)

@@ -17,21 +17,21 @@ from typing import Protocol
 
 from devices.plugin.program import Value
 from devices.plugin.signal import LOOK_S
+from devices.plugin.values import nbytes_of
 from devices.request.answer import Answer, StageRun
 from devices.request.promise import Promise
 from devices.request.request import Request
 from devices.request.run import LONGEST_S
-from scheduler import events
 from scheduler.client.bytes_in_flight import BytesInFlight
-from scheduler.client.limits import Limits
 from scheduler.client.machine import ClientMachine
-from scheduler.client.record import RequestRecord, StoryLine
 from scheduler.client.retry import RetryPolicy, never_retry
-from scheduler.events import ClientEvent, ClientInstruction
 from scheduler.executor import Submission
-from scheduler.formats.codec import nbytes_of
-from scheduler.home_process import HomeProcess
-from scheduler.placement import Route
+from scheduler.processes.home_process import HomeProcess
+from scheduler.vocabulary import events
+from scheduler.vocabulary.events import ClientEvent, ClientInstruction
+from scheduler.vocabulary.limits import Limits
+from scheduler.vocabulary.placement import Route
+from scheduler.vocabulary.record import RequestRecord, StoryLine
 
 _log = logging.getLogger(__name__)
 

@@ -12,29 +12,10 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import Final, NamedTuple
 
-from scheduler import events
-
-
-class RequestState(Enum):
-    """Where a request is in its life."""
-
-    NEW = "new"
-    #: Not admitted yet: there is no room, or no route has all its devices.
-    WAITING = "waiting"
-    RUNNING = "running"
-    #: Admitted; its attempt failed, and the next is made once there is a route, or after a pause.
-    PARKED = "parked"
-    #: Answered, and waits for the answers of those before it.
-    HELD = "held"
-    ANSWERED = "answered"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-    EXPIRED = "expired"
-
-    __hash__ = object.__hash__  # members are one object each; Enum's own is slow
+from scheduler.vocabulary import events
+from scheduler.vocabulary.record import RequestState
 
 
 class Transition(NamedTuple):

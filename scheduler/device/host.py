@@ -28,12 +28,13 @@ from devices.model.model import Model
 from devices.plugin.plugin import Plugin
 from devices.plugin.program import ExecutedNode, Payload, RunContext, Value
 from devices.plugin.support import Support
+from devices.plugin.values import nbytes_of
 from devices.request.answer import StageRun
 from devices.request.compiled_model import CompiledModel
 from devices.request.request import Request
-from scheduler.executor import DeviceDescriptor, StageSource
-from scheduler.formats.codec import nbytes_of
+from scheduler.formats.stage_source import StageSource
 from scheduler.thread_shares import THREADS
+from scheduler.vocabulary.rows import DeviceDescriptor
 
 _log = logging.getLogger(__name__)
 

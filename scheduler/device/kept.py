@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Mapping
 from devices.errors import DeviceError, DeviceMemoryError, HeteroError, TensorError
 from devices.model.tensor_spec import element_type_name
 from devices.plugin.program import Value
+from devices.plugin.values import nbytes_of
 from devices.request.request import Request
-from scheduler.channels.messages import Failure, Give, Keep, Message, Values, output_key
-from scheduler.executor import DeviceDescriptor
-from scheduler.formats.codec import nbytes_of
+from scheduler.vocabulary.messages import Failure, Give, Keep, Message, Values, output_key
+from scheduler.vocabulary.rows import DeviceDescriptor
 
 
 class KeptTensors:

@@ -18,12 +18,17 @@ from typing import Final
 from devices.errors import HeteroError, InferenceError
 from devices.plugin.program import Value
 from devices.plugin.remote import RemoteTensor
+from devices.plugin.values import nbytes_of
 from devices.request.answer import StageRun
 from devices.request.request import Request
-from scheduler import events
 from scheduler.channels.channel import Channel, Receiver
 from scheduler.channels.memory import read_only
-from scheduler.channels.messages import (
+from scheduler.device.host import DeviceHost
+from scheduler.device.kept import KeptTensors
+from scheduler.device.machine import DeviceMachine
+from scheduler.vocabulary import events
+from scheduler.vocabulary.events import DeviceEvent, DeviceInstruction, Run, StageOpened
+from scheduler.vocabulary.messages import (
     Dropped,
     Failure,
     Free,
@@ -34,11 +39,6 @@ from scheduler.channels.messages import (
     Task,
     Values,
 )
-from scheduler.device.host import DeviceHost
-from scheduler.device.kept import KeptTensors
-from scheduler.device.machine import DeviceMachine
-from scheduler.events import DeviceEvent, DeviceInstruction, Run, StageOpened
-from scheduler.formats.codec import nbytes_of
 
 _log = logging.getLogger(__name__)
 

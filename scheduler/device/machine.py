@@ -23,10 +23,10 @@ from typing import Any, Final, TypeVar
 from devices.errors import DeviceError, DeviceLostError, OverloadedError
 from devices.request.answer import StageRun
 from devices.request.request import Request
-from scheduler import events
-from scheduler.channels.messages import Task
 from scheduler.device.order import FairQueue, Key
-from scheduler.events import DeviceEvent, DeviceInstruction
+from scheduler.vocabulary import events
+from scheduler.vocabulary.events import DeviceEvent, DeviceInstruction
+from scheduler.vocabulary.messages import Task
 
 #: Dropped attempts and ended tasks remembered, so that what comes late for them starts nothing.
 _REMEMBERED: Final = 4096

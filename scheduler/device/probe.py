@@ -13,8 +13,8 @@ from dataclasses import replace
 from devices.errors import DeviceError, HeteroError
 from devices.plugin.plugin import Plugin
 from devices.plugin.registry import PluginEntry, load_plugins
-from scheduler.device_names import assign_names
-from scheduler.executor import DeviceDescriptor
+from scheduler.vocabulary.names import assign_names
+from scheduler.vocabulary.rows import DeviceDescriptor
 
 #: What a caller names plugins by: ``module:attr``, or a class.
 PluginSpec = str | type[Plugin]

@@ -18,7 +18,7 @@ from typing import Final
 
 from scheduler.channels.channel import PumpedChannel
 from scheduler.device.loop import DeviceLoop
-from scheduler.events import Run
+from scheduler.vocabulary.events import Run
 
 _log = logging.getLogger(__name__)
 

@@ -2,28 +2,14 @@
 
 BLAS and numpy's reductions add in the order in which memory lies, so an array that arrives in
 another order than it left in gives other last bits: a cut model would not equal the whole one.
-Neither msgpack nor pickle keeps an order other than C's, but for two dimensions; so an array
-travels as a contiguous one, with the axes that it is a view of.
+msgpack keeps no order; so an array travels as a contiguous one, with the axes that it is a view of.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-
-
-@dataclass(frozen=True, slots=True)
-class Reordered:
-    """An array on its way."""
-
-    #: C-contiguous, any shape.
-    array: np.ndarray
-    #: The original's axes, the one with the longest steps in memory first: axis ``i`` of `array` is
-    #: axis ``order[i]`` of the original.
-    order: tuple[int, ...]
 
 
 def axis_order(array: np.ndarray) -> tuple[int, ...]:
@@ -46,19 +32,3 @@ def in_memory_order(array: np.ndarray, order: Sequence[int]) -> np.ndarray:
 def as_before(array: np.ndarray, order: Sequence[int]) -> np.ndarray:
     """Return the view with the original's axes: the inverse of `in_memory_order`."""
     return array.transpose(np.argsort(order)) if order else array
-
-
-def packed(value: Any) -> Any:
-    """Return a value as it travels by pickle: arrays in another order than C's as `Reordered`."""
-    if isinstance(value, list):
-        return [packed(item) for item in value]
-    if isinstance(value, np.ndarray) and (order := axis_order(value)):
-        return Reordered(in_memory_order(value, order), order)
-    return value
-
-
-def unpacked(value: Any) -> Any:
-    """Return the value that `packed` was given."""
-    if isinstance(value, list):
-        return [unpacked(item) for item in value]
-    return as_before(value.array, value.order) if isinstance(value, Reordered) else value

@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from devices.errors import BlobError
 from devices.model.model import Constant, Model, Node
 from devices.model.tensor_spec import TensorSpec
-from scheduler.plan import pack_spec, unpack_spec
+from scheduler.vocabulary.plan import pack_spec, unpack_spec
 
 
 class ModelParts(NamedTuple):

@@ -26,11 +26,12 @@ from scheduler.device.host import DeviceHost
 from scheduler.device.loop import DeviceLoop
 from scheduler.device.probe import PluginSpec, probe_node
 from scheduler.device.workers import PumpingWorkers
-from scheduler.events import StageOpened
-from scheduler.executor import DeviceDescriptor, StageSource
 from scheduler.formats.model_parts import ModelParts, join_model
+from scheduler.formats.stage_source import StageSource
 from scheduler.formats.stored_payload import StoredPayload, fetch_payload
 from scheduler.ray.interpreters import probe_elsewhere, split_specs
+from scheduler.vocabulary.events import StageOpened
+from scheduler.vocabulary.rows import DeviceDescriptor
 
 _log = logging.getLogger(__name__)
 

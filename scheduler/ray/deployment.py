@@ -11,16 +11,17 @@ import numpy as np
 from devices.errors import ClusterError
 from devices.plugin.program import ExecutedNode, Payload, Value
 from devices.request.request import Request
-from scheduler import events
 from scheduler.channels.channel import Channel, Receiver
 from scheduler.client.deployment import BaseDeployment, Deployments
-from scheduler.client.limits import Limits
-from scheduler.executor import Remade, Remake, StageSource
-from scheduler.placement import Placement, Route
-from scheduler.plan import Stage
+from scheduler.executor import Remade, Remake
+from scheduler.formats.stage_source import StageSource
 from scheduler.ray.devices import ActorDevice
 from scheduler.ray.reception import Reception
 from scheduler.ray.start import RaySession
+from scheduler.vocabulary import events
+from scheduler.vocabulary.limits import Limits
+from scheduler.vocabulary.placement import Placement, Route
+from scheduler.vocabulary.plan import Stage
 
 #: Seconds that devices may take to let go of stages.
 _UNLOAD_S: Final = 15.0

@@ -17,14 +17,14 @@ from ray import exceptions
 
 from devices.errors import ClusterError, DeviceLostError, HeteroError
 from scheduler.device.probe import PluginSpec, usable
-from scheduler.device_names import resolve_name
-from scheduler.executor import DeviceDescriptor
 from scheduler.ray.actor import probe, remote_device
 from scheduler.ray.address import check_reachable
 from scheduler.ray.interpreters import interpreter_options
 from scheduler.ray.nodes import ClusterNode, alive_nodes, device_number
 from scheduler.ray.pool import Pool, end_devices, keep_listing, kept_listing
 from scheduler.ray.start import LOOK_S, RaySession
+from scheduler.vocabulary.names import resolve_name
+from scheduler.vocabulary.rows import DeviceDescriptor
 
 _log = logging.getLogger(__name__)
 #: Seconds before a node that could not be asked is asked again.

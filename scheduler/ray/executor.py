@@ -21,17 +21,14 @@ from devices.plugin.remote import RemoteContext
 from devices.plugin.support import Support
 from scheduler.channels.direct import DirectChannel
 from scheduler.channels.shared import SharedChannel
-from scheduler.client.deployment import Deployments, check_sources
-from scheduler.client.limits import Limits
+from scheduler.client.deployment import Deployments
 from scheduler.client.remote_memory import RemoteMemory
 from scheduler.device.probe import PluginSpec
-from scheduler.events import DeviceGone, DeviceLost, RoutesAdded
-from scheduler.executor import DeviceDescriptor, Remade, Remake, StageSource
-from scheduler.home_process import HomeProcess
-from scheduler.load import DeviceLoad, Load
-from scheduler.observer import ObservedRequest, Observer
-from scheduler.placement import Placement, alone
-from scheduler.plan import Plan
+from scheduler.executor import Remade, Remake
+from scheduler.formats.stage_source import StageSource, check_sources
+from scheduler.observe.load import DeviceLoad, Load
+from scheduler.observe.observer import ObservedRequest, Observer
+from scheduler.processes.home_process import HomeProcess
 from scheduler.ray.deployment import RayDeployment
 from scheduler.ray.devices import ActorDevice, RayDevices
 from scheduler.ray.keeper import DeviceKeeper
@@ -41,6 +38,11 @@ from scheduler.ray.pool import Pool, find_pool
 from scheduler.ray.reception import Reception
 from scheduler.ray.start import connect
 from scheduler.thread_shares import plan_shares
+from scheduler.vocabulary.events import DeviceGone, DeviceLost, RoutesAdded
+from scheduler.vocabulary.limits import Limits
+from scheduler.vocabulary.placement import Placement, alone
+from scheduler.vocabulary.plan import Plan
+from scheduler.vocabulary.rows import DeviceDescriptor
 
 _log = logging.getLogger(__name__)
 

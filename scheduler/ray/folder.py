@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from devices.errors import ClusterError
-from scheduler.owned_files import process_start
+from scheduler.processes.owned_files import process_start
 
 _PREFIX: Final = "het-"
 #: In each folder: whose it is, by process id and the time when that process started.

@@ -21,7 +21,7 @@ from devices.errors import PluginLoadError
 from devices.plugin.registry import load_plugins
 from devices.plugin.source import PluginSource
 from scheduler.device.probe import PluginSpec, probe_node
-from scheduler.executor import DeviceDescriptor
+from scheduler.vocabulary.rows import DeviceDescriptor
 
 #: Seconds that an interpreter may take to start, and Ray to have it list its devices.
 _START_S: Final = 60.0

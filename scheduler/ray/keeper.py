@@ -35,11 +35,11 @@ from scheduler.client.liveness import (
     StaysAway,
     TimePassed,
 )
-from scheduler.events import DeviceGone
 from scheduler.ray.deployment import RayDeployment
 from scheduler.ray.devices import ActorDevice, RayDevices, why_lost
 from scheduler.ray.loading import StageLoader
 from scheduler.ray.start import RaySession
+from scheduler.vocabulary.events import DeviceGone
 
 _log = logging.getLogger(__name__)
 

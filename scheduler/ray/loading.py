@@ -14,12 +14,12 @@ from devices.errors import ClusterError, DeviceLostError, HeteroError
 from devices.model.model import Constant, Model
 from devices.plugin.program import Payload
 from scheduler.client.deployment import import_failed
-from scheduler.executor import StageSource
 from scheduler.formats.model_parts import outline, split_model
+from scheduler.formats.stage_source import StageSource
 from scheduler.formats.stored_payload import StoredPayload
-from scheduler.plan import Stage
 from scheduler.ray.deployment import RayDeployment
 from scheduler.ray.devices import RayDevices
+from scheduler.vocabulary.plan import Stage
 
 #: Weights over this size go to the object store one by one, once for all stages that have them.
 _SHARED_NBYTES: Final = 100_000

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from ray.util.metrics import Counter, Gauge
 
-from scheduler.metrics import Family, Metrics, Sample
-from scheduler.observer import Observer
+from scheduler.observe.metrics import Family, Metrics, Sample
+from scheduler.observe.observer import Observer
 
 _log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from ray.util import list_named_actors
 
 from devices.errors import ClusterError
 from scheduler.device.probe import PluginSpec
-from scheduler.executor import DeviceDescriptor
+from scheduler.vocabulary.rows import DeviceDescriptor
 
 #: The Ray namespace of pools' actors.
 NAMESPACE: Final = "hetero-pool"

@@ -26,7 +26,7 @@ from ray._private.authentication.authentication_token_setup import (
 )
 
 from devices.errors import ClusterError
-from scheduler import process_end
+from scheduler.processes import process_end
 from scheduler.ray.address import check_reachable, find_address
 from scheduler.ray.folder import make_folder
 from scheduler.ray.own_head import find_head

@@ -23,8 +23,8 @@ from hetero.errors import (
     UnsupportedOperationError,
 )
 from scheduler.channels.memory import MemoryChannel
-from scheduler.channels.messages import Give, Message
-from scheduler.events import DeviceLost
+from scheduler.vocabulary.events import DeviceLost
+from scheduler.vocabulary.messages import Give, Message
 from tests.support.remote_cores import Counting, await_freed, core_on, crossed, kept_nbytes
 
 X = np.arange(6, dtype=np.float32)

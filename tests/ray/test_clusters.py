@@ -22,7 +22,7 @@ import yaml
 from ray._private import services
 
 from devices.errors import ClusterError
-from scheduler.owned_files import sweep
+from scheduler.processes.owned_files import sweep
 from scheduler.ray import folder as ray_folder
 from scheduler.ray.address import check_reachable, find_address
 from scheduler.ray.folder import make_folder

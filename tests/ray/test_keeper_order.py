@@ -7,8 +7,8 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-from scheduler import events
 from scheduler.ray.keeper import DeviceKeeper
+from scheduler.vocabulary import events
 
 _WAIT_S = 30.0
 

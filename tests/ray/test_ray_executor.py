@@ -32,11 +32,11 @@ from devices.model.deferred import DeferredModel
 from devices.model.model import Model
 from devices.request.request import Request
 from scheduler import Limits, StageSource, create_executor
-from scheduler.executor import DeviceDescriptor
 from scheduler.formats.model_parts import ModelParts, split_model
 from scheduler.ray.devices import RayDevices
 from scheduler.ray.executor import RayExecutor
 from scheduler.ray.nodes import ClusterNode, alive_nodes
+from scheduler.vocabulary.rows import DeviceDescriptor
 from tests.scheduler.models import build, chain, cut, diamond
 from tests.scheduler.on_any_executor import (  # noqa: F401  # run here as well
     test_a_plugin_that_misbehaves_takes_nothing_with_it,

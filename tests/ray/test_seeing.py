@@ -15,11 +15,11 @@ import pytest
 import ray
 
 import hetero
-from scheduler.client.transitions import RequestState
-from scheduler.load import Load
-from scheduler.metrics import Metrics
+from scheduler.observe.load import Load
+from scheduler.observe.metrics import Metrics
 from scheduler.ray import metrics as ray_metrics
 from scheduler.ray.metrics import RayReporter
+from scheduler.vocabulary.record import RequestState
 from tests.scheduler.test_metrics import LOAD, ended
 from tests.support import exposition
 from tests.support.command_line import Shell

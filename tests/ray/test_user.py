@@ -19,7 +19,7 @@ from onnx import TensorProto, helper
 
 import hetero
 from devices import errors
-from scheduler.metrics import Metrics
+from scheduler.observe.metrics import Metrics
 from tests.scheduler.parties import wait_for
 from tests.support.command_line import Shell
 from tests.support.models import branches, branches_output

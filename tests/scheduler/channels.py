@@ -15,8 +15,8 @@ import pytest
 from scheduler import InProcessExecutor, create_executor
 from scheduler.channels.channel import Receiver
 from scheduler.channels.direct import DirectChannel
-from scheduler.channels.loopback import LoopbackChannel
 from scheduler.channels.memory import Switchboard
+from tests.support.loopback import LoopbackChannel
 
 KINDS = ("memory", "loopback", "direct")
 

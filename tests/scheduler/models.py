@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from devices.model.model import Model
 from devices.model.reader import read_model
 from scheduler import Plan, Stage, StageSource
-from scheduler.placement import Placement, share
+from scheduler.vocabulary.placement import Placement, share
 
 Line = tuple[str, str, Sequence[str], str]
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from devices.request.request import Request
 from scheduler.channels.direct import DirectChannel
-from scheduler.channels.messages import Message, Task, Values
+from scheduler.vocabulary.messages import Message, Task, Values
 
 #: Longer than anything here takes on a busy machine.
 LONG_S = 60

@@ -24,8 +24,8 @@ from devices.request.request import PLAIN, Request
 from scheduler import InProcessExecutor, Limits
 from scheduler.client.batched_deployment import BatchedDeployment
 from scheduler.client.batching import Batching
-from scheduler.client.record import RequestRecord, StoryLine
 from scheduler.executor import Callers, Submission
+from scheduler.vocabulary.record import RequestRecord, StoryLine
 from tests.scheduler.channels import KINDS, executor_on
 from tests.scheduler.models import build, chain, cut
 from tests.scheduler.plugins import ToyPlugin

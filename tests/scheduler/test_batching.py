@@ -16,7 +16,7 @@ from scheduler.client.batching import (
     RequestArrived,
     RequestLeft,
 )
-from scheduler.events import TimePassed
+from scheduler.vocabulary.events import TimePassed
 
 
 def batcher(size: int = 4, timeout_s: float = 1.0, busy: int = 1, most: int = 8) -> Batcher:

@@ -15,13 +15,14 @@ from devices.errors import (
     RequestCancelledError,
 )
 from scheduler import Limits
-from scheduler import events as ev
 from scheduler.client.bytes_in_flight import BytesInFlight
 from scheduler.client.machine import ClientMachine, InvalidTransitionError
 from scheduler.client.retry import RetryPolicy, never_retry, replay_lost
-from scheduler.client.transitions import TRANSITIONS, RequestState
-from scheduler.placement import Route
-from scheduler.plan import Plan, Stage
+from scheduler.client.transitions import TRANSITIONS
+from scheduler.vocabulary import events as ev
+from scheduler.vocabulary.placement import Route
+from scheduler.vocabulary.plan import Plan, Stage
+from scheduler.vocabulary.record import RequestState
 
 
 def route(*devices: str, share: float = 1.0) -> Route:

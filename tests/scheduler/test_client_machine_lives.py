@@ -11,9 +11,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from devices.errors import ClusterError, DeviceLostError, HeteroError
 from scheduler import Limits
-from scheduler import events as ev
 from scheduler.client.machine import ClientMachine
-from scheduler.client.transitions import ENDED, RequestState
+from scheduler.client.transitions import ENDED
+from scheduler.vocabulary import events as ev
+from scheduler.vocabulary.record import RequestState
 from tests.scheduler.test_client_machine import route
 
 DEVICES = "ABC"

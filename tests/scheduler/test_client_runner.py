@@ -20,9 +20,9 @@ from scheduler import Limits
 from scheduler.client import runner as runner_module
 from scheduler.client.bytes_in_flight import BytesInFlight
 from scheduler.client.runner import RequestRunner
-from scheduler.events import AttemptAnswered
-from scheduler.placement import Route
-from scheduler.plan import Plan, Stage
+from scheduler.vocabulary.events import AttemptAnswered
+from scheduler.vocabulary.placement import Route
+from scheduler.vocabulary.plan import Plan, Stage
 
 _WAIT_S = 30.0
 _ROUTE = Route(Plan("m", (), (), (Stage(0, "A", (), (), ()),)), (0,))

@@ -13,10 +13,10 @@ from devices.request.request import Request
 from scheduler import DeviceDescriptor
 from scheduler.channels.channel import Receiver
 from scheduler.channels.direct import DirectChannel
-from scheduler.channels.messages import Failure, Task, Values
 from scheduler.device.host import DeviceHost
 from scheduler.device.loop import DeviceLoop
-from scheduler.events import StageOpened
+from scheduler.vocabulary.events import StageOpened
+from scheduler.vocabulary.messages import Failure, Task, Values
 from tests.scheduler.models import chain
 from tests.scheduler.parties import LONG_S, Party
 from tests.scheduler.plugins import ToyPlugin

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from devices.errors import DeviceError, DeviceLostError
 from devices.request.request import Request
-from scheduler import events as ev
 from scheduler.device.machine import TRANSITIONS, DeviceMachine, InvalidTaskError, TaskState
-from scheduler.events import Send, Task
+from scheduler.vocabulary import events as ev
+from scheduler.vocabulary.events import Send, Task
 
 JOIN = Send("B", 2, ("t",))
 

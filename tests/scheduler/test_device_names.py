@@ -7,8 +7,8 @@ import pytest
 from devices.errors import UnknownDeviceError
 from scheduler import DeviceRequest, parse_device, resolve_device, resolve_name
 from scheduler.device.probe import named
-from scheduler.device_names import assign_names, match_name
-from scheduler.executor import DeviceDescriptor
+from scheduler.vocabulary.names import assign_names, match_name
+from scheduler.vocabulary.rows import DeviceDescriptor
 
 AVAILABLE = ("CPU", "ORT.0", "ORT.1", "NULL")
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.request.request import Request
-from scheduler import events as ev
-from scheduler.channels.messages import Task
 from scheduler.device.machine import DeviceMachine
+from scheduler.vocabulary import events as ev
+from scheduler.vocabulary.messages import Task
 
 LEVELS = 4
 

@@ -20,8 +20,8 @@ from scheduler.channels import direct_address
 from scheduler.channels.direct import DirectChannel
 from scheduler.channels.direct_address import to_address, to_endpoint
 from scheduler.channels.links import Incoming
-from scheduler.channels.messages import Dropped
 from scheduler.channels.peers import SHARED_NBYTES
+from scheduler.vocabulary.messages import Dropped
 from tests.scheduler.parties import LONG_S, TASK, Party, check, number_of, values, wait_for
 
 

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from devices.errors import BlobError
 from scheduler.channels import envelope
 from scheduler.channels.direct_address import to_endpoint
-from scheduler.channels.messages import Dropped, Message, Values
 from scheduler.channels.protocol import (
     BEAT,
     DROPPED,
@@ -30,6 +29,7 @@ from scheduler.channels.protocol import (
     VERSION,
     control_message,
 )
+from scheduler.vocabulary.messages import Dropped, Message, Values
 from tests.scheduler.parties import LONG_S, TASK, Party, check, number_of, values
 
 

@@ -23,9 +23,8 @@ from devices.request.answer import StageRun
 from devices.request.request import Request
 from scheduler.channels import envelope
 from scheduler.channels.envelope import INLINE_NBYTES, VERSION, MessageWriter, frames
-from scheduler.channels.loopback import LoopbackChannel
 from scheduler.channels.memory import Switchboard
-from scheduler.channels.messages import (
+from scheduler.vocabulary.messages import (
     Dropped,
     Failure,
     Free,
@@ -36,7 +35,8 @@ from scheduler.channels.messages import (
     Task,
     Values,
 )
-from tests.scheduler.test_codec import ELEMENT_TYPES, check_equal
+from tests.scheduler.test_values import ELEMENT_TYPES, check_equal
+from tests.support.loopback import LoopbackChannel
 
 REQUEST = Request(1.5, True, False, deployment="key/model:0", id=2**40, attempt=3)
 TASK = Task(REQUEST, 7)

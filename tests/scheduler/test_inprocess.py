@@ -27,8 +27,8 @@ from devices.errors import (
 )
 from devices.request.request import Request
 from scheduler import InProcessExecutor, Limits, Plan, StageSource
-from scheduler.channels.messages import Message, Outputs, Values
 from scheduler.client.deployment import BaseDeployment
+from scheduler.vocabulary.messages import Message, Outputs, Values
 from tests.scheduler.channels import KINDS, executor_on
 from tests.scheduler.models import build, chain, cut, diamond
 from tests.scheduler.on_any_executor import (  # noqa: F401  # run here as well

@@ -9,7 +9,11 @@ import pytest
 
 from devices.errors import DeviceError, DeviceMemoryError, TensorError
 from devices.request.request import Request
-from scheduler.channels.messages import (
+from scheduler.device.host import DeviceHost
+from scheduler.device.kept import KeptTensors
+from scheduler.device.loop import DeviceLoop
+from scheduler.vocabulary.events import Run, StageOpened
+from scheduler.vocabulary.messages import (
     Dropped,
     Failure,
     Give,
@@ -20,11 +24,7 @@ from scheduler.channels.messages import (
     Values,
     output_key,
 )
-from scheduler.device.host import DeviceHost
-from scheduler.device.kept import KeptTensors
-from scheduler.device.loop import DeviceLoop
-from scheduler.events import Run, StageOpened
-from scheduler.executor import DeviceDescriptor
+from scheduler.vocabulary.rows import DeviceDescriptor
 from tests.scheduler.models import chain
 from tests.scheduler.plugins import ToyPlugin
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from scheduler.client import liveness as see
 from scheduler.client.liveness import DeviceState, Liveness, Order, Restart
-from scheduler.events import DeviceGone, DeviceLost, DeviceReturned
+from scheduler.vocabulary.events import DeviceGone, DeviceLost, DeviceReturned
 
 
 def live(**options: float) -> Liveness:

@@ -22,13 +22,13 @@ from devices.model.tensor_spec import TensorSpec
 from devices.request.answer import StageRun
 from devices.request.request import Request
 from scheduler import Limits
-from scheduler import events as ev
 from scheduler.channels import envelope
-from scheduler.channels.messages import Dropped, Failure, Message, Outputs, Task, Values
 from scheduler.client.machine import ClientMachine
 from scheduler.device.loop import DeviceLoop
-from scheduler.placement import Placement, alone, share
-from scheduler.plan import Plan, Stage
+from scheduler.vocabulary import events as ev
+from scheduler.vocabulary.messages import Dropped, Failure, Message, Outputs, Task, Values
+from scheduler.vocabulary.placement import Placement, alone, share
+from scheduler.vocabulary.plan import Plan, Stage
 from tests.scheduler.models import replicate
 
 X, Y = (TensorSpec(name, "i64", (1,)) for name in "xy")

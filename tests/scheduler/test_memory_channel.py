@@ -7,7 +7,7 @@ import pytest
 
 from devices.request.request import Request
 from scheduler.channels.memory import Switchboard
-from scheduler.channels.messages import Dropped, Message, Outputs, Task, Values
+from scheduler.vocabulary.messages import Dropped, Message, Outputs, Task, Values
 
 TASK = Task(Request(id=1, attempt=1), 0)
 

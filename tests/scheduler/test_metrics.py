@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 
 from devices.request.answer import StageRun
-from scheduler import events
-from scheduler.client.record import RequestRecord
-from scheduler.client.transitions import RequestState
-from scheduler.exposition import read_text, write_text
-from scheduler.load import DeploymentLoad, DeviceLoad, Load
-from scheduler.metrics import BOUNDS_S, Metrics
-from scheduler.observer import ObservedRequest
-from scheduler.placement import alone
+from scheduler.observe.exposition import read_text, write_text
+from scheduler.observe.load import DeploymentLoad, DeviceLoad, Load
+from scheduler.observe.metrics import BOUNDS_S, Metrics
+from scheduler.observe.observer import ObservedRequest
+from scheduler.vocabulary import events
+from scheduler.vocabulary.placement import alone
+from scheduler.vocabulary.record import RequestRecord, RequestState
 from tests.scheduler.models import chain
 from tests.support import exposition
 

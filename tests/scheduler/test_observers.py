@@ -14,13 +14,13 @@ from devices.request.answer import StageRun
 from devices.request.request import Request
 from scheduler.channels.channel import Receiver
 from scheduler.channels.memory import Switchboard
-from scheduler.channels.messages import Failure, Message, Outputs, Values
 from scheduler.client.deployment import BaseDeployment, Deployments
-from scheduler.client.limits import Limits
 from scheduler.client.remote_memory import RemoteMemory
-from scheduler.client.transitions import RequestState
-from scheduler.observer import DeviceEvent, ObservedRequest
-from scheduler.placement import alone
+from scheduler.observe.observer import DeviceEvent, ObservedRequest
+from scheduler.vocabulary.limits import Limits
+from scheduler.vocabulary.messages import Failure, Message, Outputs, Values
+from scheduler.vocabulary.placement import alone
+from scheduler.vocabulary.record import RequestState
 from tests.scheduler.models import chain
 
 X = {"x": np.zeros(2, np.float32)}

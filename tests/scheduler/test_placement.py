@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from devices.errors import PlanError
 from devices.model.tensor_spec import TensorSpec
-from scheduler import events as ev
 from scheduler.client.routes import Routes
-from scheduler.placement import Placement, alone, share
-from scheduler.plan import Plan, Stage
+from scheduler.vocabulary import events as ev
+from scheduler.vocabulary.placement import Placement, alone, share
+from scheduler.vocabulary.plan import Plan, Stage
 from tests.scheduler.models import replicate
 from tests.scheduler.test_client_machine import route
 

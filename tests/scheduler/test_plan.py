@@ -32,7 +32,6 @@ def test_derived_facts_of_a_diamond() -> None:
     plan = diamond_plan()
     assert plan.wires == (Wire("a", 0, 1), Wire("a", 0, 2), Wire("b", 1, 3), Wire("c", 2, 3))
     assert plan.consumers == {"x": (0, 2), "a": (1, 2), "b": (3,), "c": (3,)}
-    assert plan.last_use == {"x": 2, "a": 2, "b": 3, "c": 3}
     assert plan.levels == (0, 1, 1, 2)
     assert plan.devices == ("A", "B")
     assert plan.output_names == ("y", "x", "w")

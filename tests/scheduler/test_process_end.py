@@ -8,7 +8,7 @@ import sys
 
 PROGRAM = """
 import atexit, sys
-from scheduler.process_end import end_with
+from scheduler.processes.process_end import end_with
 
 class Last:
     def __del__(self):

@@ -15,9 +15,9 @@ import pytest
 
 from scheduler.channels import direct, inbox
 from scheduler.channels.direct import DirectChannel
-from scheduler.channels.messages import Message
 from scheduler.ray import reception, signals
 from scheduler.ray.reception import Reception
+from scheduler.vocabulary.messages import Message
 from tests.scheduler.parties import LONG_S, Party, number_of, values
 
 

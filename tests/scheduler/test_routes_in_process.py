@@ -13,7 +13,7 @@ from devices.errors import DeviceMemoryError, OverloadedError
 from devices.request.request import Request
 from scheduler import InProcessExecutor, Limits
 from scheduler.executor import Deployment
-from scheduler.placement import alone, share
+from scheduler.vocabulary.placement import alone, share
 from tests.scheduler.channels import KINDS, executor_on
 from tests.scheduler.models import chain, diamond, replicate
 from tests.scheduler.plugins import ToyPlugin

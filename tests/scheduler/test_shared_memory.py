@@ -17,7 +17,7 @@ import pytest
 
 from devices.errors import BlobError
 from scheduler.channels.shared_memory import FOLDER, Slot, SlotPool, SlotReader
-from scheduler.owned_files import Process
+from scheduler.processes.owned_files import Process
 from tests.scheduler.parties import LONG_S, Party, check, values, wait_for
 
 PAGE = mmap.ALLOCATIONGRANULARITY

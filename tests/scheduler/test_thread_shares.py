@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.executor import DeviceDescriptor
 from scheduler.thread_shares import thread_shares
+from scheduler.vocabulary.rows import DeviceDescriptor
 
 
 def device(name: str, cores: int, node: str = "n") -> DeviceDescriptor:

@@ -18,7 +18,7 @@ from scheduler import InProcessExecutor, Limits, create_executor, inprocess
 from scheduler.client import deployment as deployment_module
 from scheduler.device import loop, workers
 from scheduler.device.loop import DeviceLoop
-from scheduler.placement import share
+from scheduler.vocabulary.placement import share
 from tests.scheduler.models import chain
 from tests.scheduler.plugins import ToyPlugin, ToyProgram
 

@@ -9,11 +9,11 @@ from types import MappingProxyType
 from typing import Any
 
 import hetero
-from scheduler.channels.loopback import LoopbackChannel
+from devices.plugin.values import nbytes_of
 from scheduler.channels.memory import MemoryChannel, Switchboard
-from scheduler.channels.messages import Message
-from scheduler.formats.codec import nbytes_of
+from scheduler.vocabulary.messages import Message
 from tests.scheduler.parties import wait_for
+from tests.support.loopback import LoopbackChannel
 
 
 class Counting(LoopbackChannel):

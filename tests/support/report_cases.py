@@ -20,7 +20,7 @@ from hetero.planning.cost.costs import Time
 from hetero.query.query import gather_pins, query_priority
 from hetero.query.survey import Survey
 from hetero.report import build_report
-from scheduler.executor import DeviceDescriptor
+from scheduler.vocabulary.rows import DeviceDescriptor
 from tests.support.models import branches, unknown_ops
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -23,7 +23,8 @@ from devices.plugin.program import Value
 from hetero.planning.cost.costs import Line, Transfer
 from hetero.planning.cost.timing import deployed, look, saturate
 from hetero.planning.cost.transfers import HEADER, JOBS, LEAST_SAMPLES, RUNS, fit
-from scheduler.executor import Deployment, DeviceDescriptor, Executor
+from scheduler.executor import Deployment, Executor
+from scheduler.vocabulary.rows import DeviceDescriptor
 
 #: Bytes of the inputs and outputs that are measured. A line needs the first two.
 NBYTES: Final = (4_096, 4_194_304, 262_144)

@@ -37,8 +37,8 @@ from hetero.planning.cost.costs import (
     Time,
     Transfer,
 )
-from scheduler.executor import THIS_PROCESS
 from scheduler.formats.publish import publish
+from scheduler.vocabulary.rows import THIS_PROCESS
 
 FORMAT: Final = "hetero-costs"
 VERSION: Final = 4

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from scheduler.executor import THIS_PROCESS
+from scheduler.vocabulary.rows import THIS_PROCESS
 
 #: ``measured`` on the device; ``calibrated``: fitted to measurements; ``estimated`` from counts of
 #: operations and bytes.

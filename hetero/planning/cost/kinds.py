@@ -13,7 +13,8 @@ from devices.plugin.program import Value
 from devices.plugin.support import Support
 from hetero.planning.cost.costs import DeviceIdentity, Time, Transfer
 from hetero.planning.cost.transfers import ASSUMED
-from scheduler.executor import DeviceDescriptor, Executor
+from scheduler.executor import Executor
+from scheduler.vocabulary.rows import DeviceDescriptor
 
 #: Properties that do not change times, or that an identity has elsewhere.
 _TIMELESS: Final = frozenset(

@@ -52,7 +52,7 @@ from hetero.planning.cost.work import (
     value_nbytes,
     with_shapes,
 )
-from scheduler.executor import DeviceDescriptor
+from scheduler.vocabulary.rows import DeviceDescriptor
 
 _log = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from hetero.observe.in_flight import keep_in_flight
 from hetero.partition.lowering import constant_outputs, stage_sources
 from hetero.partition.partition import partition
 from hetero.planning.cost.calibration import Look
-from scheduler.client.limits import Limits
 from scheduler.executor import Deployment, Executor
+from scheduler.vocabulary.limits import Limits
 
 #: Bounds of a measuring deployment.
 _LIMITS: Final = Limits(nbytes=2**32, timeout_s=120.0)

@@ -17,7 +17,8 @@ from devices.plugin.program import Value
 from hetero.planning.cost.costs import Line, Transfer
 from hetero.planning.cost.timing import deployed, run, saturate, warm_up
 from hetero.planning.cost.work import nonnegative
-from scheduler.executor import Deployment, DeviceDescriptor, Executor
+from scheduler.executor import Deployment, Executor
+from scheduler.vocabulary.rows import DeviceDescriptor
 
 #: (wires, bytes of each) that are measured. A line needs the first two: the others mend it.
 SAMPLES: Final = ((1, 4_096), (1, 4_194_304), (4, 4_096), (1, 262_144))

@@ -15,7 +15,7 @@ import pytest
 
 import hetero
 from hetero.observe.metrics_server import MetricsServer
-from scheduler.load import Load
+from scheduler.observe.load import Load
 from tests.support import exposition
 from tests.support.command_line import Shell
 from tests.support.models import branches

@@ -20,7 +20,7 @@ import pytest
 import hetero
 from devices.request.answer import StageRun
 from hetero.observe.trace_events import trace_events
-from scheduler.client.transitions import RequestState
+from scheduler.vocabulary.record import RequestState
 from tests.hetero.compile.test_variants import DEVICES, planned
 from tests.scheduler.models import chain, replicate
 from tests.scheduler.test_metrics import ended

@@ -14,7 +14,7 @@ from devices.model.model import Model
 from devices.model.reader import read_model
 from hetero.partition.merge import merge
 from hetero.partition.partition import Partition, Subgraph, partition
-from scheduler.plan import Wire
+from scheduler.vocabulary.plan import Wire
 from tests.hetero.partition.test_partition_properties import (
     bits,
     check_merge,

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from devices.errors import PlanError
-from scheduler.plan import Plan, Stage
+from scheduler.vocabulary.plan import Plan, Stage
 
 
 @dataclass(frozen=True)

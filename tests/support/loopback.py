@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scheduler.channels import envelope
 from scheduler.channels.memory import MemoryChannel
-from scheduler.channels.messages import Message
+from scheduler.vocabulary.messages import Message
 
 
 class LoopbackChannel(MemoryChannel):

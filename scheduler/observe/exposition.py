@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from scheduler.metrics import Family
+from scheduler.observe.metrics import Family
 
 #: What an HTTP response with such text says that it is.
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"

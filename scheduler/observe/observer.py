@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 from devices.request.answer import StageRun
-from scheduler.client.record import RequestRecord
-from scheduler.events import DeviceGone, DeviceLost, DeviceReturned
-from scheduler.placement import Route
+from scheduler.vocabulary.events import DeviceGone, DeviceLost, DeviceReturned
+from scheduler.vocabulary.placement import Route
+from scheduler.vocabulary.record import RequestRecord
 
 #: What became of a device.
 DeviceEvent = DeviceLost | DeviceGone | DeviceReturned

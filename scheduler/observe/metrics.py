@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from scheduler.client.transitions import RequestState
-from scheduler.events import DeviceLost, DeviceReturned
-from scheduler.load import Load
-from scheduler.observer import DeviceEvent, ObservedRequest
+from scheduler.observe.load import Load
+from scheduler.observe.observer import DeviceEvent, ObservedRequest
+from scheduler.vocabulary.events import DeviceLost, DeviceReturned
+from scheduler.vocabulary.record import RequestState
 
 #: Upper bounds of the latency histogram's buckets, seconds; one more takes the rest.
 BOUNDS_S: Final = (

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from devices.errors import ClusterError
 from devices.request.answer import StageRun
 from devices.request.request import Request
-from scheduler.channels.messages import Task
-from scheduler.placement import Route
+from scheduler.vocabulary.messages import Task
+from scheduler.vocabulary.placement import Route
 
 # What the client's machine receives.
 

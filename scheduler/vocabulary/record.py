@@ -3,11 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 
 from devices.request.story import StoryLine as StoryLine
 from devices.request.story import told
-from scheduler import events
-from scheduler.client.transitions import RequestState
+from scheduler.vocabulary import events
+
+
+class RequestState(Enum):
+    """Where a request is in its life."""
+
+    NEW = "new"
+    #: Not admitted yet: there is no room, or no route has all its devices.
+    WAITING = "waiting"
+    RUNNING = "running"
+    #: Admitted; its attempt failed, and the next is made once there is a route, or after a pause.
+    PARKED = "parked"
+    #: Answered, and waits for the answers of those before it.
+    HELD = "held"
+    ANSWERED = "answered"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+
+    __hash__ = object.__hash__  # members are one object each; Enum's own is slow
 
 
 @dataclass(slots=True)

@@ -165,11 +165,6 @@ class Plan:
         return tuple(tuple(t for t in s.outputs if t in wanted) for s in self.stages)
 
     @cached_property
-    def last_use(self) -> dict[str, int]:
-        """Value name -> index of the last stage that takes it; after it the value may go."""
-        return {tensor: readers[-1] for tensor, readers in self.consumers.items()}
-
-    @cached_property
     def levels(self) -> tuple[int, ...]:
         """Each stage's level: the most stages on a path before it."""
         levels: list[int] = []

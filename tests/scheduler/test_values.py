@@ -1,0 +1,156 @@
+"""Values and models on their way to another process: every value of ONNX survives it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from devices.errors import BlobError
+from devices.model.light import light_model_inputs, light_model_names
+from devices.model.reader import read_model
+from devices.model.tensor_spec import DTYPES
+from devices.request.request import Request
+from scheduler.channels import envelope
+from scheduler.formats.model_parts import join_model, split_model
+from scheduler.vocabulary.messages import Task, Values
+from tests.scheduler.models import build
+
+ELEMENT_TYPES = sorted({d for d in DTYPES.values() if d.kind != "O"}, key=str)
+
+
+def sent(value: Any) -> Any:
+    """Return a value as it arrives in another process."""
+    task = Task(Request(deployment="key", id=1), 0)
+    frames = [bytes(frame) for frame in envelope.frames(Values(task, {"x": value}))]
+    message = envelope.message(frames)
+    assert isinstance(message, Values)
+    return message.tensors["x"]
+
+
+def check_equal(got: Any, want: Any) -> None:
+    if isinstance(want, np.ndarray):
+        assert got.shape == want.shape
+        assert got.dtype == want.dtype
+        assert got.tolist() == want.tolist() if want.dtype == object else _same(got, want)
+    elif isinstance(want, dict):
+        assert list(got) == list(want)
+        for key in want:
+            check_equal(got[key], want[key])
+    elif isinstance(want, list | tuple):
+        assert len(got) == len(want)
+        for one, other in zip(got, want, strict=True):
+            check_equal(one, other)
+    elif isinstance(want, np.generic):
+        assert got.dtype == want.dtype
+        assert got.tobytes() == want.tobytes()
+    else:
+        assert type(got) is type(want)
+        assert got == want
+
+
+def _same(got: np.ndarray, want: np.ndarray) -> bool:
+    return got.tobytes() == np.ascontiguousarray(want).tobytes()
+
+
+@pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)
+def test_tensors_of_every_element_type(dtype: np.dtype) -> None:
+    array = np.array([[0, 1, 1], [1, 0, 1]]).astype(dtype)
+    for case in (array, array.T, array[:, ::2], array[:0], array[0, 0], np.array(array[0, 0])):
+        check_equal(sent(case), case)
+
+
+def test_nan_payloads_and_signed_zeros_keep_their_bits() -> None:
+    bits = np.array([0x7FC00001, 0xFFC00000, 0x80000000, 0x7F800000], np.uint32)
+    check_equal(sent(bits.view(np.float32)), bits.view(np.float32))
+
+
+def test_big_endian_tensors_arrive_as_native_ones() -> None:
+    got = sent(np.arange(3, dtype=">i4"))
+    check_equal(got, np.arange(3, dtype=np.int32))
+
+
+@given(
+    st.permutations(range(4)),
+    st.tuples(*[st.integers(1, 3)] * 4),
+    st.tuples(*[st.sampled_from([1, 2, -1])] * 4),
+)
+def test_tensors_keep_their_order_in_memory(
+    axes: list[int], shape: tuple[int, ...], steps: tuple[int, ...]
+) -> None:
+    array = np.arange(6**4).reshape(6, 6, 6, 6)[tuple(slice(None, None, s) for s in steps)]
+    array = array[tuple(slice(n) for n in shape)].transpose(axes)
+    want = array.copy(order="K")
+    got = sent(array)
+    np.testing.assert_array_equal(got, array)
+    wide = [i for i in range(4) if array.shape[i] > 1]
+    assert [got.strides[i] for i in wide] == [want.strides[i] for i in wide]
+
+
+def test_models_keep_content_names_and_types() -> None:
+    weights = {"w": np.ones(3, np.float32)}
+    model = build(
+        [("Add", "a", ("x", "w"), "y"), ("Neg", "b", ("y",), "z")], ["z", "x"], weights=weights
+    )
+    got = join_model(split_model(model))
+    assert got.content_hash == model.content_hash
+    assert got.node_names == model.node_names
+    assert (got.inputs, got.outputs) == (model.inputs, model.outputs)
+    assert {v: got.spec(v) for v in "xyzw"} == {v: model.spec(v) for v in "xyzw"}
+
+
+def test_a_part_of_a_model_keeps_types_that_it_could_not_infer_alone() -> None:
+    name = light_model_names()[0]
+    model = read_model(f"light:{name}")
+    middle = len(model.nodes) // 2
+    part = model.extract(range(middle, middle + 3), model.nodes[middle + 2].writes)
+    got = join_model(split_model(part))
+    assert [got.spec(v) for n in got.nodes for v in n.reads] == [
+        model.spec(v) for n in part.nodes for v in n.reads
+    ]
+    assert light_model_inputs(model)
+
+
+scalars = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
+)
+arrays = st.builds(
+    lambda shape, dtype: np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype),
+    st.lists(st.integers(0, 3), max_size=3),
+    st.sampled_from([np.float32, np.int64, np.bool_, ml_dtypes.float8_e4m3fn, np.complex64]),
+)
+values = st.recursive(
+    scalars | arrays,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=3) | st.integers(-9, 9), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(values)
+def test_any_nesting_survives(value: Any) -> None:
+    check_equal(sent(value), value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [object(), {1.5: 2}, np.array([object()]), np.zeros(2, "M8[s]"), {1, 2}],
+    ids=["object", "float key", "objects", "dates", "set"],
+)
+def test_what_is_no_value_of_onnx_is_refused(value: Any) -> None:
+    with pytest.raises(TypeError):
+        sent(value)
+
+
+def test_depth_is_bounded() -> None:
+    nested: Any = 1
+    for _ in range(40):
+        nested = [nested]
+    with pytest.raises(BlobError, match="deeper"):
+        sent(nested)
