@@ -23,6 +23,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from types import ModuleType
 from typing import Any, Final
 
@@ -34,6 +35,7 @@ from devices.conformance import (
     query_checks,
     request_checks,
 )
+from devices.conformance.plugin_subject import PluginSubject
 from devices.conformance.subject import Subject
 from devices.plugin.plugin import Plugin
 from devices.plugin.properties import Config
@@ -78,7 +80,17 @@ class CheckResult:
 
 def device_checks() -> tuple[Check, ...]:
     """Return a plugin's checks, in the order in which their failures explain each other."""
-    return (*_checks(_PLUGIN_MODULES), *subject_checks())
+    return (*_checks(_PLUGIN_MODULES), *map(_of_plugin, subject_checks()))
+
+
+def _of_plugin(check: SubjectCheck) -> Check:
+    """Return the check of a plugin that a check of subjects is."""
+
+    @wraps(check)
+    def check_plugin(plugin: Plugin) -> None:
+        check(PluginSubject(plugin))
+
+    return check_plugin
 
 
 def subject_checks() -> tuple[SubjectCheck, ...]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from devices.conformance.expectation import expect, expect_raises
+from devices.conformance.plugin_subject import PluginSubject
 from devices.conformance.query_checks import supported_samples
 from devices.conformance.samples import samples
 from devices.errors import HeteroError, UnknownDeviceError, UnsupportedOperationError
@@ -77,7 +78,7 @@ def check_query_names_the_device(plugin: Plugin) -> None:
 
 def check_outputs_share_no_memory(plugin: Plugin) -> None:
     """Writing into an output changes no input, weight or other output."""
-    for sample in supported_samples(plugin):
+    for sample in supported_samples(PluginSubject(plugin)):
         compiled = plugin.compile_model(sample.model)
         inputs = {name: array.copy() for name, array in sample.inputs.items()}
         values = [inputs[port.name] for port in compiled.inputs]
@@ -92,7 +93,7 @@ def check_outputs_share_no_memory(plugin: Plugin) -> None:
 
 def check_foreign_payloads_are_refused(plugin: Plugin) -> None:
     """Empty, foreign and damaged payloads: a typed error."""
-    sample = supported_samples(plugin)[0]
+    sample = supported_samples(PluginSubject(plugin))[0]
     garbage = [Payload({}, {}), Payload({"format": "of another device"}, {"w": np.zeros(3)})]
     try:
         payload = plugin.compile_model(sample.model).export_model()

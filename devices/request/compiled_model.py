@@ -2,62 +2,28 @@
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
 from threading import Lock
 from typing import Any, Final
 
 import numpy as np
 
-from devices.errors import (
-    DeviceMemoryError,
-    HeteroError,
-    InferenceError,
-    UnsupportedOperationError,
-)
+from devices.errors import DeviceMemoryError, HeteroError, InferenceError
 from devices.model.model import Model
-from devices.model.tensor_spec import TensorSpec
-from devices.model.variables import Variable
 from devices.plugin.configuration import Configuration
 from devices.plugin.program import ExecutedNode, Payload, Program, RunContext, Value
 from devices.plugin.remote import RemoteTensor
-from devices.request.answer import Answer, StageRun
-from devices.request.base_compiled_model import BaseCompiledModel
-from devices.request.node_times import NodeTimes
-from devices.request.request import Request
+from devices.request.results import Results
 from devices.request.stage_outputs import StageOutputs
-from devices.request.story import StoryLine
-from devices.request.target import RequestTarget
+from devices.request.tensors import RequestTensors
 
-#: Callbacks that may run at once: enough that one that waits does not stop the others.
-_CALLBACK_THREADS = 4
 #: Seconds between two looks at whether a run that waits for its turn was cancelled.
-_CHECK_S = 0.05
+_CHECK_S: Final = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class _DeviceRun:
-    """A run in the device's queue or on the device."""
-
-    future: Future[Answer]
-    context: RunContext
-    request_id: int
-    #: Returns its story.
-    story: Callable[[], list[StoryLine]]
-    waited_s: float = 0.0
-
-    def cancel(self) -> None:
-        """Take the run out of the queue, or ask it to stop at its next node."""
-        self.context.cancel()
-        self.future.cancel()
-
-
-class CompiledModel(BaseCompiledModel):
+class CompiledModel:
     """A program with names: made by `Plugin.compile_model` and `Plugin.import_model`.
 
     Parameters
@@ -83,25 +49,21 @@ class CompiledModel(BaseCompiledModel):
         configuration: Configuration,
         turn: Lock | None = None,
     ) -> None:
-        super().__init__(model)
+        self.source: Final = model
+        self.name: Final = model.name
+        #: The ports, states among them: to a device they are inputs and outputs like any other.
+        self.inputs: Final = model.inputs
+        self.outputs: Final = model.outputs
         self._program = program
         self.device: Final = device
         self._configuration = configuration
         self._turn = turn
         #: Whether requests time executed nodes.
         self.profiles: bool = configuration.get("PERF_COUNT")
-        #: Times of its requests' executed nodes.
-        self.node_times = NodeTimes()
         #: The outputs' names, in order.
         self.output_names: Final = tuple(port.name for port in model.outputs)
         self._received = StageOutputs(model, self.device)
         self._closed = False
-        self._request_ids = itertools.count(1)
-        # Without a request of its own, as in a plan, a model starts none of their threads.
-        streams = configuration.get("NUM_STREAMS")
-        self._runs = ThreadPoolExecutor(streams, f"{device}-device")
-        #: Where callbacks run.
-        self.callback_executor = ThreadPoolExecutor(_CALLBACK_THREADS, f"{device}-callback")
 
     def __repr__(self) -> str:
         return f"<CompiledModel {self.name!r} on {self.device}>"
@@ -122,8 +84,7 @@ class CompiledModel(BaseCompiledModel):
             The program's own, or InferenceError around whatever else it raised, and for outputs
             that are not what the ports say.
         """
-        if self._closed:
-            raise self._closed_error()
+        self.check_open()
         context = context or RunContext(self.profiles)
         try:
             if self._turn is None:
@@ -156,43 +117,25 @@ class CompiledModel(BaseCompiledModel):
             context.record(self.name, context.infer_s)
         return received
 
-    # What a request runs on: `devices.request.target.RequestTarget`.
+    def __call__(self, inputs: Any = None) -> Results:
+        """Run once in the calling thread; `inputs` are checked as `InferRequest.infer` does."""
+        values = RequestTensors(self.inputs, self.outputs).collect(inputs, copy=False)
+        outputs = self.run([self.readable(values[port.name]) for port in self.inputs])
+        return Results(self.outputs, dict(zip(self.output_names, outputs, strict=True)))
 
-    @property
-    def target(self) -> RequestTarget:
-        """What its requests run on: the model itself."""
-        return self
-
-    @property
-    def optional_inputs(self) -> tuple[TensorSpec, ...]:
-        """Inputs that have a default: none, they are constants to a device."""
-        return ()
-
-    @property
-    def variables(self) -> tuple[Variable, ...]:
-        """Variables: none, they are inputs and outputs to a device."""
-        return ()
-
-    def submit(self, values: Mapping[str, Value], request: Request) -> _DeviceRun:
-        """Queue a run for one of the device's NUM_STREAMS threads."""
-        if request.keep:
-            raise UnsupportedOperationError(
-                f"model {self.name!r} on {self.device}: its outputs {list(request.keep)} cannot be "
-                "kept there: that is done by models that a Core compiled."
+    def check_open(self) -> None:
+        """Raise InferenceError once the model was closed."""
+        if self._closed:
+            raise InferenceError(
+                f"model {self.name!r} on {self.device} was closed; compile or import it again.",
+                device=self.device,
             )
-        context = RunContext(request.profile or self.profiles)
-        if request.timeout_s is not None:
-            context.set_timeout(request.timeout_s)
-        begun_s = time.monotonic()
-        inputs = [self._on_host(values[port.name]) for port in self.inputs]
-        ready_s = time.monotonic()
-        try:
-            future = self._runs.submit(self._answer, inputs, context, begun_s, ready_s)
-            story = [StoryLine(begun_s, 1, f"submitted to {self.device}")]
-            future.add_done_callback(partial(_tell_end, story))
-            return _DeviceRun(future, context, next(self._request_ids), story.copy)
-        except RuntimeError:  # its threads have ended
-            raise self._closed_error() from None
+
+    def readable(self, value: Value) -> Value:
+        """Return a value on the host, unless it is in memory that the program reads."""
+        if isinstance(value, RemoteTensor) and not self._program.takes_remote(value):
+            return value.to_host()
+        return value
 
     def executed_nodes(self) -> tuple[ExecutedNode, ...]:
         """Return the runtime model, in execution order."""
@@ -201,8 +144,6 @@ class CompiledModel(BaseCompiledModel):
         return self._program.executed_nodes() or (
             (ExecutedNode(self.name, "Subgraph", 0, plugin, names),) if names else ()
         )
-
-    # Properties, export, end.
 
     def get_property(self, name: str) -> Any:
         """Return a property's value for this compiled model.
@@ -230,48 +171,10 @@ class CompiledModel(BaseCompiledModel):
         return self._program.export()
 
     def close(self) -> None:
-        """Finish what runs, then give back what the device holds for this model."""
-        self.release_memory()
-        self._runs.shutdown(wait=True)
-        self.callback_executor.shutdown(wait=True)
+        """Give back what the device holds for this model; nothing of it may still run."""
         if not self._closed:
             self._closed = True
             self._program.close()
-
-    def _closed_error(self) -> InferenceError:
-        return InferenceError(
-            f"model {self.name!r} on {self.device} was closed; compile or import it again.",
-            device=self.device,
-        )
-
-    def _answer(
-        self, inputs: Sequence[Value], context: RunContext, begun_s: float, ready_s: float
-    ) -> Answer:
-        context.check_cancelled()
-        started_s = time.monotonic()
-        outputs = self.run(inputs, context)
-        named = dict(zip(self.output_names, outputs, strict=True))
-        run = StageRun(
-            0,
-            self.device,
-            started_s - ready_s,
-            started_s,
-            time.monotonic(),
-            ready_s - begun_s + context.upload_s,
-            context.infer_s,
-            context.download_s,
-            context.node_times_s,
-        )
-        return Answer(named, (run,))
-
-    def executed_name(self, stage: int, node: str) -> str:
-        """Return a node's name in the runtime model: its own."""
-        return node
-
-    def _on_host(self, value: Value) -> Value:
-        if isinstance(value, RemoteTensor) and not self._program.takes_remote(value):
-            return value.to_host()
-        return value
 
 
 @contextmanager
@@ -283,9 +186,3 @@ def _held(turn: Lock, context: RunContext) -> Iterator[None]:
         yield
     finally:
         turn.release()
-
-
-def _tell_end(story: list[StoryLine], future: Future[Answer]) -> None:
-    error = None if future.cancelled() else future.exception()
-    what = "cancelled" if future.cancelled() else f"failed: {error}" if error else "answered"
-    story.append(StoryLine(time.monotonic(), 1, what))

@@ -3,6 +3,7 @@
 import pytest
 
 import hetero
+from devices.conformance.plugin_subject import PluginSubject
 from hetero.compare.subject import CoreSubject
 from tests.behaviours.held import DOUBLE, Held, held_plugin
 from tests.support.networks import PAIR, X
@@ -17,7 +18,7 @@ def held():
 def subject(request, held):
     plugin = held_plugin(held)
     if request.param == "device":
-        yield plugin()
+        yield PluginSubject(plugin())
         held.gate.set()
         return
     with hetero.Core("inprocess", plugins=[plugin]) as core:

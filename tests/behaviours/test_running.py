@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from devices import Program, State
+from devices.conformance.plugin_subject import PluginSubject
 from devices.errors import (
     ArgumentError,
     DeadlineError,
@@ -382,7 +383,7 @@ class MovingProgram(Program):
 
 
 def test_106_transfers_that_a_program_tells_are_no_execution_time():
-    compiled = Moving().compile_model(DOUBLE, {"PERF_COUNT": True})
+    compiled = PluginSubject(Moving()).compile_model(DOUBLE, {"PERF_COUNT": True})
     request = compiled.create_infer_request()
     request.infer(X)
     seconds = counters(request)

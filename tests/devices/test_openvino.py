@@ -10,6 +10,7 @@ from onnx import parser
 
 import hetero
 from devices import load_plugins, read_model
+from devices.conformance.plugin_subject import PluginSubject
 from devices.errors import (
     BlobError,
     HeteroError,
@@ -160,7 +161,8 @@ def test_weights_are_not_looked_at_by_the_query(plugin):
 def test_a_real_model_is_taken_whole_and_shows_what_is_fused(plugin):
     model = read_model("light:squeezenet")
     assert not plugin.query_model(model).unsupported
-    compiled = plugin.compile_model(model, {"INFERENCE_NUM_THREADS": 1, "PERF_COUNT": True})
+    subject = PluginSubject(plugin)
+    compiled = subject.compile_model(model, {"INFERENCE_NUM_THREADS": 1, "PERF_COUNT": True})
     compiled(light_model_inputs(model))
     nodes = compiled.get_runtime_model().nodes
     covered = [node.metadata["originalLayersNames"].split(",") for node in nodes]

@@ -8,6 +8,7 @@ from onnx import parser
 
 import hetero
 from devices import OperatorPlugin, read_model
+from devices.conformance.plugin_subject import PluginSubject
 from devices.errors import KernelError, PluginLoadError
 from devices.testing import check_device
 from tests.examples.third_party_plugin import DensePlugin
@@ -93,7 +94,7 @@ def test_attributes_optional_inputs_and_several_outputs():
         'one = Constant<value_float = 1.0>() a = LeakyRelu<alpha = 0.5>(x) b = Clip(a, "", one) '
         "v, i = TopK(b, two)}"
     )
-    compiled = Mixed().compile_model(model, {"PERF_COUNT": True})
+    compiled = PluginSubject(Mixed()).compile_model(model, {"PERF_COUNT": True})
     results = compiled({"x": np.array([-1, 3, 0.5], np.float32)})
     np.testing.assert_array_equal(results["v"], np.float32([1, 0.5]))
     np.testing.assert_array_equal(results["i"], [1, 2])

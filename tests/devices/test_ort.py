@@ -12,6 +12,7 @@ import pytest
 from onnx import helper, parser
 
 from devices import load_plugins, read_model
+from devices.conformance.plugin_subject import PluginSubject
 from devices.errors import (
     BlobError,
     HeteroError,
@@ -159,7 +160,8 @@ def test_operators_that_only_onnxruntime_has():
 
 def test_a_real_model_as_shipped():
     model = read_model("light:squeezenet")
-    compiled = PLUGIN.compile_model(model, {"PERF_COUNT": True, "INFERENCE_NUM_THREADS": 1})
+    subject = PluginSubject(PLUGIN)
+    compiled = subject.compile_model(model, {"PERF_COUNT": True, "INFERENCE_NUM_THREADS": 1})
     result = compiled(light_model_inputs(model))
     (want,) = light_model_outputs("light:squeezenet")
     np.testing.assert_allclose(result[0], want, rtol=1e-3, atol=1e-5)
@@ -238,7 +240,7 @@ def test_cancelling_stops_a_long_run():
         " y = Loop (n, t, x) <body = b (int64 i, bool c, float[2] v) => (bool d, float[2] w)"
         " {d = Identity(c) w = Add(v, v)}>}"
     )
-    compiled = PLUGIN.compile_model(model)
+    compiled = PluginSubject(PLUGIN).compile_model(model)
     request = compiled.create_infer_request()
     request.start_async({"n": 10**12, "x": [1.0, 2.0]})
     assert not request.wait_for(50)

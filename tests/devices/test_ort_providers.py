@@ -12,6 +12,7 @@ from onnx import parser
 import hetero
 from devices import load_plugins, read_model
 from devices.conformance.onnx_suite import backend_cases, outcome
+from devices.conformance.plugin_subject import PluginSubject
 from devices.errors import PropertyError, UnsupportedOperationError
 
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -80,7 +81,7 @@ def test_tensors_in_the_devices_memory_are_read_there(monkeypatch):
     np.testing.assert_array_equal(tensor.to_host(), x)
     with pytest.raises(UnsupportedOperationError, match="to_host"):
         _ = tensor.data
-    compiled = plugin.compile_model(
+    compiled = PluginSubject(plugin).compile_model(
         parsed("(float[2,2] x, float[2,2] w) => (float[2,2] y, float[2,2] w) {y = Add(x, w)}")
     )
     request = compiled.create_infer_request()

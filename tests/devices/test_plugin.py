@@ -9,6 +9,7 @@ import pytest
 from onnx import helper
 
 from devices import ExecutedNode, Node, Plugin, Program, Property, Refusal
+from devices.conformance.plugin_subject import PluginSubject
 from devices.errors import (
     BlobError,
     InferenceError,
@@ -112,7 +113,7 @@ def test_compile_lists_every_unsupported_node_with_its_reason():
 
 
 def test_runtime_model():
-    compiled = Fusing().compile_model(CHAIN, {"PERF_COUNT": True})
+    compiled = PluginSubject(Fusing()).compile_model(CHAIN, {"PERF_COUNT": True})
     before = compiled.get_runtime_model()
     assert [n.name for n in before.nodes] == ["fused", "y"]
     assert [n.op_type for n in before.nodes] == ["MulRelu", "Sub"]

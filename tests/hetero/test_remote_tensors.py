@@ -11,7 +11,6 @@ import pytest
 from onnx.parser import parse_model
 
 import hetero
-from devices.request.compiled_model import CompiledModel as DeviceModel
 from hetero.errors import (
     ClusterError,
     DeviceMemoryError,
@@ -208,17 +207,6 @@ class TestWrongUse:
             context.from_host(X).copy_from(X[:2])
         request.set_tensor("y", context.create_tensor("f32", (5,)))
         with pytest.raises(TensorShapeError, match="output 'y'"):
-            request.infer({"x": X})
-
-    def test_a_model_of_one_plugin_keeps_nothing(self, core: hetero.Core) -> None:
-        from devices import find_plugin, load_plugins, read_model
-
-        model: DeviceModel = find_plugin(load_plugins(()), "CPU").compile_model(
-            read_model(parse_model(CHAIN))
-        )
-        request = model.create_infer_request()
-        request.keep_remote("y")
-        with pytest.raises(UnsupportedOperationError, match=r"\['y'\].*Core"):
             request.infer({"x": X})
 
     def test_what_is_no_tensor_is_not_kept(self, core: hetero.Core) -> None:

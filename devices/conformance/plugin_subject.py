@@ -1,0 +1,134 @@
+"""A plugin as a subject of the checks: its compiled models run requests, on own threads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, Final
+
+from devices.model.model import Model
+from devices.plugin.plugin import Plugin
+from devices.plugin.program import ExecutedNode, Payload, RunContext, Value
+from devices.plugin.properties import Config
+from devices.request.answer import Answer, StageRun
+from devices.request.base_compiled_model import BaseCompiledModel
+from devices.request.compiled_model import CompiledModel
+from devices.request.node_times import NodeTimes
+from devices.request.request import Request
+from devices.request.story import StoryLine
+from devices.request.target import RequestTarget
+
+
+class PluginSubject:
+    """A plugin whose compiled models run requests, as a Core's do."""
+
+    def __init__(self, plugin: Plugin) -> None:
+        self.plugin: Final = plugin
+        self.name: Final = plugin.name
+        self.computes: Final = plugin.computes
+        self.properties: Final = plugin.properties
+        self.get_property: Final = plugin.get_property
+        self.set_property: Final = plugin.set_property
+        self.query_model: Final = plugin.query_model
+        self.create_context: Final = plugin.create_context
+
+    def compile_model(self, model: Model, config: Config | None = None) -> BaseCompiledModel:
+        """Compile a model whose nodes it runs all."""
+        return _DeviceModel(self.plugin.compile_model(model, config))
+
+    def import_model(self, exported: Any, model: Model, /) -> BaseCompiledModel:
+        """Return the compiled model that what `export_model` of another gave is."""
+        return _DeviceModel(self.plugin.import_model(exported, model))
+
+
+@dataclass(frozen=True, slots=True)
+class _Submission:
+    """A run that waits for a thread, or runs."""
+
+    future: Future[Answer]
+    context: RunContext
+    request_id: int
+    waited_s: float = 0.0
+
+    def story(self) -> Sequence[StoryLine]:
+        """Return nothing: a device alone tells none."""
+        return ()
+
+    def cancel(self) -> None:
+        """Take the run out of the queue, or ask it to stop at its next node."""
+        self.context.cancel()
+        self.future.cancel()
+
+
+class _DeviceModel(BaseCompiledModel):
+    """A device's compiled model, and the target of its requests."""
+
+    optional_inputs = ()
+    variables = ()
+
+    def __init__(self, compiled: CompiledModel) -> None:
+        super().__init__(compiled.source)
+        self._compiled = compiled
+        self.profiles: Final = compiled.profiles
+        self.node_times: Final = NodeTimes()
+        self._request_ids = count(1)
+        self._runs = ThreadPoolExecutor(compiled.get_property("NUM_STREAMS"))
+        #: More than one, so that a callback that waits does not stop the others.
+        self.callback_executor: Final = ThreadPoolExecutor(4)
+
+    @property
+    def target(self) -> RequestTarget:
+        """What its requests run on: the model itself."""
+        return self
+
+    def submit(self, values: Mapping[str, Value], request: Request) -> _Submission:
+        """Queue a run for one of NUM_STREAMS threads."""
+        self._compiled.check_open()
+        context = RunContext(request.profile or self.profiles)
+        if request.timeout_s is not None:
+            context.set_timeout(request.timeout_s)
+        inputs = [self._compiled.readable(values[port.name]) for port in self.inputs]
+        future = self._runs.submit(self._answer, inputs, context)
+        return _Submission(future, context, next(self._request_ids))
+
+    def _answer(self, inputs: Sequence[Value], context: RunContext) -> Answer:
+        context.check_cancelled()
+        started_s = time.monotonic()
+        outputs = self._compiled.run(inputs, context)
+        run = StageRun(
+            0,
+            self._compiled.device,
+            started_s=started_s,
+            ended_s=time.monotonic(),
+            upload_s=context.upload_s,
+            infer_s=context.infer_s,
+            download_s=context.download_s,
+            node_times_s=context.node_times_s,
+        )
+        return Answer(dict(zip(self._compiled.output_names, outputs, strict=True)), (run,))
+
+    def executed_name(self, stage: int, node: str) -> str:
+        """Return a node's name in the runtime model: its own."""
+        return node
+
+    def executed_nodes(self) -> tuple[ExecutedNode, ...]:
+        """Return the device's rows."""
+        return self._compiled.executed_nodes()
+
+    def get_property(self, name: str) -> Any:
+        """Return the device's value for the model."""
+        return self._compiled.get_property(name)
+
+    def export_model(self) -> Payload:
+        """Return the device's own form of the model."""
+        return self._compiled.export_model()
+
+    def close(self) -> None:
+        """Finish what runs, then give back what the device holds."""
+        self.release_memory()
+        self._runs.shutdown()
+        self.callback_executor.shutdown()
+        self._compiled.close()
