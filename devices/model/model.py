@@ -22,6 +22,7 @@ from onnx import numpy_helper
 
 from devices.errors import ModelError
 from devices.model.attributes import attribute_value
+from devices.model.integer_ranges import RANGES, Range, boundary_ranges, value_ranges
 from devices.model.ports import HasPorts
 from devices.model.tensor_proto import PROTOBUF_NBYTES
 from devices.model.tensor_spec import EXTENDED_DTYPES, TensorSpec
@@ -279,6 +280,11 @@ class Model(HasPorts):
                 found[spec.name] = spec
         return found
 
+    @cached_property
+    def integer_ranges(self) -> Mapping[str, Range]:
+        """Value name -> least and greatest value, for values of integer types."""
+        return value_ranges(self)
+
     def spec(self, value: str) -> TensorSpec:
         """Return a value's type, with an empty type where it is not known."""
         return self.specs.get(value) or TensorSpec(value, "")
@@ -327,15 +333,29 @@ class Model(HasPorts):
         def port(value: str) -> TensorSpec:
             return specs.get(value) or ports.get(value) or TensorSpec(value, "")
 
+        inputs = [port(v) for v in wanted if v not in made and v not in self.constants]
+        between = {spec.name: spec for spec in (*inputs, *(port(v) for v in outputs))}
         return Model(
-            self.header,
+            self._header_with(RANGES, boundary_ranges(self, between)),
             name=name or self.name,
             nodes=nodes,
-            inputs=[port(v) for v in wanted if v not in made and v not in self.constants],
+            inputs=inputs,
             outputs=[port(v) for v in outputs],
             constants={v: self.constants[v] for v in wanted if v in self.constants},
             specs=specs,
         )
+
+    def _header_with(self, key: str, text: str | None) -> onnx.ModelProto:
+        """Return the header with one entry of its metadata replaced, or without it."""
+        if self.metadata.get(key) == text:
+            return self.header
+        header = onnx.ModelProto()
+        header.CopyFrom(self.header)
+        del header.metadata_props[:]
+        header.metadata_props.extend(p for p in self.header.metadata_props if p.key != key)
+        if text is not None:
+            header.metadata_props.add(key=key, value=text)
+        return header
 
     def with_inputs(self, names: Collection[str]) -> Model:
         """Return the model with some of its optional inputs as inputs that have no default."""

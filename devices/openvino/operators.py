@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 import onnx
 
+from devices.model.integer_ranges import LONGEST_OPEN_AXIS, Range, value_ranges
 from devices.model.model import Model, Node
 from devices.plugin.support import Refusal
 
@@ -51,14 +52,23 @@ _NARROWED: Final = frozenset({"int64", "uint64", "uint32"})
 #: Operators that move or compare elements, which is right for every type that is carried.
 _MOVES: Final = frozenset(
     {
-        "Cast", "Compress", "Concat", "ConstantOfShape", "DepthToSpace", "Equal", "Expand",
-        "EyeLike", "Flatten", "Gather", "GatherElements", "GatherND", "Greater", "GreaterOrEqual",
-        "Identity", "Less", "LessOrEqual", "Max", "Min", "NonZero", "Not", "And", "Or", "Xor",
+        "Cast", "Compress", "Concat", "ConstantOfShape", "DepthToSpace", "Expand",
+        "EyeLike", "Flatten", "Gather", "GatherElements", "GatherND",
+        "Identity", "Max", "Min", "NonZero", "Not", "And", "Or", "Xor",
         "OneHot", "Pad", "Reshape", "ReverseSequence", "Scatter", "ScatterElements", "ScatterND",
         "Shape", "Size", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose",
-        "Trilu", "Unsqueeze", "Where",
+        "Unsqueeze", "Where",
     }
 )  # fmt: skip
+#: Operators that are right for all that 32 bits hold, besides those that move elements.
+_WHOLE: Final = frozenset({"Abs", "Add", "CumSum", "Mul", "Neg", "Range", "Sign", "Sub"})
+#: Operators that compute integers as floats: right up to `_EXACT_FLOAT`.
+_AS_FLOATS: Final = frozenset({"Clip", "Div", "Mod", "ReduceProd", "ReduceSum", "Trilu"})
+#: Comparisons, as floats too: right where one side is that small.
+_COMPARED: Final = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
+#: Up to this magnitude a float holds every integer, and no larger one becomes one of them.
+_EXACT_FLOAT: Final = 2**24 - 1
+_INT32: Final = np.iinfo(np.int32)
 #: Other operators -> integers that they are right for.
 _INTEGERS: Final[Mapping[str, frozenset[str]]] = {
     **dict.fromkeys(("Add", "Sub", "Mul"), frozenset({"int32"})),
@@ -78,7 +88,8 @@ _INTEGERS: Final[Mapping[str, frozenset[str]]] = {
     **dict.fromkeys(("GRU", "LSTM", "RNN"), frozenset({"int32"})),
     **dict.fromkeys(("Attention", "Dropout"), frozenset({"bool"})),
 }  # fmt: skip
-#: Inputs that are places, axes or sizes: small whatever their type, and so right in 32 bits.
+#: Inputs that are places, axes or sizes, small whatever their type, or of which only the shape is
+#: read.
 _PLACES: Final[Mapping[str, frozenset[int]]] = {
     **dict.fromkeys(
         (
@@ -91,7 +102,7 @@ _PLACES: Final[Mapping[str, frozenset[int]]] = {
         frozenset({1}),
     ),
     "OneHot": frozenset({0, 1}),
-    "ConstantOfShape": frozenset({0}),
+    **dict.fromkeys(("ConstantOfShape", "Shape", "Size"), frozenset({0})),
     "Pad": frozenset({1, 3}),
     "Slice": frozenset({1, 2, 3, 4}),
     "Resize": frozenset({3}),
@@ -107,45 +118,70 @@ _FOUND: Final[Mapping[str, frozenset[int]]] = {
 }
 
 
-def refusal(node: Node, model: Model, narrow: bool) -> Refusal | None:
-    """Return why a node's answers would be wrong, or None; `narrow`: 64 bits may become 32."""
-    if how := _REFUSED.get(node.op_type) or _departure(node, node.attributes, model):
+def refusal(node: Node, model: Model, narrow: bool, ranges: Mapping[str, Range]) -> Refusal | None:
+    """Return why a node's answers would be wrong, or None.
+
+    `narrow`: whether 64-bit integers may be computed in 32 bits whatever they are; `ranges`: what
+    is proven of the model's integers.
+    """
+    if how := _REFUSED.get(node.op_type) or _departure(node, node.attributes, model, ranges):
         return Refusal("policy", f"OpenVINO's {node.op_type} differs from ONNX's: {how}")
     for values, places in ((node.inputs, _PLACES), (node.outputs, _FOUND)):
         for i, value in enumerate(values):
             kind = model.spec(value).element_type if value else ""
-            wrong = kind and _wrong_type(node, kind, i in places.get(node.op_type, ()), narrow)
-            if wrong and not _is_small(value, model):
+            if not kind or kind in _FLOATS:
+                continue
+            if i in places.get(node.op_type, ()) and kind in _NARROWED | _CARRIED:
+                continue
+            if wrong := _wrong_type(node, value, kind, narrow, ranges):
                 return Refusal("dtype", f"{value!r} is {model.spec(value).type}: {wrong}")
     return None
 
 
-def _wrong_type(node: Node, kind: str, is_place: bool, narrow: bool) -> str | None:
-    """Return what OpenVINO would do wrong with elements of a type, or None."""
-    operator = node.op_type
-    if kind in _FLOATS or (kind in _NARROWED | _CARRIED and is_place):
+def longest_proven(model: Model) -> int | None:
+    """Return the longest open axis for which a model that is taken is right; None for any."""
+    if all(type(n) is int for port in model.inputs for n in port.shape or ()):
         return None
-    if kind in _NARROWED:
-        if narrow or (operator == "Cast" and kind == "int64"):
-            return None  # a cast to it: what it casts from says whether it is right
-        return f"OpenVINO computes {kind} in 32 bits; OV_NARROW_INTEGERS=YES lets it"
-    if kind not in _CARRIED:
+    ranges = value_ranges(model, longest=_INT32.max)
+    proven = all(refusal(node, model, False, ranges) is None for node in model.nodes)
+    return None if proven else LONGEST_OPEN_AXIS
+
+
+def _wrong_type(
+    node: Node, value: str, kind: str, narrow: bool, ranges: Mapping[str, Range]
+) -> str | None:
+    """Return what OpenVINO would do wrong with the elements of a value, or None."""
+    operator = node.op_type
+    if kind not in _NARROWED | _CARRIED:
         return f"OpenVINO does not compute in {kind}"
+    if kind in _NARROWED and not _fits(value, ranges, _INT32.max):
+        if narrow:
+            return None
+        return f"OpenVINO computes {kind} in 32 bits; OV_NARROW_INTEGERS=YES lets it"
     if operator in _MOVES or kind in _INTEGERS.get(operator, ()):
+        return None
+    if kind in _NARROWED | {"int32"} and operator in _WHOLE:
+        return None
+    if operator in _COMPARED and (
+        kind == "bool" or any(_fits(v, ranges, _EXACT_FLOAT) for v in node.inputs)
+    ):
+        return None
+    integers = [v for v in (*node.inputs, *node.outputs) if v in ranges]
+    if operator in _AS_FLOATS and all(_fits(v, ranges, _EXACT_FLOAT) for v in integers):
+        return None
+    if narrow and kind in _NARROWED:
         return None
     return f"OpenVINO's {operator} is not exact for it"
 
 
-def _is_small(value: str, model: Model) -> bool:
-    """Whether a value is a constant that 32 bits hold."""
-    constant = model.constants.get(value)
-    if constant is None or constant.array.dtype.kind not in "iu":
-        return False
-    array, limits = constant.array, np.iinfo(np.int32)
-    return not array.size or bool(array.min() >= limits.min and array.max() <= limits.max)
+def _fits(value: str, ranges: Mapping[str, Range], limit: int) -> bool:
+    """Whether a value is proven to be of at most that magnitude."""
+    return value in ranges and -limit <= ranges[value][0] and ranges[value][1] <= limit
 
 
-def _departure(node: Node, attributes: Mapping[str, Any], model: Model) -> str | None:
+def _departure(
+    node: Node, attributes: Mapping[str, Any], model: Model, ranges: Mapping[str, Range]
+) -> str | None:
     """Return how a node with these attributes and inputs departs from its definition."""
     operator = node.op_type
     given = [bool(value) for value in node.inputs] + [False] * 8
@@ -168,7 +204,9 @@ def _departure(node: Node, attributes: Mapping[str, Any], model: Model) -> str |
     if operator == "SpaceToDepth" and attributes.get("mode", "DCR") != "DCR":
         return "mode is not read"
     if operator == "Slice" and any(
-        model.spec(value).element_type == "int64" and value not in model.constants
+        model.spec(value).element_type == "int64"
+        and value not in model.constants
+        and not _fits(value, ranges, _INT32.max)
         for value in node.inputs[1:3]
     ):
         return "ends beyond 32 bits wrap round"
@@ -182,7 +220,7 @@ def _departure(node: Node, attributes: Mapping[str, Any], model: Model) -> str |
             return "its value does not fit in 32 bits"
     if operator == "Cast" and model.spec(node.outputs[0]).element_type in _NARROWED:
         source = model.spec(node.inputs[0]).element_type
-        if source in _FLOATS:
+        if source in _FLOATS and not _fits(node.outputs[0], ranges, _INT32.max):
             return "floats beyond 32 bits are cut off"
     return None
 

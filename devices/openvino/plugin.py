@@ -22,6 +22,7 @@ except ImportError as error:
 
 from devices.openvino.conversion import convert
 from devices.openvino.executed import executed_nodes, operator_owners
+from devices.openvino.operators import longest_proven
 from devices.openvino.program import (
     PAYLOAD_FORMAT,
     Interface,
@@ -144,6 +145,7 @@ class OpenVinoPlugin(Plugin):
             [name for name in made if name not in conversion.same],
             conversion.same,
             {n: model.constants[n].array for n in names if n in model.constants},
+            None if config["OV_NARROW_INTEGERS"] else longest_proven(part),
         )
         return OpenVinoProgram(
             interface,

@@ -10,11 +10,12 @@ from typing import Final
 import numpy as np
 import openvino
 
+from devices.errors import InferenceError
 from devices.plugin.failures import run_failed
 from devices.plugin.program import ExecutedNode, Payload, Program, RunContext, Value
 
 #: What `export` writes.
-PAYLOAD_FORMAT: Final = "openvino-blob-1"
+PAYLOAD_FORMAT: Final = "openvino-blob-2"
 #: The name of OpenVINO's blob among a payload's tensors; no value of a model has it.
 _BLOB: Final = "#blob"
 
@@ -33,6 +34,9 @@ class Interface:
         Outputs that are an input, or one of `made`, under another name.
     constants : mapping of str to numpy.ndarray
         Constants that are outputs.
+    longest : int, optional
+        The longest axis of an input for which integers are proven to fit what they are computed
+        in; None for any.
     """
 
     inputs: Sequence[str]
@@ -41,6 +45,7 @@ class Interface:
     made: Sequence[str]
     same: Mapping[str, str]
     constants: Mapping[str, np.ndarray]
+    longest: int | None = None
 
 
 class OpenVinoProgram(Program):
@@ -71,6 +76,7 @@ class OpenVinoProgram(Program):
     def run(self, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:
         """Run a request on the inputs' own memory; outputs are made anew for each run."""
         given: dict[str, Value] = dict(zip(self._interface.inputs, inputs, strict=True))
+        self._check_lengths(given)
         values = {**self._interface.constants, **given}
         if self._interface.made:
             values |= self._infer(given, context)
@@ -92,6 +98,7 @@ class OpenVinoProgram(Program):
             "fed": list(self._interface.fed),
             "made": list(self._interface.made),
             "same": dict(self._interface.same),
+            "longest": self._interface.longest,
             "executed": [astuple(node) for node in self.executed_nodes()],
         }
         return Payload(header, tensors)
@@ -100,6 +107,19 @@ class OpenVinoProgram(Program):
         """Drop the compiled model and its requests."""
         self._compiled.clear()
         self._idle = {False: [], True: []}
+
+    def _check_lengths(self, given: Mapping[str, Value]) -> None:
+        longest = self._interface.longest
+        if longest is None:
+            return
+        for name in self._interface.fed:
+            shape = np.shape(given[name])
+            if max(shape, default=0) > longest:
+                raise InferenceError(
+                    f"input {name!r} is {list(shape)}: OpenVINO computes 64-bit integers of this "
+                    f"model in 32 bits, which is proven right for axes of up to {longest}. Reshape "
+                    "the model to the lengths that it gets, or allow it by OV_NARROW_INTEGERS=YES."
+                )
 
     def _infer(self, given: Mapping[str, Value], context: RunContext) -> dict[str, Value]:
         profile = context.profile or self._profiles
@@ -148,7 +168,9 @@ def imported_interface(
     """Return what `export` wrote: the interface, the blob if there is one, and executed nodes."""
     header = payload.header
     constants = {name: array for name, array in payload.tensors.items() if name != _BLOB}
-    interface = Interface(inputs, outputs, header["fed"], header["made"], header["same"], constants)
+    interface = Interface(
+        inputs, outputs, header["fed"], header["made"], header["same"], constants, header["longest"]
+    )
     executed = tuple(
         ExecutedNode(name, kind, order, implementation, tuple(covers))
         for name, kind, order, implementation, covers in header["executed"]

@@ -45,7 +45,7 @@ class OpenVinoQuery:
             if len(self._verdicts) >= _KEPT:
                 self._verdicts.clear()
             for node in model.nodes:
-                known = _known(node, model) or refusal(node, model, narrow)
+                known = _known(node, model) or refusal(node, model, narrow, model.integer_ranges)
                 if known:
                     found[node.name] = known
                     continue

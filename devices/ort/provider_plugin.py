@@ -135,7 +135,7 @@ class ProviderPlugin(ORTPlugin):
             return Refusal("opset", f"OpenVINO does not know {what}: it came later")
         if how := _departs_in_provider(node):
             return Refusal("policy", f"OpenVINO's {node.op_type} differs from ONNX's: {how}")
-        return refusal(node, model, narrow=False)
+        return refusal(node, model, False, model.integer_ranges)
 
 
 class ProviderProgram(OrtProgram):

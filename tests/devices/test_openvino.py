@@ -9,6 +9,7 @@ import pytest
 from onnx import parser
 
 import hetero
+from benchmarks.small_networks import SMALL_NETWORKS
 from devices import load_plugins, read_model
 from devices.conformance.plugin_subject import PluginSubject
 from devices.errors import (
@@ -142,6 +143,99 @@ def test_64_bit_integers_are_computed_where_the_user_lets_them_be_narrow(plugin)
     narrow = {"OV_NARROW_INTEGERS": True}
     assert not plugin.query_model(model, narrow).unsupported
     assert plugin.compile_model(model, narrow)([[1, 2]])["y"].tolist() == [2, 4]
+
+
+#: Nodes over 64-bit integers `a` and `b`, and `c` of 1 to 99, right up to 30 bits.
+WHOLE = (
+    "y = Add(a, c)",
+    "y = Sub(a, c)",
+    "y = Mul(c, c)",
+    "y = Neg(a)",
+    "y = Abs(a)",
+    "y = Sign(a)",
+    "y = Max(a, b)",
+    "y = Min(a, b)",
+    "y = Concat<axis=0>(a, b)",
+    "t = Equal(a, c) y = Where(t, a, b)",
+    "z = Constant<value_int=0>() o = Constant<value_int=1>() t = Size(a) y = Range(z, t, o)",
+)
+#: Nodes that are computed as floats, right up to 23 bits.
+AS_FLOATS = (
+    "y = Div(a, c)",
+    "y = Mod(a, c)",
+    "y = Mod<fmod=1>(a, c)",
+    "y = Clip(a, n)",
+    "t = Trilu(m) y = Reshape(t, k)",
+    "t = Less(a, b) y = Where(t, a, c)",
+    "t = Equal(a, b) y = Where(t, a, c)",
+    "t = GreaterOrEqual(a, b) y = Where(t, a, c)",
+)
+
+
+@pytest.mark.parametrize(
+    ("body", "bits"), [*((b, 30) for b in WHOLE), *((b, 23) for b in AS_FLOATS)]
+)
+def test_integers_that_are_proven_to_fit_are_exact(core, body, bits):
+    """Random values up to the proven limit; the CPU device, in 64 bits, is the oracle."""
+    limit = 2**bits - 1
+    proto = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> g (int64[40] p, int64[40] q, int64[40] r)'
+        f" => (int64[M] y) <int64 lo = {{-{limit}}}, int64 hi = {{{limit}}}, int64 u = {{1}},"
+        " int64 v = {99}, int64 n = {-3}, int64[2] s = {8, 5}, int64[1] k = {-1}>"
+        " {a = Clip(p, lo, hi) b = Clip(q, lo, hi) c = Clip(r, u, v) m = Reshape(a, s)"
+        f" {body}}}"
+    )
+    model = read_model(proto)
+    names = [node.name for node in model.nodes if node.name not in ("a", "b", "c")]
+    taken = core.query_model(model, "HETERO:OV,CPU")
+    assert [taken[name] for name in names] == ["OV.CPU"] * len(names), taken.refusals
+    rng = np.random.default_rng(len(body))
+    p = rng.integers(-limit, limit, 40, endpoint=True)
+    q = np.where(rng.random(40) < 0.5, p + rng.integers(-1, 2, 40), -p)
+    feeds = {"p": p, "q": q, "r": rng.integers(1, 99, 40)}
+    got = core.compile_model(model, "HETERO:OV,CPU")(feeds)["y"]
+    np.testing.assert_array_equal(got, core.compile_model(model, "CPU")(feeds)["y"])
+
+
+@pytest.mark.parametrize("kind", ["int32", "int64"])
+def test_integers_that_floats_do_not_tell_apart_are_compared_elsewhere(core, kind):
+    model = parsed(f"({kind}[N] a, {kind}[N] b) => (bool[N] y) {{y = Less(a, b)}}")
+    assert dict(core.query_model(model, "HETERO:OV,CPU")) == {"y": "CPU"}
+    a = np.array([2**26, 2**30, 5], kind)
+    got = core.compile_model(model, "HETERO:OV,CPU")({"a": a, "b": a + 1})["y"]
+    assert got.tolist() == [True] * 3
+    small = parsed(f"({kind}[N] a) => (bool[N] y) <{kind} b = {{7}}> {{y = Less(a, b)}}")
+    where = core.query_model(small, "HETERO:OV,CPU")["y"]
+    assert where == ("OV.CPU" if kind == "int32" else "CPU")
+
+
+def test_a_decoder_with_open_lengths_stays_whole(core):
+    """Positions by Range, lengths by Shape, products of them as shapes, a causal mask."""
+    model = read_model(SMALL_NETWORKS["small-gpt"]())
+    assert set(core.query_model(model, "HETERO:OV,CPU").values()) == {"OV.CPU"}
+    cut = core.compile_model(
+        model, "HETERO:OV,CPU", affinity={"op:Shape": "CPU", "op:Range": "CPU"}
+    )
+    assert {s.device for s in cut.subgraphs} == {"OV.CPU", "CPU"}
+    ids = {"ids": np.arange(14).reshape(2, 7)}
+    want = core.compile_model(model, "CPU")(ids)[0]
+    np.testing.assert_allclose(cut(ids)[0], want, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(core.compile_model(model, "OV")(ids)[0], want, rtol=1e-3, atol=1e-4)
+
+
+def test_an_axis_longer_than_proven_is_refused(plugin, monkeypatch):
+    from devices.openvino import operators
+
+    monkeypatch.setattr(operators, "LONGEST_OPEN_AXIS", 5)
+    model = parsed(
+        "(float[N] x, float[M] z) => (bool[1] y) {a = Shape(x) b = Shape(z) y = Less(a, b)}"
+    )
+    compiled = plugin.compile_model(model)
+    again = plugin.import_model(compiled.export_model(), model)
+    for run in (compiled, again):
+        assert run([np.zeros(3), np.zeros(4)])["y"].tolist() == [True]
+        with pytest.raises(hetero.InferenceError, match=r"\[6\].*up to 5.*Reshape"):
+            run([np.zeros(3), np.zeros(6)])
 
 
 def test_weights_are_not_looked_at_by_the_query(plugin):
