@@ -12,7 +12,7 @@ import numpy as np
 from devices.errors import HeteroError
 from devices.interpreter.binding import Call, Scratch
 from devices.interpreter.block import Block, Step, Task, kernel_error, single, store
-from devices.interpreter.trace import Trace, bind, frozen, is_plain
+from devices.interpreter.trace import Trace, calls_of, frozen, is_plain
 from devices.plugin.program import RunContext, Value
 
 
@@ -101,7 +101,7 @@ class BoundBlock:
         self._indices: list[int] = []
         self._work: list[Sequence[Call]] = []
         for i, task in enumerate(block.tasks[: trace.stop]):
-            calls = self._calls(task, block.steps[i], self._scratch(i))
+            calls = self._calls(i, task, block.steps[i])
             if calls:
                 self._indices.append(i)
                 self._work.append(calls)
@@ -167,7 +167,7 @@ class BoundBlock:
         offset = self._trace.offsets.get(~i, 0)
         return Scratch(self._memory[offset : offset + self._trace.scratch_nbytes.get(i, 0)])
 
-    def _calls(self, task: Task, step: Step, scratch: Scratch) -> Sequence[Call]:
+    def _calls(self, i: int, task: Task, step: Step) -> Sequence[Call]:
         """Put the arrays of a task's results into their slots and return the calls that fill them.
 
         Views of arrays that are there already take no call.
@@ -186,16 +186,15 @@ class BoundBlock:
             return [partial(self._slots.step, task, step)]
         calls = None
         if self._trace.lent.isdisjoint(written):
-            calls = self._bound(task, inputs, scratch)
+            calls = self._bound(i, task, inputs)
         return calls or [partial(self._slots.call, task, task.call)]
 
-    def _bound(
-        self, task: Task, inputs: Sequence[Value], scratch: Scratch
-    ) -> Sequence[Call] | None:
+    def _bound(self, i: int, task: Task, inputs: Sequence[Value]) -> Sequence[Call] | None:
         """Return the calls of a kernel that has a binding for such arrays, or writes where told."""
         outputs = tuple([None if slot is None else self._values[slot] for slot in task.writes])
         if self._trace.lent.isdisjoint(task.reads):
-            calls = bind(task, scratch, outputs, inputs)
+            recording = self._trace.recordings.get(i)
+            calls = calls_of(task, recording, self._scratch(i), outputs, inputs)
             if calls is not None:
                 return calls
         y = outputs[0] if len(outputs) == 1 else None

@@ -14,6 +14,8 @@ from devices.interpreter.binding import BINDINGS, Binding, Call, Scratch
 from devices.interpreter.block import Block, Step, Task, kernel_error, single
 from devices.interpreter.implementations import ONLY_IN_A_RUN
 from devices.interpreter.layout import Span, lay_out
+from devices.interpreter.recorder import recorded
+from devices.interpreter.tape import Recording
 from devices.plugin.program import RunContext, Value
 
 #: Operators that only look at their first input in another way, where the others are known.
@@ -46,12 +48,14 @@ class Trace:
 
     `known` are values that depend on those shapes alone; `values` the others, by slot. Those that
     are `lent` stay where the caller or the kernel put them, for only kernels read them.
+    `recordings` are what the kernels of tasks without bindings do, by index.
     `scratch_nbytes` are what the own steps of tasks need, by index. `offsets` tell where the memory
     of a value's buffer begins and, at ``~index``, that for a task's own steps.
     """
 
     known: dict[int, np.ndarray] = field(default_factory=dict)
     values: dict[int, Traced] = field(default_factory=dict)
+    recordings: dict[int, Recording] = field(default_factory=dict)
     lent: frozenset[int] = frozenset()
     stop: int = 0
     scratch_nbytes: dict[int, int] = field(default_factory=dict)
@@ -85,14 +89,20 @@ def _dense(array: np.ndarray) -> np.ndarray:
 
 
 def binding_of(task: Task) -> Binding | None:
-    """Return how the task's kernel is bound, if it is."""
+    """Return how the task's kernel is bound by hand, if it is."""
     return None if task.call is None else BINDINGS.get(task.implementation.what.function)
 
 
-def bind(
-    task: Task, scratch: Scratch, outputs: Sequence[Value], inputs: Sequence[Value]
+def calls_of(
+    task: Task,
+    recording: Recording | None,
+    scratch: Scratch,
+    outputs: Sequence[Value],
+    inputs: Sequence[Value],
 ) -> Sequence[Call] | None:
-    """Return the calls of the binding of a task's kernel, if it has one for such arrays."""
+    """Return the calls that do what a task's kernel does, if there are some for such arrays."""
+    if recording is not None:
+        return recording.calls(scratch, outputs, inputs)
     binding = binding_of(task)
     if binding is None:
         return None
@@ -148,22 +158,7 @@ class _TracedRun:
     def follow(self, i: int, task: Task, step: Step, context: RunContext) -> bool:
         """Run a task; False if what it returns cannot be bound."""
         inputs = [self.values[slot] for slot in task.reads]
-        if task.call is None:
-            dying = {slot: self.values[slot] for slot in task.dying}
-            step(self.values, context)
-            results = [None if slot is None else self.values[slot] for slot in task.writes]
-            for slot, value in dying.items():
-                if slot not in task.writes:
-                    self.values[slot] = value
-        else:
-            found = task.call(*inputs)
-            results = [single(value) for value in (found if type(found) is tuple else (found,))]
-            if len(results) < len(task.writes):
-                raise ValueError(
-                    f"{len(task.writes)} outputs are named; there are only {len(results)}"
-                )
-        named: list[tuple[int, Any]]
-        named = [(s, r) for s, r in zip(task.writes, results, strict=False) if s is not None]
+        named = self._named(task, step, inputs, context)
         is_bound = all(is_plain(value) for _, value in named)
         if not is_bound:
             for slot, value in named:
@@ -176,22 +171,41 @@ class _TracedRun:
             for slot, value in named:
                 self._show(slot, value, task.reads[0])
         else:
-            for slot, value in named:
-                self.values[slot] = _dense(value)
-            binding = binding_of(task) if self._is_bound(task, i, inputs) else None
-            for slot, _ in named:
-                value = self.values[slot]
-                over = None if binding is None else self._donor(task, binding, value)
-                self._make(slot, value, i, over)
-            if binding is not None:
-                self._read.update(task.reads)
-            elif task.call is None or "out" not in task.implementation.what.wants:
-                self._free.update(slot for slot, _ in named)
+            self._keep(i, task, inputs, named)
         for slot in task.dying:
             self.values[slot] = None
             if slot in self.trace.values:
                 self._release(self.trace.values[slot].buffer, i)
         return is_bound
+
+    def _named(
+        self, task: Task, step: Step, inputs: Sequence[Value], context: RunContext
+    ) -> list[tuple[int, Any]]:
+        """Run a task and return its results with their slots, its inputs where they were."""
+        if task.call is None:
+            values = self.values.copy()
+            step(values, context)
+            return [(slot, values[slot]) for slot in task.writes if slot is not None]
+        found = task.call(*inputs)
+        results = [single(value) for value in (found if type(found) is tuple else (found,))]
+        if len(results) < len(task.writes):
+            raise ValueError(f"{len(task.writes)} outputs are named; there are only {len(results)}")
+        return [(s, r) for s, r in zip(task.writes, results, strict=False) if s is not None]
+
+    def _keep(
+        self, i: int, task: Task, inputs: Sequence[Value], named: list[tuple[int, Any]]
+    ) -> None:
+        """Give the results memory, an input's that ends here where that is allowed."""
+        for slot, value in named:
+            self.values[slot] = _dense(value)
+        over = self._over(i, task, inputs)
+        for slot, _ in named:
+            value = self.values[slot]
+            self._make(slot, value, i, None if over is None else self._donor(task, over, value))
+        if over is not None:
+            self._read.update(task.reads)
+        elif task.call is None or "out" not in task.implementation.what.wants:
+            self._free.update(slot for slot, _ in named)
 
     def end(self) -> None:
         """Give each buffer its place; those that are still read are needed to the end."""
@@ -203,16 +217,28 @@ class _TracedRun:
         }
         self.trace.offsets, self.trace.nbytes = lay_out(spans)
 
-    def _is_bound(self, task: Task, i: int, inputs: Sequence[Value]) -> bool:
-        """Tell whether a task's kernel is bound to such arrays; note the memory for its steps."""
+    def _over(self, i: int, task: Task, inputs: Sequence[Value]) -> tuple[int, ...] | None:
+        """Return the inputs that a task's result may lie over; None if it has no calls.
+
+        Notes the memory for its own steps.
+        """
         scratch = Scratch()
         outputs = [None if slot is None else self.values[slot] for slot in task.writes]
-        if bind(task, scratch, outputs, inputs) is None:
-            return False
+        over: tuple[int, ...] = ()
+        if calls_of(task, None, scratch, outputs, inputs) is None:
+            varying = [not self._is_constant(slot) for slot in task.reads]
+            recording = recorded(task, inputs, varying, outputs)
+            if recording is None:
+                return None
+            self.trace.recordings[i] = recording
+            recording.calls(scratch, outputs, inputs)
+            over = recording.over
+        elif (binding := binding_of(task)) is not None:
+            over = binding.over
         if scratch.nbytes:
             self.trace.scratch_nbytes[i] = scratch.nbytes
             self._spans[~i] = Span(i, i, scratch.nbytes)
-        return True
+        return over
 
     def _is_constant(self, slot: int) -> bool:
         return slot == 0 or slot in self._constants or slot in self.trace.known
@@ -233,9 +259,9 @@ class _TracedRun:
             return False
         return all(np.may_share_memory(result, inputs[0]) for result in results)
 
-    def _donor(self, task: Task, binding: Binding, result: np.ndarray) -> int | None:
+    def _donor(self, task: Task, over: Sequence[int], result: np.ndarray) -> int | None:
         """Return the buffer of an input that dies here and that the result may lie over."""
-        for position in binding.over:
+        for position in over:
             if position >= len(task.reads) or task.reads[position] not in task.dying:
                 continue
             value = self.trace.values.get(task.reads[position])
