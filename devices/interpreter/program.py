@@ -18,6 +18,7 @@ from devices.interpreter.block import Block, build_block
 from devices.interpreter.implementations import Scope
 from devices.model.extension import allowed_extensions
 from devices.model.model import Constant, Model, Node
+from devices.model.node_contents import check_inside
 from devices.model.tensor_spec import TensorSpec
 from devices.plugin.program import ExecutedNode, Payload, Program, RunContext, Value
 
@@ -91,6 +92,7 @@ class CPUProgram(Program):
         proto = onnx.ModelProto()
         try:
             proto.ParseFromString(header["graph"])
+            check_inside(proto, payload.tensors, "the payload")
             model = _model(proto, header["covers"], payload)
             return cls(allowed_extensions(model, extensions), **options)
         except (DecodeError, KeyError, TypeError, ValueError) as error:

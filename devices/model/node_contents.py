@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -38,6 +38,23 @@ def complete_nodes(nodes: Iterable[onnx.NodeProto], where: str, folder: Path | N
             check_text((attribute.name, attribute.ref_attr_name), where)
             if attribute.type not in _PLAIN:
                 complete_attribute(attribute, f"{where}: node {node.name!r}", folder)
+
+
+def check_inside(model: onnx.ModelProto, given: Collection[str], where: str) -> None:
+    """Check that a model that comes from a blob reads no file, or raise ModelError.
+
+    `given`: weights of the main graph that are declared to be outside, and are given beside it.
+    """
+    graph = model.graph
+    complete_nodes(graph.node, where, None)
+    for function in model.functions:
+        complete_nodes(function.node, where, None)
+        for attribute in function.attribute_proto:
+            complete_attribute(attribute, where, None)
+    sparse = [part for s in graph.sparse_initializer for part in (s.values, s.indices)]
+    for tensor in (*(t for t in graph.initializer if t.name not in given), *sparse):
+        if tensor.data_location == TensorProto.EXTERNAL:
+            tensor_array(tensor, where)
 
 
 def complete_attribute(attribute: AttributeProto, where: str, folder: Path | None) -> None:

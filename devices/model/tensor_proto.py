@@ -86,6 +86,12 @@ def dense_array(
     values = tensor_array(sparse.values, where, folder)
     indices = tensor_array(sparse.indices, where, folder)
     shape = tuple(sparse.dims)
+    nbytes = math.prod(shape) * values.dtype.itemsize
+    if nbytes > PROTOBUF_NBYTES:
+        raise ModelError(
+            f"{where}: sparse tensor {sparse.values.name!r} of shape {shape} has {nbytes} bytes "
+            f"when it is dense, {PROTOBUF_NBYTES} at most are taken. Make it a dense tensor."
+        )
     try:
         dense = np.zeros(shape, values.dtype)
         places = indices if indices.ndim == 1 else np.ravel_multi_index(tuple(indices.T), shape)

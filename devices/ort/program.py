@@ -21,6 +21,7 @@ import onnxruntime
 from devices.errors import BlobError, DeviceError
 from devices.model.deferred import DeferredModel
 from devices.model.model import Constant, Model
+from devices.model.node_contents import check_inside
 from devices.model.reader import read_model
 from devices.model.tensor_spec import TensorSpec
 from devices.ort.prepacked import SAVE_OPTION, PackedFile, is_packed, read_packed
@@ -177,6 +178,9 @@ class OrtProgram(Program):
             weights = {name: self._source.constants[name].array for name in stubs}
         else:
             data, stubs = self._payload.header["model"], self._payload.header["stubs"]
+            proto = onnx.ModelProto()
+            proto.ParseFromString(data)
+            check_inside(proto, stubs, f"model {self._model.name!r}")
             packed = PackedFile(self._payload)
             weights = {n: self._payload.tensors[n] for n in stubs if n not in packed.names}
             data = packed.point(data, options)

@@ -18,16 +18,20 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import numpy as np
+import onnx
+from google.protobuf.message import DecodeError
 
 from devices.errors import (
     ArgumentTypeError,
     BlobError,
     HeteroError,
+    ModelError,
     ModelNotFoundError,
     UnsupportedOperationError,
 )
 from devices.model.deferred import DeferredModel
 from devices.model.model import Model
+from devices.model.node_contents import check_inside
 from devices.model.tensor_spec import TensorSpec
 from devices.plugin.program import Payload
 from devices.plugin.properties import PropertyTable
@@ -336,8 +340,11 @@ class ModelBlob:
         """Return the model that was compiled; its weights are views of the blob."""
         parts = self._read("source", self.blob.contents)
         try:
+            skeleton = onnx.ModelProto()
+            skeleton.ParseFromString(parts["skeleton"])
+            check_inside(skeleton, (), f"{self._where}: source")
             model = join_model(ModelParts(**parts))
-        except (TypeError, AttributeError) as error:
+        except (TypeError, AttributeError, LookupError, DecodeError, ModelError) as error:
             raise BlobError(f"{self._where}: source: damaged: {error}.") from error
         if any(not isinstance(c.array, np.ndarray) for c in model.constants.values()):
             raise BlobError(f"{self._where}: source: a weight that is not a tensor.")

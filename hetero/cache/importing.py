@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from devices.errors import ArgumentTypeError, BlobError, PropertyError, UnknownDeviceError
 from devices.plugin.configuration import Configuration
@@ -14,12 +15,15 @@ from devices.plugin.properties import PropertyTable
 from hetero.affinity.affinity import Affinity
 from hetero.cache.blob import Compilation, Cut, DeviceRecord, ModelBlob
 from hetero.partition.partition import Partition
-from hetero.properties.table import HETERO_PROPERTIES, SplitConfig
+from hetero.properties.table import HETERO_PROPERTIES, NOT_KEPT, SplitConfig
 from scheduler.formats.stage_source import StageSource
 from scheduler.formats.stored_payload import PAYLOADS, StoredPayload, read_payload
 from scheduler.vocabulary.names import match_name
 
 _log = logging.getLogger(__name__)
+
+#: What the options of ONNX Runtime's providers have in their names where they name files.
+_PLACE: Final = re.compile("path|dir|file|config|cache|dump|prefix", re.IGNORECASE)
 
 
 def place_devices(
@@ -214,7 +218,17 @@ def _kept_of(blob: ModelBlob, device: str, table: PropertyTable) -> dict[str, An
 
 
 def _parsed(blob: ModelBlob, options: Mapping[str, Any], table: PropertyTable) -> dict[str, Any]:
-    known = {n: v for n, v in options.items() if n in table and table[n].mutable}
+    """Return options that are known here, less those that no blob is written with.
+
+    A blob names no file or folder that this machine would read, make or write for it.
+    """
+    known = {
+        name: {k: v for k, v in value.items() if not _PLACE.search(str(k))}
+        if name == "PROVIDER_OPTIONS" and isinstance(value, Mapping)
+        else value
+        for name, value in options.items()
+        if name in table and table[name].mutable and name not in NOT_KEPT
+    }
     try:
         return Configuration(table, "options").parse(known)
     except PropertyError as error:

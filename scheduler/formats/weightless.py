@@ -93,15 +93,20 @@ def restore(source: Source, weights: Iterable[np.ndarray]) -> bytearray:
             "them; give the one that was compiled."
         )
     nbytes = PREFIX.unpack_from(beginning)[4]
-    room = len(data) + sum(row[1] + PAGE for row in rows)
-    if nbytes > room or any(offset + length > nbytes for offset, length, _ in rows):
+    inside = sum(length for (_, length, _), is_here in zip(rows, here, strict=True) if is_here)
+    outside = {(length, key): length for _, length, key in absent}
+    room = len(data) + len(rows) * PAGE + sum(outside.values())
+    if (
+        inside != len(data) - position
+        or len(outside) != len(absent)  # equal segments are written once
+        or nbytes > room
+        or any(offset + length > nbytes for offset, length, _ in rows)
+    ):
         raise BlobError(f"{where}: it is cut or damaged.")
     whole = bytearray(nbytes)
     whole[: len(beginning)] = beginning
     for (offset, length, key), is_here in zip(rows, here, strict=True):
         part = data[position : position + length] if is_here else found[length, key]
-        if len(part) != length:
-            raise BlobError(f"{where}: it is cut or damaged.")
         whole[offset : offset + length] = part
         position += length if is_here else 0
     return whole
