@@ -170,7 +170,6 @@ def _typed(model: Model, extensions: Mapping[Operator, Extension]) -> Model:
     waiting = [node for node in model.nodes if (node.domain, node.op_type) in extensions]
     while waiting:
         specs, found, left = model.specs, [], []
-        outputs = {port.name: port for port in model.outputs}
         for node in waiting:
             inputs = [specs.get(name) if name else None for name in node.inputs]
             if any(name and name not in specs for name in node.inputs):
@@ -187,11 +186,11 @@ def _typed(model: Model, extensions: Mapping[Operator, Extension]) -> Model:
                         "one that is wrong."
                     )
                 elif known.shape is None and spec.shape is not None:
-                    outputs[spec.name] = spec
-        ports = tuple(outputs[port.name] for port in model.outputs)
-        if found or ports != model.outputs:
-            infos = [*model.value_info, *(spec.to_proto() for spec in found)]
-            model = model.replace(value_info=infos, outputs=ports)
+                    found.append(spec)
+        if found:
+            infos = {info.name: info for info in model.value_info}
+            infos |= {spec.name: spec.to_proto() for spec in found}
+            model = model.replace(value_info=tuple(infos.values()))
         if len(left) == len(waiting):
             return model
         waiting = left

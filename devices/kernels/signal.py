@@ -76,7 +76,8 @@ def stft_17(
     """Return the transform of each windowed frame, (batch, frames, bins, 2)."""
     dtype, step = signal.dtype, int(frame_step.reshape(()))
     signal, window = wide(xp, signal, window)
-    z = _complex(signal)
+    # [batch, length] is no form of ONNX's, but audio exporters write it and ONNX Runtime takes it.
+    z = _complex(signal[..., None] if signal.ndim == 2 else signal)
     if frame_length is not None:
         length = int(frame_length.reshape(()))
     else:
@@ -84,7 +85,7 @@ def stft_17(
     if z.ndim != 2 or step < 1 or not 1 <= length <= z.shape[1]:
         raise ValueError(
             f"signal has shape {signal.shape}, frame_step is {step}, frame_length {length}: "
-            "rank 3, a positive step and a length within the signal wanted"
+            "rank 2 or 3, a positive step and a length within the signal wanted"
         )
     if window is not None and window.shape != (length,):
         raise ValueError(f"window has shape {window.shape}; {(length,)} wanted")
@@ -92,7 +93,7 @@ def stft_17(
     frames = z[:, starts[:, None] + xp.arange(length)]
     if window is not None:
         frames = frames * window
-    if onesided and signal.shape[-1] == 1:
+    if onesided and frames.dtype.kind != "c":
         return _parts(xp, xp.fft.rfft(frames, axis=-1), dtype)
     spectrum = xp.fft.fft(frames, axis=-1)
     return _parts(xp, spectrum[..., : length // 2 + 1] if onesided else spectrum, dtype)

@@ -22,6 +22,7 @@ from onnx import numpy_helper
 
 from devices.errors import ModelError
 from devices.model.attributes import attribute_value
+from devices.model.hints import open_bodies, without_shape
 from devices.model.integer_ranges import RANGES, Range, boundary_ranges, value_ranges
 from devices.model.ports import HasPorts
 from devices.model.tensor_proto import PROTOBUF_NBYTES
@@ -179,11 +180,12 @@ class Model(HasPorts):
     nodes : sequence of Node
         In topological order, names unique.
     inputs, outputs : sequence of TensorSpec
-        The ports; initializers that ONNX also lists as inputs are constants.
+        The ports; initializers that ONNX also lists as inputs are constants. Shapes of outputs are
+        hints.
     constants : mapping of str to Constant
         The initializers.
     value_info : sequence of onnx.ValueInfoProto
-        Types that the model's author gave for inner values.
+        Types of inner values and outputs that are known besides, with shapes that hold.
     optional_inputs : sequence of TensorSpec
         Inputs that need not be given: the constants of their names are the defaults.
     specs : mapping of str to TensorSpec, optional
@@ -268,10 +270,18 @@ class Model(HasPorts):
 
     @cached_property
     def specs(self) -> Mapping[str, TensorSpec]:
-        """Value name -> type and shape, by ONNX's shape inference; values left open are absent."""
+        """Value name -> type and shape, by ONNX's shape inference; values left open are absent.
+
+        Shapes follow from those of the inputs: what outputs declare is a hint, and may differ.
+        """
         if self._given_specs is not None:
             return self._given_specs
         proto = self.to_proto(weights="stub", keep_nbytes=INFERENCE_NBYTES)
+        open_bodies(proto.graph.node)
+        known = {info.name: info for info in self.value_info}
+        made = {port.name: port for port in proto.graph.output if port.name in self.producers}
+        del proto.graph.output[:]
+        proto.graph.output.extend(known.get(v) or without_shape(port) for v, port in made.items())
         graph = infer_types(proto)
         found = {c.name: c.spec for c in self.constants.values()}
         for info in (*graph.input, *graph.value_info, *graph.output):
@@ -408,7 +418,8 @@ class Model(HasPorts):
         graph.node.extend(node.proto for node in self.nodes)
         graph.input.extend(_declared(spec) for spec in self.inputs)
         graph.output.extend(_declared(spec) for spec in self.outputs)
-        graph.value_info.extend(self.value_info)
+        named = {spec.name for spec in self.outputs}
+        graph.value_info.extend(info for info in self.value_info if info.name not in named)
         for constant in self.constants.values():
             small = constant.array.nbytes <= keep_nbytes or constant.array.dtype == object
             inline = weights == "inline" or small

@@ -16,6 +16,7 @@ from devices.errors import (
     ModelTypeError,
     UnsupportedOpsetError,
 )
+from devices.model.hints import without_shape
 from devices.model.light import PREFIX, light_model_path
 from devices.model.model import Constant, Model, Node
 from devices.model.node_contents import complete_attribute, complete_nodes
@@ -140,7 +141,7 @@ def _from_proto(proto: onnx.ModelProto, where: str, folder: Path | None) -> Mode
         inputs=inputs,
         outputs=outputs,
         constants=constants,
-        value_info=graph.value_info,
+        value_info=[without_shape(info) for info in graph.value_info],
         optional_inputs=[TensorSpec.from_proto(i) for i in optional],
     )
 

@@ -35,6 +35,8 @@ _LETTERS: Final = {word: letter for letter, word in _DENOTATIONS.items()}
 _TENSOR_DTYPES: Final = {
     f"tensor({name})": DTYPES[number] for name, number in _TYPE_NUMBERS.items() if number in DTYPES
 }
+#: Symbols that say nothing, and so are never the same as another.
+_UNKNOWN: Final = ("", "?")
 #: Element types narrower than a byte, with their widths in bits.
 _NARROW_BITS: Final = {"int4": 4, "uint4": 4, "float4e2m1": 4, "int2": 2, "uint2": 2}
 
@@ -258,7 +260,7 @@ def _shape(proto: onnx.TypeProto) -> tuple[Dimension, ...] | None:
     return tuple(
         (d.dim_value if d.dim_value >= 0 else None)
         if d.HasField("dim_value")
-        else (d.dim_param or None)
+        else (None if d.dim_param in _UNKNOWN else d.dim_param)
         for d in tensor.shape.dim
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 from devices.errors import (
@@ -22,6 +22,7 @@ from devices.errors import (
 from devices.model.literals import lift_literals
 from devices.model.model import Model, Node
 from devices.model.reader import read_model
+from devices.model.tensor_spec import TensorSpec
 from devices.plugin.configuration import Configuration
 from devices.plugin.program import Payload, Program
 from devices.plugin.properties import COMMON_PROPERTIES, Config, PropertyTable
@@ -175,12 +176,13 @@ class Plugin(ABC):
                 "devices.Program. That is a fault of the plugin.",
                 device=self.name,
             )
-        return self._compiled(model, program, effective)
+        made = [model.specs.get(port.name, port) for port in model.outputs]
+        return self._compiled(model, made, program, effective)
 
     def import_model(
         self, payload: Payload, model: Model, config: Config | None = None
     ) -> CompiledModel:
-        """Make a compiled model from a payload; `model` gives its ports.
+        """Make a compiled model from a payload; `model` gives its ports, whose shapes hold.
 
         Raises
         ------
@@ -201,7 +203,7 @@ class Plugin(ABC):
                 f"{self.name} cannot import model {model.name!r}: {type(error).__name__}: {error}. "
                 "It is damaged, or of another version; compile the model again."
             ) from error
-        return self._compiled(model, program, effective)
+        return self._compiled(model, model.outputs, program, effective)
 
     def effective_config(self, config: Config | None = None) -> dict[str, Any]:
         """Return defaults, then what `set_property` set, then `config`, checked and typed."""
@@ -229,7 +231,9 @@ class Plugin(ABC):
         """
         raise UnsupportedOperationError(f"{self.name} has no device memory to share")
 
-    def _compiled(self, model: Model, program: Program, config: Config) -> CompiledModel:
+    def _compiled(
+        self, model: Model, made: Sequence[TensorSpec], program: Program, config: Config
+    ) -> CompiledModel:
         device_id = config["DEVICE_ID"]
         device = f"{self.name}.{device_id}"
         turn = None
@@ -243,7 +247,9 @@ class Plugin(ABC):
         configuration = Configuration(
             self.properties, f"model {model.name!r} on {device}", config, read=read
         )
-        return CompiledModel(model, program, device=device, configuration=configuration, turn=turn)
+        return CompiledModel(
+            model, program, made=made, device=device, configuration=configuration, turn=turn
+        )
 
     def _read(self, name: str, device_id: str) -> Any:
         """Return the value on a device of a property that was not set."""

@@ -32,6 +32,8 @@ class CompiledModel:
         What was compiled: it gives the ports.
     program : Program
         What runs.
+    made : sequence of TensorSpec
+        What is certain of each output; shapes of the model's own ports are hints.
     device : str
         The device that runs it, id included.
     configuration : Configuration
@@ -45,6 +47,7 @@ class CompiledModel:
         model: Model,
         program: Program,
         *,
+        made: Sequence[TensorSpec],
         device: str,
         configuration: Configuration,
         turn: Lock | None = None,
@@ -62,7 +65,7 @@ class CompiledModel:
         self.profiles: bool = configuration.get("PERF_COUNT")
         #: The outputs' names, in order.
         self.output_names: Final = tuple(port.name for port in model.outputs)
-        self._received = StageOutputs(model, self.device)
+        self._received = StageOutputs(model, made, self.device)
         self._closed = False
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""What a program gave out, checked against the model's ports and made its receiver's own."""
+"""What a program gave out, checked against its inferred types and made its receiver's own."""
 
 from __future__ import annotations
 
@@ -28,12 +28,17 @@ class _Expected(NamedTuple):
 
 
 class StageOutputs:
-    """The outputs of one compiled model; `device` is what runs it, for messages."""
+    """The outputs of one compiled model.
 
-    def __init__(self, model: Model, device: str) -> None:
+    `ports`: what is certain of each.
+    `device`: what runs it, for messages.
+    """
+
+    def __init__(self, model: Model, ports: Sequence[TensorSpec], device: str) -> None:
         self._model = model
         self._device = device
-        self._expected = tuple(_expected(port) for port in model.outputs)
+        self._ports = tuple(ports)
+        self._expected = tuple(map(_expected, self._ports))
 
     def receive(self, outputs: Sequence[Value], inputs: Sequence[Value]) -> list[Value]:
         """Return what `Program.run` gave, copied where it shares memory with what lives on.
@@ -58,15 +63,14 @@ class StageOutputs:
         return received
 
     def _unexpected(self, position: int, value: Value) -> InferenceError:
-        model, port = self._model, self._model.outputs[position]
+        model, port = self._model, self._ports[position]
         made = model.producers.get(port.name)
         node = None if made is None else model.nodes[made]
         what = f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else repr(value)
         by = f", which node {node.name!r} ({node.op_type}) makes," if node else ""
         return InferenceError(
-            f"{self._device} gave {what} as output {port.name!r}{by} of model {model.name!r}; the "
-            f"model says {port}. Correct the type or shape that the model declares for it, or "
-            "report the device's plugin.",
+            f"{self._device} gave {what} as output {port.name!r}{by} of model {model.name!r}; by "
+            f"the types and shapes of its inputs it is {port}. Report the device's plugin.",
             device=self._device,
             port=port.name,
             operator=node.name if node else "",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -35,8 +36,6 @@ class RequestTensors:
         self._inputs = inputs
         self._optional = {port.name: port for port in optional_inputs}
         self._outputs = outputs
-        #: Symbol -> (input, axis), for each that several dimensions of inputs share.
-        self._symbols = _shared_symbols(inputs)
         #: Input name -> its tensor, once something was set or asked for.
         self._given: dict[str, Tensor] = {}
         #: Inputs that the user set or took by hand; a call with other inputs keeps those.
@@ -150,7 +149,7 @@ class RequestTensors:
         TensorNameError
             Listing every input that is missing, or those given that the model does not have.
         TensorTypeError, TensorShapeError
-            A value does not fit its port, or two not the symbol that they share.
+            A value does not fit its port.
         """
         given = self._by_name(inputs)
         values = {}
@@ -178,16 +177,6 @@ class RequestTensors:
                 "set_tensor those that stay.",
                 missing=[p.name for p in missing],
             )
-        for symbol, places in self._symbols.items():
-            sizes = {(name, axis): values[name].shape[axis] for name, axis in places}
-            if len(set(sizes.values())) > 1:
-                listed = ", ".join(
-                    f"{size} on axis {axis} of {name!r}" for (name, axis), size in sizes.items()
-                )
-                raise TensorShapeError(
-                    f"dimension {symbol!r} has one size in a request, got {listed}.",
-                    port=places[0][0],
-                )
         for name in given:
             self._batches.pop(name, None)
             self._given[name] = Tensor(values[name], shared_memory=True)
@@ -199,6 +188,8 @@ class RequestTensors:
         taken = {}
         for port in self._outputs:
             value = outputs[port.name]
+            if port.is_tensor and not port.accepts(np.shape(value)):
+                warnings.warn(_another_shape(port), stacklevel=2)
             held = self.output(port)
             if port.name in self._owned_by_user:
                 memory = _write(port, held.held(), value)
@@ -258,15 +249,6 @@ class RequestTensors:
         return {find_port(self._inputs, None, "input").name: inputs}
 
 
-def _shared_symbols(ports: tuple[TensorSpec, ...]) -> dict[str, list[tuple[str, int]]]:
-    found: dict[str, list[tuple[str, int]]] = {}
-    for port in ports:
-        for axis, size in enumerate(port.shape or () if port.is_tensor else ()):
-            if isinstance(size, str):
-                found.setdefault(size, []).append((port.name, axis))
-    return {symbol: places for symbol, places in found.items() if len(places) > 1}
-
-
 def _lists_inputs(inputs: Sequence[Any], port: TensorSpec) -> bool:
     """Whether a list for a one-input model lists inputs, rather than being the input's contents."""
     if len(inputs) != 1:
@@ -317,6 +299,14 @@ def _check_batch(port: TensorSpec, items: Sequence[Any]) -> None:
         shape = (*port.shape[:axis], 1, *port.shape[axis + 1 :])
         item_port = TensorSpec(port.name, port.type, shape)
         check_tensor(array, item_port, f"batch item {i} of input")
+
+
+def _another_shape(port: TensorSpec) -> str:
+    """Return the warning about an output, the same for every size so that it is shown once."""
+    return (
+        f"output {port.name!r} came in another shape than the model declares for it, {port}. A "
+        "declared shape is a hint; correct it in the model."
+    )
 
 
 def _write(port: TensorSpec, memory: Value, value: Value) -> Value:

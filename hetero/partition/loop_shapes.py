@@ -30,7 +30,6 @@ def with_loop_shapes(model: Model) -> Model:
     while found := {s.name: s for n in loops for s in _results(typed, n) if s.name not in known}:
         known |= found
         typed = model.replace(
-            outputs=[known.get(port.name, port) for port in model.outputs],
             value_info=[*model.value_info, *(spec.to_proto() for spec in known.values())],
         )
     if not known:

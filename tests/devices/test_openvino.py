@@ -69,7 +69,7 @@ def refusal(plugin, model, **config):
         ("(uint8[2] x) => (uint8[2] y) {y = Add(x, x)}", 17, "dtype", "not exact"),
         ("(float[4] x) => (float[1] y) {y = ReduceMax<keepdims=1>(x)}", 17, "policy", "infinity"),
         ("(float[2] x, int64[1] a) => (float[M,N] y) {y = Unsqueeze(x, a)}", 17, "dynamic_shape",
-         "no rank"),
+         "open number of dimensions"),
         ("(float[1,4,4,4] x) => (float[1,4,4,4] y) {y = Det(x)}", 17, "no_kernel", "Det"),
     ],
 )  # fmt: skip

@@ -58,7 +58,7 @@ def test_another_type_rank_or_size_is_an_error_that_says_where(giving, value, sa
     wanted = rf"GIVING.0 gave {said} as output 'y', which node 'y' \(Relu\) makes"
     with pytest.raises(InferenceError, match=wanted) as caught:
         giving(value, TEXT)
-    assert "the model says tensor(float)[N, 3]" in str(caught.value)
+    assert "the types and shapes of its inputs it is tensor(float)[N, 3]" in str(caught.value)
     again = pickle.loads(pickle.dumps(caught.value))
     assert (again.device, again.port, again.operator) == ("GIVING.0", "y", "y")
 

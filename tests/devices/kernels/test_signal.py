@@ -50,8 +50,11 @@ def test_dft_17_against_onnxruntime():
 
 @pytest.mark.parametrize("onesided", [0, 1])
 @pytest.mark.parametrize("step", [3, 8])
-def test_stft(onesided, step):
-    signal, window = floats(2, 40, 1), floats(16)
+@pytest.mark.parametrize("parts", [(), (1,), (2,)])
+def test_stft(onesided, step, parts):
+    if onesided and parts == (2,):
+        pytest.skip("ONNX Runtime refuses one side of a complex signal")
+    signal, window = floats(2, 40, *parts), floats(16)
     inputs = [signal, np.array(step), window, np.array(16)]
     check("STFT", inputs, {"onesided": onesided}, 17, 1e-4, 1e-4)
     check("STFT", [signal, np.array(step), window], {"onesided": onesided}, 17, 1e-4, 1e-4)

@@ -77,20 +77,6 @@ def test_memory_of_a_device_is_refused_with_the_fix(core: hetero.Core) -> None:
     np.testing.assert_array_equal(request.infer({"x": remote.to_host()})[0], -X)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_a_symbol_has_one_size_in_a_request(core: hetero.Core, device: str) -> None:
-    model = parse(
-        "sum (float[b, s] x, float[b, s] mask, float[s, t] z) => (float[b, s] y)"
-        "{ y = Add (x, mask) }"
-    )
-    compiled = core.compile_model(model, device)
-    seven, nine = np.ones((2, 7), np.float32), np.ones((2, 9), np.float32)
-    with pytest.raises(errors.TensorShapeError, match="7 on axis 1 of 'x', 9 on axis 1 of 'mask'"):
-        compiled({"x": seven, "mask": nine, "z": np.ones((7, 1), np.float32)})
-    for x in (seven, nine):
-        assert compiled({"x": x, "mask": x, "z": np.ones((x.shape[1], 3))})[0].shape == x.shape
-
-
 def test_a_second_positional_array_is_no_second_input(core: hetero.Core) -> None:
     compiled = core.compile_model(branches(), "CPU")
     x = np.ones((2, 3), np.float32)

@@ -1,0 +1,136 @@
+"""Shapes that a model declares for outputs and inner values are hints, as in ONNX Runtime."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator
+
+import numpy as np
+import onnxruntime
+import pytest
+from onnx import ModelProto, parser
+
+import hetero
+from devices import Plugin, Program
+from devices.errors import InferenceError, TensorTypeError
+
+X = np.arange(6, dtype=np.float32).reshape(2, 3)
+FIVE = np.ones((5, 3), np.float32)
+WAYS = ("CPU", "ORT", "HETERO:ORT,CPU", "cut")
+
+#: Graph, its inputs, and the values of which a warning is given.
+MODELS = {
+    "rank": ("g (float[n, 3] x) => (float out_rank) {a = Neg(x) out_rank = Relu(a)}",
+             {"x": X}, ["out_rank"]),
+    "rank-above": (("g (float[n, 3] x) => (float[1, m, 3] out_above) {a = Neg(x) "
+                    "out_above = Abs(a)}"), {"x": X}, ["out_above"]),
+    "size": ("g (float[n, 3] x) => (float[7, 3] out_size) {a = Neg(x) out_size = Relu(a)}",
+             {"x": X}, ["out_size"]),
+    "known-size": ("g (float[2, 3] x) => (float[7, 4] out_known) {a = Neg(x) out_known = Relu(a)}",
+                   {"x": X}, ["out_known"]),
+    "inner-size": ("g (float[2, 3] x) => (float[2, 3] y) <float[7, 4] a> {a = Neg(x) y = Relu(a)}",
+                   {"x": X}, []),
+    "inner-rank": ("g (float[n, 3] x) => (float[m, 3] y) <float[7] a> {a = Neg(x) y = Relu(a)}",
+                   {"x": X}, []),
+    "inner-and-output": (("g (float[n, 3] x) => (float[m, 3] y, float both) {both = Neg(x) "
+                         "y = Relu(both)}"), {"x": X}, ["both"]),
+    "not-inferred": (("g (float[n, 3] x, int64[k] s) => (float[2, 3] out_open) <float[7] a> "
+                     "{a = Reshape(x, s) out_open = Abs(a)}"),
+                     {"x": X, "s": np.array([1, 3, 2])}, ["out_open"]),
+    "branch": (("g (float[n, 3] x, bool c) => (float[4] out_if) {a = Neg(x) out_if = If(c) <"
+               "then_branch = t () => (float[9] p) {p = Abs(a)}, "
+               "else_branch = e () => (float[9] q) {q = Exp(a)}>}"),
+               {"x": X, "c": np.array(True)}, ["out_if"]),
+    "one-symbol": (("g (float[n, 3] x, float[n, 3] z) => (float[n, 3] y, float[n, 3] w) "
+                   "{a = Exp(x) b = Exp(z) y = Abs(a) w = Abs(b)}"), {"x": X, "z": FIVE}, []),
+    "unknown-symbols": ("g (float[?, ?] x) => (float[?, ?] y) {a = Neg(x) y = Relu(a)}",
+                        {"x": X}, []),
+}  # fmt: skip
+#: A Loop that appends to what it carries, which its body declares as the first turn has it.
+GROWING = (
+    "g (float[1, 3] x, int64 count) => (float[1, 3] grown) <bool yes = {1}> {"
+    "a = Neg(x) grown = Loop(count, yes, a) <body = b (int64 i, bool go, float[1, 3] kept) => "
+    "(bool on, float[1, 3] next) {on = Identity(go) next = Concat<axis = 0>(kept, x)}>}"
+)
+MODELS["loop"] = (GROWING, {"x": X[:1], "count": np.array(3)}, ["grown"])
+
+
+def parse(text: str) -> ModelProto:
+    """Return a model from its text; `?` is no symbol of the text form."""
+    model = parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> ' + text.replace("?", "question_mark")
+    )
+    for port in (*model.graph.input, *model.graph.output):
+        for dimension in port.type.tensor_type.shape.dim:
+            if dimension.dim_param == "question_mark":
+                dimension.dim_param = "?"
+    return model
+
+
+@pytest.fixture(scope="module")
+def core() -> Iterator[hetero.Core]:
+    with hetero.Core(executor="inprocess") as core:
+        yield core
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", MODELS)
+def test_a_declared_shape_is_a_hint(core: hetero.Core, name: str, way: str) -> None:
+    text, feeds, differing = MODELS[name]
+    model = parse(text)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    oracle = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    wanted = oracle.run(None, feeds)
+    nodes = core.read_model(model).node_names
+    pins = {node: ("ORT", "CPU")[i % 2] for i, node in enumerate(nodes)} if way == "cut" else None
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        device = "HETERO:ORT,CPU" if way == "cut" else way
+        compiled = core.compile_model(model, device, affinity=pins)
+        for _ in range(2):
+            results = compiled(feeds)
+            for got, want in zip(results.values(), wanted, strict=True):
+                np.testing.assert_allclose(got, want, rtol=1e-6)
+                assert got.shape == want.shape
+    said = [str(one.message) for one in caught]
+    assert [re.findall("output '(.*?)'", text)[0] for text in said] == differing
+
+
+@pytest.mark.parametrize("device", ["CPU", "ORT", "HETERO:ORT,CPU"])
+def test_an_element_type_is_no_hint(core: hetero.Core, device: str) -> None:
+    model = parse("g (float[2, 3] x) => (float16[2, 3] y) {a = Neg(x) y = Relu(a)}")
+    with pytest.raises(hetero.HeteroError, match=r"(?i)type"):
+        core.compile_model(model, device)
+    with pytest.raises(TensorTypeError):
+        core.compile_model(parse(MODELS["rank"][0]), device)({"x": X.astype(np.complex64)})
+
+
+class Transposing(Plugin):
+    """Gives the right numbers in another shape of the same rank."""
+
+    name = "TRANSPOSING"
+
+    def refuse(self, node, model, config):
+        return None
+
+    def compile(self, model, config):
+        return type("Given", (Program,), {"run": lambda _, inputs, __: [-inputs[0].T]})()
+
+
+@pytest.mark.parametrize("declared", ["[2, 3]", "[n, m]", "[3, 2]"])
+def test_what_follows_from_known_shapes_binds_a_device(declared: str) -> None:
+    model = parse(f"g (float[2, 3] x) => (float{declared} y) {{a = Neg(x) y = Relu(a)}}")
+    with hetero.Core(executor="inprocess", plugins=[Transposing]) as core:
+        pins = {"a": "TRANSPOSING", "y": "CPU"}
+        compiled = core.compile_model(model, "HETERO:TRANSPOSING,CPU", affinity=pins)
+        with pytest.raises(InferenceError, match=r"TRANSPOSING.*gave float32\[3, 2\].*'a'"):
+            compiled({"x": X})
+        alone = core.compile_model(
+            parse(f"g (float[2, 3] x) => (float{declared} y) {{y = Neg(x)}}"), "TRANSPOSING"
+        )
+        with pytest.raises(InferenceError, match=r"gave float32\[3, 2\] as output 'y'"):
+            alone({"x": X})
