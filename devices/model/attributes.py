@@ -71,6 +71,27 @@ def with_bodies(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
             yield from with_bodies(inner)
 
 
+def captured_names(proto: onnx.NodeProto) -> Iterator[str]:
+    """Yield the outer values that a node's bodies read, each once, in order of first use."""
+    seen: set[str] = set()
+    for _, graph in bodies(proto):
+        for name in _free_names(graph):
+            if name not in seen:
+                seen.add(name)
+                yield name
+
+
+def _free_names(graph: onnx.GraphProto) -> Iterator[str]:
+    bound = {v.name for v in graph.input} | {t.name for t in graph.initializer}
+    bound |= {t.values.name for t in graph.sparse_initializer}
+    for node in graph.node:
+        for name in (*node.input, *captured_names(node)):
+            if name and name not in bound:
+                yield name
+        bound.update(node.output)
+    yield from (v.name for v in graph.output if v.name not in bound)
+
+
 def _text(data: bytes) -> str | bytes:
     try:
         return data.decode()

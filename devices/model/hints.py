@@ -6,7 +6,7 @@ that differ. Element types stay.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 import onnx
 
@@ -21,16 +21,28 @@ def without_shape(info: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
     return copy
 
 
-def open_bodies(nodes: Iterable[onnx.NodeProto]) -> None:
-    """Clear, in place, the shapes that bodies of control flow declare for their values.
+def forget_hints(
+    graph: onnx.GraphProto, made: Container[str], certain: Iterable[onnx.ValueInfoProto]
+) -> None:
+    """Clear, in place, the shapes that are only declared.
 
-    A body's first two inputs may be a `Loop`'s count and condition, which are scalars.
+    `made`: values that a node makes; outputs that are none of these, or listed twice, are left out.
+    `certain`: values whose shapes hold.
     """
+    known = {info.name: info for info in certain}
+    outputs = {port.name: port for port in graph.output if port.name in made}
+    del graph.output[:]
+    graph.output.extend(known.get(name) or without_shape(port) for name, port in outputs.items())
+    _open_bodies(graph.node)
+
+
+def _open_bodies(nodes: Iterable[onnx.NodeProto]) -> None:
     for node in nodes:
         for _, graph in bodies(node):
+            # The first two inputs may be a Loop's count and condition, which are scalars.
             for info in (*graph.input[2:], *graph.output, *graph.value_info):
                 _open(info)
-            open_bodies(graph.node)
+            _open_bodies(graph.node)
 
 
 def _open(info: onnx.ValueInfoProto) -> None:

@@ -8,7 +8,7 @@ and go through protobuf only where ONNX bytes are asked for.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,8 +21,8 @@ import xxhash
 from onnx import numpy_helper
 
 from devices.errors import ModelError
-from devices.model.attributes import attribute_value
-from devices.model.hints import open_bodies, without_shape
+from devices.model.attributes import attribute_value, captured_names
+from devices.model.hints import forget_hints
 from devices.model.integer_ranges import RANGES, Range, boundary_ranges, value_ranges
 from devices.model.ports import HasPorts
 from devices.model.tensor_proto import PROTOBUF_NBYTES
@@ -110,7 +110,7 @@ class Node:
         """Wrap a NodeProto; `name` replaces the proto's own in place."""
         if name is not None and proto.name != name:
             proto.name = name
-        captures = tuple(captured_names(proto)) if _has_body(proto) else ()
+        captures = tuple(captured_names(proto))
         return cls(
             proto.name,
             proto.op_type,
@@ -277,11 +277,7 @@ class Model(HasPorts):
         if self._given_specs is not None:
             return self._given_specs
         proto = self.to_proto(weights="stub", keep_nbytes=INFERENCE_NBYTES)
-        open_bodies(proto.graph.node)
-        known = {info.name: info for info in self.value_info}
-        made = {port.name: port for port in proto.graph.output if port.name in self.producers}
-        del proto.graph.output[:]
-        proto.graph.output.extend(known.get(v) or without_shape(port) for v, port in made.items())
+        forget_hints(proto.graph, self.producers, self.value_info)
         graph = infer_types(proto)
         found = {c.name: c.spec for c in self.constants.values()}
         for info in (*graph.input, *graph.value_info, *graph.output):
@@ -470,33 +466,6 @@ def _restored(arguments: dict[str, Any]) -> Model:
         array.setflags(write=False)
     constants = {name: Constant(name, array) for name, array in arguments["constants"].items()}
     return Model(**{**arguments, "constants": constants})
-
-
-def captured_names(proto: onnx.NodeProto) -> Iterator[str]:
-    """Yield the outer values that a node's bodies read, each once, in order of first use."""
-    seen: set[str] = set()
-    for attribute in proto.attribute:
-        graphs = (*((attribute.g,) if attribute.HasField("g") else ()), *attribute.graphs)
-        for graph in graphs:
-            for name in _free_names(graph):
-                if name not in seen:
-                    seen.add(name)
-                    yield name
-
-
-def _free_names(graph: onnx.GraphProto) -> Iterator[str]:
-    bound = {v.name for v in graph.input} | {t.name for t in graph.initializer}
-    bound |= {t.values.name for t in graph.sparse_initializer}
-    for node in graph.node:
-        for name in (*node.input, *(captured_names(node) if _has_body(node) else ())):
-            if name and name not in bound:
-                yield name
-        bound.update(node.output)
-    yield from (v.name for v in graph.output if v.name not in bound)
-
-
-def _has_body(proto: onnx.NodeProto) -> bool:
-    return any(a.HasField("g") or a.graphs for a in proto.attribute)
 
 
 def _port_bytes(spec: TensorSpec) -> bytes:

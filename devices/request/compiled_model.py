@@ -12,6 +12,7 @@ import numpy as np
 
 from devices.errors import DeviceMemoryError, HeteroError, InferenceError
 from devices.model.model import Model
+from devices.model.tensor_spec import TensorSpec
 from devices.plugin.configuration import Configuration
 from devices.plugin.program import ExecutedNode, Payload, Program, RunContext, Value
 from devices.plugin.remote import RemoteTensor
