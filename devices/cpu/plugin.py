@@ -9,7 +9,6 @@ from typing import ClassVar
 import numpy as np
 import onnx
 
-from devices.cpu.integers import integers_name
 from devices.cpu.threads import blas_name
 from devices.interpreter.backend import NUMPY, ArrayBackend
 from devices.interpreter.implementations import Scope, find_implementation
@@ -112,9 +111,8 @@ class CPUPlugin(Plugin):
         return next(named, platform.processor() or platform.machine())
 
     def fingerprint(self, device_id: str) -> str:
-        """Return the instruction set, numpy's version, its BLAS, and what multiplies integers."""
-        libraries = f"numpy {np.__version__} {blas_name()} {integers_name()}"
-        return f"{platform.machine()} {libraries.strip()}"
+        """Return the instruction set, numpy's version and its BLAS."""
+        return f"{platform.machine()} numpy {np.__version__} {blas_name()}"
 
 
 def _meaningless(node: Node, model: Model) -> Refusal | None:

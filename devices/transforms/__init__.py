@@ -23,13 +23,8 @@ from devices.transforms.layer_norm import fuse_layer_norm
 from devices.transforms.literals import literals_to_constants
 from devices.transforms.matmul_add import fuse_matmul_add
 from devices.transforms.movement import merge_movements
-from devices.transforms.quantized import (
-    dequantize_products,
-    fuse_fake_quantize,
-    quantize_once,
-)
+from devices.transforms.quantized import fuse_fake_quantize, quantize_once
 from devices.transforms.quantized_operators import standard_quantized
-from devices.transforms.quantized_products import keep_integers
 from devices.transforms.recurrent import prepare_recurrent
 from devices.transforms.scale_into_conv import move_scale_into_conv
 from devices.transforms.scale_shift import fuse_scale_shift
@@ -48,15 +43,14 @@ class Pass(NamedTuple):
 #: Dead nodes go first and last: first, so that patterns do not count them as readers.
 _FIRST: Final = (
     Pass(inline_functions, oldest_opset=0),
-    Pass(standard_quantized, oldest_opset=10),
     Pass(literals_to_constants, oldest_opset=0),
+    Pass(standard_quantized, oldest_opset=10),
     Pass(remove_dead_nodes, oldest_opset=0),
 )
 _THEN: Final = (
     Pass(eliminate_identities),
     Pass(fold_constants, oldest_opset=0),
     Pass(remove_dead_nodes, oldest_opset=0),
-    Pass(dequantize_products, oldest_opset=10),
     Pass(fuse_fake_quantize, oldest_opset=10),
     Pass(quantize_once, oldest_opset=10),
     Pass(fuse_dynamic_matmul, oldest_opset=11),
@@ -79,7 +73,6 @@ PASSES: Final = (*_FIRST, *_THEN)
 HOST_PASSES: Final = (
     *_FIRST,
     Pass(compute_in_single),
-    Pass(keep_integers, oldest_opset=10),
     *_THEN,
     Pass(fuse_channel_shuffle),
     Pass(prepare_convolutions, oldest_opset=0),

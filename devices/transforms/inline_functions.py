@@ -11,6 +11,7 @@ from typing import Final
 import onnx
 
 from devices.interpreter.implementations import Scope, find_implementation
+from devices.model.free_names import FreeNames
 from devices.model.functions import function_key, function_opsets, instantiate
 from devices.model.model import Model, Node
 from devices.plugin.support import Refusal
@@ -24,8 +25,8 @@ def inline_functions(model: Model) -> Model:
     scope = Scope.of_model(model)
     if not scope.functions:
         return model
-    names = set(model.node_names)
-    values = {port.name for port in model.inputs} | set(model.constants) | set(model.producers)
+    names = FreeNames(model.node_names)
+    values = FreeNames.of_values(model)
     inlined = False
     nodes: list[Node] = []
     waiting = list(reversed(model.nodes))
@@ -52,7 +53,7 @@ def _can_inline(node: Node, function: onnx.FunctionProto, scope: Scope) -> bool:
 
 
 def _expanded(
-    call: Node, function: onnx.FunctionProto, names: set[str], values: set[str]
+    call: Node, function: onnx.FunctionProto, names: FreeNames, values: FreeNames
 ) -> list[Node]:
     """Return the function's nodes; what they are named and make is added to what is taken."""
     outside = dict.fromkeys(function.input, "") | {"": ""}
@@ -62,19 +63,11 @@ def _expanded(
     }
     expanded = []
     for proto in instantiate(function, call.proto):
-        proto.name = _free(f"{call.name}/{proto.name or proto.op_type}", names)
+        proto.name = names.make(f"{call.name}/{proto.name or proto.op_type}")
         for value in proto.output:
             if value not in outside:
-                outside[value] = _free(f"{call.name}/{value}", values)
+                outside[value] = values.make(f"{call.name}/{value}")
         proto.input[:] = [outside[value] for value in proto.input]
         proto.output[:] = [outside[value] for value in proto.output]
         expanded.append(Node.from_proto(proto, covers=call.covers))
     return expanded
-
-
-def _free(name: str, taken: set[str]) -> str:
-    """Return the name, changed where it is taken; it is taken from then on."""
-    while name in taken:
-        name += "_"
-    taken.add(name)
-    return name

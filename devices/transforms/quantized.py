@@ -1,10 +1,8 @@
 """Passes: quantised models compute in float32, whose products have a BLAS.
 
-1. QLinearConv and QLinearMatMul of constant weights become what they mean: DequantizeLinear, the
-   product, QuantizeLinear.
-2. QuantizeLinear and DequantizeLinear that undo each other become ``hetero::FakeQuantize``, which
-   rounds floats to the values that the integers stand for; a Relu before it that its range implies
-   goes, and so does one of floats that are rounded so already.
+QuantizeLinear and DequantizeLinear that undo each other become ``hetero::FakeQuantize``, which
+rounds floats to the values that the integers stand for; a Relu before it that its range implies
+goes, and so does one of floats that are rounded so already.
 """
 
 from __future__ import annotations
@@ -12,68 +10,11 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
-from onnx import helper
 
 from devices.interpreter.implementations import FUSED
 from devices.kernels.quantize import RANGE
-from devices.model.model import Constant, Model, Node
-from devices.model.tensor_spec import TensorSpec
+from devices.model.model import Model, Node
 from devices.transforms.rewriting import Rewrite, fused_node
-
-
-def dequantize_products(model: Model) -> Model:
-    """Return the model with quantised products of constant weights as products of floats."""
-    nodes: list[Node] = []
-    constants, specs = dict(model.constants), dict(model.specs)
-    for node in model.nodes:
-        parts = None
-        if not node.domain and node.op_type in ("QLinearConv", "QLinearMatMul"):
-            parts = _parts(model, node, constants, specs)
-        nodes += parts or [node]
-    if len(nodes) == len(model.nodes):
-        return model
-    return model.replace(nodes=nodes, constants=constants, specs=specs)
-
-
-def _parts(
-    model: Model, node: Node, constants: dict[str, Constant], specs: dict[str, Any]
-) -> list[Node] | None:
-    x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, *rest = node.inputs
-    known = [model.constants.get(name) for name in (x_scale, x_zero, w, w_scale, w_zero, *rest)]
-    scalars = [model.constants.get(name) for name in (x_scale, y_scale, y_zero)]
-    if None in known or any(c is None or c.array.size != 1 for c in scalars):
-        return None
-    _, _, weights, scale, zero, *bias = (c.array for c in known if c is not None)
-    is_conv = node.op_type == "QLinearConv"
-    if weights.dtype.name not in RANGE or weights.ndim < 2:
-        return None
-    if is_conv:
-        shape = (-1,) + (1,) * (weights.ndim - 1)
-        scale, zero = scale.reshape(shape), zero.reshape(shape)
-    elif scale.size > 1 and weights.ndim > 2:
-        return None
-    floats = (weights.astype(np.float32) - zero.astype(np.float32)) * scale
-
-    def add(name: str, array: np.ndarray) -> str:
-        array.setflags(write=False)
-        constants[name] = Constant(name, array)
-        return name
-
-    y = node.outputs[0]
-    wide, product = f"{y}/x", f"{y}/product"
-    specs[wide] = TensorSpec(wide, "tensor(float)", model.spec(x).shape)
-    specs[product] = TensorSpec(product, "tensor(float)", model.spec(y).shape)
-    inputs = [wide, add(f"{y}/w", floats)]
-    if bias:
-        unit = known[0].array.reshape(()) * scale.reshape(-1)  # type: ignore[union-attr]  # checked
-        inputs.append(add(f"{y}/b", bias[0].astype(np.float32) * unit))
-    protos = [
-        helper.make_node("DequantizeLinear", [x, x_scale, x_zero], [wide], f"{node.name}/x"),
-        helper.make_node("Conv" if is_conv else "MatMul", inputs, [product], node.name),
-        helper.make_node("QuantizeLinear", [product, y_scale, y_zero], [y], f"{node.name}/y"),
-    ]
-    protos[1].attribute.extend(node.proto.attribute)
-    return [Node.from_proto(proto, covers=node.covers) for proto in protos]
 
 
 def fuse_fake_quantize(model: Model) -> Model:

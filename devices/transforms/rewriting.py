@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 
 from devices.interpreter.implementations import FUSED
+from devices.model.free_names import FreeNames
 from devices.model.model import Constant, Model, Node
 from devices.model.tensor_spec import TensorSpec
 
@@ -28,6 +29,10 @@ class Rewrite:
         self._constants: dict[str, np.ndarray] = {}
         self._renamed: dict[str, str] = {}
         self._specs: dict[str, TensorSpec] = {}
+
+    @cached_property
+    def _names(self) -> FreeNames:
+        return FreeNames.of_values(self.model)
 
     @cached_property
     def _fixed(self) -> frozenset[str]:
@@ -95,14 +100,14 @@ class Rewrite:
 
     def add_constant(self, name: str, array: np.ndarray) -> str:
         """Add a constant under a name made from `name`; return the name."""
-        unique = self._untaken(name)
+        unique = self._names.make(name)
         array.setflags(write=False)
         self._constants[unique] = array
         return unique
 
     def new_value(self, name: str, like: str) -> str:
         """Return a name made from `name` for a value of the type and shape of another."""
-        unique, spec = self._untaken(name), self.model.spec(like)
+        unique, spec = self._names.make(name), self.model.spec(like)
         self._specs[unique] = TensorSpec(unique, spec.type, spec.shape)
         return unique
 
@@ -142,16 +147,6 @@ class Rewrite:
                 name = self._renamed[name]
             proto.input.append(name)
         return Node.from_proto(proto, covers=node.covers)
-
-    def _untaken(self, name: str) -> str:
-        """Return a name that nothing has, made from `name`."""
-        taken = (self._constants, self._specs, self.model.constants, self.model.producers)
-        inputs = {port.name for port in self.model.inputs}
-        unique, i = name, 0
-        while unique in inputs or any(unique in names for names in taken):
-            i += 1
-            unique = f"{name}_{i}"
-        return unique
 
 
 def fused_node(

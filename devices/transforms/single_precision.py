@@ -15,6 +15,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from devices.model.attributes import bodies
+from devices.model.free_names import FreeNames
 from devices.model.model import Constant, Model, Node
 from devices.transforms.rewriting import with_inputs
 
@@ -39,13 +40,10 @@ def compute_in_single(model: Model) -> Model:
         for name, constant in halves.items()
     }
     outputs = {port.name: model.spec(port.name).element_type for port in model.outputs}
-    inner = {name: f"{name}/single" for name in inputs}
-    inner |= {
-        name: f"{name}/single"
-        for name, kind in outputs.items()
-        if kind in _HALVES and name in model.producers
-    }
-    nodes = list(_converted(model, inputs, inner))
+    names = FreeNames.of_values(model)
+    made = (n for n, kind in outputs.items() if kind in _HALVES and n in model.producers)
+    inner = {name: names.make(f"{name}/single") for name in (*inputs, *made)}
+    nodes = list(_converted(model, inputs, inner, names))
     nodes += [
         _cast(inner[name], name, _HALVES[kind], model.nodes[model.producers[name]])
         for name, kind in outputs.items()
@@ -70,7 +68,9 @@ def _is_open(model: Model) -> bool:
     return any(node.op_type in _PRODUCTS for node in model.nodes)
 
 
-def _converted(model: Model, inputs: list[str], inner: dict[str, str]) -> Iterator[Node]:
+def _converted(
+    model: Model, inputs: list[str], inner: dict[str, str], names: FreeNames
+) -> Iterator[Node]:
     """Yield the nodes on other names, with casts after the inputs and after what makes halves."""
     waiting = set(inputs)
     for node in model.nodes:
@@ -83,8 +83,9 @@ def _converted(model: Model, inputs: list[str], inner: dict[str, str]) -> Iterat
         if not _makes_halves(node):
             yield with_inputs(node, reads, writes)
             continue
-        yield with_inputs(node, reads, [f"{writes[0]}/half"])
-        yield _cast(f"{writes[0]}/half", writes[0], TensorProto.FLOAT, node)
+        half = names.make(f"{writes[0]}/half")
+        yield with_inputs(node, reads, [half])
+        yield _cast(half, writes[0], TensorProto.FLOAT, node)
 
 
 def _makes_halves(node: Node) -> bool:

@@ -5,7 +5,6 @@ from devices.cpu.fast import (  # noqa: F401 - importing a family registers its 
     conv_transpose,
     lrn,
     pool,
-    quantized,
     recurrent,
     shuffle,
 )

@@ -4,24 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
-from devices.cpu.integers import fast_integers
 from devices.interpreter.binding.elementwise import clipped
 from devices.interpreter.binding.product import product_calls
-from devices.interpreter.binding.registry import Call, Scratch, binds, blocks, flat, flat_blocks
+from devices.interpreter.binding.registry import Call, Scratch, binds, blocks, flat_blocks
 from devices.kernels.quantize import RANGE
-
-#: Element types of what `vnni` quantises.
-_ONE_PASS: Final = ("float32", "uint8", "int8")
-
-
-def _one_pass(*arrays: np.ndarray) -> Any:
-    """Return what quantises such arrays in one pass over memory, if there is something."""
-    fits = all(a.ndim == 1 and a.dtype.name in _ONE_PASS for a in arrays)
-    return fast_integers() if fits else None
 
 
 def rounding_calls(
@@ -29,11 +19,6 @@ def rounding_calls(
 ) -> Iterator[Call]:
     """Yield the calls that put x into y, rounded to multiples of `scale` from low to high."""
     step = np.asarray(scale, x.dtype)
-    quick = _one_pass(y, x)
-    if quick is not None:
-        ends = np.array([low, high, 0], np.float32)
-        yield partial(quick.quantise, y, x, step.reshape(1), ends)
-        return
     yield partial(np.divide, x, step, y)
     yield partial(np.rint, y, y)
     yield from clipped(y, y, low, high)
@@ -61,15 +46,6 @@ def bind_quantize(
     if not x.dtype == scale.dtype == np.float32 or not _is_one(scale, zero_point):
         return None
     pieces = flat_blocks(x, y)
-    quick = _one_pass(*pieces[0])
-    if quick is not None:
-        low, high = RANGE[y.dtype.name]
-        zero = 0 if zero_point is None else int(zero_point.reshape(()))
-        limits = np.array([low - zero, high - zero, zero], np.float32)
-        return [
-            partial(quick.quantise, to.view(np.uint8), at, scale.reshape(1), limits)
-            for at, to in pieces
-        ]
     floats = scratch(pieces[0][0].shape, x.dtype)
     calls: list[Call] = []
     for at, to in pieces:
@@ -94,11 +70,6 @@ def bind_dequantize(
         return None
     calls: list[Call] = []
     for to, at in flat_blocks(y, x):
-        quick = _one_pass(to, at)
-        if quick is not None:
-            zero = np.zeros(1, y.dtype) if zero_point is None else _number(zero_point, y)
-            calls.append(partial(quick.dequantise, to, at, scale.reshape(1), zero.reshape(1)))
-            continue
         calls.append(partial(np.copyto, to, at))
         if zero_point is not None and zero_point.any():
             calls.append(partial(np.subtract, to, _number(zero_point, y), to))
@@ -128,21 +99,6 @@ def bind_dynamic_fake_quantize(
     return [partial(_spread, y, scale, x, flat_blocks(y, x))]
 
 
-@binds("DynamicQuantizeLinear", 11, many=True)
-def bind_dynamic_quantize(
-    scratch: Scratch, outputs: Sequence[np.ndarray | None], x: np.ndarray
-) -> Sequence[Call] | None:
-    """Bind the rounding to integers of the range that x has."""
-    y, scale, zero_point = outputs
-    if y is None or scale is None or zero_point is None or not x.size:
-        return None
-    whole = flat(y, x)
-    quick = _one_pass(*whole)
-    if quick is None or x.dtype != np.float32:
-        return None
-    return [partial(quick.spread, *whole, scale.reshape(1), zero_point.reshape(1))]
-
-
 def _spread(
     y: np.ndarray, scale: np.ndarray, x: np.ndarray, pieces: Sequence[tuple[np.ndarray, ...]]
 ) -> None:
@@ -154,7 +110,7 @@ def _spread(
         np.divide(at, scale, to)
         np.rint(to, to)
     # The least is in range, for the zero point was rounded as it is.
-    if np.rint(high / step) > 255 - zero_point:
+    if not np.rint(high / step) <= 255 - zero_point:  # or there is a NaN, which is all
         np.minimum(y, 255 - zero_point, out=y)
 
 

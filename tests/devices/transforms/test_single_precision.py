@@ -137,3 +137,17 @@ def test_nodes_keep_their_names() -> None:
     names = [node.name for node in compiled.executed_nodes()]
     assert {"conv", "exp"} <= set(names)
     assert len(names) == len(set(names))
+
+
+def test_names_that_the_pass_would_give_may_be_taken() -> None:
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["y/single"]),
+        helper.make_node("Add", ["y/single", "x"], ["y"]),
+        helper.make_node("Mul", ["y/single", "y"], ["z"]),
+    ]
+    x = np.ones((2, 2), np.float16)
+    model = make_model(nodes, {"x": x}, ["y", "z"], {"w": np.eye(2, dtype=np.float16) * 3})
+    for ours, theirs in zip(
+        run_cpu(model, {"x": x}), on_onnx_runtime(model, {"x": x}), strict=True
+    ):
+        assert np.array_equal(ours, theirs)
