@@ -39,7 +39,7 @@ def _stored(weights: np.ndarray) -> np.ndarray:
     return weights.astype(np.int8 if np.abs(weights).max() <= 127 else np.int16)
 
 
-class Product(NamedTuple):
+class _Product(NamedTuple):
     """A product and what follows it: positions, weights, their scale, a bias."""
 
     parts: tuple[int, ...]
@@ -52,7 +52,7 @@ def _fuse_dynamic(rewrite: Rewrite, i: int, node: Node) -> None:
     integers, scale, zero_point = node.outputs
     nodes = rewrite.model.nodes
     readers = rewrite.readers(integers)
-    found = [scaled_product(rewrite, at, node.outputs) for at in readers]
+    found = [_scaled_product(rewrite, at, node.outputs) for at in readers]
     products = [product for product in found if product is not None]
     convolutions = [c for c in (_convolution(rewrite, at, node.outputs) for at in readers) if c]
     read = {at for product in (*products, *convolutions) for at in product.parts}
@@ -84,13 +84,11 @@ def _fuse_dynamic(rewrite: Rewrite, i: int, node: Node) -> None:
         )
 
 
-def scaled_product(
-    rewrite: Rewrite, at: int, quantised: Sequence[str], op_type: str = "MatMulInteger"
-) -> Product | None:
+def _scaled_product(rewrite: Rewrite, at: int, quantised: Sequence[str]) -> _Product | None:
     """Return the product at a position, if its left side and the zero point are `quantised`."""
     integers, scale, zero_point = quantised
-    nodes, is_conv = rewrite.model.nodes, op_type == "ConvInteger"
-    if not rewrite.is_op(at, op_type):
+    nodes = rewrite.model.nodes
+    if not rewrite.is_op(at, "MatMulInteger"):
         return None
     if nodes[at].inputs[0] != integers or nodes[at].inputs[2:3] != (zero_point,):
         return None
@@ -107,18 +105,18 @@ def scaled_product(
     own = _other(nodes[factor], scale)
     if not rewrite.is_op(factor, "Mul") or scale not in nodes[factor].inputs:
         return None
-    if not _is_row(rewrite.constant(own), weights, is_conv):
+    if not _is_row(rewrite.constant(own), weights):
         return None
     parts = (at, cast, factor, scaled)
     added = _after(rewrite, scaled, "Add")
     if added is not None:
         other = _other(nodes[added], nodes[scaled].outputs[0])
-        if _is_row(rewrite.constant(other), weights, is_conv):
-            return Product((*parts, added), weights, own, other)
-    return Product(parts, weights, own, "")
+        if _is_row(rewrite.constant(other), weights):
+            return _Product((*parts, added), weights, own, other)
+    return _Product(parts, weights, own, "")
 
 
-def _convolution(rewrite: Rewrite, at: int, quantised: Sequence[str]) -> Product | None:
+def _convolution(rewrite: Rewrite, at: int, quantised: Sequence[str]) -> _Product | None:
     """Return a convolution and its Cast to float, if its left side and zero are `quantised`."""
     node, (integers, _, zero_point) = rewrite.model.nodes[at], quantised
     cast = _after(rewrite, at, "Cast")
@@ -128,7 +126,7 @@ def _convolution(rewrite: Rewrite, at: int, quantised: Sequence[str]) -> Product
     reads = node.inputs[0] == integers and node.inputs[2:3] == (zero_point,)
     if weights is None or not reads or rewrite.model.nodes[cast].attributes.get("to") != 1:
         return None
-    return Product((at, cast), weights, "", "")
+    return _Product((at, cast), weights, "", "")
 
 
 def _after(rewrite: Rewrite, at: int, op_type: str) -> int | None:
@@ -142,13 +140,10 @@ def _other(node: Node, value: str) -> str:
     return next((name for name in node.inputs if name != value), "")
 
 
-def _is_row(array: np.ndarray | None, weights: np.ndarray, is_conv: bool) -> bool:
+def _is_row(array: np.ndarray | None, weights: np.ndarray) -> bool:
     """Tell whether an array is of float32, one for each column of the weights or for all."""
     if array is None or array.dtype != np.float32:
         return False
-    if is_conv and array.size > 1:
-        per_filter = (weights.shape[0],) + (1,) * (weights.ndim - 2)
-        return array.shape in (per_filter, (1, *per_filter))
     return array.ndim <= 1 and array.size in (1, weights.shape[-1])
 
 

@@ -114,7 +114,7 @@ class _Lowering:
         arrays = [self._array(part) for part in triple if part]
         if any(array is None for array in arrays):
             scale = self._array(triple[1])
-            along = {"axis": axis} if scale is not None and scale.size > 1 else {}
+            along: dict[str, Any] = {"axis": axis} if scale is not None and scale.size > 1 else {}
             return name, [_node("DequantizeLinear", triple, name, node, **along)]
         integers, *rest = (array for array in arrays if array is not None)
         along_axis = [1] * integers.ndim
