@@ -20,14 +20,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 from devices.errors import BlobError
-from scheduler.formats.blob_file import BlobFile
+from scheduler.formats.blob_file import BlobFile, ForeignError, is_own
 from scheduler.formats.publish import TEMPORARY_SUFFIX, publish
-
-if TYPE_CHECKING:  # few have a cache: it is imported where it is used, not at every start
-    import filelock
 
 _log = logging.getLogger(__name__)
 
@@ -37,6 +34,8 @@ _LOCKS: Final = ".locks"
 _ENTRY: Final = re.compile(rf"[0-9a-f]{{64}}({re.escape(PLAN_SUFFIX)}|{re.escape(STAGE_SUFFIX)})")
 #: Starts an encrypted entry.
 _ENCRYPTED: Final = b"HETEROE\n"
+#: Between two looks whether a lock is free.
+_LOOK_S: Final = 0.05
 #: A temporary file younger than this may just not be locked yet.
 _ORPHAN_S: Final = 60.0
 
@@ -81,6 +80,7 @@ class Cache:
         self._lock_timeout_s = lock_timeout_s
         self._callbacks = callbacks
         self._failed = False
+        self._told = False
 
     @property
     def encrypted(self) -> bool:
@@ -93,6 +93,11 @@ class Cache:
         try:
             blob = self._open(path)
         except (FileNotFoundError, NotADirectoryError):
+            return None
+        except ForeignError as error:
+            if not self._told:
+                self._told = True
+                _log.warning("cache %s: such entries are misses: %s", self.folder, error)
             return None
         except BlobError as error:
             self.drop(name, str(error))
@@ -151,32 +156,50 @@ class Cache:
         Yields: whether the lock is held; without it, after the timeout or where the folder has no
             locks, the work is done even so.
         """
-        import filelock
-
-        lock = filelock.FileLock(self._lock_path(key), timeout=self._lock_timeout_s)
-        held = self._acquire(lock, key)
+        lock = self._acquire(key)
         try:
-            yield held
+            yield lock is not None
         finally:
-            if held:
-                lock.release()
+            if lock is not None:
+                os.close(lock)
 
-    def _acquire(self, lock: filelock.BaseFileLock, key: str) -> bool:
-        import filelock
-
+    def _acquire(self, key: str) -> int | None:
+        """Return a descriptor that holds the lock as long as it is open, or None."""
+        until_s = time.monotonic() + self._lock_timeout_s
+        descriptor = None
         try:
-            (self.folder / _LOCKS).mkdir(parents=True, exist_ok=True)
-            lock.acquire()
-        except filelock.Timeout:
-            _log.warning(
-                "cache key %s: another process has compiled it for over %g s; compiling here too.",
-                key, self._lock_timeout_s,
-            )  # fmt: skip
-            return False
-        except (OSError, NotImplementedError) as error:
+            descriptor = self._open_lock(f"{key}.lock")
+            while not _lock(descriptor):
+                if time.monotonic() >= until_s:
+                    os.close(descriptor)
+                    _log.warning(
+                        "cache key %s: another process has compiled it for over %g s; compiling "
+                        "here too.", key, self._lock_timeout_s,
+                    )  # fmt: skip
+                    return None
+                time.sleep(_LOOK_S)
+        except OSError as error:
+            if descriptor is not None:
+                os.close(descriptor)
             _log.debug("cache key %s: no lock: %s", key, error)
-            return False
-        return True
+            return None
+        return descriptor
+
+    def _open_lock(self, name: str) -> int:
+        """Open a lock's file, which nothing is written to; OSError where it may be another's."""
+        folder = self.folder / _LOCKS
+        folder.mkdir(parents=True, exist_ok=True)
+        flags = os.O_CLOEXEC | os.O_NOFOLLOW
+        place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | flags)
+        try:
+            lock = os.open(name, os.O_RDWR | os.O_CREAT | flags, 0o600, dir_fd=place)
+            status = os.fstat(lock)
+            if not is_own(status) or status.st_nlink != 1:
+                os.close(lock)
+                raise OSError(errno.EPERM, "it may be another user's file", name)
+        finally:
+            os.close(place)
+        return lock
 
     def entries(self) -> list[Entry]:
         """Return every entry, the least recently used first."""
@@ -218,17 +241,17 @@ class Cache:
 
     def clear(self) -> list[Entry]:
         """Remove every entry, and what compilers that were killed have left."""
-        import filelock
-
         gone = self.entries()
         for entry in gone:
             entry.path.unlink(missing_ok=True)
         self._sweep(0.0)
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             for path in (self.folder / _LOCKS).iterdir():
-                lock = filelock.FileLock(path, timeout=0)
-                with contextlib.suppress(filelock.Timeout, OSError), lock:
-                    path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    lock = self._open_lock(path.name)
+                    if _lock(lock):
+                        path.unlink(missing_ok=True)
+                    os.close(lock)
         return gone
 
     def check(self, entry: Entry) -> str | None:
@@ -239,16 +262,16 @@ class Cache:
             return str(error)
         return None
 
-    def _lock_path(self, key: str) -> Path:
-        return self.folder / _LOCKS / f"{key}.lock"
-
     def _open(self, path: Path) -> BlobFile:
         if self._callbacks is None:
-            return BlobFile(path, follow_links=False)
+            return BlobFile(path, of_cache=True)
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
         with open(descriptor, "rb") as file:  # noqa: PTH123 - a descriptor, not a path
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
                 raise BlobError(f"{path}: not a regular file.")
+            if not is_own(status):
+                raise ForeignError(f"{path}: other users may have written it.")
             data = file.read()
         if not data.startswith(_ENCRYPTED):
             raise BlobError(f"{path}: not encrypted, as CACHE_ENCRYPTION_CALLBACKS wants it.")
@@ -307,6 +330,15 @@ class Cache:
                     path.unlink()
                 finally:
                     os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool:
+    """Lock a file unless another has it; whether that went well."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def cache_of(own: Mapping[str, Any], configs: Mapping[str, Mapping[str, Any]]) -> Cache | None:

@@ -117,7 +117,7 @@ def _row(entry: Entry) -> dict[str, Any]:
         "idle_s": now - entry.used_s,
     }
     try:
-        document = describe(BlobFile(entry.path, follow_links=False))
+        document = describe(BlobFile(entry.path, of_cache=True))
     except (BlobError, OSError):
         return row
     return row | {

@@ -9,7 +9,7 @@ import os
 import stat
 import struct
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgpack
 import numpy as np
@@ -40,6 +40,19 @@ from scheduler.formats.blob_format import (
 from scheduler.formats.msgpack_check import check_msgpack
 from scheduler.formats.tensor_entries import frozen, shape_of, strings_of
 
+#: Files up to this size are read: one that is mapped ends its readers when another program cuts it.
+_READ_NBYTES: Final = 2**24
+
+
+class ForeignError(BlobError):
+    """A cache's entry that another user wrote, or could have."""
+
+
+def is_own(status: os.stat_result) -> bool:
+    """Whether a file or folder is this user's or root's, and no other user may write to it."""
+    others = stat.S_IWGRP | stat.S_IWOTH
+    return status.st_uid in (os.geteuid(), 0) and not stat.S_IMODE(status.st_mode) & others
+
 
 class BlobFile:
     """A blob that is read: its header at once, its segments mapped, where they are asked for.
@@ -47,32 +60,40 @@ class BlobFile:
     Each segment's checksum is verified when it is first asked for. Arrays are views of the mapping,
     which lives as long as they do.
 
-    `source`: a file, mapped read-only, or a blob's bytes, used where they are.
-    `follow_links`: whether the file may be a symbolic link.
+    `source`: a file, or a blob's bytes, used where they are. A file that is small is read; a large
+        one is mapped read-only, and must not be cut while it is in use.
+    `of_cache`: whether it is an entry of a cache: no symbolic link, and no other user's.
     Raises BlobError: not a blob, damaged, or of another format version.
     Raises OSError: the file cannot be read.
     """
 
     def __init__(
-        self, source: str | Path | bytes | bytearray | memoryview, *, follow_links: bool = True
+        self, source: str | Path | bytes | bytearray | memoryview, *, of_cache: bool = False
     ) -> None:
         self.path = Path(source) if isinstance(source, str | Path) else None
         #: The path with links followed, for others who open the file; None for bytes.
         self.real_path = None if self.path is None else str(self.path.resolve())
         if isinstance(source, str | Path):
             self._where = f"blob {source}"
-            with _open(Path(source), follow_links) as file:
+            with _open(Path(source), not of_cache) as file:
                 status = os.fstat(file.fileno())
+                if of_cache and not is_own(status):
+                    raise ForeignError(f"{self._where}: other users may have written it.")
                 self.nbytes = status.st_size
                 #: Tells whether the file of that path is still this one.
                 self.identity = FilePlace.identify(status)
                 first = file.read(PREFIX.size)
                 header = file.read(self._header_nbytes(first))
                 # The file may be replaced once it is closed; this is still the one just read.
-                self._map = memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
+                self.is_mapped = self.nbytes > _READ_NBYTES
+                if self.is_mapped:
+                    self._map = memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
+                else:
+                    self._map = self._read(file)
         else:
             self._where = "blob"
             self.identity = ()
+            self.is_mapped = False
             self._map = memoryview(source).toreadonly().cast("B")
             self.nbytes = self._map.nbytes
             first = bytes(self._map[: PREFIX.size])
@@ -109,6 +130,16 @@ class BlobFile:
         """
         for index in range(len(self.segments)):
             self._segment(index)
+
+    def _read(self, file: io.FileIO) -> memoryview:
+        memory = memoryview(mmap.mmap(-1, self.nbytes))  # its segments are aligned
+        file.seek(0)
+        position = 0
+        while part := file.readinto(memory[position:]):
+            position += part
+        if position < self.nbytes:
+            raise BlobError(f"{self._where}: it was cut while it was read.")
+        return memory.toreadonly()
 
     def _header_nbytes(self, first: bytes) -> int:
         where = self._where

@@ -59,9 +59,9 @@ def read_payload(blob: BlobFile, index: int, contents: Any = None) -> Payload:
 
 
 def _places(blob: BlobFile, tensors: Mapping[str, Any]) -> dict[str, FilePlace]:
-    """Return where a payload's tensors lie, if the blob is a file."""
+    """Return where a payload's tensors lie, if the blob is a mapped file."""
     path = blob.real_path
-    if path is None:
+    if path is None or not blob.is_mapped:
         return {}
     return {
         name: FilePlace(path, blob.offset_of(array), blob.identity)

@@ -160,7 +160,7 @@ def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
         BlobFile(tmp_path)
     (tmp_path / "link").symlink_to(tmp_path / "pipe")
     with pytest.raises(OSError, match="symbolic links"):
-        BlobFile(tmp_path / "link", follow_links=False)
+        BlobFile(tmp_path / "link", of_cache=True)
 
 
 @pytest.mark.parametrize(
