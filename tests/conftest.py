@@ -46,7 +46,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def _unhurried_searches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let searches for plans end by their steps alone, however slow the machine is."""
-    monkeypatch.setattr("hetero.planning.solver.search.PATIENCE", math.inf)
+    monkeypatch.setattr("hetero.planning.solver.search.CLOCK", (math.inf, math.inf))
 
 
 @pytest.fixture(autouse=True)

@@ -313,7 +313,6 @@ RESERVED = {
     "openvino": ["devices/openvino/*.py"],
     "cupy": ["devices/gpu/*.py"],
     "scipy": ["hetero/planning/*/*.py"],
-    "highspy": ["hetero/planning/solver/*.py"],
     "click": ["hetero/cli/*.py"],
     "PIL": ["hetero/cli/pictures.py"],
 }

@@ -111,7 +111,7 @@ def test_the_version_and_the_types_of_results_are_exported() -> None:
 def test_importing_it_loads_no_vendor_runtime_and_no_ray() -> None:
     program = (
         "import sys, json, hetero; core = hetero.Core(); core.read_model('light:shufflenet');"
-        "names = 'onnxruntime ray cupy openvino highspy rich onnx.backend yaml asyncio "
+        "names = 'onnxruntime ray cupy openvino rich onnx.backend yaml asyncio "
         "http.server'.split();"
         "print(json.dumps([m for m in names if m in sys.modules]))"
     )

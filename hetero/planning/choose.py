@@ -28,7 +28,7 @@ from hetero.planning.report import (
     milliseconds,
 )
 from hetero.planning.solver import Candidate, Objective, Part, Solution, is_landmark, plan
-from hetero.planning.solver.candidates import TIDIED
+from hetero.planning.solver.choice import TIDIED
 from hetero.planning.solver.problem import Assignment
 
 Policy = Literal["PRIORITY", "PIPELINE_PARALLEL", "AUTO"]
@@ -48,14 +48,12 @@ class Choice:
     policy: Policy = "AUTO"
     #: What to make small: time between answers, or time of one.
     hint: Hint = "THROUGHPUT"
-    #: Effort of the search: the steps that an idle core takes in about that time.
+    #: The most time for the search.
     seconds: float = 5.0
     #: Of all that is random in it.
     seed: int = 0
     #: How many plans may share the requests.
     max_variants: int = 1
-    #: Seconds after which the clock ends the search; many times the effort by default.
-    cap_s: float | None = None
 
     @property
     def objective(self) -> Objective:
@@ -90,7 +88,6 @@ def choose(task: Task, choice: Choice, priority: Affinity | None = None) -> Plan
         keep="priority" if judging and listed else None,
         judge=judge,
         floor=planned.floor,
-        cap_s=choice.cap_s,
     )
     return _report(task, choice, planned, solution, judge, begin)
 

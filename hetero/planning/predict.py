@@ -7,6 +7,7 @@ from hetero.partition.partition import Partition
 from hetero.planning.cost.work import value_nbytes
 from hetero.planning.problem import Task, end_line, node_seconds, wire_latency
 from hetero.planning.report import StagePrediction, WirePrediction
+from hetero.planning.solver.evaluate import Wait, finish_times
 
 
 def predict(
@@ -30,21 +31,21 @@ def predict(
     ends = {port.name for port in model.outputs}
     received: set[tuple[str, str]] = set()
     stages: list[StagePrediction] = []
-    finish: list[float] = []
-    free = dict.fromkeys(task.devices, 0.0)
-    answered = 0.0
+    seconds: list[float] = []
+    waits: list[list[Wait]] = []
+    backs: list[float] = []
     for s in parts.subgraphs:
         cost = costs[s.device]
         alone = [t for n in s.node_names if (t := node_seconds(cost, n, "LATENCY")) is not None]
         own_s = cost.dispatch.seconds + sum(t.seconds for t in alone)
         pace = cost.company if company else cost.alone
         transfer = 0.0
-        ready = free[s.device]
+        mine: list[Wait] = []
         # What goes between the client and a stage goes in one message.
         given = [value_nbytes(model.spec(v)) for v in s.inputs if v not in made_by]
         if given:
             there = end_line(task, s.device, "LATENCY", outgoing=False)
-            ready = max(ready, there(sum(given)))
+            mine.append((None, there(sum(given))))
         for value in s.inputs:
             nbytes = value_nbytes(model.spec(value))
             source = made_by.get(value)
@@ -54,7 +55,7 @@ def predict(
                 transfer += _busy(task, sender, s.device, nbytes)
             if source is not None:
                 on_way = wire_latency(task.costs, device_of[source], s.device, nbytes)
-                ready = max(ready, finish[source] + on_way)
+                mine.append((source, on_way))
         for value in s.outputs:
             nbytes = value_nbytes(model.spec(value))
             if receivers := goes_to.get(value):
@@ -73,11 +74,11 @@ def predict(
             )
         )
         # Cores are shared whether or not the others have work.
-        finish.append(ready + own_s * (cost.share.seconds if company else 1.0))
-        free[s.device] = finish[-1]
+        seconds.append(own_s * (cost.share.seconds if company else 1.0))
+        waits.append(mine)
         taken = [value_nbytes(model.spec(v)) for v in s.outputs if v in ends]
         back = end_line(task, s.device, "LATENCY", outgoing=True)(sum(taken)) if taken else 0.0
-        answered = max(answered, finish[-1] + back)
+        backs.append(back)
     wires = [
         WirePrediction(
             w.tensor,
@@ -94,6 +95,8 @@ def predict(
         )
         for w in parts.wires
     ]
+    finish = finish_times(device_of, seconds, waits)
+    answered = max((f + back for f, back in zip(finish, backs, strict=True)), default=0.0)
     return stages, wires, answered
 
 

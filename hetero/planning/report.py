@@ -57,7 +57,7 @@ class Variant:
 class Alternative:
     """A plan that was judged: the chosen one, and those that were not."""
 
-    #: ``priority``, ``single ORT.0``, ``slicing``, ``annealing``, ``exact``, ``mix``,
+    #: ``priority``, ``single ORT.0``, ``slicing``, ``annealing``, ``mix``,
     #: ``replicas``...
     name: str
     #: Seconds between answers of a full pipeline, and of a request alone.

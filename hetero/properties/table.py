@@ -80,8 +80,8 @@ HETERO_PROPERTIES: Final = PropertyTable(
     ),
     Property(
         "PLAN_SECONDS", float, 5.0, True,
-        "Effort of the search of a plan by cost: the steps that an idle core takes in about so "
-        "many seconds. Ten times as long ends it anyway, and the plan says so.",
+        "The most seconds that the search of a plan by cost takes. Its effort follows from them; "
+        "where the clock ends it early, on a busy machine, the plan says so.",
         minimum=0.1, shapes_result=True,
     ),
     Property(

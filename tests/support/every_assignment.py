@@ -29,14 +29,13 @@ def every_load(problem: Problem, rows: np.ndarray) -> np.ndarray:
     result = np.zeros((len(rows), k))
     for d in range(k):
         here = rows == d
-        compute = (here * np.where(np.isfinite(problem.times[:, d]), problem.times[:, d], 0)).sum(1)
-        sent, received = np.zeros(len(rows)), np.zeros(len(rows))
+        result[:, d] = (
+            here * np.where(np.isfinite(problem.times[:, d]), problem.times[:, d], 0)
+        ).sum(1)
         for h, tail in enumerate(problem.tails):
             heads = here[:, list(problem.heads[h])]
-            sent += problem.send[h, d] * (here[:, tail] & ~heads.all(axis=1))
-            received += problem.receive[h, d] * (~here[:, tail] & heads.any(axis=1))
-        parts = np.stack([compute, sent, received])
-        result[:, d] = parts.max(axis=0) if problem.overlap else parts.sum(axis=0)
+            result[:, d] += problem.send[h, d] * (here[:, tail] & ~heads.all(axis=1))
+            result[:, d] += problem.receive[h, d] * (~here[:, tail] & heads.any(axis=1))
     return result
 
 

@@ -1,4 +1,4 @@
-"""Planner problems for tests and benchmarks: published files, PipeEdge, made graphs."""
+"""Planner problems for tests and benchmarks: published files, made graphs."""
 
 from __future__ import annotations
 
@@ -57,17 +57,6 @@ def load(path: Path | str, *, mask: float = 0.0, seed: int = 0, slow: float = 0.
         tail = index[edge["sourceId"]]
         uses.setdefault(tail, []).append(index[edge["destId"]])
         cost[tail] = max(cost.get(tail, 0.0), float(edge.get("cost", 0.0)))
-    backward = [bool(node.get("isBackwardNode", False)) for node in nodes]
-    precedence = None
-    if any(backward):
-        # A backward pass mirrors the forward one: it runs on the same devices the other way round.
-        precedence = []
-        for tail, heads in uses.items():
-            for head in heads:
-                if backward[tail] and backward[head]:
-                    precedence.append((head, tail))
-                elif not backward[tail] and not backward[head]:
-                    precedence.append((tail, head))
     room = np.inf if slow else float(raw["maxSizePerFPGA"])
     return make_problem(
         times,
@@ -77,30 +66,6 @@ def load(path: Path | str, *, mask: float = 0.0, seed: int = 0, slow: float = 0.
         devices=[f"ACC.{d}" for d in range(k)] + [f"CPU.{d}" for d in range(cpus)],
         names=[str(node["id"]) for node in nodes],
         groups=groups,
-        precedence=precedence,
-    )
-
-
-def pipeedge(model: str) -> Problem:
-    """PipeEdge's published chain: 4 devices of each of two types, copies beside compute.
-
-    Times are measured seconds a batch of 8; a cut sends that layer's outputs as float32 at the
-    slower of the two sides' bandwidths (all are 1 Gb/s). Weights are in megabytes.
-    """
-    raw = json.loads((DATA / "pipeedge_readme_instance.json").read_text())
-    chain = raw["models"][model]
-    types = [t for t, count in raw["devices"].items() for _ in range(count)]
-    profiles = [raw["device_types"][t] for t in types]
-    times = np.array([p["profiles"][model]["time_s"] for p in profiles]).T
-    bits = [outs * 8 * 4 * 8 for outs in chain["parameters_out"]]
-    speed = np.array([p["bw_Mbps"] * 1e6 for p in profiles])
-    return make_problem(
-        times,
-        [(v, [v + 1], bits[v] / speed, bits[v] / speed) for v in range(chain["layers"] - 1)],
-        weights=np.array(chain["mem_MB"]),
-        memory=np.array([float(p["mem_MB"]) for p in profiles]),
-        devices=types,
-        overlap=True,
     )
 
 

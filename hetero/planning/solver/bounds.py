@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetero.planning.solver.min_cut import two_way
+from hetero.planning.solver.order import breadth_first, neighbours
 from hetero.planning.solver.problem import Problem, allowed, sums
 
 #: Steps of the ascent over device prices.
@@ -78,10 +79,10 @@ def priced_cut(problem: Problem) -> Bound | None:
     class its devices act as one, so that two classes make a two-way cut, which is exact. The value
     is concave in the price, and a bound at each. It bounds mixes of plans as well.
 
-    Returns: None where there are not exactly two classes, or copies overlap compute.
+    Returns: None where there are not exactly two classes.
     """
     kinds, names = problem.classes, sorted(set(problem.classes))
-    if len(names) != 2 or problem.overlap:
+    if len(names) != 2:
         return None
     first, second = kinds.index(names[0]), kinds.index(names[1])
     count = kinds.count(names[0]), kinds.count(names[1])
@@ -98,3 +99,18 @@ def priced_cut(problem: Problem) -> Bound | None:
     found = minimize_scalar(lambda s: -value(s), bounds=(0, 1), method="bounded", options=options)
     best = -float(found.fun)
     return Bound("best mix of plans", best * (1 - ROUNDING), mixing=True)
+
+
+def critical_path(problem: Problem) -> Bound:
+    """The longest chain of nodes, each on its best device: no request is answered sooner."""
+    shortest = np.where(allowed(problem), problem.times, np.inf).min(axis=1, initial=np.inf)
+    edges = problem.edges()
+    after, _ = neighbours(problem.node_count, edges)
+    ready = [0.0] * problem.node_count
+    longest = 0.0
+    for u in breadth_first(problem.node_count, edges):
+        finish = ready[u] + float(shortest[u])
+        longest = max(longest, finish)
+        for v in after[u]:
+            ready[v] = max(ready[v], finish)
+    return Bound("critical path", longest, mixing=True)

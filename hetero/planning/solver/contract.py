@@ -68,10 +68,6 @@ def fuse(problem: Problem, label: Sequence[int]) -> Contraction:
         for m in members
     )
     groups = {tuple(sorted({label[v] for v in g})) for g in problem.groups}
-    precedence = problem.precedence
-    if precedence is not None:
-        pairs = {(label[u], label[v]) for u, v in precedence}
-        precedence = tuple(sorted((u, v) for u, v in pairs if u != v))
     smaller = replace(
         problem,
         times=times,
@@ -83,7 +79,6 @@ def fuse(problem: Problem, label: Sequence[int]) -> Contraction:
         names=names,
         pins=tuple(sorted({(label[v], d) for v, d in problem.pins})),
         groups=tuple(sorted(g for g in groups if len(g) > 1)),
-        precedence=precedence,
     )
     return Contraction(smaller, tuple(label))
 
@@ -111,7 +106,7 @@ def collapse_groups(problem: Problem) -> Contraction:
 
 
 def fuse_cycles(problem: Problem) -> Contraction:
-    """Fuse each strongly connected component of the precedence edges."""
+    """Fuse each strongly connected component of the graph."""
     label = _number(components(problem.node_count, problem.edges()))
     contraction = fuse(problem, label)
     _check_supported(problem, contraction)

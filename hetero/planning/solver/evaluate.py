@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from hetero.partition.clustering import cluster
 from hetero.planning.solver.order import neighbours
-from hetero.planning.solver.problem import (
-    Assignment,
-    Evaluation,
-    Problem,
-    combine,
-    loads,
-    weights_on,
-)
+from hetero.planning.solver.problem import Assignment, Evaluation, Problem, loads
+
+#: An earlier subgraph, or None for the request's start, and seconds on the way from there.
+Wait = tuple[int | None, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +47,12 @@ def evaluate(problem: Problem, assignment: Assignment) -> Evaluation:
     `problem`: with acyclic edges.
     `assignment`: device of every node; support and memory are `is_feasible`'s to check.
     """
-    compute, sent, received = loads(problem, assignment)
+    busy = loads(problem, assignment)
     parts = cut(problem, assignment)
     if problem.dispatch is not None:
-        calls = np.bincount(parts.device, minlength=problem.device_count)
-        compute = compute + calls * problem.dispatch
+        busy = busy + np.bincount(parts.device, minlength=problem.device_count) * problem.dispatch
     return Evaluation(
-        compute=compute,
-        sent=sent,
-        received=received,
-        loads=combine(problem, compute, sent, received),
-        weights=weights_on(problem, assignment),
+        loads=busy,
         subgraphs=len(parts.device),
         levels=max(parts.level, default=-1) + 1,
         latency=latency_of(problem, assignment, parts),
@@ -70,8 +62,7 @@ def evaluate(problem: Problem, assignment: Assignment) -> Evaluation:
 def latency_of(problem: Problem, assignment: Assignment, parts: Cut) -> float:
     """Seconds that one request takes alone: each subgraph runs once its inputs are there.
 
-    A device runs its subgraphs one by one in their order, receives before it computes and sends
-    after; branches on different devices run side by side.
+    A device receives before it computes and sends after.
     """
     count = len(parts.device)
     where = np.asarray(assignment, dtype=np.int64)
@@ -92,12 +83,31 @@ def latency_of(problem: Problem, assignment: Assignment, parts: Cut) -> float:
                 busy[c] += float(problem.receive[h, d])
         if arrived:
             busy[source] += float(problem.send[h, parts.device[source]])
-    finish = [0.0] * count
-    free = [0.0] * problem.device_count
-    for c in range(count):
-        d = parts.device[c]
-        start = max([free[d], *(finish[b] for b in before[c])])
-        if problem.dispatch is not None:
-            start += float(problem.dispatch[d])
-        finish[c] = free[d] = start + busy[c]
-    return max(finish, default=0.0)
+    if problem.dispatch is not None:
+        calls = problem.dispatch[list(parts.device)].tolist()
+        busy = [seconds + call for seconds, call in zip(busy, calls, strict=True)]
+    waits = [[(b, 0.0) for b in earlier] for earlier in before]
+    return max(finish_times(parts.device, busy, waits), default=0.0)
+
+
+def finish_times(
+    devices: Sequence[Hashable], seconds: Sequence[float], waits: Sequence[Sequence[Wait]]
+) -> list[float]:
+    """Return when each subgraph of a request that goes alone is done, in seconds from its start.
+
+    A device runs its subgraphs one by one in their order, each once all that it waits for is there;
+    branches on different devices run side by side.
+
+    `seconds`: what each takes on its device.
+    `waits`: for each, earlier subgraphs and the seconds that their tensors are on their way; the
+        request's start stands for None.
+    """
+    finish: list[float] = []
+    free: dict[Hashable, float] = {}
+    for device, busy, ways in zip(devices, seconds, waits, strict=True):
+        start = free.get(device, 0.0)
+        for source, way in ways:
+            start = max(start, way if source is None else finish[source] + way)
+        free[device] = start + busy
+        finish.append(free[device])
+    return finish

@@ -1,11 +1,13 @@
-"""The plans that need no search: a priority list, one device alone, one class at a time."""
+"""The plans that need no search: a priority list, one device alone, minimum cuts, packings."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Sequence
 
+from hetero.planning.solver.min_cut import two_way
 from hetero.planning.solver.problem import Assignment, Problem, allowed
 
 #: Fillings that `pack` tries.
@@ -41,6 +43,13 @@ def single(problem: Problem, device: int) -> Assignment | None:
     if not mask.all() or float(problem.weights.sum()) > problem.memory[device] * (1 + 1e-12):
         return None
     return (device,) * problem.node_count
+
+
+def serial_cuts(problem: Problem) -> list[Assignment]:
+    """The least sum of loads of each pair of devices of different classes, memory not looked at."""
+    first = [problem.classes.index(c) for c in sorted(set(problem.classes))]
+    found = (two_way(problem, a, b, (1.0, 1.0)) for a, b in itertools.combinations(first, 2))
+    return [cut[1] for cut in found if cut is not None]
 
 
 def pack(problem: Problem) -> Assignment | None:

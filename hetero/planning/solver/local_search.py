@@ -1,4 +1,4 @@
-"""Simulated annealing on the exact load of every device, by moves of a node, a chunk, or two.
+"""Simulated annealing, by moves of a node, a chunk, or two: on the exact loads, or by a judge.
 
 A move of node v touches only the tensors at v: each keeps how many of its heads every device
 holds, so that a send or a receive appears or disappears by a counter that reaches or leaves zero.
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hetero.planning.solver.problem import Assignment, Problem, allowed, is_feasible
@@ -32,12 +32,16 @@ CHUNK = 64
 ROUND = 256
 
 
+#: Gives the seconds that are to be small of an assignment.
+Judge = Callable[[Assignment], float]
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The best assignment of one run, its bottleneck in seconds, and whether time cut it short."""
+    """The best assignment of one run, its figure in seconds, and whether time cut it short."""
 
     assignment: Assignment
-    bottleneck: float
+    figure: float
     cut_short: bool = False
 
 
@@ -55,7 +59,6 @@ class State:
         "_heads",
         "_k",
         "_receive",
-        "_rows",
         "_send",
         "_tails",
         "_times",
@@ -93,25 +96,22 @@ class State:
                 near[tail].add(v)
             self._counts.append(count)
         self.near = [sorted(s) for s in near]
-        # One row of loads a device where parts add up, three where they overlap.
-        self._rows = (0, k, 2 * k) if problem.overlap else (0, 0, 0)
-        self.loads = [0.0] * (3 * k if problem.overlap else k)
+        self.loads = [0.0] * k
         self.free: list[float] = problem.memory.tolist()
         self._fill()
 
     def _fill(self) -> None:
         """Compute loads and free memory from scratch."""
-        compute, out, into = self._rows
         for v, d in enumerate(self.where):
-            self.loads[compute + d] += self._times[v][d]
+            self.loads[d] += self._times[v][d]
             self.free[d] -= self._weights[v]
         for h, tail in enumerate(self._tails):
             on = self.where[tail]
             if self._counts[h][on] < self._heads[h]:
-                self.loads[out + on] += self._send[h][on]
+                self.loads[on] += self._send[h][on]
             for d in range(self._k):
                 if d != on and self._counts[h][d]:
-                    self.loads[into + d] += self._receive[h][d]
+                    self.loads[d] += self._receive[h][d]
 
     def move(self, v: int, b: int) -> None:
         """Put node ``v`` on device ``b`` and update what that changes."""
@@ -119,9 +119,8 @@ class State:
         if a == b:
             return
         loads = self.loads
-        compute, out, into = self._rows
-        loads[compute + a] -= self._times[v][a]
-        loads[compute + b] += self._times[v][b]
+        loads[a] -= self._times[v][a]
+        loads[b] += self._times[v][b]
         weight = self._weights[v]
         self.free[a] += weight
         self.free[b] -= weight
@@ -130,24 +129,24 @@ class State:
         for h in self._at_tail[v]:
             count, total = self._counts[h], totals[h]
             if count[a]:
-                loads[into + a] += self._receive[h][a]
+                loads[a] += self._receive[h][a]
             if count[b]:
-                loads[into + b] -= self._receive[h][b]
+                loads[b] -= self._receive[h][b]
             if count[a] < total:
-                loads[out + a] -= self._send[h][a]
+                loads[a] -= self._send[h][a]
             if count[b] < total:
-                loads[out + b] += self._send[h][b]
+                loads[b] += self._send[h][b]
         for h in self._at_head[v]:
             count, on = self._counts[h], where[tails[h]]
             before = count[on] < totals[h]
             count[a] -= 1
             count[b] += 1
             if a != on and not count[a]:
-                loads[into + a] -= self._receive[h][a]
+                loads[a] -= self._receive[h][a]
             if b != on and count[b] == 1:
-                loads[into + b] += self._receive[h][b]
+                loads[b] += self._receive[h][b]
             if (count[on] < totals[h]) != before:
-                loads[out + on] += -self._send[h][on] if before else self._send[h][on]
+                loads[on] += -self._send[h][on] if before else self._send[h][on]
 
     def chunk(self, v: int, size: int, rng: random.Random) -> list[int]:
         """Up to ``size`` nodes connected to ``v`` on its device, ``v`` first."""
@@ -175,14 +174,15 @@ def anneal(
     seed: int,
     deadline: float = math.inf,
     hot: float = HOT,
-    norm: int = NORM,
+    judge: Judge | None = None,
 ) -> Found:
     """Improve ``start`` by simulated annealing; the best assignment seen is returned.
 
-    `problem` is without colocation groups, `start` feasible; `proposals` is the number of moves to
-    try. At `deadline`, by ``time.monotonic()``, the run stops early, and says so. The temperature
-    starts at `hot`, a share of the start's bottleneck; the energy is the norm of order `norm` of
-    the loads.
+    `problem`: without colocation groups; `start` is feasible in it.
+    `proposals`: moves to try.
+    `deadline`: ``time.monotonic()`` at which the run stops early, and says so.
+    `hot`: starting temperature, as a share of the start's figure.
+    `judge`: what is to be small, seconds; the bottleneck, by way of a norm of the loads, if None.
     """
     rng = random.Random(seed)
     draw = rng.random
@@ -194,22 +194,22 @@ def anneal(
     swap = TIGHT_SWAP if tight else SWAP
     finite_memory = bool((problem.memory < math.inf).any())
     movable = [v for v in range(n) if len(options[v]) > 1]
-    best_value, best = max(loads), tuple(where)
-    if not movable or not proposals or best_value <= 0.0 or k < 2:
+    scale = max(loads) if judge is None else judge(start)
+    best_value, best = scale, tuple(where)
+    if not movable or not proposals or scale <= 0.0 or k < 2:
         return Found(best, best_value)
     allowed_sets = [frozenset(o) for o in options]
-    scale = best_value
     temperature = hot
     cooling = (COLD / hot) ** (ROUND / max(proposals, ROUND))
-    energy = _energy(loads, scale, norm)
+    energy = 1.0 if judge is not None else _energy(loads, scale)
     cut_short = False
     many = len(movable)
     for proposal in range(proposals):
-        if proposal % ROUND == 0:
-            temperature *= cooling
+        if proposal % ROUND == 0 or judge is not None:
             if time.monotonic() > deadline:
                 cut_short = True
                 break
+            temperature = hot * cooling ** (proposal / ROUND)
         v = movable[int(draw() * many)]
         a = where[v]
         kind = draw()
@@ -239,7 +239,7 @@ def anneal(
             move(u, b)
         for u in back:
             move(u, a)
-        after = _energy(loads, scale, norm)
+        after = _energy(loads, scale) if judge is None else judge(tuple(where)) / scale
         if after > energy and draw() >= math.exp((energy - after) / temperature):
             for u in back:
                 move(u, b)
@@ -247,7 +247,7 @@ def anneal(
                 move(u, a)
             continue
         energy = after
-        value = max(loads)
+        value = max(loads) if judge is None else after * scale
         if value < best_value * (1 - 1e-9):
             best_value, best = value, tuple(where)
     if not is_feasible(problem, best):
@@ -255,7 +255,7 @@ def anneal(
     return Found(best, best_value, cut_short)
 
 
-def _energy(loads: list[float], scale: float, norm: int) -> float:
+def _energy(loads: list[float], scale: float) -> float:
     total = 0.0
     for load in loads:
         ratio = load / scale
@@ -263,5 +263,5 @@ def _energy(loads: list[float], scale: float, norm: int) -> float:
             return ratio
         # Below this share of the start a load adds nothing that a float keeps.
         if ratio > 0.3:
-            total += ratio**norm
-    return float(total ** (1.0 / norm))
+            total += ratio**NORM
+    return float(total ** (1.0 / NORM))

@@ -13,16 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetero.planning.solver.bounds import ROUNDING, Bound
 from hetero.planning.solver.min_cut import two_way
-from hetero.planning.solver.problem import (
-    Assignment,
-    Floats,
-    Problem,
-    combine,
-    is_feasible,
-    loads,
-)
+from hetero.planning.solver.problem import Assignment, Floats, Problem, is_feasible, loads
 
 #: Rounds of pricing at most; the study's instances took 0 to 5 columns.
 ROUNDS = 40
@@ -36,15 +28,6 @@ class Part:
 
     assignment: Assignment
     share: float
-
-
-@dataclass(frozen=True, slots=True)
-class Mix:
-    """Plans with shares that sum to 1, the bottleneck in seconds a request, and its bound."""
-
-    parts: tuple[Part, ...]
-    bottleneck: float
-    bound: Bound | None
 
 
 def most_requests(table: Floats) -> tuple[Floats, Floats]:
@@ -65,33 +48,24 @@ def most_requests(table: Floats) -> tuple[Floats, Floats]:
     return shares, prices
 
 
-def mix(problem: Problem, plans: Iterable[Assignment], *, price: bool = True) -> Mix | None:
+def mix(problem: Problem, plans: Iterable[Assignment], *, price: bool = True) -> tuple[Part, ...]:
     """The best shares of the given plans, and of those that pricing adds.
 
     `problem`: without colocation groups.
     `plans`: feasible assignments to choose from.
-    Returns: None when there is nothing to mix. Its parts fit the devices' memory together.
+    Returns: plans that fit the devices' memory together, none where there is nothing to mix.
     """
     columns = [p for p in dict.fromkeys(plans) if is_feasible(problem, p)]
-    if not columns or any(_bottleneck(problem, p) <= 0 for p in columns):
+    if not columns or any(loads(problem, p).max() <= 0 for p in columns):
         # Nothing to share, or nothing to gain: a plan that takes no time.
-        return None
-    bound = None
-    classes = sorted(set(problem.classes))
-    for _ in range(ROUNDS if price else 0):
+        return ()
+    for _ in range(ROUNDS if price and len(set(problem.classes)) == 2 else 0):
         _, prices = most_requests(_table(problem, columns))
-        if len(classes) != 2 or problem.overlap:
-            break
-        fresh, proven = _price(problem, prices)
-        if proven is not None and (bound is None or proven > bound):
-            bound = proven
-        fresh = [p for p in fresh if p not in set(columns) and is_feasible(problem, p)]
+        fresh = [p for p in _cheapest(problem, prices) if p not in set(columns)]
+        fresh = [p for p in fresh if is_feasible(problem, p)]
         if not fresh:
             break
         columns.extend(fresh)
-    proof = None
-    if bound is not None:
-        proof = Bound("best mix of plans", bound * (1 - ROUNDING), mixing=True)
     while True:
         shares, _ = most_requests(_table(problem, columns))
         total = float(shares.sum())
@@ -99,22 +73,13 @@ def mix(problem: Problem, plans: Iterable[Assignment], *, price: bool = True) ->
         if _fit(problem, [columns[i] for i in used]):
             break
         # Plans that do not fit beside each other: without the least used one they may.
-        least = min(used, key=lambda i: (shares[i], i))
-        columns.pop(least)
-    if len(used) < 2:
-        return Mix((Part(columns[used[0]], 1.0),), _bottleneck(problem, columns[used[0]]), proof)
+        columns.pop(min(used, key=lambda i: (shares[i], i)))
     weights = shares[used] / shares[used].sum()
-    parts = tuple(Part(columns[i], float(w)) for i, w in zip(used, weights, strict=True))
-    table = _table(problem, [p.assignment for p in parts])
-    return Mix(parts, float((table @ weights).max()), proof)
+    return tuple(Part(columns[i], float(w)) for i, w in zip(used, weights, strict=True))
 
 
 def _table(problem: Problem, columns: Sequence[Assignment]) -> Floats:
-    return np.stack([combine(problem, *loads(problem, p)) for p in columns], axis=1)
-
-
-def _bottleneck(problem: Problem, plan: Assignment) -> float:
-    return float(combine(problem, *loads(problem, plan)).max())
+    return np.stack([loads(problem, p) for p in columns], axis=1)
 
 
 def _fit(problem: Problem, plans: Sequence[Assignment]) -> bool:
@@ -126,22 +91,18 @@ def _fit(problem: Problem, plans: Sequence[Assignment]) -> bool:
     return bool((used <= problem.memory * (1 + 1e-12)).all())
 
 
-def _price(problem: Problem, prices: Floats) -> tuple[list[Assignment], float | None]:
-    """The plan that the prices make cheapest, on each device of its classes, and the bound."""
+def _cheapest(problem: Problem, prices: Floats) -> list[Assignment]:
+    """The plan that prices make cheapest, on each pair of devices of the two classes."""
     names = sorted(set(problem.classes))
     members = [[d for d, c in enumerate(problem.classes) if c == name] for name in names]
     a, b = (float(prices[m].mean()) for m in members)
     first, second = members[0][0], members[1][0]
-    total = a * len(members[0]) + b * len(members[1])
-    if total <= 0:
-        return [], None
-    found = two_way(problem, first, second, (a, b))
+    found = two_way(problem, first, second, (a, b)) if a + b > 0 else None
     if found is None:
-        return [], None
-    value, chosen = found
+        return []
     plans = []
     for turn in range(max(len(m) for m in members)):
         other = {first: members[0][turn % len(members[0])]}
         other[second] = members[1][turn % len(members[1])]
-        plans.append(tuple(other[d] for d in chosen))
-    return plans, value / total
+        plans.append(tuple(other[d] for d in found[1]))
+    return plans

@@ -8,7 +8,7 @@ device of its tail and received at most once by each other device that holds one
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,16 +48,11 @@ class Problem:
     pins: tuple[tuple[int, int], ...] = ()
     #: Nodes that must share a device, whichever it is.
     groups: tuple[tuple[int, ...], ...] = ()
-    #: Pairs (before, after) that an order must keep; the tensors' own edges when None.
-    precedence: tuple[tuple[int, int], ...] | None = None
     #: Shape (devices,): seconds that one subgraph costs a device on top of its nodes; none when
     #: None.
     dispatch: Floats | None = None
     #: Cap on the number of subgraphs of a plan.
     max_subgraphs: int | None = None
-    #: True where copies run beside compute: a load is then the largest of compute, sent and
-    #: received seconds, otherwise their sum.
-    overlap: bool = False
 
     @property
     def node_count(self) -> int:
@@ -71,8 +66,6 @@ class Problem:
 
     def edges(self) -> list[tuple[int, int]]:
         """Pairs (before, after) that a topological order keeps, sorted, each once."""
-        if self.precedence is not None:
-            return sorted(set(self.precedence))
         return sorted(
             {(int(t), h) for t, hs in zip(self.tails, self.heads, strict=True) for h in hs}
         )
@@ -80,24 +73,19 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Evaluation:
-    """What one assignment costs; the same evaluator judges every candidate.
+    """The figures of one assignment; the same evaluator judges every candidate."""
 
-    Every array has one entry per device: seconds of compute, of sending, of receiving, of load, and
-    bytes of weights.
-    """
-
-    compute: Floats
-    sent: Floats
-    received: Floats
+    #: Shape (devices,), float64: seconds that each is busy for a request.
     loads: Floats
-    weights: Floats
     subgraphs: int
     levels: int
+    #: Seconds of one request alone.
     latency: float
-    bottleneck: float = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "bottleneck", float(self.loads.max()))
+    @property
+    def bottleneck(self) -> float:
+        """The largest load."""
+        return float(self.loads.max())
 
 
 def make_problem(
@@ -108,13 +96,10 @@ def make_problem(
     memory: Floats | None = None,
     devices: Sequence[str] = (),
     names: Sequence[str] = (),
-    classes: Sequence[int] | None = None,
     pins: Sequence[tuple[int, int]] = (),
     groups: Sequence[Sequence[int]] = (),
-    precedence: Sequence[tuple[int, int]] | None = None,
     dispatch: Floats | None = None,
     max_subgraphs: int | None = None,
-    overlap: bool = False,
 ) -> Problem:
     """Build a `Problem` from rows, with names, classes and limits filled in.
 
@@ -122,7 +107,6 @@ def make_problem(
     `tensors` (tail, heads, send, receive) each: ``send`` and ``receive`` are seconds per device,
         shape (devices,). Repeated heads and the tail among its own heads are dropped; a tensor
         without heads left is dropped.
-    `classes`: found by comparing the devices' columns when None; pins set devices apart either way.
     """
     times = np.asarray(times, dtype=np.float64)
     n, k = times.shape
@@ -143,15 +127,14 @@ def make_problem(
     bytes_of = np.zeros(n) if weights is None else np.asarray(weights, dtype=np.float64)
     room = np.full(k, np.inf) if memory is None else np.asarray(memory, dtype=np.float64)
     busy = None if dispatch is None else np.asarray(dispatch, dtype=np.float64)
-    if classes is None:
-        columns = [times, send_rows, receive_rows, room[None, :]]
-        if busy is not None:
-            columns.append(busy[None, :])
-        seen: dict[bytes, int] = {}
-        classes = [
-            seen.setdefault(np.concatenate([c[:, d] for c in columns]).tobytes(), len(seen))
-            for d in range(k)
-        ]
+    columns = [times, send_rows, receive_rows, room[None, :]]
+    if busy is not None:
+        columns.append(busy[None, :])
+    seen: dict[bytes, int] = {}
+    classes = [
+        seen.setdefault(np.concatenate([c[:, d] for c in columns]).tobytes(), len(seen))
+        for d in range(k)
+    ]
     # A pin tells a device from its class mates.
     pinned = {d for _, d in pins}
     classes = [max(classes) + 1 + d if d in pinned else c for d, c in enumerate(classes)]
@@ -168,10 +151,8 @@ def make_problem(
         classes=tuple(classes),
         pins=tuple((int(v), int(d)) for v, d in pins),
         groups=tuple(tuple(sorted(set(g))) for g in groups if len(set(g)) > 1),
-        precedence=None if precedence is None else tuple(precedence),
         dispatch=busy,
         max_subgraphs=max_subgraphs,
-        overlap=overlap,
     )
 
 
@@ -180,8 +161,8 @@ def sums(index: Ints, values: Floats, count: int) -> Floats:
     return np.bincount(index, weights=values, minlength=count).astype(np.float64)
 
 
-def loads(problem: Problem, assignment: Assignment) -> tuple[Floats, Floats, Floats]:
-    """Seconds of compute, of sending and of receiving per device, each of shape (devices,).
+def loads(problem: Problem, assignment: Assignment) -> Floats:
+    """Seconds that each device computes, sends and receives, without dispatch, shape (devices,).
 
     `assignment`: device of every node.
     """
@@ -190,7 +171,7 @@ def loads(problem: Problem, assignment: Assignment) -> tuple[Floats, Floats, Flo
     compute = sums(where, problem.times[np.arange(n), where], k)
     m = len(problem.heads)
     if not m:
-        return compute, np.zeros(k), np.zeros(k)
+        return compute
     owner = np.repeat(np.arange(m), [len(hs) for hs in problem.heads])
     flat = np.fromiter((h for hs in problem.heads for h in hs), dtype=np.int64, count=owner.size)
     present = np.zeros((m, k), dtype=bool)
@@ -200,13 +181,6 @@ def loads(problem: Problem, assignment: Assignment) -> tuple[Floats, Floats, Flo
     received: Floats = (problem.receive * present).sum(axis=0)
     crossing = present.any(axis=1)
     sent = sums(tail_on[crossing], problem.send[np.arange(m), tail_on][crossing], k)
-    return compute, sent, received
-
-
-def combine(problem: Problem, compute: Floats, sent: Floats, received: Floats) -> Floats:
-    """Loads from their three parts: their sum, or their largest where copies overlap compute."""
-    if problem.overlap:
-        return np.maximum(np.maximum(compute, sent), received)
     return compute + sent + received
 
 

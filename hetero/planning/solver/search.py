@@ -1,37 +1,55 @@
-"""Plan: gather candidates, judge them all alike, choose, and prove how good the choice is."""
+"""The planner: fuse, singles, slices, two annealings, tidy, mixes, bounds; then judge and choose.
+
+Effort is counted in steps that follow from the seconds granted, so that a seed gives one plan on
+any machine. An idle core needs a good half of the seconds for them; what takes longer is ended by
+the clock, and the solution says so.
+"""
 
 from __future__ import annotations
 
 import math
+import random
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import Executor
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from devices.errors import PlanError
-from hetero.planning.solver import candidates as gather
-from hetero.planning.solver import exact as exact_solver
-from hetero.planning.solver.bounds import Bound
-from hetero.planning.solver.candidates import TIDIED
+from hetero.planning.solver import order as orders
+from hetero.planning.solver.bounds import Bound, critical_path, largest_node, priced_cut, work
 from hetero.planning.solver.check import check
-from hetero.planning.solver.contract import collapse_groups
+from hetero.planning.solver.choice import TIDIED, Judge, choose, judged
+from hetero.planning.solver.contract import Contraction, coarsen, collapse_groups, fuse_cycles
 from hetero.planning.solver.evaluate import evaluate
-from hetero.planning.solver.latency import critical_path
-from hetero.planning.solver.mixing import Part
-from hetero.planning.solver.problem import Assignment, Problem, is_feasible
-from hetero.planning.solver.solution import Candidate, Objective, Solution
+from hetero.planning.solver.greedy import pack, priority, serial_cuts, single
+from hetero.planning.solver.local_search import Judge as Figure
+from hetero.planning.solver.local_search import anneal
+from hetero.planning.solver.mixing import Part, mix
+from hetero.planning.solver.problem import Assignment, Problem, is_feasible, loads
+from hetero.planning.solver.slicing import MAX_NODES, slice_order
+from hetero.planning.solver.solution import Objective, Solution
+from hetero.planning.solver.tidy import tidy
 
-#: Gives a candidate its figures: the methods that found it, its parts.
-Judge = Callable[[tuple[str, ...], tuple[Part, ...]], Candidate]
-
-#: Simpler plans within this share of the best are preferred ...
-TOLERANCE = 0.03
-#: ... but not where the best is proven to be this near the bound, and the simpler one is not.
-PROVEN = 0.02
-#: Plans that are judged besides the landmarks.
-MOST_JUDGED = 16
-#: A search whose steps take this many times the seconds granted is ended by the clock.
-PATIENCE = 10.0
+#: Graphs of at most this many nodes are searched as they are ...
+SMALL = 900
+#: ... larger ones are coarsened to about this many supernodes first.
+SUPERNODES = 450
+#: Annealing proposals for each second granted: a core makes them in half of it.
+PROPOSALS_PER_SECOND = 100_000
+#: The same where each is judged by the simulated request, on a graph of 400 nodes.
+JUDGED_PER_SECOND = 60
+#: Annealing runs, each from a start of its own.
+RUNS = 2
+#: Starting temperature of the run that refines a coarse plan on the nodes themselves.
+COOL = 0.003
+#: Random orders that slicing tries for each second granted; four times that when only intervals are
+#: wanted.
+ORDERS_PER_SECOND = 3
+#: Nodes times devices up to which the priced minimum cut is worth its time.
+CUT_SIZE = 14_000
+#: Plans that are tidied, the best first.
+TIDIED_PLANS = 4
+#: Shares of the seconds after which the clock ends searching, and judging.
+CLOCK = (0.8, 1.0)
 
 
 def plan(
@@ -42,15 +60,10 @@ def plan(
     *,
     contiguous: bool = False,
     max_parts: int | None = None,
-    exact: bool | None = None,
-    tolerance: float = TOLERANCE,
     given: Mapping[str, Assignment] | None = None,
     keep: str | None = None,
     judge: Judge | None = None,
     floor: Problem | None = None,
-    cap_s: float | None = None,
-    pool: Executor | None = None,
-    workers: int = 1,
 ) -> Solution:
     """Plan a problem.
 
@@ -61,18 +74,13 @@ def plan(
     objective : {"throughput", "latency"}
         Least bottleneck, or least time of a single request.
     seconds : float
-        Effort: the steps that an idle core takes in about that time.
+        The most time for it; the effort follows from it.
     seed : int
         Seed of all that is random: same problem, options and seed, same plan, unless cut short.
     contiguous : bool
         Only plans in which a device has one interval of a topological order.
     max_parts : int, optional
         How many plans may share the requests; any number by default.
-    exact : bool, optional
-        Whether to ask the exact solver; None asks it where it is installed and the problem is small
-        enough. Its plan counts only when proven optimal.
-    tolerance : float
-        Simpler plans within this share of the best are preferred; 0 takes the best.
     given : mapping of str to tuple of int, optional
         Plans to judge besides those found, by name; left out where they break a constraint.
     keep : str, optional
@@ -82,13 +90,6 @@ def plan(
     floor : Problem, optional
         The same nodes with costs that no judged plan falls below, for the bounds; `problem` by
         default.
-    cap_s : float, optional
-        Seconds after which the clock ends searches, as ``cut_short`` says; `PATIENCE` times the
-        effort by default.
-    pool : concurrent.futures.Executor, optional
-        Where annealing runs go; one after the other here when None.
-    workers : int
-        Runs that ``pool`` has at a time; effort grows with it, so that a plan depends on it.
 
     Returns
     -------
@@ -100,170 +101,238 @@ def plan(
         No plan meets the constraints: ``nodes`` are those that clash, ``constraint`` is one of
         ``support``, ``pins``, ``colocation``, ``memory``, ``subgraphs``. Or `keep` breaks one.
     """
-    cap_s = seconds * PATIENCE if cap_s is None else cap_s
+    search_s, judge_s = (time.monotonic() + share * seconds for share in CLOCK)
     check(problem)
     base = collapse_groups(problem)
     check(base.problem)
-    lower = base.problem if floor is None else collapse_groups(floor).problem
-    found = gather.Gathered(base.problem, lower, seconds, time.monotonic() + cap_s, seed)
     throughput = objective == "throughput"
-    size = base.problem.node_count * base.problem.device_count
-    if exact is None:
-        exact = exact_solver.is_available() and size <= gather.EXACT_SIZE
-    if throughput:
-        gather.simple_bounds(found)
-    else:
-        path = critical_path(problem if floor is None else floor)
-        found.bounds.append(Bound("critical path", path, mixing=True))
-    gather.single_plans(found)
+    search = _Search(base.problem, seconds, seed, search_s)
+    whole = base.then(search.small)
+
+    def latency(assignment: Assignment) -> float:
+        return evaluate(problem, whole.expand(assignment)).latency
+
+    search.add_simple(contiguous=contiguous, cuts=not throughput)
+    search.add_slices(thorough=contiguous)
+    if not search.plans:
+        search.add_packed(contiguous=contiguous)
     if not contiguous:
-        gather.simple_plans(found)
-    gather.slices(found, thorough=contiguous)
-    gather.need_plans(found, contiguous=contiguous, exact=exact)
-    if not contiguous:
-        gather.improve(found, exact=exact and throughput, pool=pool, workers=workers)
-    elif exact and throughput:
-        gather.block_bound(found)
-        gather.exact_search(found, bound_only=True)
-    if not throughput and not contiguous:
-        gather.shorten(found, problem, base)
-    listed = {n: a for n, a in (given or {}).items() if is_feasible(problem, a) or n == keep}
+        search.anneal(None if throughput else latency)
+        search.tidy()
     ways: dict[tuple[Part, ...], list[str]] = {}
-    for name, assignment in listed.items():
+    given = {n: a for n, a in (given or {}).items() if is_feasible(problem, a) or n == keep}
+    for name, assignment in given.items():
         ways.setdefault((Part(assignment, 1.0),), []).append(name)
-    for assignment, names in found.plans.items():
+    for assignment, names in search.plans.items():
         mine = ways.setdefault((Part(base.expand(assignment), 1.0),), [])
-        mine += [n for n in names if n not in listed]
+        mine += [name for name in names if name not in given]
     if throughput and not contiguous:
-        whole = base.then(found.small)
-        for name, mixed in gather.mixes(found):
-            parts = tuple(Part(whole.expand(p.assignment), p.share) for p in mixed.parts)
-            ways.setdefault(parts, []).append(name)
+        for name, parts in search.mixes():
+            expanded = tuple(Part(whole.expand(p.assignment), p.share) for p in parts)
+            ways.setdefault(expanded, []).append(name)
+    bounds = _bounds(problem if floor is None else floor, objective)
     plans = {parts: tuple(names) for parts, names in ways.items() if names}
-    judged = _judged(problem, plans, objective, judge)
-    chooser = _Chooser(problem, objective, max_parts, tolerance)
-    chosen, rest = chooser.run(judged, tuple(found.bounds), keep=keep)
-    bounds = tuple(sorted(found.bounds, key=lambda b: (-b.seconds, b.name)))
-    return Solution(objective, chosen, tuple(rest), bounds, found.cut_short)
+    candidates, late = judged(problem, plans, objective, judge, judge_s)
+    proven = max((b.seconds for b in bounds if b.mixing), default=0.0)
+    chosen, rest = choose(problem, candidates, objective, max_parts, proven, keep)
+    return Solution(objective, chosen, rest, bounds, search.cut_short or late)
 
 
-def is_landmark(name: str) -> bool:
-    """Whether a plan of that name is always reported, however good it is."""
-    if name.startswith("single "):
-        return not name.endswith(TIDIED)
-    return name in ("priority", "mix", "replicas")
+def _bounds(floor: Problem, objective: Objective) -> tuple[Bound, ...]:
+    """Return what is proven of a problem, the largest first."""
+    if objective == "latency":
+        return (critical_path(floor),)
+    base = collapse_groups(floor).problem
+    found = [largest_node(base), work(base)]
+    if base.node_count * base.device_count <= CUT_SIZE and (cut := priced_cut(base)) is not None:
+        found.append(cut)
+    return tuple(sorted(found, key=lambda b: (-b.seconds, b.name)))
 
 
-def _judged(
-    problem: Problem,
-    plans: Mapping[tuple[Part, ...], tuple[str, ...]],
-    objective: Objective,
-    judge: Judge | None,
-) -> list[Candidate]:
-    """Judge the landmarks and the most promising of the rest."""
-    rough = [_evaluated(problem, names, parts) for parts, names in plans.items()]
-    if judge is None:
-        return rough
-    cap = math.inf if problem.max_subgraphs is None else problem.max_subgraphs
-    rough.sort(key=lambda c: (c.subgraphs > cap, c.figure(objective), c.subgraphs, c.parts))
-    marks = [c for c in rough if any(map(is_landmark, c.names))]
-    others = [c for c in rough if not any(map(is_landmark, c.names))][:MOST_JUDGED]
-    return [judge(c.names, c.parts) for c in (*marks, *others)]
+@dataclass(slots=True)
+class _Search:
+    """The plans found so far, and how long to go on."""
 
-
-def _evaluated(problem: Problem, names: tuple[str, ...], parts: tuple[Part, ...]) -> Candidate:
-    evaluations = [evaluate(problem, part.assignment) for part in parts]
-    loads = [
-        math.fsum(float(e.loads[d]) * p.share for e, p in zip(evaluations, parts, strict=True))
-        for d in range(problem.device_count)
-    ]
-    return Candidate(
-        names=names,
-        parts=parts,
-        loads=tuple(loads),
-        bottleneck=max(loads),
-        latency=max(e.latency for e in evaluations),
-        subgraphs=sum(e.subgraphs for e in evaluations),
-        levels=max(e.levels for e in evaluations),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Chooser:
-    """The rules by which one of the judged candidates is chosen."""
-
+    #: Without colocation groups.
     problem: Problem
-    objective: Objective
-    max_parts: int | None
-    tolerance: float
+    #: Time granted, from which steps follow.
+    seconds: float
+    seed: int
+    #: ``time.monotonic()`` at which searches stop.
+    deadline: float
+    #: What is searched: the problem itself where it is small, else coarsened.
+    small: Contraction = field(init=False)
+    #: Plan of the problem's nodes -> the methods that found it, the first one first.
+    plans: dict[Assignment, list[str]] = field(default_factory=dict)
+    cut_short: bool = False
 
-    def run(
-        self,
-        judged: list[Candidate],
-        bounds: tuple[Bound, ...],
-        *,
-        keep: str | None,
-    ) -> tuple[Candidate, list[Candidate]]:
-        """Return the choice, and the others, best first."""
-        if keep is not None:
-            kept = next(c for c in judged if keep in c.names)
-            self._check_kept(keep, kept)
-            return kept, self._ranked([c for c in judged if c is not kept])
-        judged = self._within_cap(judged)
-        chosen = self._best(judged, bounds)
-        return chosen, self._ranked([c for c in judged if c is not chosen])
+    def __post_init__(self) -> None:
+        n = self.problem.node_count
+        self.small = Contraction(self.problem, tuple(range(n)))
+        if n > SMALL:
+            fused = fuse_cycles(self.problem)
+            self.small = fused.then(coarsen(fused.problem, SUPERNODES))
 
-    def _best(self, judged: list[Candidate], bounds: tuple[Bound, ...]) -> Candidate:
-        """The best by the objective; within the tolerance, the one with fewest parts and levels."""
-        ranked = self._ranked([c for c in judged if self._fits(c)])
-        least = self._figure(ranked[0])
-        limit = least * (1 + self.tolerance)
-        proof = max((b.seconds for b in bounds if b.mixing), default=0.0)
-        if self.objective == "throughput" and least <= proof * (1 + PROVEN):
-            limit = min(limit, max(least, proof * (1 + PROVEN)))
-        near = [c for c in ranked if self._figure(c) <= limit * (1 + 1e-12)]
+    def add(self, name: str, assignment: Assignment | None) -> None:
+        """Keep a plan of the problem's nodes under the name of its finder, if it is feasible."""
+        if assignment is not None and is_feasible(self.problem, assignment):
+            names = self.plans.setdefault(assignment, [])
+            if name not in names:
+                names.append(name)
 
-        def simplicity(c: Candidate) -> tuple[object, ...]:
-            return len(c.parts), c.levels, c.subgraphs, self._figure(c), math.fsum(c.loads), c.parts
+    def best(self) -> list[Assignment]:
+        """Return the plans kept, least bottleneck first."""
+        return sorted(self.plans, key=lambda p: (loads(self.problem, p).max(), p))
 
-        return min(near, key=simplicity)
+    def starts(self) -> list[Assignment]:
+        """Return the best plans as plans of the supernodes, as far as they are that."""
+        projected = dict.fromkeys(self.small.project(p) for p in self.best()[:8])
+        return [p for p in projected if is_feasible(self.small.problem, p)]
 
-    def _fits(self, candidate: Candidate) -> bool:
-        return self.max_parts is None or len(candidate.parts) <= self.max_parts
+    def add_simple(self, *, contiguous: bool, cuts: bool) -> None:
+        """Add each device alone, priority lists, and minimum cuts."""
+        problem, k = self.problem, self.problem.device_count
+        for d, name in enumerate(problem.devices):
+            self.add(f"single {name}", single(problem, d))
+        if contiguous:
+            return
+        self.add("priority", priority(problem))
+        for d in (problem.classes.index(c) for c in sorted(set(problem.classes))):
+            rest = (e for e in range(k) if e != d)
+            self.add(f"priority from {problem.devices[d]}", priority(problem, [d, *rest]))
+        for cut in serial_cuts(self.small.problem) if cuts else ():
+            self.add("minimum cut", self.small.expand(cut))
 
-    def _ranked(self, judged: list[Candidate]) -> list[Candidate]:
-        return sorted(judged, key=lambda c: (self._figure(c), c.subgraphs, c.parts))
+    def add_slices(self, *, thorough: bool) -> None:
+        """Slice several orders of the graph, its cycles fused; the best three are kept."""
+        fused = fuse_cycles(self.small.problem)
+        problem = fused.problem
+        n = problem.node_count
+        if n > MAX_NODES:
+            return
+        states = math.prod(problem.classes.count(c) + 1 for c in set(problem.classes))
+        tries = int(self.seconds * ORDERS_PER_SECOND * (4 if thorough else 1))
+        # An order takes about n² steps for each state; together a tenth of the time granted.
+        tries = min(tries, int(self.seconds * 4e7 / (n * n * states + 1)), 300)
+        most = math.inf
+        kept: list[tuple[float, Assignment]] = []
+        for order in _orders(problem, tries, self.seed):
+            sliced = slice_order(problem, order, most=most * (1 + 1e-12))
+            if sliced is not None:
+                most = min(most, sliced[0])
+                kept.append(sliced)
+            if time.monotonic() > self.deadline:
+                self.cut_short = True
+                break
+        for _, assignment in sorted(kept)[:3]:
+            self.add("slicing", self.small.expand(fused.expand(assignment)))
 
-    def _figure(self, candidate: Candidate) -> float:
-        return candidate.figure(self.objective)
+    def add_packed(self, *, contiguous: bool) -> None:
+        """Add a plan that just fits the memory.
 
-    def _within_cap(self, judged: list[Candidate]) -> list[Candidate]:
-        cap = self.problem.max_subgraphs
-        kept = [c for c in judged if cap is None or c.subgraphs <= cap]
-        if not any(map(self._fits, kept)):
-            least = min(judged, key=lambda c: c.subgraphs)
+        Raises PlanError where there is none, naming the largest nodes.
+        """
+        problem = self.problem
+        if contiguous:
             raise PlanError(
-                f"subgraphs: at most {cap} wanted, the fewest found are {least.subgraphs}; raise "
-                "the cap, drop pins, or give a device that supports more nodes",
+                f"intervals: no order tried could be cut into one interval for each of "
+                f"{', '.join(problem.devices)} that supports it and has room for it; plan without "
+                "`contiguous`",
                 nodes=(),
-                constraint="subgraphs",
-                fewest=least.subgraphs,
+                constraint="contiguous",
             )
-        return kept
-
-    def _check_kept(self, name: str, kept: Candidate) -> None:
-        """Raise where a plan that is to be kept breaks a constraint."""
-        problem, cap = self.problem, self.problem.max_subgraphs
-        broken = "memory, colocation or support"
-        constraint = "memory"
-        if is_feasible(problem, kept.assignment):
-            if cap is None or kept.subgraphs <= cap:
-                return
-            broken = f"the cap of {cap} subgraphs: it has {kept.subgraphs}"
-            constraint = "subgraphs"
+        self.add("packing", pack(problem))
+        if self.plans:
+            return
+        heavy = sorted(range(problem.node_count), key=lambda v: (-problem.weights[v], v))[:6]
+        names = tuple(problem.names[v] for v in heavy)
+        rooms = zip(problem.devices, problem.memory.tolist(), strict=True)
         raise PlanError(
-            f"{name}: this plan breaks {broken}; lift the constraint, or plan by cost "
-            "(MODEL_DISTRIBUTION_POLICY=AUTO)",
-            nodes=(),
-            constraint=constraint,
+            f"memory: {float(problem.weights.sum()):.0f} bytes of constants, of which "
+            f"{', '.join(map(repr, names))} have the most, were not packed into "
+            f"{', '.join(f'{d} ({m:.0f})' for d, m in rooms)}; give a device more memory, add one, "
+            "or drop pins and colocation groups",
+            nodes=names,
+            constraint="memory",
         )
+
+    def anneal(self, judge: Figure | None) -> None:
+        """Anneal from the best plans, and refine what was coarse.
+
+        `judge`: what is to be small of a plan of the supernodes; the bottleneck if None.
+        """
+        problem = wary(self.small.problem) if judge is None else self.small.problem
+        starts = self.starts()
+        if judge is not None:
+            starts.sort(key=judge)
+        total = self.seconds * PROPOSALS_PER_SECOND
+        if judge is not None:
+            total = self.seconds * JUDGED_PER_SECOND * 400 / max(self.problem.node_count, 20)
+        for turn, start in enumerate(starts[:RUNS]):
+            left_s = self.deadline - time.monotonic()
+            found = anneal(
+                problem,
+                start,
+                proposals=int(total / RUNS),
+                seed=self.seed * RUNS + turn,
+                deadline=self.deadline - left_s / 2 * (turn + 1 < RUNS),
+                judge=judge,
+            )
+            self.cut_short |= found.cut_short
+            self.add("annealing", self.small.expand(found.assignment))
+        if self.small.problem is not self.problem and judge is None:
+            found = anneal(
+                self.problem,
+                self.best()[0],
+                proposals=int(total / 3),
+                seed=self.seed,
+                deadline=self.deadline,
+                hot=COOL,
+            )
+            self.cut_short |= found.cut_short
+            self.add("annealing", found.assignment)
+
+    def tidy(self) -> None:
+        """Free the best plans of fragments."""
+        for assignment in self.best()[:TIDIED_PLANS]:
+            name = self.plans[assignment][0]
+            self.add(name + TIDIED, tidy(wary(self.problem), assignment))
+
+    def mixes(self) -> Iterator[tuple[str, tuple[Part, ...]]]:
+        """Yield the best mix of all plans found, and of whole-model replicas, each by its name."""
+        problem = self.small.problem
+        alone = [p for d in range(problem.device_count) if (p := single(problem, d)) is not None]
+        for name, plans in (("mix", [*self.starts(), *alone]), ("replicas", alone)):
+            parts = mix(problem, plans, price=name == "mix")
+            if len(parts) > 1:
+                yield name, parts
+
+
+def wary(problem: Problem) -> Problem:
+    """The problem with the cost of a subgraph put on what it receives.
+
+    A device's subgraphs other than its first receive something, so that this counts their dispatch,
+    often more than once: searches see only loads, and this makes them shy of fragments.
+    """
+    if problem.dispatch is None:
+        return problem
+    return replace(problem, receive=problem.receive + problem.dispatch)
+
+
+def _orders(problem: Problem, tries: int, seed: int) -> Iterator[list[int]]:
+    """Topological orders: branch by branch, level by level, by depth, then random ones."""
+    n, edges = problem.node_count, problem.edges()
+    yield orders.depth_first(n, edges, range(n))
+    yield orders.breadth_first(n, edges)
+    depth = orders.depths(n, edges)
+    yield orders.by_key(n, edges, depth)
+    yield orders.depth_first(n, edges, [-d for d in depth])
+    # From the sinks backwards: a short branch comes right before the join that needs it.
+    yield orders.depth_first(n, [(v, u) for u, v in edges], range(n))[::-1]
+    rng = random.Random(seed)
+    for turn in range(tries):
+        keys = [rng.random() for _ in range(n)]
+        if turn % 2:
+            yield orders.depth_first(n, edges, keys)
+        else:
+            yield orders.by_key(n, edges, [d + 3 * r for d, r in zip(depth, keys, strict=True)])

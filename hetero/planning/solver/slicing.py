@@ -48,11 +48,7 @@ def interval_costs(problem: Problem, order: Sequence[int], device: int) -> Float
     held = np.concatenate([[0.0], np.cumsum(problem.weights[ordered])])
     work = compute[None, :] - compute[:, None]
     size = n + 1
-    cost_of: Floats
-    if problem.overlap:
-        cost_of = np.maximum(np.maximum(work, sent[:size, :size]), received[:size, :size])
-    else:
-        cost_of = work + sent[:size, :size] + received[:size, :size]
+    cost_of: Floats = work + sent[:size, :size] + received[:size, :size]
     # Differences of running sums leave rounding below zero.
     np.maximum(cost_of, 0.0, out=cost_of)
     if problem.dispatch is not None:
@@ -81,23 +77,13 @@ def _rectangles(problem: Problem, position: Ints, device: int) -> tuple[Corners,
         uses = sorted(places[v] for v in heads)
         if send[h]:
             # The interval holds the tail, and the last use comes at or after its end.
-            if uses[-1] > at:
-                out_rows.append((0, at + 1, at + 1, uses[-1] + 1, send[h]))
-            # A use before the tail (a backward pass drawn on the forward order).
-            if uses[0] < at:
-                low = max(uses[-1], at)
-                out_rows.append((uses[0] + 1, at + 1, low + 1, n + 1, send[h]))
+            out_rows.append((0, at + 1, at + 1, uses[-1] + 1, send[h]))
         if receive[h]:
             # The first use at or after the interval's start lies in it, the tail does not.
             previous = -1
             for use in uses:
                 first, last = previous + 1, use + 1
-                if at > use:
-                    in_rows.append((first, last, use + 1, at + 1, receive[h]))
-                elif at < first:
-                    in_rows.append((first, last, use + 1, n + 1, receive[h]))
-                else:
-                    in_rows.append((at + 1, last, use + 1, n + 1, receive[h]))
+                in_rows.append((max(first, at + 1), last, use + 1, n + 1, receive[h]))
                 previous = use
     return _columns(out_rows), _columns(in_rows)
 

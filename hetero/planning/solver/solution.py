@@ -19,8 +19,8 @@ class Candidate:
     """One judged plan."""
 
     #: Every method that gave it, the first one first: ``single ORT.0``, ``priority``, ``priority
-    #: from ORT.0``, ``packing``, ``minimum cut``, ``slicing``, ``annealing``, ``exact``, ``descent
-    #: on latency``, any of these with ``, tidied``; ``mix``, ``replicas``.
+    #: from ORT.0``, ``packing``, ``minimum cut``, ``slicing``, ``annealing``, any of
+    #: these with ``, tidied``; ``mix``, ``replicas``.
     names: tuple[str, ...]
     #: One plan, or several with the share of requests that each takes.
     parts: tuple[Part, ...]

@@ -112,7 +112,7 @@ def test_a_search_that_the_clock_ended_is_told(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "costs.json"
-    monkeypatch.setattr(search, "PATIENCE", 0.0)
+    monkeypatch.setattr(search, "CLOCK", (0.0, 0.0))
     source = read_model(model)
     given = costs(source, {d: dict.fromkeys(source.node_names, 1e-3) for d in ("CPU", "NULL")})
     with hetero.Core(executor="inprocess") as core:
