@@ -1,4 +1,4 @@
-"""The CPU plugin: every operator that has a numpy kernel, a function body or a delegate."""
+"""The CPU plugin: the interpreter on numpy, with kernels of a CPU's own."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from typing import ClassVar
 import numpy as np
 import onnx
 
+from devices.cpu.program import HOST, CPUProgram
 from devices.cpu.threads import blas_name
-from devices.interpreter.backend import NUMPY, ArrayBackend
-from devices.interpreter.implementations import Scope, find_implementation
-from devices.interpreter.program import CPUProgram
+from devices.interpreter.backend import ArrayBackend
+from devices.interpreter.plugin import EXTENSIONS, InterpreterPlugin
 from devices.model.extension import allowed_extensions
-from devices.model.model import Model, Node
-from devices.plugin.plugin import Plugin
+from devices.model.model import Model
 from devices.plugin.program import Payload, Program
 from devices.plugin.properties import (
     COMMON_PROPERTIES,
@@ -24,17 +23,15 @@ from devices.plugin.properties import (
     Property,
     PropertyTable,
 )
-from devices.plugin.support import Refusal
-from devices.transforms import HOST_PASSES, transform
+from devices.transforms import HOST_PASSES, PASSES, transform
 
 
-class CPUPlugin(Plugin):
+class CPUPlugin(InterpreterPlugin):
     """The reference device, always there."""
 
     name: ClassVar[str] = "CPU"
     rank: ClassVar[int] = 90
-    #: What its kernels compute with.
-    backend: ArrayBackend = NUMPY
+    backend: ArrayBackend = HOST
     properties: ClassVar[PropertyTable] = COMMON_PROPERTIES.extended(
         *OPTIONAL_PROPERTIES.values(),
         Property(
@@ -53,14 +50,7 @@ class CPUPlugin(Plugin):
             choices=("PERFORMANCE", "ACCURACY"),
             shapes_result=True,
         ),
-        Property(
-            "EXTENSIONS",
-            tuple,
-            (),
-            True,
-            "Custom operators that a model may import: Core lists those added to it.",
-            shapes_result=True,
-        ),
+        EXTENSIONS,
     )
 
     def transform_model(self, model: Model, config: Config) -> Model:
@@ -68,21 +58,8 @@ class CPUPlugin(Plugin):
         model = allowed_extensions(model, config["EXTENSIONS"])
         if config["DISABLE_TRANSFORMATIONS"]:
             return model
-        if self.backend is not NUMPY or config["EXECUTION_MODE_HINT"] == "ACCURACY":
-            return transform(model)
-        return transform(model, HOST_PASSES)
-
-    def refuse(self, node: Node, model: Model, config: Config) -> Refusal | None:
-        """Return why no kernel, function body or delegate runs the node, or None."""
-        found = find_implementation(node, Scope.of_model(model, self.backend))
-        return found if isinstance(found, Refusal) else _meaningless(node, model)
-
-    def note(self, node: Node, model: Model, config: Config) -> str | None:
-        """Say which nodes are delegated, and which run as the body of a function."""
-        found = find_implementation(node, Scope.of_model(model, self.backend))
-        if isinstance(found, Refusal) or found.kind not in ("delegate", "function"):
-            return None
-        return found.label
+        accurate = config["EXECUTION_MODE_HINT"] == "ACCURACY"
+        return transform(model, PASSES if accurate else HOST_PASSES)
 
     def compile(self, model: Model, config: Config) -> Program:
         """Return the interpreter's program."""
@@ -113,16 +90,3 @@ class CPUPlugin(Plugin):
     def fingerprint(self, device_id: str) -> str:
         """Return the instruction set, numpy's version and its BLAS."""
         return f"{platform.machine()} numpy {np.__version__} {blas_name()}"
-
-
-def _meaningless(node: Node, model: Model) -> Refusal | None:
-    """Refuse element types that ONNX allows an operator, though they cannot be computed with."""
-    if node.domain or node.op_type not in ("Col2Im", "GridSample"):
-        return None
-    kind = model.spec(node.inputs[0]).element_type
-    if node.op_type == "Col2Im" and kind == "string":
-        return Refusal("dtype", "Col2Im adds up elements, and strings have no sum")
-    nearest = node.attributes.get("mode", "linear") == "nearest"
-    if node.op_type == "GridSample" and kind in ("string", "bool") and not nearest:
-        return Refusal("dtype", f"GridSample: {kind} has no values between two pixels")
-    return None

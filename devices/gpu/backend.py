@@ -98,7 +98,7 @@ class DeviceBackend(ArrayBackend):
         """Whether a value is one array in a device's memory."""
         return hasattr(value, "dtype") and not isinstance(value, np.ndarray | np.generic)
 
-    def bind(
+    def function(
         self, kernel: Kernel, keywords: Mapping[str, Any], on_host: bool
     ) -> Callable[..., Any]:
         """Return the kernel as a function of inputs on either side, put where it wants them.

@@ -1,4 +1,4 @@
-"""The GPU plugin: what the CPU's kernels compute, on CUDA devices through CuPy."""
+"""The GPU plugin: the interpreter on CUDA devices, by CuPy's arrays."""
 
 from __future__ import annotations
 
@@ -8,29 +8,37 @@ from typing import Any, ClassVar
 
 import onnx
 
-from devices.cpu.plugin import CPUPlugin
 from devices.errors import DeviceMemoryError, PluginLoadError
 from devices.gpu.backend import DeviceBackend
 from devices.gpu.element_types import untyped
 from devices.gpu.memory import GPUContext
 from devices.gpu.program import GPUProgram
 from devices.interpreter.implementations import Scope, find_implementation
+from devices.interpreter.plugin import EXTENSIONS, InterpreterPlugin
 from devices.kernels import ALL, Kernel
+from devices.model.extension import allowed_extensions
 from devices.model.model import Model, Node
 from devices.plugin.program import Payload, Program
-from devices.plugin.properties import Config, Property, PropertyTable
+from devices.plugin.properties import (
+    COMMON_PROPERTIES,
+    OPTIONAL_PROPERTIES,
+    Config,
+    Property,
+    PropertyTable,
+)
 from devices.plugin.support import Refusal
+from devices.transforms import transform
 
 
-class GPUPlugin(CPUPlugin):
+class GPUPlugin(InterpreterPlugin):
     """CUDA devices."""
 
     name: ClassVar[str] = "GPU"
     rank: ClassVar[int] = 10
     leaves_outputs: ClassVar[bool] = True
-    properties: ClassVar[PropertyTable] = CPUPlugin.properties.without(
-        "INFERENCE_NUM_THREADS", "EXECUTION_MODE_HINT"
-    ).extended(
+    properties: ClassVar[PropertyTable] = COMMON_PROPERTIES.extended(
+        *(p for name, p in OPTIONAL_PROPERTIES.items() if name != "INFERENCE_NUM_THREADS"),
+        EXTENSIONS,
         Property("DEVICE_TYPE", str, "DISCRETE", False, "INTEGRATED or DISCRETE."),
         Property(
             "OPTIMIZATION_CAPABILITIES",
@@ -80,8 +88,13 @@ class GPUPlugin(CPUPlugin):
         """Return the devices' numbers."""
         return self.backend.device_ids()
 
+    def transform_model(self, model: Model, config: Config) -> Model:
+        """Return the model with constants folded, patterns fused and dead nodes gone."""
+        model = allowed_extensions(model, config["EXTENSIONS"])
+        return model if config["DISABLE_TRANSFORMATIONS"] else transform(model)
+
     def refuse(self, node: Node, model: Model, config: Config) -> Refusal | None:
-        """Refuse what the CPU does, and element types that the device's arrays lack."""
+        """Refuse what no kernel runs, and element types that the device's arrays lack."""
         return untyped(node, model) or super().refuse(node, model, config)
 
     def note(self, node: Node, model: Model, config: Config) -> str | None:

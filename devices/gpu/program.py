@@ -9,13 +9,13 @@ import numpy as np
 
 from devices.gpu.backend import DeviceBackend
 from devices.gpu.memory import GPUContext, GPUTensor
-from devices.interpreter.program import CPUProgram
+from devices.interpreter.program import InterpretedProgram
 from devices.model.model import Model
 from devices.plugin.program import RunContext, Value
 from devices.plugin.remote import RemoteTensor
 
 
-class GPUProgram(CPUProgram):
+class GPUProgram(InterpretedProgram):
     """A model whose constants are on a device; `device` is its name, `device_id` its id.
 
     Runs at once, in threads of their own, each have a stream.
@@ -26,7 +26,7 @@ class GPUProgram(CPUProgram):
         self._device_id = device_id
         self._memory = GPUContext(backend, device, device_id)
         with backend.working_on(device_id):
-            super().__init__(model, backend=backend)
+            super().__init__(model, backend)
             backend.finish()
 
     def run(self, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from devices.cpu.fast.registry import FAST
 from devices.kernels import KERNELS, Kernel, KernelRegistry
 from devices.model.model import Node
 from devices.plugin.program import Value
@@ -34,6 +33,11 @@ class ArrayBackend:
     xp: Any
     kernels: KernelRegistry = field(default_factory=KernelRegistry)
 
+    @property
+    def is_on_host(self) -> bool:
+        """Whether its arrays are numpy's, which stay where they are from run to run."""
+        return self.xp is np
+
     def find_kernel(self, domain: str, op_type: str, opset: int) -> Kernel | None:
         """Return what computes an operator at this opset, or None."""
         own = self.kernels.find(domain, op_type, opset)
@@ -48,7 +52,7 @@ class ArrayBackend:
         """Return a host array as the kernels want it."""
         return array
 
-    def bind(
+    def function(
         self, kernel: Kernel, keywords: Mapping[str, Any], on_host: bool
     ) -> Callable[..., Any]:
         """Return the kernel as a function of a node's inputs; `on_host`: run there, with numpy."""
@@ -62,5 +66,5 @@ class ArrayBackend:
         """Return once everything that this thread began is done."""
 
 
-#: The host's arrays.
-NUMPY: Final = ArrayBackend("numpy", np, FAST)
+#: The host's arrays, and the kernels that every device shares.
+NUMPY: Final = ArrayBackend("numpy", np)

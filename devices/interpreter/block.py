@@ -285,7 +285,7 @@ def _work(
     """Return a task's call, attributes and step."""
     what, (reads, writes, dying, on_host) = implementation.what, place
     if implementation.kind == "delegate":
-        call = scope.backend.bind(delegate(node, opset), {}, on_host)
+        call = scope.backend.function(delegate(node, opset), {}, on_host)
         return None, {}, _call_step(call, reads, writes, dying)
     if implementation.kind == "function":
         return None, {}, _function_step(what, node, reads, writes, dying, scope)
@@ -300,7 +300,7 @@ def _work(
         keywords["n_outputs"] = len(writes)
     if "opset" in what.wants:
         keywords["opset"] = opset
-    call = scope.backend.bind(what, keywords, on_host)
+    call = scope.backend.function(what, keywords, on_host)
     if bodies:
         return None, {}, _body_step(call, bodies, reads, writes, dying)
     if scope.backend.xp is not np:
@@ -320,7 +320,7 @@ def _body(
     holder = onnx.NodeProto()
     holder.attribute.add(name="body", type=onnx.AttributeProto.GRAPH).g.CopyFrom(graph)
     captures = Node.from_proto(holder).captures
-    shared = {n: held[n] for n in captures if n in held} if scope.backend.xp is np else {}
+    shared = {n: held[n] for n in captures if n in held} if scope.backend.is_on_host else {}
     constants = {t.name: tensor_array(t) for t in graph.initializer}
     constants |= {t.values.name: dense_array(t) for t in graph.sparse_initializer}
     outer = [name for name in captures if name not in shared]

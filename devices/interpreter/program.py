@@ -1,4 +1,4 @@
-"""The CPU device's program: the main graph as a block, run under numpy's silence."""
+"""An interpreted program: the main graph as a block, run under numpy's silence."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
 
-from devices.cpu.threads import use_threads
 from devices.errors import BlobError
-from devices.interpreter.backend import NUMPY, ArrayBackend
+from devices.interpreter.backend import ArrayBackend
 from devices.interpreter.bindings import Bindings
 from devices.interpreter.block import Block, build_block
 from devices.interpreter.implementations import Scope
@@ -26,17 +25,13 @@ from devices.plugin.program import ExecutedNode, Payload, Program, RunContext, V
 _FORMAT: Final = 1
 
 
-class CPUProgram(Program):
-    """A transformed model, interpreted node by node and bound to the input shapes that come.
+class InterpretedProgram(Program):
+    """A transformed model, run node by node, on the host bound to the input shapes that come."""
 
-    `threads` is the number of BLAS threads for a run; 0: as many as BLAS started with.
-    """
-
-    def __init__(self, model: Model, threads: int = 0, backend: ArrayBackend = NUMPY) -> None:
+    def __init__(self, model: Model, backend: ArrayBackend) -> None:
         self._model = model
-        self._threads = threads
-        # Bindings write with numpy's functions, whatever the kernels compute with.
-        bind = Bindings if backend.xp is np else None
+        # Bound blocks write with numpy's functions into memory of the host.
+        bind = Bindings if backend.is_on_host else None
         self._block: Block = build_block(
             model.nodes,
             inputs=[port.name for port in model.inputs],
@@ -48,7 +43,6 @@ class CPUProgram(Program):
 
     def run(self, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:
         """Compute the outputs; KernelError where a node's inputs break its specification."""
-        use_threads(self._threads)
         with np.errstate(all="ignore"):
             if self._bindings is not None:
                 return self._bindings.run(inputs, context)
@@ -86,7 +80,7 @@ class CPUProgram(Program):
         header = payload.header
         if header.get("format") != _FORMAT:
             raise BlobError(
-                f"CPU payload of format {header.get('format')!r}; this version reads {_FORMAT}. "
+                f"payload of format {header.get('format')!r}; this version reads {_FORMAT}. "
                 "Compile the model again."
             )
         proto = onnx.ModelProto()
@@ -96,7 +90,7 @@ class CPUProgram(Program):
             model = _model(proto, header["covers"], payload)
             return cls(allowed_extensions(model, extensions), **options)
         except (DecodeError, KeyError, TypeError, ValueError) as error:
-            raise BlobError(f"damaged CPU payload: {error}. Compile the model again.") from error
+            raise BlobError(f"damaged payload: {error}. Compile the model again.") from error
 
 
 def _model(proto: onnx.ModelProto, covers: dict[str, list[str]], payload: Payload) -> Model:

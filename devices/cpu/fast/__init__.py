@@ -6,5 +6,9 @@ from devices.cpu.fast import (  # noqa: F401 - importing a family registers its 
     lrn,
     pool,
     recurrent,
+    scale_shift,
     shuffle,
 )
+from devices.cpu.fast.registry import FAST
+
+__all__ = ["FAST"]

@@ -24,7 +24,6 @@ from devices.cpu.fast.channels_last import (
 )
 from devices.cpu.fast.registry import FAST
 from devices.interpreter.binding.copies import copy_call
-from devices.interpreter.binding.quantize import rounding_calls
 from devices.interpreter.binding.registry import Call, Scratch, binds
 from devices.kernels.in_place import IN_PLACE
 from devices.kernels.registry import op
@@ -175,8 +174,6 @@ class _Last(NamedTuple):
                 yield from row_calls(np.maximum, block, row_of(low, block.dtype))
             if high < inf:
                 yield from row_calls(np.minimum, block, row_of(high, block.dtype))
-        elif self.activation == "FakeQuantize":
-            yield from rounding_calls(block, block, *self.params)
         elif self.activation:
             yield partial(IN_PLACE[self.activation], np, block, *self.params)
 

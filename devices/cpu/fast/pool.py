@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import groupby
-from math import inf
+from math import inf, prod
 from typing import Any
 
 import numpy as np
 
 from devices.cpu.fast.channels_last import is_last
 from devices.interpreter.binding.copies import copy_call
-from devices.interpreter.binding.reduce import bind_global_average_pool
 from devices.interpreter.binding.registry import Call, Scratch, binds
 from devices.kernels.window import Window, sliding_window
 
@@ -65,7 +64,11 @@ def bind_average_pool(
         x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad, ceil_mode
     )
     if window.kernel == window.input and not any((*window.begin, *window.end)):
-        return bind_global_average_pool(scratch, y, x)
+        count = np.asarray(prod(window.input), x.dtype)
+        return [
+            partial(np.add.reduce, x, (2, 3), None, y, True),
+            partial(np.divide, y, count, y),
+        ]
     down, across = (
         np.asarray(window.counts(axis, bool(count_include_pad)), x.dtype) for axis in (0, 1)
     )

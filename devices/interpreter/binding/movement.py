@@ -40,30 +40,6 @@ def bind_concat(
     ]
 
 
-@binds("Expand", 8, any_order=True)
-def bind_expand(
-    scratch: Scratch, y: np.ndarray, x: np.ndarray, shape: np.ndarray
-) -> Sequence[Call] | None:
-    """Bind the repetition along the axes of size 1, where the shape is a constant."""
-    return None if shape.flags.writeable else [partial(np.copyto, y, x)]
-
-
-@binds("Flatten", 1)
-def bind_flatten(
-    scratch: Scratch, y: np.ndarray, x: np.ndarray, *, axis: int = 1
-) -> Sequence[Call] | None:
-    """Bind the copy that an input out of order needs."""
-    return [partial(np.copyto, y.reshape(x.shape), x)]
-
-
-@binds("Reshape", 5)
-def bind_reshape(
-    scratch: Scratch, y: np.ndarray, x: np.ndarray, shape: np.ndarray, *, allowzero: int = 0
-) -> Sequence[Call] | None:
-    """Bind the copy that an input out of order needs, where the shape is a constant."""
-    return None if shape.flags.writeable else [partial(np.copyto, y.reshape(x.shape), x)]
-
-
 @binds("Pad", 2, any_order=True)
 def bind_pad_by_attributes(
     scratch: Scratch, y: np.ndarray, x: np.ndarray, *,

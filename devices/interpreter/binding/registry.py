@@ -16,8 +16,6 @@ Call = Callable[[], Any]
 
 #: Bytes that a place starts at a multiple of: a line of the cache, and the widest vector.
 _ALIGNMENT: Final = 64
-#: Bytes of a piece of an array that several calls work on one after the other.
-_BLOCK_NBYTES: Final = 1 << 17
 
 #: Called as ``bind(scratch, y, *inputs, **attributes)``: see `binds`.
 BindFunction = Callable[..., Sequence[Call] | None]
@@ -40,36 +38,6 @@ class Scratch:
         if self._memory is None or self.nbytes > self._memory.size:
             return np.empty(shape, dtype)
         return np.ndarray(shape, dtype, self._memory, offset)
-
-
-def blocks(*arrays: np.ndarray) -> list[tuple[np.ndarray, ...]]:
-    """Return pieces of arrays, a number of rows each, that stay in cache from call to call.
-
-    Arrays of which one is not in order are one piece.
-    """
-    first = arrays[0]
-    if first.nbytes <= _BLOCK_NBYTES or not all(a.flags.c_contiguous for a in arrays):
-        return [arrays]
-    step = max(1, len(first) * _BLOCK_NBYTES // first.nbytes)
-    return [tuple(a[i : i + step] for a in arrays) for i in range(0, len(first), step)]
-
-
-def flat(*arrays: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return arrays of one shape as rows, whose axes may have any order that they share.
-
-    As they are if one is not in that order.
-    """
-    first = arrays[0]
-    order = sorted(range(first.ndim), key=first.strides.__getitem__, reverse=True)
-    ordered = [a.transpose(order) for a in arrays]
-    if not all(a.flags.c_contiguous for a in ordered):
-        return arrays
-    return tuple(a.reshape(-1) for a in ordered)
-
-
-def flat_blocks(*arrays: np.ndarray) -> list[tuple[np.ndarray, ...]]:
-    """Return `blocks` of arrays of one shape, as `flat` has them."""
-    return blocks(*flat(*arrays))
 
 
 @dataclass(frozen=True, slots=True)

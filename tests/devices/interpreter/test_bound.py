@@ -467,10 +467,10 @@ def test_what_no_bound_call_touches_has_no_memory_that_stays() -> None:
 
 
 def test_a_kernel_is_bound_once() -> None:
-    with pytest.raises(ValueError, match="Relu since opset 6 is bound twice"):
-        binds("Relu", 6)(lambda scratch, y, x: None)
-    with pytest.raises(ValueError, match="no kernel since opset 7"):
-        binds("Relu", 7)(lambda scratch, y, x: None)
+    with pytest.raises(ValueError, match="Concat since opset 4 is bound twice"):
+        binds("Concat", 4)(lambda scratch, y, *inputs, axis: None)
+    with pytest.raises(ValueError, match="no kernel since opset 5"):
+        binds("Concat", 5)(lambda scratch, y, *inputs, axis: None)
 
 
 def test_a_model_that_is_dropped_frees_its_memory_at_once() -> None:

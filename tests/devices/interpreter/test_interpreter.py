@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from devices.cpu.plugin import CPUPlugin
+from devices.cpu.program import CPUProgram
 from devices.errors import BlobError, KernelError, ModelError, RequestCancelledError
-from devices.interpreter.program import CPUProgram
 from devices.model.reader import read_model
 from devices.plugin.program import Payload, RunContext
 from tests.support.small_models import compile_cpu, make_model, run_cpu, run_reference
