@@ -60,7 +60,7 @@ def settled(core: hetero.Core) -> dict[str, int]:
         time.sleep(0.01)
     gc.collect()  # a model that was closed is a cycle, which holds its weights until then
     store_nbytes, pids = 0, ["self"]
-    if core._kind == "ray":
+    if core._devices.kind == "ray":
         pids += map(str, device_processes())
         while (store_nbytes := _store_nbytes()) and time.monotonic() < end_s:
             time.sleep(0.1)

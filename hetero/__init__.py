@@ -14,7 +14,6 @@ from devices.request.tensor import Tensor
 from hetero import errors, preprocess, properties
 from hetero.affinity.affinity import Affinity
 from hetero.async_infer_queue import AsyncInferQueue
-from hetero.cache.blob import hetero_version
 from hetero.compare.compare import Comparison, compare
 from hetero.compile.compiled_model import CompiledModel
 from hetero.core import Core
@@ -32,6 +31,7 @@ from hetero.preprocess import (
 )
 from hetero.query.survey import Survey
 from hetero.shortcuts import compile_model, get_version, save_model
+from hetero.version import hetero_version
 
 #: A shape whose dimensions are all known.
 Shape = tuple[int, ...]

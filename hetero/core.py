@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO
 
-from devices.errors import ArgumentError, ArgumentTypeError, ClusterError
+from devices.errors import ArgumentError, ArgumentTypeError
 from devices.model.model import Model
 from devices.model.reader import Source, read_model
 from devices.model.variables import with_states
 from devices.plugin.properties import Config
+from devices.plugin.remote import RemoteContext
 from devices.plugin.support import Support
 from hetero.affinity.affinity import Affinity, assign
-from hetero.cache.blob import Compilation, ModelBlob, open_blob
-from hetero.cache.cached_compile import Cached
+from hetero.cache.blob import ModelBlob, open_blob
 from hetero.cache.folder import cache_of
 from hetero.cache.importing import (
     absent_devices,
@@ -26,36 +24,34 @@ from hetero.cache.importing import (
     import_sources,
     place_devices,
     recompilation,
-    remapped,
 )
 from hetero.compile.compiled_model import CompiledModel
-from hetero.compile.compiler import Compiler, CompileRequest
+from hetero.compile.compiler import Compiler, opened
 from hetero.compile.stage_replicas import without_stand_ins
+from hetero.devices import Devices, ExecutorKind
 from hetero.extensions import Extensions
-from hetero.has_devices import HasDevices
-from hetero.observe.observed import Observed
+from hetero.observe.metrics_server import MetricsServer
 from hetero.observe.sample_inputs import sample_shapes
+from hetero.observe.trace import Trace
 from hetero.planning import PlanReport
 from hetero.planning.cost import Costs
 from hetero.planning.cost.profile import Progress
-from hetero.planning.cost_planner import CostPlanner, cost_digest
+from hetero.planning.cost_planner import CostPlanner
+from hetero.properties.device_choice import parse_counts
+from hetero.properties.request import CompileRequest
 from hetero.properties.scopes import EVERYWHERE, Scopes
+from hetero.properties.table import cache_folder
 from hetero.query.answers import Answers
-from hetero.query.device_choice import (
-    parse_counts,
-)
 from hetero.query.query import AffinitySource, pins_of, query_priority
 from hetero.query.survey import Survey
-from scheduler import create_executor
+from scheduler.device.probe import PluginSpec
 from scheduler.executor import Executor
 from scheduler.vocabulary.rows import DeviceDescriptor
 
 _log = logging.getLogger(__name__)
 
-ExecutorKind = Literal["ray", "inprocess"]
 
-
-class Core(HasDevices, Observed):
+class Core:
     """The entry point.
 
     Parameters
@@ -98,17 +94,15 @@ class Core(HasDevices, Observed):
             raise ArgumentTypeError(
                 f"plugins={plugins!r}: wanted a list of plugins, as ['my_module:MyPlugin']."
             )
-        super().__init__()
-        self._kind: ExecutorKind = executor
-        self._address = address
-        self._device_counts = parse_counts(devices)
-        self._plugins = tuple(plugins)
-        self._lock = threading.RLock()
-        self._scopes = Scopes(
-            lambda: self.device_descriptors, lambda *names: self.executor.get_property(*names)
+        self._devices = Devices(
+            executor,
+            address,
+            parse_counts(devices),
+            plugins,
+            lambda: self._scopes.of_executor(executor),
         )
+        self._scopes = Scopes(self._devices.rows, lambda *names: self.executor.get_property(*names))
         self._extensions = Extensions()
-        self._closed = False
         self._answers = Answers(lambda *question: self.executor.query(*question))
         self._planner = CostPlanner(lambda: self.executor, self._answers)
         self._compiler = Compiler(lambda: self.executor, self._answers, self._planner)
@@ -128,19 +122,152 @@ class Core(HasDevices, Observed):
         ClusterError
             If Ray cannot start or cannot be reached, or this Core is closed.
         """
-        with self._lock:
-            if self._closed:
-                raise ClusterError("this Core is closed; make another.")
-            if self._executor is None:
-                self._executor = create_executor(
-                    self._kind,
-                    address=self._address,
-                    devices=self._device_counts,
-                    plugins=self._plugins,
-                    observers=self._observers,
-                    **self._scopes.of_executor(self._kind),
-                )
-            return self._executor
+        return self._devices.executor
+
+    @property
+    def device_descriptors(self) -> tuple[DeviceDescriptor, ...]:
+        """Every device, broken plugins included as rows with their error.
+
+        Raises
+        ------
+        UnknownDeviceError
+            If `devices` counts devices of a plugin that is not there.
+        """
+        return self._devices.rows()
+
+    @property
+    def available_devices(self) -> list[str]:
+        """Names of the devices that work: ``NAME`` where there is one, else ``NAME.<id>``."""
+        return [d.name for d in self.device_descriptors if d.error is None]
+
+    def resolve_devices(self, device_name: str) -> tuple[str, ...]:
+        """Return the devices that a device string means, in order of priority.
+
+        Raises
+        ------
+        UnknownDeviceError, PluginLoadError
+            For a device that is not there, listing those that are, or whose plugin is broken.
+        """
+        return self._devices.resolve(device_name)
+
+    def get_versions(self, device_name: str) -> dict[str, str]:
+        """Return the version of each plugin that a device string names.
+
+        Raises
+        ------
+        UnknownDeviceError
+            For a device that is not there.
+        """
+        return self._devices.versions(device_name)
+
+    def register_plugin(self, plugin: PluginSpec, device_name: str | None = None) -> None:
+        """Offer the devices of a plugin that is not installed.
+
+        Parameters
+        ----------
+        plugin : str or type
+            ``module:attr``, an installed one's name, either with ``@PYTHON`` for one of another
+            interpreter's, or a subclass of `devices.Plugin`. One that cannot be had is a device
+            with its error, which its first use raises.
+        device_name : str, optional
+            The name of its devices, where it is not to be the plugin's own.
+
+        Raises
+        ------
+        ArgumentError
+            Another plugin has that name.
+        UnsupportedOperationError
+            The devices of a cluster are in use: register plugins before the first call that needs
+            one.
+        """
+        self._devices.register_plugin(plugin, device_name)
+
+    def unload_plugin(self, device_name: str) -> None:
+        """Let go of a plugin: what it holds is made anew for models compiled from now on.
+
+        Models made before keep working.
+
+        Parameters
+        ----------
+        device_name : str
+            The plugin's name.
+
+        Raises
+        ------
+        UnknownDeviceError, PluginLoadError
+            For a plugin that is not there, or is broken.
+        UnsupportedOperationError
+            Devices are a cluster's.
+        """
+        self._devices.unload_plugin(device_name)
+
+    def create_context(self, device_name: str) -> RemoteContext:
+        """Return a device's memory: its tensors stay in the device's process between requests.
+
+        Parameters
+        ----------
+        device_name : str
+            One device.
+
+        Returns
+        -------
+        RemoteContext
+            Its tensors are inputs and outputs of requests of this Core's models on any device,
+            and do not pass through this process.
+
+        Raises
+        ------
+        UnknownDeviceError, PluginLoadError
+            For a device that is not there, or whose plugin is broken.
+        """
+        return self.executor.create_context(device_name)
+
+    def trace(self, path: str | Path, *, requests: int = 10_000) -> Trace:
+        """Return a block whose requests are traced: ``with core.trace("trace.json"): ...``.
+
+        The file shows, on one clock, each request's wait for admission and its time in flight, each
+        stage's run and its time in its device's queue, and the wires between stages. Requests that
+        ``AUTO_BATCH_SIZE`` joins have their stages in common.
+
+        Parameters
+        ----------
+        path : path
+            The file, for https://ui.perfetto.dev or ``chrome://tracing``; it appears when the block
+            ends, also by an error or Ctrl-C.
+        requests : int
+            How many are kept: the last to end, and those that have not ended with the block. Each
+            takes about a kilobyte for each stage.
+
+        Raises
+        ------
+        ArgumentError
+            `requests` is not positive.
+        """
+        return Trace(
+            path, self._devices.observers, self._devices.nodes, self._devices.in_flight, requests
+        )
+
+    def serve_metrics(self, port: int = 0, *, host: str = "127.0.0.1") -> MetricsServer:
+        """Return a block whose requests are counted: ``with core.serve_metrics(9100): ...``.
+
+        Prometheus and ``hetero top`` read the figures at the block's `MetricsServer.url`: requests
+        by the state they ended in, their latencies, what waits and is in flight, each stage's runs
+        and busy time, each device's queue, heartbeats and losses. Requests that
+        ``AUTO_BATCH_SIZE`` joins count one by one; their stages run once.
+
+        Parameters
+        ----------
+        port : int
+            Where to listen; 0 takes a port that is free.
+        host : str
+            The address to listen on: whoever reaches it can read the figures.
+
+        Raises
+        ------
+        ArgumentError
+            On entering the block: it cannot listen there.
+        """
+        return MetricsServer(self._devices.observers, self._devices.load, host, port)
 
     def set_property(
         self, device_name: str | Config = EVERYWHERE, properties: Config | None = None
@@ -156,7 +283,7 @@ class Core(HasDevices, Observed):
         """
         alone = properties is None
         options: Any = device_name if alone else properties
-        if self._executor is not None or self._kind != "ray":
+        if self._devices.started is not None or self._devices.kind != "ray":
             self._scopes.keep_executor(options)
         self._scopes.set(EVERYWHERE if alone else device_name, options)
 
@@ -212,7 +339,7 @@ class Core(HasDevices, Observed):
         ArgumentError
             It cannot be imported, or the operator has another one.
         """
-        self._extensions.add(extension, on_ray=self._kind == "ray")
+        self._extensions.add(extension, on_ray=self._devices.kind == "ray")
 
     def query_model(
         self,
@@ -235,7 +362,7 @@ class Core(HasDevices, Observed):
             Node name -> device; nodes that no device takes are in `Support.unsupported`, each with
             every device's reason.
         """
-        return self._query(self.read_model(model), device_name, config or {}, affinity)[1]
+        return self._query(self.read_model(model), device_name, config or {}, affinity)[2]
 
     def survey_model(
         self,
@@ -258,19 +385,19 @@ class Core(HasDevices, Observed):
             For pins that cannot be met.
         """
         source = self.read_model(model)
-        query, support = self._query(source, device_name, config or {}, affinity)
-        told = {n: self._answers.timed(n, source, query.config.devices[n]) for n in query.devices}
+        source, query, support = self._query(source, device_name, config or {}, affinity)
+        told = {n: self._answers.timed(n, source, query.configs[n]) for n in query.devices}
         return Survey(
             source,
             device_name,
-            self._described(query.devices),
+            query.described,
             {name: answer for name, (answer, _) in told.items()},
             support,
             assign(source, support, query.pins),
             query.pins,
             {name: seconds for name, (_, seconds) in told.items()},
             dict(config or {}),
-            sample_shapes(source, given) if (given := query.config.own["PLAN_SHAPES"]) else {},
+            sample_shapes(source, given) if (given := query.own["PLAN_SHAPES"]) else {},
         )
 
     def compile_model(
@@ -311,8 +438,7 @@ class Core(HasDevices, Observed):
         self._scopes.keep_executor(config := config or {})
         source = self.read_model(model, states=states)
         request = self._request(source, device_name, config, affinity)
-        configs = {} if "CACHE_DIR" in config else request.config.devices
-        return self._compiler.compile(source, request, cache_of(request.config.own, configs))
+        return self._compiler.compile(source, request, cache_of(request.own))
 
     def profile_model(
         self,
@@ -449,47 +575,40 @@ class Core(HasDevices, Observed):
             _log.warning("model=%s: compiled again for %s", blob.name, device_name)
             options, pins = recompilation(blob, placed, config, known)
             return self.compile_model(model, device_name, options, affinity=pins)
-        cuts = tuple(remapped(cut, placed) for cut in blob.cuts(model))
+        cuts = tuple(cut.on(placed, "compiled for") for cut in blob.cuts(model))
         split = import_config(
             blob, placed, self._scopes.split(config, placed.values()), config, known
         )
         pins = {name: placed[old] for name, old in blob.pins.items() if old in placed}
         used = dict.fromkeys(d for cut in cuts for d in cut.plan.devices)
-        compilation = Compilation.of(self._described(used), split, Affinity(pins))
-        sources = import_sources(blob, cuts, compilation)
-        request = CompileRequest(tuple(used), split, compilation.pins, compilation)
-        deployment = self._compiler.deploy(model, cuts, sources, request)
-        return self._compiler.compiled(model, request, Cached(deployment, hit=False))
+        request = CompileRequest(
+            self._devices.described(used), split.own, split.devices, Affinity(pins)
+        )
+        sources = import_sources(blob, cuts, request)
+        deployment = self._compiler.deploy(cuts, sources, request)
+        return self._compiler.compiled(model, request, deployment)
 
     def close(self) -> None:
         """Give back every device; ends the local Ray if this Core started it."""
-        with self._lock:
-            executor, self._executor = self._executor, None
-            self._closed = True
-        if executor is not None:
-            executor.close()
+        self._devices.close()
 
     def _request(
         self, model: Model, device: str, config: Config, affinity: AffinitySource | None
     ) -> CompileRequest:
         devices, config = self._scopes.devices(device, config)
         split = self._scopes.split(config, devices)
-        self._extensions.allow(model, split, self._scopes.tables())
-        split = replace(split, own={**split.own, "COST_DIGEST": cost_digest(split.own)})
+        configs = self._extensions.allow(model, split.devices, self._scopes.tables())
+        own = {**split.own, "CACHE_DIR": cache_folder(split, config)}
         pins = pins_of(model, devices, affinity)
-        record = Compilation.of(self._described(devices), split, pins)
-        return CompileRequest(devices, split, pins, record)
+        return CompileRequest(self._devices.described(devices), own, configs, pins)
 
     def _query(
         self, model: Model, device: str, config: Config, affinity: AffinitySource | None
-    ) -> tuple[CompileRequest, Support]:
+    ) -> tuple[Model, CompileRequest, Support]:
         request = without_stand_ins(self._request(model, device, config, affinity))
+        model = opened(model, request)
 
         def ask(name: str, part: Model) -> Support:
-            return self._answers.support(name, part, request.config.devices[name])
+            return self._answers.support(name, part, request.configs[name])
 
-        return request, query_priority(model, request.devices, ask, request.pins)
-
-    def _described(self, devices: Iterable[str]) -> tuple[DeviceDescriptor, ...]:
-        by_name = {d.name: d for d in self.device_descriptors}
-        return tuple(by_name[name] for name in devices)
+        return model, request, query_priority(model, request.devices, ask, request.pins)

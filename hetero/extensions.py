@@ -25,7 +25,6 @@ from devices.model.reader import check_function
 from devices.model.tensor_spec import TensorSpec
 from devices.plugin.properties import PropertyTable
 from hetero.cache.blob import ModelBlob
-from hetero.properties.table import SplitConfig
 
 #: The option that says what a device may import.
 OPTION: Final = "EXTENSIONS"
@@ -94,15 +93,26 @@ class Extensions:
                 )
         return _typed(with_extensions(model, {k: e.origin for k, e in used.items()}), used)
 
-    def allow(self, model: Model, config: SplitConfig, tables: Mapping[str, PropertyTable]) -> None:
-        """Let the devices that run extensions import those of a model that were added here."""
+    def allow(
+        self,
+        model: Model,
+        configs: Mapping[str, Mapping[str, Any]],
+        tables: Mapping[str, PropertyTable],
+    ) -> dict[str, dict[str, Any]]:
+        """Return devices' options with the extensions of a model that they may import.
+
+        `configs`, `tables`: device name -> its options, its properties.
+        """
         wanted = set(named_extensions(model).values()) & self._origins()
         if self._libraries and _of_libraries(model):
             wanted |= self._libraries
-        if origins := tuple(sorted(wanted)):
-            for device, options in config.devices.items():
-                if OPTION in tables[device]:
-                    options[OPTION] = origins
+        allowed = {OPTION: tuple(sorted(wanted))} if wanted else {}
+        return {
+            # The whole model is cached by HETERO, not each device's part by the device.
+            device: {n: v for n, v in options.items() if n != "CACHE_DIR"}
+            | (allowed if OPTION in tables[device] else {})
+            for device, options in configs.items()
+        }
 
     def require(self, blob: ModelBlob) -> None:
         """Check that what a blob wants to import was added here.

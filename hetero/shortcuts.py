@@ -9,9 +9,9 @@ from typing import Final
 from devices.model.model import Model
 from devices.model.reader import Source, read_model
 from devices.plugin.properties import Config
-from hetero.cache.blob import hetero_version
 from hetero.compile.compiled_model import CompiledModel
 from hetero.core import Core
+from hetero.version import hetero_version
 
 _lock: Final = threading.Lock()
 _shared: Final[list[Core]] = []

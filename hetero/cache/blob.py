@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -34,10 +33,12 @@ from devices.model.model import Model
 from devices.model.node_contents import check_inside
 from devices.model.tensor_spec import TensorSpec
 from devices.plugin.program import Payload
-from devices.plugin.properties import PropertyTable
 from hetero.affinity.affinity import Affinity
+from hetero.partition.cut import Cut
 from hetero.partition.partition import Partition, Subgraph
-from hetero.properties.table import NOT_KEPT, SplitConfig
+from hetero.properties.request import CompileRequest
+from hetero.properties.table import NOT_KEPT
+from hetero.version import hetero_version
 from scheduler.formats.blob_file import BlobFile
 from scheduler.formats.blob_format import Inline
 from scheduler.formats.blob_writer import BlobWriter
@@ -70,66 +71,10 @@ class DeviceRecord:
         return cls(descriptor.plugin, descriptor.version, descriptor.fingerprint)
 
 
-@dataclass(frozen=True, slots=True)
-class Compilation:
-    """What a model was compiled for and with."""
-
-    #: Device name -> what it was, for every device of the list.
-    devices: Mapping[str, DeviceRecord]
-    own: Mapping[str, Any]
-    #: Device name -> its options.
-    configs: Mapping[str, Mapping[str, Any]]
-    pins: Affinity
-    #: Device name -> its properties.
-    tables: Mapping[str, PropertyTable]
-
-    @classmethod
-    def of(
-        cls, descriptors: Iterable[DeviceDescriptor], config: SplitConfig, pins: Affinity
-    ) -> Compilation:
-        """Return the record of a compilation for devices."""
-        by_name = {d.name: d for d in descriptors}
-        return cls(
-            {name: DeviceRecord.of(d) for name, d in by_name.items()},
-            config.own,
-            # The whole model is cached, not each device's part by the device.
-            {
-                name: {n: v for n, v in options.items() if n != "CACHE_DIR"}
-                for name, options in config.devices.items()
-            },
-            pins,
-            {name: d.properties for name, d in by_name.items()},
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """A model that was cut and placed."""
-
-    partition: Partition
-    #: Which device each node got, and why.
-    affinity: Affinity
-    #: The part of the requests that goes this way.
-    share: float = 1.0
-
-    @property
-    def plan(self) -> Plan:
-        """What is deployed."""
-        return self.partition.plan
-
-
-def hetero_version() -> str:
-    """Return this package's version."""
-    try:
-        return version("hetero")
-    except PackageNotFoundError:
-        return "0"
-
-
 def write_model(
     file: BinaryIO,
     cuts: Sequence[Cut],
-    compilation: Compilation,
+    request: CompileRequest,
     payloads: Sequence[Payload | None],
     *,
     weightless: bool = False,
@@ -137,7 +82,7 @@ def write_model(
     """Write a compiled model; return how many bytes it takes.
 
     `cuts`: the model, cut and placed in one way or several.
-    `compilation`: what it was compiled for.
+    `request`: what it was compiled for.
     `payloads`: each stage's export, the first cut's stages first; None for a device that has none.
     `weightless`: whether to leave the model's weights out.
     """
@@ -145,7 +90,7 @@ def write_model(
     parts = split_model(cuts[0].partition.source)
     head = {
         "kind": MODEL_KIND,
-        **header_of(cuts, compilation),
+        **header_of(cuts, request),
         PAYLOADS: [None if p is None else write_payload(writer, p) for p in payloads],
         "source": writer.document(
             {
@@ -162,7 +107,7 @@ def write_model(
     return writer.write(file, head)
 
 
-def header_of(cuts: Sequence[Cut], compilation: Compilation) -> dict[str, Any]:
+def header_of(cuts: Sequence[Cut], request: CompileRequest) -> dict[str, Any]:
     """Return what the headers of models and of the cache's plans have in common."""
     rows = [_row(cut) for cut in cuts]
     if len(cuts) == 1:
@@ -174,13 +119,10 @@ def header_of(cuts: Sequence[Cut], compilation: Compilation) -> dict[str, Any]:
         "hetero": hetero_version(),
         "name": cuts[0].plan.name,
         "content_hash": cuts[0].partition.source.content_hash,
-        "devices": {
-            name: [record.plugin, record.version, record.fingerprint]
-            for name, record in compilation.devices.items()
-        },
-        "options": _plain(compilation.own),
-        "device_options": {n: _plain(options) for n, options in compilation.configs.items()},
-        "pins": dict(compilation.pins.devices),
+        "devices": {d.name: [d.plugin, d.version, d.fingerprint] for d in request.described},
+        "options": _plain(request.own),
+        "device_options": {n: _plain(options) for n, options in request.configs.items()},
+        "pins": dict(request.pins.devices),
         # Of the values that stages take and give: enough to load their exports.
         "ports": [pack_spec(spec) for spec in _ports(cuts)],
         "optional_inputs": [pack_spec(s) for s in cuts[0].partition.source.optional_inputs],
@@ -300,8 +242,8 @@ class ModelBlob:
         self.device_options: dict[str, dict[str, Any]] = self._read(
             "device_options", lambda options: {str(n): dict(o) for n, o in options.items()}
         )
-        #: Nodes that the user placed; blobs of earlier versions do not say.
-        self.pins: dict[str, str] = self._read("pins", dict) if "pins" in contents else {}
+        #: Nodes that the user placed.
+        self.pins: dict[str, str] = self._read("pins", dict)
         if absent := [d for d in self.used if d not in self.devices]:
             raise BlobError(f"{self._where}: devices: nothing on {absent}, which the plan uses.")
 
@@ -322,9 +264,7 @@ class ModelBlob:
 
     def source(self) -> Model:
         """Return the model that was compiled, read when more than its outside is asked for."""
-        plan, metadata = self.plans[0], None
-        if "metadata" in self.contents:  # blobs of earlier versions have none
-            metadata = self._read("metadata", _read_texts)
+        plan, metadata = self.plans[0], self._read("metadata", _read_texts)
         return DeferredModel(
             plan.name, plan.inputs, plan.outputs, self._whole, self.optional_inputs, metadata
         )
@@ -332,8 +272,6 @@ class ModelBlob:
     @property
     def optional_inputs(self) -> tuple[TensorSpec, ...]:
         """The model's inputs that have a default."""
-        if "optional_inputs" not in self.contents:  # blobs of earlier versions have none
-            return ()
         return tuple(self._read("optional_inputs", lambda rows: [*map(unpack_spec, rows)]))
 
     def _whole(self) -> Model:

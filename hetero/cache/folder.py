@@ -341,11 +341,10 @@ def _lock(descriptor: int) -> bool:
     return True
 
 
-def cache_of(own: Mapping[str, Any], configs: Mapping[str, Mapping[str, Any]]) -> Cache | None:
-    """Return the cache that options ask for: HETERO's, else that of the first device with one."""
-    folders = [own.get("CACHE_DIR"), *(config.get("CACHE_DIR") for config in configs.values())]
-    folder = next((folder for folder in folders if folder), None)
-    if folder is None:
+def cache_of(own: Mapping[str, Any]) -> Cache | None:
+    """Return the cache that options ask for."""
+    folder = own["CACHE_DIR"]
+    if not folder:
         return None
     try:
         return Cache(

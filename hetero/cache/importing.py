@@ -5,16 +5,15 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 from devices.errors import ArgumentTypeError, BlobError, PropertyError, UnknownDeviceError
 from devices.plugin.configuration import Configuration
 from devices.plugin.program import Payload
 from devices.plugin.properties import PropertyTable
-from hetero.affinity.affinity import Affinity
-from hetero.cache.blob import Compilation, Cut, DeviceRecord, ModelBlob
-from hetero.partition.partition import Partition
+from hetero.cache.blob import DeviceRecord, ModelBlob
+from hetero.partition.cut import Cut
+from hetero.properties.request import CompileRequest
 from hetero.properties.table import HETERO_PROPERTIES, NOT_KEPT, SplitConfig
 from scheduler.formats.stage_source import StageSource
 from scheduler.formats.stored_payload import PAYLOADS, StoredPayload, read_payload
@@ -112,24 +111,6 @@ def recompilation(
     return config, pins
 
 
-def remapped(cut: Cut, placed: Mapping[str, str], why: str = "compiled for") -> Cut:
-    """Return a cut on other devices; `why` goes before the old ones in its reasons."""
-    if all(old == new for old, new in placed.items()):
-        return cut
-    here = {**{d: d for d in cut.affinity.values()}, **placed}
-    reasons = {
-        name: f"{cut.affinity.reasons.get(name, '')} ({why} {old})".lstrip()
-        for name, old in cut.affinity.items()
-        if here[old] != old
-    }
-    affinity = Affinity(
-        {name: here[old] for name, old in cut.affinity.items()},
-        {**cut.affinity.reasons, **reasons},
-    )
-    subgraphs = tuple(replace(s, device=here[s.device]) for s in cut.partition.subgraphs)
-    return Cut(Partition(cut.partition.source, subgraphs), affinity, cut.share)
-
-
 def kept_options(blob: ModelBlob) -> dict[str, Any]:
     """Return HETERO's options that a blob was compiled with, where they are not the default.
 
@@ -157,14 +138,17 @@ def import_config(
     options = {new: _kept_of(blob, old, tables[new]) for old, new in placed.items()}
     return SplitConfig(
         {**split.own, **kept_options(blob), **own},
-        {name: options[name] | here for name, here in split.devices.items()},
+        {
+            name: {n: v for n, v in (options[name] | here).items() if n != "CACHE_DIR"}
+            for name, here in split.devices.items()
+        },
     )
 
 
 def import_sources(
     blob: ModelBlob,
     cuts: Sequence[Cut],
-    compilation: Compilation,
+    request: CompileRequest,
 ) -> list[StageSource]:
     """Return each stage's source, numbered through the cuts: with its own export, or without."""
     #: (device here, why its export cannot be used) -> stages, numbered through the plans.
@@ -181,29 +165,30 @@ def import_sources(
             payload = _payload(blob, index)
             pair = before.device, device
             if pair not in unfit:
-                unfit[pair] = _unfit(blob, *pair, compilation)
+                unfit[pair] = _unfit(blob, *pair, request)
             why = unfit[pair]
             if payload is not None and why is not None:
-                now = compilation.devices[device]
+                now = DeviceRecord.of(request.descriptor(device))
                 again.setdefault((f"{device}, {_text(now)}", why), []).append(index)
                 payload = None
             stored = None
             if payload is not None and path is not None:
                 stored = StoredPayload(path, blob.blob.digest, index)
-            config = dict(compilation.configs[device])
+            config = dict(request.configs[device])
             sources.append(StageSource(model, payload, config, stored))
     for (what, why), stages in again.items():
         _log.warning("model=%s stages=%s: compiled again for %s: %s", blob.name, stages, what, why)
     return sources
 
 
-def _unfit(blob: ModelBlob, device: str, here: str, compilation: Compilation) -> str | None:
+def _unfit(blob: ModelBlob, device: str, here: str, request: CompileRequest) -> str | None:
     """Return why the exports of a blob's device cannot be used by a device here, or None."""
-    was, now = blob.devices[device], compilation.devices[here]
+    descriptor = request.descriptor(here)
+    was, now = blob.devices[device], DeviceRecord.of(descriptor)
     if was != now:
         return f"made by {_text(was)}"
-    table = compilation.tables[here]
-    old, new = table.key(_kept_of(blob, device, table)), table.key(compilation.configs[here])
+    table = descriptor.properties
+    old, new = table.key(_kept_of(blob, device, table)), table.key(request.configs[here])
     changed = [n for n in table.shaping if old.get(n) != new.get(n)]
     return f"with other {', '.join(changed)}" if changed else None
 

@@ -11,26 +11,19 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from devices.model.model import Model
-from hetero.affinity.affinity import Affinity
-from hetero.cache.blob import Compilation, hetero_version
+from hetero.properties.request import CompileRequest
 from hetero.properties.table import HETERO_PROPERTIES
+from hetero.version import hetero_version
 from scheduler.formats.blob_format import FORMAT_VERSION
 
 
-def plan_key(
-    model: Model,
-    compilation: Compilation,
-    pins: Affinity,
-    *,
-    encrypted: bool = False,
-) -> str:
+def plan_key(model: Model, request: CompileRequest, *, encrypted: bool = False) -> str:
     """Return the key of a whole model's entry; known before any device is asked about it.
 
-    `compilation`: devices in order of priority, and options.
-    `pins`: nodes that have their device already.
     Returns: SHA-256, as 64 hexadecimal digits.
     """
     types = hashlib.sha256()
@@ -42,36 +35,40 @@ def plan_key(
             "kind": "plan",
             "model": model.content_hash,
             "types": types.hexdigest(),
-            "pins": list(pins.items()),
-            "devices": [[name, *_of_device(name, compilation)] for name in compilation.devices],
-            "options": HETERO_PROPERTIES.key(compilation.own),
+            "pins": list(request.pins.items()),
+            "devices": [[name, *_of_device(name, request)] for name in request.devices],
+            "options": HETERO_PROPERTIES.key(request.own),
+            "costs": _costs(request.own["COST_FILE"]),
             "encrypted": encrypted,
         }
     )
 
 
 def stage_key(
-    model: Model,
-    device: str,
-    compilation: Compilation,
-    *,
-    encrypted: bool = False,
+    model: Model, device: str, request: CompileRequest, *, encrypted: bool = False
 ) -> str:
     """Return the key of one subgraph's entry; the device's name is not part of it."""
     return _digest(
         {
             "kind": "stage",
             "model": model.content_hash,
-            "device": _of_device(device, compilation),
+            "device": _of_device(device, request),
             "encrypted": encrypted,
         }
     )
 
 
-def _of_device(device: str, compilation: Compilation) -> list[Any]:
-    record, table = compilation.devices[device], compilation.tables[device]
-    options = table.key(compilation.configs[device])
-    return [record.plugin, record.version, record.fingerprint, options]
+def _of_device(name: str, request: CompileRequest) -> list[Any]:
+    device = request.descriptor(name)
+    options = device.properties.key(request.configs[name])
+    return [device.plugin, device.version, device.fingerprint, options]
+
+
+def _costs(path: str) -> str:
+    """Return a hash of a cost file; nothing without one."""
+    if not path or not Path(path).is_file():
+        return ""
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
 def _digest(document: Mapping[str, Any]) -> str:

@@ -20,7 +20,8 @@ from hetero.cli.pairs import pairs, together
 from hetero.cli.planning import plans_by_cost, take_planning
 from hetero.cli.terminal import progress
 from hetero.cli.watching import WATCH, watched
-from hetero.core import Core, ExecutorKind
+from hetero.core import Core
+from hetero.devices import ExecutorKind
 from hetero.planning.cost.cost_file import read_costs
 
 #: Commands that run or measure models start Ray; the others ask this machine by default.

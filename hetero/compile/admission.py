@@ -6,8 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from devices.plugin.properties import Config
-from hetero.cache.blob import Cut
-from hetero.planning import PlannedAffinity
+from hetero.partition.cut import Cut
 
 
 def optimal_requests(cuts: Sequence[Cut], configs: Mapping[str, Config]) -> int:
@@ -22,8 +21,7 @@ def optimal_requests(cuts: Sequence[Cut], configs: Mapping[str, Config]) -> int:
     Source: the asymptotic bounds of closed queueing networks.
     """
     enough = sum(1 + max(cut.plan.levels, default=0) for cut in cuts)
-    affinity = cuts[0].affinity
-    report = affinity.report if isinstance(affinity, PlannedAffinity) else None
+    report = cuts[0].report
     if report is not None and report.bottleneck_s > 0:
         enough = max(enough, math.ceil(report.latency_s / report.bottleneck_s))
     used = {device for cut in cuts for device in cut.plan.devices}

@@ -19,12 +19,14 @@ from devices.plugin.remote import RemoteContext
 from devices.request.base_compiled_model import BaseCompiledModel
 from devices.request.request import Request
 from hetero.affinity.affinity import Affinity
-from hetero.cache.blob import Compilation, Cut, export_payloads, write_model
+from hetero.cache.blob import export_payloads, write_model
 from hetero.compile.admission import optimal_requests
 from hetero.compile.deployed_model import DeployedModel
+from hetero.partition.cut import Cut
 from hetero.partition.partition import Partition, Subgraph
-from hetero.planning import PlannedAffinity, PlanReport
-from hetero.properties.table import HETERO_PROPERTIES, batch_size
+from hetero.planning import PlanReport
+from hetero.properties.request import CompileRequest
+from hetero.properties.table import HETERO_PROPERTIES
 from scheduler.executor import Deployment, Submission
 from scheduler.formats.publish import publish
 from scheduler.vocabulary.plan import Plan
@@ -41,7 +43,7 @@ class CompiledModel(BaseCompiledModel):
     ----------
     deployment : Deployment
         Where it runs; its routes' origins are cuts.
-    compilation : Compilation
+    request : CompileRequest
         What it was compiled for and with.
     loaded_from_cache : bool
         Whether a cache, not a compilation, gave all of it.
@@ -50,7 +52,7 @@ class CompiledModel(BaseCompiledModel):
     def __init__(
         self,
         deployment: Deployment,
-        compilation: Compilation,
+        request: CompileRequest,
         *,
         loaded_from_cache: bool = False,
     ) -> None:
@@ -58,15 +60,14 @@ class CompiledModel(BaseCompiledModel):
         variables = variables_of(source)
         super().__init__(source, variables)
         self.deployment = deployment
-        self.compilation: Final = compilation
-        self._configuration = Configuration(
-            HETERO_PROPERTIES, f"model {self.name!r}", compilation.own
-        )
+        self.request: Final = request
+        self._configuration = Configuration(HETERO_PROPERTIES, f"model {self.name!r}", request.own)
         #: Every device of the list has one, also those that got no node.
         self._of_devices = {
-            device: Configuration(table, f"model {self.name!r} on {device}", options)
-            for device, table in compilation.tables.items()
-            for options in (compilation.configs[device],)
+            d.name: Configuration(
+                d.properties, f"model {self.name!r} on {d.name}", request.configs[d.name]
+            )
+            for d in request.described
         }
         self._loaded_from_cache = loaded_from_cache
         profiles = any(held.get("PERF_COUNT") for held in self._of_devices.values())
@@ -120,17 +121,17 @@ class CompiledModel(BaseCompiledModel):
 
     @property
     def partition(self) -> Partition:
-        """The first cut's."""
+        """The partition of the first cut."""
         return self.cuts[0].partition
 
     @property
     def affinity(self) -> Affinity:
-        """The first cut's: which device each node has, and why."""
+        """The affinity of the first cut: which device each node has, and why."""
         return self.cuts[0].affinity
 
     @property
     def plan(self) -> Plan:
-        """The first cut's."""
+        """The plan of the first cut."""
         return self.cuts[0].plan
 
     @property
@@ -159,7 +160,8 @@ class CompiledModel(BaseCompiledModel):
     @property
     def plan_report(self) -> PlanReport | None:
         """How the plan was chosen, where this compilation chose it by cost."""
-        return self.affinity.report if isinstance(self.affinity, PlannedAffinity) else None
+        report: PlanReport | None = self.cuts[0].report
+        return report
 
     def submit(
         self, values: Mapping[str, Value], *, timeout_s: float | None = None, priority: int = 0
@@ -263,8 +265,8 @@ class CompiledModel(BaseCompiledModel):
     def _enough_requests(self) -> int:
         most = self._configuration.get("PERFORMANCE_HINT_NUM_REQUESTS")
         # Where requests are joined, so many batches are full.
-        enough = optimal_requests(self.cuts, self.compilation.configs)
-        enough *= max(1, batch_size(self.compilation.own))
+        enough = optimal_requests(self.cuts, self.request.configs)
+        enough *= max(1, self.request.batch_size)
         return min(enough, most or enough)
 
     def _executed_plans(self) -> Sequence[Sequence[ExecutedNode]]:
@@ -307,7 +309,7 @@ class CompiledModel(BaseCompiledModel):
         payloads = export_payloads(routes, self.deployment.export)
 
         def write(file: BinaryIO) -> int:
-            return write_model(file, cuts, self.compilation, payloads, weightless=weightless)
+            return write_model(file, cuts, self.request, payloads, weightless=weightless)
 
         if isinstance(target, str | Path):
             publish(Path(target), write)

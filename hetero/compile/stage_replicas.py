@@ -8,9 +8,8 @@ from itertools import product
 from typing import Final
 
 from devices.errors import PropertyError
-from hetero.cache.blob import Cut
-from hetero.cache.importing import remapped
-from hetero.query.placement import PlacementRequest, R, only
+from hetero.partition.cut import Cut
+from hetero.properties.request import CompileRequest
 from scheduler.vocabulary.names import match_name
 
 _NAME: Final = "STAGE_REPLICAS"
@@ -19,7 +18,7 @@ _NAME: Final = "STAGE_REPLICAS"
 StandIns = Mapping[str, tuple[str, ...]]
 
 
-def stand_ins(request: PlacementRequest) -> StandIns:
+def stand_ins(request: CompileRequest) -> StandIns:
     """Return what STAGE_REPLICAS says, devices by their names.
 
     Raises PropertyError: it names a device that is not the model's, or one twice, or one that has
@@ -27,7 +26,7 @@ def stand_ins(request: PlacementRequest) -> StandIns:
     """
     found = {
         _device(name, request): tuple(_device(other, request) for other in others)
-        for name, others in request.config.own[_NAME].items()
+        for name, others in request.own[_NAME].items()
     }
     others = [other for mine in found.values() for other in mine]
     for other in others:
@@ -38,13 +37,13 @@ def stand_ins(request: PlacementRequest) -> StandIns:
     return found
 
 
-def without_stand_ins(request: R) -> R:
+def without_stand_ins(request: CompileRequest) -> CompileRequest:
     """Return a request for the devices that get subgraphs of their own.
 
     Raises as `stand_ins` does.
     """
     others = {device for mine in stand_ins(request).values() for device in mine}
-    return only(request, tuple(device for device in request.devices if device not in others))
+    return request.on(tuple(device for device in request.devices if device not in others))
 
 
 def ways(cut: Cut, others: StandIns) -> list[Cut]:
@@ -53,14 +52,14 @@ def ways(cut: Cut, others: StandIns) -> list[Cut]:
     choices = list(product(*((device, *others[device]) for device in used)))
     return [
         replace(
-            remapped(cut, dict(zip(used, chosen, strict=True)), "in place of"),
+            cut.on(dict(zip(used, chosen, strict=True)), "in place of"),
             share=cut.share / len(choices),
         )
         for chosen in choices
     ]
 
 
-def _device(name: str, request: PlacementRequest) -> str:
+def _device(name: str, request: CompileRequest) -> str:
     found = match_name(name, request.devices)
     if found is None:
         listed = ", ".join(request.devices)

@@ -2,7 +2,6 @@
 
 from hetero.planning.report import (
     Alternative,
-    PlannedAffinity,
     PlanReport,
     StagePrediction,
     Variant,
@@ -12,7 +11,6 @@ from hetero.planning.report import (
 __all__ = [
     "Alternative",
     "PlanReport",
-    "PlannedAffinity",
     "StagePrediction",
     "Variant",
     "WirePrediction",

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 from devices.errors import PlanError
 from hetero.affinity.affinity import Affinity
@@ -30,8 +30,8 @@ from hetero.planning.report import (
 from hetero.planning.solver import Candidate, Objective, Part, Solution, is_landmark, plan
 from hetero.planning.solver.choice import TIDIED
 from hetero.planning.solver.problem import Assignment
+from hetero.properties.request import Policy
 
-Policy = Literal["PRIORITY", "PIPELINE_PARALLEL", "AUTO"]
 #: Plans that a report lists besides the chosen one.
 MOST_ALTERNATIVES: Final = 16
 #: Effort of the search beside a plan that is only judged, as a share of what was granted.

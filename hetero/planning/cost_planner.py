@@ -6,7 +6,6 @@ import hashlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +14,16 @@ from devices.model.model import Model
 from devices.plugin.support import Refusal, Support
 from hetero.affinity.affinity import resolve_pins
 from hetero.observe.sample_inputs import sample_inputs, sample_shapes
-from hetero.planning.choose import Choice, Policy, choose
+from hetero.planning.choose import Choice, choose
 from hetero.planning.cost import Costs, DeviceIdentity
 from hetero.planning.cost.cost_file import check_costs, read_costs, write_costs
 from hetero.planning.cost.kinds import Subject, identify
 from hetero.planning.cost.profile import Progress, profile
 from hetero.planning.problem import Constraints, Task
 from hetero.planning.report import PlanReport
+from hetero.properties.request import CompileRequest
 from hetero.query.answers import Answers
 from hetero.query.placement import (
-    PlacementRequest,
     Refused,
     place_by_priority,
     refusals,
@@ -51,7 +50,7 @@ class CostPlanner:
     def profile(
         self,
         model: Model,
-        request: PlacementRequest,
+        request: CompileRequest,
         inputs: Mapping[str, Any] | None,
         seconds: float,
         progress: Progress | None,
@@ -59,22 +58,22 @@ class CostPlanner:
         """Measure a model on every device of a request; see `Core.profile_model`."""
         executor = self._executor()
         described = {d.name: d for d in executor.devices()}
-        shapes = {} if inputs else sample_shapes(model, request.config.own["PLAN_SHAPES"])
+        shapes = {} if inputs else sample_shapes(model, request.own["PLAN_SHAPES"])
         subject = Subject(
             executor=executor,
             model=model,
             inputs=sample_inputs(model, inputs, shapes),
             devices=tuple(described[name] for name in request.devices),
-            configs=request.config.devices,
+            configs=request.configs,
             supports=self._supports(model, request, {}),
             seconds=seconds,
         )
         return profile(subject, progress)
 
-    def read_costs(self, path: str | Path, model: Model, request: PlacementRequest) -> Costs:
+    def read_costs(self, path: str | Path, model: Model, request: CompileRequest) -> Costs:
         """Read a cost file that is to hold for a model and devices; see `Core.read_costs`."""
         costs = read_costs(path)
-        given = request.config.own["PLAN_SHAPES"]
+        given = request.own["PLAN_SHAPES"]
         shapes = sample_shapes(model, given) if given else None
         identities = self._identities(request)
         check_costs(costs, model.content_hash, identities, f"cost file {path}", shapes)
@@ -83,18 +82,18 @@ class CostPlanner:
     def plan(
         self,
         model: Model,
-        request: PlacementRequest,
+        request: CompileRequest,
         refused: Refused,
         *,
         costs: Costs | None = None,
         progress: Progress | None = None,
     ) -> PlanReport:
         """Plan a model without the nodes that devices are known to refuse in a part."""
-        own = request.config.own
-        policy = policy_of(own)
+        own = request.own
+        policy = request.policy
         supports = self._supports(model, request, refused)
         if policy == "PRIORITY":
-            configs = request.config.devices
+            configs = request.configs
             placed = place_by_priority(
                 model, request, lambda d, m: self._answers.support(d, m, configs[d]), refused
             )
@@ -128,7 +127,7 @@ class CostPlanner:
     def verified(
         self,
         model: Model,
-        request: PlacementRequest,
+        request: CompileRequest,
         *,
         costs: Costs | None = None,
         progress: Progress | None = None,
@@ -137,10 +136,9 @@ class CostPlanner:
 
         Without a policy and a hint it is ``AUTO``: who asks for a plan wants one by cost.
         """
-        own = request.config.own
+        own = request.own
         if not own["MODEL_DISTRIBUTION_POLICY"] and not own["PERFORMANCE_HINT"]:
-            own = {**own, "MODEL_DISTRIBUTION_POLICY": "AUTO"}
-            request = replace(request, config=replace(request.config, own=own))
+            request = request.with_own(MODEL_DISTRIBUTION_POLICY="AUTO")
         refused: Refused = {}
         while True:
             report = self.plan(model, request, refused, costs=costs, progress=progress)
@@ -150,14 +148,14 @@ class CostPlanner:
             refused = refusals([v.affinity for v in report.variants], error, refused)
 
     def _refusal(
-        self, model: Model, request: PlacementRequest, report: PlanReport
+        self, model: Model, request: CompileRequest, report: PlanReport
     ) -> UnsupportedNodesError | None:
         """Return the nodes that devices do not take in the subgraphs that they would get."""
         found: dict[str, Mapping[str, Refusal]] = {}
         for variant in report.variants:
             for s in variant.partition.subgraphs:
                 about = model if len(s.node_names) == len(model.nodes) else s.model
-                answer = self._answers.support(s.device, about, request.config.devices[s.device])
+                answer = self._answers.support(s.device, about, request.configs[s.device])
                 found |= {n: answer.unsupported.get(n, {}) for n in s.node_names if n not in answer}
         if not found:
             return None
@@ -168,9 +166,9 @@ class CostPlanner:
             unsupported=found,
         )
 
-    def _costs(self, model: Model, request: PlacementRequest, progress: Progress | None) -> Costs:
+    def _costs(self, model: Model, request: CompileRequest, progress: Progress | None) -> Costs:
         """Return the cost file's costs, those measured before, or measure now."""
-        own = request.config.own
+        own = request.own
         if own["COST_FILE"]:
             return self.read_costs(own["COST_FILE"], model, request)
         shapes = sorted(sample_shapes(model, own["PLAN_SHAPES"]).items())
@@ -198,22 +196,22 @@ class CostPlanner:
                     _log.warning("model=%s: its costs are not kept: %s", model.name, error)
         return costs
 
-    def _identities(self, request: PlacementRequest) -> dict[str, DeviceIdentity]:
+    def _identities(self, request: CompileRequest) -> dict[str, DeviceIdentity]:
         described = {d.name: d for d in self._executor().devices(wait=False)}
-        configs = request.config.devices
+        configs = request.configs
         return {n: identify(described[n], configs.get(n, {})) for n in request.devices}
 
     def _supports(
-        self, model: Model, request: PlacementRequest, refused: Refused
+        self, model: Model, request: CompileRequest, refused: Refused
     ) -> dict[str, Support]:
-        configs = request.config.devices
+        configs = request.configs
         return {
             n: without(self._answers.support(n, model, configs[n]), n, refused)
             for n in request.devices
         }
 
-    def _constraints(self, model: Model, request: PlacementRequest) -> Constraints:
-        own = request.config.own
+    def _constraints(self, model: Model, request: CompileRequest) -> Constraints:
+        own = request.own
         described = {d.name: d for d in self._executor().devices(wait=False)}
         rows = [described[name] for name in request.devices]
         # Devices that use their node's memory get equal parts of it.
@@ -243,19 +241,3 @@ class CostPlanner:
             memory_nbytes=memory,
             max_subgraphs=own["MAX_SUBGRAPHS"] or None,
         )
-
-
-def policy_of(own: Mapping[str, Any]) -> Policy:
-    """Return the policy that HETERO's properties give."""
-    given: Policy = own["MODEL_DISTRIBUTION_POLICY"] or (
-        "AUTO" if own["PERFORMANCE_HINT"] else "PRIORITY"
-    )
-    return given
-
-
-def cost_digest(own: Mapping[str, Any]) -> str:
-    """Return a hash of the cost file that the properties name, or nothing."""
-    path = Path(own["COST_FILE"])
-    if not own["COST_FILE"] or not path.is_file():
-        return ""
-    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -214,15 +214,6 @@ class PlanReport:
         return f"{what}, {proven}: {gap}{late}"
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedAffinity(Affinity):
-    """An affinity with the report of the plan that it is from."""
-
-    report: PlanReport | None = None
-
-    __hash__ = Affinity.__hash__
-
-
 def milliseconds(seconds: float) -> str:
     """Return a time as people read it."""
     return f"{seconds * 1e3:.4g} ms"

@@ -9,8 +9,8 @@ from typing import Any, Final
 from devices.errors import PropertyError, UnknownPropertyError
 from devices.plugin.configuration import Configuration, check_mapping
 from devices.plugin.properties import Config, PropertyTable
+from hetero.properties.device_choice import choose_devices, choose_prioritised, identified
 from hetero.properties.table import HETERO_PROPERTIES, SplitConfig, parse_given, parse_shared
-from hetero.query.device_choice import choose_devices, choose_prioritised, identified
 from scheduler.vocabulary.names import HETERO, parse_device
 from scheduler.vocabulary.rows import DeviceDescriptor
 

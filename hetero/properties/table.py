@@ -73,7 +73,6 @@ HETERO_PROPERTIES: Final = PropertyTable(
         "COST_FILE", str, "", True,
         "Costs that `hetero profile` has measured; empty: measured briefly when a plan needs them.",
     ),
-    Property("COST_DIGEST", str, "", False, "Hash of the cost file.", shapes_result=True),
     Property(
         "PROFILE_SECONDS", float, 8.0, True,
         "About how many seconds to measure costs for, if no cost file is given.", minimum=0.1,
@@ -103,8 +102,9 @@ HETERO_PROPERTIES: Final = PropertyTable(
     ),
     Property(
         "NUM_REPLICAS", int, 1, True,
-        "How many copies of the model share the requests, each on devices of its own: of N the "
-        "first has the first device of the list, the N-th after it, and so on.",
+        "How many copies of the model share the requests, each on devices of its own: copy i "
+        "has the devices i, i+N, i+2N, ... of the list, and pins on others of the same "
+        "plugin.",
         minimum=1, shapes_result=True,
     ),
     Property(
@@ -230,7 +230,6 @@ NOT_KEPT: Final = (
     "CACHE_SIZE_LIMIT_BYTES",
     "CACHE_LOCK_TIMEOUT_S",
     "CACHE_ENCRYPTION_CALLBACKS",
-    "COST_DIGEST",
     "DEVICE_PROPERTIES",
     "MULTI_DEVICE_PRIORITIES",
     "STAGE_REPLICAS",
@@ -246,24 +245,15 @@ class SplitConfig:
     #: Device name -> its properties, as given.
     devices: dict[str, dict[str, Any]]
 
-    @property
-    def limits(self) -> Limits:
-        """The bounds of a deployment's queues; 0 requests: as many as are optimal."""
-        return Limits(
-            self.own["MAX_REQUESTS_IN_FLIGHT"],
-            self.own["MAX_BYTES_IN_FLIGHT"],
-            self.own["MAX_REQUESTS_WAITING"],
-            self.own["REQUEST_TIMEOUT_S"],
-            admission_timeout_s=self.own["ADMISSION_TIMEOUT_S"],
-            attempts=self.own["MAX_ATTEMPTS"],
-            in_order=self.own["PRESERVE_ORDER"],
-            stage_timeout_s=self.own["STAGE_TIMEOUT_S"],
-        )
 
+def cache_folder(split: SplitConfig, given: Config) -> str:
+    """Return the cache's folder: HETERO's, else that of the first device that has one.
 
-def batch_size(own: Mapping[str, Any]) -> int:
-    """Return how many rows are joined into one request; less than 2 where none are."""
-    return int(own["AUTO_BATCH_SIZE"] if own["ALLOW_AUTO_BATCHING"] else 0)
+    `given`: what was given for this model alone; where it names a folder, devices' do not count.
+    """
+    devices = () if "CACHE_DIR" in given else split.devices.values()
+    folders = (split.own["CACHE_DIR"], *(options.get("CACHE_DIR") for options in devices))
+    return next((folder for folder in folders if folder), "")
 
 
 def parse_own(config: Config) -> dict[str, Any]:

@@ -7,43 +7,22 @@ that: the refusals found so far are taken from what the device said.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from dataclasses import replace
 
 from devices.errors import UnsupportedNodesError
 from devices.model.model import Model
 from devices.plugin.support import Refusal, Support
 from hetero.affinity.affinity import Affinity, assign
-from hetero.properties.table import SplitConfig
+from hetero.properties.request import CompileRequest
 from hetero.query.query import query_priority, require_supported
 
 #: Device -> node -> why it does not take it in the part that it would get.
 Refused = Mapping[str, Mapping[str, Refusal]]
 
 
-@dataclass(frozen=True, slots=True)
-class PlacementRequest:
-    """What a model is to be queried, planned or compiled for, and with."""
-
-    #: Names, the most preferred first.
-    devices: tuple[str, ...]
-    config: SplitConfig
-    #: Nodes that are placed already.
-    pins: Affinity
-
-
-R = TypeVar("R", bound=PlacementRequest)
-
-
-def only(request: R, devices: tuple[str, ...]) -> R:
-    """Return a request for some of its devices, nodes pinned to others left free."""
-    pinned = {node: device for node, device in request.pins.items() if device in devices}
-    return replace(request, devices=devices, pins=Affinity(pinned, request.pins.reasons))
-
-
 def place_by_priority(
     model: Model,
-    request: PlacementRequest,
+    request: CompileRequest,
     ask: Callable[[str, Model], Support],
     refused: Refused,
 ) -> Affinity:

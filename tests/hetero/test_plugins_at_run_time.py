@@ -96,8 +96,8 @@ def test_a_plugin_that_was_unloaded_is_made_anew_and_what_it_made_goes_on():
 def test_a_core_on_ray_keeps_what_is_registered_for_its_start():
     core = hetero.Core()
     core.register_plugin(DENSE, "OTHER")
-    assert core._plugins == (f"OTHER={DENSE}",)
-    core._executor = object()
+    assert core._devices.plugins == (f"OTHER={DENSE}",)
+    core._devices.started = object()
     with pytest.raises(UnsupportedOperationError, match="before the first"):
         core.register_plugin(DENSE)
     with pytest.raises(UnsupportedOperationError, match="its nodes"):

@@ -17,8 +17,8 @@ from devices.plugin.program import ExecutedNode, Value
 from devices.request.answer import Answer, StageRun
 from devices.request.request import Request
 from hetero.observe.in_flight import keep_in_flight
-from hetero.partition.lowering import constant_outputs, stage_sources
 from hetero.partition.partition import partition
+from hetero.partition.sources import constant_outputs, stage_sources
 from hetero.planning.cost.calibration import Look
 from scheduler.executor import Deployment, Executor
 from scheduler.vocabulary.limits import Limits
@@ -71,7 +71,7 @@ def deployed(
     cut = partition(model, affinity)
     deployment = executor.deploy(
         cut.plan,
-        stage_sources(cut, configs),
+        stage_sources([cut], configs),
         constant_outputs(cut),
         limits=_LIMITS,
         company=company,

@@ -37,7 +37,7 @@ def test_damaged_blobs_of_several_plans_are_refused_by_a_typed_error(blob: bytes
         payloads = export_payloads(compiled.deployment.routes, compiled.deployment.export)
         file = io.BytesIO()
         halves = [replace(cut, share=0.5)] * 2
-        write_model(file, halves, compiled.compilation, [*payloads, *payloads])
+        write_model(file, halves, compiled.request, [*payloads, *payloads])
     tally = mutations.try_all([file.getvalue()], 1_000, seed=3, memory=False)
     assert sum(n for outcome, n in tally.outcomes.items() if "refused" in outcome) > 500
 

@@ -15,7 +15,7 @@ from devices.cpu.plugin import CPUPlugin
 from devices.model.model import Model
 from devices.plugin.program import Payload, Program, RunContext, Value
 from devices.plugin.properties import Config
-from hetero.cache.cached_compile import CachedCompiler
+from hetero.cache.kept_model import KeptModel
 from tests.support.models import branches, branches_output
 
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
@@ -113,7 +113,7 @@ def test_what_ends_keeping_gives_the_devices_back(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(core.executor, "deploy", watched)
-    monkeypatch.setattr(CachedCompiler, "_keep", interrupted)
+    monkeypatch.setattr(KeptModel, "keep", interrupted)
     with pytest.raises(KeyboardInterrupt):
         core.compile_model(branches(), "CPU", {"CACHE_DIR": str(tmp_path)})
     assert len(closed) == 1

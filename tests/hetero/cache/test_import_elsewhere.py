@@ -40,8 +40,8 @@ def test_pins_and_options_hold_for_the_devices_that_are_there(
     with elsewhere.import_model(blob, "HETERO:ORT.0,CPU") as again:
         assert again.affinity["neg"] == "CPU"
         assert again.affinity["tanh"] == "ORT.0"
-        assert again.compilation.configs["CPU"] == {"PERF_COUNT": True}
-        assert again.compilation.configs["ORT.0"] == {}
+        assert again.request.configs["CPU"] == {"PERF_COUNT": True}
+        assert again.request.configs["ORT.0"] == {}
         assert again.get_property("MAX_REQUESTS_IN_FLIGHT") == 7
         np.testing.assert_allclose(again({"x": X})[0], branches_output(X), rtol=1e-6)
         twice = again.export_model()
@@ -52,7 +52,7 @@ def test_pins_and_options_hold_for_the_devices_that_are_there(
 def test_what_is_given_wins_over_the_blob(elsewhere: hetero.Core, blob: bytes) -> None:
     given = {"MAX_REQUESTS_IN_FLIGHT": 3, "DEVICE_PROPERTIES": {"CPU": {"PERF_COUNT": False}}}
     with elsewhere.import_model(blob, "HETERO:ORT.0,CPU", given) as again:
-        assert again.compilation.configs["CPU"] == {"PERF_COUNT": False}
+        assert again.request.configs["CPU"] == {"PERF_COUNT": False}
         assert again.get_property("MAX_REQUESTS_IN_FLIGHT") == 3
 
 

@@ -205,7 +205,7 @@ def test_ray_starts_only_for_what_runs_or_measures(
             raise KeyboardInterrupt
         return create_executor(kind, **options)
 
-    monkeypatch.setattr(hetero.core, "create_executor", create)
+    monkeypatch.setattr(hetero.devices, "create_executor", create)
     replaced = {"MODEL": model, "FILE": tmp_path / "file", "COSTS": costs}
     for word, path in replaced.items():
         line = line.replace(word, str(path))
@@ -225,7 +225,7 @@ def test_a_named_cluster_is_asked(
         asked.append(kind)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(hetero.core, "create_executor", create)
+    monkeypatch.setattr(hetero.devices, "create_executor", create)
     shell(line.replace("MODEL", str(model)), ray=True)
     assert asked == ["ray"]
 

@@ -93,7 +93,7 @@ def test_the_models_time_out_ends_a_request_that_is_short_by_custom_and_heeds_no
         with GatedPlugin.closed():
             with pytest.raises(errors.DeadlineError):
                 request.infer({"x": X})
-            assert core._load().devices["GATED"].status["running"] == 1
+            assert core._devices.load().devices["GATED"].status["running"] == 1
 
 
 @pytest.mark.parametrize("close", [hetero.CompiledModel.close, hetero.Core.close])

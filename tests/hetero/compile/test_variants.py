@@ -163,14 +163,9 @@ def test_replicas_share_requests_each_on_devices_of_its_own(
     core: hetero.Core, tmp_path: Path
 ) -> None:
     config = {"NUM_REPLICAS": 2, "CACHE_DIR": str(tmp_path / "cache")}
-    pins = {"tanh": "NULL"}
-    with core.compile_model(branches(), "HETERO:CPU,ORT,NULL", config, affinity=pins) as compiled:
+    with core.compile_model(branches(), "HETERO:CPU,ORT,NULL", config) as compiled:
         first, second = compiled.cuts
-        assert (set(first.affinity.values()), set(second.affinity.values())) == (
-            {"CPU", "NULL"},  # the third device is the first copy's
-            {"ORT"},
-        )
-        assert first.affinity.reasons["tanh"].startswith("pin")
+        assert (set(first.affinity.values()), set(second.affinity.values())) == ({"CPU"}, {"ORT"})
         assert compiled.shares == (0.5, 0.5)
         levels = [max(cut.plan.levels) + 1 for cut in compiled.cuts]
         assert compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS") == sum(levels) + 2
@@ -335,3 +330,29 @@ def test_devices_of_a_node_are_not_planned_more_memory_than_it_has(
         room = {"DEVICE_MEMORY_NBYTES": {"CPU": weight}}
         report = core.plan_model(branches(), DEVICES, config | room)
     assert {v.affinity["matmul"] for v in report.variants} == {"CPU"}
+
+
+def test_each_replica_keeps_the_pins_on_a_device_of_its_own(core: hetero.Core) -> None:
+    config = {"NUM_REPLICAS": 2}
+    with pytest.raises(PropertyError, match=r"NUM_REPLICAS=2: .* no other CPU in ORT"):
+        core.compile_model(branches(), "HETERO:ORT,CPU", config, affinity={"tanh": "CPU"})
+    devices = "HETERO:ORT.0,ORT.1,CPU.0,CPU.1"
+    with (
+        hetero.Core(executor="inprocess", devices={"ORT": 2, "CPU": 2}) as twins,
+        twins.compile_model(branches(), devices, config, affinity={"tanh": "CPU.0"}) as compiled,
+    ):
+        assert [cut.affinity["tanh"] for cut in compiled.cuts] == ["CPU.0", "CPU.1"]
+        assert {d for cut in compiled.cuts for d in cut.affinity.values()} == {
+            "ORT.0", "ORT.1", "CPU.0", "CPU.1"
+        }  # fmt: skip
+        check_each(compiled)
+
+
+def check_each(model: Any) -> None:
+    """Each copy answers, and rightly."""
+    ran = set()
+    for _ in range(4):
+        answer = model.submit({"x": X}).future.result()
+        np.testing.assert_allclose(answer.outputs["y"], branches_output(X), rtol=1e-6)
+        ran |= {run.device for run in answer.stage_runs}
+    assert len(ran) == 4

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,16 +12,17 @@ from scheduler.formats.stage_source import StageSource
 
 
 def stage_sources(
-    partition: Partition,
-    configs: Mapping[str, Mapping[str, Any]],
-) -> tuple[StageSource, ...]:
-    """Return what each stage's device compiles: its model, its device's configuration.
+    partitions: Iterable[Partition], configs: Mapping[str, Mapping[str, Any]]
+) -> list[StageSource]:
+    """Return what each stage's device compiles, numbered through the partitions.
 
-    `configs`: device name -> its configuration.
+    `configs`: device name -> its options.
     """
-    return tuple(
-        StageSource(s.model, None, dict(configs.get(s.device, {}))) for s in partition.subgraphs
-    )
+    return [
+        StageSource(s.model, None, dict(configs.get(s.device, {})))
+        for partition in partitions
+        for s in partition.subgraphs
+    ]
 
 
 def constant_outputs(partition: Partition) -> dict[str, np.ndarray]:
