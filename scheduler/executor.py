@@ -19,6 +19,7 @@ from devices.plugin.support import Support
 from devices.request.answer import Answer, StageRun
 from devices.request.promise import Promised
 from devices.request.request import PLAIN, Request
+from scheduler.clock import Clock
 from scheduler.formats.stage_source import StageSource
 from scheduler.observe.load import Load
 from scheduler.observe.observer import ObservedRequest
@@ -143,6 +144,10 @@ class Callers(Protocol):
 
 class JoinableDeployment(Deployment, Protocol):
     """A deployment as executors give it: others' requests may be joined into its own."""
+
+    @property
+    def clock(self) -> Clock:
+        """What looks after deadlines."""
 
     def joins(self, callers: Callers) -> None:
         """Have observers see the requests of `callers` in place of its own."""

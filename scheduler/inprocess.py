@@ -26,6 +26,7 @@ from scheduler.client.deployment import (
     import_failed,
 )
 from scheduler.client.remote_memory import RemoteMemory
+from scheduler.clock import Clock
 from scheduler.device.host import DeviceHost
 from scheduler.device.loop import DeviceLoop, Ended
 from scheduler.device.probe import PluginSpec, named, probe_node, usable
@@ -106,7 +107,7 @@ class InProcessDeployment(BaseDeployment):
         values = {name: read_only(inputs[name]) for name in names}
 
         def deliver(ended: Ended) -> None:
-            self._take_whole(request, inputs, ended.outputs, ended.runs)
+            self._part_arrived(request, ended.outputs, ended.runs)
 
         return device.run_at_once(Task(request, stage), values, deliver)
 
@@ -179,7 +180,10 @@ class InProcessExecutor:
         self._switchboard = Switchboard()
         self._workers = Workers("stages")
         memory = RemoteMemory("remote-memory", self._switchboard.connect)
-        self._deployments: Deployments[InProcessDeployment] = Deployments(observers, memory)
+        self._clock = Clock("clock")
+        self._deployments: Deployments[InProcessDeployment] = Deployments(
+            observers, memory, self._clock
+        )
         self._keys = itertools.count(1)
         self._lock = threading.RLock()
         self._home = HomeProcess()
@@ -315,6 +319,7 @@ class InProcessExecutor:
         for deployment in self._deployments:
             deployment.close()
         self._deployments.memory.close()
+        self._clock.close()
         self._workers.stop()
         for loop in loops:
             loop.close()

@@ -7,11 +7,9 @@ own; a batch is one request of the deployment below.
 from __future__ import annotations
 
 import itertools
-import logging
-import queue
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,7 +24,7 @@ from devices.errors import (
 )
 from devices.plugin.program import ExecutedNode, Payload, Value
 from devices.plugin.remote import RemoteContext
-from devices.request.answer import Answer
+from devices.request.answer import Answer, StageRun
 from devices.request.promise import Promised
 from devices.request.request import PLAIN, Request
 from devices.request.run import LONGEST_S
@@ -47,8 +45,6 @@ from scheduler.vocabulary.limits import Limits
 from scheduler.vocabulary.placement import Route
 from scheduler.vocabulary.plan import Plan
 from scheduler.vocabulary.record import StoryLine
-
-_log = logging.getLogger(__name__)
 
 #: What no caller's input is the reason of: trying the callers one by one would change nothing.
 _NOT_OF_THE_INPUTS: Final = (
@@ -109,24 +105,23 @@ class BatchedDeployment:
         self._joined: OrderedDict[int, list[tuple[int, str]]] = OrderedDict()
         self._remembered = limits.remembered
         self._lock = threading.Lock()
-        #: Work for the thread below; None has it look at the time again.
-        self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._wakes_s = float("inf")
         self._due = _Due()
         self._closed = False
+        self._clock = deployment.clock
+        self._timer = self._clock.timer(self._look)
         plan = deployment.plan
         name = f"{plan.name} (batches)"
         self._runner = RequestRunner(
             replace(limits, requests=limits.requests * batching.size),
             self,
-            routes=(Route(plan, tuple(range(len(plan.stages)))),),
+            routes=(Route(plan, ()),),  # what comes of a batch is whole
             name=name,
             ids=itertools.count(1),
             in_flight=BytesInFlight(),
+            clock=self._clock,
             ended=deployment.caller_ended,
         )
         deployment.joins(self._runner)
-        threading.Thread(target=self._watch_time, name=f"{name}-time", daemon=True).start()
 
     @property
     def plan(self) -> Plan:
@@ -187,12 +182,12 @@ class BatchedDeployment:
             was_closed, self._closed = self._closed, True
         if not was_closed and self._runner.home.is_here:
             self._runner.close()
-            self._orders.put(None)
         self.below.close()
 
     def close_later(self) -> None:
         """Close soon, in another thread; see `scheduler.executor.Deployment.close_later`."""
-        self._runner.later(self.close)
+        closing = threading.Thread(target=self.close, name=f"{self.plan.name}-close", daemon=True)
+        self._clock.later(closing.start)
 
     # What the callers' runner asks for.
 
@@ -220,6 +215,12 @@ class BatchedDeployment:
         if submission:
             submission.cancel()
 
+    def answer(
+        self, inputs: Mapping[str, Value], made: Mapping[str, Value], runs: tuple[StageRun, ...]
+    ) -> Answer:
+        """Return a caller's answer: its rows of its batch's."""
+        return Answer(made, runs)
+
     # Batches.
 
     def _handle(self, event: BatchEvent, own: Request = PLAIN) -> None:
@@ -232,9 +233,8 @@ class BatchedDeployment:
                 for caller in callers:
                     caller.batch = batch
             due_s = self._batcher.next_due_s
-            if due_s is not None and due_s < self._wakes_s:
-                self._wakes_s = due_s
-                self._orders.put(None)
+            if due_s is not None:
+                self._timer.by(due_s)
         for batch in fired:
             self._run(batch, own)
 
@@ -253,7 +253,7 @@ class BatchedDeployment:
             finally:
                 left, due[:] = due[1:], ()
                 for other in left:  # Ctrl-C came
-                    self._orders.put(partial(self._run, *other))
+                    self._clock.later(partial(self._run, *other))
 
     def _run_one(self, batch: _Batch, own: Request) -> None:
         callers: list[_Caller] = []
@@ -275,8 +275,13 @@ class BatchedDeployment:
         try:
             self._submit(batch, callers, request)
         except (OverloadedError, DeviceLostError):
-            # No room, or no device now: the thread that may wait for them does.
-            self._orders.put(partial(self._submit_waiting, batch, callers, request))
+            # No room, or no device now: a thread that may wait for them does.
+            threading.Thread(
+                target=self._submit_waiting,
+                args=(batch, callers, request),
+                name=f"{self.plan.name}-batch",
+                daemon=True,
+            ).start()
 
     def _submit_waiting(self, batch: _Batch, callers: list[_Caller], request: Request) -> None:
         try:
@@ -329,7 +334,7 @@ class BatchedDeployment:
             return
         self._run_next(batch, callers)
         # This thread may be a device's, which has the next batch to run.
-        self._runner.later(partial(self._deliver, callers, answer, outputs))
+        self._clock.later(partial(self._deliver, callers, answer, outputs))
 
     def _deliver(
         self, callers: Sequence[_Caller], answer: Answer, outputs: Sequence[Mapping[str, Value]]
@@ -337,11 +342,12 @@ class BatchedDeployment:
         made_nbytes = sum(run.output_nbytes for run in answer.stage_runs) // len(callers)
         for caller, own in zip(callers, outputs, strict=True):
             self._runner.handle(
-                events.AttemptAnswered(
+                events.PartArrived(
                     self._runner.now_s(),
                     caller.request.id,
                     caller.request.attempt,
-                    Answer(own, answer.stage_runs),
+                    own,
+                    answer.stage_runs,
                     made_nbytes,
                 )
             )
@@ -371,22 +377,12 @@ class BatchedDeployment:
     def _wanted(self, callers: Sequence[_Caller]) -> list[_Caller]:
         return [caller for caller in callers if caller.request.id in self._callers]
 
-    def _watch_time(self) -> None:
-        while not self._closed:
-            with self._lock:
-                due_s = self._batcher.next_due_s
-                self._wakes_s = float("inf") if due_s is None else due_s
-            left_s = None if due_s is None else max(0.0, due_s - self._runner.now_s())
-            try:
-                order = self._orders.get(timeout=left_s)
-            except queue.Empty:
-                self._handle(events.TimePassed(self._runner.now_s()))
-                continue
-            try:
-                if order is not None:
-                    order()
-            except Exception:  # other batches go on
-                _log.exception("%s: a batch could not be run", self.plan.name)
+    def _look(self) -> float | None:
+        if self._closed:
+            return None
+        self._handle(events.TimePassed(self._runner.now_s()))
+        with self._lock:
+            return self._batcher.next_due_s
 
 
 def _copied(error: BaseException) -> BaseException:

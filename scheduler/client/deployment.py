@@ -8,9 +8,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import partial
-from operator import attrgetter
 from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
@@ -25,6 +23,7 @@ from scheduler.client.bytes_in_flight import BytesInFlight
 from scheduler.client.remote_memory import DeviceTensor, Kept, RemoteMemory, lost_tensor
 from scheduler.client.retry import replay_lost
 from scheduler.client.runner import RequestRunner
+from scheduler.clock import Clock
 from scheduler.executor import Callers, Submission
 from scheduler.observe.load import DeploymentLoad, DeviceLoad, Load
 from scheduler.observe.observer import DeviceEvent, ObservedRequest, Observer
@@ -49,7 +48,6 @@ _CALLBACK_THREADS: Final = 4
 #: A request that takes less runs in the thread of a caller that waits for it: waking another costs
 #: some 50 microseconds, and Ctrl-C and time-outs are not noticed by a thread that computes.
 _QUICK_S: Final = 0.02
-_by_stage: Final = attrgetter("stage")
 
 D = TypeVar("D", bound="BaseDeployment")
 
@@ -57,12 +55,14 @@ D = TypeVar("D", bound="BaseDeployment")
 class Deployments(Generic[D]):
     """The open deployments of an executor, and what they share."""
 
-    def __init__(self, observers: Sequence[Observer], memory: RemoteMemory) -> None:
+    def __init__(self, observers: Sequence[Observer], memory: RemoteMemory, clock: Clock) -> None:
         #: Who is told of their requests, now: the owner adds and removes.
         self.observers = observers
         #: Ascending through all deployments: they order the devices' queues.
         self.request_ids = itertools.count(1)
         self.in_flight = BytesInFlight()
+        #: What looks after their deadlines.
+        self.clock = clock
         #: What devices keep for this client.
         self.memory = memory
         self._open: dict[str, D] = {}
@@ -97,15 +97,6 @@ class Deployments(Generic[D]):
         """Return what waits and runs, on `devices`."""
         loads = tuple(deployment.current_load() for deployment in self)
         return Load(loads, devices, self.in_flight.nbytes)
-
-
-@dataclass(slots=True)
-class _Attempt:
-    """What has come of an attempt so far."""
-
-    inputs: Mapping[str, Value]
-    outputs: dict[str, Value] = field(default_factory=dict)
-    runs: dict[int, StageRun] = field(default_factory=dict)
 
 
 class BaseDeployment(ABC):
@@ -152,8 +143,6 @@ class BaseDeployment(ABC):
         self._help_with = help_with if limits.timeout_s >= Limits().timeout_s else None
         #: Whether requests are so short that to run one takes less than to wait for one.
         self._is_quick = False
-        self._attempts: dict[Request, _Attempt] = {}
-        self._lock = threading.Lock()
         name = f"{plan.name} ({key})"
         self._stage_timeout_s = limits.stage_timeout_s
         self._runner = RequestRunner(
@@ -165,6 +154,7 @@ class BaseDeployment(ABC):
             deployment=key,
             ids=deployments.request_ids,
             in_flight=deployments.in_flight,
+            clock=deployments.clock,
             retry=replay_lost,
         )
         #: Whose requests are looked at: its own, or those that its own are joined from.
@@ -180,6 +170,16 @@ class BaseDeployment(ABC):
     @abstractmethod
     def _unload(self) -> None:
         """Let the devices let go of the stages."""
+
+    @property
+    def clock(self) -> Clock:
+        """The executor's."""
+        return self._deployments.clock
+
+    @property
+    def num_awaited(self) -> int:
+        """How many attempts were sent and are not answered."""
+        return self._runner.num_awaited
 
     @property
     def routes(self) -> tuple[Route, ...]:
@@ -221,11 +221,9 @@ class BaseDeployment(ABC):
 
     def tensors_lost(self, device: str) -> None:
         """Fail the requests that wait for a tensor of a device that is away and not theirs."""
-        with self._lock:
-            waiting = list(self._attempts.items())
-        for request, attempt in waiting:
+        for request, inputs in self._runner.attempts():
             if device not in self.placement.routes[request.route].plan.devices:
-                for name, value in attempt.inputs.items():
+                for name, value in inputs.items():
                     if isinstance(value, Kept) and value.device == device:
                         self._failed(request, lost_tensor(name, value))
 
@@ -261,8 +259,12 @@ class BaseDeployment(ABC):
                 self._deployments.discard(self)
 
     def close_later(self) -> None:
-        """Close soon, in a thread of the deployment's own; see `Deployment.close_later`."""
-        self._runner.later(lambda: None if self._closed else self.close())
+        """Close soon, in a thread of its own; see `Deployment.close_later`."""
+        # Not from here: a finalizer may run while this thread starts another.
+        if not self._closed:
+            name = f"{self.key}-close"
+            closing = threading.Thread(target=self.close, name=name, daemon=True)
+            self._deployments.clock.later(closing.start)
 
     def move(self, device: str, address: str) -> None:
         """Reach a device at another address from now on."""
@@ -285,12 +287,6 @@ class BaseDeployment(ABC):
 
     def _take(self, placement: Placement) -> None:
         self._firsts = self._first_stages(placement)
-        #: Outputs of the model that each route's stages make.
-        self._made = tuple(
-            {name for number in route.stages for name in placement.stages[number].outputs}
-            & set(self.plan.output_names)
-            for route in placement.routes
-        )
         self.placement = placement
 
     def _first_stages(
@@ -331,10 +327,8 @@ class BaseDeployment(ABC):
     def start(self, request: Request, inputs: Mapping[str, Value]) -> None:
         """Send the inputs to the stages that take them."""
         if not self.placement.routes[request.route].stages:
-            self._take_whole(request, inputs, {}, ())
+            self._part_arrived(request, {}, ())
             return
-        with self._lock:
-            self._attempts[request] = _Attempt(inputs)
         if self._help_with and self._may_help(request):
             self._help_with(partial(self._send, request, inputs))
         else:
@@ -355,43 +349,34 @@ class BaseDeployment(ABC):
 
     def drop(self, request: Request) -> None:
         """Tell every device that nobody waits for the attempt."""
-        with self._lock:
-            self._attempts.pop(request, None)
         for device in self.placement.routes[request.route].plan.devices:
             self._channel.send(self._addresses[device], Dropped(request))
 
     def _receive(self, message: Message) -> None:
         match message:
             case Outputs(task, tensors, runs):
-                if task.request.keep:
-                    device = self.placement.stages[task.stage].device
-                    address = self._addresses[device]
-                    tensors = self._deployments.memory.outputs(device, address, task, tensors)
-                self._collect(task.request, tensors, runs)
+                try:
+                    if task.request.keep:
+                        tensors = self._kept(task, tensors)
+                except Exception as error:  # the request hears of it, whoever receives goes on
+                    self._failed(task.request, error)
+                else:
+                    self._part_arrived(task.request, tensors, runs)
             case Failure(task, error):
                 self._failed(task.request, error)
 
-    def _collect(
-        self, request: Request, tensors: Mapping[str, Value], runs: Sequence[StageRun]
+    def _kept(self, task: Task, tensors: Mapping[str, Value]) -> Mapping[str, Value]:
+        """Return a stage's outputs, some of which its device keeps."""
+        device = self.placement.stages[task.stage].device
+        address = self._addresses[device]
+        return self._deployments.memory.outputs(device, address, task, tensors)
+
+    def _part_arrived(
+        self, request: Request, outputs: Mapping[str, Value], runs: Sequence[StageRun]
     ) -> None:
-        """Take in a part of an answer; the last one makes it whole."""
-        with self._lock:
-            attempt = self._attempts.get(request)
-            if attempt is None:
-                return
-            attempt.outputs |= tensors
-            for run in runs:
-                attempt.runs[run.stage] = run
-            # How a stage went is told by later stages too, whose messages may come before its own.
-            if len(attempt.runs) < len(self.placement.routes[request.route].stages) or len(
-                attempt.outputs
-            ) < len(self._made[request.route]):
-                return
-            del self._attempts[request]
-        ended = tuple(sorted(attempt.runs.values(), key=_by_stage))
-        if self._clock_offset_s:
-            ended = tuple(map(self._by_our_clock, ended))
-        self._take_whole(request, attempt.inputs, attempt.outputs, ended)
+        self._runner.handle(
+            events.PartArrived(self._runner.now_s(), request.id, request.attempt, outputs, runs)
+        )
 
     def _by_our_clock(self, run: StageRun) -> StageRun:
         assert self._clock_offset_s
@@ -401,19 +386,13 @@ class BaseDeployment(ABC):
         started_s, ended_s = run.started_s - offset_s, run.ended_s - offset_s
         return run._replace(started_s=started_s, ended_s=ended_s)
 
-    def _take_whole(
-        self,
-        request: Request,
-        inputs: Mapping[str, Value],
-        made: Mapping[str, Value],
-        runs: tuple[StageRun, ...],
-    ) -> None:
-        """Put an attempt's answer together and hand it in; `runs` are in stage order."""
-        took_s, nbytes = 0.0, 0
-        for run in runs:
-            took_s += run.ended_s - run.started_s
-            nbytes += run.output_nbytes
-        self._is_quick = took_s < _QUICK_S
+    def answer(
+        self, inputs: Mapping[str, Value], made: Mapping[str, Value], runs: tuple[StageRun, ...]
+    ) -> Answer:
+        """Return the whole answer of what stages made of it; `runs` are in stage order."""
+        if self._clock_offset_s:
+            runs = tuple([self._by_our_clock(run) for run in runs])
+        self._is_quick = sum([run.ended_s - run.started_s for run in runs]) < _QUICK_S
         outputs: dict[str, Value] = {}
         for name in self.plan.output_names:
             if name in made:
@@ -425,15 +404,7 @@ class BaseDeployment(ABC):
             else:
                 # A copy: the caller may write to its input once the answer is there.
                 outputs[name] = _copied(inputs[name])
-        self._runner.handle(
-            events.AttemptAnswered(
-                self._runner.now_s(),
-                request.id,
-                request.attempt,
-                Answer(outputs, runs),
-                nbytes,
-            )
-        )
+        return Answer(outputs, runs)
 
     def _ended(self, record: RequestRecord, runs: Sequence[StageRun]) -> None:
         if not self._deployments.observers:

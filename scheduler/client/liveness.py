@@ -206,7 +206,8 @@ class Liveness:
             case MessagesLost(now_s):
                 if device.state is not _S.LIVE:
                     return []
-                lost = self._lost(device, now_s, "messages were lost on their way")
+                cause = "messages were lost on their way"
+                lost = DeviceLost(now_s, device.name, device.node, cause, on_the_way=True)
                 return [lost, DeviceReturned(now_s, device.name)]
             case ProcessEnded(now_s, _, cause):
                 return self._end(device, now_s, cause)

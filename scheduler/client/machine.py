@@ -16,15 +16,14 @@ from typing import Final
 from devices.errors import (
     ClusterError,
     DeadlineError,
-    DeviceLostError,
-    OverloadedError,
     RequestCancelledError,
 )
 from scheduler.client.bytes_in_flight import BytesInFlight, ExpectedBytes
+from scheduler.client.failures import away_text, cluster_error, failed, lost_error, overload
 from scheduler.client.lazy_heap import LazyHeap
 from scheduler.client.retry import Retry, RetryPolicy, replay_lost
 from scheduler.client.routes import Routes
-from scheduler.client.transitions import ENDED, TRANSITIONS
+from scheduler.client.transitions import ENDED, TRANSITIONS, InvalidTransitionError
 from scheduler.vocabulary import events
 from scheduler.vocabulary.events import ClientEvent, ClientInstruction
 from scheduler.vocabulary.limits import Limits
@@ -36,15 +35,11 @@ from scheduler.vocabulary.record import RequestRecord, RequestState, StoryLine
 _PAUSE_S: Final = 0.2
 
 
-class InvalidTransitionError(RuntimeError):
-    """An event that cannot be in the request's state: a fault of whoever runs the machine."""
-
-
 _S = RequestState
 #: States in which a request counts as in flight.
 _ADMITTED: Final = frozenset({_S.RUNNING, _S.PARKED, _S.HELD})
 #: Events of a single request that was submitted.
-_OF_ONE: Final = (events.AttemptAnswered, events.AttemptFailed, events.CancelAsked)
+_OF_ONE: Final = (events.PartArrived, events.AttemptFailed, events.CancelAsked)
 _Next = tuple[RequestState, list[ClientInstruction]]
 
 
@@ -85,6 +80,11 @@ class ClientMachine:
         self._order: OrderedDict[int, RequestRecord] = OrderedDict()
         self._num_waiting = 0
         self._num_admitted = 0
+        self._num_running = 0
+        #: Parked requests with which devices were lost again and again, the next to be tried first;
+        #: one of them runs at a time, so that the others are not taken for what ends devices.
+        self._suspects: OrderedDict[int, RequestRecord] = OrderedDict()
+        self._suspect: RequestRecord | None = None
         self._cluster_error: ClusterError | None = None
         self._closed = False
 
@@ -106,6 +106,11 @@ class ClientMachine:
         return self._num_admitted
 
     @property
+    def num_running(self) -> int:
+        """Attempts that are awaited."""
+        return self._num_running
+
+    @property
     def num_waiting(self) -> int:
         """Requests that wait for admission."""
         return self._num_waiting
@@ -119,10 +124,6 @@ class ClientMachine:
     def nbytes_in_flight(self) -> int:
         """Bytes that admitted requests are counted for, of all machines that share the count."""
         return self._in_flight.nbytes
-
-    def num_on_route(self, route: int) -> int:
-        """Return how many attempts run on a route."""
-        return self._routes.num_running(route)
 
     def record(self, request_id: int) -> RequestRecord | None:
         """Return what is kept of a request; None for one unknown or forgotten."""
@@ -158,6 +159,8 @@ class ClientMachine:
         done: list[ClientInstruction] = []
         for request in self._concerned(event):
             done += self._step(request, event)
+        if self._suspects:
+            done += self._try_suspect(event.now_s)
         if self._order:
             done += self._deliver_held(event.now_s)
         if self._num_waiting:
@@ -210,6 +213,13 @@ class ClientMachine:
         if before is after:
             return
         self._num_waiting += (after is _S.WAITING) - (before is _S.WAITING)
+        self._num_running += (after is _S.RUNNING) - (before is _S.RUNNING)
+        if request.is_suspect:
+            self._suspects.pop(request.id, None)
+            if after is _S.PARKED:
+                self._suspects[request.id] = request
+            if request is self._suspect:
+                self._suspect = None
         admitted = (after in _ADMITTED) - (before in _ADMITTED)
         self._num_admitted += admitted
         if admitted:
@@ -218,6 +228,7 @@ class ClientMachine:
             request.admitted_s = now_s
         if after in ENDED and before not in ENDED:
             request.ended_s = now_s
+            request.outputs, request.runs = {}, {}
             del self._live[request.id]
             self._order.pop(request.id, None)
             self._ended[request.id] = request
@@ -253,8 +264,7 @@ class ClientMachine:
         delivered: list[ClientInstruction] = []
         while (first := next(iter(self._order.values()), None)) and first.state is _S.HELD:
             first.note(now_s, "its turn has come")
-            delivered.append(events.Deliver(first.id, first.answer))
-            first.answer = None
+            delivered.append(_deliver(first))
             self._move(first, _S.ANSWERED, now_s)
         return delivered
 
@@ -269,6 +279,7 @@ class ClientMachine:
     def _start(self, request: RequestRecord, route: int, now_s: float) -> list[ClientInstruction]:
         request.attempt += 1
         request.route = route
+        request.outputs, request.runs = {}, {}
         self._routes.begin(route)
         request.note(now_s, f"started on route {route}" if len(self._routes) > 1 else "started")
         return [events.StartAttempt(request.id, request.attempt, route)]
@@ -285,16 +296,16 @@ class ClientMachine:
         request.note(now_s, f"failed: {error}")
         drop = self._stop(request)
         retry = self._retry(error)
-        if retry is Retry.NEVER or request.attempt >= self.limits.attempts:
-            return _S.FAILED, [*drop, self._failure(request, error)]
+        if retry is Retry.NEVER or request.num_failed >= self.limits.attempts:
+            return _S.FAILED, [*drop, failed(request, error)]
         if retry is Retry.ELSEWHERE:
             request.avoided |= {request.route}
         route = self._routes.choose({*request.avoided, request.route})
-        if route is not None:
+        if route is not None and not request.is_suspect:
             return _S.RUNNING, [*drop, *self._start(request, route, now_s)]
-        if not self._routes.may_come(request.avoided):
+        if route is None and not self._routes.may_come(request.avoided):
             request.note(now_s, "no other route is left")
-            return _S.FAILED, [*drop, self._failure(request, error)]
+            return _S.FAILED, [*drop, failed(request, error)]
         request.error, request.resume_s = error, now_s
         if self._routes.is_any_live(request.avoided):
             request.resume_s += _PAUSE_S * 2 ** (request.attempt - 1)
@@ -302,36 +313,24 @@ class ClientMachine:
         request.note(now_s, f"parked: {self._why_parked(request)}")
         return _S.PARKED, drop
 
+    def _try_suspect(self, now_s: float) -> list[ClientInstruction]:
+        """Replay the next of the suspects, if none of them runs."""
+        for request in self._suspects.values() if self._suspect is None else ():
+            if now_s >= request.resume_s:
+                route = self._routes.choose(request.avoided)
+                if route is not None:
+                    self._move(request, _S.RUNNING, now_s)
+                    self._suspect = request
+                    return self._start(request, route, now_s)
+        return []
+
     def _why_parked(self, request: RequestRecord) -> str:
         away = self._routes.why_away()
         if away is not None:
-            return _away(away)
+            return away_text(away)
+        if request.is_suspect:
+            return "tried again alone, as devices were lost with it"
         return f"tried again after a pause, as {request.error}"
-
-    def _failure(self, request: RequestRecord, error: BaseException) -> events.Fail:
-        """Return the end of an admitted request; errors of what was lost tell its story."""
-        if isinstance(error, DeviceLostError | ClusterError | DeadlineError):
-            cause, data = error.__cause__, error.data | {"story": request.lines()}
-            error = type(error)(error.message, **data)
-            error.__cause__ = cause
-        return events.Fail(request.id, error)
-
-    def _lost_error(
-        self, request: RequestRecord, event: events.DeviceLost | events.DeviceGone
-    ) -> DeviceLostError:
-        forever = isinstance(event, events.DeviceGone)
-        return DeviceLostError(
-            f"{request.where}: {_away(event)}. "
-            + (
-                "It does not return, and no other route is left: compile the model again."
-                if forever
-                else "A device whose node is alive is restarted: send the request again."
-            ),
-            device=event.device,
-            node=event.node,
-            attempt=request.attempt,
-            request_id=request.id,
-        )
 
     # Handlers of the table: (request, event) -> (next state, instructions).
 
@@ -343,7 +342,7 @@ class ClientMachine:
             )
             return self._refuse(request, event.now_s, error)
         if self._cluster_error:
-            return self._refuse(request, event.now_s, self._cluster_failure(request))
+            return self._refuse(request, event.now_s, cluster_error(request, self._cluster_error))
         if event.deadline_s <= event.now_s:
             return self._expire(request, event.now_s)
         if not self._num_waiting and self._has_room(request):
@@ -351,16 +350,20 @@ class ClientMachine:
             return _S.RUNNING, self._enter(request, event.now_s)
         away = self._routes.why_away()
         if away:
-            lost = self._lost_error(request, away)
+            lost = lost_error(request, away)
             awaited = self._routes.may_come() and self._retry(lost) is not Retry.NEVER
             if not (awaited and event.waits):
                 return self._refuse(request, event.now_s, lost)
         if not event.waits or self._num_waiting >= self.limits.waiting:
-            return self._refuse(request, event.now_s, self._overload(request))
+            return self._refuse(
+                request,
+                event.now_s,
+                self._overload(request),
+            )
         for due_s in {event.deadline_s, min(event.deadline_s, request.admit_by_s)}:
             self._due.push((due_s, request.id))
         self._waiting.push((-event.priority, request.id))
-        request.note(event.now_s, f"waits: {_away(away) if away else self._full}")
+        request.note(event.now_s, f"waits: {away_text(away) if away else self._full}")
         return _S.WAITING, []
 
     @property
@@ -371,46 +374,56 @@ class ClientMachine:
         )
 
     def _overload(self, request: RequestRecord) -> OverloadedError:
-        return OverloadedError(
-            f"{self._name}: {self._full}, and {self._num_waiting} of {self.limits.waiting} callers "
-            "wait. Wait for answers, have the request wait longer, or raise "
-            "MAX_REQUESTS_IN_FLIGHT, MAX_BYTES_IN_FLIGHT, MAX_REQUESTS_WAITING or "
-            "ADMISSION_TIMEOUT_S.",
-            request_id=request.id,
-        )
+        waiting = f"{self._num_waiting} of {self.limits.waiting} callers wait"
+        return overload(request, f"{self._name}: {self._full}, and {waiting}")
 
     def _refuse(self, request: RequestRecord, now_s: float, error: BaseException) -> _Next:
         request.note(now_s, f"refused: {error}")
-        return _S.FAILED, [self._failure(request, error)]
+        return _S.FAILED, [failed(request, error)]
 
-    def _answer(self, request: RequestRecord, event: events.AttemptAnswered) -> _Next:
+    def _join(self, request: RequestRecord, event: events.PartArrived) -> _Next:
         if event.attempt != request.attempt:
             request.note(event.now_s, f"late answer of attempt {event.attempt} dropped")
             return _S.RUNNING, []
+        outputs, runs = request.outputs, request.runs
+        outputs.update(event.outputs)
+        for run in event.runs:
+            runs[run.stage] = run
+        # How a stage went is told by later stages too, whose messages may come before its own.
+        if not self._routes.is_whole(request.route, len(runs), len(outputs)):
+            return _S.RUNNING, []
         self._routes.end(request.route)
-        self._expected.learn(request.submitted.nbytes, event.nbytes)
+        nbytes = event.nbytes
+        if nbytes is None:
+            nbytes = sum([run.output_nbytes for run in runs.values()])
+        self._expected.learn(request.submitted.nbytes, nbytes)
         request.note(event.now_s, "answered")
         if self.limits.in_order:
-            request.answer = event.answer
             return _S.HELD, []
-        return _S.ANSWERED, [events.Deliver(request.id, event.answer)]
+        return _S.ANSWERED, [_deliver(request)]
 
     def _fail(self, request: RequestRecord, event: events.AttemptFailed) -> _Next:
         if event.attempt != request.attempt:
             request.note(event.now_s, f"late failure of attempt {event.attempt} dropped")
             return _S.RUNNING, []
+        request.num_failed += 1
         return self._end_attempt(request, event.now_s, event.error)
 
     def _lose(self, request: RequestRecord, event: events.DeviceLost | events.DeviceGone) -> _Next:
         if not self._routes.uses(request.route, event.device):
             return _S.RUNNING, []
-        return self._end_attempt(request, event.now_s, self._lost_error(request, event))
+        on_the_way = isinstance(event, events.DeviceLost) and event.on_the_way
+        # What ends a device is among those that it had: with one of them alone, it is that one.
+        if on_the_way or request is self._suspect or self.limits.attempts == 1:
+            request.num_failed += 1
+        request.num_lost += not on_the_way
+        return self._end_attempt(request, event.now_s, lost_error(request, event))
 
     def _wait_on(
         self, request: RequestRecord, event: events.DeviceLost | events.DeviceGone
     ) -> _Next:
         """Go on waiting, or being parked, if what is waited for may come."""
-        error = self._lost_error(request, event)
+        error = lost_error(request, event)
         if self._routes.may_come(request.avoided) and (
             self._routes.is_any_live() or self._retry(error) is not Retry.NEVER
         ):
@@ -419,14 +432,9 @@ class ClientMachine:
         return self._refuse(request, event.now_s, kept or error)
 
     def _lose_all(self, request: RequestRecord, event: events.ClusterLost) -> _Next:
-        error = self._cluster_failure(request)
+        error = cluster_error(request, event.error)
         request.note(event.now_s, f"failed: {error}")
-        return _S.FAILED, [*self._stop(request), self._failure(request, error)]
-
-    def _cluster_failure(self, request: RequestRecord) -> ClusterError:
-        error = self._cluster_error
-        assert error is not None
-        return ClusterError(f"{request.where}: {error.message}", **error.data)
+        return _S.FAILED, [*self._stop(request), failed(request, error)]
 
     def _resume(
         self, request: RequestRecord, event: events.DeviceReturned | events.RoutesAdded
@@ -434,7 +442,7 @@ class ClientMachine:
         return self._unpark(request, event.now_s)
 
     def _unpark(self, request: RequestRecord, now_s: float) -> _Next:
-        if now_s < request.resume_s:
+        if now_s < request.resume_s or request.is_suspect:
             return _S.PARKED, []
         route = self._routes.choose(request.avoided)
         if route is None:
@@ -446,7 +454,7 @@ class ClientMachine:
             return self._expire(request, event.now_s)
         if request.state is _S.WAITING:
             away = self._routes.why_away()
-            error = self._lost_error(request, away) if away else self._overload(request)
+            error = lost_error(request, away) if away else self._overload(request)
             return self._refuse(request, event.now_s, error)
         if request.state is _S.PARKED:
             return self._unpark(request, event.now_s)
@@ -457,7 +465,7 @@ class ClientMachine:
         why = f"{self._name}: closed with the request in flight" if closed else "cancelled"
         request.note(event.now_s, why)
         error = RequestCancelledError(f"{request.where}: {why}.", request_id=request.id)
-        return _S.CANCELLED, [*self._stop(request), self._failure(request, error)]
+        return _S.CANCELLED, [*self._stop(request), failed(request, error)]
 
     def _expire(self, request: RequestRecord, now_s: float) -> _Next:
         waited_s = now_s - request.submitted.now_s
@@ -468,7 +476,7 @@ class ClientMachine:
         if request.state is _S.PARKED:
             where = f"parked: {self._why_parked(request)}"
         elif request.state is _S.WAITING and (away := self._routes.why_away()):
-            where = f"waiting for admission: {_away(away)}"
+            where = f"waiting for admission: {away_text(away)}"
         request.note(now_s, f"expired while {where}")
         error = DeadlineError(
             f"{request.where}: no answer after {waited_s:.3f} s ({where}). Allow more time, or "
@@ -476,16 +484,17 @@ class ClientMachine:
             request_id=request.id,
             attempt=request.attempt,
         )
-        return _S.EXPIRED, [*self._stop(request), self._failure(request, error)]
+        return _S.EXPIRED, [*self._stop(request), failed(request, error)]
 
     def _drop_late(
         self,
         request: RequestRecord,
-        event: events.AttemptAnswered | events.AttemptFailed | events.CancelAsked,
+        event: events.PartArrived | events.AttemptFailed | events.CancelAsked,
     ) -> _Next:
         request.note(event.now_s, f"{type(event).__name__} came late and was dropped")
         return request.state, []
 
 
-def _away(event: events.DeviceLost | events.DeviceGone) -> str:
-    return f"device {event.device} on node {event.node} is gone: {event.cause.rstrip('.')}"
+def _deliver(request: RequestRecord) -> events.Deliver:
+    runs = request.runs
+    return events.Deliver(request.id, request.outputs, tuple([runs[i] for i in sorted(runs)]))

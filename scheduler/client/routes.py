@@ -19,6 +19,9 @@ from scheduler.vocabulary.placement import Route
 class _Way:
     devices: frozenset[str]
     share: float
+    #: How many stages' runs, and outputs of the model, make an answer whole.
+    num_stages: int = 0
+    num_outputs: int = 0
     num_running: int = 0
     #: What it has earned by its share and not been given; at most one request either way.
     credit: float = 0.0
@@ -39,7 +42,13 @@ class Routes:
 
     def add(self, routes: Sequence[Route]) -> None:
         """Add routes, numbered after those that are there."""
-        self._ways += (_Way(frozenset(r.plan.devices), r.share) for r in routes)
+        for route in routes:
+            plan = route.plan
+            made = {name for stage in plan.stages for name in stage.outputs}
+            num_outputs = len(made.intersection(plan.output_names)) if route.stages else 0
+            self._ways.append(
+                _Way(frozenset(plan.devices), route.share, len(route.stages), num_outputs)
+            )
         self._all = list(range(len(self._ways)))
 
     def lose(self, event: DeviceLost | DeviceGone) -> None:
@@ -61,6 +70,11 @@ class Routes:
     def end(self, route: int) -> None:
         """Count it no longer."""
         self._ways[route].num_running -= 1
+
+    def is_whole(self, route: int, num_runs: int, num_outputs: int) -> bool:
+        """Whether so many stages' runs and outputs are all of an attempt on a route."""
+        way = self._ways[route]
+        return num_runs >= way.num_stages and num_outputs >= way.num_outputs
 
     def num_running(self, route: int) -> int:
         """Return how many attempts are on a route."""

@@ -5,14 +5,10 @@ Both executors' deployments are one; they say how an attempt starts and how it i
 
 from __future__ import annotations
 
-import logging
-import queue
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from math import isfinite
 from typing import Protocol
 
 from devices.plugin.program import Value
@@ -24,7 +20,9 @@ from devices.request.request import Request
 from devices.request.run import LONGEST_S
 from scheduler.client.bytes_in_flight import BytesInFlight
 from scheduler.client.machine import ClientMachine
+from scheduler.client.outbox import Outbox
 from scheduler.client.retry import RetryPolicy, never_retry
+from scheduler.clock import Clock
 from scheduler.executor import Submission
 from scheduler.processes.home_process import HomeProcess
 from scheduler.vocabulary import events
@@ -33,17 +31,23 @@ from scheduler.vocabulary.limits import Limits
 from scheduler.vocabulary.placement import Route
 from scheduler.vocabulary.record import RequestRecord, StoryLine
 
-_log = logging.getLogger(__name__)
-
 
 class Attempts(Protocol):
     """How attempts are made: what an executor gives."""
 
     def start(self, request: Request, inputs: Mapping[str, Value]) -> None:
-        """Send an attempt on its way; its end comes back as an event."""
+        """Send an attempt on its way; its end comes back as an event.
+
+        One that was dropped in the meantime, or that was started before, changes nothing.
+        """
 
     def drop(self, request: Request) -> None:
         """Stop an attempt where it runs, forget it where it waits."""
+
+    def answer(
+        self, inputs: Mapping[str, Value], made: Mapping[str, Value], runs: tuple[StageRun, ...]
+    ) -> Answer:
+        """Return the whole answer of what stages made of it."""
 
 
 class _Call:
@@ -63,10 +67,6 @@ class _Call:
         self.gate: threading.Event | None = None
 
 
-#: What an instruction asks for; it may lead to an event.
-_Action = Callable[[], events.AttemptFailed | None]
-
-
 class RequestRunner:
     """Runs requests of one deployment.
 
@@ -74,10 +74,10 @@ class RequestRunner:
     `deployment`: the key that its devices know it by, where it is theirs.
     `ids`: gives request ids, ascending; shared by all that share devices, whose queues they order.
     `in_flight`: bytes of all that share devices.
+    `clock`: the executor's.
     `retry`: what follows a failed attempt.
-    `ended`: called, in any thread and with a lock held, with each request that has ended and how
-        the stages of its answer went.
-    `clock`: returns monotonic seconds.
+    `ended`: called with each request that has ended and how the stages of its answer went, before
+        its caller hears of it.
     """
 
     def __init__(
@@ -90,36 +90,37 @@ class RequestRunner:
         deployment: str = "",
         ids: Iterator[int],
         in_flight: BytesInFlight,
+        clock: Clock,
         retry: RetryPolicy = never_retry,
         ended: Callable[[RequestRecord, Sequence[StageRun]], None] = lambda record, runs: None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._machine = ClientMachine(limits, routes, retry=retry, name=name, in_flight=in_flight)
         self._attempts = attempts
         self._ended = ended
+        self.now_s = clock.now_s
         self._clock = clock
         self._ids = ids
         self._calls: dict[int, _Call] = {}
+        #: Guards the machine and the calls; held for a moment only.
         self._lock = threading.Lock()
-        #: Work for the thread below; None has it look at the deadlines again.
-        self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._wakes_s = float("inf")
+        self._outbox = Outbox(clock.later)
+        self._timer = clock.timer(self._look)
         self._in_flight = in_flight
         #: Whether this runner is to hear of bytes that are given back.
         self._awaits_bytes = False
-        self._closed = False
         self._name = name
         self._deployment = deployment
         self.home = HomeProcess()
-        self._thread = threading.Thread(
-            target=self._watch_deadlines, name=f"{name}-deadlines", daemon=True
-        )
-        self._thread.start()
+
+    @property
+    def num_awaited(self) -> int:
+        """How many attempts are awaited."""
+        return self._machine.num_running
 
     def submit(self, inputs: Mapping[str, Value], request: Request) -> Submission:
         """Admit a request, waiting for room; see `Deployment.submit`."""
         self.home.require(self._name)
-        now_s = self._clock()
+        now_s = self.now_s()
         limits = self._machine.limits
         timeout_s = limits.timeout_s if request.timeout_s is None else request.timeout_s
         deadline_s = now_s + min(timeout_s, LONGEST_S)
@@ -131,11 +132,12 @@ class RequestRunner:
         )
         try:
             self.handle(submitted)
+            waited_s = 0.0
             if not call.is_granted:
                 self._wait_for_admission(call, deadline_s)
-            waited_s = self._clock() - now_s
-            if (first := call.attempt) and (failed := self._start(call, first)):
-                self.handle(failed)
+                waited_s = self.now_s() - now_s
+            if first := call.attempt:
+                self._start(call, first)
         except BaseException:  # Ctrl-C: nobody would ever start or await the request
             self.cancel(request_id)
             raise
@@ -158,14 +160,14 @@ class RequestRunner:
             call.gate = gate
         # Who ends or grants it looks for the gate after that.
         while not call.is_granted and not call.future.done():
-            if not gate.wait(min(LOOK_S, max(0.0, deadline_s - self._clock()) + 0.001)):
-                self.handle(events.TimePassed(self._clock()))
+            if not gate.wait(min(LOOK_S, max(0.0, deadline_s - self.now_s()) + 0.001)):
+                self.handle(events.TimePassed(self.now_s()))
 
     def cancel(self, request_id: int) -> bool:
         """Cancel a request; True if it had not ended."""
         with self._lock:
             live = request_id in self._calls
-        self.handle(events.CancelAsked(self._clock(), request_id))
+        self.handle(events.CancelAsked(self.now_s(), request_id))
         return live
 
     def story(self, request_id: int) -> list[StoryLine]:
@@ -183,61 +185,37 @@ class RequestRunner:
         with self._lock:
             return self._machine.num_waiting, self._machine.num_in_flight
 
+    def attempts(self) -> list[tuple[Request, Mapping[str, Value]]]:
+        """Return the attempts that are awaited, with their inputs."""
+        with self._lock:
+            return [(c.attempt, c.inputs) for c in self._calls.values() if c.attempt]
+
     def is_current(self, request_id: int, attempt: int) -> bool:
         """Whether an attempt's answer is still waited for."""
         with self._lock:
             return self._machine.is_current(request_id, attempt)
 
-    def now_s(self) -> float:
-        """Return the time to put into events."""
-        return self._clock()
-
     def handle(self, event: ClientEvent) -> None:
-        """Give the machine an event and do what it asks for, in the calling thread."""
-        todo = self._take(event)
-        for action in todo:
-            if failed := action():
-                todo += self._take(failed)
-
-    def _take(self, event: ClientEvent) -> list[_Action]:
-        todo = []
+        """Give the machine an event, and see that what it asks for is done, in order."""
         is_new_wait = False
         with self._lock:
             for instruction in self._machine.handle(event):
-                if action := self._action(instruction):
-                    todo.append(action)
-            deadline_s = self._machine.earliest_s
-            if deadline_s < self._wakes_s:
-                self._wakes_s = deadline_s
-                self._orders.put(None)
+                self._take(instruction)
+            self._timer.by(self._machine.earliest_s)
             if self._machine.waits_for_bytes and not self._awaits_bytes:
                 self._awaits_bytes = is_new_wait = True
         if is_new_wait:
-            self._in_flight.when_fewer(partial(self.later, self._look_for_room))
+            self._in_flight.when_fewer(partial(self._clock.later, self._look_for_room))
             # Some may have been given back since the machine looked.
-            todo += self._take(events.TimePassed(self._clock()))
-        return todo
-
-    def _look_for_room(self) -> None:
-        with self._lock:
-            self._awaits_bytes = False
-        self._look()
-
-    def later(self, order: Callable[[], None]) -> None:
-        """Have the runner's own thread do `order`; may be called anywhere, in finalizers too."""
-        self._orders.put(order)
+            self.handle(events.TimePassed(self.now_s()))
+        self._outbox.carry_out()
 
     def close(self) -> None:
         """Cancel what is in flight and take no more."""
-        self.handle(events.Closed(self._clock()))
-        with self._lock:
-            self._closed = True
-        self._orders.put(None)
-        if threading.current_thread() is not self._thread:
-            self._thread.join(timeout=5.0)
+        self.handle(events.Closed(self.now_s()))
 
-    def _action(self, instruction: ClientInstruction) -> _Action | None:
-        """Return what an instruction asks for, to be done outside the lock."""
+    def _take(self, instruction: ClientInstruction) -> None:
+        """Put what an instruction asks for into the outbox; the lock is held."""
         number = instruction.request_id
         if isinstance(instruction, events.StartAttempt):
             call = self._calls[number]
@@ -245,70 +223,61 @@ class RequestRunner:
                 self._deployment, number, instruction.attempt, instruction.route
             )
             if call.is_granted:
-                return partial(self._start, call, started)
+                self._outbox.append(partial(self._start, call, started))
+                return
             # The caller starts its own first attempt: whoever made room for it has its own work
             # to do.
             call.is_granted = True
             if call.gate is not None:
                 call.gate.set()
-            return None
+            return
         if isinstance(instruction, events.DropAttempt):
             call = self._calls[number]
             dropped, call.attempt = call.attempt, None
             assert dropped is not None
-            return partial(self._attempts.drop, dropped)
+            self._outbox.append(partial(self._attempts.drop, dropped))
+            return
         call = self._calls.pop(number)
         call.attempt = None
-        if isinstance(instruction, events.Fail):
-            self._tell_end(number, ())
-            return partial(_fail, call, instruction.error)
-        self._tell_end(number, instruction.answer.stage_runs)
-        deliver = partial(call.future.set_result, instruction.answer)
-        if self._machine.limits.in_order:
-            # By one thread, in the order of the machine's instructions.
-            self._orders.put(deliver)
-            return None
-        return deliver
-
-    def _tell_end(self, request_id: int, runs: Sequence[StageRun]) -> None:
-        record = self._machine.record(request_id)
+        record = self._machine.record(number)
         assert record is not None
-        self._ended(record, runs)
+        if isinstance(instruction, events.Deliver):
+            self._outbox.append(partial(self._deliver, call, record, instruction))
+            return
+        self._outbox.append(partial(self._fail, call, record, instruction.error))
+        if not call.is_granted:  # its caller waits for no order: it may be who carries them out
+            call.future.set_exception(instruction.error)
+            if call.gate is not None:
+                call.gate.set()
 
-    def _start(self, call: _Call, request: Request) -> events.AttemptFailed | None:
-        """Start an attempt that is still wanted; return how that failed."""
+    def _start(self, call: _Call, request: Request) -> None:
+        """Start an attempt that is still wanted."""
         if call.attempt is request:
             try:
                 self._attempts.start(request, call.inputs)
             except Exception as error:  # whatever it is, the caller must hear of it
-                return events.AttemptFailed(self._clock(), request.id, request.attempt, error)
-        return None
+                self.handle(events.AttemptFailed(self.now_s(), request.id, request.attempt, error))
 
-    def _look(self) -> None:
-        self.handle(events.TimePassed(self._clock()))
+    def _deliver(self, call: _Call, record: RequestRecord, made: events.Deliver) -> None:
+        try:
+            answer = self._attempts.answer(call.inputs, made.outputs, made.runs)
+        except Exception as error:  # a fault of ours, or no memory: the caller must hear of it
+            self._fail(call, record, error)
+            return
+        self._ended(record, answer.stage_runs)
+        call.future.set_result(answer)
 
-    def _watch_deadlines(self) -> None:
-        while True:
-            with self._lock:
-                if self._closed and self._orders.empty():
-                    return
-                deadline_s, now_s = self._machine.next_deadline_s, self._clock()
-                if deadline_s is not None or self._wakes_s <= now_s:
-                    self._wakes_s = float("inf") if deadline_s is None else deadline_s
-                # Else it sleeps as long as it was to: the next request need not wake it.
-                left_s = max(0.0, self._wakes_s - now_s) if isfinite(self._wakes_s) else None
-            try:
-                order = self._orders.get(timeout=left_s)
-            except queue.Empty:
-                order = self._look
-            try:
-                if order is not None:
-                    order()
-            except Exception:  # what is due later is still done
-                _log.exception("%s: what was due could not be done", self._name)
+    def _fail(self, call: _Call, record: RequestRecord, error: BaseException) -> None:
+        self._ended(record, ())
+        if call.is_granted:
+            call.future.set_exception(error)
 
+    def _look(self) -> float | None:
+        self.handle(events.TimePassed(self.now_s()))
+        with self._lock:
+            return self._machine.next_deadline_s
 
-def _fail(call: _Call, error: BaseException) -> None:
-    call.future.set_exception(error)
-    if call.gate is not None:
-        call.gate.set()
+    def _look_for_room(self) -> None:
+        with self._lock:
+            self._awaits_bytes = False
+        self._look()

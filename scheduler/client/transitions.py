@@ -18,6 +18,10 @@ from scheduler.vocabulary import events
 from scheduler.vocabulary.record import RequestState
 
 
+class InvalidTransitionError(RuntimeError):
+    """An event that cannot be in the request's state: a fault of whoever runs the machine."""
+
+
 class Transition(NamedTuple):
     """The machine's method that handles it, and the states that it may lead to."""
 
@@ -42,7 +46,7 @@ TRANSITIONS: Final[dict[tuple[RequestState, type], Transition]] = {
     (_S.WAITING, events.DeviceGone): _row("_wait_on", _S.WAITING, _S.FAILED),
     (_S.WAITING, events.ClusterLost): _row("_lose_all", _S.FAILED),
     (_S.WAITING, events.Closed): _row("_cancel", _S.CANCELLED),
-    (_S.RUNNING, events.AttemptAnswered): _row("_answer", _S.ANSWERED, _S.HELD, _S.RUNNING),
+    (_S.RUNNING, events.PartArrived): _row("_join", _S.ANSWERED, _S.HELD, _S.RUNNING),
     (_S.RUNNING, events.AttemptFailed): _row("_fail", _S.FAILED, _S.RUNNING, _S.PARKED),
     (_S.RUNNING, events.CancelAsked): _row("_cancel", _S.CANCELLED),
     (_S.RUNNING, events.TimePassed): _row("_fall_due", _S.EXPIRED, _S.RUNNING),
@@ -50,7 +54,7 @@ TRANSITIONS: Final[dict[tuple[RequestState, type], Transition]] = {
     (_S.RUNNING, events.DeviceGone): _row("_lose", _S.FAILED, _S.RUNNING, _S.PARKED),
     (_S.RUNNING, events.ClusterLost): _row("_lose_all", _S.FAILED),
     (_S.RUNNING, events.Closed): _row("_cancel", _S.CANCELLED),
-    (_S.PARKED, events.AttemptAnswered): _row("_drop_late", _S.PARKED),
+    (_S.PARKED, events.PartArrived): _row("_drop_late", _S.PARKED),
     (_S.PARKED, events.AttemptFailed): _row("_drop_late", _S.PARKED),
     (_S.PARKED, events.CancelAsked): _row("_cancel", _S.CANCELLED),
     (_S.PARKED, events.TimePassed): _row("_fall_due", _S.EXPIRED, _S.PARKED, _S.RUNNING),
@@ -59,7 +63,7 @@ TRANSITIONS: Final[dict[tuple[RequestState, type], Transition]] = {
     (_S.PARKED, events.RoutesAdded): _row("_resume", _S.PARKED, _S.RUNNING),
     (_S.PARKED, events.ClusterLost): _row("_lose_all", _S.FAILED),
     (_S.PARKED, events.Closed): _row("_cancel", _S.CANCELLED),
-    (_S.HELD, events.AttemptAnswered): _row("_drop_late", _S.HELD),
+    (_S.HELD, events.PartArrived): _row("_drop_late", _S.HELD),
     (_S.HELD, events.AttemptFailed): _row("_drop_late", _S.HELD),
     (_S.HELD, events.CancelAsked): _row("_cancel", _S.CANCELLED),
     (_S.HELD, events.TimePassed): _row("_fall_due", _S.EXPIRED, _S.HELD),
@@ -67,5 +71,5 @@ TRANSITIONS: Final[dict[tuple[RequestState, type], Transition]] = {
 } | {
     (ended, late): _row("_drop_late", ended)
     for ended in sorted(ENDED, key=lambda s: s.value)
-    for late in (events.AttemptAnswered, events.AttemptFailed, events.CancelAsked)
+    for late in (events.PartArrived, events.AttemptFailed, events.CancelAsked)
 }

@@ -82,11 +82,6 @@ class RayDeployment(BaseDeployment):
         )
 
     @property
-    def num_awaited(self) -> int:
-        """How many attempts were sent and are not answered."""
-        return len(self._attempts)
-
-    @property
     def routes(self) -> tuple[Route, ...]:
         """Those without devices that are gone for good; all where there is none."""
         return self._whole_routes or self.placement.routes

@@ -23,6 +23,7 @@ from scheduler.channels.direct import DirectChannel
 from scheduler.channels.shared import SharedChannel
 from scheduler.client.deployment import Deployments
 from scheduler.client.remote_memory import RemoteMemory
+from scheduler.clock import Clock
 from scheduler.device.probe import PluginSpec
 from scheduler.executor import Remade, Remake
 from scheduler.formats.stage_source import StageSource, check_sources
@@ -113,7 +114,8 @@ class RayExecutor:
             lambda address: self._channel.is_silent(address),
             lambda: self._reception.expect(),
         )
-        self._deployments: Deployments[RayDeployment] = Deployments(observers, memory)
+        self._clock = Clock("clock")
+        self._deployments: Deployments[RayDeployment] = Deployments(observers, memory, self._clock)
         self._loader = StageLoader(self._devices)
         self._keeper = DeviceKeeper(
             self._session,
@@ -297,6 +299,7 @@ class RayExecutor:
         for deployment in self._deployments:
             deployment.close()
         self._deployments.memory.close()
+        self._clock.close()
         self._reporter.close()
         self._end_devices()
         self._reception.close()

@@ -7,7 +7,7 @@ frozen where they are few, as to make a frozen one takes three times as long.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -37,14 +37,19 @@ class Submitted:
 
 
 @dataclass(slots=True)
-class AttemptAnswered:
-    """All outputs of an attempt are there; its stages made `nbytes` in all."""
+class PartArrived:
+    """Outputs of the model that an attempt's stages made, by name, and how stages went.
+
+    The last part makes the answer whole. `nbytes` is what the stages made, where their runs do not
+    say it.
+    """
 
     now_s: float
     request_id: int
     attempt: int
-    answer: Any
-    nbytes: int = 0
+    outputs: Mapping[str, Any]
+    runs: Sequence[StageRun] = ()
+    nbytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +79,16 @@ class TimePassed:
 
 @dataclass(frozen=True, slots=True)
 class DeviceLost:
-    """A device is away, with all that was sent to it; it may return."""
+    """A device is away, with all that was sent to it; it may return.
+
+    `on_the_way`: messages alone were lost, and the device is well.
+    """
 
     now_s: float
     device: str
     node: str
     cause: str
+    on_the_way: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +134,7 @@ class Closed:
 
 ClientEvent = (
     Submitted
-    | AttemptAnswered
+    | PartArrived
     | AttemptFailed
     | CancelAsked
     | TimePassed
@@ -160,10 +169,11 @@ class DropAttempt:
 
 @dataclass(slots=True)
 class Deliver:
-    """Give the caller its answer."""
+    """Give the caller what its stages made of the model's outputs, and how they went, in order."""
 
     request_id: int
-    answer: Any
+    outputs: Mapping[str, Any]
+    runs: tuple[StageRun, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,9 @@ class Limits:
     admission_timeout_s : float
         Seconds that a request waits for admission at most.
     attempts : int
-        How often a request is tried at most, >= 1.
+        How often a request that may itself be why its attempts fail is tried at most, >= 1.
+        What is lost with a device among others is replayed free; lost so twice, it is replayed
+        alone, and each further loss counts. 1: nothing is replayed.
     stage_timeout_s : float
         Seconds that a stage may run before its device's process is ended; 0: any.
     in_order : bool

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
+from devices.request.answer import StageRun
 from devices.request.story import StoryLine as StoryLine
 from devices.request.story import told
 from scheduler.vocabulary import events
@@ -52,9 +54,19 @@ class RequestRecord:
     #: Where it is parked: why, and until when at least.
     error: BaseException | None = None
     resume_s: float = 0.0
-    #: Where it is held.
-    answer: object = None
+    #: How many failures of attempts may be its own fault.
+    num_failed: int = 0
+    #: How often a device was lost with it.
+    num_lost: int = 0
+    #: What has come of the attempt: outputs by name, runs by stage.
+    outputs: dict[str, Any] = field(default_factory=dict)
+    runs: dict[int, StageRun] = field(default_factory=dict)
     story: list[StoryLine] = field(default_factory=list)
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether it may be what ends its devices: it was there twice."""
+        return self.num_lost > 1
 
     @property
     def where(self) -> str:

@@ -24,6 +24,7 @@ from devices.request.request import PLAIN, Request
 from scheduler import InProcessExecutor, Limits
 from scheduler.client.batched_deployment import BatchedDeployment
 from scheduler.client.batching import Batching
+from scheduler.clock import Clock
 from scheduler.executor import Callers, Submission
 from scheduler.vocabulary.record import RequestRecord, StoryLine
 from tests.scheduler.channels import KINDS, executor_on
@@ -40,6 +41,7 @@ class Below:
     def __init__(self) -> None:
         self.plan = cut(build([("Neg", "n", ("x",), "y")], ["y"]), ("TOY", ["n"]))[0]
         self.callback_executor = ThreadPoolExecutor(1)
+        self.clock = Clock("test")
         self.requests: list[tuple[Inputs, Request, Future[Answer]]] = []
         self.cancelled: list[int] = []
         #: Raised by the next submission.

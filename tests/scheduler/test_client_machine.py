@@ -14,11 +14,12 @@ from devices.errors import (
     OverloadedError,
     RequestCancelledError,
 )
+from devices.request.answer import StageRun
 from scheduler import Limits
 from scheduler.client.bytes_in_flight import BytesInFlight
-from scheduler.client.machine import ClientMachine, InvalidTransitionError
+from scheduler.client.machine import ClientMachine
 from scheduler.client.retry import RetryPolicy, never_retry, replay_lost
-from scheduler.client.transitions import TRANSITIONS
+from scheduler.client.transitions import TRANSITIONS, InvalidTransitionError
 from scheduler.vocabulary import events as ev
 from scheduler.vocabulary.placement import Route
 from scheduler.vocabulary.plan import Plan, Stage
@@ -41,6 +42,21 @@ def submitted(
     return ev.Submitted(now_s, request_id, nbytes, deadline_s)
 
 
+#: How the stages of any route here went.
+RUNS = tuple(StageRun(i, "A") for i in range(5))
+
+
+def answered(
+    now_s: float, request_id: int, attempt: int, answer: Any, nbytes: int = 0
+) -> ev.PartArrived:
+    """Return the event of a whole answer."""
+    return ev.PartArrived(now_s, request_id, attempt, {"y": answer}, RUNS, nbytes)
+
+
+def delivered(request_id: int, answer: Any) -> ev.Deliver:
+    return ev.Deliver(request_id, {"y": answer}, RUNS)
+
+
 def failure(instruction: ev.ClientInstruction) -> BaseException:
     assert isinstance(instruction, ev.Fail)
     return instruction.error
@@ -49,7 +65,7 @@ def failure(instruction: ev.ClientInstruction) -> BaseException:
 def test_a_request_is_started_and_answered() -> None:
     m = machine()
     assert m.handle(submitted(1)) == [ev.StartAttempt(1, 1)]
-    assert m.handle(ev.AttemptAnswered(1.0, 1, 1, "y")) == [ev.Deliver(1, "y")]
+    assert m.handle(answered(1.0, 1, 1, "y")) == [delivered(1, "y")]
     assert m.state(1) is RequestState.ANSWERED
     assert [line.what for line in m.story(1)] == ["submitted with 1 bytes", "started", "answered"]
     assert [line.attempt for line in m.story(1)] == [0, 1, 1]
@@ -61,8 +77,8 @@ def test_requests_over_the_count_wait_in_order() -> None:
     assert m.handle(submitted(2)) == []
     assert m.handle(submitted(3)) == []
     assert m.num_waiting == 2
-    answer = ev.AttemptAnswered(1.0, 1, 1, "y")
-    assert m.handle(answer) == [ev.Deliver(1, "y"), ev.StartAttempt(2, 1)]
+    answer = answered(1.0, 1, 1, "y")
+    assert m.handle(answer) == [delivered(1, "y"), ev.StartAttempt(2, 1)]
 
 
 def test_requests_over_the_bytes_wait_and_one_alone_never_does() -> None:
@@ -75,7 +91,7 @@ def test_requests_over_the_bytes_wait_and_one_alone_never_does() -> None:
 def test_what_stages_made_before_counts_for_later_requests() -> None:
     m = machine(nbytes=100)
     m.handle(submitted(1))
-    m.handle(ev.AttemptAnswered(1.0, 1, 1, "y", 60))
+    m.handle(answered(1.0, 1, 1, "y", 60))
     assert m.handle(submitted(2)) == [ev.StartAttempt(2, 1)]
     assert m.nbytes_in_flight == 61
     assert m.handle(submitted(3)) == []
@@ -83,7 +99,7 @@ def test_what_stages_made_before_counts_for_later_requests() -> None:
 
 def answer(m: ClientMachine, request_id: int, made_nbytes: int, *, nbytes: int = 1) -> None:
     m.handle(submitted(request_id, nbytes=nbytes))
-    m.handle(ev.AttemptAnswered(1.0, request_id, 1, "y", made_nbytes))
+    m.handle(answered(1.0, request_id, 1, "y", made_nbytes))
 
 
 def test_a_request_that_made_much_does_not_slow_smaller_ones() -> None:
@@ -191,7 +207,7 @@ def test_answers_of_ended_requests_are_dropped_and_told() -> None:
     m = machine()
     m.handle(submitted(1))
     m.handle(ev.CancelAsked(1.0, 1))
-    assert m.handle(ev.AttemptAnswered(2.0, 1, 1, "y")) == []
+    assert m.handle(answered(2.0, 1, 1, "y")) == []
     assert "came late" in m.story(1)[-1].what
 
 
@@ -200,11 +216,11 @@ def test_a_retried_failure_starts_another_attempt_and_the_first_ones_answer_is_d
     m.handle(submitted(1))
     again = m.handle(ev.AttemptFailed(1.0, 1, 1, DeviceLostError("x")))
     assert again == [ev.DropAttempt(1, 1), ev.StartAttempt(1, 2, 1)]
-    assert m.handle(ev.AttemptAnswered(1.5, 1, 1, "stale")) == []
+    assert m.handle(answered(1.5, 1, 1, "stale")) == []
     assert not m.is_current(1, 1)
     again = m.handle(ev.AttemptFailed(2.0, 1, 2, DeviceLostError("x")))
     assert again == [ev.DropAttempt(1, 2, 1), ev.StartAttempt(1, 3)]
-    assert m.handle(ev.AttemptAnswered(3.0, 1, 3, "y")) == [ev.Deliver(1, "y")]
+    assert m.handle(answered(3.0, 1, 3, "y")) == [delivered(1, "y")]
 
 
 def test_without_replay_a_lost_device_fails_all_and_those_to_come_until_it_returns() -> None:
@@ -234,10 +250,9 @@ def test_requests_of_a_lost_device_are_parked_and_replayed_once_it_is_back() -> 
     assert m.state(1) is RequestState.PARKED
     assert m.handle(submitted(4)) == []
     assert m.num_in_flight == 2  # a parked request keeps its room
-    assert m.handle(ev.AttemptAnswered(1.5, 1, 1, "late")) == []
+    assert m.handle(answered(1.5, 1, 1, "late")) == []
     assert m.handle(BACK) == [ev.StartAttempt(1, 2), ev.StartAttempt(2, 2)]
-    answered = m.handle(ev.AttemptAnswered(4.0, 1, 2, "y"))
-    assert answered == [ev.Deliver(1, "y"), ev.StartAttempt(3, 1)]
+    assert m.handle(answered(4.0, 1, 2, "y")) == [delivered(1, "y"), ev.StartAttempt(3, 1)]
     gone = "device A on node node-7 is gone: killed"
     restarted = "A device whose node is alive is restarted: send the request again."
     assert [line.what for line in m.story(1)] == [
@@ -245,7 +260,7 @@ def test_requests_of_a_lost_device_are_parked_and_replayed_once_it_is_back() -> 
         "started",
         f"failed: request 1, attempt 1: {gone}. {restarted}",
         f"parked: {gone}",
-        "AttemptAnswered came late and was dropped",
+        "PartArrived came late and was dropped",
         "started",
         "answered",
     ]
@@ -286,7 +301,7 @@ def test_a_device_of_another_route_costs_nothing_and_a_live_route_takes_over() -
     assert len(m.handle(ev.DeviceLost(3.0, "C", "n", "x"))) == 3
     assert m.state(1) is RequestState.PARKED
     back = m.handle(ev.DeviceReturned(4.0, "C"))
-    assert back == [ev.StartAttempt(1, 3, 1), ev.StartAttempt(2, 2, 1), ev.StartAttempt(3, 2, 1)]
+    assert back == [ev.StartAttempt(2, 2, 1), ev.StartAttempt(3, 2, 1), ev.StartAttempt(1, 3, 1)]
 
 
 def test_routes_that_are_added_take_parked_requests_over() -> None:
@@ -300,15 +315,56 @@ def test_routes_that_are_added_take_parked_requests_over() -> None:
 def test_a_request_is_tried_only_so_often_and_its_error_tells_its_story() -> None:
     m = machine(attempts=2)
     m.handle(submitted(1))
-    m.handle(LOST)
-    m.handle(BACK)
+    for _ in range(3):
+        m.handle(LOST)
+        m.handle(BACK)
     drop, failed = m.handle(LOST)
-    assert drop == ev.DropAttempt(1, 2)
+    assert drop == ev.DropAttempt(1, 4)
     error = failure(failed)
     assert isinstance(error, DeviceLostError)
     assert [line.split(": ")[1][:7] for line in error.data["story"]] == [
-        *("submitt", "started", "failed", "parked", "started", "failed"),
+        "submitt",
+        *("started", "failed", "parked") * 3,
+        *("started", "failed"),
     ]
+
+
+def test_a_request_that_ends_its_device_fails_alone() -> None:
+    m = machine(attempts=2)
+    running = {i for i in range(8) if m.handle(submitted(i))}
+    poison, good, failed, num_lost = 0, set(range(1, 8)), {}, 0
+    while running:
+        if poison in running:  # it is the first to run, and the device is lost with all that it has
+            num_lost += 1
+            told = [*m.handle(LOST), *m.handle(BACK)]
+        else:
+            record = m.record(min(running))
+            assert record is not None
+            told = m.handle(answered(4.0, record.id, record.attempt, "y"))
+        for order in told:
+            match order:
+                case ev.StartAttempt(i):
+                    running.add(i)
+                case ev.DropAttempt(i) | ev.Deliver(i):
+                    running.discard(i)
+                    if isinstance(order, ev.Deliver):
+                        good.discard(i)
+                case ev.Fail(i, error):
+                    failed[i] = error
+    assert not good
+    assert [type(error) for error in failed.values()] == [DeviceLostError]
+    assert list(failed) == [poison]
+    assert num_lost == 4  # twice with all, which is free, and twice alone
+
+
+def test_messages_lost_on_the_way_count_and_make_no_suspects() -> None:
+    m = machine(attempts=2)
+    lost = ev.DeviceLost(1.0, "A", "node-7", "cut", on_the_way=True)
+    for i in (1, 2):
+        m.handle(submitted(i))
+    m.handle(lost)
+    assert m.handle(BACK) == [ev.StartAttempt(1, 2), ev.StartAttempt(2, 2)]
+    assert [type(o) for o in m.handle(lost)] == [ev.DropAttempt, ev.Fail] * 2
 
 
 def test_what_was_lost_by_a_device_that_is_there_is_sent_again_after_a_pause() -> None:
@@ -371,7 +427,7 @@ def test_greater_priority_is_admitted_first() -> None:
         m.handle(ev.Submitted(0.0, request_id, 1, 9.0, priority=priority))
     order = []
     for done in (1, 3, 4):
-        _, start = m.handle(ev.AttemptAnswered(1.0, done, 1, "y"))
+        _, start = m.handle(answered(1.0, done, 1, "y"))
         assert isinstance(start, ev.StartAttempt)
         order.append(start.request_id)
     assert order == [3, 4, 2]
@@ -381,18 +437,18 @@ def test_answers_come_in_order_where_that_is_asked_for() -> None:
     m = machine(in_order=True, requests=3)
     for request_id in (1, 2, 3, 4):
         m.handle(submitted(request_id))
-    assert m.handle(ev.AttemptAnswered(1.0, 2, 1, "b")) == []
-    assert m.handle(ev.AttemptAnswered(1.0, 3, 1, "c")) == []  # those held keep their room
+    assert m.handle(answered(1.0, 2, 1, "b")) == []
+    assert m.handle(answered(1.0, 3, 1, "c")) == []  # those held keep their room
     told = m.handle(ev.AttemptFailed(2.0, 1, 1, HeteroError("x")))[1:]
     assert isinstance(failure(told[0]), HeteroError)
-    assert told[1:] == [ev.Deliver(2, "b"), ev.Deliver(3, "c"), ev.StartAttempt(4, 1)]
+    assert told[1:] == [delivered(2, "b"), delivered(3, "c"), ev.StartAttempt(4, 1)]
 
 
 def test_requests_that_ended_leave_nothing_behind() -> None:
     m = machine(remembered=10)
     for request_id in range(5000):
         m.handle(submitted(request_id, deadline_s=1e6))
-        m.handle(ev.AttemptAnswered(1.0, request_id, 1, "y"))
+        m.handle(answered(1.0, request_id, 1, "y"))
     assert len(m._due._entries) < 200
 
 
@@ -412,7 +468,7 @@ def test_impossible_events_are_faults() -> None:
         m.handle(submitted(1))
     m.handle(submitted(2))
     with pytest.raises(InvalidTransitionError, match="waiting"):
-        m.handle(ev.AttemptAnswered(1.0, 2, 1, "y"))
+        m.handle(answered(1.0, 2, 1, "y"))
 
 
 def test_the_table_is_closed() -> None:

@@ -15,7 +15,7 @@ from scheduler.client.machine import ClientMachine
 from scheduler.client.transitions import ENDED
 from scheduler.vocabulary import events as ev
 from scheduler.vocabulary.record import RequestState
-from tests.scheduler.test_client_machine import route
+from tests.scheduler.test_client_machine import answered, route
 
 DEVICES = "ABC"
 ERRORS = (DeviceLostError("lost on its way"), MemoryError("full"), HeteroError("a plugin's"))
@@ -53,7 +53,7 @@ class ClientLives(RuleBasedStateMachine):
                 case ev.StartAttempt(request, attempt, way):
                     assert not self.ends[request]
                     assert request not in self.running
-                    assert attempt == self.last_attempt[request] + 1 <= self.limits.attempts
+                    assert attempt == self.last_attempt[request] + 1
                     assert self.away.isdisjoint(self.ways[way])
                     if attempt == 1:
                         self.admitted.append(request)
@@ -62,8 +62,8 @@ class ClientLives(RuleBasedStateMachine):
                     self.attempts.append((request, attempt))
                 case ev.DropAttempt(request, attempt, way):
                     assert self.running.pop(request) == (attempt, way)
-                case ev.Deliver(request, answer):
-                    assert answer == (request, self.last_attempt[request])
+                case ev.Deliver(request, outputs):
+                    assert outputs["y"] == (request, self.last_attempt[request])
                     self.running.pop(request, None)
                     self.ends[request] += 1
                     self.delivered.append(request)
@@ -88,7 +88,7 @@ class ClientLives(RuleBasedStateMachine):
         request, attempt = data.draw(st.sampled_from(self.attempts))
         if self.m.is_current(request, attempt):
             self.running.pop(request)
-        self.tell(ev.AttemptAnswered(self.now_s, request, attempt, (request, attempt), nbytes))
+        self.tell(answered(self.now_s, request, attempt, (request, attempt), nbytes))
 
     def late(self) -> list[tuple[int, int]]:
         """Return the attempts after which others of their requests run."""
@@ -99,7 +99,7 @@ class ClientLives(RuleBasedStateMachine):
     def answer_late(self, data: st.DataObject) -> None:
         request, attempt = data.draw(st.sampled_from(self.late()))
         running = dict(self.running)
-        self.tell(ev.AttemptAnswered(self.now_s, request, attempt, (request, attempt), 1))
+        self.tell(answered(self.now_s, request, attempt, (request, attempt), 1))
         assert self.running == running
 
     @precondition(lambda self: self.attempts)
@@ -150,7 +150,7 @@ class ClientLives(RuleBasedStateMachine):
         assert states[_S.RUNNING] == len(self.running)
         on_routes = Counter(way for _, way in self.running.values())
         for way in range(len(self.ways)):
-            assert self.m.num_on_route(way) == on_routes[way]
+            assert self.m._routes.num_running(way) == on_routes[way]
         if not self.m.num_in_flight:
             assert self.m.nbytes_in_flight == 0
 

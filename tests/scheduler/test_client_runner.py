@@ -3,39 +3,29 @@
 from __future__ import annotations
 
 import itertools
-import queue
 import threading
 import time
-from collections.abc import Mapping
-from types import SimpleNamespace
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 
-from devices.errors import DeadlineError
-from devices.request.answer import Answer
+from devices.errors import DeadlineError, RequestCancelledError
+from devices.request.answer import Answer, StageRun
 from devices.request.request import PLAIN, Request
 from scheduler import Limits
 from scheduler.client import runner as runner_module
 from scheduler.client.bytes_in_flight import BytesInFlight
 from scheduler.client.runner import RequestRunner
-from scheduler.vocabulary.events import AttemptAnswered
+from scheduler.clock import Clock
+from scheduler.vocabulary.events import PartArrived
 from scheduler.vocabulary.placement import Route
 from scheduler.vocabulary.plan import Plan, Stage
+from scheduler.vocabulary.record import RequestRecord
 
 _WAIT_S = 30.0
 _ROUTE = Route(Plan("m", (), (), (Stage(0, "A", (), (), ()),)), (0,))
-
-
-class _Counted(queue.SimpleQueue[Any]):
-    """A queue that counts how often its thread was woken to look at the deadlines."""
-
-    num_looks = 0
-
-    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
-        self.num_looks += item is None
-        super().put(item, block, timeout)
 
 
 class _Nowhere:
@@ -47,8 +37,20 @@ class _Nowhere:
     def drop(self, request: Request) -> None:
         pass
 
+    def answer(self, inputs: Any, made: Any, runs: Any) -> Answer:
+        return Answer(made, runs)
 
-def _runner(limits: Limits | None = None, in_flight: BytesInFlight | None = None) -> RequestRunner:
+
+@pytest.fixture
+def clock() -> Iterator[Clock]:
+    made = Clock("test")
+    yield made
+    made.close()
+
+
+def _runner(
+    clock: Clock, limits: Limits | None = None, in_flight: BytesInFlight | None = None
+) -> RequestRunner:
     return RequestRunner(
         limits or Limits(),
         _Nowhere(),
@@ -56,49 +58,51 @@ def _runner(limits: Limits | None = None, in_flight: BytesInFlight | None = None
         name="m",
         ids=itertools.count(1),
         in_flight=in_flight or BytesInFlight(),
+        clock=clock,
     )
 
 
-def _run(runner: RequestRunner) -> None:
-    """Run a request, and have the runner's thread come by while none is left."""
+def _run(runner: RequestRunner, clock: Clock) -> None:
+    """Run a request, and have the clock's thread come by while none is left."""
     submission = runner.submit({}, PLAIN)
-    runner.handle(AttemptAnswered(runner.now_s(), submission.request_id, 1, Answer({}, ())))
+    runner.handle(PartArrived(runner.now_s(), submission.request_id, 1, {}, [StageRun(0, "A")]))
     submission.future.result(_WAIT_S)
     for _ in range(2):  # the second is taken once the first has been seen to
         came_by = threading.Event()
-        runner.later(came_by.set)
+        clock.later(came_by.set)
         assert came_by.wait(_WAIT_S)
 
 
-def test_requests_after_the_first_do_not_wake_the_thread_that_keeps_deadlines(
-    monkeypatch: pytest.MonkeyPatch,
+def test_requests_after_the_first_do_not_wake_the_clock(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counting = SimpleNamespace(SimpleQueue=_Counted, Empty=queue.Empty)
-    monkeypatch.setattr(runner_module, "queue", counting)
-    runner = _runner()
+    sets: list[float] = []
+    real = clock.set
+    monkeypatch.setattr(clock, "set", lambda timer, due_s: (sets.append(due_s), real(timer, due_s)))
+    runner = _runner(clock)
     for _ in range(5):
-        _run(runner)
-    assert runner._orders.num_looks == 1  # type: ignore[attr-defined]  # it is a _Counted
+        _run(runner, clock)
+    assert len(sets) == 1
     runner.close()
 
 
-def test_a_request_after_others_ends_at_its_own_earlier_deadline() -> None:
-    runner = _runner()
-    _run(runner)
+def test_a_request_after_others_ends_at_its_own_earlier_deadline(clock: Clock) -> None:
+    runner = _runner(clock)
+    _run(runner, clock)
     early = runner.submit({}, Request(timeout_s=0.02))
     with pytest.raises(DeadlineError):
         early.future.result(_WAIT_S)
     runner.close()
 
 
-def test_a_callback_or_an_order_that_raises_leaves_deadlines_kept() -> None:
+def test_a_callback_or_an_order_that_raises_leaves_deadlines_kept(clock: Clock) -> None:
     def fail(_: object = None) -> None:
         raise RuntimeError("of whoever embeds it")
 
-    runner = _runner()
+    runner = _runner(clock)
     first = runner.submit({}, Request(timeout_s=0.02))
     first.future.add_done_callback(fail)
-    runner.later(fail)
+    clock.later(fail)
     with pytest.raises(DeadlineError):
         first.future.result(_WAIT_S)
     second = runner.submit({}, Request(timeout_s=0.02))
@@ -108,12 +112,13 @@ def test_a_callback_or_an_order_that_raises_leaves_deadlines_kept() -> None:
 
 
 def test_bytes_that_another_deployment_gives_back_admit_who_waits_for_them(
+    clock: Clock,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(runner_module, "LOOK_S", _WAIT_S)  # nobody looks by himself
     shared = BytesInFlight()
     limits = Limits(nbytes=100)
-    waiting, other = (_runner(limits, shared) for _ in range(2))
+    waiting, other = (_runner(clock, limits, shared) for _ in range(2))
     inputs = {"x": np.zeros(60, np.uint8)}
     waiting.submit({}, PLAIN)  # one request of a deployment may always be in flight
     held = other.submit(inputs, PLAIN)
@@ -126,3 +131,36 @@ def test_bytes_that_another_deployment_gives_back_admit_who_waits_for_them(
     assert waiting.counts() == (0, 2)
     for runner in (waiting, other):
         runner.close()
+
+
+def test_an_attempt_that_is_dropped_as_it_starts_is_awaited_no_more(clock: Clock) -> None:
+    runner = _runner(clock)
+    real = runner._attempts.start
+
+    def start(request: Request, inputs: Mapping[str, Any]) -> None:  # preempted as it begins
+        runner.cancel(request.id)
+        real(request, inputs)
+
+    runner._attempts.start = start  # type: ignore[method-assign]
+    submission = runner.submit({}, PLAIN)
+    with pytest.raises(RequestCancelledError):
+        submission.future.result(_WAIT_S)
+    assert runner.num_awaited == 0
+    assert runner.attempts() == []
+    runner.close()
+
+
+def test_an_interrupt_of_who_ends_requests_of_others_leaves_nobody_waiting(clock: Clock) -> None:
+    runner = _runner(clock)
+    others = [runner.submit({}, Request(timeout_s=_WAIT_S)) for _ in range(3)]
+
+    def interrupt(record: RequestRecord, runs: Any) -> None:
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+
+    runner._ended = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        runner.close()
+    for other in others:
+        with pytest.raises(RequestCancelledError):
+            other.future.result(_WAIT_S)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
 
@@ -106,12 +106,6 @@ class Named:
     name: str
 
 
-@dataclass
-class Attempt:
-    outputs: dict[str, Any] = field(default_factory=dict)
-    stages: set[int] = field(default_factory=set)
-
-
 class Together(RuleBasedStateMachine):
     """What can happen to requests on their way."""
 
@@ -130,11 +124,10 @@ class Together(RuleBasedStateMachine):
         self.away: set[str] = set()
         self.now_s = 0.0
         self.count = 0
-        self.attempts: dict[Request, Attempt] = {}
         #: The attempt of each request that is wanted; None while none is.
         self.requests: dict[int, Request | None] = {}
         #: What came of attempts and is yet to be handed in, as threads may be slow to do it.
-        self.told: list[ev.AttemptAnswered | ev.AttemptFailed] = []
+        self.told: list[ev.PartArrived | ev.AttemptFailed] = []
         self.ends: dict[int, Any] = {}
         for device in placed.devices:
             self.boot(device)
@@ -179,7 +172,6 @@ class Together(RuleBasedStateMachine):
                 case ev.StartAttempt(number, attempt, route):
                     request = Request(deployment="d", id=number, attempt=attempt, route=route)
                     self.requests[number] = request
-                    self.attempts[request] = Attempt()
                     first = self.placed.stages[self.placed.routes[route].stages[0]]
                     values = Values(Task(request, first.index), {"x": np.array([number])})
                     self.wire.send(self.loops[first.device].address, values)
@@ -188,14 +180,13 @@ class Together(RuleBasedStateMachine):
                     assert request is not None
                     assert (request.attempt, request.route) == (attempt, route)
                     self.requests[number] = None
-                    self.attempts.pop(request, None)
                     for device in self.placed.routes[route].plan.devices:
                         self.wire.send(self.loops[device].address, Dropped(request))
-                case ev.Deliver(number, answer):
+                case ev.Deliver(number, outputs):
                     assert number not in self.ends
-                    self.ends[number] = answer
-                    assert answer["of"] == self.requests[number], "of an attempt that was dropped"
-                    np.testing.assert_array_equal(answer["y"], wanted(np.array([number])))
+                    self.ends[number] = outputs
+                    assert self.requests[number] is not None
+                    np.testing.assert_array_equal(outputs["y"], wanted(np.array([number])))
                 case ev.Fail(number, error):
                     assert number not in self.ends
                     assert isinstance(error, RequestCancelledError), error
@@ -205,16 +196,8 @@ class Together(RuleBasedStateMachine):
         """Take in what comes to the client."""
         match message:
             case Outputs((request, _), tensors, runs):
-                attempt = self.attempts.get(request)
-                if attempt is None:
-                    return
-                attempt.outputs.update(tensors)
-                attempt.stages.update(run.stage for run in runs)
-                if attempt.stages == set(self.placed.routes[request.route].stages):
-                    del self.attempts[request]
-                    answer = {**attempt.outputs, "of": request}
-                    told = (self.now_s, request.id, request.attempt, answer)
-                    self.told.append(ev.AttemptAnswered(*told))
+                part = (self.now_s, request.id, request.attempt, tensors, runs)
+                self.told.append(ev.PartArrived(*part))
             case Failure((request, _), error):
                 told = (self.now_s, request.id, request.attempt, error)
                 self.told.append(ev.AttemptFailed(*told))
@@ -333,10 +316,9 @@ class Together(RuleBasedStateMachine):
             else:
                 break
         assert sorted(self.ends) == list(range(1, self.count + 1))
-        assert not self.attempts
         assert all(times == 1 for ran in self.ran for times in ran.values())
         assert self.m.num_in_flight == self.m.nbytes_in_flight == 0
-        assert not any(map(self.m.num_on_route, range(len(self.placed.routes))))
+        assert not any(map(self.m._routes.num_running, range(len(self.placed.routes))))
 
 
 TestTogether = Together.TestCase

@@ -16,6 +16,7 @@ from scheduler.channels.channel import Receiver
 from scheduler.channels.memory import Switchboard
 from scheduler.client.deployment import BaseDeployment, Deployments
 from scheduler.client.remote_memory import RemoteMemory
+from scheduler.clock import Clock
 from scheduler.observe.observer import DeviceEvent, ObservedRequest
 from scheduler.vocabulary.limits import Limits
 from scheduler.vocabulary.messages import Failure, Message, Outputs, Values
@@ -76,7 +77,7 @@ def deployed(
         alone(plan),
         {},
         limits,
-        Deployments([notes], RemoteMemory("memory", Switchboard().connect)),
+        Deployments([notes], RemoteMemory("memory", Switchboard().connect), Clock("test")),
         connect=lambda receive: Devices(receive, reply),
         addresses={"NEAR": "near", "FAR": "far"},
         **options,

@@ -1,0 +1,88 @@
+"""The outbox: orders are carried out as they were decided, one after the other, by who is there."""
+
+from __future__ import annotations
+
+import threading
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+
+from scheduler.client.outbox import Outbox
+
+_WAIT_S = 30.0
+
+
+def test_an_order_decided_later_waits_for_one_that_another_thread_is_at() -> None:
+    outbox, done = Outbox(lambda order: None), []
+    began, goes_on = threading.Event(), threading.Event()
+
+    def first() -> None:
+        began.set()
+        assert goes_on.wait(_WAIT_S)
+        done.append(1)
+
+    outbox.append(first)
+    carries_out = threading.Thread(target=outbox.carry_out)
+    carries_out.start()
+    assert began.wait(_WAIT_S)
+    outbox.append(lambda: done.append(2))
+    outbox.carry_out()  # returns at once: the other goes on with it
+    assert done == []
+    goes_on.set()
+    carries_out.join(_WAIT_S)
+    assert done == [1, 2]
+
+
+def test_an_order_that_leads_to_others_ends_before_they_begin() -> None:
+    outbox, done = Outbox(lambda order: None), []
+
+    def first() -> None:
+        outbox.append(lambda: done.append("second"))
+        outbox.carry_out()
+        done.append("first")
+
+    outbox.append(first)
+    outbox.carry_out()
+    assert done == ["first", "second"]
+
+
+def test_what_raises_keeps_nothing_behind_it_and_an_interrupt_hands_all_over() -> None:
+    left: SimpleQueue[Any] = SimpleQueue()
+    outbox, done = Outbox(left.put), []
+    interrupts = iter([KeyboardInterrupt()])
+
+    def interrupted() -> None:
+        for error in interrupts:
+            raise error
+        done.append("again")
+
+    def wrong() -> None:
+        raise RuntimeError
+
+    for order in (wrong, interrupted, lambda: done.append("last")):
+        outbox.append(order)
+    with pytest.raises(KeyboardInterrupt):
+        outbox.carry_out()
+    assert done == []
+    left.get(timeout=_WAIT_S)()
+    assert done == ["again", "last"]
+
+
+def test_orders_of_many_threads_are_each_carried_out_once() -> None:
+    outbox, done, lock = Outbox(lambda order: None), [], threading.Lock()
+    given: list[int] = []
+
+    def work() -> None:
+        for _ in range(500):
+            with lock:
+                given.append(number := len(given))
+                outbox.append(lambda number=number: done.append(number))
+            outbox.carry_out()
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(_WAIT_S)
+    assert done == given
