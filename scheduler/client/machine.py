@@ -16,6 +16,7 @@ from typing import Final
 from devices.errors import (
     ClusterError,
     DeadlineError,
+    OverloadedError,
     RequestCancelledError,
 )
 from scheduler.client.bytes_in_flight import BytesInFlight, ExpectedBytes
@@ -30,8 +31,8 @@ from scheduler.vocabulary.limits import Limits
 from scheduler.vocabulary.placement import Route
 from scheduler.vocabulary.record import RequestRecord, RequestState, StoryLine
 
-#: Seconds before a request is sent again to a device that lost it but is not known to be away;
-#: twice as many after each further attempt. In this time the loss is noticed, or is over.
+#: Seconds before a request is sent again to a device that lost it but is not known to be away,
+#: twice as many after each attempt: in these the loss is noticed, or is over.
 _PAUSE_S: Final = 0.2
 
 
@@ -317,8 +318,7 @@ class ClientMachine:
         """Replay the next of the suspects, if none of them runs."""
         for request in self._suspects.values() if self._suspect is None else ():
             if now_s >= request.resume_s:
-                route = self._routes.choose(request.avoided)
-                if route is not None:
+                if (route := self._routes.choose(request.avoided)) is not None:
                     self._move(request, _S.RUNNING, now_s)
                     self._suspect = request
                     return self._start(request, route, now_s)
@@ -374,8 +374,8 @@ class ClientMachine:
         )
 
     def _overload(self, request: RequestRecord) -> OverloadedError:
-        waiting = f"{self._num_waiting} of {self.limits.waiting} callers wait"
-        return overload(request, f"{self._name}: {self._full}, and {waiting}")
+        callers = f"{self._num_waiting} of {self.limits.waiting} callers wait"
+        return overload(request, f"{self._name}: {self._full}, and {callers}")
 
     def _refuse(self, request: RequestRecord, now_s: float, error: BaseException) -> _Next:
         request.note(now_s, f"refused: {error}")
@@ -454,8 +454,8 @@ class ClientMachine:
             return self._expire(request, event.now_s)
         if request.state is _S.WAITING:
             away = self._routes.why_away()
-            error = lost_error(request, away) if away else self._overload(request)
-            return self._refuse(request, event.now_s, error)
+            why = lost_error(request, away) if away else self._overload(request)
+            return self._refuse(request, event.now_s, why)
         if request.state is _S.PARKED:
             return self._unpark(request, event.now_s)
         return request.state, []
