@@ -79,9 +79,9 @@ class ClientMachine:
         self._due: LazyHeap[tuple[float, int]] = LazyHeap(lambda entry: entry[1] in self._live)
         #: Admitted requests, the first first, where answers are to come so.
         self._order: OrderedDict[int, RequestRecord] = OrderedDict()
-        self._num_waiting = 0
-        self._num_admitted = 0
-        self._num_running = 0
+        #: Requests that wait for admission; that are admitted and have not ended; whose attempts
+        #: are awaited.
+        self.num_waiting = self.num_in_flight = self.num_running = 0
         #: Parked requests with which devices were lost again and again, the next to be tried first;
         #: one of them runs at a time, so that the others are not taken for what ends devices.
         self._suspects: OrderedDict[int, RequestRecord] = OrderedDict()
@@ -102,24 +102,9 @@ class ClientMachine:
         return inf if first is None else first[0]
 
     @property
-    def num_in_flight(self) -> int:
-        """Requests that are admitted and have not ended."""
-        return self._num_admitted
-
-    @property
-    def num_running(self) -> int:
-        """Attempts that are awaited."""
-        return self._num_running
-
-    @property
-    def num_waiting(self) -> int:
-        """Requests that wait for admission."""
-        return self._num_waiting
-
-    @property
     def waits_for_bytes(self) -> bool:
         """Whether requests wait that other deployments' requests may make room for."""
-        return self._num_waiting > 0 and 0 < self._num_admitted < self.limits.requests
+        return self.num_waiting > 0 and 0 < self.num_in_flight < self.limits.requests
 
     @property
     def nbytes_in_flight(self) -> int:
@@ -164,7 +149,7 @@ class ClientMachine:
             done += self._try_suspect(event.now_s)
         if self._order:
             done += self._deliver_held(event.now_s)
-        if self._num_waiting:
+        if self.num_waiting:
             done += self._admit_waiting(event.now_s)
         return done
 
@@ -213,8 +198,8 @@ class ClientMachine:
         before, request.state = request.state, after
         if before is after:
             return
-        self._num_waiting += (after is _S.WAITING) - (before is _S.WAITING)
-        self._num_running += (after is _S.RUNNING) - (before is _S.RUNNING)
+        self.num_waiting += (after is _S.WAITING) - (before is _S.WAITING)
+        self.num_running += (after is _S.RUNNING) - (before is _S.RUNNING)
         if request.is_suspect:
             self._suspects.pop(request.id, None)
             if after is _S.PARKED:
@@ -222,7 +207,7 @@ class ClientMachine:
             if request is self._suspect:
                 self._suspect = None
         admitted = (after in _ADMITTED) - (before in _ADMITTED)
-        self._num_admitted += admitted
+        self.num_in_flight += admitted
         if admitted:
             self._in_flight.add(admitted * request.nbytes)
         if admitted > 0:
@@ -242,11 +227,11 @@ class ClientMachine:
         return list(due.values())
 
     def _has_room(self, request: RequestRecord) -> bool:
-        if self._num_admitted >= self.limits.requests or not self._routes.is_any_live():
+        if self.num_in_flight >= self.limits.requests or not self._routes.is_any_live():
             return False
         nbytes = request.submitted.nbytes
         request.nbytes = nbytes + self._expected.of(nbytes)
-        if not self._num_admitted:
+        if not self.num_in_flight:
             return True
         return self._in_flight.nbytes + request.nbytes <= self.limits.nbytes
 
@@ -316,12 +301,15 @@ class ClientMachine:
 
     def _try_suspect(self, now_s: float) -> list[ClientInstruction]:
         """Replay the next of the suspects, if none of them runs."""
-        for request in self._suspects.values() if self._suspect is None else ():
-            if now_s >= request.resume_s:
-                if (route := self._routes.choose(request.avoided)) is not None:
-                    self._move(request, _S.RUNNING, now_s)
-                    self._suspect = request
-                    return self._start(request, route, now_s)
+        if self._suspect is not None:
+            return []
+        due = (request for request in self._suspects.values() if now_s >= request.resume_s)
+        for request in due:
+            route = self._routes.choose(request.avoided)
+            if route is not None:
+                self._move(request, _S.RUNNING, now_s)
+                self._suspect = request
+                return self._start(request, route, now_s)
         return []
 
     def _why_parked(self, request: RequestRecord) -> str:
@@ -345,7 +333,7 @@ class ClientMachine:
             return self._refuse(request, event.now_s, cluster_error(request, self._cluster_error))
         if event.deadline_s <= event.now_s:
             return self._expire(request, event.now_s)
-        if not self._num_waiting and self._has_room(request):
+        if not self.num_waiting and self._has_room(request):
             self._due.push((event.deadline_s, request.id))
             return _S.RUNNING, self._enter(request, event.now_s)
         away = self._routes.why_away()
@@ -354,7 +342,7 @@ class ClientMachine:
             awaited = self._routes.may_come() and self._retry(lost) is not Retry.NEVER
             if not (awaited and event.waits):
                 return self._refuse(request, event.now_s, lost)
-        if not event.waits or self._num_waiting >= self.limits.waiting:
+        if not event.waits or self.num_waiting >= self.limits.waiting:
             return self._refuse(
                 request,
                 event.now_s,
@@ -369,12 +357,12 @@ class ClientMachine:
     @property
     def _full(self) -> str:
         return (
-            f"{self._num_admitted} of {self.limits.requests} requests and "
+            f"{self.num_in_flight} of {self.limits.requests} requests and "
             f"{self.nbytes_in_flight} of {self.limits.nbytes} bytes are in flight"
         )
 
     def _overload(self, request: RequestRecord) -> OverloadedError:
-        callers = f"{self._num_waiting} of {self.limits.waiting} callers wait"
+        callers = f"{self.num_waiting} of {self.limits.waiting} callers wait"
         return overload(request, f"{self._name}: {self._full}, and {callers}")
 
     def _refuse(self, request: RequestRecord, now_s: float, error: BaseException) -> _Next:
