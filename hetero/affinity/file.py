@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from devices.errors import AffinityError, ArgumentTypeError
+from scheduler.formats.regular_file import read_regular
+
+#: The largest file that is read.
+_MOST_NBYTES: Final = 2**25
 
 
 def load_affinity(path: str | Path) -> dict[str, str]:
@@ -20,7 +24,7 @@ def load_affinity(path: str | Path) -> dict[str, str]:
     """
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_regular(path, _MOST_NBYTES).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise AffinityError(
             f"affinity file {path}: cannot be read: {error}. It is a JSON or YAML file with "
@@ -75,6 +79,8 @@ def _json_entries(text: str, path: Path) -> list[tuple[str, Any, int | None]]:
         content = json.loads(text, object_pairs_hook=Pairs)
     except json.JSONDecodeError as error:
         raise _error(path, error.lineno, f"not JSON: {error.msg}") from error
+    except (ValueError, RecursionError) as error:
+        raise _error(path, None, f"not read: {error}") from error
     if isinstance(content, Pairs) and len(content) == 1:
         key, inner = content[0]
         if key == "affinity" and isinstance(inner, Pairs):
@@ -99,6 +105,8 @@ def _yaml_entries(text: str, path: Path) -> list[tuple[str, Any, int | None]]:
         mark = getattr(error, "problem_mark", None)
         line = mark.line + 1 if mark else None
         raise _error(path, line, f"not YAML: {getattr(error, 'problem', error)}") from error
+    except (ValueError, RecursionError) as error:
+        raise _error(path, None, f"not read: {error}") from error
     if isinstance(root, yaml.MappingNode) and len(root.value) == 1:
         key, inner = root.value[0]
         if key.value == "affinity" and isinstance(inner, yaml.MappingNode):

@@ -19,6 +19,7 @@ from hetero.properties.request import CompileRequest
 from hetero.properties.table import HETERO_PROPERTIES
 from hetero.version import hetero_version
 from scheduler.formats.blob_format import FORMAT_VERSION
+from scheduler.formats.regular_file import read_regular
 
 
 def plan_key(model: Model, request: CompileRequest, *, encrypted: bool = False) -> str:
@@ -66,9 +67,12 @@ def _of_device(name: str, request: CompileRequest) -> list[Any]:
 
 def _costs(path: str) -> str:
     """Return a hash of a cost file; nothing without one."""
-    if not path or not Path(path).is_file():
+    if not path:
         return ""
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    try:
+        return hashlib.sha256(read_regular(Path(path))).hexdigest()
+    except OSError:  # whoever plans with it says so
+        return ""
 
 
 def _digest(document: Mapping[str, Any]) -> str:

@@ -5,22 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
-from zipfile import BadZipFile
+from zipfile import ZipFile
 
 import click
 import numpy as np
 import onnx
-from google.protobuf.message import DecodeError
-from onnx import numpy_helper
 
+from devices.errors import ExternalDataError
 from devices.model.light import PREFIX, light_model_inputs
 from devices.model.model import Model
+from devices.model.tensor_proto import tensor_array
 from hetero.cli.pairs import Decorator, pairs, together
 from hetero.cli.pictures import is_picture, read_picture
 from hetero.observe.sample_inputs import sample_inputs
 
 #: Suffixes of the files that `--input` reads; a file with another one is read as .npy.
 KINDS: Final = (".npy", ".npz", ".pb")
+#: What an archive may unpack to: so many bytes, and beyond that so many times its own size.
+_UNPACKED_NBYTES: Final = 2**30
+_UNPACKED: Final = 20
 
 
 def _shape(text: str) -> tuple[int, ...]:
@@ -139,6 +142,17 @@ def _file(text: str, model: Model) -> tuple[str, Path]:
     return name, path
 
 
+def _check_unpacked(text: str, path: Path) -> None:
+    """Refuse an archive of a few bytes that unpacks to many."""
+    with ZipFile(path) as archive:
+        nbytes = sum(entry.file_size for entry in archive.infolist())
+    if nbytes > max(_UNPACKED_NBYTES, _UNPACKED * path.stat().st_size):
+        raise click.UsageError(
+            f"--input {text}: {path} unpacks to {nbytes} bytes, {_UNPACKED} times its size and "
+            "more; save its arrays as .npy files."
+        )
+
+
 def _read(text: str, model: Model) -> dict[str, Any]:
     name, path = _file(text, model)
     if is_picture(path):
@@ -147,6 +161,7 @@ def _read(text: str, model: Model) -> dict[str, Any]:
         return {name: picture[None] if port and len(port.shape or ()) == 4 else picture}
     try:
         if path.suffix == ".npz":
+            _check_unpacked(text, path)
             with np.load(path, allow_pickle=False) as archive:
                 wanted = [name] if name else archive.files
                 if missing := set(wanted) - set(archive.files):
@@ -156,9 +171,13 @@ def _read(text: str, model: Model) -> dict[str, Any]:
                     )
                 return {key: archive[key] for key in wanted}
         if path.suffix == ".pb":
-            return {name: numpy_helper.to_array(onnx.load_tensor(str(path)))}
+            return {name: tensor_array(onnx.load_tensor(str(path)), str(path))}
         return {name: np.load(path, allow_pickle=False)}
-    except (ValueError, OSError, EOFError, BadZipFile, DecodeError) as error:
+    except ExternalDataError as error:
+        raise click.UsageError(f"--input {text}: {error}") from error
+    except click.UsageError:
+        raise
+    except Exception as error:  # numpy and its archives raise what they meet
         # numpy's own message says how to unpickle what it found, which is not safe.
         raise click.UsageError(
             f"--input {text}: {path} is no {path.suffix if path.suffix in KINDS else '.npy'} file "

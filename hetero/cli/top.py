@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 from rich.console import Group
@@ -15,8 +15,13 @@ from hetero.report.text import Rows, styled
 from hetero.report.units import nbytes_text, seconds_text
 from scheduler.observe.exposition import read_text
 
+if TYPE_CHECKING:
+    from http.client import HTTPResponse
+
 #: Seconds that a process may take to answer.
 _ANSWER_S: Final = 5.0
+#: The longest answer that is read: a thousand models on a thousand devices take less.
+_ANSWER_NBYTES: Final = 2**26
 
 
 @click.command()
@@ -65,7 +70,7 @@ def _look(url: str) -> Look:
 
     try:
         with urllib.request.urlopen(url, timeout=_ANSWER_S) as response:
-            look = Look(read_text(response.read().decode()))
+            look = Look(read_text(_whole(response).decode()))
     except (OSError, HTTPException, ValueError) as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         raise click.ClickException(
@@ -75,6 +80,17 @@ def _look(url: str) -> Look:
     if not look.labels("uptime_seconds"):
         raise click.ClickException(f"{url} gives metrics of another program than hetero.")
     return look
+
+
+def _whole(response: HTTPResponse) -> bytes:
+    """Read an answer; ValueError if it takes too long, or is too long."""
+    until_s = time.monotonic() + _ANSWER_S
+    found = bytearray()
+    while part := response.read1():
+        found += part
+        if len(found) > _ANSWER_NBYTES or time.monotonic() > until_s:
+            raise ValueError("the answer does not end")
+    return bytes(found)
 
 
 def _tables(document: dict[str, Any]) -> list[Rows | Any]:

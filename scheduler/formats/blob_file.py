@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import math
 import mmap
@@ -38,6 +39,7 @@ from scheduler.formats.blob_format import (
     header_checksum,
 )
 from scheduler.formats.msgpack_check import check_msgpack
+from scheduler.formats.regular_file import open_regular
 from scheduler.formats.tensor_entries import frozen, shape_of, strings_of
 
 #: Files up to this size are read: one that is mapped ends its readers when another program cuts it.
@@ -260,10 +262,9 @@ def _address(array: np.ndarray) -> int:
 
 
 def _open(path: Path, follow_links: bool) -> io.FileIO:
-    """Open a regular file; anything else (a pipe would block) is refused."""
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow_links else os.O_NOFOLLOW)
-    descriptor = os.open(path, flags)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise BlobError(f"blob {path}: not a regular file.")
-    return io.FileIO(descriptor)
+    try:
+        return open_regular(path, follow_links=follow_links)
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            raise BlobError(f"blob {path}: not a regular file.") from error
+        raise

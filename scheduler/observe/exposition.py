@@ -36,7 +36,7 @@ def read_text(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
 
     Raises ValueError for text of another kind.
     """
-    for line in text.splitlines():
+    for line in text.split("\n"):
         if not line or line.startswith("#"):
             continue
         found = _LINE.fullmatch(line)

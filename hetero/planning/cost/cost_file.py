@@ -38,6 +38,7 @@ from hetero.planning.cost.costs import (
     Transfer,
 )
 from scheduler.formats.publish import publish
+from scheduler.formats.regular_file import read_regular
 from scheduler.vocabulary.rows import THIS_PROCESS
 
 FORMAT: Final = "hetero-costs"
@@ -67,8 +68,8 @@ def read_costs(path: str | Path) -> Costs:
     """
     path = Path(path)
     try:
-        document = json.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        document = json.loads(read_regular(path))
+    except (OSError, ValueError, RecursionError) as error:
         raise PlanError(
             f"cost file {path}: cannot be read: {error}. Make one with `hetero profile`.",
             path=str(path),
@@ -87,7 +88,7 @@ def read_costs(path: str | Path) -> Costs:
         )
     try:
         return from_document(document)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise PlanError(
             f"cost file {path}: {what}. Profile the model again.", path=str(path)

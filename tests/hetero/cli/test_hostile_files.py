@@ -1,0 +1,142 @@
+"""Files that never end, unpack to gigabytes, nest too deep or name other files: one clear error."""
+
+import contextlib
+import http.server
+import io
+import json
+import os
+import sys
+import threading
+import zipfile
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+
+from devices.errors import AffinityError, PlanError
+from hetero.affinity.file import load_affinity
+from hetero.cli import cli, inputs
+from hetero.planning.cost.cost_file import FORMAT, VERSION, read_costs
+from scheduler.observe.exposition import read_text, write_text
+from scheduler.observe.metrics import Family, Sample
+
+MODEL = onnx.parser.parse_model(
+    '<ir_version: 8, opset_import: ["": 17]> g (float[4] x) => (float[4] y) { y = Neg(x) }'
+)
+
+
+def sparse(path):
+    with path.open("wb") as file:
+        file.truncate(2**40)
+
+
+KINDS = {
+    "pipe": os.mkfifo,
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "terabyte": sparse,
+    "deep": lambda path: path.write_text("[" * 20_000),
+    "digits": lambda path: path.write_text("9" * 5_000),
+    "infinity": lambda path: path.write_text(
+        json.dumps({"format": FORMAT, "version": VERSION, "measured_at": ""})[:-1]
+        + ', "model": {"name": "m", "hash": "h", "shapes": {"x": [Infinity]}}, "devices": {},'
+        ' "transfers": [], "client": {}, "missing": {}, "interrupted": false}'
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("read", "name", "error"),
+    [
+        (read_costs, "c.json", PlanError),
+        (load_affinity, "a.json", AffinityError),
+        (load_affinity, "a.yaml", AffinityError),
+    ],
+)
+def test_a_cost_or_affinity_file_that_is_none(read, name, error, kind, tmp_path):
+    KINDS[kind](tmp_path / name)
+    with pytest.raises(error, match=name):
+        read(tmp_path / name)
+
+
+def bomb(path):
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": "<f4", "fortran_order": False, "shape": (2**23,)}
+    )
+    with (
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive,
+        archive.open("x.npy", "w", force_zip64=True) as entry,
+    ):
+        entry.write(header.getvalue())
+        for _ in range(2**5):
+            entry.write(bytes(2**20))
+
+
+def cut(path):
+    np.save(path, np.zeros(4, np.float32))
+    path.write_bytes(path.read_bytes()[:70])
+
+
+def huge(path):
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(
+            file, {"descr": "<f4", "fortran_order": False, "shape": (2**58,)}
+        )
+
+
+def outside(path):
+    np.float32([7, 7, 7, 7]).tofile(path.with_name("secret"))
+    tensor = onnx.TensorProto(name="x", dims=[4], data_type=1, data_location=1)
+    tensor.external_data.add(key="location", value="secret")
+    path.write_bytes(tensor.SerializeToString())
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "says"),
+    [
+        ("x.npz", bomb, "unpacks to"),
+        ("x.npy", cut, "is no .npy file"),
+        ("x.npy", huge, "is no .npy file"),
+        ("x.pb", outside, "external file 'secret'"),
+    ],
+)
+def test_an_input_that_is_none(name, write, says, tmp_path, monkeypatch):
+    onnx.save_model(MODEL, tmp_path / "m.onnx")
+    write(tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(inputs, "_UNPACKED_NBYTES", 2**20)
+    ran = CliRunner().invoke(
+        cli, ["run", "m.onnx", "-d", "CPU", "--executor", "inprocess", "-i", name]
+    )
+    assert ran.exit_code == 2, ran.output
+    assert says in ran.output
+    assert isinstance(ran.exception, SystemExit)
+
+
+def test_a_server_whose_answer_does_not_end(monkeypatch):
+    class Endless(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                while True:
+                    self.wfile.write(b"# " + b"x" * 2**16 + b"\n")
+
+        def log_message(self, *_):
+            pass
+
+    monkeypatch.setattr(sys.modules["hetero.cli.top"], "_ANSWER_NBYTES", 2**22)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Endless) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        ran = CliRunner().invoke(cli, ["top", str(server.server_port), "--once"])
+        server.shutdown()
+    assert ran.exit_code == 1
+    assert "the answer does not end" in ran.output
+
+
+@pytest.mark.parametrize("name", ["a\nb", 'a"b', "a\rb", "a\x85b", "a\u2028b", "a\\", "a} 1"])
+def test_names_of_models_in_metrics_are_read_again(name):
+    text = write_text([Family("hetero_x", "gauge", "help", [Sample({"model": name}, 1.0)])])
+    assert list(read_text(text)) == [("hetero_x", {"model": name}, 1.0)]
