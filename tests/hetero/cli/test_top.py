@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -75,7 +76,7 @@ def test_people_see_it_live_until_they_have_seen_enough(
             raise KeyboardInterrupt
 
     module = importlib.import_module("hetero.cli.top")
-    monkeypatch.setattr(module, "time", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(module, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     done = shell("top --interval 0.5", served, ray=True)
     assert done.code == 0
