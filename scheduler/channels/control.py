@@ -20,18 +20,17 @@ import zmq
 from devices.errors import BlobError, ClusterError
 from scheduler.channels import envelope
 from scheduler.channels.channel import Receiver
+from scheduler.channels.control_sockets import ControlSockets
 from scheduler.channels.inbox import Inbox
 from scheduler.channels.peers import Peer, Peers
 from scheduler.channels.protocol import BEAT, DROPPED, LEAVE, LOST, control_message
-from scheduler.channels.sockets import Socket
 from scheduler.processes.owned_files import Process
+from scheduler.vocabulary.messages import Dropped
 
 _log = logging.getLogger(__name__)
 
 #: Peers that nobody watches are forgotten after so many time-outs without a beat.
 _FORGOTTEN_AFTER: Final = 10
-#: An empty queue is empty, and not about to be read, once the pump has waited so long.
-_EMPTY_S: Final = 0.05
 _MOST_STATUS: Final = 64
 
 
@@ -55,9 +54,8 @@ class Control:
 
     def __init__(
         self,
-        address: str,
         identity: bytes,
-        pulls: list[Socket],
+        sockets: ControlSockets,
         peers: Peers,
         inbox: Inbox,
         callbacks: Callbacks,
@@ -65,9 +63,8 @@ class Control:
         beat_s: float,
         timeout_s: float,
     ) -> None:
-        self._address = address
         self._identity = identity
-        self._pulls = pulls
+        self._sockets = sockets
         self._peers = peers
         self._inbox = inbox
         self._callbacks = callbacks
@@ -79,16 +76,15 @@ class Control:
         #: File descriptors that tell the end of processes on this node.
         self._processes: dict[int, Process] = {}
         self._poller = zmq.Poller()
-        for pull in pulls:
-            self._poller.register(pull, zmq.POLLIN)
+        sockets.register(self._poller)
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="hetero-control", daemon=True)
         self._thread.start()
 
-    def close(self, wake: Callable[[], object]) -> None:
-        """Stop the thread; `wake` sends it any message, which it must not take before."""
+    def close(self) -> None:
+        """Stop the thread."""
         self._closed = True
-        wake()
+        self._sockets.wake()
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -101,32 +97,26 @@ class Control:
         while not self._closed:
             wait_s = max(0.0, next_s - time.monotonic())
             for found, _ in self._poller.poll(int(wait_s * 1e3) + 1):
-                if isinstance(found, int):
+                if found in self._processes:
                     self._end(found, self._processes[found])
-                elif not self._drain(found):
-                    break
+            self._guarded(self._drain)
             now_s = time.monotonic()
             if self._closed or now_s < next_s:
                 continue
-            self._guarded(self._report_losses, now_s)
+            self._guarded(self._report_losses)
             status, late_s = self._status(), now_s - next_s
             for peer in self._peers:
                 self._guarded(self._tend, peer, status, now_s, late_s)
             next_s = now_s + self._beat_s
-        for pull in self._pulls:
-            pull.close()
         for descriptor in self._processes:
             os.close(descriptor)
 
-    def _drain(self, pull: Socket) -> bool:
-        while not self._closed:
-            try:
-                data = pull.recv(zmq.DONTWAIT)
-            except zmq.Again:
-                return True
+    def _drain(self) -> None:
+        for data in self._sockets.drain():
+            if self._closed:
+                return
             if data:
                 self._guarded(self._take, data, time.monotonic())
-        return False
 
     @staticmethod
     def _guarded(action: Callable[..., None], *arguments: Any) -> None:
@@ -143,7 +133,8 @@ class Control:
             self._hear(sender, fields, now_s)
             return
         if kind == DROPPED:
-            self._callbacks.receive(envelope.message(fields))
+            for request in fields[0]:
+                self._guarded(self._drop, request)
             return
         peer = self._peers.find(sender)
         if peer is None:
@@ -159,22 +150,30 @@ class Control:
             self._callbacks.on_undelivered(link, first, last)
             self._callbacks.on_lost(sender)
 
+    def _drop(self, request: bytes) -> None:
+        message = envelope.message([request])
+        if isinstance(message, Dropped):
+            self._callbacks.receive(message)
+
     def _hear(self, sender: str, fields: list[Any], now_s: float) -> None:
-        far, count, nbytes, near, clock_s, echo_s, held_s, num_lost, status = fields
-        met = self._peers.meet(sender, now_s)
+        far, near, came, clock_s, echo_s, held_s, num_lost, status = fields
+        met = self._peers.meet(sender, now_s, stranger=True)
         if met is None:
             return
         peer, is_new = met
-        incoming = self._inbox.link(far)
-        incoming.announce(count, nbytes, now_s)
-        incoming.address = self._inbox.link(near).address = sender
+        peer.link = far
+        self._inbox.link(far).address = self._inbox.link(near).address = sender
         peer.heard_s = now_s
         peer.beat_s = (clock_s, now_s)
         peer.status = dict(list(status.items())[:_MOST_STATUS])
         if echo_s is not None:
             round_s = max(0.0, now_s - echo_s - held_s)
             peer.clocks.append((round_s, clock_s + round_s / 2 - now_s))
-        peer.silent = False
+        if peer.silent:
+            peer.silent, peer.renew = False, not peer.endpoint.is_near
+        if came < peer.sent:  # it had a beat's time to come
+            peer.mark()
+        peer.sent = peer.far.count
         if is_new:
             self._send_beat(peer, now_s, self._status())
         if peer.told:
@@ -195,15 +194,15 @@ class Control:
         echo_s, held_s = (None, 0.0) if peer.beat_s is None else peer.beat_s
         if echo_s is not None:
             held_s = now_s - held_s
-        far = peer.far
-        links = (far.id, far.count, far.nbytes, peer.near.id)
-        peer.tell(self._address, BEAT, *links, now_s, echo_s, held_s, self._num_lost, status)
+        came = self._inbox.link(peer.link).count if peer.link else 0
+        links = (peer.far.id, peer.near.id, came)
+        peer.beat(*links, now_s, echo_s, held_s, self._num_lost, status)
 
     def _tend(self, peer: Peer, status: Mapping[str, float], now_s: float, late_s: float) -> None:
         if late_s > self._beat_s:
             peer.heard_s += late_s  # we ourselves were stopped, and heard nobody
         self._send_beat(peer, now_s, status)
-        peer.send_held()  # the thread that holds it may be stuck
+        peer.send_held(wait=False)  # the thread that holds it may be stuck
         self._guard_process(peer)
         silent_s = now_s - peer.heard_s
         if silent_s > self._silent_after_s:
@@ -251,24 +250,19 @@ class Control:
     def _forget(self, peer: Peer) -> None:
         self._peers.forget(peer.address)
         incoming = self._inbox.incoming
-        for link in [link for link, it in incoming.items() if it.address == peer.address]:
-            del incoming[link]
+        for link, it in list(incoming.items()):
+            if it.address == peer.address:
+                del incoming[link]
 
-    def _report_losses(self, now_s: float) -> None:
+    def _report_losses(self) -> None:
         inbox = self._inbox
-        since_s = inbox.waiting_since_s
-        if since_s is not None and now_s - since_s > _EMPTY_S:
-            for link, incoming in list(inbox.incoming.items()):
-                if lost := incoming.give_up(now_s):
-                    last = incoming.count
-                    inbox.losses.append((link, last - lost + 1, last, "they did not come"))
         lost_by: set[Peer] = set()
         while inbox.losses:
             link, first, last, why = inbox.losses.popleft()
             self._num_lost += last - first + 1
             peer = self._peers.find(inbox.link(link).address)
             if peer is not None:
-                peer.tell(self._address, LOST, link, first, last, why)
+                peer.tell(LOST, link, first, last, why)
                 lost_by.add(peer)
             of = link.hex() if peer is None else peer.endpoint
             _log.warning("messages %d to %d of %s are lost: %s", first, last, of, why)

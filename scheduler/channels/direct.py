@@ -7,9 +7,8 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import zmq
 
@@ -17,19 +16,18 @@ from devices.errors import BlobError
 from scheduler.channels import envelope
 from scheduler.channels.channel import Receiver
 from scheduler.channels.control import Callbacks, Control
+from scheduler.channels.control_sockets import ControlSockets, tcp_url
 from scheduler.channels.direct_address import Endpoint, this_node, to_address
 from scheduler.channels.inbox import Inbox
 from scheduler.channels.memory import read_only
-from scheduler.channels.peers import SHARED_NBYTES, Peer, Peers, Store
-from scheduler.channels.protocol import DROPPED, LEAVE
+from scheduler.channels.peers import SHARED_NBYTES, Held, Links, Peer, Peers, Store
+from scheduler.channels.protocol import LEAVE
 from scheduler.channels.shared_memory import SlotPool, SlotReader
 from scheduler.channels.sockets import Sockets, socket_path
 from scheduler.processes.owned_files import Process, process_start, remove_with, sweep
 from scheduler.vocabulary.messages import Dropped, Message, Values
 
 _log = logging.getLogger(__name__)
-
-_WAKE_CONTROL: Final = "inproc://wake-control"
 
 
 class DirectChannel:
@@ -50,8 +48,11 @@ class DirectChannel:
         This node's network address, for parties on other nodes; without it only those on this
         node reach the party.
     curve : bool, default True
-        Whether what goes between nodes is encrypted, and taken only from those who have the
-        address. Without, a message takes about 0.8 of the time at 1 kB, a third at 10 MB.
+        Whether what goes between nodes is encrypted, and taken only from those who know the
+        secret. Without, a message takes about 0.8 of the time at 1 kB, a third at 10 MB.
+    secret : bytes, optional
+        What all parties of a cluster know, as CURVE's secret key in Z85: `zmq.curve_keypair` makes
+        one. By default only this process's channels reach each other by the network.
     shared_nbytes : int, optional
         Size from which on tensors for parties on this node go through shared memory; None: never.
     pool_nbytes : int, optional
@@ -87,6 +88,7 @@ class DirectChannel:
         folder: Path | None = None,
         host: str | None = None,
         curve: bool = True,
+        secret: bytes | None = None,
         shared_nbytes: int | None = SHARED_NBYTES,
         pool_nbytes: int | None = None,
         beat_s: float = 0.25,
@@ -102,19 +104,15 @@ class DirectChannel:
         # Neither ZeroMQ nor the kernel does it.
         self._folder = Path(path).parent
         self._remove = remove_with(self, self._folder, f"{Path(path).name}.*")
-        self._sockets = Sockets(curve=curve and host is not None)
-        data = [self._sockets.pull(f"ipc://{path}.data")[0]]
-        control = [self._sockets.pull(f"ipc://{path}.control", _WAKE_CONTROL)[0]]
-        ports = (0, 0)
+        self._sockets = Sockets(curve=curve and host is not None, secret=secret)
+        data = [self._sockets.listen(zmq.PULL, f"ipc://{path}.data")[0]]
+        data_port = 0
         if host is not None:
             # CURVE holds for a whole socket, and would slow this node's own messages down as well.
-            url = f"tcp://[{host}]:*" if ":" in host else f"tcp://{host}:*"
-            (far, data_port), (far_control, control_port) = (
-                self._sockets.pull(url, secured=True) for _ in range(2)
-            )
+            far, data_port = self._sockets.listen(zmq.PULL, tcp_url(host), secured=True)
             data.append(far)
-            control.append(far_control)
-            ports = (data_port, control_port)
+        self._control_sockets = ControlSockets(self._sockets, f"{path}.control", host)
+        ports = (data_port, self._control_sockets.port)
         number, key = os.getpid(), self._sockets.public_key
         started = process_start(number)
         endpoint = Endpoint(
@@ -122,21 +120,23 @@ class DirectChannel:
         )
         self._address = to_address(endpoint)
         self._inbox = Inbox(self._identity, endpoint.datagram_path, data)
-        self._waker = self._sockets.push(_WAKE_CONTROL)
         self._closing = threading.Lock()
         self._turn = threading.Lock()
         self._closed = False
         self._pool = SlotPool(pool_nbytes)
-        self._peers = Peers(self._sockets, Store(self._pool, shared_nbytes))
+        self._held = Held()
+        store = Store(self._pool, shared_nbytes)
+        self._peers = Peers(
+            Links(self._address, self._sockets, self._control_sockets, store, self._held)
+        )
         self._slots = SlotReader()
         undelivered = self._pool.free_undelivered
         callbacks = Callbacks(
             receive, on_silent, on_heard, on_lost, status, undelivered, self._let_go
         )
         self._control = Control(
-            self._address,
             self._identity,
-            control,
+            self._control_sockets,
             self._peers,
             self._inbox,
             callbacks,
@@ -178,7 +178,7 @@ class DirectChannel:
             if peer is None:
                 return
         if type(message) is Dropped:
-            peer.tell(self._address, DROPPED, envelope.frames(message)[0])
+            peer.drop(envelope.frames(message)[0])
         else:
             peer.send(message)
 
@@ -232,11 +232,11 @@ class DirectChannel:
         Those for one party then go as one: it wakes once. One thread at a time may hold; what it
         holds goes with the next beat at the latest.
         """
-        self._peers.held.begin()
+        self._held.begin()
 
     def let_go(self) -> None:
         """Send what is held, and hold no more."""
-        self._peers.held.end()
+        self._held.end()
 
     def watch(self, address: str) -> None:
         """Tell of a party from now on when it is silent or heard again.
@@ -288,8 +288,7 @@ class DirectChannel:
             if self._closed:
                 return
             self._closed = True
-        self._control.close(self._wake_control)
-        self._waker.close()
+        self._control.close()
         while not self._turn.acquire(timeout=0.01):
             self._inbox.wake()
         self._inbox.close()
@@ -298,16 +297,13 @@ class DirectChannel:
         for link, incoming in self._inbox.incoming.items():
             counts.setdefault(incoming.address, []).extend((link, incoming.count))
         for peer in self._peers:
-            peer.tell(self._address, LEAVE, counts.get(peer.address, []))
+            peer.tell(LEAVE, counts.get(peer.address, []))
+        self._control_sockets.close()
         self._peers.close()
         self._pool.close()
         self._slots.close()
         self._sockets.context.term()
         self._remove()
-
-    def _wake_control(self) -> None:
-        with suppress(zmq.Again):  # its thread has ended, and nobody takes it
-            self._waker.send(b"", zmq.DONTWAIT)
 
     def _meet(self, address: str) -> Peer | None:
         met = self._peers.meet(address, time.monotonic())

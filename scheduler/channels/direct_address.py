@@ -70,14 +70,24 @@ class Endpoint(NamedTuple):
         """Where datagrams from its node go."""
         return f"{self.path}.near"
 
-    def urls(self) -> tuple[str, str] | None:
-        """Return where this process connects to, data and control; None if it cannot."""
-        if self.is_near:
-            return f"ipc://{self.path}.data", f"ipc://{self.path}.control"
-        if not self.host:
-            return None
+    @property
+    def control_path(self) -> str:
+        """Where control messages from its node go."""
+        return f"{self.path}.control"
+
+    @property
+    def data_url(self) -> str:
+        """Where this process sends what is no datagram; empty if it cannot."""
+        return f"ipc://{self.path}.data" if self.is_near else self._tcp(self.data_port)
+
+    @property
+    def control_url(self) -> str:
+        """Where control messages from other nodes go."""
+        return self._tcp(self.control_port)
+
+    def _tcp(self, port: int) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"tcp://{host}:{self.data_port}", f"tcp://{host}:{self.control_port}"
+        return f"tcp://{host}:{port}" if host else ""
 
 
 def to_address(endpoint: Endpoint) -> str:

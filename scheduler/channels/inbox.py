@@ -19,7 +19,7 @@ from typing import Any, Final
 import zmq
 
 from scheduler.channels.links import Incoming
-from scheduler.channels.protocol import LENGTH, PREFIX
+from scheduler.channels.protocol import LENGTH, MARK, PREFIX
 from scheduler.channels.sockets import Socket
 
 _log = logging.getLogger(__name__)
@@ -43,16 +43,13 @@ class Inbox:
         By link.
     losses : deque
         (link, first number, last number, why) of what did not come whole.
-    waiting_since_s : float or None
-        Since when a thread waits; None while none does.
     num_waits : int
-        How many times one has waited.
+        How many times a thread has waited.
     """
 
     def __init__(self, identity: bytes, path: str, far: list[Socket]) -> None:
         self.incoming: dict[bytes, Incoming] = {}
         self.losses: deque[tuple[bytes, int, int, str]] = deque()
-        self.waiting_since_s: float | None = None
         self.num_waits = 0
         #: What came with other messages in a datagram.
         self._unread: deque[Arrival] = deque()
@@ -80,16 +77,15 @@ class Inbox:
             frames = self._wait(timeout_s)
         if frames is None or not frames[0]:
             return None
-        head = frames[0]
+        head: bytes = frames[0]
         receiver, link, number, num_more = b"", b"", 0, 0
         if len(head) >= PREFIX.size:
             receiver, link, number, num_more = PREFIX.unpack_from(head)
         if receiver != self._identity:
             _log.warning("a message of %d bytes for another party is dropped", len(head))
             return None
-        nbytes = sum(map(len, frames)) if num_more > 0 else len(head)
         incoming = self.incoming.get(link) or self.link(link)
-        lost = incoming.take(number, nbytes, max(0, -num_more))
+        lost = incoming.take(number, max(0, -num_more))
         if lost is None:
             return None
         if lost:
@@ -126,7 +122,7 @@ class Inbox:
 
     def _wait(self, timeout_s: float | None) -> list[Any] | None:
         self.num_waits += 1
-        self.waiting_since_s = now_s = time.monotonic()
+        now_s = time.monotonic()
         end_s = None if timeout_s is None else now_s + timeout_s
         frames = None
         # ZeroMQ's descriptor may be ready without a message.
@@ -135,7 +131,6 @@ class Inbox:
             frames = self._received()
             if frames is None:
                 now_s = time.monotonic()
-        self.waiting_since_s = None
         return frames
 
     def _received(self) -> list[Any] | None:
@@ -149,10 +144,21 @@ class Inbox:
 
     def _from_far(self) -> list[Any] | None:
         for pull in self._far:
-            if int(pull.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-                self._far.reverse()  # the other one comes first next time
+            while int(pull.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
                 frames: list[Any] = [pull.recv()]
                 while pull.getsockopt(zmq.RCVMORE):
                     frames.append(pull.recv(copy=False).buffer)
-                return frames
+                if not self._is_mark(frames[0]):
+                    self._far.reverse()  # the other one comes first next time
+                    return frames
         return None
+
+    def _is_mark(self, head: bytes) -> bool:
+        if len(head) != PREFIX.size:
+            return False
+        receiver, link, number, what = PREFIX.unpack(head)
+        if receiver != self._identity or what != MARK:
+            return False
+        if lost := self.link(link).mark(number):
+            self.losses.append((link, number - lost + 1, number, "their connection has ended"))
+        return True

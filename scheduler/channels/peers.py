@@ -1,7 +1,8 @@
-"""The parties that a direct channel sends to: a socket for data and one for control each."""
+"""The parties that a direct channel sends to, and what waits to be sent to them."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
@@ -14,23 +15,24 @@ import msgpack
 import numpy as np
 import zmq
 
-from devices.errors import ClusterError
+from devices.errors import BlobError, ClusterError
+from scheduler.channels.control_sockets import ControlSockets
 from scheduler.channels.direct_address import Endpoint, to_endpoint
 from scheduler.channels.envelope import INLINE_NBYTES, MessageWriter
 from scheduler.channels.inbox import MOST_DATAGRAM_NBYTES
-from scheduler.channels.protocol import LENGTH, PREFIX, VERSION
+from scheduler.channels.protocol import BEAT, DROPPED, LENGTH, MARK, PREFIX, VERSION
 from scheduler.channels.shared_memory import Slot, SlotPool
-from scheduler.channels.sockets import Socket, Sockets
+from scheduler.channels.sockets import MOST_FRAME_NBYTES, Socket, Sockets
 from scheduler.vocabulary.messages import Message
 
 _log = logging.getLogger(__name__)
 
-#: Control messages that wait for a party that does not read.
-_MOST_CONTROL: Final = 256
 #: From here on a slot of shared memory is faster than a datagram: see `benchmarks.channels`.
 SHARED_NBYTES: Final = 64 * 1024
-#: How long the last control messages may take.
-_FAREWELL_MS: Final = 100
+#: Bytes of dropped requests that go together: with the sender's address a control message still.
+_MOST_DROPPED_NBYTES: Final = 32 * 1024
+#: With so many parties, further ones are not met for their beats alone: each is beaten to in turn.
+_MOST_STRANGERS: Final = 4096
 #: Bytes of messages that go together: with the lengths they are a datagram still.
 _MOST_HELD_NBYTES: Final = MOST_DATAGRAM_NBYTES // 2
 #: Measurements of a clock that are kept.
@@ -75,20 +77,20 @@ class Held:
 
 
 class Outgoing:
-    """The sending end of a link, and what has gone on it."""
+    """The sending end of a link, and how many messages have gone on it."""
 
-    __slots__ = ("count", "id", "nbytes")
+    __slots__ = ("count", "id")
 
     def __init__(self) -> None:
         self.id = os.urandom(8)
         self.count = 0
-        self.nbytes = 0
 
 
 class Peer:
     """One party that is sent to.
 
-    What is about liveness is the control thread's; `silent` is read by all.
+    What is about liveness is the control thread's; `silent` is read by all. Data and control
+    messages have a lock each: however long a tensor takes, beats do not wait for it.
 
     Attributes
     ----------
@@ -100,13 +102,10 @@ class Peer:
         self,
         address: str,
         endpoint: Endpoint,
-        sockets: Sockets,
-        store: Store,
+        links: Links,
         now_s: float,
-        held: Held,
     ) -> None:
-        urls = endpoint.urls()
-        if urls is None:
+        if not endpoint.data_url:
             raise ClusterError(
                 f"{endpoint} is on another node and listens on its own only: give its channel "
                 "the node's network address."
@@ -123,6 +122,11 @@ class Peer:
         self.told = False
         #: Whether the end of its process is waited for, or has come.
         self.guarded = False
+        #: Whether its connection has to be made anew: a cut link's may hang for long.
+        self.renew = False
+        #: Its own far link, and what had gone on ours when it was heard last.
+        self.link = b""
+        self.sent = 0
         self.heard_s = now_s
         self.status: Mapping[str, float] = {}
         self.lost = 0
@@ -131,17 +135,22 @@ class Peer:
         #: (round trip, its clock less ours) of late.
         self.clocks: deque[tuple[float, float]] = deque(maxlen=_SAMPLES)
         self._lock = threading.Lock()
-        self._store = store
+        self._closed = False
+        self._store = store = links.store
         self._put = self._fill if endpoint.is_near else None
         self._filled: list[tuple[Slot, int]] = []
         self._writer = MessageWriter(store.inline_nbytes if endpoint.is_near else INLINE_NBYTES)
-        self._sockets = sockets
-        self._data_url, control_url = urls
+        self._sockets = links.sockets
         self._data: Socket | None = None
-        self._datagrams = _connected(endpoint.datagram_path) if endpoint.is_near else None
-        self._control: Socket | None = sockets.push(control_url, endpoint.key)
-        self._control.sndhwm = _MOST_CONTROL
-        self._held = held
+        self._datagrams: socket.socket | None = None
+        self._near = endpoint.is_near
+        self._held = links.held
+        self._control = links.control
+        self._own = links.own
+        self._telling = threading.Lock()
+        #: Control messages that found no room, and requests that are dropped.
+        self._untold: deque[bytes] = deque()
+        self._dropped: deque[bytes] = deque()
         #: What waits to go together, and its bytes.
         self._waiting: list[bytes] = []
         self._waiting_nbytes = 0
@@ -152,7 +161,7 @@ class Peer:
         Raises TypeError, BlobError: it cannot be sent.
         """
         with self._lock:
-            if self.silent or self._control is None:
+            if self.silent or self._closed:
                 self.far.count += 1  # so that it is missed, should the party be heard again
                 return
             sent = None
@@ -166,6 +175,8 @@ class Peer:
     def _send(self, message: Message) -> tuple[bytes, int] | None:
         near = self.near
         number = near.count + 1
+        if self._near and self._datagrams is None:
+            self._datagrams = _connected(self.endpoint.datagram_path)
         if self._held.is_here and self._datagrams is not None:
             frames = self._writer.frames(message, self._put)
             if len(frames) == 1 and not self._filled:
@@ -194,11 +205,25 @@ class Peer:
         self._waiting.append(packed)
         self._waiting_nbytes += len(packed)
 
-    def send_held(self) -> None:
-        """Send what waits to go together."""
-        with self._lock:
-            if self._waiting:
-                self._send_waiting()
+    def send_held(self, *, wait: bool = True) -> None:
+        """Send what waits to go together; `wait`: even if somebody else sends now."""
+        if self._waiting and self._lock.acquire(blocking=wait):
+            try:
+                if self._waiting:
+                    self._send_waiting()
+            finally:
+                self._lock.release()
+
+    def mark(self) -> None:
+        """Say on the data's own way what should have come by now, unless somebody sends now."""
+        if self._lock.acquire(blocking=False):
+            try:
+                if not (self.silent or self._closed):
+                    with contextlib.suppress(zmq.ZMQError):
+                        head = PREFIX.pack(self._identity, self.far.id, self.far.count, MARK)
+                        self._connection().send(head, zmq.DONTWAIT)
+            finally:
+                self._lock.release()
 
     def _send_waiting(self) -> None:
         waiting, self._waiting, self._waiting_nbytes = self._waiting, [], 0
@@ -229,52 +254,103 @@ class Peer:
 
     def _send_far(self, frames: list[Any]) -> tuple[bytes, int] | None:
         far = self.far
+        if (most := max(map(len, frames))) > MOST_FRAME_NBYTES:
+            raise BlobError(
+                f"a tensor of {most} bytes for {self.endpoint}: between nodes one has at most "
+                f"{MOST_FRAME_NBYTES}. Split it, or put both stages on one node."
+            )
         far.count += 1
-        far.nbytes += sum(map(len, frames))
-        if self._data is None:
-            self._data = self._sockets.push(self._data_url, self.endpoint.key)
         prefix = PREFIX.pack(self._identity, far.id, far.count, len(frames) - 1)
         frames[0] = prefix + frames[0][PREFIX.size :]
         try:
+            connection = self._connection()
             if len(frames) == 1:
-                self._data.send(frames[0], zmq.DONTWAIT)
+                connection.send(frames[0], zmq.DONTWAIT)
             else:
-                self._data.send_multipart(frames, zmq.DONTWAIT, copy=False)
+                connection.send_multipart(frames, zmq.DONTWAIT, copy=False)
         except zmq.ZMQError as error:
-            _log.warning("nothing can be sent to %s: %s", self.endpoint, error)
-            return None
+            raise ClusterError(
+                f"nothing can be sent to {self.endpoint}: {error}. If descriptors have run out, "
+                "raise the limit (ulimit -n).",
+                cause=str(error),
+            ) from error
         return far.id, far.count
 
-    def tell(self, own_address: str, kind: int, *fields: Any) -> None:
-        """Send a control message; it is dropped where many wait already."""
-        data = msgpack.packb((VERSION, self.endpoint.identity, kind, own_address, *fields))
-        with self._lock:
-            if self._control is not None:
-                try:
-                    self._control.send(data, zmq.DONTWAIT)
-                except zmq.ZMQError as error:
-                    _log.debug("no control message to %s: %s", self.endpoint, error)
+    def _connection(self) -> Socket:
+        if self._data is not None and self.renew:
+            self._data.close()
+            self._data = None
+        self.renew = False
+        if self._data is None:
+            data = self._sockets.socket(zmq.PUSH)
+            self._sockets.connect(data, self.endpoint.data_url, self.endpoint.key)
+            self._data = data
+        return self._data
+
+    def tell(self, kind: int, *fields: Any) -> None:
+        """Send a control message, now or once there is room."""
+        with self._telling:
+            self._untold.append(self._packed(kind, fields))
+            self._tell()
+
+    def drop(self, request: bytes) -> None:
+        """Tell that nobody waits for a request any more."""
+        with self._telling:
+            self._dropped.append(request)
+            self._tell()
+
+    def beat(self, *fields: Any) -> None:
+        """Send a beat, and before it what had no room; where it has none, a later one will do."""
+        with self._telling:
+            if self._tell():
+                self._control.send(self.endpoint, self._packed(BEAT, fields))
+
+    def _tell(self) -> bool:
+        """Send what waits, as far as there is room; return whether all has gone."""
+        while self._untold or self._dropped:
+            if not self._untold:
+                requests, nbytes = [], 0
+                while self._dropped and nbytes < _MOST_DROPPED_NBYTES:
+                    requests.append(self._dropped.popleft())
+                    nbytes += len(requests[-1])
+                self._untold.append(self._packed(DROPPED, (requests,)))
+            if not self._control.send(self.endpoint, self._untold[0]):
+                return False
+            self._untold.popleft()
+        return True
+
+    def _packed(self, kind: int, fields: tuple[Any, ...]) -> bytes:
+        message = (VERSION, self._identity, kind, self._own, *fields)
+        packed: bytes = msgpack.packb(message)
+        return packed
 
     def close(self) -> None:
         """Send nothing more."""
         with self._lock:
+            self._closed = True
             if self._data is not None:
                 self._data.close()
             if self._datagrams is not None:
                 self._datagrams.close()
-            if self._control is not None:
-                self._control.close(0 if self.silent else _FAREWELL_MS)
-            self._data = self._control = self._datagrams = None
+            self._data = self._datagrams = None
+        self._control.forget(self.endpoint)
+
+
+class Links(NamedTuple):
+    """What a channel's peers share: its own address, its sockets, and what is on its way."""
+
+    own: str
+    sockets: Sockets
+    control: ControlSockets
+    store: Store
+    held: Held
 
 
 class Peers:
     """All of them, by address."""
 
-    def __init__(self, sockets: Sockets, store: Store) -> None:
-        self._sockets = sockets
-        self._store = store
-        #: What is held back for them.
-        self.held = Held()
+    def __init__(self, links: Links) -> None:
+        self._links = links
         self._peers: dict[str, Peer] = {}
         self._lock = threading.Lock()
         self._closed = False
@@ -287,8 +363,12 @@ class Peers:
         """Return the peer of an address that was met."""
         return self._peers.get(address)
 
-    def meet(self, address: str, now_s: float) -> tuple[Peer, bool] | None:
+    def meet(
+        self, address: str, now_s: float, *, stranger: bool = False
+    ) -> tuple[Peer, bool] | None:
         """Return the peer of an address, and whether it is new; None once closed.
+
+        `stranger`: its beats alone make it known; None where there are very many of those.
 
         Raises BlobError: it is no address; ClusterError: it cannot be reached from here.
         """
@@ -298,8 +378,9 @@ class Peers:
                 return peer, False
             if self._closed:
                 return None
-            endpoint = to_endpoint(address)
-            peer = Peer(address, endpoint, self._sockets, self._store, now_s, self.held)
+            if stranger and len(self._peers) >= _MOST_STRANGERS:
+                return None
+            peer = Peer(address, to_endpoint(address), self._links, now_s)
             self._peers[address] = peer
             return peer, True
 

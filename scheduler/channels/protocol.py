@@ -1,15 +1,18 @@
 """What direct channels put around messages, and say to each other beside them.
 
 Data: each message starts with the receiver's identity, the link it comes on, its number there and
-how many more frames it has. A datagram may have several small ones: the number is the first's, that
-of further ones stands negated in place of frames, then come their lengths, but for the last's, and
-the messages. Control: msgpack of version, the receiver's identity, a kind, the
+how many more frames it has. `MARK` in place of frames is no message, but says that those up to the
+number were sent before: what has not come by then is lost. A datagram may have several small
+messages: the number is the first's, that of further ones stands negated in place of frames, then
+come their lengths, but for the last's, and the messages.
+
+Control: msgpack of version, the receiver's identity, a kind, the
 sender's address, and the kind's fields::
 
-    BEAT     far link, messages sent on it, bytes, near link, clock, the receiver's clock at its
-             last beat or None, seconds since then, messages that the sender has lost,
-             {name: number}
-    DROPPED  the request, as an envelope
+    BEAT     far link, near link, how many came on the receiver's far link, clock, the receiver's
+             clock at its last beat or None, seconds since then, messages that the sender has
+             lost, {name: number}
+    DROPPED  [requests, each as an envelope]
     LEAVE    [link of the receiver's, messages that came on it, ...]: the channel is closed
     LOST     link, first number, last number, why: they did not come, or came damaged
 """
@@ -22,19 +25,21 @@ from typing import Any, Final
 from devices.errors import BlobError
 from scheduler.formats.msgpack_check import unpack
 
-VERSION: Final = 2
+VERSION: Final = 3
 PREFIX: Final = struct.Struct("<8s8sQi")
 LENGTH: Final = struct.Struct("<I")
 BEAT, DROPPED, LOST, LEAVE = range(4)
+MARK: Final = -(2**31)
+#: No control message is longer.
+MOST_CONTROL_NBYTES: Final = 64 * 1024
 
 _NUMBER = (int, float)
 _FIELDS: Final[dict[int, tuple[Any, ...]]] = {
-    BEAT: (bytes, int, int, bytes, _NUMBER, (*_NUMBER, type(None)), _NUMBER, int, dict),
-    DROPPED: (bytes,),
+    BEAT: (bytes, bytes, int, _NUMBER, (*_NUMBER, type(None)), _NUMBER, int, dict),
+    DROPPED: (list,),
     LOST: (bytes, int, int, str),
     LEAVE: (list,),
 }
-_LONGEST: Final = 64 * 1024
 
 
 def control_message(data: bytes, identity: bytes) -> tuple[int, str, list[Any]]:
@@ -42,7 +47,7 @@ def control_message(data: bytes, identity: bytes) -> tuple[int, str, list[Any]]:
 
     Raises BlobError: it is damaged, of another version, or for somebody else.
     """
-    if len(data) > _LONGEST:
+    if len(data) > MOST_CONTROL_NBYTES:
         raise BlobError(f"control message of {len(data)} bytes.")
     tree = unpack(data, "control message")
     if not isinstance(tree, list) or len(tree) < 4:
@@ -61,4 +66,6 @@ def control_message(data: bytes, identity: bytes) -> tuple[int, str, list[Any]]:
         items = fields[-1].items()
         if not all(type(name) is str and isinstance(value, _NUMBER) for name, value in items):
             raise BlobError("beat with a damaged status.")
+    if kind == DROPPED and not all(type(request) is bytes for request in fields[0]):
+        raise BlobError("requests dropped that are none.")
     return kind, sender, fields

@@ -48,6 +48,7 @@ class DeviceActor:
 
     `specs`: plugins besides the installed ones, where its own is not of another interpreter.
     `host`: the node's address where other nodes reach it, or None where there are none.
+    `secret`: what only the cluster's channels know, there.
     `outlives`: whether it goes on without the client that started it.
     """
 
@@ -56,6 +57,7 @@ class DeviceActor:
         descriptor: DeviceDescriptor,
         specs: Sequence[PluginSpec],
         host: str | None,
+        secret: bytes | None,
         outlives: bool,
     ) -> None:
         # Ray would end the process once its tasks have: `stay` never does.
@@ -70,6 +72,7 @@ class DeviceActor:
             self._channel = DirectChannel(
                 receive,
                 host=host,
+                secret=secret,
                 timeout_s=_SILENT_S,
                 status=self._status,
                 on_silent=self._client_silent,

@@ -20,7 +20,7 @@ from scheduler.device.probe import PluginSpec, usable
 from scheduler.ray.actor import probe, remote_device
 from scheduler.ray.address import check_reachable
 from scheduler.ray.interpreters import interpreter_options
-from scheduler.ray.nodes import ClusterNode, alive_nodes, device_number
+from scheduler.ray.nodes import ClusterNode, DeviceNumbers, alive_nodes, cluster_secret
 from scheduler.ray.pool import Pool, end_devices, keep_listing, kept_listing
 from scheduler.ray.start import LOOK_S, RaySession
 from scheduler.vocabulary.names import resolve_name
@@ -109,6 +109,9 @@ class RayDevices:
         self._counts = dict(pool.devices if pool else counts)
         self._pool = pool
         self._probe_timeout_s = probe_timeout_s
+        #: What the network's channels have to know; of no use on one machine.
+        self.secret = None if session.is_local else cluster_secret()
+        self._numbers = DeviceNumbers()
         #: Nodes that are alive, by Ray's id; what they have listed, with the devices' numbers;
         #: and what is awaited of those that have not.
         self._nodes: dict[str, ClusterNode] = {}
@@ -162,7 +165,7 @@ class RayDevices:
                 shared = self._pool.options(descriptor.name) if self._pool else {}
                 options = {**node.options, **shared, **interpreter_options(descriptor.source)}
                 actor = remote_device(**options).remote(
-                    descriptor, self._specs, host, self._pool is not None
+                    descriptor, self._specs, host, self.secret, self._pool is not None
                 )
                 found = self._actors[descriptor.name] = ActorDevice(descriptor, node_id, actor)
                 self.watch(found)
@@ -356,15 +359,12 @@ class RayDevices:
 
     def _add(self, node: ClusterNode, rows: Sequence[DeviceDescriptor]) -> None:
         """Take in a node's devices with the cluster's numbers for them."""
-        placed: Counter[str] = Counter()
-        numbered = []
-        for row in rows:
-            number = 0
-            if row.error is None:
-                kind = f"{row.family}*{self._counts.get(row.plugin, '')}"
-                number = device_number(kind, node, placed[row.family], self._nodes.keys())
-                placed[row.family] += 1
-            numbered.append((row, number))
+        works = Counter((row.family, row.plugin) for row in rows if row.error is None)
+        numbers = {}
+        for (family, plugin), count in works.items():
+            kind = f"{family}*{self._counts.get(plugin, '')}"
+            numbers[family] = iter(self._numbers.take(kind, node, count, self._nodes.keys()))
+        numbered = [(row, next(numbers[row.family]) if row.error is None else 0) for row in rows]
         with self._lock:
             self._probes.pop(node.id, None)
             if node.id in self._nodes:

@@ -134,6 +134,7 @@ class RayExecutor:
         self._channel = DirectChannel(
             self._shared.receive,
             host=self._host(),
+            secret=self._devices.secret,
             timeout_s=device_timeout_s,
             on_silent=self._keeper.silent,
             on_heard=self._keeper.heard,

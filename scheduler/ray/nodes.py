@@ -10,14 +10,25 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgpack
 import ray
-from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
+from ray.experimental.internal_kv import (
+    _internal_kv_del,
+    _internal_kv_get,
+    _internal_kv_list,
+    _internal_kv_put,
+)
+
+from scheduler.channels.sockets import new_secret
 
 #: Node labels ``hetero/PLUGIN=COUNT`` say how many logical devices a node offers.
 _LABEL_PREFIX: Final = "hetero/"
 _HEAD: Final = "node:__internal_head__"
-#: The cluster's table of device numbers: kind/number -> place, node's id and name.
+#: Where the cluster keeps tables of device numbers, by kind and version, and the channels' secret.
 _TABLE: Final = b"hetero-devices"
+_SECRET: Final = b"secret"
+#: A device: its place among those of its node, the node's id and host.
+_Place = tuple[int, str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,29 +83,76 @@ def _node(row: Mapping[str, Any], unique: bool) -> ClusterNode:
     )
 
 
-def device_number(kind: str, node: ClusterNode, place: int, alive: Collection[str]) -> int:
-    """Return the number that a device has in the whole cluster.
+class DeviceNumbers:
+    """The numbers that devices have in the whole cluster, the same for every client.
 
-    The first free one is written into the cluster's own table, where every client finds it; a node
-    that comes back gets the numbers that it had.
-
-    `kind`: what is counted: the devices of a plugin, for clients that want the same of them.
-    `alive`: ids of the nodes that are alive.
+    For each kind of devices the cluster's store has one table, which is replaced as a whole, under
+    its next version: one client alone can write that. What counts is what is in the last version.
     """
-    mine = f"{place} {node.id} {node.host}"
-    number = 0
+
+    def __init__(self) -> None:
+        self._known: dict[str, list[_Place]] = {}
+
+    def take(self, kind: str, node: ClusterNode, count: int, alive: Collection[str]) -> list[int]:
+        """Return the numbers of a node's devices of a kind; the first free ones if they are new.
+
+        A node that comes back gets the numbers that it had.
+
+        `kind`: what is counted: the devices of a plugin, for clients that want the same of them.
+        `alive`: ids of the nodes that are alive.
+        """
+        wanted = [(place, node.id, node.host) for place in range(count)]
+        table = self._known.get(kind, [])
+        while missing := [place for place in wanted if place not in table]:
+            version, table = _read_table(kind)
+            self._known[kind] = table
+            changed = list(table)
+            for place in missing:
+                _enter(changed, place, alive)
+            if changed != table:
+                _write_table(kind, version + 1, changed)
+                table = []  # read again: another client may have been first
+        return [table.index(place) for place in wanted]
+
+
+def _enter(table: list[_Place], mine: _Place, alive: Collection[str]) -> None:
+    """Give a device a number: the one that it had before its node came back, or the next."""
+    if mine in table:
+        return
+    for number, (place, node, host) in enumerate(table):
+        if (place, host) == (mine[0], mine[2]) and node not in alive:
+            table[number] = mine
+            return
+    table.append(mine)
+
+
+def _read_table(kind: str) -> tuple[int, list[_Place]]:
+    """Return the last version of a kind's table."""
     while True:
-        key = f"{kind}/{number}".encode()
-        if not _internal_kv_put(key, mine.encode(), overwrite=False, namespace=_TABLE):
-            return number
-        held = _internal_kv_get(key, namespace=_TABLE)
-        whose, holder, host = held.decode().split(" ", 2)
-        if int(whose) == place and holder == node.id:
-            return number
-        if int(whose) == place and host == node.host and holder not in alive:
-            _internal_kv_put(key, mine.encode(), overwrite=True, namespace=_TABLE)
-            return number
-        number += 1
+        keys = _internal_kv_list(f"{kind}/", namespace=_TABLE)
+        version = max((int(key.rpartition(b"/")[2]) for key in keys), default=0)
+        held = _internal_kv_get(_table_key(kind, version), namespace=_TABLE) if version else b"\x90"
+        if held:  # else there is a later one by now
+            return version, [(place, node, host) for place, node, host in msgpack.unpackb(held)]
+
+
+def _write_table(kind: str, version: int, table: list[_Place]) -> None:
+    """Write a version, unless another client has; the one before stays for those who read it."""
+    held = msgpack.packb(table)
+    if not _internal_kv_put(_table_key(kind, version), held, overwrite=False, namespace=_TABLE):
+        _internal_kv_del(_table_key(kind, version - 2), namespace=_TABLE)
+
+
+def _table_key(kind: str, version: int) -> bytes:
+    return f"{kind}/{version}".encode()
+
+
+def cluster_secret() -> bytes:
+    """Return what the channels of a cluster know: who reads its store may send to its devices."""
+    made = new_secret()
+    _internal_kv_put(_SECRET, made, overwrite=False, namespace=_TABLE)
+    found: bytes = _internal_kv_get(_SECRET, namespace=_TABLE)
+    return found
 
 
 def _rows() -> list[dict[str, Any]]:

@@ -335,23 +335,20 @@ def check_nothing_more(party: Party) -> None:
     assert party.came.empty()
 
 
-def test_a_link_tells_gaps_doubles_and_late_ends() -> None:
+def test_a_link_tells_gaps_doubles_and_lost_ends() -> None:
     link = Incoming()
-    assert link.take(1, 100) == 0
-    assert link.take(1, 100) is None
-    assert link.take(4, 100) == 2
-    assert link.take(3, 100) is None
-    link.announce(6, 10_000_000, now_s=10.0)
-    link.announce(9, 90_000_000, now_s=11.0)
-    assert link.give_up(10.5) == 0
-    assert link.give_up(11.4) == 0  # ten million bytes may still be on their way
-    assert link.give_up(12.0) == 2
-    assert link.give_up(99.0) == 0
-    assert link.take(7, 100) == 0
+    assert link.take(1) == 0
+    assert link.take(1) is None
+    assert link.take(4) == 2
+    assert link.take(3) is None
+    assert link.mark(4) == 0
+    assert link.mark(6) == 2
+    assert link.mark(5) == 0
+    assert link.take(7) == 0
     link = Incoming()
-    assert link.take(1, 100, 4) == 0  # 1 to 5
-    assert link.take(5, 100) is None
-    assert link.take(7, 100) == 1
+    assert link.take(1, 4) == 0  # 1 to 5
+    assert link.take(5) is None
+    assert link.take(7) == 1
 
 
 @pytest.mark.parametrize("address", ["", "tcp://x", "hetero1:", "hetero1:!!", "hetero1:kwECAw=="])

@@ -39,9 +39,10 @@ class Foreign:
     def __init__(self, party: Party) -> None:
         self.endpoint = to_endpoint(party.address)
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.data, self.control = (self.context.socket(zmq.PUSH) for _ in range(2))
-        for push, url in zip((self.data, self.control), self.endpoint.urls() or (), strict=True):
-            push.connect(url)
+        self.data = self.context.socket(zmq.PUSH)
+        self.data.connect(self.endpoint.data_url)
+        self.control = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.control.connect(self.endpoint.control_path)
 
     def frame(self, number: int, message: Message, link: bytes = b"12345678") -> bytes:
         head = envelope.frames(message)[0]
@@ -49,6 +50,7 @@ class Foreign:
 
     def close(self) -> None:
         self.context.destroy(linger=0)
+        self.control.close()
 
 
 @pytest.fixture
@@ -83,7 +85,7 @@ def test_doubles_are_dropped_and_what_is_damaged_or_foreign_is_passed_over(
     for data in (b"x", b"\x93", msgpack.packb([VERSION, b"somebody", BEAT, "a"])):
         sender.control.send(data)
     identity = sender.endpoint.identity
-    beat = [VERSION, identity, BEAT, "no address", b"l", 1, 1, b"n", 0.5, None, 0, 0, {}]
+    beat = [VERSION, identity, BEAT, "no address", b"l", b"n", 1, 0.5, None, 0, 0, {}]
     sender.control.send(msgpack.packb(beat))
     sender.control.send(msgpack.packb([*beat[:3], one.address, *beat[4:-1], {"x": "y"}]))
     sender.data.send(sender.frame(9, values(3)))
@@ -94,9 +96,9 @@ def test_doubles_are_dropped_and_what_is_damaged_or_foreign_is_passed_over(
 
 
 CONTROL = [
-    (VERSION, b"receiver", BEAT, "a", b"l", 1, 9, b"n", 0.5, None, 0, 0, {"queued": 1}),
-    (VERSION, b"receiver", BEAT, "a", b"l", 1, 9, b"n", 0.5, 0.25, 0.1, 3, {}),
-    (VERSION, b"receiver", DROPPED, "a", envelope.frames(Dropped(TASK.request))[0]),
+    (VERSION, b"receiver", BEAT, "a", b"l", b"n", 9, 0.5, None, 0, 0, {"queued": 1}),
+    (VERSION, b"receiver", BEAT, "a", b"l", b"n", 9, 0.5, 0.25, 0.1, 3, {}),
+    (VERSION, b"receiver", DROPPED, "a", [envelope.frames(Dropped(TASK.request))[0]]),
     (VERSION, b"receiver", LOST, "a", b"l", 1, 2, "why"),
     (VERSION, b"receiver", LEAVE, "a", [b"l", 3]),
 ]
@@ -151,7 +153,7 @@ def test_a_beat_that_says_what_is_lost_is_told_on(party: Callable[..., Party]) -
     sender = Foreign(one)
     identity = sender.endpoint.identity
     for num_lost in (0, 3, 3):
-        fields = (b"12345678", 0, 0, b"near", 0.5, None, 0, num_lost, {})
+        fields = (b"12345678", b"near", 0, 0.5, None, 0, num_lost, {})
         sender.control.send(msgpack.packb([VERSION, identity, BEAT, two.address, *fields]))
     assert one.lost.get(timeout=LONG_S) == two.address
     lost = (VERSION, identity, LOST, two.address, b"not ours", 1, 2, "why")
