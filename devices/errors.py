@@ -2,7 +2,7 @@
 
 ::
 
-    HeteroError
+    HeteroError (RuntimeError)
     ├── ModelError (ValueError)                a model that cannot be used
     │   ├── ModelTypeError (TypeError)         what is given as a model is not one
     │   ├── ModelNotFoundError (FileNotFoundError)
@@ -20,7 +20,7 @@
     ├── ArgumentError (ValueError)             an argument that a call cannot use
     │   └── ArgumentTypeError (TypeError)
     ├── TensorError (ValueError)               an input or output tensor that does not fit its port
-    │   ├── TensorNameError (LookupError)
+    │   ├── TensorNameError (KeyError)
     │   ├── TensorTypeError (TypeError)
     │   └── TensorShapeError
     ├── KernelError (ValueError)               a node whose inputs break its specification
@@ -89,7 +89,7 @@ def _rebuild(cls: type[HeteroError], message: str, data: dict[str, Any]) -> Hete
     return cls(message, **data)
 
 
-class HeteroError(Exception):
+class HeteroError(RuntimeError):
     """Base of every error here.
 
     Parameters
@@ -189,7 +189,7 @@ class TensorError(HeteroError, ValueError):
     """A tensor does not fit its port."""
 
 
-class TensorNameError(TensorError, LookupError):
+class TensorNameError(TensorError, KeyError):
     """A tensor name is missing, unknown, or not one of the ports'."""
 
 

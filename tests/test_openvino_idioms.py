@@ -140,7 +140,7 @@ def test_a_model_of_another_shape_is_another_model() -> None:
     [
         ([5], TensorShapeError),
         ([5, 4], ModelError),
-        ("5,3", ArgumentError),
+        ("5,x.", ArgumentError),
         ({"x": 5}, ArgumentError),
         ({"z": [5, 3]}, TensorNameError),
     ],

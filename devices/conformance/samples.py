@@ -9,9 +9,9 @@ import numpy as np
 import onnx
 from onnx import parser
 
+from devices.model.element_type import element_type_name
 from devices.model.model import Model
 from devices.model.reader import read_model
-from devices.model.tensor_spec import element_type_name
 
 _DOUBLED = (
     "(float[2,3] x) => (float[4,3] z) "

@@ -1,20 +1,45 @@
-"""Element types as a user writes them: OpenVINO's names, ONNX's, or numpy's."""
+"""Element types: ONNX's words for them, numpy's dtypes, and `Type` with OpenVINO's names."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 from typing import Any, Final
 
+import ml_dtypes
 import numpy as np
+import onnx
 
 from devices.errors import ArgumentError
-from devices.model.tensor_spec import ELEMENT_TYPES, element_type_name
+
+#: ONNX element type -> numpy dtype; strings are object arrays.
+DTYPES: Final[dict[int, np.dtype]] = {
+    number: np.dtype(object) if name == "STRING" else onnx.helper.tensor_dtype_to_np_dtype(number)
+    for name, number in onnx.TensorProto.DataType.items()
+    if name != "UNDEFINED"
+}
+#: ONNX element type -> its name in type strings, as ``tensor(float)``.
+TYPE_NAMES: Final[dict[int, str]] = {
+    number: name.lower() for name, number in onnx.TensorProto.DataType.items()
+}
+TYPE_NUMBERS: Final = {name: number for number, name in TYPE_NAMES.items()}
+#: Names of the element types that a tensor may have.
+ELEMENT_TYPES: Final = frozenset(TYPE_NUMBERS) - {"undefined"}
+#: numpy dtypes that numpy itself cannot compute on; kernels widen these.
+EXTENDED_DTYPES: Final = frozenset(
+    np.dtype(getattr(ml_dtypes, name))
+    for name in dir(ml_dtypes)
+    if name.startswith(("bfloat", "float", "int", "uint"))
+    and isinstance(getattr(ml_dtypes, name), type)
+)
+#: Element types narrower than a byte, with their widths in bits.
+_NARROW_BITS: Final = {"int4": 4, "uint4": 4, "float4e2m1": 4, "int2": 2, "uint2": 2}
 
 
 class Type(StrEnum):
-    """Element types under OpenVINO's names; each equals ONNX's own name.
+    """Element types under OpenVINO's names; each equals ONNX's own word for it.
 
-    ``hetero.Type.f32 == "float"``, which is what `TensorSpec.element_type` says.
+    ``hetero.Type.f32 == "float"``, which is what `TensorSpec.element_type` says. Made of anything
+    that names one: ``Type("f32")``, ``Type("float32")``, ``Type(np.float32)``, ``Type(str)``.
     """
 
     boolean = "bool"
@@ -22,38 +47,175 @@ class Type(StrEnum):
     f16 = "float16"
     f32 = "float"
     f64 = "double"
+    f4e2m1 = "float4e2m1"
     f8e4m3 = "float8e4m3fn"
+    f8e4m3fnuz = "float8e4m3fnuz"
     f8e5m2 = "float8e5m2"
+    f8e5m2fnuz = "float8e5m2fnuz"
+    f8e8m0 = "float8e8m0"
+    i2 = "int2"
     i4 = "int4"
     i8 = "int8"
     i16 = "int16"
     i32 = "int32"
     i64 = "int64"
+    u2 = "uint2"
     u4 = "uint4"
     u8 = "uint8"
     u16 = "uint16"
     u32 = "uint32"
     u64 = "uint64"
+    complex64 = "complex64"
+    complex128 = "complex128"
     string = "string"
+    #: Not known: what is open, or no tensor.
+    dynamic = "dynamic"
+
+    @classmethod
+    def _missing_(cls, value: object) -> Type:
+        if isinstance(value, str) and value in cls.__members__:
+            return cls.__members__[value]
+        try:
+            # numpy takes None for double.
+            return cls(element_type_name(np.dtype("none" if value is None else value)))  # type: ignore[call-overload]  # any object: numpy refuses the others
+        except (TypeError, ValueError) as error:
+            names = ", ".join(name for name in cls.__members__ if name != "dynamic")
+            raise ArgumentError(
+                f"element type {value!r} is none; valid ones are {names}, ONNX's names and "
+                "numpy's dtypes."
+            ) from error
+
+    def to_dtype(self) -> np.dtype:
+        """Return the numpy dtype of such elements; of strings that of arrays of objects.
+
+        Raises
+        ------
+        ArgumentError
+            The type is not known.
+        """
+        if self is Type.dynamic:
+            raise ArgumentError("element type 'dynamic' has no numpy dtype; it is not known yet.")
+        return DTYPES[TYPE_NUMBERS[self.value]]
+
+    @property
+    def bitwidth(self) -> int:
+        """Bits of an element; 0 where they vary."""
+        if self in (Type.dynamic, Type.string):
+            return 0
+        return _NARROW_BITS.get(self.value, self.to_dtype().itemsize * 8)
+
+    @property
+    def size(self) -> int:
+        """Bytes of an element, at least 1; 0 where they vary."""
+        return (self.bitwidth + 7) // 8
+
+    @property
+    def type_name(self) -> str:
+        """OpenVINO's name: ``f32``."""
+        return self.name
+
+    @property
+    def real(self) -> bool:
+        """Whether elements are floating-point numbers."""
+        return self.name.startswith(("f", "bf"))
+
+    @property
+    def integral(self) -> bool:
+        """Whether elements are none: whole numbers, truth values, or strings, as OpenVINO says."""
+        return not self.real
+
+    @property
+    def signed(self) -> bool:
+        """Whether elements may be negative; OpenVINO counts truth values as such."""
+        return self.real or self.name.startswith("i") or self is Type.boolean
+
+    @property
+    def quantized(self) -> bool:
+        """Whether quantised models compute in it."""
+        return self in _QUANTIZED
+
+    @property
+    def integral_number(self) -> bool:
+        """Whether elements are whole numbers."""
+        return self.name[0] in "iu" and self.name[1:].isdigit()
+
+    def is_static(self) -> bool:
+        """Return whether the type is known."""
+        return self is not Type.dynamic
+
+    def is_dynamic(self) -> bool:
+        """Return whether the type is not known."""
+        return self is Type.dynamic
+
+    def is_real(self) -> bool:
+        """Return `real`."""
+        return self.real
+
+    def is_integral(self) -> bool:
+        """Return `integral`."""
+        return self.integral
+
+    def is_integral_number(self) -> bool:
+        """Return `integral_number`."""
+        return self.integral_number
+
+    def is_signed(self) -> bool:
+        """Return `signed`."""
+        return self.signed
+
+    def is_quantized(self) -> bool:
+        """Return `quantized`."""
+        return self.quantized
+
+    def get_type_name(self) -> str:
+        """Return `type_name`."""
+        return self.name
+
+    def to_string(self) -> str:
+        """Return `type_name`."""
+        return self.name
+
+    def get_size(self) -> int:
+        """Return `size`."""
+        return self.size
+
+    def get_bitwidth(self) -> int:
+        """Return `bitwidth`."""
+        return self.bitwidth
+
+    def compatible(self, other: Type) -> bool:
+        """Return whether a value may be of both types."""
+        return self.merge(other) is not None
+
+    def merge(self, other: Type) -> Type | None:
+        """Return the type that says as much as both; None if they contradict each other."""
+        if other is Type.dynamic or self is other:
+            return self
+        return other if self is Type.dynamic else None
 
 
-_SHORT: Final = {member.name: member.value for member in Type}
+_QUANTIZED: Final = frozenset(
+    {Type.i4, Type.i8, Type.i32, Type.u8, Type.f4e2m1, Type.f8e4m3, Type.f8e5m2, Type.f8e8m0}
+)
 
 
-def element_type(given: Any) -> str:
-    """Return ONNX's name of an element type: of ``u8``, ``uint8``, `Type.u8` or ``numpy.uint8``.
+def element_type(given: Any) -> Type:
+    """Return the element type that ``u8``, ``uint8``, `Type.u8` or ``numpy.uint8`` names.
 
     ArgumentError if there is none of that name.
     """
-    if isinstance(given, str):
-        name = _SHORT.get(given, given)
-        if name in ELEMENT_TYPES:
-            return str(name)
+    return Type(given)
+
+
+def element_type_name(dtype: np.dtype | type) -> str:
+    """Return the ONNX name of a numpy dtype: ``float`` for float32; strings are ``string``.
+
+    TypeError if ONNX has no such element type.
+    """
+    dtype = np.dtype(dtype)
+    if dtype.kind in "OUST":
+        return "string"
     try:
-        # numpy takes None for double.
-        return element_type_name(np.dtype("none" if given is None else given))
-    except (TypeError, ValueError) as error:
-        raise ArgumentError(
-            f"element type {given!r} is none; valid ones are {', '.join(_SHORT)}, ONNX's names "
-            "and numpy's dtypes."
-        ) from error
+        return TYPE_NAMES[onnx.helper.np_dtype_to_tensor_dtype(dtype)]
+    except (KeyError, ValueError) as error:
+        raise TypeError(f"numpy dtype {dtype} is not an ONNX element type") from error

@@ -22,11 +22,12 @@ from onnx import numpy_helper
 
 from devices.errors import ModelError
 from devices.model.attributes import attribute_value, captured_names
+from devices.model.element_type import EXTENDED_DTYPES
 from devices.model.hints import forget_hints
 from devices.model.integer_ranges import RANGES, Range, boundary_ranges, value_ranges
 from devices.model.ports import HasPorts
 from devices.model.tensor_proto import PROTOBUF_NBYTES
-from devices.model.tensor_spec import EXTENDED_DTYPES, TensorSpec
+from devices.model.tensor_spec import TensorSpec
 from devices.model.type_inference import infer_types
 
 #: Weights up to this many bytes are shown to shape inference: enough for shapes, axes and sizes.

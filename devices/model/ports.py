@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from devices.errors import ArgumentError, ModelError, TensorNameError, TensorShapeError
+from devices.errors import ArgumentTypeError, ModelError, TensorNameError, TensorShapeError
 from devices.model.notebook import html_table
-from devices.model.partial_shape import PartialShape
+from devices.model.partial_shape import PartialShape, Shape
 from devices.model.tensor_spec import TensorSpec
 
 
@@ -47,9 +47,14 @@ def find_port(ports: Sequence[TensorSpec], key: Any, role: str) -> TensorSpec:
         raise TensorNameError(
             f"{role} {key} is out of range: there are {len(ports)}: {names}.", name=key
         )
-    raise TensorNameError(
-        f"a port is named by its name, position or port object; got {type(key).__name__}.", name=key
+    raise ArgumentTypeError(
+        f"a port is named by its name, position or port object; got {type(key).__name__}."
     )
+
+
+def _key(*named: Any) -> Any:
+    """Return the one of several ways to name a port that was used."""
+    return next((key for key in named if key is not None), None)
 
 
 class HasPorts:
@@ -87,7 +92,13 @@ class HasPorts:
         """Return `nodes`, as OpenVINO's models do; ports are none of them."""
         return list(self.nodes)
 
-    def input(self, key: int | str | TensorSpec | None = None) -> TensorSpec:
+    def input(
+        self,
+        key: int | str | TensorSpec | None = None,
+        *,
+        tensor_name: str | None = None,
+        index: int | None = None,
+    ) -> TensorSpec:
         """Return an input by position or name; without either, the only one.
 
         Raises
@@ -95,11 +106,65 @@ class HasPorts:
         TensorNameError
             There is no such input, or not exactly one.
         """
-        return find_port(self.inputs, key, "input")
+        return find_port(self.inputs, _key(key, tensor_name, index), "input")
 
-    def output(self, key: int | str | TensorSpec | None = None) -> TensorSpec:
+    def output(
+        self,
+        key: int | str | TensorSpec | None = None,
+        *,
+        tensor_name: str | None = None,
+        index: int | None = None,
+    ) -> TensorSpec:
         """Return an output by position or name; without either, the only one."""
-        return find_port(self.outputs, key, "output")
+        return find_port(self.outputs, _key(key, tensor_name, index), "output")
+
+    def get_parameters(self) -> list[TensorSpec]:
+        """Return the inputs."""
+        return list(self.inputs)
+
+    def get_results(self) -> list[TensorSpec]:
+        """Return the outputs."""
+        return list(self.outputs)
+
+    parameters = property(get_parameters)
+    results = property(get_results)
+
+    def get_output_size(self) -> int:
+        """Return how many outputs there are."""
+        return len(self.outputs)
+
+    def get_output_shape(self, index: int) -> Shape:
+        """Return an output's lengths; ArgumentError if any is open."""
+        return self.get_output_partial_shape(index).to_shape()
+
+    def get_output_partial_shape(self, index: int) -> PartialShape:
+        """Return an output's shape."""
+        return self.output(index).partial_shape
+
+    def get_output_element_type(self, index: int) -> Any:
+        """Return an output's element type."""
+        return self.output(index).element_type
+
+    def get_result(self) -> TensorSpec:
+        """Return the only output."""
+        return self.output()
+
+    def get_ops(self) -> list[Any]:
+        """Return `nodes`."""
+        return list(self.nodes)
+
+    def get_name(self) -> str:
+        """Return the model's name."""
+        return self.name
+
+    def clone(self) -> Self:
+        """Return the model, which never changes."""
+        return self
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether a port has an open dimension."""
+        return self.is_dynamic()
 
     def is_dynamic(self) -> bool:
         """Return whether a port has an open dimension."""
@@ -110,8 +175,9 @@ class HasPorts:
 
         Parameters
         ----------
-        shapes : sequence of int, or mapping
-            The only input's shape; or by name, position or port. -1 leaves a dimension open.
+        shapes : shape, or mapping
+            The only input's shape, as `PartialShape` reads it; or shapes by name, position or
+            port. -1 and intervals leave a dimension open.
 
         Raises
         ------
@@ -124,17 +190,13 @@ class HasPorts:
         inputs = {port.name: port for port in self.inputs}
         for key, shape in given.items():
             port = find_port(self.inputs, key, "input")
-            if isinstance(shape, str | int) or not isinstance(shape, Sequence):
-                raise ArgumentError(
-                    f"input {port.name!r}: shape {shape!r}; wanted a list of sizes, -1 if open."
-                )
             wanted = PartialShape(shape)
-            if port.shape is not None and len(wanted) != len(port.shape):
+            if port.shape is not None and wanted.rank != len(port.shape):
                 raise TensorShapeError(
                     f"input {port.name!r} has {len(port.shape)} dimensions ({port}); got {wanted}.",
                     port=port.name,
                 )
-            inputs[port.name] = replace(port, shape=tuple(wanted))
+            inputs[port.name] = replace(port, shape=wanted.values)
         # Shapes that the author noted are those of the old inputs.
         opened = [replace(port, shape=None) if port.is_tensor else port for port in self.outputs]
         old = self.replace(outputs=opened, value_info=())

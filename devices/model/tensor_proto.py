@@ -11,7 +11,8 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from devices.errors import ExternalDataError, ModelError
-from devices.model.tensor_spec import DTYPES, check_text
+from devices.model.element_type import DTYPES
+from devices.model.tensor_spec import check_text
 
 #: Element types that files hold packed, with their widths in bits.
 _PACKED: Final[dict[int, int]] = {

@@ -6,39 +6,25 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Final
+from typing import Final, Literal
 
-import ml_dtypes
 import numpy as np
 import onnx
 
 from devices.errors import ModelError
-from devices.model.partial_shape import PartialShape
+from devices.model.element_type import DTYPES, TYPE_NAMES, TYPE_NUMBERS, Type, element_type_name
+from devices.model.partial_shape import PartialShape, Shape
 
-#: ONNX element type -> numpy dtype; strings are object arrays.
-DTYPES: Final[dict[int, np.dtype]] = {
-    number: np.dtype(object) if name == "STRING" else onnx.helper.tensor_dtype_to_np_dtype(number)
-    for name, number in onnx.TensorProto.DataType.items()
-    if name != "UNDEFINED"
-}
-#: ONNX element type -> its name in type strings, as ``tensor(float)``.
-_TYPE_NAMES: Final[dict[int, str]] = {
-    number: name.lower() for name, number in onnx.TensorProto.DataType.items()
-}
-_TYPE_NUMBERS: Final = {name: number for number, name in _TYPE_NAMES.items()}
-#: Names of the element types that a tensor may have.
-ELEMENT_TYPES: Final = frozenset(_TYPE_NUMBERS) - {"undefined"}
+_ELEMENT_TYPES: Final = {f"tensor({t.value})": t for t in Type if t is not Type.dynamic}
 #: Letter of a layout -> ONNX's own word for such a dimension; others are written as they are.
 _DENOTATIONS: Final = {"N": "DATA_BATCH", "C": "DATA_CHANNEL", "?": ""}
 _LETTERS: Final = {word: letter for letter, word in _DENOTATIONS.items()}
 #: Type string of a dense tensor -> its elements' numpy dtype.
 _TENSOR_DTYPES: Final = {
-    f"tensor({name})": DTYPES[number] for name, number in _TYPE_NUMBERS.items() if number in DTYPES
+    f"tensor({name})": DTYPES[number] for name, number in TYPE_NUMBERS.items() if number in DTYPES
 }
 #: Symbols that say nothing, and so are never the same as another.
 _UNKNOWN: Final = ("", "?")
-#: Element types narrower than a byte, with their widths in bits.
-_NARROW_BITS: Final = {"int4": 4, "uint4": 4, "float4e2m1": 4, "int2": 2, "uint2": 2}
 
 Dimension = int | str | None
 
@@ -54,9 +40,9 @@ class TensorSpec:
     type : str
         As ONNX writes it: ``tensor(float)``, ``seq(tensor(int64))``, ``optional(...)``;
         empty where unknown.
-    shape : tuple of (int, str or None), or None
-        One entry per dimension: a size, a symbol, or None where unknown; None where the rank is
-        unknown or the value is not a tensor.
+    shape : Shape of (int, str or None), or None
+        A tuple that also equals a list, of one entry per dimension: a size, a symbol, or None
+        where unknown; None where the rank is unknown or the value is not a tensor.
     layout : str
         What each dimension means, one letter each, as ``NHWC``; ``?`` where one means nothing, and
         empty where nothing is known. In ONNX these are the dimensions' denotations.
@@ -67,15 +53,19 @@ class TensorSpec:
     shape: tuple[Dimension, ...] | None = None
     layout: str = ""
 
+    def __post_init__(self) -> None:
+        if self.shape is not None and type(self.shape) is not Shape:
+            object.__setattr__(self, "shape", Shape(self.shape))
+
     @property
     def is_tensor(self) -> bool:
         """Whether the value is a dense tensor."""
         return self.type.startswith("tensor(")
 
     @property
-    def element_type(self) -> str:
-        """The element type of a dense tensor (``float``, ``int64``), else the empty string."""
-        return self.type[7:-1] if self.is_tensor else ""
+    def element_type(self) -> Type | Literal[""]:
+        """The element type of a dense tensor, which equals ONNX's word; else the empty string."""
+        return _ELEMENT_TYPES.get(self.type, "")
 
     @property
     def dtype(self) -> np.dtype | None:
@@ -95,12 +85,22 @@ class TensorSpec:
         sizes = [d for d in self.shape if isinstance(d, int)]
         if len(sizes) != len(self.shape):
             return None
-        bits = _NARROW_BITS.get(self.element_type, self.dtype.itemsize * 8)
+        bits = self.dtype.itemsize * 8
+        if self.element_type:
+            bits = self.element_type.bitwidth or bits
         return (math.prod(sizes) * bits + 7) // 8
+
+    # OpenVINO's names. A port is the only output of its node and has the only name of its value:
+    # `get_node`, `get_tensor` are views that are the port itself.
 
     @property
     def any_name(self) -> str:
         """The name, as OpenVINO's ports have it."""
+        return self.name
+
+    @property
+    def friendly_name(self) -> str:
+        """The name, as OpenVINO's nodes have it."""
         return self.name
 
     @property
@@ -109,19 +109,59 @@ class TensorSpec:
         return {self.name}
 
     @property
+    def node(self) -> TensorSpec:
+        """What makes the value, as far as OpenVINO's scripts ask it: the port."""
+        return self
+
+    @property
+    def tensor(self) -> TensorSpec:
+        """The value's description: the port."""
+        return self
+
+    @property
+    def index(self) -> int:
+        """Which output of its node the port is: the only one."""
+        return 0
+
+    @property
     def partial_shape(self) -> PartialShape:
-        """The shape; of unknown rank, an empty one."""
-        return PartialShape(self.shape or ())
+        """The shape, with an open rank where that is not known."""
+        return PartialShape(self.shape)
+
+    @property
+    def size(self) -> int:
+        """How many elements there are; ArgumentError if that is open."""
+        return math.prod(self.partial_shape.to_shape())
 
     def get_any_name(self) -> str:
         """Return `any_name`."""
+        return self.name
+
+    def get_friendly_name(self) -> str:
+        """Return `friendly_name`."""
+        return self.name
+
+    def get_name(self) -> str:
+        """Return `name`."""
         return self.name
 
     def get_names(self) -> set[str]:
         """Return `names`."""
         return self.names
 
-    def get_element_type(self) -> str:
+    def get_node(self) -> TensorSpec:
+        """Return `node`."""
+        return self
+
+    def get_tensor(self) -> TensorSpec:
+        """Return `tensor`."""
+        return self
+
+    def get_index(self) -> int:
+        """Return `index`."""
+        return 0
+
+    def get_element_type(self) -> Type | Literal[""]:
         """Return `element_type`."""
         return self.element_type
 
@@ -129,9 +169,13 @@ class TensorSpec:
         """Return `partial_shape`."""
         return self.partial_shape
 
-    def get_shape(self) -> tuple[Dimension, ...] | None:
+    def get_shape(self) -> Shape | None:
         """Return `shape`."""
-        return self.shape
+        return None if self.shape is None else Shape(self.shape)
+
+    def get_size(self) -> int:
+        """Return `size`."""
+        return self.size
 
     def accepts(self, shape: tuple[int, ...]) -> bool:
         """Whether an array of `shape` fits this spec."""
@@ -177,20 +221,6 @@ class TensorSpec:
         return info
 
 
-def element_type_name(dtype: np.dtype | type) -> str:
-    """Return the ONNX name of a numpy dtype: ``float`` for float32; strings are ``string``.
-
-    TypeError if ONNX has no such element type.
-    """
-    dtype = np.dtype(dtype)
-    if dtype.kind in "OUST":
-        return "string"
-    try:
-        return _TYPE_NAMES[onnx.helper.np_dtype_to_tensor_dtype(dtype)]
-    except (KeyError, ValueError) as error:
-        raise TypeError(f"numpy dtype {dtype} is not an ONNX element type") from error
-
-
 def type_string(proto: onnx.TypeProto) -> str:
     """Return a TypeProto as ONNX writes it in schemas: ``seq(tensor(float))``.
 
@@ -224,18 +254,18 @@ def check_text(texts: Iterable[str], where: str) -> None:
 
 
 def _type_name(number: int) -> str:
-    if number not in _TYPE_NAMES:
+    if number not in TYPE_NAMES:
         raise ModelError(f"a value has element type {number}, which ONNX does not define.")
-    return _TYPE_NAMES[number]
+    return TYPE_NAMES[number]
 
 
 def _parse_type(text: str, proto: onnx.TypeProto) -> None:
     name, _, rest = text.partition("(")
     inner = rest[:-1]
     if name == "tensor":
-        proto.tensor_type.elem_type = _TYPE_NUMBERS[inner]
+        proto.tensor_type.elem_type = TYPE_NUMBERS[inner]
     elif name == "sparse_tensor":
-        proto.sparse_tensor_type.elem_type = _TYPE_NUMBERS[inner]
+        proto.sparse_tensor_type.elem_type = TYPE_NUMBERS[inner]
     elif name == "seq":
         proto.sequence_type.SetInParent()
         _parse_type(inner, proto.sequence_type.elem_type)
@@ -244,7 +274,7 @@ def _parse_type(text: str, proto: onnx.TypeProto) -> None:
         _parse_type(inner, proto.optional_type.elem_type)
     elif name == "map":
         key, _, value = inner.partition(",")
-        proto.map_type.key_type = _TYPE_NUMBERS[key]
+        proto.map_type.key_type = TYPE_NUMBERS[key]
         _parse_type(value, proto.map_type.value_type)
 
 
@@ -272,12 +302,3 @@ def _layout(proto: onnx.TypeProto) -> str:
         return ""
     letters = [_LETTERS.get(word, word) for word in words]
     return "".join(letter if len(letter) == 1 else "?" for letter in letters)
-
-
-#: numpy dtypes that numpy itself cannot compute on; kernels widen these.
-EXTENDED_DTYPES: Final = frozenset(
-    np.dtype(getattr(ml_dtypes, name))
-    for name in dir(ml_dtypes)
-    if name.startswith(("bfloat", "float", "int", "uint"))
-    and isinstance(getattr(ml_dtypes, name), type)
-)

@@ -11,7 +11,8 @@ from devices.model.tensor_spec import TensorSpec
 from devices.model.variables import Variable
 from devices.plugin.program import Value
 from devices.plugin.remote import RemoteTensor
-from devices.request.tensor import Tensor, convert, empty_tensor
+from devices.request.tensor import Tensor, empty_tensor
+from devices.request.tensor_conversion import convert
 
 
 class RequestStates:

@@ -1,25 +1,20 @@
-"""Tensors of a request: the holder that a port keeps, and the checks that its contents pass."""
+"""The tensor that a port of a request holds, with the memory it shares or owns."""
 
 from __future__ import annotations
 
-import copy as copying
+import math
 from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 
-from devices.errors import TensorShapeError, TensorTypeError
-from devices.model.element_type import element_type
-from devices.model.tensor_spec import EXTENDED_DTYPES, TensorSpec, element_type_name
+from devices.errors import ArgumentTypeError, TensorShapeError, TensorTypeError
+from devices.model.element_type import Type, element_type_name
+from devices.model.partial_shape import Shape
+from devices.model.tensor_spec import TensorSpec
 from devices.plugin.program import Value
 from devices.plugin.remote import RemoteTensor
 
-#: Kind of element -> the kinds it may become.
-_CASTABLE: Final = {"b": "bif", "i": "if", "f": "fc", "c": "c"}
-
-
-#: What numpy reads into memory of its own; all else may share its memory with the array.
-_ALWAYS_READ: Final = (list, tuple, int, float, complex, str, bytes)
 #: What a tensor holds as an array.
 _ARRAYS: Final = (np.ndarray, np.generic, int, float, complex, str)
 
@@ -29,39 +24,88 @@ class Tensor:
 
     Parameters
     ----------
-    data : array, another value, an element type, or another tensor
-        Its contents; with a shape, what the elements of new memory are; with the corners of a
-        region, the tensor whose memory is shared.
-    shared_memory : bool or sequence of int
-        Whether to hold `data` itself rather than a copy; or the shape of a tensor of zeros; or
-        where the region begins, as ``Tensor(image, [0, 8, 8, 0], [1, 24, 24, 3])``.
+    data : array, list, image, element type, port, other tensor, or another value
+        The contents; with a shape, the type of new memory; a port makes memory of its type and
+        shape; with the corners of a region, the tensor whose memory is shared. Also under
+        OpenVINO's names of it: `array`, `image`, `type`, `port`, `other`.
+    shared_memory : bool, default False
+        Whether to hold the array itself rather than a copy of it. By position also `shape`,
+        `begin`, or the array after a port.
     end : sequence of int, optional
-        Where the region ends, exclusive.
+        Where a region ends, exclusive: ``Tensor(image, [0, 8, 8, 0], [1, 24, 24, 3])``. By
+        position also `type`.
+    type : element type, optional
+        Of new memory, or that an array's memory is seen as.
+    shape : sequence of int, optional
+        Of new memory, or that an array's memory is seen in.
+    begin : sequence of int, optional
+        Where a region begins.
 
     Raises
     ------
     TensorShapeError
-        The region is not within the tensor.
+        The region is not within the tensor, or the memory is too small for the shape.
+    TensorTypeError
+        Memory cannot be shared: text, or an array that is not contiguous.
     """
 
-    __slots__ = ("_data",)
+    __slots__ = ("_data", "_shared")
 
     def __init__(
         self,
-        data: Any,
-        shared_memory: bool | Sequence[int] = False,
-        end: Sequence[int] | None = None,
+        data: Any = None,
+        shared_memory: Any = False,
+        end: Any = None,
+        *,
+        array: Any = None,
+        image: Any = None,
+        port: Any = None,
+        other: Any = None,
+        type: Any = None,
+        shape: Any = None,
+        begin: Any = None,
     ) -> None:
-        if end is not None and not isinstance(shared_memory, bool):
-            data, shared_memory = _region(data, shared_memory, end), True
-        if isinstance(data, Tensor):
-            data = data.data
+        named = [given for given in (data, array, image, port, other) if given is not None]
+        if len(named) > 1 and not (named[0] is port or isinstance(named[0], TensorSpec)):
+            raise ArgumentTypeError("a tensor has one contents; got several, under several names.")
+        held, kind = (named[0], type) if named else (type, None)
+        if len(named) > 1:
+            shape = named[1]
         if not isinstance(shared_memory, bool):
-            kind = f"tensor({element_type(data)})"
-            data, shared_memory = empty_tensor(TensorSpec("", kind, (*shared_memory,))).data, True
-        if isinstance(data, _ARRAYS):
-            data = np.asarray(data) if shared_memory else np.array(data)
-        self._data: Value = data
+            shape, shared_memory = shared_memory, False
+        shape = begin if shape is None else shape
+        self._shared = True
+        self._data: Value = None
+        if isinstance(held, Tensor):
+            self._data = held.held() if shape is None else _region(held, shape, end)
+        elif isinstance(held, TensorSpec):
+            self._data, self._shared = _of_port(held, shape), shape is not None
+        elif shape is None:
+            self._fill(held, shared_memory)
+        elif isinstance(held, np.ndarray):
+            self._data = _seen(held, shape, end if kind is None else kind)
+        else:
+            self._data, self._shared = _zeros(Type(held), shape), False
+
+    def _fill(self, given: Any, shared: bool) -> None:
+        """Hold a value: arrays shared or copied, text always copied, what is no array as it is."""
+        if isinstance(given, list | tuple):
+            self._data = _of_list(given)
+            return
+        if hasattr(given, "__array_interface__") and not isinstance(given, _ARRAYS):
+            given, shared = np.asarray(given), False  # an image
+        if not isinstance(given, _ARRAYS):
+            self._data = given
+            return
+        array = np.asarray(given)
+        if array.dtype.kind in "SUT":
+            if shared and isinstance(given, np.ndarray):
+                raise TensorTypeError(
+                    "text is copied, it cannot be shared: use shared_memory=False."
+                )
+            array, shared = as_text(array), True
+        self._data = array if shared else np.array(array)
+        self._shared = shared
 
     @property
     def data(self) -> Value:
@@ -75,19 +119,47 @@ class Tensor:
         return self._data.data if isinstance(self._data, RemoteTensor) else self._data
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of an array, the length of a sequence."""
-        return tuple(np.shape(self._data)) if self.is_array else (len(self._data),)
+    def str_data(self) -> np.ndarray:
+        """Text as an array of numpy's ``U``; a copy. Set: as many texts or bytes as elements."""
+        return self._text().astype(str)
+
+    @str_data.setter
+    def str_data(self, texts: Any) -> None:
+        held = self._text()
+        new = as_text(np.asarray(texts))
+        if new.size != held.size:
+            raise TensorShapeError(
+                f"the tensor has {held.size} elements, got {new.size} texts; give one for each."
+            )
+        held[...] = new.reshape(held.shape)
 
     @property
-    def element_type(self) -> str:
-        """ONNX's name of the element type; empty if the value is not a tensor."""
-        return element_type_name(self._data.dtype) if self.is_array else ""
+    def bytes_data(self) -> np.ndarray:
+        """Text in UTF-8 as an array of numpy's ``S``; a copy. Set as `str_data`."""
+        return np.char.encode(self.str_data, "utf-8")
+
+    @bytes_data.setter
+    def bytes_data(self, texts: Any) -> None:
+        self.str_data = texts
+
+    @property
+    def shape(self) -> Shape:
+        """The shape of an array, the length of a sequence."""
+        return Shape(np.shape(self._data)) if self.is_array else Shape((len(self._data),))
+
+    @shape.setter
+    def shape(self, shape: Sequence[int]) -> None:
+        self.set_shape(shape)
+
+    @property
+    def element_type(self) -> Type | str:
+        """The element type, which equals ONNX's word; empty if the value is not a tensor."""
+        return Type(element_type_name(self._data.dtype)) if self.is_array else ""
 
     @property
     def size(self) -> int:
         """How many elements there are."""
-        return int(np.prod(self.shape, dtype=np.int64))
+        return math.prod(self.shape)
 
     @property
     def byte_size(self) -> int:
@@ -95,17 +167,84 @@ class Tensor:
         return int(self._data.nbytes) if self.is_array else 0
 
     @property
+    def strides(self) -> tuple[int, ...]:
+        """Bytes from one element to the next, along each axis."""
+        return tuple(self._array().strides)
+
+    @property
     def is_array(self) -> bool:
         """Whether the contents are one tensor, here or on a device."""
         return isinstance(self._data, np.ndarray | RemoteTensor)
 
-    def get_shape(self) -> tuple[int, ...]:
+    def is_continuous(self) -> bool:
+        """Return whether the elements lie one after the other in memory."""
+        return bool(self._array().flags.c_contiguous)
+
+    def set_shape(self, shape: Sequence[int]) -> None:
+        """Give the tensor another shape.
+
+        Fewer elements stay in the same memory. For more the tensor gets memory of its own, of
+        zeros.
+
+        Raises
+        ------
+        TensorShapeError
+            The memory is another's and is too small.
+        """
+        held, wanted = self._array(), _lengths(shape)
+        if math.prod(wanted) > held.size:
+            if self._shared:
+                raise TensorShapeError(
+                    f"shape {list(wanted)} failed: the memory is shared and holds {held.size} "
+                    "elements. Make a tensor of that shape."
+                )
+            self._data = _zeros(Type(element_type_name(held.dtype)), wanted)
+        else:
+            self._data = _seen(held, wanted, None)
+
+    def copy_from(self, source: Any) -> None:
+        """Copy the elements, and the shape, of another tensor or array of the same type.
+
+        Raises
+        ------
+        TensorTypeError
+            The source has another element type.
+        """
+        held, array = self._array(), np.asarray(source)
+        if held.dtype == object:
+            array = as_text(array)
+        if array.dtype != held.dtype:
+            raise TensorTypeError(
+                f"a tensor of {held.dtype} cannot take elements of {array.dtype}; convert them "
+                f"with array.astype({held.dtype})."
+            )
+        if array.shape != held.shape:
+            self.set_shape(array.shape)
+        np.copyto(self._array(), array)
+
+    def copy_to(self, target: Tensor) -> None:
+        """Copy the elements, and the shape, to another tensor of the same type."""
+        target.copy_from(self.data)
+
+    def get_shape(self) -> Shape:
         """Return `shape`."""
         return self.shape
 
-    def get_element_type(self) -> str:
+    def get_element_type(self) -> Type | str:
         """Return `element_type`."""
         return self.element_type
+
+    def get_size(self) -> int:
+        """Return `size`."""
+        return self.size
+
+    def get_byte_size(self) -> int:
+        """Return `byte_size`."""
+        return self.byte_size
+
+    def get_strides(self) -> tuple[int, ...]:
+        """Return `strides`."""
+        return self.strides
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self.data, dtype=dtype, copy=copy)
@@ -122,6 +261,112 @@ class Tensor:
         """Return the contents as they are, on whatever device."""
         return self._data
 
+    def _array(self) -> np.ndarray:
+        held = self.data
+        if not isinstance(held, np.ndarray):
+            raise TensorTypeError(f"{self!r} is no array; its contents are in `data`.")
+        return held
+
+    def _text(self) -> np.ndarray:
+        held = self._array()
+        if held.dtype != object:
+            raise TensorTypeError(
+                f"the tensor is {held.dtype}, not text; its contents are in `data`."
+            )
+        return held
+
+
+def array_of(value: Any) -> np.ndarray:
+    """Return a value as an array, on its memory where it has some: also by DLPack."""
+    if isinstance(value, np.ndarray) or not hasattr(value, "__dlpack__"):
+        return np.asarray(value)
+    if hasattr(value, "__array__"):
+        try:
+            return np.asarray(value)
+        except (TypeError, RuntimeError):  # in memory of a device; DLPack may bring it here
+            pass
+    return np.from_dlpack(value, device="cpu")
+
+
+def as_text(array: np.ndarray) -> np.ndarray:
+    """Return text, or its bytes in UTF-8, as an array of str objects.
+
+    TensorTypeError if an element is neither.
+    """
+    try:
+        items = [i.decode() if isinstance(i, bytes) else i for i in array.ravel().tolist()]
+    except UnicodeDecodeError as error:
+        raise TensorTypeError(f"wanted strings, got bytes that are not UTF-8: {error}.") from error
+    wrong = next((i for i in items if not isinstance(i, str)), None)
+    if wrong is not None:
+        raise TensorTypeError(f"wanted strings, got {wrong!r}; give an array of str or bytes.")
+    out = np.empty(len(items), object)
+    out[:] = items
+    return out.reshape(array.shape)
+
+
+def empty_tensor(spec: TensorSpec) -> Tensor:
+    """Return a tensor of zeros for a port; open dimensions are 0 long, and an open rank is 1."""
+    if not spec.is_tensor or spec.dtype is None or not spec.element_type:
+        tensor = Tensor()
+        tensor.replace([] if spec.type.startswith("seq(") else None)
+        return tensor
+    sizes = (0,) if spec.shape is None else spec.shape
+    return Tensor(spec.element_type, [n if isinstance(n, int) else 0 for n in sizes])
+
+
+def _zeros(kind: Type, shape: Sequence[int]) -> np.ndarray:
+    return np.full(_lengths(shape), "" if kind is Type.string else 0, kind.to_dtype())
+
+
+def _lengths(shape: Any) -> tuple[int, ...]:
+    lengths = tuple(int(n) for n in Shape(shape))
+    if any(n < 0 for n in lengths):
+        raise TensorShapeError(f"shape {list(lengths)}: a tensor's axes have 0 elements or more.")
+    return lengths
+
+
+def _of_list(items: Sequence[Any]) -> Value:
+    try:
+        array = np.asarray(items)
+    except ValueError:  # items of many shapes: a sequence
+        return list(items)
+    if array.dtype.kind in "SUT":
+        return as_text(array)
+    return list(items) if array.dtype == object else array
+
+
+def _of_port(port: TensorSpec, array: np.ndarray | None) -> np.ndarray:
+    """Return memory for a port: an array's where one is given."""
+    empty: np.ndarray = empty_tensor(port).data
+    if array is None:
+        return empty
+    held = np.asarray(array)
+    if held.dtype != empty.dtype or held.size < empty.size:
+        raise TensorShapeError(
+            f"port {port.name!r} wants {port}, got {held.dtype}{list(held.shape)}, smaller "
+            "or of another type."
+        )
+    return _seen(held, empty.shape, None)
+
+
+def _seen(array: np.ndarray, shape: Sequence[int], kind: Any) -> np.ndarray:
+    """Return an array's memory, or the beginning of it, under another shape and type."""
+    lengths = _lengths(shape)
+    dtype = array.dtype if kind is None or kind is Type.dynamic else Type(kind).to_dtype()
+    if not array.flags.c_contiguous:
+        raise TensorTypeError("the array is not contiguous: np.ascontiguousarray(array) is.")
+    flat = array.reshape(-1)
+    if dtype != array.dtype:
+        flat = flat.view(np.uint8)
+        flat = flat[: len(flat) // dtype.itemsize * dtype.itemsize].view(dtype)
+    if math.prod(lengths) > flat.size:
+        raise TensorShapeError(
+            f"{dtype}{list(lengths)} needs {math.prod(lengths)} elements; the memory has "
+            f"{flat.size}."
+        )
+    return flat[: math.prod(lengths)].reshape(lengths)
+
 
 def _region(tensor: Tensor, begin: Sequence[int], end: Sequence[int]) -> np.ndarray:
     """Return a view of a part of a tensor."""
@@ -134,214 +379,3 @@ def _region(tensor: Tensor, begin: Sequence[int], end: Sequence[int]) -> np.ndar
             f"{list(end)}; give both corners, a number for each dimension."
         )
     return array[tuple(slice(first, last) for first, last, _ in corners)]
-
-
-def empty_tensor(spec: TensorSpec) -> Tensor:
-    """Return a tensor of zeros for a port; open dimensions are 0 long, and an open rank is 1."""
-    if not spec.is_tensor or spec.dtype is None:
-        return Tensor([] if spec.type.startswith("seq(") else None, shared_memory=True)
-    sizes = (0,) if spec.shape is None else spec.shape
-    shape = tuple(size if isinstance(size, int) else 0 for size in sizes)
-    if spec.dtype == object:
-        return Tensor(np.full(shape, "", dtype=object), shared_memory=True)
-    return Tensor(np.zeros(shape, spec.dtype), shared_memory=True)
-
-
-def check_tensor(value: Any, spec: TensorSpec, role: str) -> Value:
-    """Return `value` if it fits the port exactly, without any conversion: for shared memory.
-
-    Raises
-    ------
-    TensorTypeError, TensorShapeError
-        Naming the port, what it has and what was given.
-    """
-    if value is None:
-        raise TensorTypeError(
-            f"{role} {spec.name!r} wants {spec}, got None; give an array.", port=spec.name
-        )
-    if not spec.is_tensor:
-        return value
-    array = value if isinstance(value, np.ndarray | RemoteTensor) else _read(value, spec, role)
-    if array.dtype != spec.dtype and not (spec.dtype == object and array.dtype.kind in "UST"):
-        raise TensorTypeError(
-            f"{role} {spec.name!r} is {spec}, got dtype {array.dtype}; memory that is shared is "
-            f"not converted. Give array.astype({_dtype_text(spec)}).",
-            port=spec.name,
-        )
-    _check_shape(array, spec, role)
-    return array
-
-
-def convert(value: Any, spec: TensorSpec, *, copy: bool) -> Value:
-    """Return `value` as a run wants it: native, dense, of the port's type and shape.
-
-    Numbers and lists take the port's type; arrays are cast where the kind of number stays and
-    no value becomes another, rounding apart: another integer that holds every value, another
-    float or an integer as a float, in which no number becomes infinite.
-
-    An array is whatever has ``__array__``, a buffer, or ``__dlpack__``. With `copy` the result
-    shares no memory with `value`.
-
-    Raises TensorTypeError, TensorShapeError: naming the port, what it wants, what was given and
-    how to fix it.
-    """
-    if isinstance(value, Tensor):
-        value = value.held()
-    if type(value) is np.ndarray:
-        dtype = spec.dtype
-        if (
-            dtype is not None
-            and value.dtype == dtype
-            and not dtype.hasobject
-            and (value.shape == spec.shape or spec.accepts(value.shape))
-            and value.flags.c_contiguous
-        ):
-            return value.copy() if copy else value
-    elif isinstance(value, RemoteTensor):
-        return check_tensor(value, spec, "input")
-    if spec.type.startswith("optional("):
-        inner = TensorSpec(spec.name, spec.type[len("optional(") : -1], spec.shape)
-        return None if value is None else convert(value, inner, copy=copy)
-    if spec.type.startswith("seq("):
-        return _sequence(value, spec, copy)
-    if not spec.is_tensor or spec.dtype is None:
-        return copying.deepcopy(value) if copy else value
-    if value is None:
-        raise TensorTypeError(
-            f"input {spec.name!r} wants {spec}, got None; give an array.", port=spec.name
-        )
-    read = _read(value, spec, "input")
-    array = _cast(read, spec, from_array=hasattr(value, "dtype"))
-    _check_shape(array, spec, "input")
-    # np.ascontiguousarray would make a scalar one-dimensional.
-    dense = np.asarray(array, order="C")
-    if copy and not isinstance(value, _ALWAYS_READ) and np.may_share_memory(dense, read):
-        dense = dense.copy()
-    return dense
-
-
-def _sequence(value: Any, spec: TensorSpec, copy: bool) -> Value:
-    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
-        raise TensorTypeError(
-            f"input {spec.name!r} wants {spec.type}, got {type(value).__name__}; give a list.",
-            port=spec.name,
-        )
-    inner = spec.type[len("seq(") : -1]
-    return [
-        convert(item, TensorSpec(f"{spec.name}[{i}]", inner), copy=copy)
-        for i, item in enumerate(value)
-    ]
-
-
-def _read(value: Any, spec: TensorSpec, role: str) -> np.ndarray:
-    """Return a value as an array, sharing its memory where it has some."""
-    try:
-        return _array(value)
-    except ValueError as error:
-        raise TensorShapeError(
-            f"{role} {spec.name!r} wants {spec}, got a nested list that is not an array: {error}.",
-            port=spec.name,
-        ) from error
-    except (TypeError, RuntimeError, BufferError) as error:
-        raise TensorTypeError(
-            f"{role} {spec.name!r} wants {spec}, got a {type(value).__name__} that numpy cannot "
-            f"read: {error}. Give a copy in the host's memory.",
-            port=spec.name,
-        ) from error
-
-
-def _array(value: Any) -> np.ndarray:
-    if isinstance(value, np.ndarray) or not hasattr(value, "__dlpack__"):
-        return np.asarray(value)
-    if hasattr(value, "__array__"):
-        try:
-            return np.asarray(value)
-        except (TypeError, RuntimeError):  # in memory of a device; DLPack may bring it here
-            pass
-    return np.from_dlpack(value, device="cpu")
-
-
-def _cast(array: np.ndarray, spec: TensorSpec, *, from_array: bool) -> np.ndarray:
-    dtype = spec.dtype
-    assert dtype is not None
-    if not array.dtype.isnative:
-        array = array.astype(array.dtype.newbyteorder("="))
-    if array.dtype == dtype and dtype.kind != "O":
-        return array
-    if dtype.kind == "O":
-        return _strings(array, spec)
-    got, want = _kind(array.dtype), _kind(dtype)
-    if array.size == 0 and not from_array:  # an empty list is of no type
-        return array.astype(dtype)
-    if want not in _CASTABLE.get(got, ""):
-        raise TensorTypeError(
-            f"input {spec.name!r} wants {spec}, got dtype {array.dtype}, which would lose what it "
-            f"says. If that is meant, give array.astype({_dtype_text(spec)}).",
-            port=spec.name,
-        )
-    with np.errstate(all="ignore"):
-        cast = array.astype(dtype)
-    if not np.can_cast(array.dtype, dtype) and not _holds(cast, array, want):
-        raise TensorTypeError(
-            f"input {spec.name!r} wants {spec}, got dtype {array.dtype} with values that "
-            f"{dtype} cannot hold. If that is meant, give array.astype({_dtype_text(spec)}).",
-            port=spec.name,
-        )
-    return cast
-
-
-def _holds(cast: np.ndarray, array: np.ndarray, kind: str) -> bool:
-    """Whether a cast to a kind of number kept each value, but for rounding."""
-    if kind == "i":
-        same_sign = np.array_equal(cast < 0, array < 0)
-        return same_sign and np.array_equal(cast.astype(array.dtype), array)
-    finite = np.isfinite(cast)
-    return bool(finite.all()) or np.array_equal(finite, np.isfinite(array))
-
-
-def _strings(array: np.ndarray, spec: TensorSpec) -> np.ndarray:
-    if array.dtype.kind in "UT":
-        return array.astype(object)
-    if array.dtype.kind == "S" or array.dtype == object:
-        try:
-            items = [i.decode() if isinstance(i, bytes) else i for i in array.ravel().tolist()]
-        except UnicodeDecodeError as error:
-            raise TensorTypeError(
-                f"input {spec.name!r} wants strings, got bytes that are not UTF-8: {error}.",
-                port=spec.name,
-            ) from error
-        wrong = [i for i in items if not isinstance(i, str)][:1]
-        if not wrong:
-            out = np.empty(len(items), object)
-            out[:] = items
-            return out.reshape(array.shape)
-    else:
-        wrong = [array.dtype]
-    raise TensorTypeError(
-        f"input {spec.name!r} wants strings, got {wrong[0]!r}; give an array of str.",
-        port=spec.name,
-    )
-
-
-def _kind(dtype: np.dtype) -> str:
-    if dtype in EXTENDED_DTYPES:
-        return "i" if dtype.name.startswith(("int", "uint")) else "f"
-    return "i" if dtype.kind == "u" else dtype.kind
-
-
-def _check_shape(array: np.ndarray | RemoteTensor, spec: TensorSpec, role: str) -> None:
-    if not spec.accepts(array.shape):
-        same_rank = len(array.shape) == len(spec.shape or ())
-        fix = "reshape it" if same_rank else "give it every dimension"
-        raise TensorShapeError(
-            f"{role} {spec.name!r} wants {spec}, got shape {list(array.shape)}; {fix}, as in "
-            "array.reshape(...) or array[None].",
-            port=spec.name,
-        )
-
-
-def _dtype_text(spec: TensorSpec) -> str:
-    assert spec.dtype is not None
-    if spec.dtype == object:
-        return "object"
-    return f"ml_dtypes.{spec.dtype}" if spec.dtype in EXTENDED_DTYPES else f"numpy.{spec.dtype}"

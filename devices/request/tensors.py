@@ -18,7 +18,8 @@ from devices.model.ports import find_port
 from devices.model.tensor_spec import TensorSpec
 from devices.plugin.program import Value
 from devices.plugin.remote import RemoteTensor
-from devices.request.tensor import Tensor, check_tensor, convert, empty_tensor
+from devices.request.tensor import Tensor, empty_tensor
+from devices.request.tensor_conversion import check_tensor, convert
 
 
 class RequestTensors:

@@ -9,8 +9,9 @@ from typing import Any, Final
 import numpy as np
 import onnx
 
+from devices.model.element_type import DTYPES
 from devices.model.model import Constant, Model, Node
-from devices.model.tensor_spec import DTYPES, Dimension
+from devices.model.tensor_spec import Dimension
 from hetero.preprocess.colors import ColorFormat
 
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 
 from devices.errors import DeviceError, DeviceMemoryError, HeteroError, TensorError
-from devices.model.tensor_spec import element_type_name
+from devices.model.element_type import element_type_name
 from devices.plugin.program import Value
 from devices.plugin.values import nbytes_of
 from devices.request.request import Request

@@ -28,7 +28,7 @@ from typing import Any, Final
 import numpy as np
 import xxhash
 
-from devices.model.tensor_spec import DTYPES
+from devices.model.element_type import DTYPES
 
 #: Raised whenever the form changes; other versions are refused by name.
 FORMAT_VERSION: Final = 1

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from devices.errors import BlobError
-from devices.model.tensor_spec import DTYPES
+from devices.model.element_type import DTYPES
 from scheduler.formats.memory_order import as_before, axis_order, in_memory_order
 from scheduler.formats.tensor_entries import (
     frozen,

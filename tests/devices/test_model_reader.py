@@ -14,9 +14,9 @@ from onnx import TensorProto, helper, numpy_helper
 from devices import read_model
 from devices.errors import ExternalDataError, ModelError, ModelNotFoundError
 from devices.model.deferred import DeferredModel
+from devices.model.element_type import DTYPES
 from devices.model.literals import lift_literals
 from devices.model.model import Constant
-from devices.model.tensor_spec import DTYPES
 
 HEADER = '<ir_version: 8, opset_import: ["": 17]>\n'
 

@@ -8,7 +8,8 @@ import pytest
 
 from devices import Tensor, TensorSpec
 from devices.errors import TensorShapeError, TensorTypeError
-from devices.request.tensor import convert, empty_tensor
+from devices.request.tensor import empty_tensor
+from devices.request.tensor_conversion import convert
 
 FLOAT = TensorSpec("p", "tensor(float)", (2,))
 

@@ -19,8 +19,8 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.defs import OpSchema
 
 from devices.conformance.onnx_suite import backend_cases
+from devices.model.element_type import EXTENDED_DTYPES
 from devices.model.model import Node
-from devices.model.tensor_spec import EXTENDED_DTYPES
 
 #: The newest operator set that both oracles know.
 NEWEST = 26

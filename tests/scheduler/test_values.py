@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.errors import BlobError
+from devices.model.element_type import DTYPES
 from devices.model.light import light_model_inputs, light_model_names
 from devices.model.reader import read_model
-from devices.model.tensor_spec import DTYPES
 from devices.request.request import Request
 from scheduler.channels import envelope
 from scheduler.formats.model_parts import join_model, split_model
