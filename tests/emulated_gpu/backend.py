@@ -76,7 +76,7 @@ def runs_on_device(
 
 def run_on_device(kernel: Kernel, inputs: Sequence[Any], keywords: Mapping[str, Any]) -> list[Any]:
     """Return what a kernel, or the GPU's own of its operator, gives, copied to the host."""
-    result = BACKEND.bind(_on_gpu(kernel), keywords, on_host=False)(*inputs)
+    result = BACKEND.function(_on_gpu(kernel), keywords, on_host=False)(*inputs)
     results = list(result) if isinstance(result, tuple) else [result]
     return [BACKEND.download(value) for value in results]
 
