@@ -28,4 +28,6 @@ def weight_positions(model: Model) -> frozenset[int]:
 
 
 def _is_random(node: Node) -> bool:
-    return node.op_type.startswith("Random") and not node.domain
+    return not node.domain and (
+        node.op_type.startswith("Random") or node.op_type in ("Bernoulli", "Multinomial")
+    )

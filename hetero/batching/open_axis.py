@@ -29,7 +29,8 @@ def _with_open_reshapes(model: Model) -> Model:
     known = lift_literals(model).constants
     constants, nodes = dict(model.constants), list(model.nodes)
     for i, node in enumerate(nodes):
-        shape = known.get(node.inputs[1]) if node.op_type == "Reshape" else None
+        reshapes = node.op_type == "Reshape" and len(node.inputs) > 1  # an attribute before opset 5
+        shape = known.get(node.inputs[1]) if reshapes else None
         if shape is None or node.attributes.get("allowzero") or shape.array[:1].tolist() != [1]:
             continue
         if (model.spec(node.inputs[0]).shape or (None,))[0] != 1:

@@ -210,7 +210,7 @@ def _resize(rows: _Rows, node: Node) -> None:
 
 def _pad(rows: _Rows, node: Node) -> None:
     _by_first(rows, node)
-    pads = rows.option(node, "pads", 1)
+    pads = rows.option(node, "pads", 1, node.attributes.get("paddings"))  # so called in opset 1
     axes = rows.option(node, "axes", 3, range(rows.rank(node)))
     padded = [a for a, before, after in zip(axes, pads, pads[len(axes) :], strict=False)
               if before or after]  # fmt: skip

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import fcntl
 import io
+import json
 import logging
 import os
 import re
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from devices.errors import BlobError
+from hetero.properties.table import COSTS_SUFFIX
 from scheduler.formats.blob_file import BlobFile, ForeignError, is_own
 from scheduler.formats.publish import TEMPORARY_SUFFIX, publish
 
@@ -31,7 +33,9 @@ _log = logging.getLogger(__name__)
 PLAN_SUFFIX: Final = ".hetero"
 STAGE_SUFFIX: Final = ".stage"
 _LOCKS: Final = ".locks"
-_ENTRY: Final = re.compile(rf"[0-9a-f]{{64}}({re.escape(PLAN_SUFFIX)}|{re.escape(STAGE_SUFFIX)})")
+_ENTRY: Final = re.compile(
+    rf"[0-9a-f]{{64}}({'|'.join(map(re.escape, (PLAN_SUFFIX, STAGE_SUFFIX, COSTS_SUFFIX)))})"
+)
 #: Starts an encrypted entry.
 _ENCRYPTED: Final = b"HETEROE\n"
 #: Between two looks whether a lock is free.
@@ -257,8 +261,11 @@ class Cache:
     def check(self, entry: Entry) -> str | None:
         """Return what is wrong with an entry, or None."""
         try:
-            self._open(entry.path).verify()
-        except (BlobError, OSError) as error:
+            if entry.path.name.endswith(COSTS_SUFFIX):
+                json.loads(entry.path.read_bytes())
+            else:
+                self._open(entry.path).verify()
+        except (BlobError, OSError, ValueError) as error:
             return str(error)
         return None
 

@@ -13,8 +13,9 @@ from devices.errors import BlobError
 from hetero.cache.description import describe
 from hetero.cache.folder import Cache, Entry
 from hetero.cli.terminal import print_json, show
+from hetero.properties.table import COSTS_SUFFIX
 from hetero.report.text import Rows
-from hetero.report.units import nbytes_text
+from hetero.report.units import nbytes_text, seconds_text
 from scheduler.formats.blob_file import BlobFile
 
 #: Multiples in sizes such as 500MB.
@@ -53,8 +54,8 @@ def list_(folder: Path, as_json: bool) -> None:
             row["model"],
             ", ".join(row["devices"]),
             nbytes_text(row["nbytes"]),
-            _span(row["age_s"]),
-            _span(row["idle_s"]) + " ago",
+            seconds_text(row["age_s"]),
+            seconds_text(row["idle_s"]) + " ago",
         )
     show(table)
     show(f"{_entries(len(rows))}, {nbytes_text(total)}")
@@ -116,6 +117,8 @@ def _row(entry: Entry) -> dict[str, Any]:
         "age_s": now - entry.created_s,
         "idle_s": now - entry.used_s,
     }
+    if entry.path.name.endswith(COSTS_SUFFIX):
+        return row | {"kind": "costs"}
     try:
         document = describe(BlobFile(entry.path, of_cache=True))
     except (BlobError, OSError):
@@ -141,19 +144,15 @@ def _entries(number: int) -> str:
     return "1 entry" if number == 1 else f"{number:,} entries"
 
 
-def _span(seconds: float) -> str:
-    for name, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds / length:.0f} {name}"
-    return f"{max(seconds, 0):.0f} s"
-
-
 def _nbytes(text: str | None) -> int | None:
     if text is None:
         return None
     number = text.upper().rstrip("KMGTB ")
     unit = text.upper()[len(number) :].strip()
     try:
-        return int(float(number) * _UNITS[unit])
+        size = float(number) * _UNITS[unit]
+        if 0 <= size < float("inf"):
+            return int(size)
     except (ValueError, KeyError):
-        raise click.BadParameter(f"{text!r}: wanted a size as 500MB") from None
+        pass
+    raise click.BadParameter(f"{text!r}: wanted a size as 500MB")

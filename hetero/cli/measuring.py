@@ -36,7 +36,8 @@ def measure(
     start_s = time.monotonic()
 
     def more(sent: int) -> bool:
-        return sent < (requests or 2**63) and time.monotonic() - start_s < seconds
+        late = sent > 0 and time.monotonic() - start_s >= seconds
+        return sent < (requests or 2**63) and not late
 
     interrupted = False
     try:

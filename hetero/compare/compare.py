@@ -19,13 +19,14 @@ import numpy as np
 
 from devices.errors import AffinityError, DeviceError, HeteroError
 from devices.model.model import Model
-from devices.model.reader import Source, read_model
+from devices.model.reader import Source
 from hetero.affinity.affinity import NO_PINS, Affinity, resolve_pins
 from hetero.compare.difference import ATOL, RTOL, Difference, differences_of
+from scheduler.vocabulary.names import parse_device
 
 if TYPE_CHECKING:
     from devices.plugin.properties import Config
-    from hetero.core import Core
+from hetero.core import Core
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +145,8 @@ def compare(
             f"compare takes two devices, the reference first; got {list(devices)}.",
             device=",".join(devices),
         )
-    source = read_model(model)
-    if affinity and not any(map(_is_split, devices)):
+    source = core.read_model(model)
+    if affinity and not any(parse_device(device).hetero for device in devices):
         raise AffinityError(
             f"model {source.name!r}: pins are for a split, and {' and '.join(devices)} are single "
             "devices; leave the pins out, or compare with HETERO:A,B."
@@ -180,7 +181,7 @@ class _Search:
         results = []
         pins = {f"name:{n}": d for n, d in self.pins.items() if n in part.index_of}
         for device in self.devices:
-            mine = pins if _is_split(device) else None
+            mine = pins if parse_device(device).hetero else None
             # A part may be without the end of a state; what begins it is given like any input.
             with self.core.compile_model(
                 part, device, self.config, affinity=mine, states={}
@@ -299,10 +300,6 @@ class _Search:
             for name in first
             for d in differences_of(name, first[name], second[name], self.rtol, self.atol)
         )
-
-
-def _is_split(device: str) -> bool:
-    return device.lstrip().startswith("HETERO")
 
 
 def _plain(value: Any) -> Any:

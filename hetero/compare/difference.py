@@ -47,6 +47,7 @@ def differences_of(
     """Compare two values; a sequence's elements one by one.
 
     `name`: the value's name; elements are called ``name[0]``, ``name[1]``...
+    `rtol`, `atol`: of floats; integers may differ by no more than `atol` rounded down.
     """
     if isinstance(first, list | tuple) and isinstance(second, list | tuple):
         if len(first) != len(second):
@@ -61,6 +62,8 @@ def differences_of(
         return (_unequal(name, a, b),)
     if a.dtype.kind in "OUSTb":
         return (_exact(name, a, b),)
+    if a.dtype.kind in "iu":
+        return (_whole(name, a, b, atol),)
     return (_numeric(name, a, b, rtol, atol),)
 
 
@@ -78,6 +81,15 @@ def _numeric(name: str, a: np.ndarray, b: np.ndarray, rtol: float, atol: float) 
     found = _difference(name, a, b, differs, (gap, relative), beyond)
     nans, infs = ((int(f(x).sum()), int(f(y).sum())) for f in (np.isnan, np.isinf))
     return replace(found, nans=nans, infs=infs)
+
+
+def _whole(name: str, a: np.ndarray, b: np.ndarray, atol: float) -> Difference:
+    """Compare integers: `atol` alone may let them differ, by one or more."""
+    # Modulo 2**64, as unsigned numbers, no difference overflows.
+    gap = np.maximum(a, b).astype(np.uint64) - np.minimum(a, b).astype(np.uint64)
+    size = np.abs(a.astype(np.float64))
+    relative = gap / np.where(size > 0, size, np.inf)
+    return _difference(name, a, b, gap > np.uint64(atol), (gap, relative), gap)
 
 
 def _exact(name: str, a: np.ndarray, b: np.ndarray) -> Difference:

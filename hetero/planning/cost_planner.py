@@ -22,6 +22,7 @@ from hetero.planning.cost.profile import Progress, profile
 from hetero.planning.problem import Constraints, Task
 from hetero.planning.report import PlanReport
 from hetero.properties.request import CompileRequest
+from hetero.properties.table import COSTS_SUFFIX
 from hetero.query.answers import Answers
 from hetero.query.placement import (
     Refused,
@@ -177,7 +178,7 @@ class CostPlanner:
         key = hashlib.sha256(parts.encode()).hexdigest()
         if key in self._measured:
             return self._measured[key]
-        kept = Path(own["CACHE_DIR"]) / f"{key}.costs.json" if own["CACHE_DIR"] else None
+        kept = Path(own["CACHE_DIR"]) / f"{key}{COSTS_SUFFIX}" if own["CACHE_DIR"] else None
         if kept is not None and kept.is_file():
             try:
                 return self.read_costs(kept, model, request)

@@ -223,6 +223,8 @@ SHARED: Final = frozenset({"PERF_COUNT", "ENABLE_MMAP"})
 #: What concerns the whole model, and with it the only device that has it.
 _OF_A_WHOLE: Final = frozenset({"PERFORMANCE_HINT", "PERFORMANCE_HINT_NUM_REQUESTS"})
 
+#: How the names of cost files end that CACHE_DIR holds.
+COSTS_SUFFIX: Final = ".costs.json"
 #: Options of one place and one moment, which no blob keeps.
 NOT_KEPT: Final = (
     "COST_FILE",

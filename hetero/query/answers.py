@@ -1,16 +1,23 @@
-"""What devices say of models: a device is asked once about a model, and its answer is kept."""
+"""What devices say of models: a device is asked once about a model, and its answer is kept.
+
+Who asks while another waits for the same answer waits with it.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError, Future
 from typing import Any
 
 from devices.model.model import Model
 from devices.plugin.support import Support
 
+#: What a device takes of a model, and the seconds that it took to say so.
+Answer = Future[tuple[Support, float]]
 #: Asks a device about a model under a configuration.
 Ask = Callable[[str, Model, Mapping[str, Any]], Support]
 
@@ -24,7 +31,7 @@ class Answers:
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
         self._lock = threading.Lock()
-        self._kept: weakref.WeakKeyDictionary[Model, dict[tuple[str, str], tuple[Support, float]]]
+        self._kept: weakref.WeakKeyDictionary[Model, dict[tuple[str, str], Answer]]
         self._kept = weakref.WeakKeyDictionary()
 
     def support(self, device: str, model: Model, config: Mapping[str, Any]) -> Support:
@@ -34,11 +41,34 @@ class Answers:
     def timed(self, device: str, model: Model, config: Mapping[str, Any]) -> tuple[Support, float]:
         """Return what a device takes of a model, and the seconds that it took to answer."""
         key = (device, repr(sorted(config.items())))
-        with self._lock:
-            found = self._kept.setdefault(model, {}).get(key)
-        if found is None:
-            began = time.perf_counter()
-            found = self._ask(device, model, config), time.perf_counter() - began
+        while True:
             with self._lock:
-                self._kept.setdefault(model, {})[key] = found
+                kept = self._kept.setdefault(model, {})
+                waits = key in kept
+                answer = kept.setdefault(key, Future())
+            if not waits:
+                return self._asked(kept, key, answer, model, config)
+            with contextlib.suppress(CancelledError):  # who asked was interrupted
+                return answer.result()
+
+    def _asked(
+        self,
+        kept: dict[tuple[str, str], Answer],
+        key: tuple[str, str],
+        answer: Answer,
+        model: Model,
+        config: Mapping[str, Any],
+    ) -> tuple[Support, float]:
+        began = time.perf_counter()
+        try:
+            found = self._ask(key[0], model, config), time.perf_counter() - began
+        except BaseException as error:
+            with self._lock:
+                del kept[key]
+            if isinstance(error, Exception):
+                answer.set_exception(error)
+            else:
+                answer.cancel()
+            raise
+        answer.set_result(found)
         return found

@@ -8,9 +8,11 @@ them: elsewhere each request would carry them.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
+from weakref import WeakKeyDictionary
 
 from devices.errors import AffinityError, UnsupportedNodesError
 from devices.model.model import Model
@@ -24,6 +26,9 @@ from hetero.affinity.requests import weight_positions
 Ask = Callable[[str, Model], Support]
 #: {pattern: device}, an affinity file, or ``PATTERN=DEVICE`` strings.
 AffinitySource = Mapping[str, str] | str | Path | Sequence[str]
+#: Parts of models, by the positions of their nodes; kept as long as the model.
+_PARTS: Final[WeakKeyDictionary[Model, dict[tuple[int, ...], Model]]] = WeakKeyDictionary()
+_PARTS_LOCK: Final = threading.Lock()
 #: Nodes that an error message shows; all of them are in its `unsupported`.
 SHOWN_NODES: Final = 20
 
@@ -154,9 +159,20 @@ def _with_weights(model: Model, positions: Iterable[int], weights: Iterable[int]
 
 
 def _part(model: Model, positions: Sequence[int], literals: set[int]) -> Model:
-    """Return the nodes at `positions`, and the literals that they read, as a model."""
+    """Return the nodes at `positions`, and the literals that they read, as a model.
+
+    It is the same object each time, so that a device's answer about it is found again.
+    """
     if len(positions) + len(literals) == len(model.nodes):
         return model
+    with _PARTS_LOCK:
+        parts = _PARTS.setdefault(model, {})
+        if (key := tuple(positions)) not in parts:
+            parts[key] = _extracted(model, positions, literals)
+        return parts[key]
+
+
+def _extracted(model: Model, positions: Sequence[int], literals: set[int]) -> Model:
     inside = set(positions)
     read = {model.producers.get(value, -1) for p in positions for value in model.nodes[p].reads}
     ends = {port.name for port in model.outputs}

@@ -18,6 +18,7 @@ from devices.errors import AffinityError
 from devices.model.model import Model, Node
 from devices.model.tensor_spec import TensorSpec
 from hetero.affinity.affinity import Affinity
+from hetero.affinity.requests import request_positions
 from hetero.partition.partition import Partition, partition
 from hetero.planning import PlanReport
 from hetero.planning.cost.work import with_shapes
@@ -162,12 +163,9 @@ def _nodes(
     cut: Partition | None,
     plan: PlanReport | None,
 ) -> list[dict[str, Any]]:
-    moving = {port.name for port in model.inputs}
+    moving = set(request_positions(model))
     rows = []
-    for node in model.nodes:
-        fixed = moving.isdisjoint(node.reads)
-        if not fixed:
-            moving.update(node.writes)
+    for position, node in enumerate(model.nodes):
         takers = supporters(node.name, survey.answers)
         device = affinity.get(node.name)
         outputs = [_port(model.spec(value)) for value in node.writes]
@@ -185,7 +183,7 @@ def _nodes(
                 "inputs": list(node.reads),
                 "outputs": outputs,
                 "nbytes": sum(port["nbytes"] or 0 for port in outputs),
-                "constant": fixed,
+                "constant": position not in moving,
                 "supported_on": takers,
                 "device": device,
                 "subgraph": None if cut is None else cut.subgraph_of.get(node.name),

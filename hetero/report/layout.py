@@ -168,7 +168,7 @@ def _view(
             max(made, key=lambda place: place.y, default=at.get(a)),
             min(read, key=lambda place: place.y, default=at.get(b)),
         ]
-    right = max(box.x + box.w for box in boxes.values()) + GUTTER
+    right = max((box.x + box.w for box in boxes.values()), default=0) + GUTTER
     pills = _pills(graph, ends, "input", 0, 0) | _pills(graph, ends, "output", 1, right)
     at.update(pills.items())
     return {

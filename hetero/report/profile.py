@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
-from devices.model.model import Model
 from devices.request.answer import RequestTimes, StageRun
+from hetero.affinity.requests import request_positions
 from hetero.compile.compiled_model import CompiledModel
 from hetero.planning import PlanReport
 
@@ -135,7 +135,8 @@ def _nodes(
         for name in (n.name.removeprefix(prefix) for n in target.executed_nodes((stage,)))
     }
     device_of = {subgraph.index: subgraph.device for subgraph in compiled.subgraphs}
-    moving = _moving(compiled.source)
+    source = compiled.source
+    moving = {source.nodes[position].name for position in request_positions(source)}
     rows = []
     for node in compiled.get_runtime_model().nodes:
         stage, name = found[node.name]
@@ -161,17 +162,6 @@ def _nodes(
         known = row["seconds"] is not None and together > 0
         row["share"] = row["seconds"] / together if known else None
     return rows
-
-
-def _moving(model: Model) -> set[str]:
-    """Return the nodes that each request runs: those that depend on an input."""
-    values = {port.name for port in model.inputs}
-    names = set()
-    for node in model.nodes:
-        if not values.isdisjoint(node.reads):
-            names.add(node.name)
-            values.update(node.writes)
-    return names
 
 
 def _expected(covers: Sequence[str], device: str, plan: PlanReport | None) -> dict[str, Any]:

@@ -8,10 +8,10 @@ from typing import Any
 from devices.model.tensor_spec import TensorSpec
 
 #: Units of sizes and of times, the largest first.
-_SIZES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+_SIZES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 #: What three digits round up to the next unit.
 _ROUND = 0.9995
-_TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+_TIMES = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
 
 def size(spec: TensorSpec) -> dict[str, Any]:

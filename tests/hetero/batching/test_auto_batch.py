@@ -15,7 +15,12 @@ import onnxruntime
 import pytest
 
 import hetero
-from devices.errors import DeadlineError, HeteroError, PropertyError, RequestCancelledError
+from devices.errors import (
+    DeadlineError,
+    HeteroError,
+    PropertyError,
+    RequestCancelledError,
+)
 from devices.request.answer import Answer
 from devices.request.promise import Promised
 from hetero.cli.measuring import measure
@@ -371,3 +376,38 @@ def test_joined_requests_are_counted_and_traced_each_and_their_stages_once(
     assert {e["args"]["request"] for e in events if e["ph"] == "s"} == {
         args["request"] for args in traced
     }
+
+
+@pytest.mark.parametrize(
+    ("opset", "node", "words"),
+    [
+        (4, "Reshape <shape = [1, 3]> (x)", "Reshape"),
+        (1, 'Pad <mode = "constant", paddings = [1, 0, 0, 0], value = 0.0> (x)', "Pad.* axis 0"),
+    ],
+)
+def test_operators_of_old_opsets_are_refused_by_name(
+    core: hetero.Core, opset: int, node: str, words: str
+) -> None:
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 3, opset_import: ["": {opset}]>
+        g (float[1, 3] x) => (float y) {{ y = {node} }}"""
+    )
+    with pytest.raises(PropertyError, match=words):
+        core.compile_model(model, "NULL", BATCH)
+
+
+def test_a_query_is_about_the_model_that_is_compiled(core: hetero.Core) -> None:
+    asked: list[tuple[Any, ...]] = []
+    query = core.executor.query
+
+    def noted(device: str, model: Any, config: Any) -> Any:
+        asked.append(model.inputs[0].shape)
+        return query(device, model, config)
+
+    core.executor.query = noted  # type: ignore[method-assign]  # counts what devices are asked
+    try:
+        core.query_model(single(), "CPU", BATCH)
+        core.survey_model(single(), "CPU", BATCH)
+    finally:
+        del core.executor.query
+    assert {shape[0] for shape in asked} == {"batch"}

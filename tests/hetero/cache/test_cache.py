@@ -390,3 +390,31 @@ def test_files_of_other_names_in_the_folder_are_never_removed(
     Cache(tmp_path).clear()
     Cache(tmp_path).prune(0)
     assert (tmp_path / name).exists()
+
+
+@pytest.mark.parametrize("size", ["-5MB", "inf", "nan", "MB"])
+def test_a_size_that_cannot_be_removes_nothing(
+    core: hetero.Core, tmp_path: Path, size: str
+) -> None:
+    assert not hit(core, tmp_path)
+    arguments = ["cache", "prune", "--dir", str(tmp_path), f"--max-size={size}"]
+    done = CliRunner().invoke(cli, arguments)
+    assert done.exit_code == 2
+    assert "wanted a size" in done.output
+    assert entries(tmp_path)
+
+
+def test_costs_are_entries_too(core: hetero.Core, tmp_path: Path) -> None:
+    config = {"CACHE_DIR": str(tmp_path), "PERFORMANCE_HINT": "LATENCY", "PROFILE_SECONDS": 0.1}
+    core.compile_model(branches(), "HETERO:COUNT.0,CPU", config).close()
+    (costs,) = tmp_path.glob("*.costs.json")
+    cache = Cache(tmp_path)
+    assert costs in [entry.path for entry in cache.entries()]
+    assert not any(map(cache.check, cache.entries()))
+    listed = CliRunner().invoke(cli, ["cache", "list", "--dir", str(tmp_path), "--json"])
+    kinds = [row["kind"] for row in json.loads(listed.stdout)["entries"]]
+    assert sorted(set(kinds)) == ["costs", "plan", "stage"]
+    costs.write_text(costs.read_text()[:-9])
+    assert [e.path for e in cache.entries() if cache.check(e)] == [costs]
+    cache.clear()
+    assert not costs.exists()

@@ -187,6 +187,13 @@ def test_the_help_ends_in_an_example_that_runs(
         assert done.code == 0, done.err
 
 
+def test_bench_runs_at_least_once(shell: Shell, model: Path) -> None:
+    assert (
+        shell("bench --json -j 1 -t 1e-9", model, "-d", "CPU").document["in_flight"]["requests"]
+        == 1
+    )
+
+
 @pytest.mark.parametrize("command", ["run", pytest.param("bench", marks=pytest.mark.slow)])
 def test_interrupted_it_ends_at_once(command: str, tmp_path: Path) -> None:
     model = tmp_path / "branches.onnx"

@@ -18,8 +18,9 @@ import hetero
 from devices import Config, Model, Node, Plugin, Program, Refusal, RunContext, Value
 from devices.errors import AffinityError, DeviceError, UnsupportedNodesError
 from hetero.cli import cli
-from hetero.compare.compare import compare
+from hetero.compare.compare import _Search, compare
 from hetero.compare.difference import differences_of
+from tests.support.custom_operators import squeak
 
 OPERATORS: dict[str, Callable[..., Any]] = {
     "Add": np.add,
@@ -309,3 +310,48 @@ def test_the_command_compares_splits(tmp_path: Path, devices: list[str]) -> None
 
 def test_it_is_part_of_the_public_surface() -> None:
     assert hetero.compare is compare
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint16, np.int32])
+def test_integers_are_compared_exactly(dtype: type) -> None:
+    first = np.array([1000, 50000], np.int64).astype(dtype)
+    found = differences_of("ids", first, np.array([1000, 50049]).astype(dtype))[0]
+    assert (found.differing, found.position, found.max_abs) == (1, (1,), 49)
+    assert differences_of("ids", first, first)[0].agrees
+
+
+def test_large_integers_are_not_rounded() -> None:
+    big = np.array([2**62], np.int64)
+    assert not differences_of("ids", big, big + 1)[0].agrees
+
+
+def test_integers_may_differ_by_a_tolerance_of_one_or_more() -> None:
+    a, b = np.array([7, 200], np.uint8), np.array([6, 201], np.uint8)
+    assert differences_of("q", a, b)[0].differing == 2
+    assert differences_of("q", a, b, atol=1.0)[0].agrees
+
+
+def test_the_model_is_read_as_the_core_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a value that a custom operator makes has no type, and no prefix can end there."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21, "org.example": 1]>
+        g (float[4] x) => (float[4] y) { h = org.example.Squeak(x) y = Neg(h) }"""
+    )
+    with hetero.Core(executor="inprocess", plugins=[WrongPlugin]) as core:
+        core.add_extension(squeak)
+        typed: list[str] = []
+        judge = _Search.judge
+
+        def noted(search: _Search, part: Model) -> Any:
+            typed.append(part.spec("h").type)
+            return judge(search, part)
+
+        monkeypatch.setattr(_Search, "judge", noted)
+        assert compare(core, model, ["CPU", "HETERO:CPU"], {"x": np.ones(4, np.float32)}).agrees
+    assert typed == ["tensor(float)"]
+
+
+def test_only_hetero_is_a_split(core: hetero.Core) -> None:
+    x = {"x": np.ones(4, np.float32)}
+    with pytest.raises(AffinityError, match="single devices"):
+        compare(core, graph("n: y = Neg(x)"), ["CPU", "HETEROX"], x, affinity={"op:Neg": "CPU"})

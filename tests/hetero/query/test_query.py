@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import onnx
 import pytest
 
-from devices.errors import AffinityError, UnsupportedNodesError
+from devices.errors import AffinityError, DeviceError, UnsupportedNodesError
 from devices.model.model import Model
 from devices.plugin.support import Refusal, Support
 from hetero.affinity.affinity import assign
+from hetero.query.answers import Answers
 from hetero.query.query import SHOWN_NODES, gather_pins, query_priority, require_supported
 from tests.support.graphs import build
 
@@ -177,3 +180,51 @@ def test_an_optional_output_that_nobody_reads_stays_inside() -> None:
 def test_a_model_of_nothing() -> None:
     model = build("", outputs="x")
     assert dict(query_priority(model, ["CPU"], Devices(CPU=""))) == {}
+
+
+def test_devices_are_asked_once_about_a_model_and_its_parts(model: Model) -> None:
+    devices = Devices(ORT="Add", CPU="Abs Neg Add")
+    answers = Answers(lambda device, part, config: devices(device, part))
+
+    def ask(device: str, part: Model) -> Support:
+        return answers.support(device, part, {})
+
+    first = query_priority(model, ["ORT", "CPU"], ask)
+    assert query_priority(model, ["ORT", "CPU"], ask) == first
+    assert [device for device, _ in devices.asked] == ["ORT", "CPU"]
+
+
+def test_who_asks_at_the_same_time_waits_for_one_answer(model: Model) -> None:
+    answer, began, go = Support({}, {}), threading.Semaphore(0), threading.Event()
+    asked = []
+
+    def ask(device: str, part: Model, config: object) -> Support:
+        asked.append(device)
+        began.release()
+        assert go.wait(60)
+        return answer
+
+    answers = Answers(ask)
+    with ThreadPoolExecutor(3) as pool:
+        found = [pool.submit(answers.support, "CPU", model, {}) for _ in range(3)]
+        assert began.acquire(timeout=60)
+        go.set()
+        assert [f.result(60) for f in found] == [answer] * 3
+    assert asked == ["CPU"]
+
+
+def test_a_device_that_fails_to_answer_is_asked_again(model: Model) -> None:
+    answer = Support({}, {})
+    told = iter([KeyboardInterrupt(), DeviceError("gone"), answer])
+
+    def ask(device: str, part: Model, config: object) -> Support:
+        said = next(told)
+        if isinstance(said, BaseException):
+            raise said
+        return said
+
+    answers = Answers(ask)
+    for wrong in (KeyboardInterrupt, DeviceError):
+        with pytest.raises(wrong):
+            answers.support("CPU", model, {})
+    assert answers.support("CPU", model, {}) is answer

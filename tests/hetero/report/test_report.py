@@ -363,11 +363,11 @@ def test_the_terminal_shows_verdict_matrix_subgraphs_and_remarks() -> None:
 
 
 def test_texts_of_sizes_and_times() -> None:
-    assert [nbytes_text(n) for n in (None, 0, 999, 1500, 999_999, 5 * 10**9)] == [
-        "?", "0 B", "999 B", "1.5 kB", "1 MB", "5 GB",
+    assert [nbytes_text(n) for n in (None, 0, 999, 1500, 999_999, 5 * 10**9, 1.5e12)] == [
+        "?", "0 B", "999 B", "1.5 kB", "1 MB", "5 GB", "1.5 TB",
     ]  # fmt: skip
-    assert [seconds_text(s) for s in (None, 0.0, 2e-7, 1.5e-3, 0.9999, 2.0)] == [
-        "?", "0", "0.2 µs", "1.5 ms", "1 s", "2 s",
+    assert [seconds_text(s) for s in (None, 0.0, 2e-7, 1.5e-3, 0.9999, 2.0, 90.0, 3600.0, 1e6)] == [
+        "?", "0", "0.2 µs", "1.5 ms", "1 s", "2 s", "1.5 min", "1 h", "11.6 d",
     ]  # fmt: skip
 
 
@@ -426,3 +426,15 @@ def test_a_model_with_a_node_left_over_exits_with_one(tmp_path: Path) -> None:
 def test_repeated_blocks_keep_their_nodes_in_the_document() -> None:
     document = build_report(survey_of(repeated(10), {"CPU": None}))
     assert len(document["nodes"]) == 42
+
+
+@pytest.mark.parametrize("maker", ["RandomNormal <shape = [2]> ()", "Bernoulli (k)"])
+def test_random_numbers_are_no_constants(maker: str) -> None:
+    model = read_model(
+        onnx.parser.parse_model(
+            f"""<ir_version: 10, opset_import: ["": 21]> g (float[2] x) => (float[2] y)
+            <float[2] k = {{0.5, 0.5}}> {{ [draw] r = {maker} [add] y = Add(x, r) }}"""
+        )
+    )
+    document = build_report(survey_of(model, {"CPU": None}, {}))
+    assert {n["name"]: n["constant"] for n in document["nodes"]} == {"draw": False, "add": False}

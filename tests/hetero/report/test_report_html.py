@@ -11,6 +11,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 
 from devices.model.reader import read_model
@@ -221,6 +222,17 @@ def test_a_subgraph_of_constants_alone_has_a_box_with_them() -> None:
     assert len(bare["nodes"]) == 39
     (wire,) = [w for w in view["wires"] if w["from"] is not None and w["to"] is not None]
     assert len(wire["tensors"]) >= 39
+
+
+def test_a_model_without_nodes_is_drawn() -> None:
+    model = read_model(
+        onnx.parser.parse_model(
+            '<ir_version: 10, opset_import: ["": 21]> g (float[2] x) => (float[2] x) {}'
+        )
+    )
+    document = build_report(survey_of(model, {"CPU": None}, {}))
+    assert "<html" in report_html(document)
+    assert [len(view["boxes"]) for view in drawings(document)] == [0] * len(drawings(document))
 
 
 # In a browser.
