@@ -12,6 +12,7 @@ import openvino
 
 from devices.errors import InferenceError
 from devices.plugin.failures import run_failed
+from devices.plugin.native_call import NativeCall
 from devices.plugin.program import ExecutedNode, Payload, Program, RunContext, Value
 
 #: What `export` writes.
@@ -137,7 +138,7 @@ class OpenVinoProgram(Program):
             request.set_input_tensor(i, tensor)
         for i, tensor in enumerate(outputs):
             request.set_output_tensor(i, tensor)
-        with context.on_cancel(request.cancel):
+        with NativeCall(request.cancel), context.on_cancel(request.cancel):
             try:
                 request.start_async()
                 request.wait()
@@ -158,7 +159,8 @@ class OpenVinoProgram(Program):
         """Return the compiled model that times nodes or does not, made on first use."""
         with self._lock:
             if profile not in self._compiled:
-                self._compiled[profile] = self._open(profile)
+                with NativeCall():
+                    self._compiled[profile] = self._open(profile)
             return self._compiled[profile]
 
 

@@ -28,6 +28,7 @@ from devices.ort.prepacked import SAVE_OPTION, PackedFile, is_packed, read_packe
 from devices.ort.provider import Provider
 from devices.ort.session import open_session, session_model
 from devices.plugin.failures import run_failed
+from devices.plugin.native_call import NativeCall
 from devices.plugin.program import ExecutedNode, Payload, Program, RunContext, Value
 from devices.plugin.properties import Config
 
@@ -99,7 +100,11 @@ class OrtProgram(Program):
         made: dict[str, Value] = {}
         if self._session:
             options = onnxruntime.RunOptions()
-            with context.on_cancel(lambda: setattr(options, "terminate", True)):
+
+            def stop() -> None:
+                options.terminate = True
+
+            with NativeCall(stop), context.on_cancel(stop):
                 try:
                     fed = given if self._is_whole else self._feeds(given)
                     values = self._session.run(self._wanted, fed, options)
@@ -277,7 +282,8 @@ class OrtProgram(Program):
         runs = 0
         until_s = time.monotonic() + _MEASURE_S
         while runs < 2 or (runs <= _MEASURED and time.monotonic() < until_s):
-            session.run(self._wanted, self._feeds(given))
+            with NativeCall():
+                session.run(self._wanted, self._feeds(given))
             runs += 1
         events: list[dict[str, Any]] = json.loads(Path(session.end_profiling()).read_text())
         times: dict[str, list[float]] = {}

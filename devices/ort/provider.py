@@ -9,6 +9,7 @@ from typing import Any, Final
 import onnxruntime
 
 from devices.model.extension import library_path
+from devices.plugin.native_call import NativeCall
 
 _CPU: Final = "CPUExecutionProvider"
 
@@ -53,7 +54,8 @@ class Provider:
         if found and not self.is_cpu:
             options.add_provider_for_devices(found[:1], dict(self.options))
             chosen = {}
-        session = onnxruntime.InferenceSession(data, options, enable_fallback=0, **chosen)
+        with NativeCall():
+            session = onnxruntime.InferenceSession(data, options, enable_fallback=0, **chosen)
         if self.name not in session.get_providers():
             raise RuntimeError(f"{self.name} does not start; its log says why")
         return session

@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 import onnxruntime
 
+from devices.plugin.native_call import NativeCall
 from devices.plugin.program import Value
 from devices.plugin.remote import RemoteContext, RemoteTensor
 
@@ -71,5 +72,6 @@ def run_bound(
             binding.bind_cpu_input(name, value)
     for name in wanted:
         binding.bind_output(name)
-    session.run_with_iobinding(binding)
+    with NativeCall():
+        session.run_with_iobinding(binding)
     return [np.asarray(array) for array in binding.copy_outputs_to_cpu()]

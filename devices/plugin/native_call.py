@@ -1,0 +1,67 @@
+"""Calls of native runtimes, which have to end before Python does.
+
+Python ends its daemon threads where they next ask for its lock. In a C++ runtime that waits for it
+as it returns, that is the end of the whole process: "terminate called", SIGABRT.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+from collections.abc import Callable
+from typing import Final
+
+from devices.errors import RequestCancelledError
+
+#: How long the program's end waits for calls that were asked to stop.
+_WAIT_S: Final = 20.0
+_LOOK_S: Final = 0.001
+
+
+class NativeCall:
+    """The block in which a runtime is called; `stop` asks it to return soon.
+
+    Raises
+    ------
+    RequestCancelledError
+        On entry, where the program ends.
+    """
+
+    __slots__ = ("_stop",)
+
+    def __init__(self, stop: Callable[[], object] | None = None) -> None:
+        self._stop = stop
+
+    def __enter__(self) -> None:
+        _CALLS.add(self)
+        if _ENDED:
+            _CALLS.discard(self)
+            raise RequestCancelledError("the program ends: nothing more is run")
+
+    def __exit__(self, *exception: object) -> None:
+        _CALLS.discard(self)
+
+    def stop(self) -> None:
+        """Ask the runtime to return soon."""
+        if self._stop is not None:
+            self._stop()
+
+
+_CALLS: Final[set[NativeCall]] = set()
+#: Holds something once the program ends.
+_ENDED: Final[list[bool]] = []
+
+
+def _end() -> None:
+    """Let no more calls begin, and wait for those that did."""
+    _ENDED.append(True)
+    for call in list(_CALLS):
+        call.stop()
+    until_s = time.monotonic() + _WAIT_S
+    while _CALLS and time.monotonic() < until_s:
+        time.sleep(_LOOK_S)
+
+
+atexit.register(_end)
+os.register_at_fork(after_in_child=_CALLS.clear)  # the threads stay with the parent
