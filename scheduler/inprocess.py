@@ -13,13 +13,12 @@ import numpy as np
 
 from devices.errors import ArgumentError, ClusterError, HeteroError, PropertyError
 from devices.model.model import Model
-from devices.plugin.program import ExecutedNode, Payload, Value
+from devices.plugin.program import ExecutedNode, Payload
 from devices.plugin.registry import PluginEntry, close_plugins, find_plugin, load_plugins
 from devices.plugin.remote import RemoteContext
 from devices.plugin.support import Support
-from devices.request.request import Request
 from scheduler.channels.channel import Channel, Receiver
-from scheduler.channels.memory import MemoryChannel, Switchboard, read_only
+from scheduler.channels.memory import Switchboard
 from scheduler.client.deployment import (
     BaseDeployment,
     Deployments,
@@ -28,7 +27,7 @@ from scheduler.client.deployment import (
 from scheduler.client.remote_memory import RemoteMemory
 from scheduler.clock import Clock
 from scheduler.device.host import DeviceHost
-from scheduler.device.loop import DeviceLoop, Ended
+from scheduler.device.loop import DeviceLoop
 from scheduler.device.probe import PluginSpec, named, probe_node, usable
 from scheduler.device.workers import Workers
 from scheduler.executor import Remake
@@ -38,7 +37,6 @@ from scheduler.observe.observer import ObservedRequest, Observer
 from scheduler.processes.home_process import HomeProcess
 from scheduler.thread_shares import plan_shares
 from scheduler.vocabulary.limits import Limits
-from scheduler.vocabulary.messages import Task
 from scheduler.vocabulary.names import resolve_name
 from scheduler.vocabulary.placement import Placement, alone
 from scheduler.vocabulary.plan import Plan
@@ -78,38 +76,6 @@ class InProcessDeployment(BaseDeployment):
             addresses={name: device.address for name, device in devices.items()},
             help_with=workers.help_with,
         )
-        by_reference = type(self._channel) is MemoryChannel
-        #: Each route's stage, its device and its inputs, where it has only one, and its channel
-        #: would hand both over as they are.
-        self._only = [
-            (devices[firsts[0][0].device], firsts[0][0].index, firsts[0][1])
-            if by_reference and len(route.stages) == len(firsts) == 1
-            else None
-            for route, firsts in zip(placement.routes, self._firsts, strict=True)
-        ]
-
-    def start(self, request: Request, inputs: Mapping[str, Value]) -> None:
-        """Send the inputs to the stages that take them, or run the only one."""
-        helps = self._help_with and self._may_help(request)
-        if not (helps and self._run_at_once(request, inputs)):
-            super().start(request, inputs)
-
-    def _run_at_once(self, request: Request, inputs: Mapping[str, Value]) -> bool:
-        """Run a request of one stage in the calling thread, if its device is free; whether it did.
-
-        The device's machine has it as any other, and so do those who look; only the threads and
-        the channel between its caller and its device are left out.
-        """
-        only = self._only[request.route]
-        if only is None or request.keep or self._deployments.memory.is_used:
-            return False
-        device, stage, names = only
-        values = {name: read_only(inputs[name]) for name in names}
-
-        def deliver(ended: Ended) -> None:
-            self._part_arrived(request, ended.outputs, ended.runs)
-
-        return device.run_at_once(Task(request, stage), values, deliver)
 
     def load(self, sources: Sequence[StageSource], num_threads: Mapping[str, int]) -> None:
         """Compile the stages, each in its device's turn."""

@@ -10,24 +10,19 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from math import inf
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from devices.errors import HeteroError, InferenceError
-from devices.plugin.program import Value
 from devices.plugin.remote import RemoteTensor
 from devices.plugin.values import nbytes_of
-from devices.request.answer import StageRun
-from devices.request.request import Request
 from scheduler.channels.channel import Channel, Receiver
 from scheduler.channels.memory import read_only
 from scheduler.device.host import DeviceHost
 from scheduler.device.kept import KeptTensors
-from scheduler.device.machine import DeviceMachine
+from scheduler.device.machine import DeviceMachine, TaskState
 from scheduler.vocabulary import events
-from scheduler.vocabulary.events import DeviceEvent, DeviceInstruction, Run, StageOpened
+from scheduler.vocabulary.events import DeviceEvent, DeviceInstruction, Run, Send, StageOpened
 from scheduler.vocabulary.messages import (
     Dropped,
     Failure,
@@ -48,19 +43,11 @@ _REMEMBERED: Final = 1024
 _CARRIED: Final = 8
 
 
-@dataclass(slots=True)
-class Ended:
-    """What a task gave by name, and how it and the stages before it went."""
-
-    outputs: Mapping[str, Value]
-    runs: tuple[StageRun, ...]
-
-
 class DeviceLoop:
     """One device at work.
 
     `connect`: returns the device's channel, given what receives.
-    `start`: takes each run that is due; some thread then calls `run` with it.
+    `start`: takes each run that is due; some thread then calls `run` with it, or `give_up`.
     """
 
     def __init__(
@@ -75,16 +62,10 @@ class DeviceLoop:
         self._machine = DeviceMachine()
         self._start = start
         self._lock = threading.Lock()
-        #: Stages that are open, by deployment and number.
-        self._stages: dict[tuple[str, int], StageOpened] = {}
         #: Clients of deployments that were closed lately.
         self._closed: OrderedDict[str, str] = OrderedDict()
-        #: About how long a run of each stage takes, the last ones counting most.
-        self._usual_s: dict[tuple[str, int], float] = {}
-        #: Tasks that ended before they were run.
-        self._given_up: set[Task] = set()
         #: What each thread runs, and since when.
-        self._begun: dict[int, tuple[Task, float]] = {}
+        self._begun: dict[int, tuple[Run, float]] = {}
         self._channel = connect(self.receive)
 
     @property
@@ -106,15 +87,14 @@ class DeviceLoop:
     def num_clients(self) -> int:
         """How many clients have stages here."""
         with self._lock:
-            return len({stage.client for stage in self._stages.values()})
+            return len(self._machine.clients)
 
     def status(self) -> dict[str, float]:
         """Return how many tasks are held, run and may run, and how long one has that is overdue."""
         now_s = time.monotonic()
         overdue_s = 0.0
-        for task, begun_s in self._begun.copy().values():
-            stage = self._stages.get((task.request.deployment, task.stage))
-            if stage is not None and 0 < stage.timeout_s < now_s - begun_s:
+        for run, begun_s in self._begun.copy().values():
+            if 0 < run.stage.opened.timeout_s < now_s - begun_s:
                 overdue_s = max(overdue_s, now_s - begun_s)
         with self._lock:
             tasks, running = self._machine.num_tasks, self._machine.num_running
@@ -126,172 +106,124 @@ class DeviceLoop:
             "overdue_s": overdue_s,
         }
 
-    def usual_s(self, task: Task) -> float:
-        """Return about how long a task takes; one whose like has not run yet may take any time."""
-        return self._usual_s.get((task.request.deployment, task.stage), inf)
-
     def open_stage(self, opened: StageOpened) -> None:
         """Take tasks of a loaded stage; again to change where its outputs go."""
         with self._lock:
-            self._stages[opened.deployment, opened.stage] = opened
             self._machine.handle(opened)
 
     def close_deployment(self, deployment: str) -> None:
         """Drop a deployment's tasks and let go of its stages."""
         with self._lock:
+            client = self._machine.client_of(deployment)
             instructions = self._machine.handle(events.DeploymentClosed(deployment))
-        self._follow(instructions)
-        with self._lock:
-            for key in [key for key in self._stages if key[0] == deployment]:
-                self._closed[deployment] = self._stages.pop(key).client
-                self._usual_s.pop(key, None)
+            if client is not None:
+                self._closed[deployment] = client
             while len(self._closed) > _REMEMBERED:
                 self._closed.popitem(last=False)
+        self._follow(instructions)
         self.host.unload(deployment)
 
     def client_gone(self, client: str) -> None:
         """Let go of all that a client has here."""
         with self._lock:
-            keys = {key[0] for key, stage in self._stages.items() if stage.client == client}
-        for deployment in keys:
+            deployments = self._machine.deployments_of(client)
+        for deployment in deployments:
             self.close_deployment(deployment)
         self._kept.free_all_of(client)
 
     def receive(self, message: Message) -> None:
         """Take in what comes by the channel."""
-        event: DeviceEvent
-        match message:
-            case Values(task, tensors, runs):
-                if self._take(task, tensors, runs):
-                    return
-                event = events.ValuesArrived(
-                    task, tensors, nbytes_of(tensors), runs, time.monotonic()
-                )
-            case Dropped(request):
-                event = events.AttemptDropped(request)
-            case Keep() | Give():
-                self._kept.answer(message, self._send)
-                return
-            case Free(keys):
-                self._kept.free(keys)
-                return
-            case _:  # nothing else is sent to devices
-                return
-        try:
+        if type(message) is Values:
+            self._take(message)
+        elif isinstance(message, Dropped):
             with self._lock:
-                instructions = self._machine.handle(event)
-            if isinstance(event, events.AttemptDropped):
-                self._kept.free_attempt(event.request)
+                instructions = self._machine.handle(events.AttemptDropped(message.request))
+            self._kept.free_attempt(message.request)
             self._follow(instructions)
-        except Exception as error:  # a fault of ours: the request hears of it, threads live on
-            _log.exception("device=%s: a message could not be taken in", self.host.descriptor.name)
-            if isinstance(event, events.ValuesArrived):
-                self._tell(event.task, Failure(event.task, self._failure(event.task, error)))
-        except BaseException as error:  # Ctrl-C, in the thread of who sent it in this process
-            if isinstance(event, events.ValuesArrived):
-                self._given_up.add(event.task)  # it may have been handed to a thread
-                self.give_up(event.task, error)
-            raise
+        elif isinstance(message, Keep | Give):
+            self._kept.answer(message, self._send)
+        elif isinstance(message, Free):
+            self._kept.free(message.keys)
 
-    def _take(self, task: Task, tensors: Mapping[str, Value], runs: tuple[StageRun, ...]) -> bool:
-        """Have a task run, if it is complete and need not wait; whether it was so."""
+    def _take(self, values: Values) -> None:
+        """Take in inputs of a task; have it run, if it is complete and need not wait."""
+        task, tensors, runs = values
         try:
+            now_s = time.monotonic()
+            instructions: Sequence[DeviceInstruction] = ()
             with self._lock:
-                if not self._machine.begin(task, tensors.keys()):
-                    return False
-            self._start(self, Run(task, tensors, runs, time.monotonic()))
-        except BaseException as error:  # Ctrl-C, in the thread of who sent it in this process
-            self._given_up.add(task)  # it may have been handed to a thread
-            self.give_up(task, error)
-            raise
-        return True
+                run = self._machine.begin(task, tensors, runs, now_s)
+                if run is None:
+                    arrived = events.ValuesArrived(task, tensors, nbytes_of(tensors), runs, now_s)
+                    instructions = self._machine.handle(arrived)
+            if run is not None:
+                self._start(self, run)
+            else:
+                self._follow(instructions)
+        except BaseException as error:  # a fault of ours; Ctrl-C, where its sender is this process
+            self._give_up(task, error)
+            if not isinstance(error, Exception):
+                raise
+            _log.exception("device=%s: a message could not be taken in", self.host.descriptor.name)
 
     def run(self, due: Run) -> None:
-        """Run a task that is due, in the calling thread, and send on what it gives."""
-        if self._given_up and due.task in self._given_up:
-            self._given_up.discard(due.task)
-            return
+        """Run a task that is due, in the calling thread, and pass on what it gives."""
+        thread = threading.get_ident()
+        event: DeviceEvent
         try:
-            instructions, ended = self._run_through(due)
-            self._follow(instructions, ended)
-        except BaseException as error:
-            self.give_up(due.task, error)
-            raise
-
-    def run_at_once(
-        self, task: Task, tensors: Mapping[str, Value], deliver: Callable[[Ended], None]
-    ) -> bool:
-        """Run a task in the calling thread, its client's, if it need not wait for others.
-
-        `tensors`: read-only, all that it takes.
-        `deliver`: takes what it gave, which the client is not sent; of a failure it is told.
-        Returns: whether it ran.
-        """
-        try:
-            with self._lock:
-                if not self._machine.begin(task, tensors.keys()):
-                    return False
-            due = Run(task, tensors, (), time.monotonic())
-            instructions, ended = self._run_through(due)
-            for instruction in instructions:
-                if ended is not None and isinstance(instruction, events.Report):
-                    deliver(ended)
-                else:
-                    self._follow((instruction,), ended)
-        except BaseException as error:
-            self.give_up(task, error)
-            raise
-        return True
-
-    def give_up(self, task: Task, error: BaseException) -> None:
-        """End a task that the calling thread does not run to its end, as Ctrl-C came."""
-        self._begun.pop(threading.get_ident(), None)
-        with self._lock:
-            runs = any(task == begun for begun, _ in self._begun.copy().values())
-            if runs or not self._machine.is_running(task):
+            self._begun[thread] = (due, time.monotonic())
+            if due.state is TaskState.GONE:  # it was given up
+                del self._begun[thread]
                 return
-            failed = events.RunFailed(task, self._failure(task, error))
-            instructions = self._machine.handle(failed)
-        self._follow(instructions)
+            try:
+                stage = due.stage
+                left = self._left(due) if self._leaves_outputs else ()
+                tensors = due.tensors
+                inputs = [tensors[name] for name in stage.opened.inputs]
+                request, number = due.task
+                due.outputs, went = self.host.run_stage(
+                    request, number, inputs, ready_s=due.ready_s, left=left
+                )
+                due.runs = (*due.runs, went)
+                stage.took(went.ended_s - went.started_s)
+                event = events.RunEnded(due)
+            except Exception as error:
+                event = events.RunFailed(due, self._failure(due.task, error))
+            del self._begun[thread]
+            with self._lock:
+                instructions = self._machine.handle(event)
+            self._follow(instructions)
+        except BaseException as error:  # Ctrl-C
+            self._begun.pop(thread, None)
+            self._give_up(due.task, error)
+            raise
+
+    def give_up(self, due: Run, error: BaseException) -> None:
+        """End a task that no thread will run, as Ctrl-C came."""
+        self._give_up(due.task, error)
 
     def close(self) -> None:
         """Let go of every stage and take nothing more."""
         self._channel.close()
         self.host.close()
 
-    def _run_through(self, due: Run) -> tuple[Sequence[DeviceInstruction], Ended | None]:
-        """Run a task to its end; return what is to be done then, and what it gave."""
-        task, thread = due.task, threading.get_ident()
-        event: DeviceEvent
-        self._begun[thread] = (task, time.monotonic())
-        try:
-            ended: Ended | None = self._run(due)
-            event = events.RunEnded(task)
-        except Exception as error:
-            ended, event = None, events.RunFailed(task, self._failure(task, error))
-        self._begun.pop(thread, None)
+    def _give_up(self, task: Task, error: BaseException) -> None:
+        """End a task that the calling thread does not run to its end, unless another runs it."""
+        failure = self._failure(task, error)
         with self._lock:
-            return self._machine.handle(event), ended
+            run = self._machine.find(task)
+            if run is None or any(run is begun for begun, _ in self._begun.copy().values()):
+                return
+            instructions = self._machine.give_up(run, failure)
+        self._follow(instructions)
 
-    def _run(self, due: Run) -> Ended:
-        (request, number), tensors, runs, ready_s = due
-        key = request.deployment, number
-        stage = self._stages[key]
-        inputs = [tensors[name] for name in stage.inputs]
-        left = self._left(request, stage) if self._leaves_outputs else ()
-        outputs, run = self.host.run_stage(request, number, inputs, ready_s=ready_s, left=left)
-        took_s = run.ended_s - run.started_s
-        usual_s = self._usual_s.get(key, took_s)
-        if key in self._stages:
-            self._usual_s[key] = usual_s + (took_s - usual_s) / 4
-        return Ended(outputs, (*runs, run))
-
-    def _left(self, request: Request, stage: StageOpened) -> set[str]:
-        """Return the outputs of a stage that nobody wants outside the device."""
-        sends = stage.sends.get(request.route, ())
+    def _left(self, run: Run) -> set[str]:
+        """Return the outputs of a run that nobody wants outside the device."""
+        request, opened = run.task.request, run.stage.opened
+        sends = opened.sends.get(request.route, ())
         inside = {name for s in sends if s.address == self.address for name in s.tensors}
         outside = {name for s in sends if s.address != self.address for name in s.tensors}
-        outside.update(name for name in stage.outputs if name not in request.keep)
+        outside.update(name for name in opened.outputs if name not in request.keep)
         return {*inside, *request.keep} - outside
 
     def _send(self, address: str, message: Message) -> None:
@@ -307,48 +239,48 @@ class DeviceLoop:
             }
             self._channel.send(address, message._replace(tensors=tensors))
 
-    def _follow(
-        self, instructions: Sequence[DeviceInstruction], ended: Ended | None = None
-    ) -> None:
+    def _follow(self, instructions: Sequence[DeviceInstruction]) -> None:
         for position, instruction in enumerate(instructions):
-            task = instruction.task
             try:
-                self._do(instruction, task, ended)
+                if type(instruction) is Run:
+                    self._start(self, instruction)
+                elif isinstance(instruction, events.PassOn):
+                    self._pass_on(*instruction)
+                elif isinstance(instruction, events.ReportFailure):
+                    self._tell(instruction.task, Failure(instruction.task, instruction.error))
+                elif isinstance(instruction, events.Stop):
+                    self.host.cancel(instruction.task.request)
             except Exception as error:  # whatever it is: the request hears of it, threads live on
+                task = _task(instruction)
                 self._tell(task, Failure(task, self._failure(task, error)))
             except BaseException:  # Ctrl-C: the others' tasks go on
-                self._follow(instructions[position + 1 :], ended)
+                self._follow(instructions[position + 1 :])
                 raise
 
-    def _do(self, instruction: DeviceInstruction, task: Task, ended: Ended | None) -> None:
-        match instruction:
-            case events.Run():
-                self._start(self, instruction)
-            case events.SendOn(_, send) if ended:
-                if len(ended.runs) > _CARRIED:
-                    self._tell(task, Outputs(task, {}, ended.runs))
-                    ended.runs = ()
-                tensors = {name: ended.outputs[name] for name in send.tensors}
-                target = Task(task.request, send.stage)
-                self._send(send.address, Values(target, tensors, ended.runs))
-            case events.Report() if ended:
-                stage = self._stages[task.request.deployment, task.stage]
-                tensors = {name: ended.outputs[name] for name in stage.outputs}
-                if task.request.keep:
-                    tensors = self._kept.keep_outputs(stage.client, task.request, tensors)
-                    if self._machine.is_dropped(task.request):  # in the meantime
-                        self._kept.free_attempt(task.request)
-                self._tell(task, Outputs(task, tensors, ended.runs))
-            case events.ReportFailure(_, error):
-                self._tell(task, Failure(task, error))
-            case events.Stop():
-                self.host.cancel(task.request)
+    def _pass_on(self, run: Run, sends: Sequence[Send], reports: bool) -> None:
+        """Send what a run gave to the stages that take it, and to the client if that is to hear."""
+        task = run.task
+        request = task.request
+        opened, outputs, runs = run.stage.opened, run.outputs, run.runs
+        assert outputs is not None
+        if len(runs) > _CARRIED and sends:
+            self._channel.send(opened.client, Outputs(task, {}, runs))
+            runs = ()
+        for send in sends:
+            tensors = {name: outputs[name] for name in send.tensors}
+            self._send(send.address, Values(Task(request, send.stage), tensors, runs))
+        if reports:
+            tensors = {name: outputs[name] for name in opened.outputs}
+            if request.keep:
+                tensors = self._kept.keep_outputs(opened.client, request, tensors)
+                if self._machine.is_dropped(request):  # in the meantime
+                    self._kept.free_attempt(request)
+            self._channel.send(opened.client, Outputs(task, tensors, runs))
 
     def _tell(self, task: Task, message: Message) -> None:
         """Send the task's client a message; nobody knows that of a deployment that never was."""
         deployment = task.request.deployment
-        stage = self._stages.get((deployment, task.stage))
-        client = self._closed.get(deployment) if stage is None else stage.client
+        client = self._machine.client_of(deployment) or self._closed.get(deployment)
         if client is not None:
             self._channel.send(client, message)
 
@@ -364,3 +296,7 @@ class DeviceLoop:
             device=name,
             cause=repr(error),
         )
+
+
+def _task(instruction: DeviceInstruction) -> Task:
+    return instruction.run.task if isinstance(instruction, events.PassOn) else instruction.task

@@ -2,7 +2,7 @@
 
 ::
 
-    JOINING ──> READY ──> RUNNING ──> gone, its outputs sent on
+    JOINING ──> READY ──> RUNNING ──> gone, its outputs passed on
        │          │          └──────> DROPPED ──> gone, silently
        └──────────┴──> gone, with its attempt
 
@@ -15,9 +15,10 @@ its attempts that came first and still wait end: their clients have long forgott
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Set
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
 from enum import Enum
+from math import inf
 from typing import Any, Final, TypeVar
 
 from devices.errors import DeviceError, DeviceLostError, OverloadedError
@@ -25,10 +26,11 @@ from devices.request.answer import StageRun
 from devices.request.request import Request
 from scheduler.device.order import FairQueue, Key
 from scheduler.vocabulary import events
-from scheduler.vocabulary.events import DeviceEvent, DeviceInstruction
+from scheduler.vocabulary.events import DeviceEvent, DeviceInstruction, Run
 from scheduler.vocabulary.messages import Task
 
-#: Dropped attempts and ended tasks remembered, so that what comes late for them starts nothing.
+#: Dropped attempts and ended tasks of a deployment that are remembered, so that what comes late
+#: for them starts nothing.
 _REMEMBERED: Final = 4096
 #: Of a client that has too much on the device so much is kept.
 _KEPT: Final = 3 / 4
@@ -76,30 +78,43 @@ class _Client:
     nbytes: int = 0
 
 
-@dataclass(slots=True)
-class _Stage:
-    opened: events.StageOpened
-    client: _Client
-    inputs: frozenset[str]
-    num_running: int = 0
-    #: Tasks that are ready and wait for one of the stage's streams; may hold gone ones.
-    held: list[tuple[Key, _Task]] = field(default_factory=list)
+class _Deployment:
+    """What a deployment has on the device; an attempt is its request's id and its number."""
+
+    __slots__ = ("client", "dropped", "ended", "stages", "tasks")
+
+    def __init__(self, client: _Client) -> None:
+        self.client = client
+        self.stages: dict[int, OpenStage] = {}
+        #: Tasks that are not gone, by attempt and stage.
+        self.tasks: dict[tuple[int, int], dict[int, Run]] = {}
+        self.dropped: OrderedDict[tuple[int, int], None] = OrderedDict()
+        self.ended: OrderedDict[tuple[tuple[int, int], int], None] = OrderedDict()
 
 
-class _Task:
-    """A task that has not gone, with what came for it."""
+class OpenStage:
+    """A stage that takes tasks: what is known of it once and for all of them."""
 
-    __slots__ = ("id", "nbytes", "ready_s", "runs", "stage", "state", "tensors")
+    __slots__ = ("deployment", "held", "inputs", "num_running", "opened", "usual_s")
 
-    def __init__(self, identity: Task, stage: _Stage) -> None:
-        self.id = identity
-        self.stage = stage
-        self.tensors: dict[str, Any] = {}
-        self.runs: tuple[StageRun, ...] = ()
-        #: When the last of it came.
-        self.ready_s = 0.0
-        self.nbytes = 0
-        self.state = TaskState.JOINING
+    def __init__(self, opened: events.StageOpened, deployment: _Deployment) -> None:
+        self.deployment = deployment
+        self.num_running = 0
+        #: Tasks that are ready and wait for one of the stage's streams; may hold gone ones.
+        self.held: list[tuple[Key, Run]] = []
+        #: About how long a run takes, the last ones counting most; any time before the first.
+        self.usual_s = inf
+        self.open(opened)
+
+    def open(self, opened: events.StageOpened) -> None:
+        """Have the stage be as it is opened."""
+        self.opened = opened
+        self.inputs = frozenset(opened.inputs)
+
+    def took(self, run_s: float) -> None:
+        """Take in how long a run took."""
+        usual_s = run_s if self.usual_s == inf else self.usual_s
+        self.usual_s = usual_s + (run_s - usual_s) / 4
 
 
 class DeviceMachine:
@@ -114,26 +129,40 @@ class DeviceMachine:
         self._max_nbytes = max_nbytes
         #: How many tasks run at once.
         self.num_streams = 1
-        self._stages: dict[tuple[str, int], _Stage] = {}
+        self._deployments: dict[str, _Deployment] = {}
         self._clients: dict[str, _Client] = {}
-        #: Tasks that are not gone, by attempt and stage.
-        self._tasks: dict[Request, dict[int, _Task]] = {}
         #: May hold tasks that are gone.
-        self._ready = FairQueue[_Task]()
+        self._ready = FairQueue[Run]()
         self._arrivals = 0
-        self._num_running = 0
-        self._dropped: OrderedDict[Request, None] = OrderedDict()
-        self._ended: OrderedDict[Task, None] = OrderedDict()
-
-    @property
-    def num_running(self) -> int:
-        """Tasks that run, those whose attempt was dropped included."""
-        return self._num_running
+        #: Tasks that run, those whose attempt was dropped included.
+        self.num_running = 0
 
     @property
     def num_tasks(self) -> int:
         """Tasks that are not gone."""
-        return sum(len(tasks) for tasks in self._tasks.values())
+        return sum(client.num_tasks for client in self._clients.values())
+
+    @property
+    def clients(self) -> Set[str]:
+        """Those that have stages here."""
+        return self._clients.keys()
+
+    def client_of(self, deployment: str) -> str | None:
+        """Return whose deployment it is; None for one without stages here."""
+        found = self._deployments.get(deployment)
+        return None if found is None else found.client.name
+
+    def deployments_of(self, client: str) -> list[str]:
+        """Return the deployments of a client that have stages here."""
+        return [key for key, d in self._deployments.items() if d.client.name == client]
+
+    def find(self, task: Task) -> Run | None:
+        """Return a task that is not gone."""
+        request, number = task
+        deployment = self._deployments.get(request.deployment)
+        if deployment is None:
+            return None
+        return deployment.tasks.get((request.id, request.attempt), {}).get(number)
 
     def nbytes_of(self, client: str) -> int:
         """Return the bytes of values that a client's tasks wait with, or ran on after waiting."""
@@ -141,29 +170,45 @@ class DeviceMachine:
 
     def is_dropped(self, request: Request) -> bool:
         """Whether an attempt was dropped, lately."""
-        return request in self._dropped
+        deployment = self._deployments.get(request.deployment)
+        return deployment is None or (request.id, request.attempt) in deployment.dropped
 
-    def begin(self, identity: Task, names: Set[str]) -> bool:
-        """Count a task as running, where it has all inputs and need not wait; whether it was so.
+    def begin(
+        self, task: Task, tensors: Mapping[str, Any], runs: tuple[StageRun, ...], now_s: float
+    ) -> Run | None:
+        """Count a task as running, where it has all inputs and need not wait; else return None.
 
         It is what its values would lead to in `handle`, at half the cost.
         """
-        attempt, number = identity
-        stage = self._stages.get((attempt.deployment, number))
-        if stage is None or self._ready or not self._is_free(stage) or names != stage.inputs:
-            return False
-        if attempt in self._dropped or attempt in self._tasks or identity in self._ended:
-            return False
-        task = _Task(identity, stage)
-        self._tasks[attempt] = {number: task}
-        stage.client.num_tasks += 1
-        self._run(task)
-        return True
+        request, number = task
+        deployment = self._deployments.get(request.deployment)
+        if deployment is None or self._ready.waiting or self.num_running >= self.num_streams:
+            return None
+        stage = deployment.stages.get(number)
+        if (
+            stage is None
+            or stage.num_running >= stage.opened.num_streams
+            or tensors.keys() != stage.inputs
+        ):
+            return None
+        attempt = (request.id, request.attempt)
+        if (
+            attempt in deployment.tasks
+            or attempt in deployment.dropped
+            or (attempt, number) in deployment.ended
+        ):
+            return None
+        run = Run(task, tensors, runs, now_s, stage, _S.RUNNING)
+        deployment.tasks[attempt] = {number: run}
+        deployment.client.num_tasks += 1
+        self._count(stage)
+        return run
 
-    def is_running(self, task: Task) -> bool:
-        """Whether a task has begun and not ended."""
-        found = self._tasks.get(task.request, {}).get(task.stage)
-        return found is not None and found.state in (_S.RUNNING, _S.DROPPED)
+    def give_up(self, run: Run, error: BaseException) -> list[DeviceInstruction]:
+        """End a task that was to run and does not, as if its run had raised."""
+        if run.state not in (_S.RUNNING, _S.DROPPED):
+            return []
+        return self.handle(events.RunFailed(run, error))
 
     def handle(self, event: DeviceEvent) -> list[DeviceInstruction]:
         """Take in one event; return what is to be done, in order.
@@ -183,183 +228,192 @@ class DeviceMachine:
             case events.DeploymentClosed():
                 done = self._close(event.deployment)
             case events.ClientGone():
-                own = {k[0]: None for k, s in self._stages.items() if s.client.name == event.client}
+                own = self.deployments_of(event.client)
                 done = [order for deployment in own for order in self._close(deployment)]
-        if self._ready:
+        if self._ready.waiting:
             done += self._run_ready()
         return done
 
     def _open(self, event: events.StageOpened) -> None:
-        stage = self._stages.get((event.deployment, event.stage))
-        if stage is None:
+        deployment = self._deployments.get(event.deployment)
+        if deployment is None:
             client = self._clients.setdefault(event.client, _Client(event.client))
-            stage = _Stage(event, client, frozenset(event.inputs))
-            self._stages[event.deployment, event.stage] = stage
-        # One that was there already has other devices to send to, and its tasks go on; or its
-        # number was given again, to another subgraph.
-        stage.opened, stage.inputs = event, frozenset(event.inputs)
+            deployment = self._deployments[event.deployment] = _Deployment(client)
+        stage = deployment.stages.get(event.stage)
+        if stage is None:
+            deployment.stages[event.stage] = OpenStage(event, deployment)
+        else:
+            # It has other devices to send to, and its tasks go on; or its number was given again,
+            # to another subgraph.
+            stage.open(event)
         self.num_streams = max(self.num_streams, event.num_streams)
 
-    def _step(self, task: _Task, event: DeviceEvent, after: TaskState) -> None:
-        if after not in TRANSITIONS.get((task.state, type(event)), ()):
+    def _step(self, run: Run, event: DeviceEvent, after: TaskState) -> None:
+        if after not in TRANSITIONS.get((run.state, type(event)), ()):
             raise InvalidTaskError(
-                f"{task.id}: {type(event).__name__} led from {task.state.value} to {after.value}"
+                f"{run.task}: {type(event).__name__} led from {run.state.value} to {after.value}"
             )
-        task.state = after
+        run.state = after
         if after is _S.GONE:
-            attempt, stage = task.id
-            tasks = self._tasks[attempt]
-            del tasks[stage]
+            request, number = run.task
+            deployment, attempt = run.stage.deployment, (request.id, request.attempt)
+            tasks = deployment.tasks[attempt]
+            del tasks[number]
             if not tasks:
-                del self._tasks[attempt]
-            client = task.stage.client
-            client.num_tasks -= 1
-            client.nbytes -= task.nbytes
-            _remember(self._ended, task.id)
+                del deployment.tasks[attempt]
+            deployment.client.num_tasks -= 1
+            deployment.client.nbytes -= run.nbytes
+            _remember(deployment.ended, (attempt, number))
 
     def _join(self, event: events.ValuesArrived) -> list[DeviceInstruction]:
-        identity, tensors, nbytes, runs, now_s = event
-        attempt, number = identity
-        stage = self._stages.get((attempt.deployment, number))
-        if attempt in self._dropped or identity in self._ended:
+        task, tensors, nbytes, runs, now_s = event
+        request, number = task
+        deployment = self._deployments.get(request.deployment)
+        if deployment is None:
+            return [events.ReportFailure(task, _misplaced(event, None))]
+        attempt = (request.id, request.attempt)
+        if attempt in deployment.dropped or (attempt, number) in deployment.ended:
             return []
+        stage = deployment.stages.get(number)
         if stage is None or not tensors.keys() <= stage.inputs:
-            return [events.ReportFailure(identity, _misplaced(event, stage))]
-        tasks = self._tasks.get(attempt)
-        if tasks is None:
-            tasks = self._tasks[attempt] = {}
-        task = tasks.get(number)
-        client = stage.client
-        if task is None:
-            task = tasks[number] = _Task(identity, stage)
+            return [events.ReportFailure(task, _misplaced(event, stage))]
+        tasks = deployment.tasks.setdefault(attempt, {})
+        run, client = tasks.get(number), deployment.client
+        if run is None:
+            run = tasks[number] = Run(task, {}, stage=stage, state=_S.JOINING)
             client.num_tasks += 1
-        elif task.state is not _S.JOINING or tensors.keys() <= task.tensors.keys():
+        elif run.state is not _S.JOINING or tensors.keys() <= run.tensors.keys():
             return []
-        task.tensors.update(tensors)
+        run.tensors = {**run.tensors, **tensors}
         # Two ways here may have begun in one stage.
-        joined = {run.stage: run for run in (*task.runs, *runs)}.values() if task.runs else runs
-        task.runs = tuple(joined)
-        task.ready_s = now_s
-        task.nbytes += nbytes
+        run.runs = tuple({run.stage: run for run in (*run.runs, *runs)}.values())
+        run.ready_s = now_s
+        run.nbytes += nbytes
         client.nbytes += nbytes
         done: list[DeviceInstruction] = []
-        if len(task.tensors) < len(stage.inputs):
-            self._step(task, event, _S.JOINING)
+        if len(run.tensors) < len(stage.inputs):
+            self._step(run, event, _S.JOINING)
         else:
-            self._step(task, event, _S.READY)
+            self._step(run, event, _S.READY)
             self._arrivals += 1
-            if not self._ready and self._is_free(stage):
-                done.append(self._run(task))
+            if not self._ready.waiting and self._is_free(stage):
+                done.append(self._run(run))
             else:
-                turn = attempt.id + stage.opened.level
-                self._ready.push(client.name, Key(turn, -attempt.priority, self._arrivals), task)
+                turn = request.id + stage.opened.level
+                key = Key(turn, -request.priority, self._arrivals)
+                self._ready.push(client.name, key, run)
         if client.num_tasks > self._max_tasks or client.nbytes > self._max_nbytes:
-            done += self._relieve(task)
+            done += self._relieve(run)
         return done
 
-    def _relieve(self, newest: _Task) -> list[DeviceInstruction]:
+    def _relieve(self, newest: Run) -> list[DeviceInstruction]:
         """End what a client has too much of: what still joins first, and of that the oldest."""
-        held = newest.stage.client
+        held = newest.stage.deployment.client
         mine = [
-            task
-            for tasks in self._tasks.values()
-            for task in tasks.values()
-            if task.stage.client is held
-            and task.state in (_S.JOINING, _S.READY)
-            and task.id.request != newest.id.request
+            run
+            for deployment in self._deployments.values()
+            if deployment.client is held
+            for tasks in deployment.tasks.values()
+            for run in tasks.values()
+            if run.state in (_S.JOINING, _S.READY) and run.task.request != newest.task.request
         ]
-        mine.sort(key=lambda t: (t.state is _S.READY, t.id.request.id, t.stage.opened.level))
+        mine.sort(key=lambda r: (r.state is _S.READY, r.task.request.id, r.stage.opened.level))
         done: list[DeviceInstruction] = []
-        for task in mine:
+        for run in mine:
             if (
                 held.num_tasks <= _KEPT * self._max_tasks
                 and held.nbytes <= _KEPT * self._max_nbytes
             ):
                 break
-            if task.state is _S.GONE:  # with another of its attempt
+            if run.state is _S.GONE:  # with another of its attempt
                 continue
             error = OverloadedError(
-                f"{task.id}: its client has {held.num_tasks} of {self._max_tasks} tasks and "
+                f"{run.task}: its client has {held.num_tasks} of {self._max_tasks} tasks and "
                 f"{held.nbytes} of {self._max_nbytes} bytes on the device. Send fewer requests at "
                 "once.",
-                request_id=task.id.request.id,
+                request_id=run.task.request.id,
             )
-            done.append(events.ReportFailure(task.id, error))
-            done += self._drop(events.AttemptDropped(task.id.request))
+            done.append(events.ReportFailure(run.task, error))
+            done += self._drop(events.AttemptDropped(run.task.request))
         return done
 
-    def _is_free(self, stage: _Stage) -> bool:
+    def _is_free(self, stage: OpenStage) -> bool:
         """Whether the device and the stage have a stream for one more task."""
-        return self._num_running < self.num_streams and stage.num_running < stage.opened.num_streams
+        return self.num_running < self.num_streams and stage.num_running < stage.opened.num_streams
 
-    def _run(self, task: _Task) -> events.Run:
-        task.state = _S.RUNNING
-        self._ready.ran(task.stage.client.name)
-        task.stage.num_running += 1
-        self._num_running += 1
-        return events.Run(task.id, task.tensors, task.runs, task.ready_s)
+    def _run(self, run: Run) -> Run:
+        run.state = _S.RUNNING
+        self._count(run.stage)
+        return run
+
+    def _count(self, stage: OpenStage) -> None:
+        """Count one more run of a stage."""
+        self._ready.ran(stage.deployment.client.name)
+        stage.num_running += 1
+        self.num_running += 1
 
     def _run_ready(self) -> list[DeviceInstruction]:
         started: list[DeviceInstruction] = []
-        while self._ready and self._num_running < self.num_streams:
-            key, task = self._ready.pop()
-            if task.state is not _S.READY:
+        while self._ready.waiting and self.num_running < self.num_streams:
+            key, run = self._ready.pop()
+            if run.state is not _S.READY:
                 continue
-            if self._is_free(task.stage):
-                started.append(self._run(task))
+            if self._is_free(run.stage):
+                started.append(self._run(run))
             else:
-                task.stage.held.append((key, task))
+                run.stage.held.append((key, run))
         return started
 
     def _end(self, event: events.RunEnded | events.RunFailed) -> list[DeviceInstruction]:
-        identity = event.task
-        task = self._tasks.get(identity.request, {}).get(identity.stage)
-        if task is None:
-            raise InvalidTaskError(f"{identity}: {type(event).__name__} of a task that is gone")
-        wanted = task.state is _S.RUNNING
-        self._step(task, event, _S.GONE)
-        self._num_running -= 1
-        stage = task.stage
+        run = event.run
+        wanted = run.state is _S.RUNNING
+        self._step(run, event, _S.GONE)
+        self.num_running -= 1
+        stage = run.stage
         stage.num_running -= 1
         if stage.held:
             for key, held in stage.held:
-                self._ready.push(stage.client.name, key, held)
+                self._ready.push(stage.deployment.client.name, key, held)
             stage.held.clear()
         if not wanted:
             return []
         if isinstance(event, events.RunFailed):
-            return [events.ReportFailure(identity, event.error)]
+            return [events.ReportFailure(run.task, event.error)]
         opened = stage.opened
-        done: list[DeviceInstruction] = [
-            events.SendOn(identity, send) for send in opened.sends.get(identity.request.route, ())
-        ]
-        if opened.outputs or not done:
-            done.append(events.Report(identity))
-        return done
+        sends = opened.sends.get(run.task.request.route, ())
+        return [events.PassOn(run, sends, bool(opened.outputs) or not sends)]
 
     def _drop(self, event: events.AttemptDropped) -> list[DeviceInstruction]:
-        attempt = event.request
-        _remember(self._dropped, attempt)
+        request = event.request
+        deployment = self._deployments.get(request.deployment)
+        if deployment is None:
+            return []
+        attempt = (request.id, request.attempt)
+        _remember(deployment.dropped, attempt)
         done: list[DeviceInstruction] = []
-        for task in list(self._tasks.get(attempt, {}).values()):
-            if task.state is _S.RUNNING:
-                done.append(events.Stop(task.id))
-            if task.state in (_S.RUNNING, _S.DROPPED):
-                self._step(task, event, _S.DROPPED)
+        for run in list(deployment.tasks.get(attempt, {}).values()):
+            if run.state is _S.RUNNING:
+                done.append(events.Stop(run.task))
+            if run.state in (_S.RUNNING, _S.DROPPED):
+                self._step(run, event, _S.DROPPED)
             else:
-                self._step(task, event, _S.GONE)
+                self._step(run, event, _S.GONE)
         return done
 
-    def _close(self, deployment: str) -> list[DeviceInstruction]:
+    def _close(self, key: str) -> list[DeviceInstruction]:
+        deployment = self._deployments.get(key)
+        if deployment is None:
+            return []
         done: list[DeviceInstruction] = []
-        for attempt in [a for a in self._tasks if a.deployment == deployment]:
-            done += self._drop(events.AttemptDropped(attempt))
-        closed = [k for k in self._stages if k[0] == deployment]
-        clients = {self._stages.pop(key).client.name for key in closed}
-        for client in clients.difference(s.client.name for s in self._stages.values()):
-            self._ready.forget(client)
-            del self._clients[client]
-        self.num_streams = max((s.opened.num_streams for s in self._stages.values()), default=1)
+        for tasks in list(deployment.tasks.values()):
+            request = next(iter(tasks.values())).task.request
+            done += self._drop(events.AttemptDropped(request))
+        del self._deployments[key]
+        if not self.deployments_of(deployment.client.name):
+            self._ready.forget(deployment.client.name)
+            del self._clients[deployment.client.name]
+        stages = (stage for d in self._deployments.values() for stage in d.stages.values())
+        self.num_streams = max((stage.opened.num_streams for stage in stages), default=1)
         return done
 
 
@@ -369,7 +423,7 @@ def _remember(kept: OrderedDict[T, None], what: T) -> None:
         kept.popitem(last=False)
 
 
-def _misplaced(event: events.ValuesArrived, stage: _Stage | None) -> DeviceError:
+def _misplaced(event: events.ValuesArrived, stage: OpenStage | None) -> DeviceError:
     """Return why values cannot be taken in."""
     request, number = event.task
     data = {"stage": number, "request_id": request.id, "attempt": request.attempt}

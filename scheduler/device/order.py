@@ -40,31 +40,27 @@ class FairQueue(Generic[T]):
 
     def __init__(self) -> None:
         self._lines: dict[str, _Line[T]] = {}
-        #: Those in which tasks wait.
-        self._waiting: dict[str, _Line[T]] = {}
+        #: Those in which tasks wait; empty while none does.
+        self.waiting: dict[str, _Line[T]] = {}
         #: The turns of the client that ran last, before it did: where the device has got to.
         self._now = 0
-
-    def __bool__(self) -> bool:
-        """Whether a task waits."""
-        return bool(self._waiting)
 
     def push(self, client: str, key: Key, task: T) -> None:
         """Put in a client's task."""
         line = self._line(client)
         if not line.waiting:
             line.turns = max(line.turns, self._now)
-            self._waiting[client] = line
+            self.waiting[client] = line
         heapq.heappush(line.waiting, (key, task))
 
     def pop(self) -> tuple[Key, T]:
         """Take out the task that is next; `ran` counts its turn if it runs."""
-        client, line = next(iter(self._waiting.items()))
-        if len(self._waiting) > 1:
-            client, line = min(self._waiting.items(), key=_rank)
+        client, line = next(iter(self.waiting.items()))
+        if len(self.waiting) > 1:
+            client, line = min(self.waiting.items(), key=_rank)
         first = heapq.heappop(line.waiting)
         if not line.waiting:
-            del self._waiting[client]
+            del self.waiting[client]
         return first
 
     def ran(self, client: str) -> None:
@@ -76,7 +72,7 @@ class FairQueue(Generic[T]):
     def forget(self, client: str) -> None:
         """Forget a client that is gone, and its tasks."""
         self._lines.pop(client, None)
-        self._waiting.pop(client, None)
+        self.waiting.pop(client, None)
 
     def _line(self, client: str) -> _Line[T]:
         line = self._lines.get(client)

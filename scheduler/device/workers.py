@@ -162,7 +162,7 @@ class Workers(BaseWorkers):
                 job[0].run(job[1])
         except BaseException as error:  # Ctrl-C may come before the task runs
             if job is not None:
-                job[0].give_up(job[1].task, error)
+                job[0].give_up(job[1], error)
             raise
         finally:
             mine.request_id = None
@@ -201,7 +201,7 @@ class Workers(BaseWorkers):
                 self._num_coming -= 1
                 self._soon.add(me)
             while job := self._take(me):
-                if job[0].usual_s(job[1].task) > _HAND_OVER_S:
+                if job[1].stage.usual_s > _HAND_OVER_S:
                     with self._state:
                         self._soon.discard(me)
                         self._have_taken()

@@ -237,13 +237,13 @@ class ValuesArrived(NamedTuple):
 class RunEnded(NamedTuple):
     """A run gave its outputs."""
 
-    task: Task
+    run: Run
 
 
 class RunFailed(NamedTuple):
     """A run raised."""
 
-    task: Task
+    run: Run
     error: BaseException
 
 
@@ -280,29 +280,31 @@ DeviceEvent = (
 # What a device's machine asks for.
 
 
-class Run(NamedTuple):
-    """Run the task on its inputs, which are all there since `ready_s`.
+@dataclass(slots=True)
+class Run:
+    """Run the task on its inputs, which are all there since `ready_s`; then tell of this object.
 
-    `runs` is how the stages before went.
+    `runs`: how the stages before went.
+    `stage`, `state`, `nbytes`: the machine's own.
+    `outputs`: what the run gave, by name; set by whoever runs it.
     """
 
     task: Task
     tensors: Mapping[str, Any]
     runs: tuple[StageRun, ...] = ()
     ready_s: float = 0.0
+    stage: Any = field(default=None, compare=False, repr=False)
+    state: Any = field(default=None, compare=False)
+    nbytes: int = field(default=0, compare=False)
+    outputs: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
 
 
-class SendOn(NamedTuple):
-    """Send outputs of the task to a stage."""
+class PassOn(NamedTuple):
+    """Send what a run gave to the stages that take it, and to the client if that is to hear."""
 
-    task: Task
-    send: Send
-
-
-class Report(NamedTuple):
-    """Send the client what the task gave of the model's outputs."""
-
-    task: Task
+    run: Run
+    sends: tuple[Send, ...]
+    reports: bool
 
 
 class ReportFailure(NamedTuple):
@@ -318,4 +320,4 @@ class Stop(NamedTuple):
     task: Task
 
 
-DeviceInstruction = Run | SendOn | Report | ReportFailure | Stop
+DeviceInstruction = Run | PassOn | ReportFailure | Stop

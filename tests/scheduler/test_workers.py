@@ -17,7 +17,7 @@ from devices.request.request import Request
 from scheduler import InProcessExecutor, Limits, create_executor, inprocess
 from scheduler.client import deployment as deployment_module
 from scheduler.device import loop, workers
-from scheduler.device.loop import DeviceLoop
+from scheduler.device.machine import OpenStage
 from scheduler.vocabulary.placement import share
 from tests.scheduler.models import chain
 from tests.scheduler.plugins import ToyPlugin, ToyProgram
@@ -244,7 +244,7 @@ def test_what_is_queued_behind_a_task_is_run_where_that_is_long_by_custom_or_aft
     executor: InProcessExecutor,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(DeviceLoop, "usual_s", lambda self, task: usual_s)
+    monkeypatch.setattr(OpenStage, "usual_s", property(lambda self: usual_s, lambda self, _: None))
     monkeypatch.setattr(workers, "_WATCH_S", watch_s)
     deployments = [executor.deploy(*chain(f"TOY.{i}")) for i in range(3)]
     wait_for_each_other(monkeypatch, 3)
@@ -259,7 +259,7 @@ def test_what_is_queued_behind_short_tasks_is_run_by_their_thread(
     gate: threading.Event,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(DeviceLoop, "usual_s", lambda self, task: 0.0)
+    monkeypatch.setattr(OpenStage, "usual_s", property(lambda self: 0.0, lambda self, _: None))
     monkeypatch.setattr(workers, "_WATCH_S", PATIENCE_S)
     deployments = [executor.deploy(*chain(f"TOY.{i}")) for i in range(3)]
     made = [deployment.submit({"x": X}, Request(timeout_s=300)) for deployment in deployments]
