@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -13,8 +11,6 @@ from threadpoolctl import ThreadpoolController
 _lock = threading.Lock()
 #: What `use_threads` was asked for last.
 _wanted = 0
-#: How many products run now that want one thread.
-_alone = 0
 
 
 @cache
@@ -44,43 +40,10 @@ def use_threads(count: int) -> None:
             _limit()
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Run a product on one thread, and others that run meanwhile too.
-
-    Some BLAS libraries cut a matrix times a vector between threads where it suits their threads,
-    not their instructions; equal rows then get unequal sums, which are all that tells the classes
-    of a network with generated weights apart. Such a product waits for memory anyway.
-    """
-    global _alone
-    if _wanted == 1:
-        yield
-        return
-    with _lock:
-        _alone += 1
-        if _alone == 1:
-            _limit()
-    try:
-        yield
-    finally:
-        with _lock:
-            _alone -= 1
-            if _alone == 0:
-                _limit()
-
-
-def alone(product: Callable[..., Any], *arrays: Any) -> Any:
-    """Call a product on one thread."""
-    if _wanted == 1:
-        return product(*arrays)
-    with one_thread():
-        return product(*arrays)
-
-
 def _limit() -> None:
     """Set the libraries' threads to what is wanted now; the lock is held."""
     for library, started_with in _libraries():
-        _set(library, 1 if _alone else _wanted or started_with)
+        _set(library, _wanted or started_with)
 
 
 def _set(library: Any, count: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from operator import itemgetter
 from time import perf_counter
 from typing import Any, Final, NamedTuple
@@ -12,7 +11,6 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import onnx
 
-from devices.cpu.threads import alone
 from devices.errors import HeteroError, KernelError
 from devices.interpreter.body_outputs import BodyOutput, body_outputs
 from devices.interpreter.delegate import delegate
@@ -303,10 +301,6 @@ def _work(
     call = scope.backend.function(what, keywords, on_host)
     if bodies:
         return None, {}, _body_step(call, bodies, reads, writes, dying)
-    if scope.backend.xp is not np:
-        return call, keywords, _call_step(call, reads, writes, dying)
-    if node.op_type in ("Gemm", "MatMul", "FusedMatMul"):
-        call = partial(_product, call)
     return call, keywords, _call_step(call, reads, writes, dying)
 
 
@@ -369,13 +363,6 @@ def _call_step(
             values[slot] = None
 
     return many_to_many
-
-
-def _product(call: Callable[..., Any], a: np.ndarray, *others: Value) -> Any:
-    """Run a matrix product, that of a single row on one thread."""
-    if a.ndim and a.size == a.shape[-1]:
-        return alone(call, a, *others)
-    return call(a, *others)
 
 
 def _body_step(

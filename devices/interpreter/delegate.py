@@ -16,6 +16,9 @@ DELEGATED: Final[dict[tuple[str, str], frozenset[int]]] = {
     ("", "ImageDecoder"): frozenset({20}),
     ("", "RegexFullMatch"): frozenset({20}),
     ("", "StringConcat"): frozenset({20}),
+    ("ai.onnx.preview.training", "Adagrad"): frozenset({1}),
+    ("ai.onnx.preview.training", "Adam"): frozenset({1}),
+    ("ai.onnx.preview.training", "Momentum"): frozenset({1}),
 }
 
 

@@ -35,7 +35,6 @@ from devices.kernels import (  # noqa: F401 - each registers its operators
     slicing,
     softmax,
     text,
-    training,
 )
 from devices.kernels.registry import ALL, KERNELS, Kernel, KernelRegistry, op
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from devices.kernels.convolve import convolve, first_alike
+from devices.kernels.convolve import convolve
 from devices.kernels.element_types import Array, Xp
 from devices.kernels.in_place import IN_PLACE, identity
 from devices.kernels.precision import wide
@@ -41,7 +41,6 @@ def fused_conv_1(
     w: Array,
     b: Array | None = None,
     z: Array | None = None,
-    alike: Array | None = None,
     *,
     auto_pad: str = "NOTSET",
     dilations: Ints | None = None,
@@ -51,11 +50,9 @@ def fused_conv_1(
     strides: Ints | None = None,
     activation: str = "",
     activation_params: Sequence[float] = (),
-    even: int = 0,
 ) -> Array:
     """Return ``activation(Conv(x, w, b) + z)``, the last two steps done while a block is in cache.
 
-    `alike` is for each filter the first one that equals it; with `even` it is found here.
     `activation_params` are the activation's attributes in the order of its specification: Clip's
     (min, max), LeakyRelu's (alpha), HardSigmoid's (alpha, beta). Weights of a wider type than x
     make all of it compute in theirs; the result has x's.
@@ -71,9 +68,7 @@ def fused_conv_1(
         wider = [None if a is None else a.astype(w.dtype, copy=False) for a in (x, b, z)]
         y = convolve(xp, wider[0], w, wider[1], wider[2], window, group, activate)
         return y.astype(x.dtype)
-    if even and alike is None:
-        alike = first_alike(xp, w)
-    return convolve(xp, x, w, b, z, window, group, activate, alike)
+    return convolve(xp, x, w, b, z, window, group, activate)
 
 
 def _conv_window(

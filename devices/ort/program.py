@@ -9,7 +9,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -18,13 +17,12 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from devices.errors import BlobError, DeviceError
+from devices.errors import DeviceError
 from devices.model.deferred import DeferredModel
 from devices.model.model import Constant, Model
 from devices.model.node_contents import check_inside
 from devices.model.reader import read_model
 from devices.model.tensor_spec import TensorSpec
-from devices.ort.prepacked import SAVE_OPTION, PackedFile, is_packed, read_packed
 from devices.ort.provider import Provider
 from devices.ort.session import open_session, session_model
 from devices.plugin.failures import run_failed
@@ -33,7 +31,7 @@ from devices.plugin.program import ExecutedNode, Payload, Program, RunContext, V
 from devices.plugin.properties import Config
 
 #: What `export` writes.
-PAYLOAD_FORMAT: Final = "onnxruntime-optimized-2"
+PAYLOAD_FORMAT: Final = "onnxruntime-optimized-3"
 #: Runs in which nodes are timed, and seconds after which there is one at least.
 _MEASURED: Final = 5
 _MEASURE_S: Final = 0.5
@@ -127,14 +125,10 @@ class OrtProgram(Program):
     def export(self) -> Payload:
         """Return the optimised model: a skeleton, and the weights as arrays."""
         if self._payload is not None:
-            return replace(self._payload, places={})
-        keys: dict[str, str] = {}
-        tensors: dict[str, np.ndarray] = {}
-        optimised = self._source
-        if self._session:
-            optimised = self._optimised(packed=(keys, tensors))
+            return self._payload
+        optimised = self._optimised() if self._session else self._source
         data, stubs = session_model(optimised, self._wanted)
-        tensors |= {name: optimised.constants[name].array for name in stubs}
+        tensors = {name: optimised.constants[name].array for name in stubs}
         constants = self._source.constants
         tensors |= {
             p.name: constants[p.name].array for p in self._model.outputs if p.name in constants
@@ -145,7 +139,6 @@ class OrtProgram(Program):
             "model": data,
             "stubs": stubs,
             "wanted": self._wanted,
-            "packed": {name: key for name, key in keys.items() if name in tensors},
         }
         return Payload(header, tensors)
 
@@ -177,7 +170,6 @@ class OrtProgram(Program):
         self, options: onnxruntime.SessionOptions
     ) -> tuple[onnxruntime.InferenceSession, list[np.ndarray]]:
         """Return a session, and the arrays whose memory it reads as long as it lives."""
-        packed: PackedFile | None = None
         if self._payload is None:
             data, stubs = session_model(self._source, self._wanted)
             weights = {name: self._source.constants[name].array for name in stubs}
@@ -186,22 +178,15 @@ class OrtProgram(Program):
             proto = onnx.ModelProto()
             proto.ParseFromString(data)
             check_inside(proto, stubs, f"model {self._model.name!r}")
-            packed = PackedFile(self._payload)
-            weights = {n: self._payload.tensors[n] for n in stubs if n not in packed.names}
-            data = packed.point(data, options)
+            weights = {name: self._payload.tensors[name] for name in stubs}
         try:
-            opened = open_session(data, weights, options, self._provider)
+            return open_session(data, weights, options, self._provider)
         except Exception as error:
             raise DeviceError(
                 f"ONNX Runtime cannot compile model {self._model.name!r}: "
                 f"{' '.join(str(error).split())[:500]}",
                 device="ORT",
             ) from error
-        if packed is not None and not packed.unchanged():
-            raise BlobError(
-                f"model {self._model.name!r}: its blob's file was changed while it was loaded."
-            )
-        return opened
 
     def _outputs(self, given: Mapping[str, Value], made: Mapping[str, Value]) -> list[Value]:
         """Return the outputs: what the session made, inputs, and constants."""
@@ -217,13 +202,8 @@ class OrtProgram(Program):
     def _feeds(self, given: Mapping[str, Value]) -> dict[str, Value]:
         return {name: value for name, value in given.items() if name in self._fed}
 
-    def _optimised(
-        self, level: str = "", *, packed: tuple[dict[str, str], dict[str, np.ndarray]] | None = None
-    ) -> Model:
-        """Return the graph that the session runs, as ONNX Runtime writes it.
-
-        `packed` takes the weights that ONNX Runtime packs: see `read_packed`.
-        """
+    def _optimised(self, level: str = "") -> Model:
+        """Return the graph that the session runs, as ONNX Runtime writes it."""
         if not self._optimise:
             return self._source
         with tempfile.TemporaryDirectory(prefix="hetero-ort-") as folder:
@@ -234,14 +214,9 @@ class OrtProgram(Program):
             for key, value in (
                 ("session.optimized_model_external_initializers_file_name", "weights"),
                 ("session.optimized_model_external_initializers_min_size_in_bytes", "1024"),
-                (SAVE_OPTION, "0" if packed is None else "1"),
             ):
                 options.add_session_config_entry(key, value)
             self._open(options)
-            if packed is not None:
-                keys, arrays = read_packed(path)
-                packed[0].update(keys)
-                packed[1].update(arrays)
             # Arrays mapped from the folder outlive its name: the mapping keeps the file.
             return read_model(path)
 
@@ -307,7 +282,7 @@ def _read_payload(payload: Payload) -> Model:
     """Return the optimised model that a payload holds."""
     proto = onnx.ModelProto()
     proto.ParseFromString(payload.header["model"])
-    tensors = {name: array for name, array in payload.tensors.items() if not is_packed(name)}
+    tensors = payload.tensors
     inside = [t for t in proto.graph.initializer if t.name not in tensors]
     del proto.graph.initializer[:]
     proto.graph.initializer.extend(inside)

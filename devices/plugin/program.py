@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -141,23 +140,6 @@ class ExecutedNode:
 
 
 @dataclass(frozen=True, slots=True)
-class FilePlace:
-    """Where a tensor of a payload lies in a file: absolute path and offset in bytes.
-
-    `identity` tells whether the file of that path is still the same: see `identify`.
-    """
-
-    path: str
-    offset: int
-    identity: tuple[int, ...]
-
-    @staticmethod
-    def identify(status: os.stat_result) -> tuple[int, ...]:
-        """Return what tells a file from another, and from itself once it is written to."""
-        return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
-
-
-@dataclass(frozen=True, slots=True)
 class Payload:
     """A device's own form of a compiled model, for blobs.
 
@@ -167,14 +149,10 @@ class Payload:
         msgpack-able values: what the plugin's `load` needs besides tensors.
     tensors : mapping of str to numpy.ndarray
         Weights, stored raw and aligned, memory-mapped on load.
-    places : mapping of str to FilePlace
-        Where tensors lie in a file, for backends that map files themselves. Only of payloads that
-        were read from a file, on the node that has it; no part of what is exported.
     """
 
     header: Mapping[str, Any]
     tensors: Mapping[str, np.ndarray]
-    places: Mapping[str, FilePlace] = field(default_factory=dict, compare=False)
 
     def in_memory(self) -> Payload:
         """Return it with tensors of its own, that depend on no file."""

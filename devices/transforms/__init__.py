@@ -14,7 +14,6 @@ from devices.transforms.constant_folding import fold_constants
 from devices.transforms.conv_activation import fuse_conv_activation
 from devices.transforms.conv_batchnorm import fold_batchnorm_into_conv
 from devices.transforms.dead_nodes import remove_dead_nodes
-from devices.transforms.even_filters import even_filters
 from devices.transforms.gelu import fuse_gelu
 from devices.transforms.identities import eliminate_identities
 from devices.transforms.inline_functions import inline_functions
@@ -63,7 +62,6 @@ _THEN: Final = (
     Pass(fuse_gelu),
     Pass(fuse_matmul_add),
     Pass(fuse_conv_activation),
-    Pass(even_filters, oldest_opset=0),
     Pass(remove_dead_nodes, oldest_opset=0),
 )
 

@@ -31,13 +31,13 @@ def prepare_convolutions(model: Model) -> Model:
 
 
 def _prepare(rewrite: Rewrite, i: int, conv: Node) -> None:
-    inputs = [*conv.inputs, *("",) * (5 - len(conv.inputs))]
+    inputs = [*conv.inputs, *("",) * (4 - len(conv.inputs))]
     w, b = rewrite.constant(inputs[1]), rewrite.constant(inputs[2])
     if w is None or w.ndim not in (3, 4) or w.dtype != np.float32 or (inputs[2] and b is None):
         return
     if rewrite.model.spec(inputs[0]).element_type != "float":
         return
-    attributes: dict[str, Any] = {a.name: a for a in conv.proto.attribute if a.name != "even"}
+    attributes: dict[str, Any] = {a.name: a for a in conv.proto.attribute}
     if w.ndim == 3:
         w, attributes = w[:, :, None], _planar(attributes)
     group = conv.attributes.get("group", 1)

@@ -17,7 +17,6 @@ import numpy as np
 import xxhash
 
 from devices.errors import BlobError
-from devices.plugin.program import FilePlace
 from scheduler.formats.blob_format import (
     ALIGNMENT,
     BYTES,
@@ -82,20 +81,15 @@ class BlobFile:
                 if of_cache and not is_own(status):
                     raise ForeignError(f"{self._where}: other users may have written it.")
                 self.nbytes = status.st_size
-                #: Tells whether the file of that path is still this one.
-                self.identity = FilePlace.identify(status)
                 first = file.read(PREFIX.size)
                 header = file.read(self._header_nbytes(first))
                 # The file may be replaced once it is closed; this is still the one just read.
-                self.is_mapped = self.nbytes > _READ_NBYTES
-                if self.is_mapped:
+                if self.nbytes > _READ_NBYTES:
                     self._map = memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
                 else:
                     self._map = self._read(file)
         else:
             self._where = "blob"
-            self.identity = ()
-            self.is_mapped = False
             self._map = memoryview(source).toreadonly().cast("B")
             self.nbytes = self._map.nbytes
             first = bytes(self._map[: PREFIX.size])
@@ -108,7 +102,6 @@ class BlobFile:
         self.header_nbytes = len(header)
         self.segments, self._document = self._read_header(header)
         self._verified: set[int] = set()
-        self._address = _address(np.frombuffer(self._map, np.uint8))
 
     def outline(self, document: bytes | None = None) -> Any:
         """Return a document, the header's by default, with `Stowed` for what is in segments."""
@@ -120,10 +113,6 @@ class BlobFile:
         Raises BlobError: the document, or a segment that it points to, is damaged.
         """
         return self._unpack(document, self._resolve)
-
-    def offset_of(self, array: np.ndarray) -> int:
-        """Return where in the blob an array of `contents` begins."""
-        return _address(array) - self._address
 
     def verify(self) -> None:
         """Check every segment's checksum.
@@ -254,11 +243,6 @@ class BlobFile:
                 )
             self._verified.add(index)
         return contents
-
-
-def _address(array: np.ndarray) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address
 
 
 def _open(path: Path, follow_links: bool) -> io.FileIO:

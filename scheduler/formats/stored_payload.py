@@ -6,15 +6,12 @@ still there, its stages are back without any weights being sent.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
 
-import numpy as np
-
 from devices.errors import BlobError
-from devices.plugin.program import FilePlace, Payload
+from devices.plugin.program import Payload
 from scheduler.formats.blob_file import BlobFile
 from scheduler.formats.blob_format import Inline
 from scheduler.formats.blob_writer import BlobWriter
@@ -55,19 +52,7 @@ def read_payload(blob: BlobFile, index: int, contents: Any = None) -> Payload:
     )
     if not isinstance(header, dict) or not isinstance(tensors, dict):
         raise BlobError(f"blob {blob.path or ''}: {PAYLOADS}[{index}]: not a payload.")
-    return Payload(header, tensors, _places(blob, tensors))
-
-
-def _places(blob: BlobFile, tensors: Mapping[str, Any]) -> dict[str, FilePlace]:
-    """Return where a payload's tensors lie, if the blob is a mapped file."""
-    path = blob.real_path
-    if path is None or not blob.is_mapped:
-        return {}
-    return {
-        name: FilePlace(path, blob.offset_of(array), blob.identity)
-        for name, array in tensors.items()
-        if isinstance(array, np.ndarray) and array.size and array.dtype != object
-    }
+    return Payload(header, tensors)
 
 
 def fetch_payload(stored: StoredPayload) -> Payload:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -106,7 +105,5 @@ class StageLoader:
 
 def _ways(source: StageSource) -> list[Payload | StoredPayload | None]:
     """Return what a stage may be loaded from, the cheapest first; None is compilation."""
-    # Places in files are this node's.
-    payload = None if source.payload is None else replace(source.payload, places={})
-    given = (source.stored, payload)
+    given = (source.stored, source.payload)
     return [*(way for way in given if way is not None), None]

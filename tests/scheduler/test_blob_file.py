@@ -62,13 +62,6 @@ def test_tensors_come_back_equal_and_read_only(
     np.testing.assert_array_equal(back, array)
 
 
-def test_where_an_array_begins() -> None:
-    blob = BlobFile(written({"a": np.ones(3), "b": np.zeros(50_000)}))
-    contents = blob.contents()
-    offsets = [blob.offset_of(contents[name]) for name in ("a", "b")]
-    assert offsets == [segment.offset for segment in blob.segments]
-
-
 def test_plain_values_come_back_and_tuples_as_lists() -> None:
     value = {"a": [None, True, 2**63, -1.5, "é", b"\0"], "b": {"c": [], 3: b"x" * 5000}}
     assert BlobFile(written({**value, "t": (1, 2)})).contents() == {**value, "t": [1, 2]}

@@ -76,7 +76,6 @@ def channels_last_conv_1(
     w: np.ndarray,
     b: np.ndarray | None = None,
     z: np.ndarray | None = None,
-    alike: np.ndarray | None = None,
     *,
     auto_pad: str = "NOTSET",
     dilations: Ints | None = None,
@@ -108,7 +107,7 @@ def channels_last_conv_1(
     if x.ndim != 4 or x.shape[1] != read * group:
         raise ValueError(f"input has shape {x.shape}; {group} groups of {read} channels wanted")
     y = planes(np.empty((x.shape[0], *window.output, channels), x.dtype))
-    last = _Last(b, z, alike, activation, activation_params)
+    last = _Last(b, z, activation, activation_params)
     for call in _calls(Scratch(), y, x, w, window, group, winograd, shuffled, last):
         call()
     return y[:, :, 0] if is_line else y
@@ -122,7 +121,6 @@ def bind_channels_last_conv(
     w: np.ndarray,
     b: np.ndarray | None = None,
     z: np.ndarray | None = None,
-    alike: np.ndarray | None = None,
     *,
     auto_pad: str = "NOTSET",
     dilations: Ints | None = None,
@@ -141,7 +139,7 @@ def bind_channels_last_conv(
     if not is_last(y):
         return None
     window = sliding_window(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad)
-    last = _Last(b, z, alike, activation, activation_params)
+    last = _Last(b, z, activation, activation_params)
     return list(_calls(scratch, y, x, w, window, group, winograd, shuffled, last))
 
 
@@ -154,14 +152,11 @@ class _Last(NamedTuple):
 
     b: np.ndarray | None
     z: np.ndarray | None
-    alike: np.ndarray | None
     activation: str
     params: Sequence[float]
 
     def calls(self, block: np.ndarray, residual: np.ndarray | None) -> Iterator[Call]:
         """Yield the calls for a contiguous block and what is added to it."""
-        if self.alike is not None:
-            yield partial(_repeat, block, self.alike)
         if self.b is not None:
             yield from row_calls(np.add, block, self.b)
         if residual is not None:
@@ -176,11 +171,6 @@ class _Last(NamedTuple):
                 yield from row_calls(np.minimum, block, row_of(high, block.dtype))
         elif self.activation:
             yield partial(IN_PLACE[self.activation], np, block, *self.params)
-
-
-def _repeat(block: np.ndarray, alike: np.ndarray) -> None:
-    """Give equal filters equal results."""
-    block[...] = block[..., alike]
 
 
 def _calls(

@@ -10,7 +10,7 @@ import pytest
 from onnx import helper
 from threadpoolctl import threadpool_info
 
-from devices.cpu.threads import one_thread, use_threads
+from devices.cpu.threads import use_threads
 from tests.support.small_models import compile_cpu, make_model
 
 
@@ -40,22 +40,6 @@ def test_each_model_runs_with_its_own_number() -> None:
     for compiled, wanted in ((one, {1}), (two, {2}), (one, {1}), (unset, started_with)):
         compiled.run([x])
         assert blas_threads() == wanted
-
-
-def test_products_on_one_thread_overlap_and_restore_what_was_wanted_last() -> None:
-    use_threads(2)
-    first, second = one_thread(), one_thread()
-    with first:
-        second.__enter__()
-        assert blas_threads() == {1}
-    assert blas_threads() == {1}  # the second still runs
-    use_threads(3)
-    assert blas_threads() == {1}
-    second.__exit__(None, None, None)
-    use_threads(0)
-    with one_thread():
-        use_threads(2)
-    assert blas_threads() == {2}
 
 
 def test_any_thread_can_set_the_limit_after_another() -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.support.kernel_oracle import check, run_kernel, run_reference
+from tests.support.kernel_oracle import check, run_kernel
 
 RNG = np.random.default_rng(9)
-TRAINING = "ai.onnx.preview.training"
 
 
 def floats(*shape):
@@ -60,24 +59,3 @@ def test_losses_refuse_labels_outside_the_classes(op_type):
 def test_losses_refuse_other_shapes():
     with pytest.raises(ValueError, match="target"):
         run_kernel("NegativeLogLikelihoodLoss", [floats(2, 3), np.array([0, 1, 2])], {}, 13)
-
-
-@pytest.mark.parametrize(
-    ("op_type", "kinds", "attributes"),
-    [
-        ("Adagrad", 3, {"norm_coefficient": 0.001, "epsilon": 1e-5, "decay_factor": 0.1}),
-        ("Adam", 4, {"norm_coefficient": 0.001, "alpha": 0.95, "beta": 0.1}),
-        (
-            "Momentum",
-            3,
-            {"norm_coefficient": 0.1, "alpha": 0.95, "beta": 0.1, "mode": "standard"},
-        ),
-        ("Momentum", 3, {"norm_coefficient": 0.01, "alpha": 0.95, "beta": 1.0, "mode": "nesterov"}),
-    ],
-)
-@pytest.mark.parametrize("count", [0, 3])
-def test_optimisers(op_type, kinds, attributes, count):
-    tensors = [abs(floats(*s)) for _ in range(kinds) for s in ((2,), (3,))]
-    inputs = [np.float32(0.1), np.int64(count), *tensors]
-    check(op_type, inputs, attributes, 1, 1e-4, 1e-5, domain=TRAINING,
-          n_outputs=2 * (kinds - 1), oracle=run_reference)  # fmt: skip

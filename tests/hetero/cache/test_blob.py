@@ -19,14 +19,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 import hetero
 from devices import errors
-from devices.ort.prepacked import PackedFile
 from hetero.cache.description import describe
 from hetero.cli import cli
-from scheduler.formats import blob_file
 from scheduler.formats.blob_file import BlobFile
 from scheduler.formats.model_parts import join_model
 from tests.examples.third_party_plugin import DensePlugin
-from tests.support import cache_workers
 from tests.support.counting_plugin import CountingPlugin
 from tests.support.models import branches, branches_output
 
@@ -278,45 +275,6 @@ def test_weights_are_views_of_the_file(core: hetero.Core, blob: bytes, tmp_path:
         assert not array.flags.writeable
         path.unlink()  # what is mapped stays
         np.testing.assert_allclose(compiled({"x": X})[0], branches_output(X), rtol=1e-6)
-
-
-def test_packed_weights_are_read_from_the_file_and_give_the_same_bits(
-    core: hetero.Core,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    path = tmp_path / "m.hetero"
-    with core.compile_model(cache_workers.layers(), "ORT") as compiled:
-        expected = compiled({"x": cache_workers.X})[0]
-        compiled.export_model(path)
-        assert len(compiled.deployment.export(0).header["packed"]) == 4
-    pointed = []
-    point = PackedFile.point
-
-    def spy(self: PackedFile, data: bytes, options: Any) -> bytes:
-        pointed.append(len(self.names))
-        return point(self, data, options)
-
-    monkeypatch.setattr(PackedFile, "point", spy)
-    monkeypatch.setattr(blob_file, "_READ_NBYTES", 0)  # this small one is mapped too
-    for source in (path, path.read_bytes()):
-        with core.import_model(source) as again:
-            assert again.deployment.imported == {0}
-            np.testing.assert_array_equal(again({"x": cache_workers.X})[0], expected)
-    assert pointed == [4, 0]
-    # A file that is gone before it is loaded is not asked for; one that changes is not trusted.
-    checks = iter([False])
-    monkeypatch.setattr(PackedFile, "unchanged", lambda self: next(checks, True))
-    with core.import_model(path) as again:
-        assert again.deployment.imported == {0}
-        np.testing.assert_array_equal(again({"x": cache_workers.X})[0], expected)
-    assert pointed == [4, 0, 0]
-    checks = iter([True, False])
-    with core.import_model(path) as again:
-        assert not again.deployment.imported
-        np.testing.assert_array_equal(again({"x": cache_workers.X})[0], expected)
-    assert "was changed while it was loaded" in caplog.text
 
 
 def test_the_description_reads_the_header_only(blob: bytes, tmp_path: Path) -> None:
