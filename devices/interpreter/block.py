@@ -156,7 +156,7 @@ class _Body:
         self._constants = tuple(constants.values())
         self._scope = scope
         many = len(block.tasks) >= _FEWEST_BOUND_TASKS
-        self._bound = scope.bind(block) if many and scope.bind is not None else None
+        self._bound = scope.bound_cache(block) if many and scope.bound_cache is not None else None
         self._shapes: list[Any] = []
 
     def run(self, inputs: Sequence[Value], context: RunContext) -> list[Value]:
@@ -176,7 +176,7 @@ class _Body:
         return body_outputs(self._graph, self._names, [*inputs, *self._constants], self._scope)
 
 
-class _BoundBody:
+class _Closure:
     """A body whose captured values are given: a function of its own inputs."""
 
     def __init__(self, body: _Body, values: Sequence[Value], context: RunContext) -> None:
@@ -375,8 +375,8 @@ def _body_step(
     """A control flow node: its bodies see the values that they capture as they are now."""
 
     def step(values: list[Value], context: RunContext) -> None:
-        bound = {name: _BoundBody(body, values, context) for name, body in bodies.items()}
-        store(values, writes, call(*[values[slot] for slot in reads], **bound))
+        closures = {name: _Closure(body, values, context) for name, body in bodies.items()}
+        store(values, writes, call(*[values[slot] for slot in reads], **closures))
         for slot in dying:
             values[slot] = None
 

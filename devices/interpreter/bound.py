@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from devices.errors import HeteroError
-from devices.interpreter.binding import Call, Scratch
 from devices.interpreter.block import Block, Step, Task, kernel_error, single, store
+from devices.interpreter.calls import Call, Scratch
 from devices.interpreter.trace import Trace, calls_of, frozen, is_plain
 from devices.plugin.program import RunContext, Value
 
@@ -190,7 +190,7 @@ class BoundBlock:
         return calls or [partial(self._slots.call, task, task.call)]
 
     def _bound(self, i: int, task: Task, inputs: Sequence[Value]) -> Sequence[Call] | None:
-        """Return the calls of a kernel that has a binding for such arrays, or writes where told."""
+        """Return the calls of a kernel that has some for such arrays, or writes where told."""
         outputs = tuple([None if slot is None else self._values[slot] for slot in task.writes])
         if self._trace.lent.isdisjoint(task.reads):
             recording = self._trace.recordings.get(i)

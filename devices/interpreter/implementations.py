@@ -53,7 +53,7 @@ class Scope:
     #: What computes.
     backend: ArrayBackend = NUMPY
     #: Makes of a body's block what runs it bound to its inputs' shapes.
-    bind: Callable[[Any], Any] | None = None
+    bound_cache: Callable[[Any], Any] | None = None
 
     @classmethod
     def of_model(cls, model: Model, backend: ArrayBackend = NUMPY) -> Scope:

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from numpy._core import umath
 
-from devices.interpreter.binding.registry import Call
+from devices.interpreter.calls import Call
 from devices.interpreter.stand_in import CannotRecord, StandIn, Tape, real_of, steps_of
 
 #: The ufunc inside `numpy.clip`, which itself takes three times as long to call.
@@ -112,8 +112,8 @@ def _concatenate(tape: Tape, arrays: Sequence[Any], axis: int = 0) -> StandIn:
 
 
 @steps_of(np.empty_like)
-def _empty_like(tape: Tape, x: StandIn, dtype: Any = None) -> StandIn:
-    return tape.made(np.empty_like(x.real, dtype))
+def _empty_like(tape: Tape, x: StandIn, dtype: Any = None, shape: Any = None) -> StandIn:
+    return tape.made(np.empty_like(x.real, dtype, shape=shape))
 
 
 @steps_of(np.full_like)

@@ -12,8 +12,8 @@ from google.protobuf.message import DecodeError
 
 from devices.errors import BlobError
 from devices.interpreter.backend import ArrayBackend
-from devices.interpreter.bindings import Bindings
 from devices.interpreter.block import Block, build_block
+from devices.interpreter.bound_cache import BoundCache
 from devices.interpreter.implementations import Scope
 from devices.model.extension import allowed_extensions
 from devices.model.model import Constant, Model, Node
@@ -31,21 +31,21 @@ class InterpretedProgram(Program):
     def __init__(self, model: Model, backend: ArrayBackend) -> None:
         self._model = model
         # Bound blocks write with numpy's functions into memory of the host.
-        bind = Bindings if backend.is_on_host else None
+        cache = BoundCache if backend.is_on_host else None
         self._block: Block = build_block(
             model.nodes,
             inputs=[port.name for port in model.inputs],
             outputs=[port.name for port in model.outputs],
             constants={name: constant.array for name, constant in model.constants.items()},
-            scope=replace(Scope.of_model(model, backend), bind=bind),
+            scope=replace(Scope.of_model(model, backend), bound_cache=cache),
         )
-        self._bindings = None if bind is None else bind(self._block)
+        self._bound = None if cache is None else cache(self._block)
 
     def run(self, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:
         """Compute the outputs; KernelError where a node's inputs break its specification."""
         with np.errstate(all="ignore"):
-            if self._bindings is not None:
-                return self._bindings.run(inputs, context)
+            if self._bound is not None:
+                return self._bound.run(inputs, context)
             return self._block.run(inputs, context, profile=context.profile)
 
     def executed_nodes(self) -> tuple[ExecutedNode, ...]:

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from devices.interpreter import numpy_steps  # noqa: F401 - it registers what numpy's functions do
-from devices.interpreter.binding.registry import Scratch
 from devices.interpreter.block import Task
+from devices.interpreter.calls import Scratch
 from devices.interpreter.implementations import ONLY_IN_A_RUN
 from devices.interpreter.stand_in import CannotRecord, StandIn, Tape
 from devices.interpreter.tape import Recording, bytes_of

@@ -10,8 +10,8 @@ from typing import Any, Final, NoReturn
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from devices.interpreter.binding.copies import copy_call
-from devices.interpreter.binding.registry import Call
+from devices.interpreter.calls import Call
+from devices.interpreter.copies import copy_call
 from devices.interpreter.tape import Place, Recording, Step, copying, edited, layouts_of
 
 #: Steps beyond which a call of the kernel costs no more than they do.
@@ -65,7 +65,7 @@ class Tape:
 
     def array(self, real: np.ndarray, buffer: int) -> StandIn:
         """Return the stand-in for an array that lies in a buffer."""
-        if not real.size or real.dtype.hasobject:
+        if real.dtype.hasobject:
             raise CannotRecord
         return StandIn(self, real, buffer)
 
@@ -102,12 +102,16 @@ class Tape:
             raise CannotRecord
         if len(self._steps) >= _MOST_STEPS:
             raise CannotRecord
+        if not to.size:
+            return to
         self._steps.append(Step(make, tuple(map(self.place, arrays)), lead, fixed=fixed))
         return to
 
     def elementwise(self, make: Callable[..., Call], *arrays: Any) -> StandIn:
         """Add a step that takes each element by itself, other arrays broadcast to the last."""
         to = self.step(make, *arrays)
+        if not to.size:
+            return to
         rank, places = to.ndim, list(self._steps[-1].places)
         fixed = set()
         for i, place in enumerate(places):
@@ -177,11 +181,15 @@ class StandIn(NDArrayOperatorsMixin):
         return len(self.real)
 
     def _view(self, real: np.ndarray) -> StandIn:
-        if not np.may_share_memory(real, self.real):
+        if self.size and real.size and not np.may_share_memory(real, self.real):
             raise CannotRecord
         return StandIn(self._tape, real, self.buffer)
 
     def __getitem__(self, key: Any) -> StandIn:
+        for axis, index in enumerate(key if isinstance(key, tuple) else ()):
+            if isinstance(index, np.ndarray):  # one of positions, beside whole axes
+                taken: Any = np.take(self[key[:axis]], index, axis=axis)
+                return taken[(*(slice(None),) * (axis + index.ndim), *key[axis + 1 :])]
         return self._view(np.asarray(self.real[key]))
 
     def __setitem__(self, key: Any, value: Any) -> None:

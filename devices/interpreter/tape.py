@@ -10,7 +10,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from devices.interpreter.binding.registry import Call, Scratch
+from devices.interpreter.calls import Call, Scratch
+from devices.interpreter.copies import copy_call
 from devices.interpreter.layout import Span, lay_out
 
 #: Bytes of the pieces that several steps work on one after the other, so that they stay in cache.
@@ -261,7 +262,9 @@ def _in_place(steps: Sequence[Step], own: set[int], sizes: Mapping[int, int]) ->
 
 
 def copying(x: np.ndarray, y: np.ndarray) -> Call:
-    """Return the call that copies x to y."""
+    """Return the call that copies x to y, with which it may broadcast."""
+    if x.shape == y.shape and x.dtype == y.dtype:
+        return copy_call(y, x)
     return partial(np.copyto, y, x, casting="unsafe")
 
 

@@ -10,8 +10,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from devices.errors import HeteroError
-from devices.interpreter.binding import BINDINGS, Binding, Call, Scratch
 from devices.interpreter.block import Block, Step, Task, kernel_error, single
+from devices.interpreter.calls import CALL_MAKERS, Call, CallMaker, Scratch
 from devices.interpreter.implementations import ONLY_IN_A_RUN
 from devices.interpreter.layout import Span, lay_out
 from devices.interpreter.recorder import recorded
@@ -48,7 +48,7 @@ class Trace:
 
     `known` are values that depend on those shapes alone; `values` the others, by slot. Those that
     are `lent` stay where the caller or the kernel put them, for only kernels read them.
-    `recordings` are what the kernels of tasks without bindings do, by index.
+    `recordings` are what the kernels of tasks do whose calls nobody makes, by index.
     `scratch_nbytes` are what the own steps of tasks need, by index. `offsets` tell where the memory
     of a value's buffer begins and, at ``~index``, that for a task's own steps.
     """
@@ -88,9 +88,9 @@ def _dense(array: np.ndarray) -> np.ndarray:
     return array.copy("C" if repeats else "K")
 
 
-def binding_of(task: Task) -> Binding | None:
-    """Return how the task's kernel is bound by hand, if it is."""
-    return None if task.call is None else BINDINGS.get(task.implementation.what.function)
+def maker_of(task: Task) -> CallMaker | None:
+    """Return what makes the calls of the task's kernel, if something does."""
+    return None if task.call is None else CALL_MAKERS.get(task.implementation.what.function)
 
 
 def calls_of(
@@ -103,15 +103,15 @@ def calls_of(
     """Return the calls that do what a task's kernel does, if there are some for such arrays."""
     if recording is not None:
         return recording.calls(scratch, outputs, inputs)
-    binding = binding_of(task)
-    if binding is None:
+    maker = maker_of(task)
+    if maker is None:
         return None
-    if binding.many:
-        return binding.bind(scratch, tuple(outputs), *inputs, **task.attributes)
+    if maker.many:
+        return maker.make(scratch, tuple(outputs), *inputs, **task.attributes)
     y = outputs[0] if len(outputs) == 1 else None
-    if y is None or not (binding.any_order or y.flags.c_contiguous):
+    if y is None or not (maker.any_order or y.flags.c_contiguous):
         return None
-    return binding.bind(scratch, y, *inputs, **task.attributes)
+    return maker.make(scratch, y, *inputs, **task.attributes)
 
 
 def trace(
@@ -148,7 +148,7 @@ class _TracedRun:
         self._spans: dict[int, Span] = {}
         #: Buffer -> how many slots that are still read lie in it.
         self._readers: dict[int, int] = {}
-        #: Slots whose arrays need not stay in one place, and those that views and bindings read.
+        #: Slots whose arrays need not stay in one place, and those that views and calls read.
         self._free = set(block.input_slots)
         self._read = set[int]()
         self._constants = {i for i, value in enumerate(block.template) if value is not None}
@@ -233,8 +233,8 @@ class _TracedRun:
             self.trace.recordings[i] = recording
             recording.calls(scratch, outputs, inputs)
             over = recording.over
-        elif (binding := binding_of(task)) is not None:
-            over = binding.over
+        elif (maker := maker_of(task)) is not None:
+            over = maker.over
         if scratch.nbytes:
             self.trace.scratch_nbytes[i] = scratch.nbytes
             self._spans[~i] = Span(i, i, scratch.nbytes)

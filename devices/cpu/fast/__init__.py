@@ -1,4 +1,4 @@
-"""Kernels and bindings that suit only a CPU, one module per family; the kernels are in `FAST`."""
+"""Kernels and calls that suit only a CPU, one module per family; the kernels are in `FAST`."""
 
 from devices.cpu.fast import (  # noqa: F401 - importing a family registers its kernels
     conv,

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from devices.cpu.fast import winograd as winograd_
+from devices.cpu.fast.activation import activation_calls
 from devices.cpu.fast.bands import BandScratch, bands
 from devices.cpu.fast.channels_last import (
     ROW,
@@ -23,9 +24,8 @@ from devices.cpu.fast.channels_last import (
     windows,
 )
 from devices.cpu.fast.registry import FAST
-from devices.interpreter.binding.copies import copy_call
-from devices.interpreter.binding.registry import Call, Scratch, binds
-from devices.kernels.in_place import IN_PLACE
+from devices.interpreter.calls import Call, Scratch, makes_calls
+from devices.interpreter.copies import copy_call
 from devices.kernels.registry import op
 from devices.kernels.window import Window, sliding_window
 
@@ -113,8 +113,8 @@ def channels_last_conv_1(
     return y[:, :, 0] if is_line else y
 
 
-@binds("ChannelsLastConv", 1, domain="hetero", registry=FAST, any_order=True)
-def bind_channels_last_conv(
+@makes_calls("ChannelsLastConv", 1, domain="hetero", registry=FAST, any_order=True)
+def channels_last_conv_calls(
     scratch: Scratch,
     y: np.ndarray,
     x: np.ndarray,
@@ -169,8 +169,8 @@ class _Last(NamedTuple):
                 yield from row_calls(np.maximum, block, row_of(low, block.dtype))
             if high < inf:
                 yield from row_calls(np.minimum, block, row_of(high, block.dtype))
-        elif self.activation:
-            yield partial(IN_PLACE[self.activation], np, block, *self.params)
+        else:
+            yield from activation_calls(block, self.activation, self.params)
 
 
 def _calls(

@@ -11,8 +11,8 @@ import numpy as np
 from devices.cpu.fast.bands import BandScratch
 from devices.cpu.fast.channels_last import is_last, pixel_calls, planar, planes, row_calls
 from devices.cpu.fast.registry import FAST
-from devices.interpreter.binding.copies import copy_call
-from devices.interpreter.binding.registry import Call, Scratch, binds
+from devices.interpreter.calls import Call, Scratch, makes_calls
+from devices.interpreter.copies import copy_call
 from devices.kernels.conv import transposed_window
 from devices.kernels.registry import op
 from devices.kernels.window import Window
@@ -49,8 +49,8 @@ def channels_last_conv_transpose_1(
     return y[:, :, 0] if is_line else y
 
 
-@binds("ChannelsLastConvTranspose", 1, domain="hetero", registry=FAST, any_order=True)
-def bind_channels_last_conv_transpose(
+@makes_calls("ChannelsLastConvTranspose", 1, domain="hetero", registry=FAST, any_order=True)
+def channels_last_conv_transpose_calls(
     scratch: Scratch, y: np.ndarray, x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None, *,
     auto_pad: str = "NOTSET", dilations: Ints | None = None, kernel_shape: Ints,
     output_padding: Ints | None = None, output_shape: Ints | None = None,

@@ -1,4 +1,4 @@
-"""Binding of LRN with channels last: sums over channels are sums along memory."""
+"""CallMaker of LRN with channels last: sums over channels are sums along memory."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from functools import partial
 import numpy as np
 
 from devices.cpu.fast.channels_last import is_last
-from devices.interpreter.binding.registry import Call, Scratch, binds
+from devices.interpreter.calls import Call, Scratch, makes_calls
 
 #: Bytes of the squares of some pixels, of which sums and roots take as much.
 _BLOCK_NBYTES = 1 << 16
 
 
-@binds("LRN", 1, over=(0,), any_order=True)
-def bind_lrn(
+@makes_calls("LRN", 1, over=(0,), any_order=True)
+def lrn_calls(
     scratch: Scratch, y: np.ndarray, x: np.ndarray, *,
     alpha: float = 0.0001, beta: float = 0.75, bias: float = 1.0, size: int,
 ) -> Sequence[Call] | None:  # fmt: skip

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from devices.cpu.fast.channels_last import is_last
-from devices.interpreter.binding.copies import copy_call
-from devices.interpreter.binding.registry import Call, Scratch, binds
+from devices.interpreter.calls import Call, Scratch, makes_calls
+from devices.interpreter.copies import copy_call
 from devices.kernels.window import Window, sliding_window
 
 Ints = Sequence[int]
@@ -34,8 +34,8 @@ def _suits(y: np.ndarray, x: np.ndarray, kinds: str = "f") -> bool:
     )
 
 
-@binds("MaxPool", 1, any_order=True)
-def bind_max_pool(
+@makes_calls("MaxPool", 1, any_order=True)
+def max_pool_calls(
     scratch: Scratch, y: np.ndarray, x: np.ndarray, *,
     auto_pad: str = "NOTSET", ceil_mode: int = 0, dilations: Ints | None = None,
     kernel_shape: Ints, pads: Ints | None = None, strides: Ints | None = None, **_: Any,
@@ -50,8 +50,8 @@ def bind_max_pool(
     return list(_reduce_calls(scratch, y, x, window, np.maximum, least))
 
 
-@binds("AveragePool", 1, any_order=True)
-def bind_average_pool(
+@makes_calls("AveragePool", 1, any_order=True)
+def average_pool_calls(
     scratch: Scratch, y: np.ndarray, x: np.ndarray, *,
     auto_pad: str = "NOTSET", ceil_mode: int = 0, count_include_pad: int = 0,
     dilations: Ints | None = None, kernel_shape: Ints, pads: Ints | None = None,

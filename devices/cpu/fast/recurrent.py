@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from devices.cpu.fast.registry import FAST
-from devices.interpreter.binding.registry import Call, Scratch, binds
+from devices.interpreter.calls import Call, Scratch, makes_calls
 from devices.kernels.registry import op
 
 #: Steps up to which each has calls of its own.
@@ -275,8 +275,8 @@ def prepared_recurrent_1(
     return tuple(outputs)
 
 
-@binds("PreparedRecurrent", 1, domain="hetero", registry=FAST, many=True)
-def bind_prepared_recurrent(
+@makes_calls("PreparedRecurrent", 1, domain="hetero", registry=FAST, many=True)
+def prepared_recurrent_calls(
     scratch: Scratch, outputs: Sequence[np.ndarray | None], x: np.ndarray, w: np.ndarray,
     r: np.ndarray, b: np.ndarray, sequence_lens: np.ndarray | None = None,
     initial_h: np.ndarray | None = None, initial_c: np.ndarray | None = None, *,

@@ -7,9 +7,8 @@ from functools import partial
 
 import numpy as np
 
-from devices.interpreter.binding.registry import Call, Scratch, binds
-from devices.interpreter.numpy_steps import CLIP
-from devices.kernels.in_place import IN_PLACE
+from devices.cpu.fast.activation import activation_calls
+from devices.interpreter.calls import Call, Scratch, makes_calls
 
 #: Elements of a row of channels that is worth a loop of numpy's.
 _ROW = 256
@@ -17,8 +16,8 @@ _ROW = 256
 _BLOCK_NBYTES = 1 << 17
 
 
-@binds("ScaleShift", 1, domain="hetero", over=(0,), any_order=True)
-def bind_scale_shift(
+@makes_calls("ScaleShift", 1, domain="hetero", over=(0,), any_order=True)
+def scale_shift_calls(
     scratch: Scratch, y: np.ndarray, x: np.ndarray, scale: np.ndarray, shift: np.ndarray, *,
     activation: str = "", activation_params: Sequence[float] = (),
 ) -> Sequence[Call] | None:  # fmt: skip
@@ -46,15 +45,8 @@ def bind_scale_shift(
             width = len(scale) if scale.ndim > 1 else at.shape[-1]
             calls.append(partial(np.multiply, at, scale[:width], to))
             calls.append(partial(np.add, to, shift[:width], to))
-            calls += _activated(to, activation, activation_params)
+            calls += activation_calls(to, activation, activation_params)
     return calls
-
-
-def _activated(y: np.ndarray, activation: str, params: Sequence[float]) -> list[Call]:
-    """Return the calls that put y's activation in its place."""
-    if activation == "Relu":
-        return [partial(CLIP, y, *(np.asarray(end, y.dtype) for end in (0, np.inf)), y)]
-    return [partial(IN_PLACE[activation], np, y, *params)] if activation else []
 
 
 def _blocks(*arrays: np.ndarray) -> list[tuple[np.ndarray, ...]]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from devices.cpu.fast.channels_last import is_last, pixels, planes
 from devices.cpu.fast.registry import FAST
-from devices.interpreter.binding.registry import Call, Scratch, binds
+from devices.interpreter.calls import Call, Scratch, makes_calls
 from devices.kernels.registry import op
 
 
@@ -26,8 +26,8 @@ def channel_shuffle_1(xp: object, x: np.ndarray, *, group: int) -> np.ndarray:
     return planes(y)
 
 
-@binds("ChannelShuffle", 1, domain="hetero", registry=FAST, any_order=True)
-def bind_channel_shuffle(
+@makes_calls("ChannelShuffle", 1, domain="hetero", registry=FAST, any_order=True)
+def channel_shuffle_calls(
     scratch: Scratch, y: np.ndarray, x: np.ndarray, *, group: int
 ) -> Sequence[Call]:
     """Bind a copy for each group."""

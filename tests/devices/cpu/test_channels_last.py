@@ -16,7 +16,7 @@ from devices.cpu.fast import lrn, winograd
 from devices.cpu.fast.bands import BandScratch
 from devices.cpu.fast.winograd import prepare, tile_calls
 from devices.cpu.plugin import CPUPlugin
-from devices.interpreter.binding import BINDINGS, Scratch
+from devices.interpreter.calls import CALL_MAKERS, Scratch
 from devices.model.reader import read_model
 from tests.support.small_models import compile_cpu, make_model, run_cpu
 
@@ -289,7 +289,7 @@ def test_bound_pools_give_what_their_kernels_do(
         except ValueError:  # it does not fit
             continue
         bound = np.moveaxis(np.empty(np.moveaxis(y, 1, 3).shape, y.dtype), 3, 1)
-        calls = BINDINGS[pool.function].bind(Scratch(), bound, x, **attributes)
+        calls = CALL_MAKERS[pool.function].make(Scratch(), bound, x, **attributes)
         assert calls
         for call in calls:
             call()

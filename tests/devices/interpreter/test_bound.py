@@ -16,8 +16,8 @@ from onnx import TensorProto, helper
 from devices.conformance.onnx_suite import Case, backend_cases
 from devices.cpu.plugin import CPUPlugin
 from devices.errors import KernelError, RequestCancelledError
-from devices.interpreter import bindings
-from devices.interpreter.binding.registry import binds
+from devices.interpreter import bound_cache
+from devices.interpreter.calls import makes_calls
 from devices.interpreter.layout import Span, lay_out
 from devices.interpreter.trace import trace
 from devices.model.reader import read_model
@@ -311,6 +311,23 @@ def test_bound_sums_of_products_are_those_of_the_kernel(
     np.testing.assert_allclose(got, run_onnxruntime(model, feeds)[0], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("mode", ["constant", "reflect", "edge", "wrap"])
+@pytest.mark.parametrize("shape", [(4,), (3, 4), (2, 1, 3)])
+def test_bound_pads_are_those_of_the_kernel(shape: tuple[int, ...], mode: str) -> None:
+    pads = np.array([1] * len(shape) + [2] * len(shape))
+    nodes = [
+        helper.make_node("Relu", ["x"], ["r"]),
+        helper.make_node("Pad", ["r", "pads"], ["y"], mode=mode),
+    ]
+    feeds = {"x": floats(*shape)}
+    model = make_model(nodes, feeds, ["y"], {"pads": pads}, opset=19)
+    compiled = compile_cpu(model)
+    for _ in range(3):
+        x = np.abs(floats(*shape))
+        wanted = np.pad(x, [(1, 2)] * len(shape), mode)
+        np.testing.assert_array_equal(compiled.run([x])[0], wanted)
+
+
 @pytest.mark.parametrize("kind", [np.bool_, np.uint8, np.int32, np.int64, np.float32, np.float64])
 def test_bound_casts_are_those_of_the_kernel(kind: Any) -> None:
     with np.errstate(all="ignore"):
@@ -367,9 +384,9 @@ def traced_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         rows.append(len(inputs[0]))
         return trace(block, inputs, context)
 
-    monkeypatch.setattr(bindings, "trace", noted)
-    monkeypatch.setattr(bindings, "_MOST_SHAPES", 4)
-    monkeypatch.setattr(bindings, "_PATIENCE", 2)
+    monkeypatch.setattr(bound_cache, "trace", noted)
+    monkeypatch.setattr(bound_cache, "_MOST_SHAPES", 4)
+    monkeypatch.setattr(bound_cache, "_PATIENCE", 2)
     return rows
 
 
@@ -467,10 +484,10 @@ def test_what_no_bound_call_touches_has_no_memory_that_stays() -> None:
 
 
 def test_a_kernel_is_bound_once() -> None:
-    with pytest.raises(ValueError, match="Concat since opset 4 is bound twice"):
-        binds("Concat", 4)(lambda scratch, y, *inputs, axis: None)
-    with pytest.raises(ValueError, match="no kernel since opset 5"):
-        binds("Concat", 5)(lambda scratch, y, *inputs, axis: None)
+    with pytest.raises(ValueError, match="MaxPool's kernel since opset 1 are made twice"):
+        makes_calls("MaxPool", 1)(lambda scratch, y, x: None)
+    with pytest.raises(ValueError, match="no kernel since opset 2"):
+        makes_calls("MaxPool", 2)(lambda scratch, y, x: None)
 
 
 def test_a_model_that_is_dropped_frees_its_memory_at_once() -> None:

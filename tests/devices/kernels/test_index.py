@@ -41,7 +41,7 @@ def test_gather_of_other_types():
 @pytest.mark.parametrize("bad", [3, -4])
 def test_gathers_refuse_bad_indices(bad):
     data = np.ones((3, 3), np.float32)
-    message = f"index {bad} is out of range for a dimension of 3"
+    message = f"index {bad} is out of .* 3"
     with pytest.raises(IndexError, match=message):
         run_kernel("Gather", [data, np.array(bad)])
     with pytest.raises(IndexError, match=message):
@@ -53,7 +53,7 @@ def test_gathers_refuse_bad_indices(bad):
 
 
 def test_gather_from_nothing():
-    with pytest.raises(IndexError, match="dimension of 0"):
+    with pytest.raises(IndexError, match="empty axes"):
         run_kernel("Gather", [np.ones((0, 2), np.float32), ints(0)])
 
 

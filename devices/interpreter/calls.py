@@ -1,4 +1,8 @@
-"""The registry of bindings: which function binds which kernel to arrays that stay."""
+"""Calls: what is left of a node once its shapes and its place in memory are known.
+
+Most kernels' calls are recorded. Kernels that are made of calls themselves, or whose calls suit one
+processor, have a maker of calls in `CALL_MAKERS`.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +21,8 @@ Call = Callable[[], Any]
 #: Bytes that a place starts at a multiple of: a line of the cache, and the widest vector.
 _ALIGNMENT: Final = 64
 
-#: Called as ``bind(scratch, y, *inputs, **attributes)``: see `binds`.
-BindFunction = Callable[..., Sequence[Call] | None]
+#: Called as ``make(scratch, y, *inputs, **attributes)``: see `makes_calls`.
+MakeCalls = Callable[..., Sequence[Call] | None]
 
 
 class Scratch:
@@ -41,24 +45,20 @@ class Scratch:
 
 
 @dataclass(frozen=True, slots=True)
-class Binding:
-    """How one kernel is bound."""
+class CallMaker:
+    """What makes the calls of one kernel; see `makes_calls`."""
 
-    bind: BindFunction
-    #: Positions of inputs that `y` may lie over: the calls read no element of them after they
-    #: wrote the one at the same place.
+    make: MakeCalls
     over: tuple[int, ...] = ()
-    #: Whether `y` may have its axes in any order in memory; otherwise it has them in its own.
     any_order: bool = False
-    #: Whether it is given all outputs, in a tuple, None for absent ones.
     many: bool = False
 
 
-#: Kernel function -> its binding.
-BINDINGS: Final[dict[Callable[..., Any], Binding]] = {}
+#: Kernel function -> what makes its calls.
+CALL_MAKERS: Final[dict[Callable[..., Any], CallMaker]] = {}
 
 
-def binds(
+def makes_calls(
     op_type: str,
     *since: int,
     domain: str = "",
@@ -66,12 +66,12 @@ def binds(
     any_order: bool = False,
     many: bool = False,
     registry: KernelRegistry = KERNELS,
-) -> Callable[[BindFunction], BindFunction]:
-    """Register the decorated function as the binding of an operator's kernels.
+) -> Callable[[MakeCalls], MakeCalls]:
+    """Register the decorated function as what makes the calls of an operator's kernels.
 
-    It is called as ``bind(scratch, y, *inputs, **attributes)`` with numpy arrays whose shapes and
+    It is called as ``make(scratch, y, *inputs, **attributes)`` with numpy arrays whose shapes and
     types are final and whose elements are not there yet, and returns the calls that make `y` of
-    them, or None if it has none for such arrays; the kernel itself is then called.
+    them, or None if it has none for such arrays.
 
     Parameters
     ----------
@@ -82,7 +82,8 @@ def binds(
     domain : str
         The operator's domain.
     over : tuple of int
-        Positions of inputs that `y` may lie over.
+        Positions of inputs that `y` may lie over: the calls read no element of them after they
+        wrote the one at the same place.
     any_order : bool
         Whether `y` may have its axes in another order in memory than in its shape.
     many : bool
@@ -94,19 +95,19 @@ def binds(
     Raises
     ------
     ValueError
-        No kernel is registered so, or it has a binding already.
+        No kernel is registered so, or its calls are made already.
     """
 
-    def register(function: BindFunction) -> BindFunction:
+    def register(function: MakeCalls) -> MakeCalls:
         for version in since:
             kernel = registry.find(domain, op_type, version)
             if kernel is None or kernel.since != version:
-                raise ValueError(f"{op_type} has no kernel since opset {version} to be bound")
-            if (
-                BINDINGS.setdefault(kernel.function, Binding(function, over, any_order, many)).bind
-                != function
-            ):
-                raise ValueError(f"the kernel of {op_type} since opset {version} is bound twice")
+                raise ValueError(f"{op_type} has no kernel since opset {version} to make calls of")
+            maker = CallMaker(function, over, any_order, many)
+            if CALL_MAKERS.setdefault(kernel.function, maker).make is not function:
+                raise ValueError(
+                    f"the calls of {op_type}'s kernel since opset {version} are made twice"
+                )
         return function
 
     return register

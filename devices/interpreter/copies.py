@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 
-from devices.interpreter.binding.registry import Call
+from devices.interpreter.calls import Call
 
 
 def copy_call(y: np.ndarray, x: np.ndarray) -> Call:

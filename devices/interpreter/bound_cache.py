@@ -53,7 +53,7 @@ class _Shapes:
     asked: int
 
 
-class Bindings:
+class BoundCache:
     """Runs a block: the first run of each input shapes is traced, later ones are bound.
 
     Once as many shapes are kept as may be, a new one takes the place of the one that was not asked
