@@ -247,6 +247,16 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     tuple(TopologicalSorter(graph).static_order())  # raises CycleError, which names the circle
 
 
+def test_no_test_imports_another() -> None:
+    wrong = {
+        relative(path): module
+        for path in (ROOT / "tests").rglob("*.py")
+        for module, _ in imports(path)
+        if any(part.startswith("test_") for part in module.split(".")) and "tests" in module
+    }
+    assert wrong == {}
+
+
 def test_nothing_imports_the_command_line() -> None:
     paths = [p for p in SOURCES if not relative(p).startswith(("hetero/cli/", "hetero/__main__"))]
     assert [relative(p) for p in paths if "cli" in neighbours(p)] == []

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pickle
 import threading
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
 
-from devices import COMMON_PROPERTIES, Configuration, Payload, Property, PropertyTable
+from devices import Configuration, Payload, Property, PropertyTable
 from devices.errors import (
     ArgumentTypeError,
     PropertyError,
@@ -21,32 +20,7 @@ from scheduler.device.host import DeviceHost
 from scheduler.device.probe import probe_node
 from tests.examples.third_party_plugin import DensePlugin
 from tests.support.networks import DOUBLE
-
-MEMORY = {"left": 4_000, "right": 1_000}
-
-
-class PairPlugin(DensePlugin):
-    """Two unlike devices."""
-
-    name: ClassVar[str] = "PAIR"
-    properties: ClassVar[PropertyTable] = COMMON_PROPERTIES.extended(
-        Property("DEVICE_TOTAL_MEM_SIZE", int, 0, False, "Bytes of memory.")
-    )
-
-    def device_ids(self) -> tuple[str, ...]:
-        return tuple(MEMORY)
-
-    def full_name(self, device_id: str) -> str:
-        return f"the {device_id} one"
-
-    def fingerprint(self, device_id: str) -> str:
-        return f"chip-{device_id}"
-
-    def device_properties(self, device_id: str) -> Mapping[str, Any]:
-        return {
-            "DEVICE_TOTAL_MEM_SIZE": MEMORY[device_id],
-            "DEVICE_TYPE": "DISCRETE" if device_id == "right" else "INTEGRATED",
-        }
+from tests.support.pair_plugin import MEMORY, PairPlugin
 
 
 @pytest.mark.parametrize("device_id", MEMORY)

@@ -10,6 +10,7 @@ from devices import Tensor, TensorSpec
 from devices.errors import TensorShapeError, TensorTypeError
 from devices.request.tensor import empty_tensor
 from devices.request.tensor_conversion import convert
+from tests.support.array_likes import OnlyArray, OnlyDLPack
 
 FLOAT = TensorSpec("p", "tensor(float)", (2,))
 
@@ -106,29 +107,6 @@ def test_sharing():
     assert not np.shares_memory(convert(value, FLOAT, copy=True), value)
     strided = np.zeros(4, np.float32)[::2]
     assert convert(strided, FLOAT, copy=False).flags.c_contiguous
-
-
-class OnlyArray:
-    """Something with ``__array__`` that shares its memory, as a tensor of PyTorch."""
-
-    def __init__(self, array):
-        self.array = array
-
-    def __array__(self, dtype=None, copy=None):
-        return self.array
-
-
-class OnlyDLPack:
-    """Something with DLPack alone."""
-
-    def __init__(self, array):
-        self.array = array
-
-    def __dlpack__(self, **keywords):
-        return self.array.__dlpack__(**keywords)
-
-    def __dlpack_device__(self):
-        return self.array.__dlpack_device__()
 
 
 class OnDevice(OnlyDLPack):

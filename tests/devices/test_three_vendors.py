@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from zlib import crc32
 
@@ -11,19 +10,12 @@ import pytest
 
 import hetero
 from devices.conformance.onnx_suite import Case, backend_cases
-from tests.backend_suite.misses import read_misses
+from tests.backend_suite.misses import THREE_VENDORS
 from tests.support.random_affinity import random_affinity
 
 pytest.importorskip("openvino", reason="needs pip install 'hetero[openvino]'")
 
 DEVICES = ["OV", "ORT", "CPU"]
-TESTS = Path(__file__).parents[1]
-#: What the two others miss as well, OpenVINO alone, and one step of float16 at one element of 576.
-MISSES = {
-    *read_misses(TESTS / "backend_suite" / "misses_hetero.txt"),
-    *read_misses(TESTS / "devices" / "misses_openvino.txt"),
-    "node/test_attention_4d_gqa_with_past_and_present_fp16_expanded",
-}
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +29,7 @@ def cases() -> list[Any]:
     found = []
     for case in backend_cases():
         small = case.kind == "node" and case.name.endswith("_expanded")
-        if case.name not in MISSES and (small or case.kind != "node"):
+        if case.name not in THREE_VENDORS and (small or case.kind != "node"):
             quick = small and crc32(case.name.encode()) % 80 == 0
             marks = [] if quick else [pytest.mark.slow]
             found.append(pytest.param(case, id=case.name, marks=marks))

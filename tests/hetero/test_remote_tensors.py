@@ -24,14 +24,17 @@ from hetero.errors import (
 from scheduler.channels.memory import MemoryChannel
 from scheduler.vocabulary.events import DeviceLost
 from scheduler.vocabulary.messages import Give, Message
-from tests.support.remote_cores import Counting, await_freed, core_on, crossed, kept_nbytes
+from tests.support.remote_cores import (
+    CHAIN,
+    DEVICES,
+    Counting,
+    await_freed,
+    core_on,
+    crossed,
+    kept_nbytes,
+)
 
 X = np.arange(6, dtype=np.float32)
-#: y is x + 1 - 2, the one on one device, the two on another.
-CHAIN = """<ir_version: 8, opset_import: ["" : 17]>
-chain (float[n] x) => (float[n] y)
-<float one = {1.0}, float two = {2.0}> { h = Add (x, one) y = Sub (h, two) }"""
-DEVICES = "HETERO:CPU.0,CPU.1"
 
 
 @pytest.fixture(params=[MemoryChannel, Counting])

@@ -30,6 +30,8 @@ from tests.support.stateful_models import (
     VOCABULARY,
     attention_decoder,
     decoder,
+    expected,
+    generated,
     lstm,
     running_sum,
 )
@@ -48,30 +50,6 @@ def summing(core: hetero.Core, **options: Any) -> hetero.CompiledModel:
     """Return the running sum, its addition and its product on two devices."""
     options = {"affinity": {"y": "CPU.1"}, "states": {"before": "after"}, **options}
     return core.compile_model(running_sum(), SPLIT, **options)
-
-
-def generated(request: hetero.InferRequest, count: int = 12) -> list[int]:
-    """Return the tokens that follow the first."""
-    tokens = [1]
-    for _ in range(count):
-        tokens.append(int(np.argmax(request.infer({"ids": [tokens[-1:]]})["logits"])))
-    return tokens
-
-
-def expected(model: onnx.ModelProto, count: int = 12) -> list[int]:
-    """Return the same of ONNX's own evaluator, which is handed the caches each time."""
-    names = [port.name for port in model.graph.output]
-    caches = [port for port in model.graph.input if port.name.startswith("past")]
-    shape = [d.dim_value for d in caches[0].type.tensor_type.shape.dim]
-    past = {port.name: np.zeros((1, shape[1], 0, shape[3]), np.float32) for port in caches}
-    evaluator, tokens = ReferenceEvaluator(model), [1]
-    for _ in range(count):
-        inputs = {"ids": np.int64([tokens[-1:]]), **past}
-        outputs = dict(zip(names, evaluator.run(None, inputs), strict=True))
-        past = {name.replace("past", "present"): value for name, value in past.items()}
-        past = {name.replace("present", "past"): outputs[name] for name in past}
-        tokens.append(int(np.argmax(outputs["logits"])))
-    return tokens
 
 
 def test_a_state_is_no_port_and_lives_from_run_to_run_of_one_request(core: hetero.Core) -> None:

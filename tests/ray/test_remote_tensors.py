@@ -13,8 +13,8 @@ from onnx.parser import parse_model
 
 import hetero
 from hetero.errors import DeviceLostError, TensorError
-from tests.hetero.test_remote_tensors import CHAIN, DEVICES
 from tests.scheduler.parties import wait_for
+from tests.support.remote_cores import CHAIN, DEVICES
 
 pytestmark = pytest.mark.ray
 X = np.arange(2**16, dtype=np.float32)

@@ -20,10 +20,10 @@ from scheduler.observe.metrics import Metrics
 from scheduler.ray import metrics as ray_metrics
 from scheduler.ray.metrics import RayReporter
 from scheduler.vocabulary.record import RequestState
-from tests.scheduler.test_metrics import LOAD, ended
 from tests.support import exposition
 from tests.support.command_line import Shell
 from tests.support.models import branches
+from tests.support.observed import LOAD, ended
 
 pytestmark = pytest.mark.ray
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)

@@ -10,8 +10,7 @@ import pytest
 
 import hetero
 from hetero.errors import TensorError
-from tests.hetero.test_states import expected, generated
-from tests.support.stateful_models import STATES, decoder
+from tests.support.stateful_models import STATES, decoder, expected, generated
 
 pytestmark = pytest.mark.ray
 

@@ -14,7 +14,6 @@ from devices.errors import (
     OverloadedError,
     RequestCancelledError,
 )
-from devices.request.answer import StageRun
 from scheduler import Limits
 from scheduler.client.bytes_in_flight import BytesInFlight
 from scheduler.client.machine import ClientMachine
@@ -22,14 +21,8 @@ from scheduler.client.retry import RetryPolicy, never_retry, replay_lost
 from scheduler.client.transitions import TRANSITIONS, InvalidTransitionError
 from scheduler.vocabulary import events as ev
 from scheduler.vocabulary.placement import Route
-from scheduler.vocabulary.plan import Plan, Stage
 from scheduler.vocabulary.record import RequestState
-
-
-def route(*devices: str, share: float = 1.0) -> Route:
-    """Return a route with a stage on each device."""
-    stages = tuple(Stage(i, device, (), (), ()) for i, device in enumerate(devices))
-    return Route(Plan("m", (), (), stages), tuple(range(len(stages))), share)
+from tests.support.machine_routes import RUNS, answered, route
 
 
 def machine(*routes: Route, retry: RetryPolicy = replay_lost, **limits: Any) -> ClientMachine:
@@ -40,17 +33,6 @@ def submitted(
     request_id: int, *, now_s: float = 0.0, nbytes: int = 1, deadline_s: float = 9.0
 ) -> ev.Submitted:
     return ev.Submitted(now_s, request_id, nbytes, deadline_s)
-
-
-#: How the stages of any route here went.
-RUNS = tuple(StageRun(i, "A") for i in range(5))
-
-
-def answered(
-    now_s: float, request_id: int, attempt: int, answer: Any, nbytes: int = 0
-) -> ev.PartArrived:
-    """Return the event of a whole answer."""
-    return ev.PartArrived(now_s, request_id, attempt, {"y": answer}, RUNS, nbytes)
 
 
 def delivered(request_id: int, answer: Any) -> ev.Deliver:

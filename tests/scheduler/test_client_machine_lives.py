@@ -15,7 +15,7 @@ from scheduler.client.machine import ClientMachine
 from scheduler.client.transitions import ENDED
 from scheduler.vocabulary import events as ev
 from scheduler.vocabulary.record import RequestState
-from tests.scheduler.test_client_machine import answered, route
+from tests.support.machine_routes import answered, route
 
 DEVICES = "ABC"
 ERRORS = (DeviceLostError("lost on its way"), MemoryError("full"), HeteroError("a plugin's"))

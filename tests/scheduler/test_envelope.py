@@ -35,7 +35,7 @@ from scheduler.vocabulary.messages import (
     Task,
     Values,
 )
-from tests.scheduler.test_values import ELEMENT_TYPES, check_equal
+from tests.support.equal_values import ELEMENT_TYPES, check_equal
 from tests.support.loopback import LoopbackChannel
 
 REQUEST = Request(1.5, True, False, deployment="key/model:0", id=2**40, attempt=3)

@@ -16,7 +16,7 @@ from scheduler.vocabulary import events as ev
 from scheduler.vocabulary.placement import Placement, alone, share
 from scheduler.vocabulary.plan import Plan, Stage
 from tests.scheduler.models import replicate
-from tests.scheduler.test_client_machine import route
+from tests.support.machine_routes import route
 
 X, Y = (TensorSpec(name, "f32", (1,)) for name in "xy")
 

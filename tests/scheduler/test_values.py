@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.errors import BlobError
-from devices.model.element_type import DTYPES
 from devices.model.light import light_model_inputs, light_model_names
 from devices.model.reader import read_model
 from devices.request.request import Request
@@ -19,8 +18,7 @@ from scheduler.channels import envelope
 from scheduler.formats.model_parts import join_model, split_model
 from scheduler.vocabulary.messages import Task, Values
 from tests.scheduler.models import build
-
-ELEMENT_TYPES = sorted({d for d in DTYPES.values() if d.kind != "O"}, key=str)
+from tests.support.equal_values import ELEMENT_TYPES, check_equal
 
 
 def sent(value: Any) -> Any:
@@ -30,31 +28,6 @@ def sent(value: Any) -> Any:
     message = envelope.message(frames)
     assert isinstance(message, Values)
     return message.tensors["x"]
-
-
-def check_equal(got: Any, want: Any) -> None:
-    if isinstance(want, np.ndarray):
-        assert got.shape == want.shape
-        assert got.dtype == want.dtype
-        assert got.tolist() == want.tolist() if want.dtype == object else _same(got, want)
-    elif isinstance(want, dict):
-        assert list(got) == list(want)
-        for key in want:
-            check_equal(got[key], want[key])
-    elif isinstance(want, list | tuple):
-        assert len(got) == len(want)
-        for one, other in zip(got, want, strict=True):
-            check_equal(one, other)
-    elif isinstance(want, np.generic):
-        assert got.dtype == want.dtype
-        assert got.tobytes() == want.tobytes()
-    else:
-        assert type(got) is type(want)
-        assert got == want
-
-
-def _same(got: np.ndarray, want: np.ndarray) -> bool:
-    return got.tobytes() == np.ascontiguousarray(want).tobytes()
 
 
 @pytest.mark.parametrize("dtype", ELEMENT_TYPES, ids=str)

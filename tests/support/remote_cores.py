@@ -60,3 +60,12 @@ def await_freed(core: hetero.Core, nbytes: int) -> None:
         return kept_nbytes(core) == nbytes
 
     wait_for(is_so)
+
+
+#: y is x + 1 - 2, the one on one device, the two on another.
+CHAIN = """<ir_version: 8, opset_import: ["" : 17]>
+chain (float[n] x) => (float[n] y)
+<float one = {1.0}, float two = {2.0}> { h = Add (x, one) y = Sub (h, two) }"""
+
+
+DEVICES = "HETERO:CPU.0,CPU.1"

@@ -6,6 +6,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 from onnx.parser import parse_model
+from onnx.reference import ReferenceEvaluator
+
+import hetero
 
 #: Of `decoder`: its caches.
 STATES = {"past.*": "present.*"}
@@ -146,3 +149,27 @@ def _model(
         ],
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+
+
+def generated(request: hetero.InferRequest, count: int = 12) -> list[int]:
+    """Return the tokens that follow the first."""
+    tokens = [1]
+    for _ in range(count):
+        tokens.append(int(np.argmax(request.infer({"ids": [tokens[-1:]]})["logits"])))
+    return tokens
+
+
+def expected(model: onnx.ModelProto, count: int = 12) -> list[int]:
+    """Return the same of ONNX's own evaluator, which is handed the caches each time."""
+    names = [port.name for port in model.graph.output]
+    caches = [port for port in model.graph.input if port.name.startswith("past")]
+    shape = [d.dim_value for d in caches[0].type.tensor_type.shape.dim]
+    past = {port.name: np.zeros((1, shape[1], 0, shape[3]), np.float32) for port in caches}
+    evaluator, tokens = ReferenceEvaluator(model), [1]
+    for _ in range(count):
+        inputs = {"ids": np.int64([tokens[-1:]]), **past}
+        outputs = dict(zip(names, evaluator.run(None, inputs), strict=True))
+        past = {name.replace("past", "present"): value for name, value in past.items()}
+        past = {name.replace("present", "past"): outputs[name] for name in past}
+        tokens.append(int(np.argmax(outputs["logits"])))
+    return tokens

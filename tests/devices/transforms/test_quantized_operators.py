@@ -9,7 +9,7 @@ import pytest
 from onnx import helper
 
 import hetero
-from tests.devices.transforms.test_quantized import bytes_of, kinds, plain, run_cpu, weights_of
+from tests.support.quantized import bytes_of, kinds, plain, run_cpu, weights_of
 from tests.support.small_models import make_model
 
 RNG = np.random.default_rng(0)

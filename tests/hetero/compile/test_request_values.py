@@ -12,7 +12,7 @@ import pytest
 import hetero
 from devices import errors
 from devices.null.plugin import NullPlugin
-from tests.devices.test_tensor import OnlyArray, OnlyDLPack
+from tests.support.array_likes import OnlyArray, OnlyDLPack
 from tests.support.models import branches
 
 DEVICES = ("CPU", "ORT", "HETERO:ORT,CPU")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,10 @@ from devices.model.reader import read_model
 from hetero.cache.description import describe
 from hetero.compile import compiler
 from hetero.planning import choose as choosing
-from hetero.planning.cost import Line, Transfer
-from hetero.planning.cost.cost_file import write_costs
-from hetero.planning.cost.kinds import identify
 from hetero.planning.cost_planner import CostPlanner
 from scheduler.formats.blob_file import BlobFile
-from tests.support.costs import costs
 from tests.support.models import branches, branches_output
+from tests.support.plans import planned
 
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
 DEVICES = "HETERO:CPU,ORT"
@@ -34,29 +30,6 @@ DEVICES = "HETERO:CPU,ORT"
 def core() -> Iterator[hetero.Core]:
     with hetero.Core(executor="inprocess") as made:
         yield made
-
-
-def planned(core: hetero.Core, folder: Path, times_s: dict[str, float], **more: Any) -> Any:
-    """Return a configuration for plans by costs that are given, in whole replicas."""
-    model = read_model(branches())
-    line = Line(1.0, 0.0, "measured")
-    given = costs(model, {d: dict.fromkeys(model.node_names, t) for d, t in times_s.items()})
-    described = {d.name: d for d in core.device_descriptors}
-    devices = {
-        n: replace(device, identity=identify(described[n], {}))
-        for n, device in given.devices.items()
-    }
-    # Ends cost nothing and wires a second: a plan has one device.
-    transfers = dict.fromkeys(given.transfers, Transfer(line, Line(0.0, 0.0, "measured")))
-    write_costs(replace(given, devices=devices, transfers=transfers), folder / "costs.json")
-    return {
-        "MODEL_DISTRIBUTION_POLICY": "AUTO",
-        "MAX_VARIANTS": 4,
-        "COLOCATION": {"all": ["*"]},
-        "PLAN_SECONDS": 0.1,
-        "COST_FILE": str(folder / "costs.json"),
-        **more,
-    }
 
 
 def check(model: Any) -> None:

@@ -10,9 +10,10 @@ import pytest
 
 import hetero
 from devices.model.model import Model
-from tests.hetero.compile.test_variants import DEVICES, planned
 from tests.support.models import branches
+from tests.support.plans import planned
 
+DEVICES = "HETERO:CPU,ORT"
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
 #: Two subgraphs on a device each.
 PINS = {"matmul": "ORT", "relu": "ORT", "*": "CPU"}

@@ -21,12 +21,13 @@ import hetero
 from devices.request.answer import StageRun
 from hetero.observe.trace_events import trace_events
 from scheduler.vocabulary.record import RequestState
-from tests.hetero.compile.test_variants import DEVICES, planned
 from tests.scheduler.models import chain, replicate
-from tests.scheduler.test_metrics import ended
 from tests.support.command_line import Shell
 from tests.support.models import branches
+from tests.support.observed import ended
+from tests.support.plans import planned
 
+DEVICES = "HETERO:CPU,ORT"
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
 ROOT = Path(__file__).parents[3]
 #: Three subgraphs and three wires: 0 -> 1, 0 -> 2, 1 -> 2.

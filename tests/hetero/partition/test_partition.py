@@ -15,13 +15,8 @@ from devices.model.reader import read_model
 from hetero.partition.merge import merge
 from hetero.partition.partition import Partition, Subgraph, partition
 from scheduler.vocabulary.plan import Wire
-from tests.hetero.partition.test_partition_properties import (
-    bits,
-    check_merge,
-    check_rules,
-    run_split,
-)
 from tests.support.graphs import build, evaluate, feeds, initializer, proto, value
+from tests.support.partitions import bits, check_merge, check_rules, run_split
 
 
 @dataclass(frozen=True)

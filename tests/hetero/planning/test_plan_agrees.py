@@ -20,7 +20,7 @@ from hetero.planning.cost import Costs, Line, Pace, Time, Transfer
 from hetero.planning.predict import predict
 from hetero.planning.problem import Constraints, Task
 from hetero.planning.solver import search
-from tests.hetero.planning.test_planning import chain, random_model
+from tests.support.chains import chain, random_model
 from tests.support.costs import costs, task
 
 SECONDS = 0.1

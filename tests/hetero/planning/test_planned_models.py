@@ -17,7 +17,7 @@ from devices.model.model import Model, Node
 from devices.null.plugin import NullPlugin
 from devices.plugin.support import Refusal
 from hetero.planning.cost.cost_file import write_costs
-from tests.hetero.planning.test_planning import chain
+from tests.support.chains import chain
 from tests.support.costs import costs
 from tests.support.graphs import build, feeds
 

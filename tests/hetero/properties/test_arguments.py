@@ -13,11 +13,11 @@ import pytest
 
 import hetero
 from devices import errors
-from tests.devices.test_configuration import PairPlugin
 from tests.examples.third_party_plugin import DensePlugin
 from tests.scheduler.plugins import TwinPlugin
 from tests.support.counting_plugin import CountingPlugin
 from tests.support.models import branches, branches_output
+from tests.support.pair_plugin import PairPlugin
 
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
 

@@ -15,11 +15,11 @@ import hetero
 from devices import COMMON_PROPERTIES, OPTIONAL_PROPERTIES, errors
 from devices.plugin.program import Payload
 from hetero.properties.table import HETERO_PROPERTIES
-from tests.devices.test_configuration import PairPlugin
 from tests.examples.third_party_plugin import DensePlugin
 from tests.scheduler.plugins import TwinPlugin
 from tests.support.counting_plugin import CountingPlugin
 from tests.support.models import branches, branches_output, dense
+from tests.support.pair_plugin import PairPlugin
 
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
 MUTABLE = [p.name for p in HETERO_PROPERTIES.values() if p.mutable]

@@ -14,9 +14,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import hetero
-from tests.hetero.compile.test_variants import planned
 from tests.support.command_line import Shell
 from tests.support.models import branches
+from tests.support.plans import planned
 
 SPLIT = ("-d", "HETERO:ORT,CPU", "-a", "op:Tanh=CPU")
 SCHEMA = json.loads(

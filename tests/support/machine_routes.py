@@ -1,0 +1,27 @@
+"""Routes and answers of the client's machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from devices.request.answer import StageRun
+from scheduler.vocabulary import events as ev
+from scheduler.vocabulary.placement import Route
+from scheduler.vocabulary.plan import Plan, Stage
+
+
+def route(*devices: str, share: float = 1.0) -> Route:
+    """Return a route with a stage on each device."""
+    stages = tuple(Stage(i, device, (), (), ()) for i, device in enumerate(devices))
+    return Route(Plan("m", (), (), stages), tuple(range(len(stages))), share)
+
+
+def answered(
+    now_s: float, request_id: int, attempt: int, answer: Any, nbytes: int = 0
+) -> ev.PartArrived:
+    """Return the event of a whole answer."""
+    return ev.PartArrived(now_s, request_id, attempt, {"y": answer}, RUNS, nbytes)
+
+
+#: How the stages of any route here went.
+RUNS = tuple(StageRun(i, "A") for i in range(5))

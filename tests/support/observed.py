@@ -1,0 +1,39 @@
+"""Requests and loads as observers are told of them."""
+
+from __future__ import annotations
+
+from devices.request.answer import StageRun
+from scheduler.observe.load import DeploymentLoad, DeviceLoad, Load
+from scheduler.observe.observer import ObservedRequest
+from scheduler.vocabulary import events
+from scheduler.vocabulary.placement import alone
+from scheduler.vocabulary.record import RequestRecord, RequestState
+from tests.scheduler.models import chain
+
+LOAD = Load(
+    (DeploymentLoad("m", 2, 3), DeploymentLoad("m", 1, 1)),
+    {
+        "A": DeviceLoad(
+            "n1", {"tasks": 5.0, "running": 2.0, "streams": 4.0, "kept_nbytes": 7.0}, 0.25
+        ),
+        "B": DeviceLoad("n2", {}, 1.5),
+    },
+    1000,
+)
+
+
+def ended(
+    state: RequestState,
+    latency_s: float,
+    *,
+    model: str = "m",
+    attempts: int = 1,
+    runs: tuple[StageRun, ...] = (),
+) -> ObservedRequest:
+    """Return a request that was submitted at 10 s and admitted a second later, or never."""
+    record = RequestRecord(events.Submitted(10.0, 1, 24, 99.0), 1, 99.0)
+    record.state, record.attempt = state, attempts
+    record.admitted_s = 11.0 if attempts else None
+    record.ended_s = 10.0 + latency_s
+    (route,) = alone(chain("A", "B", name=model)[0]).routes
+    return ObservedRequest("deployment", route, record, runs)

@@ -1,0 +1,53 @@
+"""Quantised models and what runs them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from onnx import ModelProto
+
+from devices.cpu.plugin import CPUPlugin
+from devices.model.reader import read_model
+from tests.support.small_models import compile_cpu
+
+
+def bytes_of(dtype: type, *shape: int) -> np.ndarray:
+    ends = np.iinfo(dtype)
+    return RNG.integers(ends.min, ends.max, shape, dtype, endpoint=True)
+
+
+def weights_of(dtype: type, *shape: int) -> np.ndarray:
+    """Return weights of seven bits, whose products ONNX Runtime adds exactly everywhere."""
+    ends = np.iinfo(dtype)
+    return RNG.integers(ends.min // 2, ends.max // 2, shape, dtype, endpoint=True)
+
+
+def plain(model: ModelProto, feeds: dict[str, Any]) -> list[np.ndarray]:
+    """Run the model on ONNX Runtime as it is written."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    return list(session.run(None, feeds))
+
+
+def run_cpu(model: ModelProto, feeds: dict[str, Any]) -> list[np.ndarray]:
+    """Run the model on the CPU device, whose second run is bound to the arrays' shapes."""
+    compiled, inputs = compile_cpu(model), list(feeds.values())
+    unbound, *bound = (compiled.run(inputs) for _ in range(3))
+    for again in bound:
+        for first, later in zip(unbound, again, strict=True):
+            np.testing.assert_array_equal(first, later)
+    return list(unbound)
+
+
+def kinds(model: ModelProto) -> list[str]:
+    plugin = CPUPlugin()
+    transformed = plugin.transform_model(read_model(model), plugin.effective_config())
+    return [node.op_type for node in transformed.nodes]
+
+
+RNG = np.random.default_rng(0)
