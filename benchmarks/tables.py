@@ -16,7 +16,7 @@ def print_rows(rows: Sequence[Mapping[str, Any]], as_json: bool, **more: Any) ->
     for name, value in more.items():
         print(f"{name}: {value}")
     columns = list(rows[0]) if rows else []
-    cells = [columns, *([_cell(row[column]) for column in columns] for row in rows)]
+    cells = [columns, *([cell(row[column]) for column in columns] for row in rows)]
     widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
     for line in cells:
         print("  ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True)))
@@ -37,7 +37,8 @@ def _number(word: str) -> int:
     return round(float(word.rstrip("kM")) * factor)
 
 
-def _cell(value: Any) -> str:
+def cell(value: Any) -> str:
+    """Return a value as a table shows it."""
     if value is None:
         return ""
     if not isinstance(value, float):

@@ -1,0 +1,96 @@
+"""Results of benchmarks: kept as JSON by machine and date, and BENCHMARKS.md made from them.
+
+``python -m benchmarks.results record MACHINE NAME [ARGUMENTS]`` runs one and keeps its rows;
+``python -m benchmarks.results page`` writes the page: the newest result of each benchmark.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks.tables import cell
+
+RESULTS = Path(__file__).parent / "results"
+PAGE = Path(__file__).parents[1] / "BENCHMARKS.md"
+#: The order of the page.
+ORDER = (
+    "kernels", "kernels-small", "memory-of-cpu", "one_device", "scheduler", "pipelines", "scale",
+    "channels", "chaos", "memory", "cache", "batching", "state", "vendors", "partition",
+    "partition_scale", "planning", "prediction",
+)  # fmt: skip
+HEAD = """# Benchmarks
+
+`python -m benchmarks.NAME [--json]` runs one, beside a peer in the same run: shared machines drift, so ratios say more than times.
+`python -m benchmarks.results page` made this page of the newest in `benchmarks/results/`. epyc-2: AMD EPYC, 2 virtual cores; epyc-4: 4.
+"""  # noqa: E501 - a line of the page
+
+
+def record(machine: str, name: str, arguments: Sequence[str]) -> Path:
+    """Run a benchmark of the commit that is checked out, and keep what it prints."""
+    command = ["-m", f"benchmarks.{name}", *arguments]
+    done = subprocess.run(
+        [sys.executable, *command, "--json"], capture_output=True, text=True, check=True
+    )
+    head = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
+    )
+    found = json.loads(done.stdout)
+    rows = found if isinstance(found, list) else found.get("rows", [found])
+    date = datetime.now(UTC).date().isoformat()
+    document = {
+        "benchmark": name,
+        "machine": machine,
+        "date": date,
+        "commit": head.stdout.strip(),
+        "command": " ".join(["python", *command]),
+        "note": "",
+        "rows": rows,
+    }
+    path = RESULTS / machine / f"{date}-{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document, indent=1) + "\n")
+    return path
+
+
+def page(results: Sequence[Mapping[str, Any]]) -> str:
+    """Return the page of the newest result of each benchmark."""
+    newest = {r["benchmark"]: r for r in sorted(results, key=lambda r: r["date"])}
+    unknown = newest.keys() - set(ORDER)
+    return HEAD + "".join(_section(newest[n]) for n in (*ORDER, *sorted(unknown)) if n in newest)
+
+
+def _section(result: Mapping[str, Any]) -> str:
+    rows = result["rows"]
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    cells = [columns, *([cell(row.get(name)) for name in columns] for row in rows)]
+    if len(rows) > len(columns):  # the longer side goes across: the page is short
+        cells = [list(line) for line in zip(*cells, strict=True)]
+    cells.insert(1, ["---"] * len(cells[0]))
+    lines = "\n".join(f"| {' | '.join(line)} |" for line in cells)
+    where = f"`{result['command']}`: {result['date']}, {result['machine']}, {result['commit']}."
+    return f"\n**{result['benchmark']}** {' '.join((where, result['note'])).strip()}\n\n{lines}\n"
+
+
+def kept() -> list[dict[str, Any]]:
+    """Return every result."""
+    return [json.loads(path.read_text()) for path in sorted(RESULTS.rglob("*.json"))]
+
+
+def main(arguments: Sequence[str]) -> None:
+    match arguments:
+        case ["record", machine, name, *rest]:
+            print(record(machine, name, rest))
+        case ["page"]:
+            PAGE.write_text(page(kept()))
+        case _:
+            raise SystemExit(__doc__)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
