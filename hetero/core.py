@@ -459,7 +459,7 @@ class Core:
         inputs : mapping, optional
             A request to measure with, input name -> value; made up to fit by default.
         seconds : float
-            About how long to measure.
+            The most time for it; it ends when the figures have settled.
         progress : callable (int, int, str), optional
             Called with steps done, steps in all, and what is measured.
 

@@ -29,7 +29,7 @@ from hetero.report.text import Rows
 @input_options
 @preprocess_options
 @click.option("--seconds", "-t", type=click.FloatRange(min=0, min_open=True), default=60.0,
-              show_default=True, help="About how long to measure.")  # fmt: skip
+              show_default=True, help="The most time; it ends once figures settle.")  # fmt: skip
 @with_core
 def profile_command(
     core: Core,
@@ -125,8 +125,6 @@ def show_costs(costs: Costs) -> None:
             figures = (t.latency.a * 1e3, t.latency.b * 1e9, t.busy.a * 1e3, t.busy.b * 1e9)
             table.add(sender, receiver, *(f"{f:.3f}" for f in figures))
         show(table)
-    request_ms, stage_ms = (t.seconds * 1e3 for t in (costs.client.request, costs.client.stage))
-    show(f"client: {request_ms:.3f} ms for each request, {stage_ms:.3f} ms for each of its stages")
     for name, reason in costs.missing.items():
         show(f"{name} was left out: {reason}")
     if costs.interrupted:

@@ -16,7 +16,6 @@ from typing import Final
 from devices.errors import PlanError
 from hetero.affinity.affinity import Affinity
 from hetero.partition.partition import Partition, partition
-from hetero.planning.cost import CLIENT
 from hetero.planning.predict import predict
 from hetero.planning.problem import Hint, Planned, Task, build, node_seconds
 from hetero.planning.report import (
@@ -131,17 +130,13 @@ class _Judge:
             names=names,
             parts=parts,
             loads=tuple(loads.values()),
-            bottleneck=max(self.client_s(stages, parts), *loads.values()),
+            bottleneck=max(loads.values()),
             latency=latency,
             subgraphs=len(stages),
             levels=max(
                 1 + max(cut.plan.levels, default=-1) for cut in self._cuts_of(names[0], parts)
             ),
         )
-
-    def client_s(self, stages: Sequence[StagePrediction], parts: Sequence[Part]) -> float:
-        """Seconds that the client needs for a request, on average over a plan's parts."""
-        return self._task.costs.client(sum(parts[s.variant].share for s in stages))
 
     def variant(self, name: str, part: Part) -> Variant:
         """Return a part as an affinity, cut; `name` is what its reasons say."""
@@ -208,12 +203,12 @@ def _report(
         bottleneck_s=chosen.bottleneck,
         latency_s=latency,
         loads_s=loads,
-        bottleneck=_busiest(chosen, loads),
+        bottleneck=max(loads, key=lambda d: loads[d]),
         bound_s=bound_s,
         bound_name=bound_name,
         bound_scope=scope,
         ratio=figure / bound_s if bound_s > 0 else math.inf,
-        advice=_advice(choice, solution, loads, judge.client_s(stages, by_share)),
+        advice=_advice(choice, solution, loads),
         alternatives=_alternatives(choice, planned, solution),
         stages=tuple(stages),
         wires=tuple(wires),
@@ -231,12 +226,6 @@ def _report(
     )
 
 
-def _busiest(chosen: Candidate, loads: dict[str, float]) -> str:
-    """Return what keeps answers apart: the busiest device, or the client."""
-    busiest = max(loads, key=lambda d: loads[d])
-    return busiest if loads[busiest] >= chosen.bottleneck else CLIENT
-
-
 def _bound(choice: Choice, solution: Solution) -> tuple[float, str, str]:
     """Return the proven bound, its name and what it covers.
 
@@ -252,9 +241,7 @@ def _bound(choice: Choice, solution: Solution) -> tuple[float, str, str]:
     return seconds, name, bound.scope
 
 
-def _advice(
-    choice: Choice, solution: Solution, loads: dict[str, float], client_s: float
-) -> tuple[str, ...]:
+def _advice(choice: Choice, solution: Solution, loads: dict[str, float]) -> tuple[str, ...]:
     """Return what would lower the figure that is to be small, a sentence each."""
     chosen, objective = solution.chosen, choice.objective
     figure = chosen.figure(objective)
@@ -270,7 +257,7 @@ def _advice(
     if objective == "throughput" and choice.policy != "PRIORITY":
         busiest = max(loads, key=lambda d: loads[d])
         others = (load for d, load in loads.items() if d != busiest)
-        halved = max(loads[busiest] / 2, client_s, *others)
+        halved = max([loads[busiest] / 2, *others])
         if halved < figure * (1 - LEAST_HELP):
             lines.append(
                 f"a second device like {busiest}, taking every other request of its subgraphs: "

@@ -88,8 +88,7 @@ class PlanReport:
     loads_s : mapping of str to float
         Device -> seconds that it is busy for a request, on average over the variants.
     bottleneck : str
-        The busiest device; ``client`` where requests wait for the client's process, or in process
-        for the interpreter, more than for any device.
+        The busiest device.
     bound_s : float
         No plan of the kind has a smaller bottleneck, or for ``LATENCY`` a smaller latency.
     bound_name, bound_scope : str

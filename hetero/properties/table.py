@@ -75,7 +75,7 @@ HETERO_PROPERTIES: Final = PropertyTable(
     ),
     Property(
         "PROFILE_SECONDS", float, 8.0, True,
-        "About how many seconds to measure costs for, if no cost file is given.", minimum=0.1,
+        "The most seconds to measure costs for, if no cost file is given.", minimum=0.1,
     ),
     Property(
         "PLAN_SECONDS", float, 5.0, True,

@@ -2,7 +2,6 @@
 
 from hetero.planning.cost.costs import (
     CLIENT,
-    ClientTime,
     Costs,
     DeviceCosts,
     DeviceIdentity,
@@ -15,7 +14,6 @@ from hetero.planning.cost.costs import (
 
 __all__ = [
     "CLIENT",
-    "ClientTime",
     "Costs",
     "DeviceCosts",
     "DeviceIdentity",

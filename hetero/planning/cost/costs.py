@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
+
+import msgspec
 
 from scheduler.vocabulary.rows import THIS_PROCESS
 
 #: ``measured`` on the device; ``calibrated``: fitted to measurements; ``estimated`` from counts of
 #: operations and bytes.
 Source = Literal["measured", "calibrated", "estimated"]
-#: Times that sway by more were measured beside other work.
-CALM: Final = 1.3
+#: A figure that can be measured; a file with another one is damaged.
+Figure = Annotated[float, msgspec.Meta(ge=0, lt=1e9)]
 #: Stands among devices for the process that sends requests and gets their answers.
 CLIENT: Final = "client"
 
@@ -22,7 +24,7 @@ CLIENT: Final = "client"
 class Time:
     """Seconds, and where they come from."""
 
-    seconds: float
+    seconds: Figure
     source: Source
 
 
@@ -31,9 +33,9 @@ class Line:
     """``a + b * bytes`` seconds, fitted to measurements or assumed."""
 
     #: Seconds of an empty tensor.
-    a: float
+    a: Figure
     #: Seconds for each byte.
-    b: float
+    b: Figure
     source: Source
 
     def __call__(self, nbytes: float) -> float:
@@ -60,23 +62,6 @@ class Pace:
     load: Time = Time(1.0, "estimated")
     #: Seconds that the executor keeps the device busy for each call of a subgraph.
     overhead: Time = Time(0.0, "estimated")
-
-
-@dataclass(frozen=True, slots=True)
-class ClientTime:
-    """Seconds that requests need one after the other, however many devices there are.
-
-    It is the time of the client's own process; in process, that of the interpreter that all
-    devices share.
-    """
-
-    #: For each request, and for each stage that it goes through.
-    request: Time = Time(0.0, "estimated")
-    stage: Time = Time(0.0, "estimated")
-
-    def __call__(self, stages: float) -> float:
-        """Seconds of a request through so many stages."""
-        return self.request.seconds + stages * self.stage.seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +104,9 @@ class DeviceCosts:
     company: Pace = Pace()
     #: Nodes that the device runs as one.
     fused: tuple[tuple[str, ...], ...] = ()
-    #: How far times swayed: the slowest of the same part's by the quickest. A number, not seconds.
-    sway: Time = Time(1.0, "estimated")
+    #: What other work on the machine spoiled, and is assumed therefore: ``nodes`` (then a guess at
+    #: best), ``cuts``, ``load``.
+    spoiled: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +124,6 @@ class Costs:
     transfers : mapping of (str, str) to Transfer
         By the names of the device that sends and the one that receives; `CLIENT` stands for the
         client.
-    client : ClientTime
-        What requests need besides devices.
     missing : mapping of str to str
         Devices that could not be measured, with the reason.
     interrupted : bool
@@ -153,7 +137,6 @@ class Costs:
     shapes: Mapping[str, tuple[int, ...]]
     devices: Mapping[str, DeviceCosts]
     transfers: Mapping[tuple[str, str], Transfer]
-    client: ClientTime = ClientTime()
     missing: Mapping[str, str] = field(default_factory=dict)
     interrupted: bool = False
     measured_at: str = ""
@@ -169,15 +152,16 @@ class Costs:
             "what a cut costs": (d.dispatch.source for d in devices),
             "load": (p.load.source for d in devices for p in (d.alone, d.company)),
             "transfers": (t.latency.source for t in self.transfers.values()),
-            "client": (t.source for t in (self.client.request, self.client.stage)),
         }
         assumed = ", ".join(what for what, sources in told.items() if "estimated" in sources)
         nodes_of = sorted({d.identity.node for d in devices})
         where = "in process" if nodes_of == [THIS_PROCESS] else f"on {', '.join(nodes_of)}"
         when = f" at {self.measured_at}" * bool(self.measured_at)
-        sway = max((d.sway.seconds for d in devices), default=1.0)
+        spoiled = "; ".join(
+            f"{', '.join(d.spoiled)} of {name}" for name, d in self.devices.items() if d.spoiled
+        )
         return (
             f"costs {where}{when}: {counts}"
             + f"; assumed: {assumed}" * bool(assumed)
-            + f"; beside other work, which made times sway by × {sway:.1f}" * (sway > CALM)
+            + f"; spoiled by other work, profile again: {spoiled}" * bool(spoiled)
         )

@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import numpy as np
-
 from devices.model.model import Model
 from devices.plugin.program import Value
 from devices.plugin.support import Support
-from hetero.planning.cost.costs import DeviceIdentity, Time, Transfer
-from hetero.planning.cost.transfers import ASSUMED
+from hetero.planning.cost.calibration import low
+from hetero.planning.cost.costs import DeviceIdentity, Time
 from scheduler.executor import Executor
 from scheduler.vocabulary.rows import DeviceDescriptor
 
@@ -34,8 +32,8 @@ class Subject:
     configs: Mapping[str, Mapping[str, Any]]
     #: Device name -> its answer about the whole model.
     supports: Mapping[str, Support]
-    #: Time to spend. What is not measured by then is estimated; only the largest part of each kind
-    #: of device is run in any case.
+    #: The most time to spend. What is not measured by then is estimated; only the largest part of
+    #: each kind of device is run in any case.
     seconds: float
 
 
@@ -50,14 +48,12 @@ class Kind:
     fused: list[tuple[str, ...]] = field(default_factory=list)
     #: The sum of the largest part's nodes' seconds, and its own; None where a node has no time.
     whole: tuple[float, float] | None = None
-    #: Seconds that each cut of it cost, each time that it was cut.
-    cuts: list[float] = field(default_factory=list)
+    #: Seconds that a cut of it costs; None where that is not known.
+    cut_s: float | None = None
     #: Seconds of the largest part alone, each time that it was measured.
     alone_s: list[float] = field(default_factory=list)
-    #: The ways from the client and back.
-    ways: tuple[Transfer, Transfer] = (ASSUMED, ASSUMED)
-    #: Seconds of a subgraph with next to no work.
-    least_s: float = 0.0
+    #: What other work spoiled.
+    spoiled: set[str] = field(default_factory=set)
     error: str | None = None
 
     @property
@@ -65,19 +61,13 @@ class Kind:
         """The device that stands for all."""
         return self.devices[0].name
 
-    @property
-    def sway(self) -> Time:
-        """The slowest of the largest part's times by the quickest."""
-        if len(self.alone_s) < 2 or min(self.alone_s) <= 0:
-            return Time(1.0, "estimated")
-        return Time(max(self.alone_s) / min(self.alone_s), "calibrated")
-
     def settle(self) -> None:
-        """Scale what was measured to the median of the times that the largest part was."""
+        """Scale what was measured to what the largest part takes, as all its times tell."""
         if any(self.alone_s):
-            factor = float(np.median(self.alone_s)) / self.alone_s[0]
+            factor = low(self.alone_s) / self.alone_s[0]
             self.nodes = {n: Time(t.seconds * factor, t.source) for n, t in self.nodes.items()}
-            self.cuts = [seconds * factor for seconds in self.cuts]
+            if self.cut_s is not None:
+                self.cut_s *= factor
             if self.whole is not None:
                 self.whole = (self.whole[0] * factor, self.whole[1] * factor)
 

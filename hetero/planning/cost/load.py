@@ -16,12 +16,11 @@ from scheduler.executor import Deployment, Executor
 
 #: Requests in flight on each device.
 JOBS: Final = 3
-#: Measurements in a row, each time.
-ROUNDS: Final = 2
-#: Runs of one request at a time in each, at most.
-QUIET_RUNS: Final = 30
-#: Runs of the slowest part that each of a round's looks should have room for, and must.
-RUNS, LEAST_RUNS = 8, 4
+#: Runs of the slowest part that a look must have room for, and those that it needs.
+LEAST_RUNS = 4
+RUNS = 10
+#: Seconds of a look at most, if these are enough runs.
+MOST_S: Final = 0.5
 
 
 class BusyDevices:
@@ -67,40 +66,30 @@ class BusyDevices:
         self._kinds.append(kind)
         self._slowest_s = max(self._slowest_s, alone_s)
 
-    def measure(self, seconds: float, most_s: float) -> None:
-        """Keep all of them busy for about so long, or longer where their runs need it.
+    def measure(self, seconds: float) -> None:
+        """Keep all of them busy, for so long at most; where that is too short, not at all.
 
-        A device that fails ends measuring. Where the time is too short for a few runs of the
-        slowest, nothing is measured.
-
-        `seconds`, `most_s`: time to spend, and to spend at most.
+        A device that fails ends measuring.
         """
-        # A round looks at each kind one request at a time, then with many, and then at all devices.
-        looks = 1 + 2 * len(set(self._kinds))
-        if not self._running or most_s < LEAST_RUNS * looks * self._slowest_s:
+        # Each kind one request at a time, then with many, and then all devices.
+        each_s = seconds / (1 + 2 * len(set(self._kinds)))
+        if not self._running or each_s < LEAST_RUNS * self._slowest_s:
             return
-        full_s = RUNS * looks * self._slowest_s
-        seconds = max(seconds, min(most_s, full_s))
-        rounds = ROUNDS if seconds >= full_s else 1
-        for _ in range(rounds):
-            try:
-                self._round(seconds / rounds / looks)
-            except HeteroError:
-                self.close()
-                return
-
-    def _round(self, seconds: float) -> None:
-        """Look at everything once, for so long each."""
+        each_s = min(each_s, max(MOST_S, RUNS * self._slowest_s))
         quiet: dict[str, float] = {}
-        for kind, one in zip(self._kinds, self._running, strict=True):
-            if kind not in quiet:
-                found = look(*one, QUIET_RUNS, time.monotonic() + seconds)
-                self.quiet.setdefault(kind, []).append(found)
-                quiet[kind] = found.run_s
-                (full,) = saturate([one], JOBS, seconds)
-                self._keep(self.alone, kind, found.run_s, full)
-        for kind, full in zip(self._kinds, saturate(self._running, JOBS, seconds), strict=True):
-            self._keep(self.company, kind, quiet[kind], full)
+        try:
+            for kind, one in zip(self._kinds, self._running, strict=True):
+                if kind not in quiet:
+                    found = look(*one, time.monotonic() + each_s)
+                    self.quiet.setdefault(kind, []).append(found)
+                    quiet[kind] = found.run_s
+                    (full,) = saturate([one], JOBS, each_s)
+                    self._keep(self.alone, kind, found.run_s, full)
+            every = saturate(self._running, JOBS, each_s)
+            for kind, full in zip(self._kinds, every, strict=True):
+                self._keep(self.company, kind, quiet[kind], full)
+        except HeteroError:
+            self.close()
 
     @staticmethod
     def _keep(to: dict[str, list[Round]], kind: str, quiet_s: float, full: Saturation) -> None:

@@ -3,6 +3,7 @@
 Each kind of device is measured once. Its supported parts are timed as wholes, warm; the device's
 own node times are spread over the model's nodes; chunks of the largest part calibrate what a cut
 costs; then requests follow each other, and all devices work at once, as they will in a pipeline.
+Each figure is measured until it has settled; what other work spoiled is assumed instead, and told.
 """
 
 from __future__ import annotations
@@ -10,24 +11,22 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final, TypeVar
 
-import numpy as np
-
 from devices.errors import ClusterError, DeviceError, HeteroError
 from devices.model.model import Model
+from devices.model.tensor_spec import TensorSpec
 from devices.plugin.program import Value
 from hetero.affinity.requests import request_positions
-from hetero.planning.cost.calibration import fit_client, fit_pace, fit_subgraphs, fit_way
-from hetero.planning.cost.client import measure_client, measure_turns
+from hetero.planning.cost.calibration import fit_pace, fit_subgraphs, low, rounds_spoiled
 from hetero.planning.cost.costs import (
     CLIENT,
     Costs,
     DeviceCosts,
+    Line,
     Time,
     Transfer,
 )
@@ -44,8 +43,8 @@ from hetero.planning.cost.samples import (
     shapes_of,
     single_node,
 )
-from hetero.planning.cost.timing import Effort, time_in_turns, time_model
-from hetero.planning.cost.transfers import ASSUMED, measure_hand_over, measure_transfer
+from hetero.planning.cost.timing import time_in_turns, time_model
+from hetero.planning.cost.transfers import ASSUMED, measure_transfer
 from hetero.planning.cost.work import (
     fit_speed,
     node_work,
@@ -63,9 +62,15 @@ Progress = Callable[[int, int, str], None]
 #: Parts of a model that are measured on one kind of device, the largest first.
 MOST_REGIONS: Final = 12
 #: Into how many chunks the largest part is cut for calibration.
-PIECES: Final = (2, 4)
+PIECES: Final = 4
 #: A part with fewer nodes says nothing about cuts.
 LEAST_NODES: Final = 8
+#: Seconds that a model is timed at most.
+MOST_S: Final = 0.5
+#: Share of the largest part's time that a cut of it costs at most: more was other work.
+MOST_CUT: Final = 0.5
+#: Keeps nobody busy.
+NOTHING: Final = Line(0.0, 0.0, "estimated")
 #: Single nodes that are measured where a device has no node times of its own.
 MOST_SINGLES: Final = 60
 
@@ -97,9 +102,7 @@ class _Profile:
         self._calls: dict[str, list[float]] = {}
         self._transfers: dict[tuple[str, str], Transfer] = {}
         pairs = len(self._pairs())
-        #: Number of a request's stages -> seconds that it needs besides devices, each time.
-        self._turns: Mapping[int, Sequence[float]] = {}
-        self._steps = 1 + 3 * len(self._kinds) + 4 + pairs
+        self._steps = 1 + 2 * len(self._kinds) + 3 + pairs
         self._done = 0
         self._measured_at = datetime.now(UTC).isoformat(timespec="seconds")
         self._end_s = time.monotonic() + subject.seconds
@@ -119,10 +122,6 @@ class _Profile:
             for kind in self._kinds:
                 self._step(f"subgraphs on {kind.name}", partial(self._on, kind, self._calibrate))
             self._step(*load)
-            for kind in self._kinds:
-                text = f"transfers client to {kind.name} and back"
-                self._step(text, partial(self._on, kind, self._measure_client))
-            self._step("requests with next to no work", self._measure_turns)
             for sender, receiver in self._pairs():
                 text = f"transfers {sender.name} to {receiver.name}"
                 self._step(text, partial(self._measure_transfer, sender, receiver))
@@ -199,13 +198,13 @@ class _Profile:
             _log.warning("device=%s: a part of the model is estimated: %s", kind.name, error)
             return None
 
-    def _effort(self, items: int, models: int = 1) -> Effort:
-        """Return the effort for the next of this many items that the step still has.
+    def _share_s(self, items: int, models: int = 1) -> float:
+        """Return when the next of this many items that the step still has is to end.
 
         `models`: how many it measures.
         """
         now = time.monotonic()
-        return Effort(now + min(0.5 * models, (self._until_s - now) / max(1, items)))
+        return now + min(MOST_S * models, (self._until_s - now) / max(1, items))
 
     def _measure_parts(self, kind: Kind) -> None:
         for place, part in enumerate(kind.parts):
@@ -213,14 +212,15 @@ class _Profile:
             # The largest part is measured in any case: the rest is estimated by it.
             if inputs is None or (kind.nodes and self._is_late()):
                 continue
-            effort = self._effort(len(kind.parts) - place)
+            until_s = self._share_s(len(kind.parts) - place)
             timing = self._try(
-                kind, partial(time_model, model=part, inputs=inputs, effort=effort, profile=True)
+                kind, partial(time_model, model=part, inputs=inputs, until_s=until_s, profile=True)
             )
             if timing is None:
                 continue
             if place == 0:
                 kind.alone_s.append(timing.run_s)
+                kind.spoiled |= {"nodes"} if timing.spoiled else set()
             if timing.node_times_s:
                 times = spread(part, timing)
                 kind.fused += fused_groups(part, timing.executed)
@@ -246,8 +246,10 @@ class _Profile:
             inputs = feeds(alone, self._values)
             if inputs is None or (found and self._is_late()):
                 continue
-            effort = self._effort(len(ordered) - place)
-            timing = self._try(kind, partial(time_model, model=alone, inputs=inputs, effort=effort))
+            until_s = self._share_s(len(ordered) - place)
+            timing = self._try(
+                kind, partial(time_model, model=alone, inputs=inputs, until_s=until_s)
+            )
             if timing is None:
                 continue
             found |= {part.nodes[p].name: timing.run_s for p in group}
@@ -258,27 +260,29 @@ class _Profile:
         part = kind.parts[0] if kind.parts else None
         if part is None or not any(kind.alone_s) or len(request_positions(part)) < LEAST_NODES:
             return
-        for place, pieces in enumerate(PIECES):
-            try:
-                cut = [c for c in chunks(part, pieces) if request_positions(c)]
-            except HeteroError:
-                return  # a tensor of unknown type: this part cannot be cut everywhere
-            if not self._is_late():
-                self._capture([n for n in needed(cut) if n not in self._values])
-            given = [(m, feeds(m, self._values)) for m in (part, *cut)]
-            models = [(m, inputs) for m, inputs in given if inputs is not None]
-            if self._is_late() or len(models) < len(given):
-                continue
-            effort = self._effort(len(PIECES) - place, len(models))
-            times = self._try(kind, partial(time_in_turns, models=models, effort=effort))
-            if times is None:
-                continue
-            whole, *rest = times
-            if len(rest) > 1:
-                # Against the same turns of the whole, and in the measure of its nodes.
-                cost = (sum(rest) / whole - 1) / (len(rest) - 1)
-                kind.cuts.append(cost * kind.alone_s[0])
-            kind.alone_s.append(whole)
+        try:
+            cut = [c for c in chunks(part, PIECES) if request_positions(c)]
+        except HeteroError:
+            return  # a tensor of unknown type: this part cannot be cut everywhere
+        if not self._is_late():
+            self._capture([n for n in needed(cut) if n not in self._values])
+        given = [(m, feeds(m, self._values)) for m in (part, *cut)]
+        models = [(m, inputs) for m, inputs in given if inputs is not None]
+        if self._is_late() or len(models) < len(given) or len(cut) < 2:
+            return
+        until_s = self._share_s(1, len(models))
+        timings = self._try(kind, partial(time_in_turns, models=models, until_s=until_s))
+        if timings is None:
+            return
+        whole, *rest = timings
+        kind.alone_s.append(whole.run_s)
+        cost = (sum(one.run_s for one in rest) / whole.run_s - 1) / (len(rest) - 1)
+        # Chunks of a part that take twice its time were measured beside other work.
+        if any(one.spoiled for one in timings) or cost > MOST_CUT:
+            kind.spoiled.add("cuts")
+        elif cost > 0:
+            # Against the same turns of the whole, and in the measure of its nodes.
+            kind.cut_s = cost * kind.alone_s[0]
 
     def _open_load(self) -> None:
         """Put every device's largest part on it, where there is time left to look at them."""
@@ -295,29 +299,8 @@ class _Profile:
 
     def _measure_load(self) -> None:
         # What devices do to each other matters most: the first look takes what it needs.
-        seconds = max(0.0, self._until_s - time.monotonic())
-        self._busy.measure(seconds, seconds if self._busy.company else self._left_s() / 2)
-
-    def _measure_client(self, kind: Kind) -> None:
-        if self._is_late():
-            return
-        config = self._subject.configs.get(kind.name, {})
-        try:
-            found = measure_client(self._subject.executor, kind.devices[0], config, self._until_s)
-        except HeteroError:
-            return
-        if found is not None:
-            kind.ways, kind.least_s = (found.there, found.back), found.least_s
-            self._calls.setdefault(kind.name, []).append(found.call_s)
-
-    def _measure_turns(self) -> None:
-        working = [d for k in self._kinds if k.error is None for d in k.devices]
-        if self._is_late():
-            return
-        with suppress(HeteroError):
-            self._turns = measure_turns(
-                self._subject.executor, working, self._subject.configs, self._until_s
-            )
+        share_s = max(0.0, self._until_s - time.monotonic())
+        self._busy.measure(share_s if self._busy.company else self._left_s() / 2)
 
     def _pairs(self) -> list[tuple[DeviceDescriptor, DeviceDescriptor]]:
         """Return one pair of devices for each pair of kinds."""
@@ -334,56 +317,17 @@ class _Profile:
         failed = {d.name for k in self._kinds if k.error is not None for d in k.devices}
         if {sender.name, receiver.name} & failed or self._is_late():
             return
-        real = self._hand_over(sender, receiver)
         try:
             found, call_s = measure_transfer(
-                subject.executor,
-                sender,
-                receiver,
-                subject.configs,
-                self._until_s,
+                subject.executor, sender, receiver, subject.configs, self._until_s
             )
         except HeteroError:
             return
-        self._transfers[sender.name, receiver.name] = replace(
-            found, latency=fit_way(found.latency, *real)
-        )
+        self._transfers[sender.name, receiver.name] = found
         if call_s is not None:
             for kind in self._kinds:
                 if sender in kind.devices or receiver in kind.devices:
                     self._calls.setdefault(kind.name, []).append(call_s)
-
-    def _hand_over(
-        self, sender: DeviceDescriptor, receiver: DeviceDescriptor
-    ) -> tuple[list[float], int]:
-        """Measure the way between the halves of the sender's largest part.
-
-        Returns: seconds, none where that cannot be measured; bytes of the largest tensor.
-        """
-        subject = self._subject
-        kind = next(k for k in self._kinds if sender in k.devices)
-        part = kind.parts[0] if kind.parts else None
-        inputs = None if part is None else feeds(part, self._values)
-        # Clocks of two nodes need not compare.
-        if part is None or inputs is None or sender.node != receiver.node:
-            return [], 0
-        now = time.monotonic()
-        try:
-            first, second = chunks(part, 2)
-            if not set(second.node_names) <= set(subject.supports[receiver.name]):
-                return [], 0
-            affinity = {
-                **dict.fromkeys(first.node_names, sender.name),
-                **dict.fromkeys(second.node_names, receiver.name),
-            }
-            until_s = now + (self._until_s - now) / 2
-            seconds = measure_hand_over(
-                subject.executor, part, affinity, subject.configs, inputs, until_s
-            )
-        except (HeteroError, ValueError):
-            return [], 0  # a part that is not cut in two, or fails on values made up for it
-        crossing = {p.name for p in first.outputs} & {p.name for p in second.inputs}
-        return seconds, max((value_nbytes(part.spec(name)) for name in crossing), default=0)
 
     def _costs(self, interrupted: bool) -> Costs:
         devices: dict[str, DeviceCosts] = {}
@@ -396,14 +340,14 @@ class _Profile:
                 continue
             share = self._share(kind)
             kind.settle()
-            dispatch, fusion = fit_subgraphs(kind.whole, kind.cuts, kind.least_s)
+            dispatch, fusion = fit_subgraphs(kind.whole, kind.cut_s)
             # Of two devices the slower decides how long a call takes: the least is its own.
             call_s = min(self._calls.get(kind.name, []), default=0.0)
-            rounds = self._busy.alone.get(kind.name, ())
-            alone = fit_pace(rounds, call_s)
-            # Company makes no call cheaper.
-            least_s = min((r.period_s - r.run_s for r in rounds), default=0.0)
-            company = fit_pace(self._busy.company.get(kind.name, ()), call_s, least_s)
+            rounds = self._busy.alone.get(kind.name, ()), self._busy.company.get(kind.name, ())
+            if any(map(rounds_spoiled, rounds)):
+                kind.spoiled.add("load")
+                rounds = (), ()
+            alone, company = (fit_pace(found, call_s) for found in rounds)
             load = Time(company.load.seconds * share.seconds, company.load.source)
             nodes = self._complete(kind)
             for device in kind.devices:
@@ -416,7 +360,7 @@ class _Profile:
                     alone=alone,
                     company=replace(company, load=load),
                     fused=tuple(kind.fused),
-                    sway=kind.sway,
+                    spoiled=tuple(sorted(kind.spoiled)),
                 )
         return Costs(
             model=self._model.name,
@@ -424,7 +368,6 @@ class _Profile:
             shapes=self._shapes,
             devices=devices,
             transfers=self._all_transfers(devices),
-            client=fit_client(self._turns),
             missing=missing,
             interrupted=interrupted,
             measured_at=self._measured_at,
@@ -440,7 +383,7 @@ class _Profile:
         if int(given or 0) or kind.identity.num_threads == 1 or not quiet:
             kind.alone_s += quiet
             return Time(1.0, "estimated")
-        return Time(max(1.0, float(np.median(quiet) / np.median(kind.alone_s))), "calibrated")
+        return Time(max(1.0, low(quiet) / low(kind.alone_s)), "calibrated")
 
     def _complete(self, kind: Kind) -> dict[str, Time]:
         """Measured times, and guesses for the other nodes that the device supports."""
@@ -473,13 +416,19 @@ class _Profile:
         return {**between, **there, **back}
 
     def _ways(self, kind: Kind) -> tuple[Transfer, Transfer]:
-        """Return a device's ways from the client and back, as requests of the largest part tell."""
+        """Return a device's ways from the client and back, as requests of the largest part tell.
+
+        They keep no device from computing.
+        """
         quiet = self._busy.quiet.get(kind.name)
         if not quiet:
-            return kind.ways
-        part, (there, back) = kind.parts[0], kind.ways
-        given, made = (sum(map(value_nbytes, ports)) for ports in (part.inputs, part.outputs))
-        return (
-            replace(there, latency=fit_way(there.latency, [q.there_s for q in quiet], given)),
-            replace(back, latency=fit_way(back.latency, [q.back_s for q in quiet], made)),
+            return ASSUMED, ASSUMED
+        part, per_byte = kind.parts[0], ASSUMED.latency.b
+
+        def way(seconds: list[float], ports: Sequence[TensorSpec]) -> Transfer:
+            start_s = max(0.0, low(seconds) - per_byte * sum(map(value_nbytes, ports)))
+            return Transfer(Line(start_s, per_byte, "calibrated"), NOTHING)
+
+        return way([q.there_s for q in quiet], part.inputs), way(
+            [q.back_s for q in quiet], part.outputs
         )

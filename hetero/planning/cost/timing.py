@@ -1,11 +1,11 @@
-"""Timing models on devices through the executor: warm, median of several, alone or under load."""
+"""Timing models on devices through the executor: warm, until settled, alone or under load."""
 
 from __future__ import annotations
 
 import itertools
-import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -19,7 +19,7 @@ from devices.request.request import Request
 from hetero.observe.in_flight import keep_in_flight
 from hetero.partition.partition import partition
 from hetero.partition.sources import constant_outputs, stage_sources
-from hetero.planning.cost.calibration import Look
+from hetero.planning.cost.calibration import LOW, Look, low, settled, spoiled
 from scheduler.executor import Deployment, Executor
 from scheduler.vocabulary.limits import Limits
 
@@ -29,34 +29,26 @@ _LIMITS: Final = Limits(nbytes=2**32, timeout_s=120.0)
 #: a long row.
 WARM_S: Final = 0.02
 WARM_RUNS: Final = 2
-#: Runs that nodes' times are the median of, at most.
+#: Runs that nodes' times are taken from, at most.
 PROFILED_RUNS: Final = 3
 #: Seconds that count of a model's turn where several take turns.
 TURN_S: Final = 0.02
-#: Answers of each deployment before many requests in flight may end.
+#: Answers of each deployment before many requests in flight may end; and in a window of them.
 LEAST_ANSWERS: Final = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """How long one model is measured."""
-
-    #: ``time.monotonic()`` from which on nothing more is run; one run to warm up and one to count
-    #: there are in any case.
-    until_s: float
-    #: Runs at most that count.
-    runs: int = 30
+WINDOW: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
     """How long a model takes on a device."""
 
-    #: Median seconds that the device computes.
+    #: Seconds that the device computes.
     run_s: float
-    #: Median seconds by executed node; empty where the device does not report them.
+    #: Seconds by executed node; empty where the device does not report them.
     node_times_s: Mapping[str, float]
     executed: tuple[ExecutedNode, ...]
+    #: Whether other work spoiled the figures.
+    spoiled: bool = False
 
 
 @contextmanager
@@ -107,31 +99,33 @@ def time_model(
     model: Model,
     inputs: Mapping[str, Value],
     config: Mapping[str, Any],
-    effort: Effort,
+    until_s: float,
     *,
     profile: bool = False,
 ) -> Timing:
     """Time a whole model on one device, one request at a time.
 
     `model`: all of whose nodes it supports.
+    `until_s`: ``time.monotonic()`` at which to end, if the figures have not settled before; one run
+        to warm up and one to count there are in any case.
     `profile`: whether to ask for the nodes' times as well.
     """
     with _on_one(executor, device, model, config) as d:
-        warm_up(d, inputs, effort.until_s)
+        warm_up(d, inputs, until_s)
         times = [busy_seconds(run(d, inputs))]
-        while len(times) < effort.runs and time.monotonic() < effort.until_s:
+        while not settled(times) and time.monotonic() < until_s:
             times.append(busy_seconds(run(d, inputs)))
         rows: tuple[ExecutedNode, ...] = ()
         found: dict[str, list[float]] = {}
         for turn in range(PROFILED_RUNS if profile else 0):
-            if turn and time.monotonic() >= effort.until_s:
+            if turn and time.monotonic() >= until_s:
                 break
             for stage in run(d, inputs, profile=True).stage_runs:
                 for name, seconds in stage.node_times_s.items():
                     found.setdefault(name, []).append(seconds)
             rows = d.executed_nodes(0) if d.plan.stages else ()
-    nodes = {name: float(np.median(seconds)) for name, seconds in found.items()}
-    return Timing(float(np.median(times)), nodes, rows)
+    nodes = {name: low(seconds) for name, seconds in found.items()}
+    return Timing(low(times), nodes, rows, spoiled(times))
 
 
 def time_in_turns(
@@ -139,9 +133,9 @@ def time_in_turns(
     device: str,
     models: Sequence[tuple[Model, Mapping[str, Value]]],
     config: Mapping[str, Any],
-    effort: Effort,
-) -> list[float]:
-    """Return the median seconds of whole models and their inputs, each in turn on one device.
+    until_s: float,
+) -> list[Timing]:
+    """Time whole models and their inputs, each in turn on one device.
 
     What slows the machine for a while slows all of them: their times compare. Each turn warms up,
     so that a model finds the machine as one does that runs by itself.
@@ -152,20 +146,27 @@ def time_in_turns(
             for model, inputs in models
         ]
         found: list[list[float]] = [[] for _ in running]
-        while not found[0] or (len(found[0]) < effort.runs and time.monotonic() < effort.until_s):
+        while not found[0] or (
+            time.monotonic() < until_s and not all(settled(times) for times in found)
+        ):
             for times, (one, inputs) in zip(found, running, strict=True):
-                warm_up(one, inputs, effort.until_s)
+                warm_up(one, inputs, until_s)
                 times.append(busy_seconds(run(one, inputs)))
-                end_s = min(effort.until_s, time.monotonic() + TURN_S)
+                end_s = min(until_s, time.monotonic() + TURN_S)
                 while time.monotonic() < end_s:
                     times.append(busy_seconds(run(one, inputs)))
-    return [float(np.median(times)) for times in found]
+    return [Timing(low(times), {}, (), spoiled(times)) for times in found]
 
 
-def look(deployment: Deployment, inputs: Mapping[str, Value], runs: int, until_s: float) -> Look:
-    """Run requests one at a time, warm; one at least that counts, and so many in the time."""
+def look(deployment: Deployment, inputs: Mapping[str, Value], until_s: float) -> Look:
+    """Run requests one at a time, warm, until they have settled; one at least that counts."""
     warm_up(deployment, inputs, until_s)
     found: list[tuple[float, float, float]] = []
+
+    def more(sent: int) -> bool:
+        if not sent:
+            return True
+        return time.monotonic() < until_s and not settled([run_s for _, run_s, _ in found])
 
     def add(began_s: float, ended_s: float, answer: Answer) -> None:
         stages = answer.stage_runs
@@ -175,13 +176,8 @@ def look(deployment: Deployment, inputs: Mapping[str, Value], runs: int, until_s
             there_s = back_s = max(0.0, there_s + back_s) / 2
         found.append((there_s, busy_seconds(answer), back_s))
 
-    keep_in_flight(
-        lambda: deployment.submit(inputs).future,
-        1,
-        lambda sent: not sent or (sent < runs and time.monotonic() < until_s),
-        add,
-    )
-    return Look(*(float(np.median(column)) for column in zip(*found, strict=True)))
+    keep_in_flight(lambda: deployment.submit(inputs).future, 1, more, add)
+    return Look(*(low(column) for column in zip(*found, strict=True)))
 
 
 def _on_one(
@@ -197,60 +193,70 @@ class Saturation:
 
     #: Seconds between two answers.
     period_s: float
-    #: Mean seconds of each stage's runs: together with the rest of its time they make the period.
+    #: Seconds of each stage's runs: together with the rest of its time they make the period.
     runs_s: tuple[float, ...]
 
 
 def saturate(
     deployments: Sequence[tuple[Deployment, Mapping[str, Value]]], jobs: int, seconds: float
 ) -> list[Saturation]:
-    """Keep `jobs` requests in flight on each deployment at once, for so long.
+    """Keep `jobs` requests in flight on each deployment at once, until their rates have settled.
 
-    The first third of the time is warming up and does not count.
+    `seconds`: the most time for it.
     """
-    found: list[Saturation | BaseException] = [RuntimeError("not run")] * len(deployments)
+    until_s = time.monotonic() + seconds
+    feeds = [_Feed(*one, jobs) for one in deployments]
 
-    def feed(place: int) -> None:
-        try:
-            found[place] = _saturate(*deployments[place], jobs, seconds)
-        except BaseException as error:  # raised again in the caller's thread
-            found[place] = error
+    def done() -> bool:
+        return time.monotonic() >= until_s or all(feed.settled for feed in feeds)
 
-    threads = [
-        threading.Thread(target=feed, args=(i,), daemon=True) for i in range(len(deployments))
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    results = []
-    for result in found:
-        if isinstance(result, BaseException):
-            raise result
-        results.append(result)
-    return results
+    with ThreadPoolExecutor(len(feeds)) as pool:
+        for future in [pool.submit(feed.run, done) for feed in feeds]:
+            future.result()
+    return [feed.saturation() for feed in feeds]
 
 
-def _saturate(
-    deployment: Deployment, inputs: Mapping[str, Value], jobs: int, seconds: float
-) -> Saturation:
-    ended: list[tuple[float, Sequence[StageRun]]] = []
-    begin = time.monotonic()
-    last = keep_in_flight(
-        lambda: deployment.submit(inputs).future,
-        jobs,
-        lambda sent: time.monotonic() < begin + seconds or len(ended) < LEAST_ANSWERS,
-        lambda began_s, ended_s, answer: ended.append((ended_s, answer.stage_runs)),
-    )
-    # Counting ends with the feeding: what drains afterwards has the devices to itself.
-    counted = [(t, runs) for t, runs in ended if begin + (last - begin) / 3 <= t <= last]
-    if len(counted) < 2:
-        counted = ended
-    period = (counted[-1][0] - counted[0][0]) / max(1, len(counted) - 1)
-    stages = range(len(deployment.plan.stages))
-    return Saturation(
-        period, tuple(float(np.mean([runs[s].run_s for _, runs in counted])) for s in stages)
-    )
+class _Feed:
+    """Requests in flight on one deployment, and the windows of their answers."""
+
+    def __init__(self, deployment: Deployment, inputs: Mapping[str, Value], jobs: int) -> None:
+        self._deployment = deployment
+        self._inputs = inputs
+        self._jobs = jobs
+        self._ended: list[tuple[float, Sequence[StageRun]]] = []
+        #: Seconds between two answers, and of each stage's run, on average over a window each.
+        self._windows: list[tuple[float, tuple[float, ...]]] = []
+        self.settled = False
+
+    def run(self, done: Callable[[], bool]) -> None:
+        """Feed until it is done everywhere."""
+        keep_in_flight(
+            lambda: self._deployment.submit(self._inputs).future,
+            self._jobs,
+            lambda sent: len(self._ended) < LEAST_ANSWERS or not done(),
+            self._add,
+        )
+
+    def _add(self, began_s: float, ended_s: float, answer: Answer) -> None:
+        self._ended.append((ended_s, answer.stage_runs))
+        # What comes first finds a cold machine.
+        if len(self._ended) % WINDOW == 1 and len(self._ended) > 2 * WINDOW:
+            self._windows.append(self._window(self._ended[-WINDOW - 1 :]))
+            self.settled = settled([period_s for period_s, _ in self._windows])
+
+    def saturation(self) -> Saturation:
+        """Return what one of the quick windows says, or all answers where there is none."""
+        windows = sorted(self._windows) or [self._window(self._ended)]
+        return Saturation(*windows[len(windows) * LOW // 100])
+
+    def _window(
+        self, ended: Sequence[tuple[float, Sequence[StageRun]]]
+    ) -> tuple[float, tuple[float, ...]]:
+        period_s = (ended[-1][0] - ended[0][0]) / max(1, len(ended) - 1)
+        stages = range(len(self._deployment.plan.stages))
+        return period_s, tuple(
+            float(np.mean([runs[s].run_s for _, runs in ended[1:]])) for s in stages
+        )
 
 
 def busy_seconds(answer: Answer) -> float:

@@ -14,19 +14,22 @@ from devices.errors import HeteroError
 from devices.model.model import Model
 from devices.model.reader import read_model
 from devices.plugin.program import Value
+from hetero.planning.cost.calibration import low
 from hetero.planning.cost.costs import Line, Transfer
 from hetero.planning.cost.timing import deployed, run, saturate, warm_up
 from hetero.planning.cost.work import nonnegative
 from scheduler.executor import Deployment, Executor
 from scheduler.vocabulary.rows import DeviceDescriptor
 
-#: (wires, bytes of each) that are measured. A line needs the first two: the others mend it.
+#: (wires, bytes of each) that are measured. A line needs the first two; the others improve it.
 SAMPLES: Final = ((1, 4_096), (1, 4_194_304), (4, 4_096), (1, 262_144))
 LEAST_SAMPLES: Final = 2
 #: Requests in flight while a chain is measured under load.
 JOBS: Final = 8
 #: Runs of one request at a time, for the time before, between and after stages.
 RUNS: Final = 9
+#: Seconds of many requests in flight at most.
+MOST_S: Final = 0.25
 #: Assumed where nothing can be measured: a shared-memory hand-over between processes.
 ASSUMED: Final = Transfer(Line(1e-3, 2e-10, "estimated"), Line(2e-4, 2e-10, "estimated"))
 #: Begins the text of a model that is measured with.
@@ -64,9 +67,9 @@ def measure_transfer(
                 # Clocks of two machines do not compare: of the three hops of a round trip, the
                 # one between the stages carries the tensors.
                 found = [_round_trip(deployment, inputs) / 3 for _ in range(RUNS)]
-            left_s = max(0.0, until_s - time.monotonic())
-            (full,) = saturate([(deployment, inputs)], JOBS, left_s / (len(SAMPLES) - place))
-        gaps.append(max(1e-7, float(np.median(found))))
+            left_s = max(0.0, until_s - time.monotonic()) / (len(SAMPLES) - place)
+            (full,) = saturate([(deployment, inputs)], JOBS, min(MOST_S, left_s))
+        gaps.append(max(1e-7, low(found)))
         busy.append(max(1e-7, full.period_s - max(full.runs_s)))
         rows.append((1.0, float(wires), float(wires * nbytes)))
     if len(rows) < LEAST_SAMPLES:
@@ -78,23 +81,6 @@ def measure_transfer(
         Line(start + each, per_byte, "calibrated"), Line(each_busy, per_byte_busy, "calibrated")
     )
     return transfer, call
-
-
-def measure_hand_over(
-    executor: Executor,
-    part: Model,
-    affinity: Mapping[str, str],
-    configs: Mapping[str, Mapping[str, Any]],
-    inputs: Mapping[str, Value],
-    until_s: float,
-) -> list[float]:
-    """Measure seconds between two real stages, one request at a time.
-
-    `part`: a model that the affinity cuts in two.
-    """
-    with deployed(executor, part, affinity, configs) as deployment:
-        warm_up(deployment, inputs, until_s)
-        return _gaps(deployment, inputs, until_s)
 
 
 def _gaps(deployment: Deployment, inputs: Mapping[str, Value], until_s: float) -> list[float]:

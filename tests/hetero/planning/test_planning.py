@@ -22,7 +22,7 @@ from hetero.affinity.requests import request_positions
 from hetero.partition.partition import partition
 from hetero.planning import PlanReport
 from hetero.planning.choose import Choice, choose
-from hetero.planning.cost import CLIENT, ClientTime, Line, Pace, Time, Transfer
+from hetero.planning.cost import CLIENT, Line, Pace, Time, Transfer
 from hetero.planning.cost.work import ASSUMED_SPEED, node_work
 from hetero.planning.predict import predict
 from hetero.planning.problem import Constraints
@@ -153,18 +153,6 @@ def test_a_request_takes_its_stages_and_the_ways_between_them_and_the_client() -
     assert cut == [("A", ("a", "b")), ("B", ("c", "d"))]
     on_a = there + 1e-3 + 3e-3
     assert latency == pytest.approx(max(on_a + 2e-2, on_a + wire + 6e-3 + 3e-4 + 12 * 1e-4))
-
-
-@pytest.mark.parametrize(("stage_s", "stages", "busiest"), [(1e-4, 2, "A"), (3e-3, 1, CLIENT)])
-def test_what_all_requests_share_bounds_the_rate(stage_s: float, stages: int, busiest: str) -> None:
-    """Two halves of 4 ms, unless a second stage costs the client more than that saves."""
-    model = chain(2)
-    given = costs(model, {d: dict.fromkeys(model.node_names, 4e-3) for d in "AB"})
-    client = ClientTime(Time(6e-3 * (stages == 1), "measured"), Time(stage_s, "measured"))
-    report = choose(task(model, replace(given, client=client)), Choice(seconds=0.2))
-    assert len(report.stages) == stages
-    assert report.bottleneck == busiest
-    assert report.bottleneck_s == pytest.approx(max(8e-3 / stages, client(stages)))
 
 
 def test_pipelines_are_in_order() -> None:

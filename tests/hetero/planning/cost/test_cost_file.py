@@ -48,14 +48,17 @@ def _set(document: Any, keys: tuple[Any, ...], value: Any) -> None:
     [
         (("format",), "other", "not a cost file"),
         (("version",), 99, "version 99"),
-        (("devices", "ORT", "nodes", "a"), [-1.0, "measured"], "devices.ORT.nodes.a"),
-        (("devices", "ORT", "nodes", "a"), [float("nan"), "measured"], "devices.ORT.nodes.a"),
-        (("devices", "ORT", "nodes", "a"), [1.0, "dreamt"], "calibrated, estimated, measured"),
-        (("devices", "ORT", "alone", "load"), ["1", "measured"], "devices.ORT.alone.load"),
-        (("client", "stage"), [-1.0, "measured"], "client.stage"),
-        (("version",), 3, "version 3, wanted 4. Profile the model again"),
-        (("devices", "ORT", "identity"), {}, "'plugin' is missing"),
-        (("transfers", 0, "busy"), [1.0, True, "measured"], "transfers[0].busy"),
+        (
+            ("devices", "ORT", "nodes", "a", "seconds"),
+            -1.0,
+            "`float` >= 0.0 - at `$.devices",
+        ),
+        (("devices", "ORT", "nodes", "a", "seconds"), float("nan"), "cannot be read"),
+        (("devices", "ORT", "nodes", "a", "source"), "dreamt", "Invalid enum value 'dreamt'"),
+        (("devices", "ORT", "alone", "load", "seconds"), "1", "at `$.devices[...].alone.load.seco"),
+        (("version",), 4, "version 4, wanted 5. Profile the model again"),
+        (("devices", "ORT", "identity"), {}, "missing required field `plugin`"),
+        (("transfers", 0, "busy", "b"), True, "at `$[0].busy.b`"),
         (("model",), None, "Profile the model again"),
     ],
 )
@@ -105,18 +108,17 @@ def test_costs_of_one_node_hold_in_this_process_and_not_the_other_way() -> None:
 
 def test_figures_tell_what_they_rest_on() -> None:
     assert sample().basis() == (
-        "costs in process at 2026-11-22T10:00:00+00:00: 6 node times measured; "
-        "assumed: load, client"
+        "costs in process at 2026-11-22T10:00:00+00:00: 6 node times measured; assumed: load"
     )
     ort, cpu = sample().devices.values()
-    node, sway = Time(1e-3, "estimated"), Time(2.345, "calibrated")
+    node = Time(1e-3, "estimated")
     cluster = {
         "ORT": replace(ort, identity=replace(ort.identity, node="10.0.0.2"), nodes={"a": node}),
-        "CPU": replace(cpu, identity=replace(cpu.identity, node="10.0.0.1"), sway=sway),
+        "CPU": replace(cpu, identity=replace(cpu.identity, node="10.0.0.1"), spoiled=("cuts",)),
     }
     assert replace(sample(), devices=cluster, measured_at="").basis() == (
-        "costs on 10.0.0.1, 10.0.0.2: 3 node times measured, 1 estimated; assumed: load, client; "
-        "beside other work, which made times sway by × 2.3"
+        "costs on 10.0.0.1, 10.0.0.2: 3 node times measured, 1 estimated; assumed: load; "
+        "spoiled by other work, profile again: cuts of CPU"
     )
 
 
