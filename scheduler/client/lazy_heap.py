@@ -20,28 +20,24 @@ class LazyHeap(Generic[T]):
 
     def __init__(self, is_current: Callable[[T], bool]) -> None:
         self._is_current = is_current
-        self._entries: list[T] = []
+        #: As a heap, those that no longer count among them: the first is the least of all.
+        self.entries: list[T] = []
         self._sweep_at = _FEW
-
-    @property
-    def earliest(self) -> T | None:
-        """The least entry, whether it counts or not; None where there is none."""
-        return self._entries[0] if self._entries else None
 
     def push(self, entry: T) -> None:
         """Put an entry in."""
-        heapq.heappush(self._entries, entry)
-        if len(self._entries) >= self._sweep_at:
-            self._entries = [kept for kept in self._entries if self._is_current(kept)]
-            heapq.heapify(self._entries)
-            self._sweep_at = max(_FEW, 2 * len(self._entries))
+        heapq.heappush(self.entries, entry)
+        if len(self.entries) >= self._sweep_at:
+            self.entries = [kept for kept in self.entries if self._is_current(kept)]
+            heapq.heapify(self.entries)
+            self._sweep_at = max(_FEW, 2 * len(self.entries))
 
     def first(self) -> T | None:
         """Return the least entry that counts."""
-        while self._entries and not self._is_current(self._entries[0]):
-            heapq.heappop(self._entries)
-        return self._entries[0] if self._entries else None
+        while self.entries and not self._is_current(self.entries[0]):
+            heapq.heappop(self.entries)
+        return self.entries[0] if self.entries else None
 
     def pop(self) -> None:
         """Take out the entry that `first` returned."""
-        heapq.heappop(self._entries)
+        heapq.heappop(self.entries)

@@ -98,8 +98,8 @@ class ClientMachine:
     @property
     def earliest_s(self) -> float:
         """No `TimePassed` is wanted sooner; infinity where none is at all."""
-        first = self._due.earliest
-        return inf if first is None else first[0]
+        entries = self._due.entries
+        return entries[0][0] if entries else inf
 
     @property
     def waits_for_bytes(self) -> bool:
@@ -405,6 +405,7 @@ class ClientMachine:
         if on_the_way or request is self._suspect or self.limits.attempts == 1:
             request.num_failed += 1
         request.num_lost += not on_the_way
+        request.is_suspect = request.num_lost > 1
         return self._end_attempt(request, event.now_s, lost_error(request, event))
 
     def _wait_on(

@@ -22,16 +22,17 @@ class Outbox:
 
     def __init__(self, later: Callable[[Callable[[], None]], None]) -> None:
         self._later = later
-        self._orders: deque[Callable[[], None]] = deque()
+        #: Those that are yet to be carried out, or are being.
+        self.orders: deque[Callable[[], None]] = deque()
         self._turn = threading.Lock()
 
     def append(self, order: Callable[[], None]) -> None:
         """Add an order; done again where Ctrl-C ends it half-way, it must change nothing."""
-        self._orders.append(order)
+        self.orders.append(order)
 
     def carry_out(self) -> None:
         """Carry out what is there, in this thread, unless another is at it, which then goes on."""
-        orders = self._orders
+        orders = self.orders
         while orders and self._turn.acquire(blocking=False):
             try:
                 while orders:

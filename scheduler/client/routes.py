@@ -82,7 +82,7 @@ class Routes:
 
     def is_any_live(self, but: Collection[int] = ()) -> bool:
         """Whether a route, none of `but`, has all its devices."""
-        return bool(self._live(but))
+        return bool(self._live(but) if but or self._away else self._all)
 
     def may_come(self, but: Collection[int] = ()) -> bool:
         """Whether a route, none of `but`, has lost no device for good."""

@@ -201,14 +201,17 @@ class RequestRunner:
         with self._lock:
             for instruction in self._machine.handle(event):
                 self._take(instruction)
-            self._timer.by(self._machine.earliest_s)
-            if self._machine.waits_for_bytes and not self._awaits_bytes:
-                self._awaits_bytes = is_new_wait = True
+            due_s = self._machine.earliest_s
+            if due_s < self._timer.due_s:
+                self._timer.by(due_s)
+            if self._machine.num_waiting and self._waits_for_bytes():
+                is_new_wait = True
         if is_new_wait:
             self._in_flight.when_fewer(partial(self._clock.later, self._look_for_room))
             # Some may have been given back since the machine looked.
             self.handle(events.TimePassed(self.now_s()))
-        self._outbox.carry_out()
+        if self._outbox.orders:
+            self._outbox.carry_out()
 
     def close(self) -> None:
         """Cancel what is in flight and take no more."""
@@ -276,6 +279,12 @@ class RequestRunner:
         self.handle(events.TimePassed(self.now_s()))
         with self._lock:
             return self._machine.next_deadline_s
+
+    def _waits_for_bytes(self) -> bool:
+        """Whether this runner is to hear from now on of bytes that are given back."""
+        waits = self._machine.waits_for_bytes and not self._awaits_bytes
+        self._awaits_bytes |= waits
+        return waits
 
     def _look_for_room(self) -> None:
         with self._lock:

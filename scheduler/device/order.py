@@ -65,9 +65,9 @@ class FairQueue(Generic[T]):
 
     def ran(self, client: str) -> None:
         """Count a turn of a client, one of whose tasks has begun."""
-        line = self._line(client)
-        self._now = max(line.turns, self._now)
-        line.turns = self._now + 1
+        line = self._lines.get(client) or self._line(client)
+        self._now = now = max(line.turns, self._now)
+        line.turns = now + 1
 
     def forget(self, client: str) -> None:
         """Forget a client that is gone, and its tasks."""

@@ -56,17 +56,13 @@ class RequestRecord:
     resume_s: float = 0.0
     #: How many failures of attempts may be its own fault.
     num_failed: int = 0
-    #: How often a device was lost with it.
+    #: How often a device was lost with it, and whether it may be why: it was there twice.
     num_lost: int = 0
+    is_suspect: bool = False
     #: What has come of the attempt: outputs by name, runs by stage.
     outputs: dict[str, Any] = field(default_factory=dict)
     runs: dict[int, StageRun] = field(default_factory=dict)
     story: list[StoryLine] = field(default_factory=list)
-
-    @property
-    def is_suspect(self) -> bool:
-        """Whether it may be what ends its devices: it was there twice."""
-        return self.num_lost > 1
 
     @property
     def where(self) -> str:

@@ -431,7 +431,7 @@ def test_requests_that_ended_leave_nothing_behind() -> None:
     for request_id in range(5000):
         m.handle(submitted(request_id, deadline_s=1e6))
         m.handle(answered(1.0, request_id, 1, "y"))
-    assert len(m._due._entries) < 200
+    assert len(m._due.entries) < 200
 
 
 def test_closing_cancels_all_and_those_to_come() -> None:

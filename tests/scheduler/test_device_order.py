@@ -14,7 +14,6 @@ from devices.request.request import Request
 from scheduler.device.machine import DeviceMachine
 from scheduler.vocabulary import events as ev
 from scheduler.vocabulary.messages import Task
-from tests.scheduler.test_device_machine import ended
 
 LEVELS = 4
 
@@ -45,7 +44,14 @@ def drain(m: DeviceMachine, started: list[Task]) -> Iterator[Task]:
     while started:
         (task,) = started
         yield task
-        started = runs(m.handle(ended(m, task)))
+        started = end(m, task)
+
+
+def end(m: DeviceMachine, task: Task) -> list[Task]:
+    """End a task that runs; return what is started."""
+    run = m.find(task)
+    assert run is not None
+    return runs(m.handle(ev.RunEnded(run)))
 
 
 one = st.tuples(st.integers(2, 9), st.integers(0, LEVELS - 1), st.integers(0, 1))
@@ -70,7 +76,7 @@ def test_a_clients_flood_does_not_delay_anothers_request() -> None:
     m = machine("AB")
     started = [task for n in range(1, 1001) for task in arrive(m, "A", n)]
     for _ in range(10):
-        started = runs(m.handle(ended(m, started[0])))
+        started = end(m, started[0])
     arrive(m, "B", 1)
     arrive(m, "B", 2)
     order = [task.request.deployment for task in drain(m, started)]
@@ -87,7 +93,7 @@ def test_a_client_that_asks_one_by_one_gets_half_beside_a_flood_and_not_more(fir
         if not step or started[0].request.deployment == "B":
             arrive(m, "B", first + step)
         count[started[0].request.deployment] += 1
-        started = runs(m.handle(ended(m, started[0])))
+        started = end(m, started[0])
     assert count["A"] == pytest.approx(100, abs=3)
 
 
@@ -108,7 +114,7 @@ def test_beside_a_flood_of_chains_each_stage_of_anothers_waits_for_one_task(in_f
             arrive(m, client, newest[client])
         if step == 10 * in_flight:  # the flood's requests are at all levels
             arrive(m, "B", 1)
-        started = runs(m.handle(ended(m, task)))
+        started = end(m, task)
     assert "AA" not in order[10 * in_flight + 2 :]
 
 
@@ -118,7 +124,7 @@ def test_a_long_idle_client_saves_up_no_turns() -> None:
         pass
     started = [task for n in range(1, 1001) for task in arrive(m, "A", n)]
     for _ in range(500):
-        started = runs(m.handle(ended(m, started[0])))
+        started = end(m, started[0])
     for sequence in range(2, 200):
         arrive(m, "B", sequence)
     first = [task.request.deployment for task in islice(drain(m, started), 100)]
