@@ -197,8 +197,9 @@ def unique(
     if axis is None:
         x, axis = x.reshape(-1), 0
     axis = axis_of(axis, x.ndim)
-    # Strings are compared as fixed-width ones; numpy cannot sort slices of Python objects.
-    keys = x.astype(str) if is_string(x) else x
+    keys = x
+    if is_string(x):  # slices of Python objects cannot be sorted; their places in order can
+        keys = xp.unique(x.reshape(-1), return_inverse=True)[1].reshape(x.shape)
     _, first, inverse, counts = xp.unique(
         keys, return_index=True, return_inverse=True, return_counts=True, axis=axis
     )

@@ -2,7 +2,8 @@
 
 Interpolation is separable: each axis is resampled by itself, as a sum over a few taps (offsets
 from the source position) of gathered slices times weights. Coordinates are computed in float32,
-as the scales are given, so that e.g. 3 / (1/3) is 9.
+as the scales are given, so that e.g. 3 / (1/3) is 9; where sizes give the scale it is their exact
+ratio.
 """
 
 from __future__ import annotations
@@ -49,14 +50,15 @@ class Axis(NamedTuple):
 
 def _source(xp: Xp, a: Axis, mode: str) -> Array:
     """Return for each output position its coordinate in the input."""
-    x = xp.arange(a.output, dtype=xp.float32)
+    exact = bool(a.size) and a.scale == a.output / a.size
+    x = xp.arange(a.output, dtype=xp.float64 if exact else xp.float32)
     scale = xp.float32(a.scale)
-    if mode == "half_pixel":
-        return (x + 0.5) / scale - 0.5
     if mode == "asymmetric":
-        return x / scale
+        return x * a.size / a.output if exact else x / scale
+    if mode == "half_pixel" or (mode == "pytorch_half_pixel" and a.output > 1):
+        return ((x + 0.5) * a.size / a.output if exact else (x + 0.5) / scale) - 0.5
     if mode == "pytorch_half_pixel":
-        return (x + 0.5) / scale - 0.5 if a.output > 1 else xp.zeros_like(x)
+        return xp.zeros_like(x)
     if mode == "align_corners":
         return x * (a.size - 1) / (a.output - 1) if a.output > 1 else xp.zeros_like(x)
     if mode == "half_pixel_symmetric":

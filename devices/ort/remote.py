@@ -17,7 +17,6 @@ MEMORIES: Final = {
     "CUDAExecutionProvider": "cuda",
     "TensorrtExecutionProvider": "cuda",
     "NvTensorRTRTXExecutionProvider": "cuda",
-    "DmlExecutionProvider": "dml",
 }
 
 

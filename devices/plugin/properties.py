@@ -117,7 +117,8 @@ class Property:
         elif self.type in (int, float) and not isinstance(value, bool):
             try:
                 converted = self.type(value)
-                exact = math.isfinite(converted) and converted == float(value)
+                given = self.type is float or isinstance(value, str)
+                exact = math.isfinite(converted) and (given or converted == value)
             except (TypeError, ValueError, OverflowError):
                 exact = False
             if exact:

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from devices.plugin.known import KNOWN
+from hetero.cli.known_devices import KNOWN
 from hetero.cli.options import core_options, with_core
 from hetero.cli.terminal import print_json, progress, show
 from hetero.core import Core

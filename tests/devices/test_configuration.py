@@ -169,3 +169,9 @@ def test_imported_weights_are_read_where_mapping_is_off(tmp_path) -> None:
         plugin.import_model(Payload({}, {"w": mapped}), DOUBLE, {"ENABLE_MMAP": enabled})
     assert [np.shares_memory(array, mapped) for array in kept] == [True, False]
     np.testing.assert_array_equal(kept[1], mapped)
+
+
+@pytest.mark.parametrize("value", [2**53 + 1, str(2**53 + 1)])
+def test_an_integer_that_no_float_equals_is_taken_as_it_is(value: Any) -> None:
+    parsed = Property("BYTES", int, 0, True, "Bytes.").parse(value)
+    assert parsed == 2**53 + 1

@@ -194,6 +194,7 @@ def test_unique_edges():
     strings = np.array(["b", "a", "b"], dtype=object)
     expected = [strings[:2], ints(0, 1), ints(0, 1, 0), ints(2, 1)]
     check("Unique", [strings], {"sorted": 0}, 11, n_outputs=4, expected=expected)
+    check("Unique", [np.array(["a", "a\0", "b", "a"], dtype=object)], {}, 11, n_outputs=4)
     check("Unique", [np.zeros(0, np.float32)], {}, 11, n_outputs=4)
     check("Unique", [ints(3, 3)], {}, 11)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -168,3 +170,23 @@ def test_crop_by_scales_has_the_inferred_size():
     x, roi = floats(1, 1, 4, 4), scales(0, 0, 0.25, 0.25, 1, 1, 0.75, 0.75)
     attributes = {"coordinate_transformation_mode": "tf_crop_and_resize", "mode": "linear"}
     check("Resize", [x, roi, scales(1, 1, 2, 2)], attributes, 13, 1e-4, 1e-5)
+
+
+@pytest.mark.parametrize("nearest", ["round_prefer_ceil", "round_prefer_floor", "floor", "ceil"])
+@pytest.mark.parametrize("coordinates", ["asymmetric", "half_pixel"])
+def test_sizes_say_the_scale_exactly(coordinates, nearest):
+    attributes = {"coordinate_transformation_mode": coordinates, "nearest_mode": nearest}
+    for size, output in itertools.product(range(1, 20), repeat=2):
+        # 2 * (coordinate in the input), as a fraction of `output`.
+        twice = [size * (2 * i + (coordinates != "asymmetric")) for i in range(output)]
+        twice = [t - output * (coordinates != "asymmetric") for t in twice]
+        place = {
+            "floor": lambda t, n=output: t // (2 * n),
+            "ceil": lambda t, n=output: -(-t // (2 * n)),
+            "round_prefer_ceil": lambda t, n=output: (t + n) // (2 * n),
+            "round_prefer_floor": lambda t, n=output: -(-(t - n) // (2 * n)),
+        }[nearest]
+        want = np.clip([place(t) for t in twice], 0, size - 1).astype(np.float32)
+        x = np.arange(size, dtype=np.float32)
+        (got,) = run_kernel("Resize", [x, None, None, np.array([output])], attributes, 19)
+        np.testing.assert_array_equal(got, want, err_msg=f"{size} to {output}")

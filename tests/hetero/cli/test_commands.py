@@ -41,7 +41,7 @@ def test_devices(shell: Shell) -> None:
 
 def test_devices_that_are_not_here_say_what_would_bring_them(shell: Shell) -> None:
     rows = {row["name"]: row for row in shell("devices --all --json").document["devices"]}
-    for name, wheel in (("ORT_CUDA", "onnxruntime-gpu"), ("ORT_COREML", "onnxruntime")):
+    for name, wheel in (("ORT_CUDA", "onnxruntime-gpu"), ("ORT_QNN", "onnxruntime-qnn")):
         assert name.removeprefix("ORT_") in rows[name]["error"].upper()
         assert rows[name]["install"].endswith(f"pip install {wheel}")
     assert rows["CPU"]["install"] is None

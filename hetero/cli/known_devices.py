@@ -43,9 +43,7 @@ KNOWN: Final[Mapping[str, KnownDevice]] = {
     "ORT_CUDA": _provider("NVIDIA GPUs", "onnxruntime-gpu", "CUDA"),
     "ORT_TENSORRT": _provider("NVIDIA GPUs through TensorRT", "onnxruntime-gpu", "Tensorrt"),
     "ORT_OPENVINO": _provider("OpenVINO", "onnxruntime-openvino", "OpenVINO"),
-    "ORT_DML": _provider("GPUs of Windows", "onnxruntime-directml", "Dml"),
     "ORT_MIGRAPHX": _provider("AMD GPUs", "onnxruntime-migraphx", "MIGraphX"),
-    "ORT_COREML": _provider("Apple's GPUs and NPUs", "onnxruntime", "CoreML"),
     "ORT_QNN": _provider("Qualcomm's NPUs", "onnxruntime-qnn", "QNN"),
     "NULL": KnownDevice("no compute: scripted times, to measure with", "pip install hetero"),
 }
