@@ -185,22 +185,8 @@ class BoundBlock:
         if task.call is None:
             return [partial(self._slots.step, task, step)]
         calls = None
-        if self._trace.lent.isdisjoint(written):
-            calls = self._bound(i, task, inputs)
-        return calls or [partial(self._slots.call, task, task.call)]
-
-    def _bound(self, i: int, task: Task, inputs: Sequence[Value]) -> Sequence[Call] | None:
-        """Return the calls of a kernel that has some for such arrays, or writes where told."""
-        outputs = tuple([None if slot is None else self._values[slot] for slot in task.writes])
-        if self._trace.lent.isdisjoint(task.reads):
+        if self._trace.lent.isdisjoint(written) and self._trace.lent.isdisjoint(task.reads):
+            outputs = [None if slot is None else self._values[slot] for slot in task.writes]
             recording = self._trace.recordings.get(i)
             calls = calls_of(task, recording, self._scratch(i), outputs, inputs)
-            if calls is not None:
-                return calls
-        y = outputs[0] if len(outputs) == 1 else None
-        if y is None:
-            return None
-        overlaps = any(x is not None and np.may_share_memory(x, y) for x in inputs)
-        if overlaps or task.call is None or "out" not in task.implementation.what.wants:
-            return None
-        return [partial(self._slots.call, task, partial(task.call, out=y))]
+        return calls or [partial(self._slots.call, task, task.call)]

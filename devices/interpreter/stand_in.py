@@ -185,7 +185,7 @@ class StandIn(NDArrayOperatorsMixin):
             raise CannotRecord
         return StandIn(self._tape, real, self.buffer)
 
-    def __getitem__(self, key: Any) -> StandIn:
+    def __getitem__(self, key: Any) -> Any:
         for axis, index in enumerate(key if isinstance(key, tuple) else ()):
             if isinstance(index, np.ndarray):  # one of positions, beside whole axes
                 taken: Any = np.take(self[key[:axis]], index, axis=axis)

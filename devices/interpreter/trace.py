@@ -204,7 +204,7 @@ class _TracedRun:
             self._make(slot, value, i, None if over is None else self._donor(task, over, value))
         if over is not None:
             self._read.update(task.reads)
-        elif task.call is None or "out" not in task.implementation.what.wants:
+        else:
             self._free.update(slot for slot, _ in named)
 
     def end(self) -> None:

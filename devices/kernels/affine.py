@@ -23,12 +23,11 @@ def scale_shift_1(
     *,
     activation: str = "",
     activation_params: Sequence[float] = (),
-    out: Array | None = None,
 ) -> Array:
     """Return ``activation(x * scale + shift)`` for x (N, C, ...), scale (C) and shift (C)."""
     if x.ndim < 2 or scale.shape != x.shape[1:2] or shift.shape != scale.shape:
         raise ValueError(f"scale {scale.shape} and shift {shift.shape} do not fit x {x.shape}")
-    y = xp.empty_like(x) if out is None else out
+    y = xp.empty_like(x)
     per_channel = (-1, *(1,) * (x.ndim - 2))
     scale, shift = scale.reshape(per_channel), shift.reshape(per_channel)
     activate = IN_PLACE[activation]

@@ -67,8 +67,7 @@ def element_type(number: int) -> Any:
 def in_float32(kernel: Kernel) -> Kernel:
     """Make a kernel of floats see float32 where the tensors are float16 or bfloat16.
 
-    The result, or each result of a tuple, is rounded to the first input's type at the end. `out` is
-    then not handed on, for it has the narrow type.
+    The result, or each result of a tuple, is rounded to the first input's type at the end.
     """
 
     @wraps(kernel)
@@ -76,8 +75,6 @@ def in_float32(kernel: Kernel) -> Kernel:
         if not is_narrow_float(x):
             return kernel(xp, x, *inputs, **keywords)
         narrow = x.dtype
-        if "out" in keywords:
-            keywords["out"] = None
         wide = [y.astype(xp.float32) if y is not None and is_narrow_float(y) else y for y in inputs]
         result = kernel(xp, x.astype(xp.float32), *wide, **keywords)
         if isinstance(result, tuple):

@@ -58,17 +58,17 @@ _BINARY = (
 
 
 def _unary(name: str) -> Kernel:
-    def kernel(xp: Xp, x: Array, *, out: Array | None = None) -> Array:
-        return getattr(xp, name)(x, out=out)
+    def kernel(xp: Xp, x: Array) -> Array:
+        return getattr(xp, name)(x)
 
     return kernel
 
 
 def _binary(name: str) -> Kernel:
-    def kernel(xp: Xp, a: Array, b: Array, *, out: Array | None = None) -> Array:
+    def kernel(xp: Xp, a: Array, b: Array) -> Array:
         if a.dtype != b.dtype:
             same_type(a, b)
-        return getattr(xp, name)(a, b, out=out)
+        return getattr(xp, name)(a, b)
 
     return kernel
 
@@ -95,14 +95,14 @@ def _aligned(a: Array, b: Array, axis: int | None, broadcast: int) -> Array:
 
 
 @op("Div", since=7)
-def divide(xp: Xp, a: Array, b: Array, *, out: Array | None = None) -> Array:
+def divide(xp: Xp, a: Array, b: Array) -> Array:
     """Return a / b; integers truncate toward zero."""
     same_type(a, b)
     if is_float(a):
-        return xp.divide(a, b, out=out)
+        return xp.divide(a, b)
     _refuse_zero(xp, b)
     if a.dtype.kind == "u":
-        return xp.floor_divide(a, b, out=out)
+        return xp.floor_divide(a, b)
     # What C's remainder leaves is a multiple of b, on which flooring and truncating agree.
     return xp.floor_divide(a - xp.fmod(a, b), b)
 

@@ -10,9 +10,9 @@ from devices.kernels.reduction import reduce_max, reduce_sum
 from devices.kernels.registry import op
 
 
-def _softmax(xp: Xp, x: Array, axis: int, out: Array | None = None) -> Array:
+def _softmax(xp: Xp, x: Array, axis: int) -> Array:
     # Shifted by the greatest element, so that no exponential overflows.
-    y = xp.subtract(x, reduce_max(xp, x, (axis,), True), out=out)
+    y = xp.subtract(x, reduce_max(xp, x, (axis,), True))
     xp.exp(y, out=y)
     y /= reduce_sum(xp, y, (axis,), True)
     return y
@@ -30,9 +30,9 @@ def _hardmax(xp: Xp, x: Array, axis: int) -> Array:
     return (positions == first).astype(x.dtype)
 
 
-def _along(xp: Xp, function: Kernel, x: Array, axis: int, **keywords: Array | None) -> Array:
+def _along(xp: Xp, function: Kernel, x: Array, axis: int) -> Array:
     axis = axis_of(axis, x.ndim)
-    return function(xp, x, axis, **keywords) if x.size else xp.empty_like(x)
+    return function(xp, x, axis) if x.size else xp.empty_like(x)
 
 
 def _flattened(xp: Xp, function: Kernel, x: Array, axis: int) -> Array:
@@ -53,9 +53,9 @@ def softmax_1(xp: Xp, x: Array, *, axis: int = 1) -> Array:
 
 @op("Softmax", since=13)
 @in_float32
-def softmax_13(xp: Xp, x: Array, *, axis: int = -1, out: Array | None = None) -> Array:
+def softmax_13(xp: Xp, x: Array, *, axis: int = -1) -> Array:
     """Return exp(x) / sum(exp(x)) along the axis."""
-    return _along(xp, _softmax, x, axis, out=out)
+    return _along(xp, _softmax, x, axis)
 
 
 @op("LogSoftmax", since=(1, 11))
