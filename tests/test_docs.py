@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import re
 import runpy
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,100 +20,98 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 
 
-def blocks(language: str) -> list[str]:
-    """Return the README's fenced blocks of a language, each with the text block after it."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+@dataclass(frozen=True)
+class Block:
+    """A fenced block, and the text block after it, which is what comes out."""
+
+    line: int
+    language: str
+    text: str
+    output: str
 
 
-def block_with(language: str, words: str) -> str:
-    (found,) = [block for block in blocks(language) if words in block]
-    return found
+def blocks() -> list[Block]:
+    """Return the README's blocks; an output belongs to the block before it in its section."""
+    fence = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+    found = list(fence.finditer(README))
+    rows = []
+    for block, after in zip(found, [*found[1:], None], strict=True):
+        told = after is not None and after[1] == "text"
+        if told and "\n#" in README[block.end() : after.start()]:
+            told = False
+        line = README[: block.start()].count("\n") + 1
+        rows.append(Block(line, block[1], block[2], after[2] if told and after else ""))
+    return rows
 
 
-def output_after(words: str) -> str:
-    """Return the first text block after `words`."""
-    _, _, rest = README.partition(words)
-    found = re.search(r"^```text\n(.*?)^```$", rest, re.MULTILINE | re.DOTALL)
-    assert found
-    return found[1]
+BLOCKS = blocks()
 
 
 def stable(text: str) -> list[str]:
     """Return an output's words without what differs from run to run: times, versions, machines."""
     varying = re.compile(r"^(latency: |compiled in | *(OV.CPU|ORT|CPU) +(OV|ORT|CPU) )")
     lines = [line for line in text.splitlines() if not varying.match(line)]
-    return re.sub(r"[━┏┳┓┡╇┩└┴┘─│┃]", " ", " ".join(lines)).split()
+    text = re.sub(r"\d+(\.\d+)? [mµu]?s\b", "", " ".join(lines))
+    return re.sub(r"[━┏┳┓┡╇┩└┴┘─│┃]", " ", text).split()
 
 
-def test_its_first_command_prints_what_it_says(shell: Shell) -> None:
-    pytest.importorskip("openvino", reason="the first command runs three vendors' runtimes")
-    line = block_with("sh", "light:shufflenet").split("&&")[1].strip()
-    _, *arguments = shlex.split(line)
-    done = shell(shlex.join(arguments))
-    assert done.code == 0
-    assert stable(done.out) == stable(output_after(line))
+def commands() -> list[Any]:
+    """Return the commands that run here as they are printed, each line's as one case.
+
+    Not those that install, test, or need other machines or another interpreter.
+    """
+    here = re.compile(r"hetero (query|run|plan|compile|inspect|compare|bench)\b|python -m hetero\b")
+    found = []
+    for block in BLOCKS:
+        for line in block.text.splitlines() if block.language == "sh" else ():
+            parts = [part.strip() for part in line.partition(" #")[0].split("&&")]
+            mine = [part for part in parts if here.match(part) and "@" not in part]
+            if mine and "..." not in line and "--address" not in line:
+                only = block.output if block.text.count("\n") == 1 else ""
+                found.append(pytest.param(mine, only, id=f"line {block.line}: {mine[-1][:40]}"))
+    return found
 
 
-def test_its_query_prints_what_it_says(
-    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("parts", "output"), commands())
+def test_its_commands_run_and_print_what_it_says(
+    parts: list[str], output: str, shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("openvino", reason="the query asks three vendors' runtimes")
-    line = block_with("sh", "hetero query").strip()
-    make, ask = (shlex.split(command) for command in line.split("&&"))
+    if any("OV" in part for part in parts):
+        pytest.importorskip("openvino", reason="the command runs three vendors' runtimes")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", make[2:])
-    runpy.run_module(make[2], run_name="__main__")
-    done = shell(shlex.join(ask[1:]), ray=True)
-    assert done.code == 0
-    assert stable(done.out) == stable(output_after(line))
+    for part in parts:
+        words = shlex.split(part)
+        if words[0] == "hetero":
+            done = shell(shlex.join(words[1:]), ray="query" in words)
+            assert done.code == 0
+            printed = done.out
+        else:
+            with monkeypatch.context() as patch:
+                patch.setattr("sys.argv", words[2:])
+                runpy.run_module(words[2], run_name="__main__")
+    if output:
+        assert stable(printed) == stable(output)
 
 
 @pytest.mark.parametrize(
-    ("words", "last"),
-    [
-        ("queue.set_callback", "queue.wait_all()"),
-        ("PrePostProcessor(", ".uint8))[0]"),
-        ("core.add_extension", "-0.5]))[0])"),
-        ("queue.stream(", "asyncio.run(main())"),
-        ("AUTO_BATCH_SIZE", "print(error)"),
-    ],
+    "block",
+    [pytest.param(b, id=f"line {b.line}") for b in BLOCKS if b.language == "python"],
 )
-def test_its_python_runs_and_prints_what_it_says(words: str, last: str) -> None:
-    program = block_with("python", words)
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        exec(compile(program, "README.md", "exec"), {})
-    assert printed.getvalue() == output_after(last)
-
-
-def test_its_operator_is_the_file_that_is_tested() -> None:
-    file = (ROOT / "tests" / "examples" / "custom_operator.py").read_text()
-    assert block_with("python", "def fraction") == file
-
-
-def test_what_it_shows_of_a_request_is_what_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_its_python_runs_and_prints_what_it_says(
+    block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = block_with("python", "core.trace(")
     printed = io.StringIO()
     monkeypatch.chdir(tmp_path)
     with contextlib.redirect_stdout(printed):
-        exec(compile(program, "README.md", "exec"), {})
-    times = re.compile(r"\d+\.\d+ ms")
-    assert times.sub("", printed.getvalue()) == times.sub("", output_after("core.trace("))
-    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+        exec(compile(block.text, "README.md", "exec"), {"__name__": "__main__"})
+    assert stable(printed.getvalue()) == stable(block.output)
 
 
-def test_its_plugin_is_the_file_that_is_tested_and_short() -> None:
-    file = (ROOT / "tests" / "examples" / "third_party_plugin.py").read_text()
-    assert block_with("python", "class DensePlugin") == file
-    assert len(file.splitlines()) < 30
-
-
-def test_its_conformance_example_runs() -> None:
-    program = block_with("python", "check_device(")
-    found: dict[str, Any] = {}
-    exec(compile(program, "README.md", "exec"), found)
+def test_its_modules_are_files_of_the_package() -> None:
+    """What begins with a docstring is a whole module, which other blocks import."""
+    files = {path.read_text() for path in (ROOT / "hetero" / "examples").glob("*.py")}
+    modules = [b for b in BLOCKS if b.language == "python" and b.text.startswith('"""')]
+    assert [b.line for b in modules if b.text not in files] == []
 
 
 @pytest.mark.parametrize("name", sorted(cli.commands))

@@ -175,6 +175,7 @@ HETERO: dict[str, set[str]] = {
     "compile": {"affinity", "batching", "cache", "partition", "planning", "properties", "query"},
     "compare": {"affinity", "compile", "core", "properties"},
     "report": {"affinity", "compile", "partition", "planning", "query"},
+    "examples": set(),
 }
 #: Library -> where it may be imported: glob patterns of paths.
 RESERVED = {

@@ -4,7 +4,7 @@ import threading
 from dataclasses import dataclass, field
 
 from devices import Program
-from tests.examples.third_party_plugin import DensePlugin
+from hetero.examples.third_party_plugin import DensePlugin
 from tests.support.networks import model
 
 #: Doubles what is not negative, in two nodes.

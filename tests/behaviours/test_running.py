@@ -21,8 +21,8 @@ from devices.errors import (
     RequestBusyError,
     RequestCancelledError,
 )
+from hetero.examples.third_party_plugin import DensePlugin
 from tests.behaviours.held import DOUBLE
-from tests.examples.third_party_plugin import DensePlugin
 from tests.support.networks import X
 
 # Requests, synchronous or not.

@@ -21,8 +21,8 @@ from devices.errors import (
     UnsupportedOperationError,
 )
 from devices.null.plugin import NullPlugin
+from hetero.examples.third_party_plugin import DensePlugin
 from tests.behaviours.held import DOUBLE
-from tests.examples.third_party_plugin import DensePlugin
 from tests.support.networks import PAIR, X, model
 
 A, B = np.float32([1, 2]), np.float32([10, 20])

@@ -16,9 +16,9 @@ from devices.errors import (
     UnknownDeviceError,
     UnknownPropertyError,
 )
+from hetero.examples.third_party_plugin import DensePlugin
 from scheduler.device.host import DeviceHost
 from scheduler.device.probe import probe_node
-from tests.examples.third_party_plugin import DensePlugin
 from tests.support.networks import DOUBLE
 from tests.support.pair_plugin import MEMORY, PairPlugin
 

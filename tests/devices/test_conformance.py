@@ -13,7 +13,7 @@ PLUGINS = {
     name: entry
     for name, entry in load_plugins(
         [
-            "tests.examples.third_party_plugin:DensePlugin",
+            "hetero.examples.third_party_plugin:DensePlugin",
             "tests.emulated_gpu.plugin:EmulatedGPUPlugin",
         ]
     ).items()

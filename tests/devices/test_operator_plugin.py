@@ -11,7 +11,7 @@ from devices import OperatorPlugin, read_model
 from devices.conformance.plugin_subject import PluginSubject
 from devices.errors import KernelError, PluginLoadError
 from devices.testing import check_device
-from tests.examples.third_party_plugin import DensePlugin
+from hetero.examples.third_party_plugin import DensePlugin
 
 
 def scaled(x, *, alpha=0.01):

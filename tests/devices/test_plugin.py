@@ -21,7 +21,7 @@ from devices.errors import (
 )
 from devices.plugin.program import Payload
 from devices.plugin.properties import COMMON_PROPERTIES
-from tests.examples.third_party_plugin import DensePlugin
+from hetero.examples.third_party_plugin import DensePlugin
 from tests.support.networks import DOUBLE, X, model
 
 CHAIN = model(

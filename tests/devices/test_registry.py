@@ -7,7 +7,7 @@ import pytest
 from devices import Plugin, Program, find_plugin, load_plugins
 from devices.errors import PluginLoadError, UnknownDeviceError
 
-EXAMPLE = "tests.examples.third_party_plugin:DensePlugin"
+EXAMPLE = "hetero.examples.third_party_plugin:DensePlugin"
 
 
 def make(plugin_name, **attributes):
@@ -54,8 +54,8 @@ def test_builtin_plugins_come_first_and_in_order():
     ("spec", "says"),
     [
         ("no_such_module:Plugin", "no_such_module"),
-        ("tests.examples.third_party_plugin:Nope", "Nope"),
-        ("tests.examples.third_party_plugin", "module:attr"),
+        ("hetero.examples.third_party_plugin:Nope", "Nope"),
+        ("hetero.examples.third_party_plugin", "module:attr"),
         ("os:getcwd", "not a subclass of devices.Plugin"),
     ],
 )

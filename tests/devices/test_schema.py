@@ -17,7 +17,7 @@ from devices.plugin.schema import violations
 from tests.support.single_nodes import schemas, single_node_models
 
 HEADER = '<ir_version: 8, opset_import: ["" : 17, "own" : 1, "ai.onnx.ml" : 3, "foreign" : 1]> '
-PLUGINS = load_plugins(["tests.examples.third_party_plugin:DensePlugin"])
+PLUGINS = load_plugins(["hetero.examples.third_party_plugin:DensePlugin"])
 
 
 def model_of(text: str) -> hetero.Model:

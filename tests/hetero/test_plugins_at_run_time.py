@@ -13,10 +13,10 @@ from devices.errors import (
     UnknownDeviceError,
     UnsupportedOperationError,
 )
-from tests.examples.third_party_plugin import DensePlugin
+from hetero.examples.third_party_plugin import DensePlugin
 from tests.support.networks import DOUBLE, X
 
-DENSE = "tests.examples.third_party_plugin:DensePlugin"
+DENSE = "hetero.examples.third_party_plugin:DensePlugin"
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_one_plugin_under_several_names(core):
     ("plugin", "name", "error"),
     [
         ("no.such.module:Plugin", "MISSING", "No module named"),
-        ("tests.examples.third_party_plugin", "MISSING", "module:attr"),
+        ("hetero.examples.third_party_plugin", "MISSING", "module:attr"),
         (DENSE, "WITH.DOT", "must not contain dot"),
     ],
 )

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import hetero
-from tests.examples.third_party_plugin import DensePlugin
+from hetero.examples.third_party_plugin import DensePlugin
 from tests.support.counting_plugin import CountingPlugin
 from tests.support.models import branches, branches_output
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from devices import COMMON_PROPERTIES, Property, PropertyTable
-from tests.examples.third_party_plugin import DensePlugin
+from hetero.examples.third_party_plugin import DensePlugin
 
 MEMORY = {"left": 4_000, "right": 1_000}
 

@@ -21,9 +21,9 @@ import hetero
 from devices import errors
 from hetero.cache.description import describe
 from hetero.cli import cli
+from hetero.examples.third_party_plugin import DensePlugin
 from scheduler.formats.blob_file import BlobFile
 from scheduler.formats.model_parts import join_model
-from tests.examples.third_party_plugin import DensePlugin
 from tests.support.counting_plugin import CountingPlugin
 from tests.support.models import branches, branches_output
 

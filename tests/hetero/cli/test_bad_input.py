@@ -15,7 +15,7 @@ from onnx import TensorProto
 
 import hetero
 from devices import errors
-from tests.examples.third_party_plugin import DensePlugin
+from hetero.examples.third_party_plugin import DensePlugin
 from tests.support.command_line import Ended, Shell
 from tests.support.models import branches, unknown_ops
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from devices.testing import check_operators
-from tests.examples.careless_plugin import CarelessPlugin
-from tests.examples.third_party_plugin import DensePlugin
+from hetero.examples.third_party_plugin import DensePlugin
+from tests.support.careless_plugin import CarelessPlugin
 from tests.support.command_line import Ended, Shell
 
-DENSE = "DENSE --plugin tests.examples.third_party_plugin:DensePlugin"
-CARELESS = "CARELESS --plugin tests.examples.careless_plugin:CarelessPlugin"
+DENSE = "DENSE --plugin hetero.examples.third_party_plugin:DensePlugin"
+CARELESS = "CARELESS --plugin tests.support.careless_plugin:CarelessPlugin"
 
 
 def check(shell: Shell, line: str) -> Ended:
@@ -47,7 +47,7 @@ def test_a_list_is_checked_with_models_that_are_cut(shell: Shell) -> None:
 
 
 def test_a_device_that_is_not_there(shell: Shell) -> None:
-    done = check(shell, "DENES --plugin tests.examples.third_party_plugin:DensePlugin")
+    done = check(shell, "DENES --plugin hetero.examples.third_party_plugin:DensePlugin")
     assert done.code == 1
     assert "Did you mean DENSE?" in done.err
 

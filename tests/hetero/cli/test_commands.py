@@ -143,7 +143,7 @@ def test_bench_counts_what_it_did(shell: Shell, model: Path) -> None:
 def test_a_plugin_may_lie_in_the_current_folder(
     shell: Shell, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = ROOT / "tests" / "examples" / "third_party_plugin.py"
+    file = ROOT / "hetero" / "examples" / "third_party_plugin.py"
     (tmp_path / "plugin_of_mine.py").write_text(file.read_text())
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p])

@@ -11,7 +11,7 @@ from devices.errors import DeviceError
 from devices.plugin.operator_plugin import OperatorProgram
 from hetero import errors
 from hetero.errors import UnsupportedNodesError
-from tests.examples.third_party_plugin import DensePlugin
+from hetero.examples.third_party_plugin import DensePlugin
 
 MODEL = parser.parse_model(
     '<ir_version: 8, opset_import: ["" : 17]> g (float[N] x) => (float[N] y) {y = Relu(x)}'

@@ -13,7 +13,7 @@ import pytest
 
 import hetero
 from devices import errors
-from tests.examples.third_party_plugin import DensePlugin
+from hetero.examples.third_party_plugin import DensePlugin
 from tests.scheduler.plugins import TwinPlugin
 from tests.support.counting_plugin import CountingPlugin
 from tests.support.models import branches, branches_output

@@ -14,8 +14,8 @@ import pytest
 import hetero
 from devices import COMMON_PROPERTIES, OPTIONAL_PROPERTIES, errors
 from devices.plugin.program import Payload
+from hetero.examples.third_party_plugin import DensePlugin
 from hetero.properties.table import HETERO_PROPERTIES
-from tests.examples.third_party_plugin import DensePlugin
 from tests.scheduler.plugins import TwinPlugin
 from tests.support.counting_plugin import CountingPlugin
 from tests.support.models import branches, branches_output, dense

@@ -7,4 +7,5 @@ import hetero
 
 @hetero.custom_operator("org.example::Fraction", infer=lambda x, **attributes: x)
 def fraction(x, *, scale=1.0):
+    """Return each number's fraction, scaled."""
     return ((x - np.floor(x)) * scale).astype(x.dtype)

@@ -1,6 +1,6 @@
 """Writes a detector's head: features from a deformable convolution, pooled over regions, scored.
 
-``python -m tests.examples.detection_head head.onnx``
+``python -m hetero.examples.detection_head head.onnx``
 """
 
 import sys
