@@ -50,13 +50,13 @@ class Axis(NamedTuple):
 
 def _source(xp: Xp, a: Axis, mode: str) -> Array:
     """Return for each output position its coordinate in the input."""
-    exact = bool(a.size) and a.scale == a.output / a.size
-    x = xp.arange(a.output, dtype=xp.float64 if exact else xp.float32)
+    is_ratio = bool(a.size) and a.scale == a.output / a.size
+    x = xp.arange(a.output, dtype=xp.float64 if is_ratio else xp.float32)
     scale = xp.float32(a.scale)
     if mode == "asymmetric":
-        return x * a.size / a.output if exact else x / scale
+        return x * a.size / a.output if is_ratio else x / scale
     if mode == "half_pixel" or (mode == "pytorch_half_pixel" and a.output > 1):
-        return ((x + 0.5) * a.size / a.output if exact else (x + 0.5) / scale) - 0.5
+        return ((x + 0.5) * a.size / a.output if is_ratio else (x + 0.5) / scale) - 0.5
     if mode == "pytorch_half_pixel":
         return xp.zeros_like(x)
     if mode == "align_corners":
