@@ -36,6 +36,8 @@ from devices.kernels import (  # noqa: F401 - each registers its operators
     softmax,
     text,
 )
+from devices.kernels.microsoft import attention as microsoft_attention  # noqa: F401
+from devices.kernels.microsoft import layers, quantized  # noqa: F401 - each registers likewise
 from devices.kernels.registry import ALL, KERNELS, Kernel, KernelRegistry, op
 
 __all__ = ["ALL", "KERNELS", "Kernel", "KernelRegistry", "op"]

@@ -15,7 +15,7 @@ from devices.kernels.reduction import reduce_max, reduce_sum
 from devices.kernels.registry import op
 
 
-def _heads(x: Array, heads: int | None, name: str) -> Array:
+def split_heads(x: Array, heads: int | None, name: str) -> Array:
     """Return (B, S, heads * D) as (B, heads, S, D); an array of rank 4 is that already."""
     if x.ndim == 4:
         return x
@@ -24,7 +24,7 @@ def _heads(x: Array, heads: int | None, name: str) -> Array:
     return x.reshape(*x.shape[:2], heads, x.shape[2] // heads).transpose(0, 2, 1, 3)
 
 
-def _grouped_product(xp: Xp, q: Array, k: Array) -> Array:
+def grouped_product(xp: Xp, q: Array, k: Array) -> Array:
     """Return q (B, H, S, D) times k (B, G, D, T): H / G query heads share a head of k."""
     b, h, s, d = q.shape
     g = k.shape[1]
@@ -81,7 +81,7 @@ def _bias(xp: Xp, mask: Array | None, allowed: Array | None, t: int, dtype: obje
     return xp.where(allowed, seen, minus_infinity)
 
 
-def _exponentials(xp: Xp, scores: Array, bias: Array | None) -> tuple[Array, Array]:
+def exponentials(xp: Xp, scores: Array, bias: Array | None) -> tuple[Array, Array]:
     """Return exp of the scores less their maximum, in their memory, and the sums of rows.
 
     A row with no key to see becomes zeros with sum 1.
@@ -128,7 +128,9 @@ def attention_23(
         raise ValueError("nonpad_kv_seqlen cannot be combined with past_key and past_value")
     flat, dtype = q.ndim == 3, q.dtype
     q, k, v = (
-        _heads(q, q_num_heads, "Q"), _heads(k, kv_num_heads, "K"), _heads(v, kv_num_heads, "V"),
+        split_heads(q, q_num_heads, "Q"),
+        split_heads(k, kv_num_heads, "K"),
+        split_heads(v, kv_num_heads, "V"),
     )  # fmt: skip
     past = 0 if past_key is None else past_key.shape[2]
     if past_key is not None:
@@ -137,7 +139,7 @@ def attention_23(
     q, k, v, mask = wide(xp, q, k, v, attn_mask)
     s, t = q.shape[2], k.shape[2]
     factor = q.dtype.type(1 / sqrt(q.shape[3]) if scale is None else scale)
-    scores = _grouped_product(xp, q * factor, k.swapaxes(2, 3))
+    scores = grouped_product(xp, q * factor, k.swapaxes(2, 3))
     captured = scores
     wants_capture = n_outputs > 3
     if wants_capture and qk_matmul_output_mode == 0:
@@ -160,10 +162,10 @@ def attention_23(
         precise = element_type(softmax_precision)
         if precise.itemsize > scores.dtype.itemsize:
             scores = scores.astype(precise)
-    weights, total = _exponentials(xp, scores, bias)
+    weights, total = exponentials(xp, scores, bias)
     if wants_capture and qk_matmul_output_mode == 3:
         captured = weights / total
-    y = _grouped_product(xp, weights.astype(v.dtype, copy=False), v)
+    y = grouped_product(xp, weights.astype(v.dtype, copy=False), v)
     y /= total.astype(v.dtype, copy=False)
     if flat:
         y = y.transpose(0, 2, 1, 3).reshape(y.shape[0], s, y.shape[1] * y.shape[3])
@@ -185,15 +187,15 @@ def flex_attention_1(
     precise = element_type(softmax_precision)
     q, k, v = wide(xp, q, k, v)
     factor = q.dtype.type(1 / sqrt(q.shape[3]) if scale is None else scale)
-    scores = _grouped_product(xp, q * factor, k.swapaxes(2, 3)).astype(precise, copy=False)
+    scores = grouped_product(xp, q * factor, k.swapaxes(2, 3)).astype(precise, copy=False)
     if score_mod is not None:
         (scores,) = score_mod(scores)
     (wider,) = wide(xp, scores)
-    weights, total = _exponentials(xp, wider.copy(), None)
+    weights, total = exponentials(xp, wider.copy(), None)
     weights = (weights / total).astype(precise, copy=False)
     if prob_mod is not None:
         (weights,) = prob_mod(weights)
-    return _grouped_product(xp, weights.astype(v.dtype), v).astype(dtype, copy=False)
+    return grouped_product(xp, weights.astype(v.dtype), v).astype(dtype, copy=False)
 
 
 @op("RotaryEmbedding", since=23)

@@ -39,7 +39,7 @@ def _sigmoid(xp: Xp, x: Array) -> Array:
     return y
 
 
-def _named(xp: Xp, name: str, alpha: float, beta: float) -> Activation:
+def named_activation(xp: Xp, name: str, alpha: float, beta: float) -> Activation:
     """Return the activation function of that name (any case), with its parameters bound."""
     functions: dict[str, Activation] = {
         "tanh": xp.tanh,
@@ -73,7 +73,7 @@ def _activations(
             alpha = alpha_values.pop(0)
         if len(defaults) > 1 and beta_values:
             beta = beta_values.pop(0)
-        chosen.append(_named(xp, name, alpha, beta))
+        chosen.append(named_activation(xp, name, alpha, beta))
     return chosen
 
 
@@ -289,6 +289,20 @@ def lstm_7(
     hidden_size: int | None = None, input_forget: int = 0, layout: int = 0,
 ) -> tuple[Array, ...]:  # fmt: skip
     """Return Y (T, D, B, H), Y_h and Y_c of the long short-term memory; `layout` 1: batch first."""
+    return long_short_term_memory(
+        xp, x, w, r, b, sequence_lens, initial_h, initial_c, p, activation_alpha,
+        activation_beta, activations, clip, direction, hidden_size, input_forget, layout,
+    )  # fmt: skip
+
+
+def long_short_term_memory(
+    xp: Xp, x: Array, w: Array, r: Array, b: Array | None, sequence_lens: Array | None,
+    initial_h: Array | None, initial_c: Array | None, p: Array | None,
+    activation_alpha: Floats | None, activation_beta: Floats | None, activations: Strings | None,
+    clip: float | None, direction: str, hidden_size: int | None, input_forget: int,
+    layout: int = 0, seen: Activation = lambda h: h,
+) -> tuple[Array, ...]:  # fmt: skip
+    """Return what LSTM does; `seen` is what of the hidden state meets the recurrent weights."""
     layer = _layer(
         xp, 4, x, w, r, b, sequence_lens, initial_h, clip, hidden_size, direction, layout
     )
@@ -308,7 +322,7 @@ def lstm_7(
         peep = None if p is None else p[d].reshape(3, n, 1)
 
         def step(projected: Array, h: Array, c: Array) -> tuple[Array, ...]:
-            gates = xp.matmul(recurrent, h)
+            gates = xp.matmul(recurrent, seen(h))
             gates += projected
             if peep is not None:
                 gates[:n] += peep[0] * c

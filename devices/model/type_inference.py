@@ -27,6 +27,9 @@ _WORKER: Final = WorkerProcess(
     [str(Path(__file__).parent), str(Path(onnx_cpp2py_export.__file__).parent)],
     isolated=True,
 )
+#: The same for models with operators of ONNX Runtime's own, which takes all of onnx.
+_WITH_RULES: Final = WorkerProcess("microsoft_types:infer", [str(Path(__file__).parent)])
+_RULED: Final = (b"com.microsoft", b"SimplifiedLayerNormalization")
 
 
 def infer_types(model: onnx.ModelProto) -> onnx.GraphProto:
@@ -37,8 +40,9 @@ def infer_types(model: onnx.ModelProto) -> onnx.GraphProto:
     contradict each other, or are such that ONNX's own inference crashes or does not come to an end.
     """
     data = model.SerializeToString()
+    worker = _WITH_RULES if any(name in data for name in _RULED) else _WORKER
     for data_prop in (True, False):
-        answer = _WORKER.ask(
+        answer = worker.ask(
             bytes([data_prop]) + data,
             memory_nbytes=_MEMORY_NBYTES + len(data) * _MEMORY_PER_BYTE,
             time_s=_TIME_S + len(data) * _TIME_S_PER_BYTE,

@@ -1,0 +1,244 @@
+"""Attention as ONNX Runtime fuses it: masks, caches in buffers, rotary embeddings, sinks.
+
+Sizes are written B (batch), H (query heads), G (key and value heads), S (queries), T (keys and
+values, cached ones included), P (cached ones), D (head size).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import sqrt
+
+from devices.kernels.attention import (
+    exponentials,
+    grouped_product,
+    rotary_embedding_23,
+    split_heads,
+)
+from devices.kernels.element_types import Array, Xp
+from devices.kernels.microsoft import MICROSOFT
+from devices.kernels.norm import rms_normalization_23
+from devices.kernels.precision import wide
+from devices.kernels.registry import op
+
+
+def _attend(
+    xp: Xp, q: Array, k: Array, v: Array, scale: float, bias: Array | None
+) -> tuple[Array, Array]:
+    """Return ``softmax(q k' scale + bias) v`` as (B, S, H * D), and the scores less the softmax."""
+    dtype = q.dtype
+    q, k, v, bias = wide(xp, q, k, v, bias)
+    scores = grouped_product(xp, q * q.dtype.type(scale or 1 / sqrt(q.shape[3])), k.swapaxes(2, 3))
+    if bias is not None:
+        scores += bias
+    captured = scores.copy()
+    weights, total = exponentials(xp, scores, bias)
+    return _joined(grouped_product(xp, weights / total, v)).astype(dtype, copy=False), captured
+
+
+def _joined(x: Array) -> Array:
+    """Return (B, H, S, D) as (B, S, H * D)."""
+    return x.transpose(0, 2, 1, 3).reshape(x.shape[0], x.shape[2], -1)
+
+
+def _key_bias(xp: Xp, mask: Array, b: int, s: int, t: int, hidden: float) -> Array:
+    """Return what is added to scores, (B, 1, S or 1, T), from any of the forms of a mask.
+
+    (B) are numbers of keys; (2 B) their ends, then their begins; (3 B + 2) lengths and offsets;
+    (B, T), (B, S, T) and (B, 1, S, T) say of each key whether it is seen.
+    """
+    if mask.ndim == 1:
+        key = xp.arange(t)
+        seen = key < mask[:b, None]
+        if mask.shape[0] == 2 * b:
+            seen = seen & (key >= mask[b:, None])
+        mask = seen
+    mask = mask.reshape(b, 1, -1 if mask.ndim > 2 else 1, mask.shape[-1])
+    return xp.where(mask[:, :, -s:] > 0, xp.float32(0), xp.float32(hidden))
+
+
+def _bias(
+    xp: Xp, q: Array, t: int, mask: Array | None, attention_bias: Array | None,
+    unidirectional: int, hidden: float, past: int,
+) -> Array | None:  # fmt: skip
+    b, _, s, _ = q.shape
+    bias = None if mask is None else _key_bias(xp, mask, b, s, t, hidden)
+    if unidirectional:
+        later = xp.arange(t) > xp.arange(s)[:, None] + past
+        lowest = xp.float32(xp.finfo(xp.float32).min)
+        bias = xp.where(later, lowest, xp.float32(0) if bias is None else bias)
+    if attention_bias is not None:
+        (attention_bias,) = wide(xp, attention_bias)
+        bias = attention_bias if bias is None else bias + attention_bias
+    return bias
+
+
+def _appended(xp: Xp, past: Array | None, new: Array) -> Array:
+    return new if past is None else xp.concatenate((past, new), axis=2)
+
+
+@op("MultiHeadAttention", since=1, domain=MICROSOFT)
+def multi_head_attention(
+    xp: Xp, query: Array, key: Array, value: Array, bias: Array | None = None,
+    key_padding_mask: Array | None = None, attention_bias: Array | None = None,
+    past_key: Array | None = None, past_value: Array | None = None, *,
+    mask_filter_value: float = -10000.0, num_heads: int, scale: float = 0.0,
+    unidirectional: int = 0, n_outputs: int = 1,
+) -> tuple[Array, ...]:  # fmt: skip
+    """Return attention of (B, S, H * D), the keys and values with those cached, and the scores."""
+    if query.ndim != 3:
+        raise ValueError(f"query has shape {query.shape}; (batch, length, hidden) wanted")
+    if bias is not None:
+        width, inner = query.shape[2], query.shape[2] * 2
+        query = query + bias[:width]
+        key = key + bias[width:inner] if key.ndim == 3 else key
+        value = value + bias[inner:] if value.ndim == 3 else value
+    q, k, v = (split_heads(x, num_heads, "input") for x in (query, key, value))
+    k, v = _appended(xp, past_key, k), _appended(xp, past_value, v)
+    past = k.shape[2] - q.shape[2] if past_key is None else past_key.shape[2]
+    past = 0 if past_key is None else past
+    added = _bias(
+        xp, q, k.shape[2], key_padding_mask, attention_bias, unidirectional, mask_filter_value, past
+    )
+    y, scores = _attend(xp, q, k, v, scale, added)
+    return (y, k, v, scores)[:n_outputs]
+
+
+@op("Attention", since=1, domain=MICROSOFT)
+def attention(
+    xp: Xp, x: Array, weights: Array, bias: Array | None = None, mask_index: Array | None = None,
+    past: Array | None = None, attention_bias: Array | None = None, *,
+    mask_filter_value: float = -10000.0, num_heads: int,
+    qkv_hidden_sizes: Sequence[int] | None = None, scale: float = 0.0, unidirectional: int = 0,
+    n_outputs: int = 1,
+) -> tuple[Array, ...]:  # fmt: skip
+    """Return attention whose query, key and value are one product of x, and the cache (2, ...)."""
+    dtype = x.dtype
+    x, weights, bias = wide(xp, x, weights, bias)
+    joint = xp.matmul(x, weights)
+    if bias is not None:
+        joint = joint + bias
+    joint = joint.astype(dtype, copy=False)
+    sizes = qkv_hidden_sizes or (joint.shape[2] // 3,) * 3
+    at = (0, sizes[0], sizes[0] + sizes[1], sum(sizes))
+    q, k, v = (split_heads(joint[..., at[i] : at[i + 1]], num_heads, "weights") for i in range(3))
+    if past is not None:
+        k, v = _appended(xp, past[0], k), _appended(xp, past[1], v)
+    cached = k.shape[2] - q.shape[2]
+    added = _bias(
+        xp, q, k.shape[2], mask_index, attention_bias, unidirectional, mask_filter_value, cached
+    )
+    y, _ = _attend(xp, q, k, v, scale, added)
+    return y if n_outputs == 1 else (y, xp.stack((k, v)))
+
+
+@op("RotaryEmbedding", since=1, domain=MICROSOFT, choices={"is_packed_batching": (0,)})
+def rotary_embedding(
+    xp: Xp, x: Array, position_ids: Array, cos_cache: Array, sin_cache: Array, *,
+    interleaved: int = 0, is_packed_batching: int = 0, num_heads: int = 0,
+    rotary_embedding_dim: int = 0, scale: float = 1.0,
+) -> Array:  # fmt: skip
+    """Rotate as RotaryEmbedding of the standard; one position is that of the first token."""
+    batch, length = x.shape[0], x.shape[1 if x.ndim == 3 else 2]
+    if position_ids.ndim == 1:
+        position_ids = xp.broadcast_to(position_ids + xp.arange(length), (batch, length))
+    if x.ndim == 3 and not num_heads:
+        num_heads = x.shape[2] // (2 * cos_cache.shape[1])
+    return rotary_embedding_23(
+        xp, x, cos_cache, sin_cache, position_ids, interleaved=interleaved,
+        num_heads=num_heads, rotary_embedding_dim=rotary_embedding_dim,
+    )  # fmt: skip
+
+
+@op(
+    "GroupQueryAttention",
+    since=1,
+    domain=MICROSOFT,
+    host=(5, 6),
+    choices={
+        "k_quant_type": ("NONE",), "v_quant_type": ("NONE",), "kv_cache_bit_width": (0,),
+        "sliding_window_cache": (0,), "qk_output": (0, 1, 2),
+    },
+)  # fmt: skip
+def group_query_attention(
+    xp: Xp, query: Array, key: Array | None, value: Array | None, past_key: Array | None,
+    past_value: Array | None, seqlens_k: Array, total_sequence_length: Array,
+    cos_cache: Array | None = None, sin_cache: Array | None = None,
+    position_ids: Array | None = None, attention_bias: Array | None = None,
+    head_sink: Array | None = None, k_scale: Array | None = None, v_scale: Array | None = None,
+    q_norm_weight: Array | None = None, k_norm_weight: Array | None = None, *,
+    causal: int = 1, do_rotary: int = 0, k_quant_type: str = "NONE", kv_cache_bit_width: int = 0,
+    kv_num_heads: int, local_window_size: int = -1, num_heads: int,
+    qk_norm_epsilon: float = 1e-6, qk_output: int = 0, rotary_interleaved: int = 0,
+    scale: float = 0.0, sliding_window_cache: int = 0, smooth_softmax: int = 0,
+    softcap: float = 0.0, v_quant_type: str = "NONE", n_outputs: int = 1,
+) -> tuple[Array, ...]:  # fmt: skip
+    """Return causal attention of grouped heads, and the buffers of keys and values.
+
+    `seqlens_k` + 1 is how many tokens of each sequence there are, cached ones included: new ones
+    are put into the buffers behind those. In a prompt none are cached. `head_sink`, or 0 with
+    `smooth_softmax`, takes part in the softmax as one more score.
+    """
+    dtype = query.dtype
+    if key is None or value is None:  # packed
+        width = query.shape[2] // (num_heads + 2 * kv_num_heads)
+        at = (num_heads * width, (num_heads + kv_num_heads) * width)
+        query, key, value = query[..., : at[0]], query[..., at[0] : at[1]], query[..., at[1] :]
+    q = split_heads(query, num_heads, "query")
+    k, v = split_heads(key, kv_num_heads, "key"), split_heads(value, kv_num_heads, "value")
+    if q_norm_weight is not None:
+        q = rms_normalization_23(xp, q, q_norm_weight, epsilon=qk_norm_epsilon)
+    if k_norm_weight is not None:
+        k = rms_normalization_23(xp, k, k_norm_weight, epsilon=qk_norm_epsilon)
+    b, s, total = q.shape[0], q.shape[2], int(total_sequence_length.reshape(()))
+    ends = [int(n) + 1 for n in seqlens_k.reshape(-1)]
+    begins = [0 if s == total else end - s for end in ends]
+    first = xp.asarray(begins)[:, None]
+    if do_rotary:
+        if position_ids is None:
+            position_ids = first + xp.arange(s)
+            position_ids = xp.where(position_ids < xp.asarray(ends)[:, None], position_ids, 1)
+        q, k = (
+            rotary_embedding_23(
+                xp, x, cos_cache, sin_cache, position_ids, interleaved=rotary_interleaved,
+                rotary_embedding_dim=2 * cos_cache.shape[1],
+            ) for x in (q, k)
+        )  # fmt: skip
+    room = max(total, 0 if past_key is None else past_key.shape[2])
+    k, v = _put(xp, past_key, k, begins, room), _put(xp, past_value, v, begins, room)
+    present = k, v
+    q, k, v, attention_bias, head_sink = wide(
+        xp, q, k[:, :, :total], v[:, :, :total], attention_bias, head_sink
+    )
+    scores = grouped_product(xp, q * q.dtype.type(scale or 1 / sqrt(q.shape[3])), k.swapaxes(2, 3))
+    if softcap > 0:
+        scores = xp.tanh(scores / scores.dtype.type(softcap)) * scores.dtype.type(softcap)
+    if attention_bias is not None:
+        scores += attention_bias[..., :total]
+    place = (first + xp.arange(s))[:, None, :, None]
+    ahead = xp.arange(total) > (place if causal else xp.asarray(ends).reshape(b, 1, 1, 1) - 1)
+    if local_window_size > 0:
+        ahead = ahead | (xp.arange(total) <= place - local_window_size)
+    scores = xp.where(ahead, scores.dtype.type(-xp.inf), scores)
+    captured = xp.where(ahead, scores.dtype.type(0), scores)
+    if head_sink is not None or smooth_softmax:
+        sink = xp.zeros(num_heads, q.dtype) if head_sink is None else head_sink
+        column = xp.broadcast_to(sink.reshape(1, -1, 1, 1), (b, num_heads, s, 1))
+        scores = xp.concatenate((scores, column), axis=3)
+    weights, sums = exponentials(xp, scores, None)
+    weights = (weights / sums)[..., :total]
+    y = _joined(grouped_product(xp, weights, v))
+    shown = weights if qk_output == 2 else captured
+    results = (y.astype(dtype, copy=False), *present, shown.astype(dtype, copy=False))
+    return results[:n_outputs]
+
+
+def _put(xp: Xp, past: Array | None, new: Array, begins: Sequence[int], room: int) -> Array:
+    """Return a buffer of `room` tokens: what was cached before each begin, then the new ones."""
+    b, heads, s, size = new.shape
+    buffer = xp.zeros((b, heads, room, size), new.dtype)
+    for i, begin in enumerate(begins):
+        if past is not None and begin:
+            buffer[i, :, :begin] = past[i, :, :begin]
+        buffer[i, :, begin : begin + s] = new[i]
+    return buffer

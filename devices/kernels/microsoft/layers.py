@@ -1,0 +1,192 @@
+"""Activations with their biases, normalisations after an addition, and fused products."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from devices.kernels.activation import gelu, swish
+from devices.kernels.conv import conv_1
+from devices.kernels.element_types import Array, Xp, in_float32
+from devices.kernels.matmul import gemm_7, matmul_1
+from devices.kernels.microsoft import MICROSOFT
+from devices.kernels.norm import layer_normalization_17, rms_normalization_23
+from devices.kernels.precision import stash, wide
+from devices.kernels.recurrent import named_activation
+from devices.kernels.registry import op
+
+Ints = Sequence[int]
+
+
+@op("Gelu", since=1, domain=MICROSOFT)
+def gelu_exact(xp: Xp, x: Array) -> Array:
+    """Return x / 2 * (1 + erf(x / sqrt(2)))."""
+    return gelu(xp, x)
+
+
+@op("BiasGelu", since=1, domain=MICROSOFT)
+@in_float32
+def bias_gelu(xp: Xp, a: Array, b: Array) -> Array:
+    """Return Gelu(a + b)."""
+    return gelu(xp, a + b)
+
+
+@op("FastGelu", since=1, domain=MICROSOFT)
+@in_float32
+def fast_gelu(xp: Xp, x: Array, bias: Array | None = None) -> Array:
+    """Return the approximation by tanh of Gelu(x + bias)."""
+    return gelu(xp, x if bias is None else x + bias, approximate="tanh")
+
+
+@op("QuickGelu", since=1, domain=MICROSOFT)
+def quick_gelu(xp: Xp, x: Array, *, alpha: float = 1.702) -> Array:
+    """Return x * sigmoid(alpha * x)."""
+    return swish(xp, x, alpha=alpha)
+
+
+@op("BiasAdd", since=1, domain=MICROSOFT)
+def bias_add(xp: Xp, x: Array, bias: Array, skip: Array) -> Array:
+    """Return x + bias + skip."""
+    return x + bias + skip
+
+
+def _inverse_rms(xp: Xp, x: Array, epsilon: float, axis: int = -1) -> Array:
+    axes = tuple(range(axis % x.ndim, x.ndim))
+    x = stash(xp, x, 1)
+    return 1 / xp.sqrt(xp.mean(x * x, axis=axes, keepdims=True) + epsilon)
+
+
+@op("SimplifiedLayerNormalization", since=1)
+def simplified_layer_normalization(
+    xp: Xp, x: Array, scale: Array, *,
+    axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1, n_outputs: int = 1,
+) -> Array | tuple[Array, ...]:  # fmt: skip
+    """Return RMSNormalization, and 1 / the root mean square.
+
+    ONNX Runtime has it in the standard's domain.
+    """
+    y = rms_normalization_23(xp, x, scale, axis=axis, epsilon=epsilon, stash_type=stash_type)
+    return y if n_outputs == 1 else (y, _inverse_rms(xp, x, epsilon, axis))
+
+
+@op("SkipLayerNormalization", since=1, domain=MICROSOFT)
+def skip_layer_normalization(
+    xp: Xp, x: Array, skip: Array, gamma: Array, beta: Array | None = None,
+    bias: Array | None = None, *, epsilon: float = 1e-12, n_outputs: int = 1,
+) -> tuple[Array, ...]:  # fmt: skip
+    """Return LayerNormalization(x + skip + bias), mean, 1 / deviation, and that sum."""
+    total = x + skip if bias is None else x + skip + bias
+    results = layer_normalization_17(xp, total, gamma, beta, epsilon=epsilon, n_outputs=3)
+    return (*results, total)[:n_outputs]
+
+
+@op("SkipSimplifiedLayerNormalization", since=1, domain=MICROSOFT)
+def skip_simplified_layer_normalization(
+    xp: Xp, x: Array, skip: Array, gamma: Array, bias: Array | None = None, *,
+    epsilon: float = 1e-12, n_outputs: int = 1,
+) -> tuple[Array | None, ...]:  # fmt: skip
+    """Return RMSNormalization(x + skip + bias), no mean, 1 / root mean square, and that sum."""
+    total = x + skip if bias is None else x + skip + bias
+    y = rms_normalization_23(xp, total, gamma, epsilon=epsilon)
+    inverse = _inverse_rms(xp, total, epsilon) if n_outputs > 2 else None
+    return (y, None, inverse, total)[:n_outputs]
+
+
+@op("EmbedLayerNormalization", since=1, domain=MICROSOFT)
+def embed_layer_normalization(
+    xp: Xp, input_ids: Array, segment_ids: Array | None, word_embedding: Array,
+    position_embedding: Array, segment_embedding: Array | None, gamma: Array, beta: Array,
+    mask: Array | None = None, position_ids: Array | None = None, *,
+    epsilon: float = 1e-12, mask_index_type: int = 0, n_outputs: int = 1,
+) -> tuple[Array, ...]:  # fmt: skip
+    """Return the normalised sum of three embeddings, how many ids the mask keeps, and that sum."""
+    length = input_ids.shape[1]
+    positions = position_embedding[:length] if position_ids is None else (
+        position_embedding[position_ids]
+    )  # fmt: skip
+    total = word_embedding[input_ids] + positions
+    if segment_embedding is not None and segment_ids is not None:
+        total = total + segment_embedding[segment_ids]
+    y = layer_normalization_17(xp, total, gamma, beta, epsilon=epsilon)
+    if mask is None:
+        count = xp.zeros(input_ids.shape[:1], xp.int32)
+    else:
+        count = xp.sum(mask == 1, axis=1).astype(xp.int32)
+    return (y, count, total)[:n_outputs]
+
+
+def _transposed(x: Array, matrix: int, batch: int) -> Array:
+    """Return x with its last two axes exchanged, and, before, its first axis after the others."""
+    if batch:
+        x = x.transpose(*range(1, x.ndim - 1), 0, x.ndim - 1)
+    return x.swapaxes(-1, -2) if matrix and x.ndim > 1 else x
+
+
+@op("TransposeMatMul", since=1, domain=MICROSOFT)
+@op("FusedMatMul", since=1, domain=MICROSOFT)
+def fused_matmul(
+    xp: Xp, a: Array, b: Array, *,
+    alpha: float = 1.0, transA: int = 0, transB: int = 0, transBatchA: int = 0,
+    transBatchB: int = 0,
+) -> Array:  # fmt: skip
+    """Return ``alpha * a @ b`` of transposed arguments."""
+    y = matmul_1(xp, _transposed(a, transA, transBatchA), _transposed(b, transB, transBatchB))
+    return y if alpha == 1 else y * y.dtype.type(alpha)
+
+
+@op("FusedGemm", since=1, domain=MICROSOFT)
+def fused_gemm(
+    xp: Xp, a: Array, b: Array, c: Array | None = None, *,
+    activation: str = "", activation_alpha: float = 0.0, activation_beta: float = 0.0,
+    activation_gamma: float = 0.0, alpha: float = 1.0, beta: float = 1.0, transA: int = 0,
+    transB: int = 0,
+) -> Array:  # fmt: skip
+    """Return ``activation(Gemm(a, b, c))``."""
+    y = gemm_7(xp, a, b, c, alpha=alpha, beta=beta, transA=transA, transB=transB)
+    return _activated(xp, y, activation, (activation_alpha, activation_beta))
+
+
+@op("NhwcFusedConv", since=1, domain=MICROSOFT)
+def nhwc_fused_conv(
+    xp: Xp, x: Array, w: Array, b: Array | None = None, z: Array | None = None, *,
+    activation: str = "", activation_params: Sequence[float] = (), auto_pad: str = "NOTSET",
+    dilations: Ints | None = None, group: int = 1, kernel_shape: Ints | None = None,
+    pads: Ints | None = None, strides: Ints | None = None,
+) -> Array:  # fmt: skip
+    """Return FusedConv of x, w and z whose channels are last."""
+    x, w, z = (None if a is None else xp.moveaxis(a, -1, 1) for a in (x, w, z))
+    y = fused_conv(
+        xp, x, w, b, z, activation=activation, activation_params=activation_params,
+        auto_pad=auto_pad, dilations=dilations, group=group, kernel_shape=kernel_shape,
+        pads=pads, strides=strides,
+    )  # fmt: skip
+    return xp.moveaxis(y, 1, -1)
+
+
+@op("FusedConv", since=1, domain=MICROSOFT)
+def fused_conv(
+    xp: Xp, x: Array, w: Array, b: Array | None = None, z: Array | None = None, *,
+    activation: str = "", activation_params: Sequence[float] = (), auto_pad: str = "NOTSET",
+    dilations: Ints | None = None, group: int = 1, kernel_shape: Ints | None = None,
+    pads: Ints | None = None, strides: Ints | None = None,
+) -> Array:  # fmt: skip
+    """Return ``activation(Conv(x, w, b) + z)``."""
+    y = conv_1(
+        xp, x, w, b, auto_pad=auto_pad, dilations=dilations, group=group,
+        kernel_shape=kernel_shape, pads=pads, strides=strides,
+    )  # fmt: skip
+    return _activated(xp, y if z is None else y + z, activation, activation_params)
+
+
+def _activated(xp: Xp, y: Array, name: str, parameters: Sequence[float]) -> Array:
+    if not name:
+        return y
+    dtype = y.dtype
+    (y,) = wide(xp, y)
+    if name == "Clip":
+        y = xp.clip(y, *parameters)
+    elif name == "HardSwish":
+        y = y * xp.clip(y / 6 + 0.5, 0, 1)
+    else:
+        alpha, beta, *_ = (*parameters, 0.0, 0.0)
+        y = named_activation(xp, name, alpha, beta)(y)
+    return y.astype(dtype, copy=False)

@@ -1,0 +1,298 @@
+"""Layers of integers: dequantised, computed as the standard's operator, quantised again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import ceil
+from typing import Any
+
+from devices.kernels.activation import leaky_relu, sigmoid
+from devices.kernels.cast import convert
+from devices.kernels.element_types import Array, Xp
+from devices.kernels.microsoft import MICROSOFT
+from devices.kernels.microsoft.attention import attention
+from devices.kernels.pool import average_pool_1, global_average_pool_1, max_pool_1
+from devices.kernels.precision import wide
+from devices.kernels.quantize import (
+    dequantize_10,
+    dynamic_quantize,
+    matmul_integer,
+    quantize_10,
+)
+from devices.kernels.recurrent import long_short_term_memory
+from devices.kernels.registry import op
+
+Ints = Sequence[int]
+#: Of the standard's operators that give a scale along an axis.
+_OPSET = 13
+
+
+def _floats(xp: Xp, x: Array, scale: Array, zero_point: Array | None, axis: int = 1) -> Array:
+    return dequantize_10(xp, x, scale, zero_point, axis=axis, opset=_OPSET)
+
+
+def _quantized(xp: Xp, y: Array, scale: Array, zero_point: Array | None, like: Array) -> Array:
+    """Return floats as integers of the zero point's type, or without one of `like`'s."""
+    if zero_point is None:
+        zero_point = xp.zeros((), like.dtype)
+    return quantize_10(xp, y, scale, zero_point, opset=_OPSET)
+
+
+op("QuantizeLinear", since=1, domain=MICROSOFT)(quantize_10)
+op("DequantizeLinear", since=1, domain=MICROSOFT)(dequantize_10)
+
+
+def _of_two(op_type: str, function: Callable[[Xp, Array, Array], Array]) -> None:
+    def kernel(
+        xp: Xp, a: Array, a_scale: Array, a_zero_point: Array | None, b: Array, b_scale: Array,
+        b_zero_point: Array | None, c_scale: Array, c_zero_point: Array | None = None,
+    ) -> Array:  # fmt: skip
+        left, right = _floats(xp, a, a_scale, a_zero_point), _floats(xp, b, b_scale, b_zero_point)
+        return _quantized(xp, function(xp, left, right), c_scale, c_zero_point, a)
+
+    op(op_type, since=1, domain=MICROSOFT)(kernel)
+
+
+_of_two("QLinearAdd", lambda xp, a, b: a + b)
+_of_two("QLinearMul", lambda xp, a, b: a * b)
+
+
+@op("QLinearSigmoid", since=1, domain=MICROSOFT)
+def qlinear_sigmoid(
+    xp: Xp, x: Array, x_scale: Array, x_zero_point: Array | None, y_scale: Array,
+    y_zero_point: Array | None = None,
+) -> Array:  # fmt: skip
+    """Return the quantised Sigmoid."""
+    return _quantized(xp, sigmoid(xp, _floats(xp, x, x_scale, x_zero_point)), y_scale,
+                      y_zero_point, x)  # fmt: skip
+
+
+@op("QLinearLeakyRelu", since=1, domain=MICROSOFT)
+def qlinear_leaky_relu(
+    xp: Xp, x: Array, x_scale: Array, x_zero_point: Array | None, y_scale: Array,
+    y_zero_point: Array | None = None, *, alpha: float = 0.01,
+) -> Array:  # fmt: skip
+    """Return the quantised LeakyRelu."""
+    y = leaky_relu(xp, _floats(xp, x, x_scale, x_zero_point), alpha=alpha)
+    return _quantized(xp, y, y_scale, y_zero_point, x)
+
+
+@op("QLinearAveragePool", since=1, domain=MICROSOFT)
+def qlinear_average_pool(
+    xp: Xp, x: Array, x_scale: Array, x_zero_point: Array | None, y_scale: Array,
+    y_zero_point: Array | None = None, *,
+    auto_pad: str = "NOTSET", ceil_mode: int = 0, channels_last: int = 0,
+    count_include_pad: int = 0, kernel_shape: Ints, pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> Array:  # fmt: skip
+    """Return the quantised AveragePool."""
+    y = average_pool_1(
+        xp, _first(xp, _floats(xp, x, x_scale, x_zero_point), channels_last), auto_pad=auto_pad,
+        ceil_mode=ceil_mode, count_include_pad=count_include_pad, kernel_shape=kernel_shape,
+        pads=pads, strides=strides,
+    )  # fmt: skip
+    return _quantized(xp, _last(xp, y, channels_last), y_scale, y_zero_point, x)
+
+
+@op("QLinearGlobalAveragePool", since=1, domain=MICROSOFT)
+def qlinear_global_average_pool(
+    xp: Xp, x: Array, x_scale: Array, x_zero_point: Array, y_scale: Array, y_zero_point: Array, *,
+    channels_last: int = 0,
+) -> Array:  # fmt: skip
+    """Return the quantised GlobalAveragePool."""
+    y = global_average_pool_1(xp, _first(xp, _floats(xp, x, x_scale, x_zero_point), channels_last))
+    return _quantized(xp, _last(xp, y, channels_last), y_scale, y_zero_point, x)
+
+
+@op("NhwcMaxPool", since=1, domain=MICROSOFT)
+def nhwc_max_pool(
+    xp: Xp, x: Array, *,
+    auto_pad: str = "NOTSET", ceil_mode: int = 0, dilations: Ints | None = None,
+    kernel_shape: Ints, pads: Ints | None = None, strides: Ints | None = None,
+) -> Array:  # fmt: skip
+    """Return MaxPool of x whose channels are last."""
+    y = max_pool_1(
+        xp, _first(xp, x, 1), auto_pad=auto_pad, ceil_mode=ceil_mode, dilations=dilations,
+        kernel_shape=kernel_shape, pads=pads, strides=strides,
+    )  # fmt: skip
+    return _last(xp, y, 1)
+
+
+def _first(xp: Xp, x: Array, channels_last: int) -> Array:
+    return xp.ascontiguousarray(xp.moveaxis(x, -1, 1)) if channels_last else x
+
+
+def _last(xp: Xp, y: Array, channels_last: int) -> Array:
+    return xp.moveaxis(y, 1, -1) if channels_last else y
+
+
+@op("QLinearConcat", since=1, domain=MICROSOFT)
+def qlinear_concat(xp: Xp, y_scale: Array, y_zero_point: Array, *inputs: Array, axis: int) -> Array:
+    """Return the quantised Concat of tensors, each followed by its scale and zero point."""
+    triples = [inputs[i : i + 3] for i in range(0, len(inputs), 3)]
+    y = xp.concatenate([_floats(xp, *triple) for triple in triples], axis=axis)
+    return _quantized(xp, y, y_scale, y_zero_point, inputs[0])
+
+
+@op("QLinearWhere", since=1, domain=MICROSOFT)
+def qlinear_where(
+    xp: Xp, condition: Array, x: Array, x_scale: Array, x_zero_point: Array, y: Array,
+    y_scale: Array, y_zero_point: Array, z_scale: Array, z_zero_point: Array,
+) -> Array:  # fmt: skip
+    """Return the quantised Where."""
+    a, b = _floats(xp, x, x_scale, x_zero_point), _floats(xp, y, y_scale, y_zero_point)
+    return _quantized(xp, xp.where(condition, a, b), z_scale, z_zero_point, x)
+
+
+@op("QGemm", since=1, domain=MICROSOFT)
+def qgemm(
+    xp: Xp, a: Array, a_scale: Array, a_zero_point: Array, b: Array, b_scale: Array,
+    b_zero_point: Array, c: Array | None = None, y_scale: Array | None = None,
+    y_zero_point: Array | None = None, *, alpha: float = 1.0, transA: int = 0, transB: int = 0,
+) -> Array:  # fmt: skip
+    """Return the product of integers plus c, which counts in a_scale * b_scale, as floats or not.
+
+    Scales and zero points of b are one for each column of the product.
+    """
+    y = matmul_integer(xp, a.T if transA else a, b.T if transB else b, a_zero_point, b_zero_point)
+    y = y.astype(xp.float32) if c is None else (y + c).astype(xp.float32)
+    y = y * (alpha * a_scale * b_scale).astype(xp.float32)
+    return y if y_scale is None else _quantized(xp, y, y_scale, y_zero_point, a)
+
+
+@op("MatMulIntegerToFloat", since=1, domain=MICROSOFT)
+def matmul_integer_to_float(
+    xp: Xp, a: Array, b: Array, a_scale: Array, b_scale: Array, a_zero_point: Array | None = None,
+    b_zero_point: Array | None = None, bias: Array | None = None,
+) -> Array:  # fmt: skip
+    """Return the product of integers times both scales, plus the bias."""
+    y = matmul_integer(xp, a, b, a_zero_point, b_zero_point).astype(xp.float32)
+    y = y * (a_scale * b_scale)
+    return y if bias is None else y + bias
+
+
+@op("DynamicQuantizeMatMul", since=1, domain=MICROSOFT)
+def dynamic_quantize_matmul(
+    xp: Xp, a: Array, b: Array, b_scale: Array, b_zero_point: Array | None = None,
+    bias: Array | None = None,
+) -> Array:  # fmt: skip
+    """Return a, quantised by its range, times integers b."""
+    quantised, a_scale, a_zero_point = dynamic_quantize(xp, a)
+    return matmul_integer_to_float(
+        xp, quantised, b, a_scale, b_scale, a_zero_point, b_zero_point, bias
+    )
+
+
+def _fake_quantized(xp: Xp, x: Array) -> Array:
+    quantised, scale, zero_point = dynamic_quantize(xp, x)
+    return _floats(xp, quantised, scale, zero_point)
+
+
+@op("DynamicQuantizeLSTM", since=1, domain=MICROSOFT)
+def dynamic_quantize_lstm(
+    xp: Xp, x: Array, w: Array, r: Array, b: Array | None, sequence_lens: Array | None,
+    initial_h: Array | None, initial_c: Array | None, p: Array | None, w_scale: Array,
+    w_zero_point: Array, r_scale: Array, r_zero_point: Array, *,
+    activation_alpha: Sequence[float] | None = None,
+    activation_beta: Sequence[float] | None = None, activations: Sequence[str] | None = None,
+    clip: float | None = None, direction: str = "forward", hidden_size: int | None = None,
+    input_forget: int = 0,
+) -> tuple[Array, ...]:  # fmt: skip
+    """Return LSTM of quantised weights (D, inputs, 4 H) on states quantised at each step."""
+
+    def weights(q: Array, scale: Array, zero_point: Array) -> Array:
+        scale, zero_point = (
+            v.reshape(q.shape[0], 1, -1).astype(xp.float32) for v in (scale, zero_point)
+        )
+        return ((q.astype(xp.float32) - zero_point) * scale).swapaxes(1, 2)
+
+    return long_short_term_memory(
+        xp, _fake_quantized(xp, x), weights(w, w_scale, w_zero_point),
+        weights(r, r_scale, r_zero_point), b, sequence_lens, initial_h, initial_c, p,
+        activation_alpha, activation_beta, activations, clip or None, direction, hidden_size,
+        input_forget, seen=lambda h: _fake_quantized(xp, h),
+    )  # fmt: skip
+
+
+@op("QAttention", since=1, domain=MICROSOFT)
+def qattention(
+    xp: Xp, x: Array, weight: Array, bias: Array, x_scale: Array, weight_scale: Array,
+    mask_index: Array | None = None, x_zero_point: Array | None = None,
+    weight_zero_point: Array | None = None, past: Array | None = None, *,
+    mask_filter_value: float = -10000.0, num_heads: int, scale: float = 0.0,
+    unidirectional: int = 0, n_outputs: int = 1,
+) -> Any:  # fmt: skip
+    """Return Attention of a quantised input and weights."""
+    return attention(
+        xp, _floats(xp, x, x_scale, x_zero_point),
+        _floats(xp, weight, weight_scale, weight_zero_point), bias, mask_index, past,
+        mask_filter_value=mask_filter_value, num_heads=num_heads, scale=scale,
+        unidirectional=unidirectional, n_outputs=n_outputs,
+    )  # fmt: skip
+
+
+def _unpacked(xp: Xp, packed: Array, bits: int) -> Array:
+    """Return the numbers of `bits` bits in the last axis of bytes, the lowest bits first."""
+    if bits == 8:
+        return packed
+    shifts = xp.arange(0, 8, bits).astype(xp.uint8)
+    parts = (packed[..., None] >> shifts) & ((1 << bits) - 1)
+    return parts.reshape(*packed.shape[:-1], -1)
+
+
+@op("MatMulNBits", since=1, domain=MICROSOFT, choices={"bits": (2, 4, 8), "weight_prepacked": (0,)})
+def matmul_nbits(
+    xp: Xp, a: Array, b: Array, scales: Array, zero_points: Array | None = None,
+    g_idx: Array | None = None, bias: Array | None = None, *,
+    K: int, N: int, accuracy_level: int = 0, bits: int = 4, block_size: int,
+    weight_prepacked: int = 0,
+) -> Array:  # fmt: skip
+    """Return a times weights (N, K) that are packed, with a scale for each block of a row.
+
+    `g_idx` is which block of scales each of the K belongs to; `accuracy_level` is a hint.
+    """
+    dtype, blocks = a.dtype, ceil(K / block_size)
+    a, scales, bias = wide(xp, a, scales, bias)
+    weights = _unpacked(xp, b.reshape(N, -1), bits)[:, :K].astype(a.dtype)
+    scales = scales.reshape(N, blocks)
+    if zero_points is None:
+        zeros = xp.full((N, blocks), 1 << (bits - 1), a.dtype)
+    elif zero_points.dtype == xp.uint8:
+        zeros = _unpacked(xp, zero_points.reshape(N, -1), bits)[:, :blocks].astype(a.dtype)
+    else:
+        zeros = zero_points.reshape(N, blocks).astype(a.dtype)
+    of = xp.arange(K) // block_size if g_idx is None else g_idx
+    weights = (weights - zeros[:, of]) * scales[:, of]
+    y = xp.matmul(a, weights.T)
+    return (y if bias is None else y + bias).astype(dtype, copy=False)
+
+
+@op("GatherBlockQuantized", since=1, domain=MICROSOFT, choices={"bits": (2, 4, 8)})
+def gather_block_quantized(
+    xp: Xp, data: Array, indices: Array, scales: Array, zero_points: Array | None = None, *,
+    bits: int = 4, block_size: int = 128, gather_axis: int = 0, quantize_axis: int = 1,
+) -> Array:  # fmt: skip
+    """Return dequantised slices of data, whose blocks along an axis have a scale each.
+
+    Bytes hold several numbers along their last axis, unless `bits` is 8.
+    """
+    bytes_ = data.dtype == xp.uint8
+    if bytes_:
+        data = _unpacked(xp, data, bits)
+        zero_points = None if zero_points is None else _unpacked(xp, zero_points, bits)
+    axis = quantize_axis % data.ndim
+    data, scales = xp.take(data, indices, gather_axis), xp.take(scales, indices, gather_axis)
+    if axis > gather_axis % (data.ndim - indices.ndim + 1):
+        axis += indices.ndim - 1
+    length = data.shape[axis]
+
+    def spread(values: Array) -> Array:
+        whole = xp.repeat(values, block_size, axis=axis)
+        return whole[(slice(None),) * axis + (slice(length),)]
+
+    zero: Any = (1 << (bits - 1)) if bytes_ else 0
+    if zero_points is not None:
+        points = xp.take(zero_points, indices, gather_axis)
+        zero = spread(points[..., : scales.shape[-1]].astype(xp.float32))
+    y = (data.astype(xp.float32) - zero) * spread(scales.astype(xp.float32))
+    return convert(xp, y, scales.dtype)

@@ -1,0 +1,46 @@
+"""Operators of ONNX Runtime's own: the kernel gives what ONNX Runtime , of the inferred type."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from devices.kernels.microsoft import MICROSOFT
+from devices.model.reader import read_model
+from tests.support import kernel_oracle
+
+
+def check(
+    op_type: str,
+    inputs: Sequence[Any],
+    attributes: Mapping[str, Any] | None,
+    rtol: float,
+    atol: float,
+    *,
+    domain: str = MICROSOFT,
+    n_outputs: int = 1,
+) -> None:
+    """Assert that our kernel gives what ONNX Runtime gives, and inference knew of what type."""
+    opset = 1 if domain else 17
+    ours = kernel_oracle.check(
+        op_type, inputs, attributes, opset, rtol, atol, domain=domain, n_outputs=n_outputs
+    )
+    check_types(op_type, inputs, attributes, ours, domain=domain)
+
+
+def check_types(
+    op_type: str,
+    inputs: Sequence[Any],
+    attributes: Mapping[str, Any] | None,
+    results: Sequence[Any],
+    *,
+    domain: str = MICROSOFT,
+) -> None:
+    """Assert that inference knows the results' types, and no shape that they do not have."""
+    opset = 1 if domain else 17
+    proto = kernel_oracle.one_node_model(op_type, inputs, attributes, opset, domain, len(results))
+    model = read_model(proto)
+    for i, result in enumerate(results):
+        spec = model.spec(f"y{i}")
+        assert (spec.dtype, spec.accepts(result.shape)) == (result.dtype, True), (i, spec)
+        assert spec.shape is not None, (i, spec)
