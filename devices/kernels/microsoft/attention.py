@@ -194,7 +194,7 @@ def group_query_attention(
     ends = [int(n) + 1 for n in seqlens_k.reshape(-1)]
     begins = [0 if s == total else end - s for end in ends]
     first = xp.asarray(begins)[:, None]
-    if do_rotary:
+    if do_rotary and cos_cache is not None:
         if position_ids is None:
             position_ids = first + xp.arange(s)
             position_ids = xp.where(position_ids < xp.asarray(ends)[:, None], position_ids, 1)

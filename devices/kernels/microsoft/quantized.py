@@ -1,12 +1,15 @@
-"""Layers of integers: dequantised, computed as the standard's operator, quantised again."""
+"""Layers of integers: dequantised, computed as the standard's operator, quantised again.
+
+Those that are the standard's operators between DequantizeLinear and QuantizeLinear have no kernel:
+`devices.transforms.quantized_operators` writes them so.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import ceil
 from typing import Any
 
-from devices.kernels.activation import leaky_relu, sigmoid
 from devices.kernels.cast import convert
 from devices.kernels.element_types import Array, Xp
 from devices.kernels.microsoft import MICROSOFT
@@ -40,41 +43,6 @@ def _quantized(xp: Xp, y: Array, scale: Array, zero_point: Array | None, like: A
 
 op("QuantizeLinear", since=1, domain=MICROSOFT)(quantize_10)
 op("DequantizeLinear", since=1, domain=MICROSOFT)(dequantize_10)
-
-
-def _of_two(op_type: str, function: Callable[[Xp, Array, Array], Array]) -> None:
-    def kernel(
-        xp: Xp, a: Array, a_scale: Array, a_zero_point: Array | None, b: Array, b_scale: Array,
-        b_zero_point: Array | None, c_scale: Array, c_zero_point: Array | None = None,
-    ) -> Array:  # fmt: skip
-        left, right = _floats(xp, a, a_scale, a_zero_point), _floats(xp, b, b_scale, b_zero_point)
-        return _quantized(xp, function(xp, left, right), c_scale, c_zero_point, a)
-
-    op(op_type, since=1, domain=MICROSOFT)(kernel)
-
-
-_of_two("QLinearAdd", lambda xp, a, b: a + b)
-_of_two("QLinearMul", lambda xp, a, b: a * b)
-
-
-@op("QLinearSigmoid", since=1, domain=MICROSOFT)
-def qlinear_sigmoid(
-    xp: Xp, x: Array, x_scale: Array, x_zero_point: Array | None, y_scale: Array,
-    y_zero_point: Array | None = None,
-) -> Array:  # fmt: skip
-    """Return the quantised Sigmoid."""
-    return _quantized(xp, sigmoid(xp, _floats(xp, x, x_scale, x_zero_point)), y_scale,
-                      y_zero_point, x)  # fmt: skip
-
-
-@op("QLinearLeakyRelu", since=1, domain=MICROSOFT)
-def qlinear_leaky_relu(
-    xp: Xp, x: Array, x_scale: Array, x_zero_point: Array | None, y_scale: Array,
-    y_zero_point: Array | None = None, *, alpha: float = 0.01,
-) -> Array:  # fmt: skip
-    """Return the quantised LeakyRelu."""
-    y = leaky_relu(xp, _floats(xp, x, x_scale, x_zero_point), alpha=alpha)
-    return _quantized(xp, y, y_scale, y_zero_point, x)
 
 
 @op("QLinearAveragePool", since=1, domain=MICROSOFT)
@@ -124,14 +92,6 @@ def _first(xp: Xp, x: Array, channels_last: int) -> Array:
 
 def _last(xp: Xp, y: Array, channels_last: int) -> Array:
     return xp.moveaxis(y, 1, -1) if channels_last else y
-
-
-@op("QLinearConcat", since=1, domain=MICROSOFT)
-def qlinear_concat(xp: Xp, y_scale: Array, y_zero_point: Array, *inputs: Array, axis: int) -> Array:
-    """Return the quantised Concat of tensors, each followed by its scale and zero point."""
-    triples = [inputs[i : i + 3] for i in range(0, len(inputs), 3)]
-    y = xp.concatenate([_floats(xp, *triple) for triple in triples], axis=axis)
-    return _quantized(xp, y, y_scale, y_zero_point, inputs[0])
 
 
 @op("QLinearWhere", since=1, domain=MICROSOFT)
