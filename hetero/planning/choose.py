@@ -16,6 +16,7 @@ from typing import Final
 from devices.errors import PlanError
 from hetero.affinity.affinity import Affinity
 from hetero.partition.partition import Partition, partition
+from hetero.planning.cost.work import value_nbytes
 from hetero.planning.predict import predict
 from hetero.planning.problem import Hint, Planned, Task, build, node_seconds
 from hetero.planning.report import (
@@ -117,7 +118,7 @@ class _Judge:
 
     def __init__(self, task: Task, planned: Planned) -> None:
         self._task = task
-        self._planned = planned
+        self.planned = planned
         self.affinities: dict[Assignment, Affinity] = {}
         self._cuts: dict[Assignment, Partition] = {}
 
@@ -142,11 +143,17 @@ class _Judge:
         """Return a part as an affinity, cut; `name` is what its reasons say."""
         assignment = part.assignment
         if assignment not in self.affinities:
-            self.affinities[assignment] = self._planned.affinity(assignment, f"plan: {name}")
+            self.affinities[assignment] = self.planned.affinity(assignment, f"plan: {name}")
         affinity = self.affinities[assignment]
         if assignment not in self._cuts:
             self._cuts[assignment] = partition(self._task.model, affinity)
         return Variant(affinity, part.share, self._cuts[assignment])
+
+    def crossing(self, candidate: Candidate) -> list[int]:
+        """Return the bytes of each tensor that crosses in a plan."""
+        spec = self.planned.model.spec
+        cuts = self._cuts_of(candidate.name, candidate.parts)
+        return [value_nbytes(spec(wire.tensor)) for cut in cuts for wire in cut.wires]
 
     def _cuts_of(self, name: str, parts: Sequence[Part]) -> list[Partition]:
         return [self.variant(name, part).partition for part in parts]
@@ -162,7 +169,7 @@ class _Judge:
         latency = 0.0
         for number, cut in enumerate(cuts):
             mine, crossing, alone = predict(
-                self._task, self._planned.model, cut, number, company=company
+                self._task, self.planned.model, cut, number, company=company
             )
             stages += mine
             wires += crossing
@@ -209,7 +216,7 @@ def _report(
         bound_scope=scope,
         ratio=figure / bound_s if bound_s > 0 else math.inf,
         advice=_advice(choice, solution, loads),
-        alternatives=_alternatives(choice, planned, solution),
+        alternatives=_alternatives(choice, judge, solution),
         stages=tuple(stages),
         wires=tuple(wires),
         node_times=times,
@@ -266,9 +273,9 @@ def _advice(choice: Choice, solution: Solution, loads: dict[str, float]) -> tupl
     return tuple(lines)
 
 
-def _alternatives(choice: Choice, planned: Planned, solution: Solution) -> tuple[Alternative, ...]:
+def _alternatives(choice: Choice, judge: _Judge, solution: Solution) -> tuple[Alternative, ...]:
     """The chosen plan, single devices, priority, mixes, and the best of the rest, best first."""
-    devices = planned.problem.devices
+    devices = judge.planned.problem.devices
     chosen = solution.chosen
     candidates = (chosen, *solution.runners_up)
     rows: dict[str, Candidate] = {}
@@ -288,6 +295,7 @@ def _alternatives(choice: Choice, planned: Planned, solution: Solution) -> tuple
             told.add(figures)
     first = next(name for name, c in rows.items() if c is chosen)
     ranked = sorted(rows.items(), key=lambda row: (row[1].figure(choice.objective), row[0]))
+    crossing = {name: judge.crossing(c) for name, c in ranked}
     return tuple(
         Alternative(
             name=name,
@@ -295,6 +303,8 @@ def _alternatives(choice: Choice, planned: Planned, solution: Solution) -> tuple
             latency_s=c.latency,
             devices=tuple(d for d, load in zip(devices, c.loads, strict=True) if load > 0),
             subgraphs=c.subgraphs,
+            cuts=len(crossing[name]),
+            nbytes=sum(crossing[name]),
             variants=len(c.parts),
             chosen=name == first,
         )

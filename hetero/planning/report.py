@@ -65,6 +65,9 @@ class Alternative:
     latency_s: float
     devices: tuple[str, ...]
     subgraphs: int
+    #: Tensors that cross between subgraphs, and their bytes.
+    cuts: int = 0
+    nbytes: int = 0
     variants: int = 1
     chosen: bool = False
 

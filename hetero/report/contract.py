@@ -50,8 +50,11 @@ def build_report(
     shapes = survey.shapes if plan is None else plan.shapes
     described = describe_model(survey.model)
     survey = replace(survey, model=with_shapes(survey.model, shapes))
-    cut, problem = _cut(survey.model, affinity)
-    model = survey.model if cut is None else cut.source
+    if plan is None:
+        cut, problem = _cut(survey.model, affinity)
+    else:
+        cut, problem = plan.variants[0].partition, None
+    model = survey.model if cut is None else with_shapes(cut.source, shapes)
     nodes = _nodes(model, survey, affinity, cut, plan)
     subgraphs = _subgraphs(model, cut, plan)
     wires = _wires(model, cut, plan)

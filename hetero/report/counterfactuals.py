@@ -25,7 +25,7 @@ def counterfactuals(
     judged = {a.name: a for a in plan.alternatives} if plan else {}
     rows = [_single(survey, name, judged.pop(f"single {name}", None)) for name in survey.names]
     if len(survey.names) > 1:
-        rows.append(_priority(survey, judged.pop("priority", None)))
+        rows.append(_priority(survey, document, plan, judged.pop("priority", None)))
     chosen = next((a for a in judged.values() if a.chosen), None)
     rows += [_judged(a, "runner-up") for a in judged.values() if not a.chosen]
     # The choice has a row of its own unless it is one of those above.
@@ -58,19 +58,21 @@ def _row(name: str, kind: str, **fields: Any) -> dict[str, Any]:
     return blank | fields
 
 
-def _times(judged: Alternative | None) -> dict[str, Any]:
+def _figures(judged: Alternative | None) -> dict[str, Any]:
     if judged is None:
         return {}
     return {
         "bottleneck_s": judged.bottleneck_s,
         "latency_s": judged.latency_s,
         "chosen": judged.chosen,
+        "subgraphs": judged.subgraphs,
+        "cuts": judged.cuts,
+        "nbytes": judged.nbytes,
     }
 
 
 def _judged(judged: Alternative, kind: str) -> dict[str, Any]:
-    fields = {"devices": list(judged.devices), "subgraphs": judged.subgraphs}
-    return _row(judged.name, kind, **fields, **_times(judged))
+    return _row(judged.name, kind, devices=list(judged.devices), **_figures(judged))
 
 
 def _single(survey: Survey, device: str, judged: Alternative | None) -> dict[str, Any]:
@@ -82,11 +84,18 @@ def _single(survey: Survey, device: str, judged: Alternative | None) -> dict[str
     fields: dict[str, Any] = {"devices": [device], "possible": not missing, "missing": missing}
     if not missing:
         fields |= {"subgraphs": 1, "cuts": 0, "nbytes": 0}
-    return _row(f"single {device}", "single", **fields, **_times(judged))
+    return _row(f"single {device}", "single", **(fields | _figures(judged)))
 
 
-def _priority(survey: Survey, judged: Alternative | None) -> dict[str, Any]:
-    """Give each node to the first device that takes it."""
+def _priority(
+    survey: Survey,
+    document: dict[str, Any],
+    plan: PlanReport | None,
+    judged: Alternative | None,
+) -> dict[str, Any]:
+    """Give each node to the first device that takes it; pins hold where the plan judged it."""
+    if judged is not None:
+        return _row("priority", "priority", devices=list(judged.devices), **_figures(judged))
     placed: dict[str, str] = {}
     for name, answer in survey.answers.items():
         for node in answer.devices:
@@ -96,9 +105,20 @@ def _priority(survey: Survey, judged: Alternative | None) -> dict[str, Any]:
     )
     fields: dict[str, Any] = {"possible": not missing, "missing": missing}
     fields["devices"] = [name for name in survey.names if name in placed.values()]
-    if not missing:
+    if not missing and plan is None and placed == survey.affinity.devices:
+        fields |= _cut_of(document)
+    elif not missing:
         fields |= _cut_size(survey, placed)
-    return _row("priority", "priority", **fields, **_times(judged))
+    return _row("priority", "priority", **fields)
+
+
+def _cut_of(document: dict[str, Any]) -> dict[str, Any]:
+    """Return the counts of the document's own cut."""
+    return {
+        "subgraphs": len(document["subgraphs"]),
+        "cuts": len(document["wires"]),
+        "nbytes": sum(wire["nbytes"] or 0 for wire in document["wires"]),
+    }
 
 
 def _cut_size(survey: Survey, placed: Mapping[str, str]) -> dict[str, Any]:
@@ -124,9 +144,7 @@ def _chosen(
         possible=not missing,
         missing=missing,
         devices=[d["name"] for d in document["devices"] if d["used"]],
-        subgraphs=judged.subgraphs if judged else len(document["subgraphs"]),
-        cuts=len(document["wires"]),
-        nbytes=sum(wire["nbytes"] or 0 for wire in document["wires"]),
+        **(_cut_of(document) | ({"subgraphs": judged.subgraphs} if judged else {})),
         bottleneck_s=plan.bottleneck_s if plan else None,
         latency_s=plan.latency_s if plan else None,
         chosen=True,

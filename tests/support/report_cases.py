@@ -94,9 +94,9 @@ def branches_plan(survey: Survey) -> PlanReport:
         ratio=4 / 3,
         advice=("a second ORT",),
         alternatives=(
-            Alternative("annealing", 0.004, 0.009, ("ORT", "CPU"), 3, chosen=True),
+            Alternative("annealing", 0.004, 0.009, ("ORT", "CPU"), 3, 3, 48, chosen=True),
             Alternative("single CPU", 0.0035, 0.0035, ("CPU",), 1),
-            Alternative("priority", 0.005, 0.01, ("ORT", "CPU"), 3),
+            Alternative("priority", 0.005, 0.01, ("ORT", "CPU"), 3, 3, 48),
         ),
         stages=(
             StagePrediction(0, "ORT", 2, 0.002, 0.0005, 0.0001),

@@ -166,6 +166,23 @@ def test_a_plan_says_at_which_shapes(core: hetero.Core) -> None:
     assert told[64] == 64 * told[1] > 0
 
 
+def test_a_report_of_a_plan_cuts_nothing_again(
+    core: hetero.Core, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The priority list's row is that of the plan, pins and all."""
+    config = {"MODEL_DISTRIBUTION_POLICY": "PRIORITY", **QUICK}
+    report = core.plan_model(branches(), LIST, config, affinity=PINS)
+    survey = core.survey_model(branches(), LIST, config, affinity=PINS)
+    monkeypatch.delattr("hetero.report.contract.partition")
+    monkeypatch.delattr("hetero.report.counterfactuals.partition")
+    document = build_report(survey, report)
+    rows = {row["name"]: row for row in document["counterfactuals"]}
+    assert rows["priority"]["chosen"]
+    assert rows["priority"]["subgraphs"] == len(document["subgraphs"])
+    assert rows["priority"]["cuts"] == len(document["wires"]) > 0
+    assert rows["priority"]["nbytes"] == sum(wire["nbytes"] for wire in document["wires"])
+
+
 def test_a_query_tells_sizes_at_shapes(core: hetero.Core) -> None:
     survey = core.survey_model(branches(), LIST, {"PLAN_SHAPES": {"x": [7, 3]}}, affinity=PINS)
     document = build_report(survey)
