@@ -177,7 +177,8 @@ HETERO_PROPERTIES: Final = PropertyTable(
     ),
     Property(
         "MAX_ATTEMPTS", int, _LIMITS.attempts, True,
-        "How often a request is tried that is lost with a device.", minimum=1,
+        "How often a request is tried that may be why its device is lost; what was there beside it "
+        "is replayed free. 1: nothing is replayed.", minimum=1,
     ),
     Property(
         "PRESERVE_ORDER", bool, _LIMITS.in_order, True,
