@@ -187,6 +187,7 @@ RESERVED = {
     "scipy": ["hetero/planning/*/*.py"],
     "click": ["hetero/cli/*.py"],
     "PIL": ["hetero/cli/pictures.py"],
+    "prometheus_client": ["hetero/observe/exposition.py"],
 }
 
 

@@ -13,7 +13,6 @@ from hetero.cli.figures import PERCENTILES, Look, figures
 from hetero.cli.terminal import console, print_json, show
 from hetero.report.text import Rows, styled
 from hetero.report.units import nbytes_text, seconds_text
-from scheduler.observe.exposition import read_text
 
 if TYPE_CHECKING:
     from http.client import HTTPResponse
@@ -67,6 +66,8 @@ def _look(url: str) -> Look:
     import urllib.error  # here: to import HTTP takes longer than the other commands have time for
     import urllib.request
     from http.client import HTTPException
+
+    from hetero.observe.exposition import read_text
 
     try:
         with urllib.request.urlopen(url, timeout=_ANSWER_S) as response:

@@ -8,13 +8,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from devices.errors import ArgumentError
-from scheduler.observe.exposition import write_text
 from scheduler.observe.load import Load
 from scheduler.observe.metrics import Metrics
 from scheduler.observe.observer import Observer
 
 if TYPE_CHECKING:
-    from hetero.observe.metrics_http import MetricsHTTPServer
+    from hetero.observe.exposition import MetricsHTTPServer
 
 
 class MetricsServer:
@@ -46,10 +45,12 @@ class MetricsServer:
 
     def text(self) -> str:
         """Return the metrics in Prometheus' text format."""
+        from hetero.observe.exposition import write_text
+
         return write_text(self._metrics.families())
 
     def __enter__(self) -> MetricsServer:
-        from hetero.observe.metrics_http import MetricsHTTPServer
+        from hetero.observe.exposition import MetricsHTTPServer
 
         try:
             self._server = MetricsHTTPServer(self._host, self._port, self.text)

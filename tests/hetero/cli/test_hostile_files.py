@@ -17,8 +17,8 @@ from click.testing import CliRunner
 from devices.errors import AffinityError, PlanError
 from hetero.affinity.file import load_affinity
 from hetero.cli import cli, inputs
+from hetero.observe.exposition import read_text, write_text
 from hetero.planning.cost.cost_file import FORMAT, VERSION, read_costs
-from scheduler.observe.exposition import read_text, write_text
 from scheduler.observe.metrics import Family, Sample
 
 MODEL = onnx.parser.parse_model(

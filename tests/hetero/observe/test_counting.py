@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from devices.request.answer import StageRun
-from scheduler.observe.exposition import read_text, write_text
+from hetero.observe.exposition import read_text, write_text
 from scheduler.observe.metrics import BOUNDS_S, Metrics
 from scheduler.observe.observer import ObservedRequest
 from scheduler.vocabulary import events
@@ -107,5 +107,5 @@ def test_names_with_signs_of_the_format_come_through() -> None:
 
 
 def test_text_of_another_kind_is_refused() -> None:
-    with pytest.raises(ValueError, match="no line of metrics"):
+    with pytest.raises(ValueError, match="metric"):
         list(read_text("<html>\n"))

@@ -1,0 +1,85 @@
+"""Metrics in Prometheus' text format: written and read by its own library, served by HTTP."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterable, Iterator
+from socketserver import TCPServer
+from types import SimpleNamespace
+from typing import Any, Final
+from wsgiref.simple_server import WSGIRequestHandler
+
+from prometheus_client import generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, ThreadingWSGIServer
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from devices.errors import HeteroError
+from scheduler.observe.metrics import Family
+
+#: Seconds that someone who connects may take to say what is wanted.
+_PATIENCE_S: Final = 10.0
+
+
+def write_text(families: Iterable[Family]) -> str:
+    """Return metrics as text."""
+    registry: Any = SimpleNamespace(collect=lambda: map(_metric, families))
+    return generate_latest(registry).decode()
+
+
+def read_text(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
+    """Yield each number's name, labels and value.
+
+    Raises ValueError for text of another kind.
+    """
+    try:
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                yield sample.name, sample.labels, sample.value
+    except (LookupError, TypeError, AttributeError) as error:  # its parser trusts the text
+        raise ValueError(f"no text of metrics: {error}") from error
+
+
+class MetricsHTTPServer(ThreadingWSGIServer):
+    """Serves metrics; asks no name server, and prints nothing.
+
+    `text`: returns the metrics as text.
+    """
+
+    def __init__(self, host: str, port: int, text: Callable[[], str]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        super().__init__((host, port), _Handler)
+        self.set_app(lambda environ, start: _answer(text, start))
+
+    def server_bind(self) -> None:
+        """Listen, without a name server."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]  # typeshed gives any family's
+        self.setup_environ()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Go on with the others."""
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = _PATIENCE_S
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Keep scrapes out of the output."""
+
+
+def _answer(text: Callable[[], str], start: Callable[..., Any]) -> list[bytes]:
+    try:
+        status, kind, body = "200 OK", CONTENT_TYPE_PLAIN_0_0_4, text()
+    except HeteroError as error:
+        status, kind, body = "503 no metrics now", "text/plain; charset=utf-8", str(error)
+    start(status, [("Content-Type", kind)])
+    return [body.encode()]
+
+
+def _metric(family: Family) -> Metric:
+    name = family.name.removesuffix("_total") if family.kind == "counter" else family.name
+    metric = Metric(name, family.help, family.kind)
+    for sample in family.samples:
+        metric.add_sample(family.name + sample.suffix, dict(sample.labels), float(sample.value))
+    return metric
