@@ -12,8 +12,6 @@ import pytest
 
 import hetero
 from devices import errors
-from devices.cpu.plugin import CPUPlugin
-from devices.model.reader import read_model
 from tests.support.models import branches
 from tests.support.waiting_plugin import WaitingPlugin
 
@@ -84,20 +82,6 @@ def test_the_wait_for_admission_is_timed_and_told(core: hetero.Core, tmp_path: P
     assert second.times.admission_s >= least_s
     assert words(second.story())[1].startswith("attempt 0: waits: 1 of 1 requests")
     assert hung.story()[-1].what == "cancelled"
-
-
-def test_a_device_alone_tells_a_short_story(core: hetero.Core) -> None:
-    plugin = CPUPlugin()
-    compiled = plugin.compile_model(read_model(branches()))
-    request = compiled.create_infer_request()
-    request.infer(X)
-    first, stage, last = words(request.story())
-    assert first == f"attempt 1: submitted to {compiled.device}"
-    assert stage.startswith(f"attempt 1: stage 0 on {compiled.device} started")
-    assert last == "attempt 1: answered"
-    assert request.times.admission_s == 0
-    assert [s.device for s in request.times.stages] == [compiled.device]
-    compiled.close()
 
 
 def test_times_are_of_a_run_that_has_ended(core: hetero.Core) -> None:
