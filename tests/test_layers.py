@@ -81,8 +81,17 @@ INNER = {
         "null",
         "conformance",
     },
-    "devices/interpreter": {"request", "ort", "openvino", "gpu", "null", "conformance"},
-    "devices/transforms": {"request", "ort", "openvino", "gpu", "null", "conformance"},
+    "devices/interpreter": {
+        "transforms",
+        "cpu",
+        "request",
+        "ort",
+        "openvino",
+        "gpu",
+        "null",
+        "conformance",
+    },
+    "devices/transforms": {"cpu", "request", "ort", "openvino", "gpu", "null", "conformance"},
     "devices/cpu": {"request", "ort", "openvino", "gpu", "null", "conformance"},
     "devices/ort": {
         "request",
@@ -104,7 +113,7 @@ INNER = {
         "null",
         "conformance",
     },
-    "devices/gpu": {"request", "ort", "openvino", "null", "conformance"},
+    "devices/gpu": {"cpu", "request", "ort", "openvino", "null", "conformance"},
     "devices/null": {
         "request",
         "kernels",

@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 import onnx
 
+from devices.cpu.passes import HOST_PASSES
 from devices.cpu.program import HOST, CPUProgram
 from devices.cpu.threads import blas_name
 from devices.interpreter.backend import ArrayBackend
@@ -23,7 +24,7 @@ from devices.plugin.properties import (
     Property,
     PropertyTable,
 )
-from devices.transforms import HOST_PASSES, PASSES, transform
+from devices.transforms import PASSES, transform
 
 
 class CPUPlugin(InterpreterPlugin):

@@ -102,7 +102,7 @@ class GPUPlugin(InterpreterPlugin):
         found = find_implementation(node, Scope.of_model(model, self.backend))
         if isinstance(found, Refusal):
             return None
-        if isinstance(found.what, Kernel) and found.what.host == (ALL,):
+        if isinstance(found.definition, Kernel) and found.definition.host == (ALL,):
             return "runs on the host: its inputs are copied there"
         return super().note(node, model, config)
 

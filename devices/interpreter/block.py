@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from time import perf_counter
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -35,9 +36,17 @@ _MOST_COPIED_NBYTES: Final = 1 << 20
 _ABSENT: Final = 0
 
 
+class Slots(NamedTuple):
+    """The slots that a node reads, writes, and reads last."""
+
+    reads: tuple[int, ...]
+    writes: tuple[int | None, ...]
+    dying: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A node that runs, what runs it, and the slots that it reads, writes and reads last.
+    """A node that runs, what runs it, and where it reads and writes.
 
     It is kept beside its step, which runs it, for whoever runs it otherwise or tells of it.
     """
@@ -45,23 +54,18 @@ class Task:
     node: Node
     implementation: Implementation
     opset: int
-    reads: tuple[int, ...]
-    writes: tuple[int | None, ...]
-    dying: tuple[int, ...]
-    #: Whether it runs on the host, though the device's memory is elsewhere.
-    on_host: bool
+    slots: Slots
     #: A kernel as a function of the node's inputs, and its attributes; None for what needs more.
     call: Callable[..., Any] | None
     attributes: Mapping[str, Any]
 
 
-class _Place(NamedTuple):
-    """Where a node reads and writes: the part of a `Task` that its step is made from."""
+class _Work(NamedTuple):
+    """How a task runs: its step, and the `call` and `attributes` of a `Task`."""
 
-    reads: tuple[int, ...]
-    writes: tuple[int | None, ...]
-    dying: tuple[int, ...]
-    on_host: bool
+    step: Step
+    call: Callable[..., Any] | None = None
+    attributes: Mapping[str, Any] = MappingProxyType({})
 
 
 class Block:
@@ -207,18 +211,18 @@ def build_block(
     initializers.
     """
     template: list[Value] = [None]
-    slots: dict[tuple[str, bool], int] = {("", False): _ABSENT, ("", True): _ABSENT}
+    numbers: dict[tuple[str, bool], int] = {("", False): _ABSENT, ("", True): _ABSENT}
     # A body's initializer that is also an input is only its default.
     held = {name: array for name, array in constants.items() if name not in inputs}
     backend = scope.backend
 
     def slot_of(value: str, on_host: bool = False) -> int:
         key = value, on_host and value in held
-        if key not in slots:
-            slots[key] = len(template)
+        if key not in numbers:
+            numbers[key] = len(template)
             array = held.get(value)
             template.append(array if array is None or on_host else backend.upload(array))
-        return slots[key]
+        return numbers[key]
 
     input_slots = [slot_of(name) for name in inputs]
     running = []
@@ -240,25 +244,23 @@ def build_block(
     tasks, steps = [], []
     on_device = {*outputs}
     for i, (node, implementation) in enumerate(running):
-        dying = [v for v in node.reads if v not in keep and last_use[v] == i]
-        dying += [v for v in node.writes if v not in keep and v not in last_use]
         on_host = not hosted.isdisjoint(node.writes)
         wanted = [
             (name, on_host or implementation.reads_on_host(position))
             for position, name in enumerate(_trimmed(node.inputs))
         ]
         on_device.update(node.captures, (name for name, there in wanted if not there))
-        names = _trimmed(node.outputs)
-        place = _Place(
+        dying = [v for v in node.reads if v not in keep and last_use[v] == i]
+        dying += [v for v in node.writes if v not in keep and v not in last_use]
+        slots = Slots(
             tuple(slot_of(name, there) for name, there in wanted),
-            tuple(slot_of(name) if name else None for name in names),
+            tuple(slot_of(name) if name else None for name in _trimmed(node.outputs)),
             tuple(dict.fromkeys(map(slot_of, dying))),
-            on_host,
         )
+        work = _work(node, implementation, slots, slot_of, held, scope, on_host)
         opset = scope.opset(node.domain)
-        call, attributes, step = _work(node, implementation, opset, place, slot_of, held, scope)
-        tasks.append(Task(node, implementation, opset, *place, call, attributes))
-        steps.append(step)
+        tasks.append(Task(node, implementation, opset, slots, work.call, work.attributes))
+        steps.append(work.step)
     host_inputs = frozenset(i for i, name in enumerate(inputs) if name not in on_device)
     return Block(tasks, steps, template, input_slots, output_slots, host_inputs, backend.finish)
 
@@ -274,34 +276,33 @@ def _trimmed(names: Sequence[str]) -> tuple[str, ...]:
 def _work(
     node: Node,
     implementation: Implementation,
-    opset: int,
-    place: _Place,
+    slots: Slots,
     slot_of: Callable[[str], int],
     held: Mapping[str, np.ndarray],
     scope: Scope,
-) -> tuple[Callable[..., Any] | None, Mapping[str, Any], Step]:
-    """Return a task's call, attributes and step."""
-    what, (reads, writes, dying, on_host) = implementation.what, place
+    on_host: bool,
+) -> _Work:
+    """Return how a task runs; `on_host`: there, though the device's memory is elsewhere."""
+    opset = scope.opset(node.domain)
     if implementation.kind == "delegate":
         call = scope.backend.function(delegate(node, opset), {}, on_host)
-        return None, {}, _call_step(call, reads, writes, dying)
+        return _Work(_call_step(call, slots))
     if implementation.kind == "function":
-        return None, {}, _function_step(what, node, reads, writes, dying, scope)
+        return _Work(_function_step(implementation.definition, node, slots, scope))
+    kernel: Kernel = implementation.definition
     bodies: dict[str, _Body] = {}
-    keywords: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     for attribute in node.proto.attribute:
         if attribute.HasField("g"):
             bodies[attribute.name] = _body(attribute.g, scope, slot_of, held)
         else:
-            keywords[attribute.name] = attribute_value(attribute)
-    if "n_outputs" in what.wants:
-        keywords["n_outputs"] = len(writes)
-    if "opset" in what.wants:
-        keywords["opset"] = opset
-    call = scope.backend.function(what, keywords, on_host)
+            attributes[attribute.name] = attribute_value(attribute)
+    reserved = {"n_outputs": len(slots.writes), "opset": opset}
+    attributes |= {name: reserved[name] for name in kernel.wants}
+    call = scope.backend.function(kernel, attributes, on_host)
     if bodies:
-        return None, {}, _body_step(call, bodies, reads, writes, dying)
-    return call, keywords, _call_step(call, reads, writes, dying)
+        return _Work(_body_step(call, bodies, slots))
+    return _Work(_call_step(call, slots), call, attributes)
 
 
 def _body(
@@ -330,11 +331,10 @@ def _body(
 
 def _call_step(
     call: Callable[..., Any],
-    reads: tuple[int, ...],
-    writes: tuple[int | None, ...],
-    dying: tuple[int, ...],
+    slots: Slots,
 ) -> Step:
     """A node without bodies; the shapes of nearly all nodes have their own, shorter path."""
+    reads, writes, dying = slots
     if len(writes) == 1 and writes[0] is not None and reads:
         write: int = writes[0]
         if len(reads) == 1:
@@ -368,11 +368,10 @@ def _call_step(
 def _body_step(
     call: Callable[..., Any],
     bodies: Mapping[str, _Body],
-    reads: tuple[int, ...],
-    writes: tuple[int | None, ...],
-    dying: tuple[int, ...],
+    slots: Slots,
 ) -> Step:
     """A control flow node: its bodies see the values that they capture as they are now."""
+    reads, writes, dying = slots
 
     def step(values: list[Value], context: RunContext) -> None:
         closures = {name: _Closure(body, values, context) for name, body in bodies.items()}
@@ -386,12 +385,11 @@ def _body_step(
 def _function_step(
     function: onnx.FunctionProto,
     node: Node,
-    reads: tuple[int, ...],
-    writes: tuple[int | None, ...],
-    dying: tuple[int, ...],
+    slots: Slots,
     scope: Scope,
 ) -> Step:
     """A call of a function: its inputs are the node's, absent ones None."""
+    reads, writes, dying = slots
     call = node.proto
     key = (
         function_key(node),
@@ -443,10 +441,10 @@ def kernel_error(task: Task, values: list[Value], error: Exception) -> KernelErr
     """Return what tells of a failed node: which, on what inputs, and why."""
     node = task.node
     operator = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
-    inputs = ", ".join(_described(values[slot]) for slot in task.reads)
+    inputs = ", ".join(_described(values[slot]) for slot in task.slots.reads)
     merged = f", made of {', '.join(node.covers)}" if node.covers != (node.name,) else ""
     said = str(error) or type(error).__name__
-    kernel = task.implementation.what
+    kernel = task.implementation.definition
     since = f" (kernel since {kernel.since})" if isinstance(kernel, Kernel) else ""
     return KernelError(
         f"node {node.name!r}{merged}: {operator}, opset {task.opset}{since}, on inputs "

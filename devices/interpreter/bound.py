@@ -45,19 +45,19 @@ class _Slots:
     def call(self, task: Task, call: Callable[..., Any]) -> None:
         """Call a kernel that is not bound and put its results where they belong."""
         values = self.values
-        found = call(*[values[slot] for slot in task.reads])
+        found = call(*[values[slot] for slot in task.slots.reads])
         self._put(task, found if type(found) is tuple else (found,))
 
     def step(self, task: Task, step: Step) -> None:
         """Run a node that sees all slots: control flow, a function, a delegate."""
         values = self.values.copy()
         step(values, self.context)
-        self._put(task, [None if slot is None else values[slot] for slot in task.writes])
+        self._put(task, [None if slot is None else values[slot] for slot in task.slots.writes])
 
     def _put(self, task: Task, results: Sequence[Any]) -> None:
         """Put results where they belong, or raise with them all if one is not as in the trace."""
         values, lent = self.values, self._trace.lent
-        for slot, result in zip(task.writes, results, strict=False):
+        for slot, result in zip(task.slots.writes, results, strict=False):
             if slot is None or result is values[slot]:
                 continue
             array = result if type(result) is np.ndarray else single(result)
@@ -68,7 +68,7 @@ class _Slots:
                 values[slot] = self.own(array)
             else:
                 np.copyto(values[slot], array)
-        for slot in task.dying:
+        for slot in task.slots.dying:
             if slot in lent:
                 values[slot] = None
 
@@ -141,7 +141,7 @@ class BoundBlock:
                         call()
         except _OtherShapeError as other:
             values = self._values.copy()
-            store(values, self._task(i).writes, other.result)
+            store(values, self._task(i).slots.writes, other.result)
             return self._resumed(values, self._indices[i] + 1, context)
         except (HeteroError, MemoryError):
             raise
@@ -172,12 +172,12 @@ class BoundBlock:
 
         Views of arrays that are there already take no call.
         """
-        written = [slot for slot in task.writes if slot is not None]
+        written = [slot for slot in task.slots.writes if slot is not None]
         if all(slot in self._trace.known for slot in written):
             return ()
-        inputs = [self._values[slot] for slot in task.reads]
+        inputs = [self._values[slot] for slot in task.slots.reads]
         if task.call is not None and all(self._trace.values[slot].is_view for slot in written):
-            store(self._values, task.writes, task.call(*inputs))
+            store(self._values, task.slots.writes, task.call(*inputs))
             return ()
         for slot in written:
             if slot not in self._trace.lent:
@@ -185,8 +185,8 @@ class BoundBlock:
         if task.call is None:
             return [partial(self._slots.step, task, step)]
         calls = None
-        if self._trace.lent.isdisjoint(written) and self._trace.lent.isdisjoint(task.reads):
-            outputs = [None if slot is None else self._values[slot] for slot in task.writes]
+        if self._trace.lent.isdisjoint(written) and self._trace.lent.isdisjoint(task.slots.reads):
+            outputs = [None if slot is None else self._values[slot] for slot in task.slots.writes]
             recording = self._trace.recordings.get(i)
             calls = calls_of(task, recording, self._scratch(i), outputs, inputs)
         return calls or [partial(self._slots.call, task, task.call)]

@@ -82,25 +82,25 @@ _scopes: WeakKeyDictionary[Model, dict[ArrayBackend, Scope]] = WeakKeyDictionary
 class Implementation:
     """What runs a node: a `Constant`'s literal, a kernel, a function's body or onnx.reference.
 
-    `what` is the kernel or the function, if it is one.
+    `definition` is the kernel or the function, if it is one.
     """
 
     kind: Literal["literal", "kernel", "function", "delegate"]
-    what: Any = None
+    definition: Any = None
     #: The library whose arrays a kernel computes on.
     library: str = NUMPY.name
 
     def reads_on_host(self, position: int) -> bool:
         """Whether the input there is wanted in the host's memory."""
-        return isinstance(self.what, Kernel) and self.what.reads_on_host(position)
+        return isinstance(self.definition, Kernel) and self.definition.reads_on_host(position)
 
     @property
     def label(self) -> str:
         """The implementation's name in the runtime model."""
-        if isinstance(self.what, Kernel):
-            return f"{self.library}:{self.what.function.__name__}"
-        if isinstance(self.what, onnx.FunctionProto):
-            return f"function:{self.what.name}"
+        if isinstance(self.definition, Kernel):
+            return f"{self.library}:{self.definition.function.__name__}"
+        if isinstance(self.definition, onnx.FunctionProto):
+            return f"function:{self.definition.name}"
         return "delegated to onnx.reference" if self.kind == "delegate" else self.kind
 
 

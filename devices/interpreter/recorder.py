@@ -40,7 +40,7 @@ def recorded(
     outputs : sequence of ndarray or None
         What it returned, None for what nobody wants; in later runs they lie in memory likewise.
     """
-    kernel = task.implementation.what
+    kernel = task.implementation.definition
     if task.call is None or kernel.host == (ALL,) or task.node.op_type in ONLY_IN_A_RUN:
         return None
     given = partial(kernel.function, **task.attributes)

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from devices.errors import HeteroError
-from devices.interpreter.block import Block, Step, Task, kernel_error, single
+from devices.interpreter.block import Block, Step, Task, kernel_error, store
 from devices.interpreter.calls import CALL_MAKERS, Call, CallMaker, Scratch
 from devices.interpreter.implementations import ONLY_IN_A_RUN
 from devices.interpreter.layout import Span, lay_out
@@ -90,7 +90,7 @@ def _dense(array: np.ndarray) -> np.ndarray:
 
 def maker_of(task: Task) -> CallMaker | None:
     """Return what makes the calls of the task's kernel, if something does."""
-    return None if task.call is None else CALL_MAKERS.get(task.implementation.what.function)
+    return None if task.call is None else CALL_MAKERS.get(task.implementation.definition.function)
 
 
 def calls_of(
@@ -157,7 +157,7 @@ class _TracedRun:
 
     def follow(self, i: int, task: Task, step: Step, context: RunContext) -> bool:
         """Run a task; False if what it returns cannot be bound."""
-        inputs = [self.values[slot] for slot in task.reads]
+        inputs = [self.values[slot] for slot in task.slots.reads]
         named = self._named(task, step, inputs, context)
         is_bound = all(is_plain(value) for _, value in named)
         if not is_bound:
@@ -167,12 +167,12 @@ class _TracedRun:
             for slot, value in named:
                 self.values[slot] = self.trace.known[slot] = frozen(value)
         elif self._is_view(task, inputs, [value for _, value in named]):
-            self._read.add(task.reads[0])
+            self._read.add(task.slots.reads[0])
             for slot, value in named:
-                self._show(slot, value, task.reads[0])
+                self._show(slot, value, task.slots.reads[0])
         else:
             self._keep(i, task, inputs, named)
-        for slot in task.dying:
+        for slot in task.slots.dying:
             self.values[slot] = None
             if slot in self.trace.values:
                 self._release(self.trace.values[slot].buffer, i)
@@ -182,15 +182,12 @@ class _TracedRun:
         self, task: Task, step: Step, inputs: Sequence[Value], context: RunContext
     ) -> list[tuple[int, Any]]:
         """Run a task and return its results with their slots, its inputs where they were."""
+        values = self.values.copy()
         if task.call is None:
-            values = self.values.copy()
             step(values, context)
-            return [(slot, values[slot]) for slot in task.writes if slot is not None]
-        found = task.call(*inputs)
-        results = [single(value) for value in (found if type(found) is tuple else (found,))]
-        if len(results) < len(task.writes):
-            raise ValueError(f"{len(task.writes)} outputs are named; there are only {len(results)}")
-        return [(s, r) for s, r in zip(task.writes, results, strict=False) if s is not None]
+        else:
+            store(values, task.slots.writes, task.call(*inputs))
+        return [(slot, values[slot]) for slot in task.slots.writes if slot is not None]
 
     def _keep(
         self, i: int, task: Task, inputs: Sequence[Value], named: list[tuple[int, Any]]
@@ -203,7 +200,7 @@ class _TracedRun:
             value = self.values[slot]
             self._make(slot, value, i, None if over is None else self._donor(task, over, value))
         if over is not None:
-            self._read.update(task.reads)
+            self._read.update(task.slots.reads)
         else:
             self._free.update(slot for slot, _ in named)
 
@@ -223,10 +220,10 @@ class _TracedRun:
         Notes the memory for its own steps.
         """
         scratch = Scratch()
-        outputs = [None if slot is None else self.values[slot] for slot in task.writes]
+        outputs = [None if slot is None else self.values[slot] for slot in task.slots.writes]
         over: tuple[int, ...] = ()
         if calls_of(task, None, scratch, outputs, inputs) is None:
-            varying = [not self._is_constant(slot) for slot in task.reads]
+            varying = [not self._is_constant(slot) for slot in task.slots.reads]
             recording = recorded(task, inputs, varying, outputs)
             if recording is None:
                 return None
@@ -250,21 +247,26 @@ class _TracedRun:
             return False
         if task.node.op_type in ("Shape", "Size") and not task.node.domain:
             return True
-        return bool(task.reads) and all(map(self._is_constant, task.reads))
+        return bool(task.slots.reads) and all(map(self._is_constant, task.slots.reads))
 
     def _is_view(self, task: Task, inputs: list[Any], results: list[Any]) -> bool:
         if task.node.op_type not in _VIEWS or task.node.domain or task.call is None:
             return False
-        if self._is_constant(task.reads[0]) or not all(map(self._is_constant, task.reads[1:])):
+        if self._is_constant(task.slots.reads[0]) or not all(
+            map(self._is_constant, task.slots.reads[1:])
+        ):
             return False
         return all(np.may_share_memory(result, inputs[0]) for result in results)
 
     def _donor(self, task: Task, over: Sequence[int], result: np.ndarray) -> int | None:
         """Return the buffer of an input that dies here and that the result may lie over."""
         for position in over:
-            if position >= len(task.reads) or task.reads[position] not in task.dying:
+            if (
+                position >= len(task.slots.reads)
+                or task.slots.reads[position] not in task.slots.dying
+            ):
                 continue
-            value = self.trace.values.get(task.reads[position])
+            value = self.trace.values.get(task.slots.reads[position])
             if value is None or not value.is_whole or self._readers[value.buffer] != 1:
                 continue
             if value[:3] == (result.shape, result.dtype, result.strides):

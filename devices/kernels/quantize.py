@@ -22,7 +22,7 @@ RANGE: Final = {
 }  # fmt: skip
 
 
-def _spread(
+def _shaped(
     xp: Xp, name: str, value: Array, shape: tuple[int, ...], axis: int, block_size: int
 ) -> Array:
     """Return a scale or zero point so that it broadcasts to the tensor's shape."""
@@ -96,7 +96,7 @@ def quantize_10(
         _match(y_scale, zero_point)
     else:
         to = element_type(output_dtype) if output_dtype else xp.dtype(xp.uint8)
-    scale = _spread(xp, "y_scale", y_scale, x.shape, axis, block_size)
+    scale = _shaped(xp, "y_scale", y_scale, x.shape, axis, block_size)
     # The quotient has the scale's type, if that is one to divide in.
     if precision:
         divide_in = element_type(precision)
@@ -108,7 +108,7 @@ def quantize_10(
     if divide_in.itemsize < 4:
         y = y.astype(xp.float32)
     if zero_point is not None:
-        zero_point = _spread(xp, "y_zero_point", zero_point, x.shape, axis, block_size)
+        zero_point = _shaped(xp, "y_zero_point", zero_point, x.shape, axis, block_size)
     return _saturate(xp, y, zero_point, to, bool(saturate))
 
 
@@ -127,8 +127,8 @@ def dequantize_10(
     compute_in = xp.float64 if to == xp.float64 else xp.float32
     y = x.astype(compute_in)
     if zero_point is not None:
-        y -= _spread(xp, "x_zero_point", zero_point, x.shape, axis, block_size).astype(compute_in)
-    y *= _spread(xp, "x_scale", x_scale, x.shape, axis, block_size).astype(compute_in)
+        y -= _shaped(xp, "x_zero_point", zero_point, x.shape, axis, block_size).astype(compute_in)
+    y *= _shaped(xp, "x_scale", x_scale, x.shape, axis, block_size).astype(compute_in)
     return convert(xp, y, to)
 
 

@@ -1,4 +1,4 @@
-"""Graph transformations of the CPU device: pure functions from Model to Model, in order."""
+"""Graph transformations of devices that interpret: pure functions from Model to Model."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from devices.model.model import Model
-from devices.transforms.channel_shuffle import fuse_channel_shuffle
-from devices.transforms.channels_last import prepare_convolutions
 from devices.transforms.constant_folding import fold_constants
 from devices.transforms.conv_activation import fuse_conv_activation
 from devices.transforms.conv_batchnorm import fold_batchnorm_into_conv
@@ -24,10 +22,8 @@ from devices.transforms.matmul_add import fuse_matmul_add
 from devices.transforms.movement import merge_movements
 from devices.transforms.quantized import fuse_fake_quantize, quantize_once
 from devices.transforms.quantized_operators import standard_quantized
-from devices.transforms.recurrent import prepare_recurrent
 from devices.transforms.scale_into_conv import move_scale_into_conv
 from devices.transforms.scale_shift import fuse_scale_shift
-from devices.transforms.single_precision import compute_in_single
 
 
 class Pass(NamedTuple):
@@ -40,13 +36,13 @@ class Pass(NamedTuple):
 
 
 #: Dead nodes go first and last: first, so that patterns do not count them as readers.
-_FIRST: Final = (
+FIRST: Final = (
     Pass(inline_functions, oldest_opset=0),
     Pass(literals_to_constants, oldest_opset=0),
     Pass(standard_quantized, oldest_opset=10),
     Pass(remove_dead_nodes, oldest_opset=0),
 )
-_THEN: Final = (
+THEN: Final = (
     Pass(eliminate_identities),
     Pass(fold_constants, oldest_opset=0),
     Pass(remove_dead_nodes, oldest_opset=0),
@@ -65,18 +61,7 @@ _THEN: Final = (
     Pass(remove_dead_nodes, oldest_opset=0),
 )
 
-#: Those of every device.
-PASSES: Final = (*_FIRST, *_THEN)
-#: The same, and what the host and its own kernels want.
-HOST_PASSES: Final = (
-    *_FIRST,
-    Pass(compute_in_single),
-    *_THEN,
-    Pass(fuse_channel_shuffle),
-    Pass(prepare_convolutions, oldest_opset=0),
-    Pass(prepare_recurrent),
-    Pass(remove_dead_nodes, oldest_opset=0),
-)
+PASSES: Final = (*FIRST, *THEN)
 
 
 def transform(model: Model, passes: Sequence[Pass] = PASSES) -> Model:

@@ -79,8 +79,8 @@ def _is_left(node: Node, scope: Scope) -> bool:
     inner = [proto for a in node.proto.attribute for g in (a.g, *a.graphs) for proto in g.node]
     found = find_implementation(node, scope)
     if isinstance(found, Implementation) and found.kind == "function":
-        scope = scope.of_function(found.what)
-        inner.extend(found.what.node)
+        scope = scope.of_function(found.definition)
+        inner.extend(found.definition.node)
     return any(_is_left(Node.from_proto(proto), scope) for proto in inner)
 
 

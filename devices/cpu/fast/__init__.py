@@ -5,10 +5,10 @@ from devices.cpu.fast import (  # noqa: F401 - importing a family registers its 
     conv_transpose,
     lrn,
     pool,
-    recurrent,
+    prepared_recurrent,
     scale_shift,
     shuffle,
 )
-from devices.cpu.fast.registry import FAST
+from devices.cpu.fast.fast_kernels import FAST
 
 __all__ = ["FAST"]

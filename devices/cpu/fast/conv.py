@@ -23,7 +23,7 @@ from devices.cpu.fast.channels_last import (
     row_of,
     windows,
 )
-from devices.cpu.fast.registry import FAST
+from devices.cpu.fast.fast_kernels import FAST
 from devices.interpreter.calls import Call, Scratch, makes_calls
 from devices.interpreter.copies import copy_call
 from devices.kernels.registry import op

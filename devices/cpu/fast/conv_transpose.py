@@ -10,7 +10,7 @@ import numpy as np
 
 from devices.cpu.fast.bands import BandScratch
 from devices.cpu.fast.channels_last import is_last, pixel_calls, planar, planes, row_calls
-from devices.cpu.fast.registry import FAST
+from devices.cpu.fast.fast_kernels import FAST
 from devices.interpreter.calls import Call, Scratch, makes_calls
 from devices.interpreter.copies import copy_call
 from devices.kernels.conv import transposed_window

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from devices.cpu.fast.channels_last import is_last, pixels, planes
-from devices.cpu.fast.registry import FAST
+from devices.cpu.fast.fast_kernels import FAST
 from devices.interpreter.calls import Call, Scratch, makes_calls
 from devices.kernels.registry import op
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from devices.cpu.fast.recurrent import prepare
+from devices.cpu.fast.prepared_recurrent import prepare
 from devices.model.model import Model, Node
 from devices.transforms.rewriting import Rewrite, fused_node
 

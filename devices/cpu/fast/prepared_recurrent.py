@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from devices.cpu.fast.registry import FAST
+from devices.cpu.fast.fast_kernels import FAST
 from devices.interpreter.calls import Call, Scratch, makes_calls
 from devices.kernels.registry import op
 
