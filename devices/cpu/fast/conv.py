@@ -23,10 +23,9 @@ from devices.cpu.fast.channels_last import (
     row_of,
     windows,
 )
-from devices.cpu.fast.fast_kernels import FAST
-from devices.interpreter.calls import Call, Scratch, makes_calls
+from devices.cpu.fast.fast_kernels import fast_op
+from devices.interpreter.calls import Call, Scratch
 from devices.interpreter.copies import copy_call
-from devices.kernels.registry import op
 from devices.kernels.window import Window, sliding_window
 
 Ints = Sequence[int]
@@ -69,9 +68,10 @@ def copies_columns(kernel: Ints, strides: Ints, group: int) -> bool:
     return set(kernel) != {1} or set(strides) != {1} or group > 1
 
 
-@op("ChannelsLastConv", since=1, domain="hetero", registry=FAST)
-def channels_last_conv_1(
-    xp: object,
+@fast_op("ChannelsLastConv", any_order=True)
+def channels_last_conv(
+    scratch: Scratch,
+    y: np.ndarray | None,
     x: np.ndarray,
     w: np.ndarray,
     b: np.ndarray | None = None,
@@ -88,7 +88,7 @@ def channels_last_conv_1(
     winograd: int = 0,
     bias_row: int = 0,
     shuffled: int = 1,
-) -> np.ndarray:
+) -> tuple[np.ndarray, Iterator[Call]] | None:
     """Return what FusedConv does, of weights and a bias row that lie as `prepare` says.
 
     `bias_row` tells that the bias is the weights' last row; without Winograd's tiles, x's channels
@@ -98,49 +98,21 @@ def channels_last_conv_1(
     (N, C, W) are taken as of a height of 1.
     """
     is_line = x.ndim == 3
-    x, z = planar(x), planar(z)
-    window = sliding_window(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad)
-    by_channel = _is_by_channel(w, window, group, winograd)
-    channels = group if by_channel else w.shape[-1] * group
-    depth = (w.shape[1] - bias_row) // (1 if winograd else prod(window.kernel))
-    read = 1 if by_channel else depth
-    if x.ndim != 4 or x.shape[1] != read * group:
-        raise ValueError(f"input has shape {x.shape}; {group} groups of {read} channels wanted")
-    y = planes(np.empty((x.shape[0], *window.output, channels), x.dtype))
-    last = _Last(b, z, activation, activation_params)
-    for call in _calls(Scratch(), y, x, w, window, group, winograd, shuffled, last):
-        call()
-    return y[:, :, 0] if is_line else y
-
-
-@makes_calls("ChannelsLastConv", 1, domain="hetero", registry=FAST, any_order=True)
-def channels_last_conv_calls(
-    scratch: Scratch,
-    y: np.ndarray,
-    x: np.ndarray,
-    w: np.ndarray,
-    b: np.ndarray | None = None,
-    z: np.ndarray | None = None,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: Ints | None = None,
-    group: int = 1,
-    kernel_shape: Ints,
-    pads: Ints | None = None,
-    strides: Ints | None = None,
-    activation: str = "",
-    activation_params: Sequence[float] = (),
-    winograd: int = 0,
-    bias_row: int = 0,
-    shuffled: int = 1,
-) -> Sequence[Call] | None:
-    """Bind the calls that the kernel above makes."""
     x, y, z = planar(x), planar(y), planar(z)
-    if not is_last(y):
-        return None
     window = sliding_window(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad)
+    if y is None:
+        by_channel = _is_by_channel(w, window, group, winograd)
+        channels = group if by_channel else w.shape[-1] * group
+        depth = (w.shape[1] - bias_row) // (1 if winograd else prod(window.kernel))
+        read = 1 if by_channel else depth
+        if x.ndim != 4 or x.shape[1] != read * group:
+            raise ValueError(f"input has shape {x.shape}; {group} groups of {read} channels wanted")
+        y = planes(np.empty((x.shape[0], *window.output, channels), x.dtype))
+    elif not is_last(y):
+        return None
     last = _Last(b, z, activation, activation_params)
-    return list(_calls(scratch, y, x, w, window, group, winograd, shuffled, last))
+    calls = _calls(scratch, y, x, w, window, group, winograd, shuffled, last)
+    return y[:, :, 0] if is_line else y, calls
 
 
 def _is_by_channel(w: np.ndarray, window: Window, group: int, winograd: int) -> bool:

@@ -10,11 +10,10 @@ import numpy as np
 
 from devices.cpu.fast.bands import BandScratch
 from devices.cpu.fast.channels_last import is_last, pixel_calls, planar, planes, row_calls
-from devices.cpu.fast.fast_kernels import FAST
-from devices.interpreter.calls import Call, Scratch, makes_calls
+from devices.cpu.fast.fast_kernels import fast_op
+from devices.interpreter.calls import Call, Scratch
 from devices.interpreter.copies import copy_call
 from devices.kernels.conv import transposed_window
-from devices.kernels.registry import op
 from devices.kernels.window import Window
 
 Ints = Sequence[int]
@@ -25,45 +24,30 @@ def prepare_transposed(w: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(w.transpose(0, 2, 3, 1)).reshape(len(w), -1)
 
 
-@op("ChannelsLastConvTranspose", since=1, domain="hetero", registry=FAST)
-def channels_last_conv_transpose_1(
-    xp: object, x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None, *,
+@fast_op("ChannelsLastConvTranspose", any_order=True)
+def channels_last_conv_transpose(
+    scratch: Scratch, y: np.ndarray | None, x: np.ndarray, w: np.ndarray,
+    b: np.ndarray | None = None, *,
     auto_pad: str = "NOTSET", dilations: Ints | None = None, kernel_shape: Ints,
     output_padding: Ints | None = None, output_shape: Ints | None = None,
     pads: Ints | None = None, strides: Ints | None = None,
-) -> np.ndarray:  # fmt: skip
+) -> tuple[np.ndarray, Iterator[Call]] | None:  # fmt: skip
     """Return ConvTranspose of one group; the result's channels are last in memory.
 
     Weights lie as `prepare_transposed` says, the bias b as `bias_row` does. x of (N, C, W) is taken
     as of a height of 1.
     """
-    is_line, x = x.ndim == 3, planar(x)
+    is_line, x, y = x.ndim == 3, planar(x), planar(y)
     if x.ndim != 4 or x.shape[1] != len(w):
         raise ValueError(f"input has shape {x.shape}; (N, {len(w)}, H, W) wanted")
     window = transposed_window(
         x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad, output_padding, output_shape
     )
-    y = planes(np.empty((len(x), *window.input, w.shape[1] // prod(kernel_shape)), x.dtype))
-    for call in _calls(Scratch(), y, x, w, b, window):
-        call()
-    return y[:, :, 0] if is_line else y
-
-
-@makes_calls("ChannelsLastConvTranspose", 1, domain="hetero", registry=FAST, any_order=True)
-def channels_last_conv_transpose_calls(
-    scratch: Scratch, y: np.ndarray, x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None, *,
-    auto_pad: str = "NOTSET", dilations: Ints | None = None, kernel_shape: Ints,
-    output_padding: Ints | None = None, output_shape: Ints | None = None,
-    pads: Ints | None = None, strides: Ints | None = None,
-) -> Sequence[Call] | None:  # fmt: skip
-    """Bind the calls that the kernel above makes."""
-    x, y = planar(x), planar(y)
-    if not is_last(y):
+    if y is None:
+        y = planes(np.empty((len(x), *window.input, w.shape[1] // prod(kernel_shape)), x.dtype))
+    elif not is_last(y):
         return None
-    window = transposed_window(
-        x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad, output_padding, output_shape
-    )
-    return list(_calls(scratch, y, x, w, b, window))
+    return y[:, :, 0] if is_line else y, _calls(scratch, y, x, w, b, window)
 
 
 def _calls(

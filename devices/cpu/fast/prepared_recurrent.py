@@ -13,9 +13,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from devices.cpu.fast.fast_kernels import FAST
-from devices.interpreter.calls import Call, Scratch, makes_calls
-from devices.kernels.registry import op
+from devices.cpu.fast.fast_kernels import fast_op
+from devices.interpreter.calls import Call, Scratch
 
 #: Steps up to which each has calls of its own.
 _MOST_STEPS: Final = 1024
@@ -255,35 +254,23 @@ def _check_lengths(lengths: np.ndarray, steps: int) -> None:
         raise ValueError(f"sequence_lens must be {len(lengths)} numbers from 0 to {steps}")
 
 
-@op("PreparedRecurrent", since=1, domain="hetero", registry=FAST)
-def prepared_recurrent_1(
-    xp: object, x: np.ndarray, w: np.ndarray, r: np.ndarray, b: np.ndarray,
-    sequence_lens: np.ndarray | None = None, initial_h: np.ndarray | None = None,
-    initial_c: np.ndarray | None = None, *, cell: str, direction: str = "forward",
-) -> tuple[np.ndarray, ...]:  # fmt: skip
+@fast_op("PreparedRecurrent", many=True)
+def prepared_recurrent(
+    scratch: Scratch, outputs: Sequence[np.ndarray | None] | None, x: np.ndarray, w: np.ndarray,
+    r: np.ndarray, b: np.ndarray, sequence_lens: np.ndarray | None = None,
+    initial_h: np.ndarray | None = None, initial_c: np.ndarray | None = None, *,
+    cell: str, direction: str = "forward",
+) -> tuple[tuple[np.ndarray | None, ...], Iterator[Call]] | None:  # fmt: skip
     """Return Y (T, D, B, H) and the final states of an RNN, GRU or LSTM, as `cell` says.
 
     Weights lie as `prepare` says.
     """
-    shape = (len(r), x.shape[1], r.shape[-1])
-    outputs = [np.empty(s, x.dtype) for s in ((len(x), *shape), shape, shape)]
-    outputs = outputs[: 3 if cell == "LSTM" else 2]
-    starts = (initial_h, initial_c)
-    weights = Weights(w, r, b)
-    for call in _calls(cell, Scratch(), outputs, x, weights, sequence_lens, starts, direction):
-        call()
-    return tuple(outputs)
-
-
-@makes_calls("PreparedRecurrent", 1, domain="hetero", registry=FAST, many=True)
-def prepared_recurrent_calls(
-    scratch: Scratch, outputs: Sequence[np.ndarray | None], x: np.ndarray, w: np.ndarray,
-    r: np.ndarray, b: np.ndarray, sequence_lens: np.ndarray | None = None,
-    initial_h: np.ndarray | None = None, initial_c: np.ndarray | None = None, *,
-    cell: str, direction: str = "forward",
-) -> Sequence[Call] | None:  # fmt: skip
-    """Bind the calls that the kernel above makes."""
-    if len(x) > _MOST_STEPS:
+    if outputs is None:
+        shape = (len(r), x.shape[1], r.shape[-1])
+        shapes = [(len(x), *shape), shape, shape][: 3 if cell == "LSTM" else 2]
+        outputs = [np.empty(s, x.dtype) for s in shapes]
+    elif len(x) > _MOST_STEPS:
         return None
     starts, weights = (initial_h, initial_c), Weights(w, r, b)
-    return list(_calls(cell, scratch, outputs, x, weights, sequence_lens, starts, direction))
+    calls = _calls(cell, scratch, outputs, x, weights, sequence_lens, starts, direction)
+    return tuple(outputs), calls
