@@ -183,7 +183,7 @@ HETERO: dict[str, set[str]] = {
     "cache": {"affinity", "partition", "properties", "version"},
     "compile": {"affinity", "batching", "cache", "partition", "planning", "properties", "query"},
     "compare": {"affinity", "compile", "core", "properties"},
-    "report": {"affinity", "compile", "partition", "planning", "query"},
+    "report": {"affinity", "compile", "observe", "partition", "planning", "query"},
     "examples": set(),
 }
 #: Library -> where it may be imported: glob patterns of paths.

@@ -5,13 +5,13 @@ All figures are medians over the requests, and only what was measured is among t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from statistics import median
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from devices.request.answer import RequestTimes, StageRun
 from hetero.affinity.requests import request_positions
 from hetero.compile.compiled_model import CompiledModel
+from hetero.observe.stage_times import StageTimes, median_of
 from hetero.planning import PlanReport
 
 
@@ -44,35 +44,35 @@ def build_profile(
     `requests`: of `compiled`, profiled; those that ended.
     `plan`: what was expected of it.
     """
-    runs: dict[int, list[StageRun]] = {s.index: [] for s in compiled.subgraphs}
+    times = StageTimes(wire_links(compiled))
     for request in requests:
-        for run in request.times.stages:
-            if run.stage in runs:  # else of a device that has been lost since
-                runs[run.stage].append(run)
+        sent_s = request.began_s + request.times.preprocess_s + request.times.admission_s
+        times.add(sent_s, request.began_s + request.latency_s, request.times.stages)
+    # Not those of devices that have been lost since.
+    runs = {s.index: times.runs_of(s.index) for s in compiled.subgraphs}
     nodes = _nodes(compiled, runs, plan)
     return {
         "requests": len(requests),
         "request": {
-            "latency_s": _median(r.latency_s for r in requests),
-            "preprocess_s": _median(r.times.preprocess_s for r in requests),
-            "admission_s": _median(r.times.admission_s for r in requests),
-            "in_flight_s": _median(r.times.in_flight_s for r in requests),
-            "infer_s": _median(sum(run.infer_s for run in r.times.stages) for r in requests),
-            "postprocess_s": _median(r.times.postprocess_s for r in requests),
+            "latency_s": median_of(r.latency_s for r in requests),
+            "preprocess_s": median_of(r.times.preprocess_s for r in requests),
+            "admission_s": median_of(r.times.admission_s for r in requests),
+            "in_flight_s": median_of(r.times.in_flight_s for r in requests),
+            "infer_s": median_of(sum(run.infer_s for run in r.times.stages) for r in requests),
+            "postprocess_s": median_of(r.times.postprocess_s for r in requests),
         },
-        "stages": _stages(compiled, requests, runs, nodes, plan),
+        "stages": _stages(compiled, times, runs, nodes, plan),
         "nodes": nodes,
     }
 
 
 def _stages(
     compiled: CompiledModel,
-    requests: Sequence[TimedRequest],
+    times: StageTimes,
     runs: Mapping[int, Sequence[StageRun]],
     nodes: Sequence[Mapping[str, Any]],
     plan: PlanReport | None,
 ) -> list[dict[str, Any]]:
-    arrivals = _arrivals_s(requests, wire_links(compiled))
     expected = _expected_stages_s(compiled, plan)
     rows = []
     for subgraph in compiled.subgraphs:
@@ -86,40 +86,17 @@ def _stages(
                 "device": subgraph.device,
                 "nodes": list(subgraph.node_names),
                 "runs": len(mine),
-                "arrives_s": _median(arrivals.get(subgraph.index, ())),
-                "queued_s": _median(run.queued_s for run in mine),
-                "upload_s": _median(run.upload_s for run in mine),
-                "infer_s": _median(run.infer_s for run in mine),
-                "download_s": _median(run.download_s for run in mine),
+                "arrives_s": median_of(times.on_way_s[subgraph.index]),
+                "queued_s": median_of(run.queued_s for run in mine),
+                "upload_s": median_of(run.upload_s for run in mine),
+                "infer_s": median_of(run.infer_s for run in mine),
+                "download_s": median_of(run.download_s for run in mine),
                 "nodes_s": sum(timed) if timed else None,
                 "output_nbytes": max((run.output_nbytes for run in mine), default=None),
                 "predicted_s": expected.get(subgraph.index),
             }
         )
     return rows
-
-
-def _arrivals_s(
-    requests: Sequence[TimedRequest], links: Sequence[tuple[int, int]]
-) -> dict[int, list[float]]:
-    """Return how long stages' last inputs were on their way, queues apart.
-
-    That is from the end of what made the inputs, or from the request's admission. Of a node whose
-    clock's difference is not known yet nothing is said: its times lie outside of the request.
-    """
-    found: dict[int, list[float]] = {}
-    for request in requests:
-        runs = {run.stage: run for run in request.times.stages}
-        sent_s = request.began_s + request.times.preprocess_s + request.times.admission_s
-        ended_s = request.began_s + request.latency_s
-        known = {n for n, r in runs.items() if sent_s <= r.started_s <= r.ended_s <= ended_s}
-        for stage in known:
-            makers = [producer for producer, consumer in links if consumer == stage]
-            if known.issuperset(makers):
-                made_s = max((runs[maker].ended_s for maker in makers), default=sent_s)
-                on_way_s = runs[stage].started_s - runs[stage].queued_s - made_s
-                found.setdefault(stage, []).append(max(0.0, on_way_s))
-    return found
 
 
 def _nodes(
@@ -153,7 +130,7 @@ def _nodes(
                 "folded": [name for name in covers if name not in moving],
                 # Who times nodes once, in a run apart, says the same each time.
                 "readings": len(set(told)),
-                "seconds": _median(told),
+                "seconds": median_of(told),
                 **_expected(covers, device_of[stage], plan),
             }
         )
@@ -188,8 +165,3 @@ def _expected_stages_s(compiled: CompiledModel, plan: PlanReport | None) -> dict
             if cut.subgraphs[stage.index].node_names == names[number]:
                 found[number] = stage.run_s
     return found
-
-
-def _median(values: Iterable[float]) -> float | None:
-    listed = list(values)
-    return median(listed) if listed else None

@@ -1,0 +1,45 @@
+"""Stage times of requests: whose clock counts, and that a batch's run counts once."""
+
+from __future__ import annotations
+
+from devices.request.answer import StageRun
+from hetero.observe.stage_times import StageTimes, median_of
+
+#: Stage 0 feeds 1 and 2, which feed 3.
+LINKS = [(0, 1), (0, 2), (1, 3), (2, 3)]
+
+
+def run(stage: int, start_s: float, end_s: float, queued_s: float = 0.0) -> StageRun:
+    return StageRun(stage, "D", queued_s=queued_s, started_s=start_s, ended_s=end_s)
+
+
+RUNS = (run(0, 11, 12), run(1, 13, 15, 0.25), run(2, 12.5, 14), run(3, 16, 17))
+
+
+def test_a_stage_waits_from_when_its_last_input_was_made() -> None:
+    found = StageTimes(LINKS)
+    found.add(10, 18, RUNS)
+    assert dict(found.waits_s) == {(0, "D"): [1], (1, "D"): [1], (2, "D"): [0.5], (3, "D"): [1]}
+    assert dict(found.on_way_s) == {0: [1], 1: [0.75], 2: [0.5], 3: [1]}
+    assert dict(found.gaps_s) == {(0, 1): [1], (0, 2): [0.5], (1, 3): [1], (2, 3): [2]}
+
+
+def test_a_batchs_run_counts_once_and_each_requests_wait() -> None:
+    found = StageTimes(LINKS)
+    for sent_s in (10, 10.5):
+        found.add(sent_s, 18, RUNS)
+    assert len(found.runs_of(0)) == 1
+    assert found.waits_s[0, "D"] == [1, 0.5]
+
+
+def test_a_foreign_clock_says_nothing_but_how_long() -> None:
+    found = StageTimes(LINKS)
+    found.add(10, 18, (RUNS[0], run(1, 1000, 1002), *RUNS[2:]))
+    assert [r.ended_s - r.started_s for r in found.runs_of(1)] == [2]
+    assert found.waits_s.keys() == {(0, "D"), (2, "D")}  # the third may have waited for the first
+    assert found.gaps_s.keys() == {(0, 2), (2, 3)}
+
+
+def test_the_median_of_nothing_is_not_known() -> None:
+    assert median_of([]) is None
+    assert median_of([3, 1, 2]) == 2
