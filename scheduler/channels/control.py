@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import threading
 import time
@@ -32,6 +33,8 @@ _log = logging.getLogger(__name__)
 #: Peers that nobody watches are forgotten after so many time-outs without a beat.
 _FORGOTTEN_AFTER: Final = 10
 _MOST_STATUS: Final = 64
+#: In a status: how long the party may be silent, seconds, while its process goes on.
+PATIENCE: Final = "patience_s"
 
 
 @dataclass(slots=True)
@@ -205,10 +208,22 @@ class Control:
         peer.send_held(wait=False)  # the thread that holds it may be stuck
         self._guard_process(peer)
         silent_s = now_s - peer.heard_s
-        if silent_s > self._silent_after_s:
+        if silent_s > self._silent_after_s and not self._is_busy(peer, silent_s):
             self._silence(peer, silent_s)
         if silent_s > self._forgotten_after_s and not peer.watched:
             self._forget(peer)
+
+    def _is_busy(self, peer: Peer, silent_s: float) -> bool:
+        """Whether a party says nothing because its code keeps the interpreter to itself.
+
+        Its process, on this node, goes on; how long that may be, it has said.
+        """
+        if peer.beat_s is None or not peer.endpoint.is_near:
+            return False
+        process, patience_s = peer.endpoint.process, peer.status.get(PATIENCE, math.inf)
+        if process.number == os.getpid() or silent_s > self._silent_after_s + patience_s:
+            return False
+        return not (process.is_stopped or process.is_gone)
 
     def _silence(self, peer: Peer, silent_s: float) -> None:
         peer.silent = True

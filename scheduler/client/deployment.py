@@ -144,7 +144,7 @@ class BaseDeployment(ABC):
         #: Whether requests are so short that to run one takes less than to wait for one.
         self._is_quick = False
         name = f"{plan.name} ({key})"
-        self._stage_timeout_s = limits.stage_timeout_s
+        self.stage_timeout_s = limits.stage_timeout_s
         self._runner = RequestRunner(
             limits,
             self,
@@ -244,6 +244,11 @@ class BaseDeployment(ABC):
         """Return what happened to a request so far."""
         return self._runner.story(request_id)
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` has begun."""
+        return self._closed
+
     def close(self) -> None:
         """Cancel what is in flight and unload the stages; again is harmless."""
         with self._close_lock:  # who comes second waits for the first
@@ -321,7 +326,7 @@ class BaseDeployment(ABC):
             tuple(name for name in placed[stage].outputs if name in self.plan.output_names),
             num_streams,
             self._channel.address,
-            self._stage_timeout_s,
+            self.stage_timeout_s,
         )
 
     def start(self, request: Request, inputs: Mapping[str, Value]) -> None:

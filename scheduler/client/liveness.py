@@ -101,18 +101,38 @@ class TimePassed:
     now_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Unloaded:
+    """The device at an address has let go of our stages, as it had not heard of us for long."""
+
+    now_s: float
+    address: str
+
+
 Sighting = (
-    Started | StartFailed | Silent | Heard | MessagesLost | ProcessEnded | NodeLeft | TimePassed
+    Started
+    | StartFailed
+    | Silent
+    | Heard
+    | MessagesLost
+    | ProcessEnded
+    | NodeLeft
+    | TimePassed
+    | Unloaded
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """End the process at an address, whatever it does, and start the device anew."""
+    """End the process at an address, whatever it does, and start the device anew.
+
+    `keep`: not the process; its stages alone are loaded again.
+    """
 
     device: str
     address: str
     cause: str
+    keep: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +169,8 @@ class _Device:
     #: When it came to be live.
     since_s: float = 0.0
     cause: str = ""
+    #: Whether its process goes on, when it is to be started.
+    keep: bool = False
     #: Starts in a row after which it did not live long.
     num_starts: int = 0
     #: When it is to be started; None while that is under way, or not wanted.
@@ -209,6 +231,9 @@ class Liveness:
                 cause = "messages were lost on their way"
                 lost = DeviceLost(now_s, device.name, device.node, cause, on_the_way=True)
                 return [lost, DeviceReturned(now_s, device.name)]
+            case Unloaded(now_s):
+                cause = "it has not heard of this client for long"
+                return self._end(device, now_s, cause, keep=True)
             case ProcessEnded(now_s, _, cause):
                 return self._end(device, now_s, cause)
 
@@ -240,7 +265,7 @@ class Liveness:
         device.state, device.since_s, device.restart_s = _S.LIVE, now_s, None
         return [DeviceReturned(now_s, device.name)]
 
-    def _end(self, device: _Device, now_s: float, cause: str) -> list[Order]:
+    def _end(self, device: _Device, now_s: float, cause: str, *, keep: bool = False) -> list[Order]:
         """Give up a process: start the device anew, at once if it is the first time of late."""
         orders: list[Order] = []
         if device.state is _S.LIVE:
@@ -248,7 +273,7 @@ class Liveness:
             if now_s - device.since_s >= _STEADY_S:
                 device.num_starts = 0
         del self._at[device.address]
-        device.state, device.cause = _S.RESTARTING, cause
+        device.state, device.cause, device.keep = _S.RESTARTING, cause, keep
         device.away_s = now_s + _AWAY_S
         return orders + self._again(device, now_s)
 
@@ -272,7 +297,8 @@ class Liveness:
         if device.state is _S.SILENT:
             return self._end(device, now_s, device.cause)
         device.restart_s = None
-        return [Restart(device.name, device.address, device.cause)]
+        keep, device.keep = device.keep, False
+        return [Restart(device.name, device.address, device.cause, keep)]
 
     def _lose(self, device: _Device, now_s: float, cause: str) -> list[Order]:
         if device.state is _S.GONE:

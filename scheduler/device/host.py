@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -207,6 +207,10 @@ class DeviceHost:
         """Return the device's own form of a stage."""
         with self._typed(f"cannot export stage {stage}"):
             return self._stage(deployment, stage).export_model()
+
+    def has_all(self, deployments: Iterable[str]) -> bool:
+        """Whether deployments have stages here."""
+        return {key[0] for key in list(self._stages)}.issuperset(deployments)
 
     def unload(self, deployment: str, *, timeout_s: float = 10.0) -> None:
         """Let go of a deployment's stages, once what runs of them has stopped.

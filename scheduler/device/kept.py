@@ -31,9 +31,12 @@ class KeptTensors:
     def keep(self, client: str, tensors: Mapping[str, Value]) -> None:
         """Hold a client's tensors, over what is held under their keys.
 
-        Raises DeviceMemoryError: there is no room; then nothing is changed.
+        Raises DeviceMemoryError: there is no room, TensorError: another client has a key; then
+            nothing is changed.
         """
         with self._lock:
+            if not all(self._is_of(client, key) for key in tensors if key in self._held):
+                raise TensorError(f"{self._where} keeps tensors of another client's there.")
             old = sum(nbytes_of(self._held[key][1]) for key in tensors if key in self._held)
             after = self.nbytes - old + nbytes_of(tensors)
             most_nbytes = self._descriptor.memory_nbytes
@@ -65,8 +68,9 @@ class KeptTensors:
                 self.keep(message.client, placed)
                 send(message.client, Values(message.task, {}))
             else:
-                self.free(message.free)
-                send(message.address, Values(message.task, self._tensors(message.keys)))
+                self.free(key for key in message.free if self._is_of(message.client, key))
+                tensors = self._tensors(message.client, message.keys)
+                send(message.address, Values(message.task, tensors))
         except HeteroError as error:
             send(message.client, Failure(message.task, error))
         except Exception as error:  # a vendor's: the tensor cannot be read, say
@@ -100,9 +104,12 @@ class KeptTensors:
     def _where(self) -> str:
         return f"device {self._descriptor.name} on node {self._descriptor.node}"
 
-    def _tensors(self, keys: Mapping[str, str]) -> dict[str, Value]:
+    def _is_of(self, client: str, key: str) -> bool:
+        return self._held.get(key, ("", None))[0] == client
+
+    def _tensors(self, client: str, keys: Mapping[str, str]) -> dict[str, Value]:
         with self._lock:
-            if missing := [name for name, key in keys.items() if key not in self._held]:
+            if missing := [name for name, key in keys.items() if not self._is_of(client, key)]:
                 raise TensorError(
                     f"{self._where} no longer keeps {', '.join(map(repr, missing))}: it was "
                     "closed, or the device was started again. Make the tensor anew; of a state, "

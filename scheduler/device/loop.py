@@ -98,12 +98,15 @@ class DeviceLoop:
                 overdue_s = max(overdue_s, now_s - begun_s)
         with self._lock:
             tasks, running = self._machine.num_tasks, self._machine.num_running
+            patience_s = self._machine.patience_s
         return {
             "tasks": tasks,
             "running": running,
             "streams": self._machine.num_streams,
             "kept_nbytes": self._kept.nbytes,
             "overdue_s": overdue_s,
+            # A stage may keep the interpreter, and with it the beats, for as long as it may run.
+            "patience_s": patience_s,
         }
 
     def open_stage(self, opened: StageOpened) -> None:

@@ -14,6 +14,7 @@ its attempts that came first and still wait end: their clients have long forgott
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
@@ -141,6 +142,13 @@ class DeviceMachine:
     def num_tasks(self) -> int:
         """Tasks that are not gone."""
         return sum(client.num_tasks for client in self._clients.values())
+
+    @property
+    def patience_s(self) -> float:
+        """The least time that a stage here may run."""
+        stages = (stage for d in self._deployments.values() for stage in d.stages.values())
+        limits = (stage.opened.timeout_s for stage in stages)
+        return min((limit_s for limit_s in limits if limit_s > 0), default=math.inf)
 
     @property
     def clients(self) -> Set[str]:

@@ -31,6 +31,15 @@ class Process(NamedTuple):
         """Whether it has ended; asked on its own node only."""
         return process_start(self.number) != self.started
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it is there and stopped, by a signal or a debugger."""
+        try:
+            state = Path(f"/proc/{self.number}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return False
+        return state in "Tt" and not self.is_gone
+
 
 def owned_name(what: str) -> str:
     """Return a name for a file of this process: ``<name space>-<process>-<start>-<what>``.

@@ -67,6 +67,7 @@ class DeviceActor:
         self._host = DeviceHost(descriptor, find_plugin(entries, descriptor.plugin))
         self._workers = PumpingWorkers(descriptor.name)
         self._outlives = outlives
+        self._num_leases_ended = 0
 
         def connect(receive: Receiver) -> DirectChannel:
             self._channel = DirectChannel(
@@ -94,14 +95,18 @@ class DeviceActor:
             # Ray would do it, and leave files behind.
             self._channel.close()
             os._exit(0)
-        if self._channel.is_silent(client):
+        silent_s = self._channel.silent_s(client)
+        if silent_s is None or silent_s >= lease_s:  # else it was heard, and is silent once more
+            self._num_leases_ended += 1
             _log.warning("client %s is gone, and what it had here", client)
             self._loop.client_gone(client)
             self._workers.run_at_once(self._loop.num_streams)
 
     def _status(self) -> dict[str, float]:
         """Return what goes with the channel's beats, the first of which come early."""
-        return self._loop.status() if hasattr(self, "_loop") else {}
+        if not hasattr(self, "_loop"):
+            return {}
+        return {**self._loop.status(), "leases_ended": self._num_leases_ended}
 
     @ray.method(concurrency_group="life")
     def stay(self) -> None:
@@ -165,6 +170,11 @@ class DeviceActor:
     def status(self) -> dict[str, Any]:
         """Return the process's id, what it has in hand, and for how many clients."""
         return {"pid": self._host.ping(), "clients": self._loop.num_clients, **self._loop.status()}
+
+    @ray.method(concurrency_group="control")
+    def has_all(self, deployments: Sequence[str]) -> bool:
+        """Return whether deployments have stages here."""
+        return self._host.has_all(deployments)
 
     @ray.method(concurrency_group="control")
     def serve(self, client: str) -> None:

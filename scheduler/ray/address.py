@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import socket
-from typing import Final
+from typing import Any, Final
 
 from devices.errors import ClusterError
 
@@ -12,6 +13,9 @@ from devices.errors import ClusterError
 #: begins its answer with (RFC 9113, sections 3.4 and 6.5).
 _HTTP2_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 _HTTP2_SETTINGS: Final = b"\4"
+#: A node's state in the head's table (gcs.proto, GcsNodeInfo); and how long the head may take.
+_ALIVE: Final = 0
+_NODES_S: Final = 4.0
 
 
 def find_address(address: str) -> str:
@@ -78,6 +82,34 @@ def check_reachable(address: str, timeout_s: float, *, host_timeout_s: float | N
             address=address,
             cause=str(error),
         ) from error
+
+
+def check_is_node(address: str) -> None:
+    """Find out soon that this machine is no node of a cluster: Ray looks for a minute.
+
+    Raises ClusterError.
+    """
+    raylet: Any = importlib.import_module("ray._raylet")  # compiled, and without types
+    rows = raylet.GcsClient(address=address).get_all_node_info(timeout=_NODES_S).values()
+    hosts = {row.node_manager_address for row in rows if row.state == _ALIVE}
+    if hosts and not any(map(_is_here, hosts)):
+        raise ClusterError(
+            f"this machine is no node of the Ray cluster at {address}, whose nodes are "
+            f"{', '.join(sorted(hosts))}: join it first (`ray start --address={address}`, with "
+            "--num-cpus=0 if it is to compute nothing), or run this on one of them.",
+            address=address,
+        )
+
+
+def _is_here(host: str) -> bool:
+    """Whether an address is one of this machine's own."""
+    try:
+        family, kind, protocol, _, where = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.bind(where)
+    except OSError:
+        return False
+    return True
 
 
 def _connected(host: str, port: int, timeout_s: float) -> socket.socket:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import itertools
 import logging
+import secrets
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -53,6 +54,12 @@ _LOOK_S: Final = 0.5
 AWAITED_S: Final = 60.0
 #: Numbers of this process's deployments: its executors may share devices.
 _keys: Final = itertools.count(1)
+
+
+def _key(what: str) -> str:
+    """Return a key that no other client knows, and so cannot use."""
+    job = ray.get_runtime_context().get_job_id()
+    return f"{what}-{job}-{next(_keys)}-{secrets.token_hex(8)}"
 
 
 class RayExecutor:
@@ -109,7 +116,7 @@ class RayExecutor:
         )
         self._shared = SharedChannel()
         memory = RemoteMemory(
-            f"memory-{ray.get_runtime_context().get_job_id()}-{next(_keys)}",
+            _key("memory"),
             self._shared.connect,
             lambda address: self._channel.is_silent(address),
             lambda: self._reception.expect(),
@@ -199,7 +206,7 @@ class RayExecutor:
         """Compile every stage on its device, all at once; see `Executor.deploy`."""
         placement = alone(plan)
         check_sources(placement, sources)
-        key = f"deployment-{ray.get_runtime_context().get_job_id()}-{next(_keys)}"
+        key = _key("deployment")
         deployment = RayDeployment(
             key,
             placement,

@@ -7,6 +7,7 @@ to be done about it.
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 import time
@@ -34,6 +35,7 @@ from scheduler.client.liveness import (
     StartFailed,
     StaysAway,
     TimePassed,
+    Unloaded,
 )
 from scheduler.ray.deployment import RayDeployment
 from scheduler.ray.devices import ActorDevice, RayDevices, why_lost
@@ -86,6 +88,8 @@ class DeviceKeeper:
         self._loading: set[str] = set()
         #: Held while devices that are gone are looked for.
         self._is_looking = threading.Lock()
+        #: Address -> how many clients a device has given up, as we last saw.
+        self._leases_ended: dict[str, float] = {}
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="keeper", daemon=True)
 
@@ -211,10 +215,32 @@ class DeviceKeeper:
                 target=self._find, args=(gone,), name="keeper-look", daemon=True
             ).start()
         assert self._channel is not None
-        for address in list(self._actors):
-            overdue_s = self._channel.status_of(address).get("overdue_s", 0.0)
-            if overdue_s:
+        for address, device in list(self._actors.items()):
+            status = self._channel.status_of(address)
+            overdue_s, ended = status.get("overdue_s", 0.0), status.get("leases_ended", 0.0)
+            if overdue_s and overdue_s > self._patience_s(device):
                 self._see(Heard(time.monotonic(), address, overdue_s))
+            elif ended > self._leases_ended.setdefault(address, ended):
+                self._leases_ended[address] = ended
+                self._check_stages(device)
+
+    def _patience_s(self, device: ActorDevice) -> float:
+        """Return how long a stage of ours may run on a device; others' are not ours to end."""
+        name = device.descriptor.name
+        mine = [d.stage_timeout_s for d in self._deployments if name in d.devices]
+        return min((timeout_s for timeout_s in mine if timeout_s > 0), default=math.inf)
+
+    def _check_stages(self, device: ActorDevice) -> None:
+        """See whether a device that has given up a client has given up this one."""
+        name = device.descriptor.name
+        mine = [deployment.key for deployment in self._deployments if name in deployment.devices]
+        try:
+            has_all = ray.get(device.actor.has_all.remote(mine), timeout=_REASON_S)
+        except exceptions.RayError:
+            self._leases_ended[device.address] -= 1  # look again
+            return
+        if not has_all:
+            self._see(Unloaded(time.monotonic(), device.address))
 
     def _find(self, gone: Collection[str]) -> None:
         """Start those of the gone devices whose node is back; in a thread."""
@@ -238,9 +264,10 @@ class DeviceKeeper:
         name = order.device
         with self._lock:
             old = self._actors.pop(order.address, None)
+            self._leases_ended.pop(order.address, None)
         seen: Sighting
         try:
-            if old is not None:
+            if old is not None and not order.keep:
                 self._give_up(old)
             device = self._start(name)
         except UnknownDeviceError as error:
@@ -272,4 +299,6 @@ class DeviceKeeper:
                 deployment.devices[name] = device
                 stages = [deployment.placement.stages[i] for i in deployment.stages_on(name)]
                 deployment.use(name, device, self._loader.load(deployment, stages))
+                if deployment.is_closed:  # as this went on, and had the old actor unload them
+                    device.actor.unload.remote(deployment.key)
         return device

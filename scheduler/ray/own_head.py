@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from devices.errors import ClusterError
+from scheduler.processes.owned_files import process_start
 from scheduler.ray.address import check_reachable
 
 _START_S: Final = 120.0
@@ -65,28 +66,48 @@ def start_head(timeout_s: float = _START_S) -> str:
         ) from error
     _let_in()
     command = [
-        sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--port=0",
+        sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--port=0",
         "--include-dashboard=false", "--disable-usage-stats", f"--temp-dir={place / 'ray'}",
     ]  # fmt: skip
     quiet = {"RAY_worker_niceness": "0", "RAY_IGNORE_UNHANDLED_ERRORS": "1"}
-    done = subprocess.run(
-        command,
-        env={**os.environ, **quiet, "RAY_AUTH_MODE": "token"},
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
     try:
-        address = (place / "ray" / "ray_current_cluster").read_text().strip()
-        check_reachable(address, _ANSWER_S)
+        with (place / "log").open("w") as log:
+            process = subprocess.Popen(
+                command,
+                env={**os.environ, **quiet, "RAY_AUTH_MODE": "token"},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # by which its processes are found, however they end
+            )
+        session = f"{process.pid} {process_start(process.pid)}"
+        (place / "session").write_text(session)
+        address = _address(process, place, timeout_s)
+        (place / "head.json").write_text(json.dumps({"address": address}))
     except (OSError, ClusterError) as error:
+        said = (place / "log").read_text()[-1000:] if (place / "log").exists() else ""
         stop_head()
         raise ClusterError(
-            f"Ray cannot start on this machine: {error}\n{done.stdout[-500:]}{done.stderr[-500:]}",
-            cause=str(error),
+            f"Ray cannot start on this machine: {error}\n{said}", cause=str(error)
         ) from error
-    (place / "head.json").write_text(json.dumps({"address": address}))
+    except BaseException:  # Ctrl-C
+        stop_head()
+        raise
+    return address
+
+
+def _address(process: subprocess.Popen[bytes], place: Path, timeout_s: float) -> str:
+    """Return the address of a Ray that starts, once it answers there."""
+    until_s = time.monotonic() + timeout_s
+    file = place / "ray" / "ray_current_cluster"
+    while not file.exists():
+        if process.poll() is not None:
+            raise ClusterError(f"it ended with exit code {process.returncode}")
+        if time.monotonic() > until_s:
+            raise ClusterError(f"it was not up within {timeout_s:.0f} s")
+        time.sleep(0.05)
+    address = file.read_text().strip()
+    check_reachable(address, _ANSWER_S)
     return address
 
 
@@ -96,7 +117,8 @@ def stop_head() -> None:
     for number in (signal.SIGTERM, signal.SIGKILL):
         for process in _processes(place):
             with contextlib.suppress(ProcessLookupError):
-                os.kill(process, number)
+                # `ray start` itself would wait half a minute for tasks to end.
+                os.kill(process, signal.SIGKILL if process == os.getsid(process) else number)
         until_s = time.monotonic() + _END_S
         while any(_processes(place)) and time.monotonic() < until_s:
             time.sleep(0.05)
@@ -104,9 +126,13 @@ def stop_head() -> None:
 
 
 def _let_in() -> None:
-    """Set the token; Ray goes over to its use by itself as it joins, unless it is told a mode."""
-    os.environ["RAY_AUTH_TOKEN"] = (folder() / "token").read_text()
-    os.environ.pop("RAY_AUTH_MODE", None)
+    """Say where the token is; Ray goes over to its use by itself as it joins, unless told a mode.
+
+    It stays in its file: others read command lines, and logs tell environments.
+    """
+    os.environ["RAY_AUTH_TOKEN_PATH"] = str(folder() / "token")
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
+        os.environ.pop(name, None)
 
 
 def _check_private(place: Path) -> None:
@@ -116,10 +142,22 @@ def _check_private(place: Path) -> None:
 
 
 def _processes(place: Path) -> Iterator[int]:
-    """Return the processes of the Ray whose files are in a folder: their command lines say it."""
+    """Return the processes of the Ray that was started here: those of its session, its first last.
+
+    A session's number is given to no other process while it has one.
+    """
+    try:
+        number, started = (place / "session").read_text().split()
+    except (OSError, ValueError):
+        return
+    leader = int(number)
+    if process_start(leader) not in ("", started):
+        return  # all have ended, and the number is another's by now
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
+        if entry.name.isdigit() and int(entry.name) != leader:
             with contextlib.suppress(OSError):
-                line = (entry / "cmdline").read_bytes()
-                if f"{place}/ray/".encode() in line and (entry / "exe").exists():
+                state, _, _, session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+                if int(session) == leader and state != "Z":
                     yield int(entry.name)
+    if process_start(leader):
+        yield leader

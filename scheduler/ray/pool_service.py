@@ -81,7 +81,18 @@ def bring_up(
     ClusterError
         There is another pool, or no Ray can be started or reached.
     """
-    address = address or os.environ.get("RAY_ADDRESS") or find_head() or start_head()
+    known = address or os.environ.get("RAY_ADDRESS") or find_head()
+    try:
+        return _bring_up(known or start_head(), devices, plugins)
+    except BaseException:
+        if known is None:  # a Ray without a pool is of use to nobody
+            stop_head()
+        raise
+
+
+def _bring_up(
+    address: str, devices: Mapping[str, int] | None, plugins: Sequence[str]
+) -> PoolStatus:
     with _joined(address):
         announce(Pool(dict(devices or {}), tuple(plugins)))
         executor = RayExecutor(address=address, devices=devices, plugins=plugins)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import logging
 import os
 import secrets
@@ -27,7 +28,8 @@ from ray._private.authentication.authentication_token_setup import (
 
 from devices.errors import ClusterError
 from scheduler.processes import process_end
-from scheduler.ray.address import check_reachable, find_address
+from scheduler.processes.home_process import HomeProcess
+from scheduler.ray.address import check_is_node, check_reachable, find_address
 from scheduler.ray.folder import make_folder
 from scheduler.ray.own_head import find_head
 from scheduler.ray.signals import default_signals, own_signals
@@ -58,6 +60,7 @@ class RaySession:
         self.is_left = False
         self.folder = folder
         self._variables = list(variables)
+        self._home = HomeProcess()
         #: Called with what to raise if the cluster goes.
         self.when_gone: list[Callable[[ClusterError], None]] = []
         self._connection = ""
@@ -128,6 +131,8 @@ class RaySession:
 
     def end(self, *, parts: bool = False) -> None:
         """Leave Ray, and stop it if it was started here; again is harmless."""
+        if not self._home.is_here:
+            return
         self.is_left = True
         if self._watch is not None:
             self._watch.close()
@@ -213,7 +218,10 @@ def _start(options: dict[str, Any]) -> RaySession:
     }
     if not any(name in os.environ for name in _CREDENTIALS):
         # A token for this process only; Ray would write one to the home folder, for all to read.
-        environment["RAY_AUTH_TOKEN"] = _token()
+        token = folder / "token"
+        token.touch(mode=0o600)
+        token.write_text(_token())
+        environment["RAY_AUTH_TOKEN_PATH"] = str(token)
     variables = [name for name in environment if name not in os.environ]
     os.environ.update({name: environment[name] for name in variables})
     if "RAY_AUTH_MODE" not in os.environ:
@@ -255,6 +263,7 @@ def _join(address: str) -> RaySession:
         with _quiet(), own_signals():
             # A token alone does, as for `ray start`; Ray itself asks for its mode as well.
             maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+            check_is_node(address)
             ray.init(
                 address=address,
                 namespace=NAMESPACE,
@@ -262,6 +271,8 @@ def _join(address: str) -> RaySession:
                 logging_level=logging.ERROR,
                 configure_logging=False,
             )
+    except ClusterError:
+        raise
     except Exception as error:
         with contextlib.suppress(Exception):  # it may be half connected, or not at all
             ray.shutdown()
@@ -275,6 +286,24 @@ def _join(address: str) -> RaySession:
     session = RaySession(True)
     atexit.register(session.end)
     return session.watch()
+
+
+def _leave_fork() -> None:
+    """Keep a fork, as it ends, from ending its parent's Ray: it has none of its own."""
+    atexit.unregister(ray.shutdown)
+    node: Any = ray._private.worker._global_node
+    if node is not None:
+        node.kill_all_processes = lambda *arguments, **options: None
+    # Their destructors wait for threads that a fork has not got: they are never to be garbage.
+    worker: Any = ray._private.worker.global_worker
+    owners = (worker, "core_worker"), (worker, "gcs_client"), (worker, "gcs_error_subscriber")
+    for owner, name in (*owners, (ray._private.state.state, "_global_state_accessor")):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(getattr(owner, name, None)))
+    libc = ctypes.CDLL(None)
+    libc.on_exit(libc._exit, None)  # the same of what C++ destroys last
+
+
+os.register_at_fork(after_in_child=_leave_fork)
 
 
 @cache

@@ -275,6 +275,46 @@ def test_a_process_that_is_stopped_is_silent_then_heard_and_misses_what_was_sent
     check(one.next(), 2)
 
 
+BUSY = """
+import ctypes, sys
+from pathlib import Path
+from scheduler.channels.direct import DirectChannel
+_, folder, client, patience_s = sys.argv
+status = {} if patience_s == "any" else {"patience_s": float(patience_s)}
+def compute(message):
+    channel.send(client, message)
+    ctypes.PyDLL(None).sleep(2)  # C code that keeps the interpreter's lock
+    channel.send(client, message)
+channel = DirectChannel(compute, folder=Path(folder), status=lambda: status, beat_s=0.05)
+print(channel.address, flush=True)
+while True:
+    channel.pump(1)
+"""
+
+
+@pytest.mark.parametrize("patience_s", ["any", "0.2"])
+def test_a_process_whose_code_keeps_the_interpreter_is_not_lost_before_it_said(
+    folder: Path, party: Callable[..., Party], patience_s: str
+) -> None:
+    one = party(beat_s=0.05, timeout_s=0.4)
+    command = [sys.executable, "-c", BUSY, str(folder), one.address, patience_s]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
+    ) as process:
+        assert process.stdout is not None
+        address = process.stdout.readline().strip()
+        one.channel.watch(address)
+        wait_for(lambda: one.channel.clock_offset_s(address) is not None)
+        one.channel.send(address, values(1))
+        check(one.next(), 1)  # it computes from now on
+        check(one.next(), 1)  # and has
+        assert one.silent.empty() == (patience_s == "any")
+        process.kill()
+        assert one.silent.get(timeout=LONG_S)[0] == address
+    for left in folder.glob(f"*-{process.pid}-*"):
+        left.unlink(missing_ok=True)
+
+
 def test_the_end_of_a_process_on_the_node_is_told_at_once(
     other: tuple[Party, Any, str], folder: Path
 ) -> None:

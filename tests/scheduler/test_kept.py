@@ -139,3 +139,15 @@ def test_what_a_vendor_raises_reaches_the_client_that_asked() -> None:
     assert isinstance(failure.error, DeviceError)
     assert "illegal memory access" in str(failure.error)
     assert kept.nbytes == 0
+
+
+def test_what_a_client_keeps_is_not_anothers() -> None:
+    kept, told = KeptTensors(TOY, lambda value: value), Told()
+    kept.keep("a", {"1": X})
+    kept.answer(Keep(TASK, "b", {"1": X[:2]}), told.send)
+    kept.answer(Give(TASK, "b", "other", {"x": "1"}, free=("1",)), told.send)
+    assert [type(message) for _, message in told.sent] == [Failure, Failure]
+    kept.answer(Give(TASK, "a", "other", {"x": "1"}), told.send)
+    _, message = told.sent[-1]
+    assert isinstance(message, Values)
+    np.testing.assert_array_equal(message.tensors["x"], X)

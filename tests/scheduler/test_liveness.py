@@ -171,3 +171,17 @@ def test_clients_hear_of_each_loss_and_return_once_and_each_loss_ends(
             assert (state is DeviceState.LIVE) == (not away[device])
             if state in (DeviceState.SILENT, DeviceState.RESTARTING):
                 assert device in restarting or m.next_time_s is not None
+
+
+def test_a_device_that_let_go_of_our_stages_loads_them_again_in_its_process() -> None:
+    liveness = live()
+    cause = "it has not heard of this client for long"
+    assert liveness.handle(see.Unloaded(50.0, "a0")) == [
+        DeviceLost(50.0, "A", "n1", cause),
+        Restart("A", "a0", cause, keep=True),
+    ]
+    assert liveness.handle(see.Started(51.0, "A", "n1", "a0")) == [DeviceReturned(51.0, "A")]
+    assert liveness.handle(see.ProcessEnded(90.0, "a0", "killed")) == [
+        DeviceLost(90.0, "A", "n1", "killed"),
+        Restart("A", "a0", "killed"),
+    ]

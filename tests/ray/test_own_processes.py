@@ -1,0 +1,123 @@
+"""What is this process's own: a fork leaves its parent's Ray alone, a pool ends what it started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scheduler.processes.owned_files import process_start
+from scheduler.ray import own_head
+from scheduler.ray.address import check_is_node
+
+FORK = """
+import os, sys
+import numpy as np
+from onnx.parser import parse_model
+import hetero
+from scheduler.ray import start
+text = '<ir_version: 8, opset_import: ["": 17]> g (float[4] x) => (float[4] y) { y = Neg(x) }'
+core = hetero.Core("ray", devices={"CPU": 1})
+model = core.compile_model(parse_model(text), "CPU")
+inputs = {"x": np.ones(4, np.float32)}
+model(inputs)
+folder = start._current.folder
+child = os.fork()
+if child == 0:
+    sys.exit(3)
+_, status = os.waitpid(child, 0)
+assert folder.exists()
+model(inputs)
+core.close()
+print(os.waitstatus_to_exitcode(status))
+"""
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_fork_that_ends_leaves_its_parents_ray() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORK],
+        capture_output=True,
+        text=True,
+        timeout=150,
+        cwd=Path(__file__).parents[2],
+        check=False,
+    )
+    assert done.stdout.split()[-1:] == ["3"], done.stderr[-2000:]
+
+
+def test_a_pool_ends_the_processes_that_it_started_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "pool"
+    place.mkdir(mode=0o700)
+    monkeypatch.setattr(own_head, "folder", lambda: place)
+    sleep = f"sleep 600; : {place}/ray/session_latest/logs"
+    alike = subprocess.Popen(["/bin/sh", "-c", sleep])
+    mine = subprocess.Popen(
+        ["/bin/sh", "-c", "sleep 601 & echo $!; trap '' TERM; wait; sleep 602"],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert mine.stdout is not None
+    child = int(mine.stdout.readline())
+    own = f"{mine.pid} {process_start(mine.pid)}"
+    try:
+        (place / "session").write_text(f"{mine.pid} 1")  # the number was another's
+        own_head.stop_head()
+        assert process_start(child)
+        place.mkdir(mode=0o700)
+        (place / "session").write_text(own)
+        own_head.stop_head()
+        assert not place.exists()
+        assert mine.wait(60) == -signal.SIGKILL
+        assert not process_start(child)
+        assert alike.poll() is None
+    finally:
+        for process in (alike, mine):
+            process.kill()
+            process.wait()
+        mine.stdout.close()
+
+
+@pytest.mark.parametrize(
+    ("hosts", "here"), [(["127.0.0.1", "192.0.2.77"], True), (["192.0.2.77"], False), ([], True)]
+)
+def test_a_machine_that_is_no_node_of_the_cluster_is_told(
+    monkeypatch: pytest.MonkeyPatch, hosts: list[str], here: bool
+) -> None:
+    class Row:
+        state = 0
+
+        def __init__(self, host: str) -> None:
+            self.node_manager_address = host
+
+    class Head:
+        def __init__(self, address: str) -> None:
+            assert address == "192.0.2.77:6379"
+
+        def get_all_node_info(self, timeout: float) -> dict[int, Row]:
+            return {number: Row(host) for number, host in enumerate(hosts)}
+
+    monkeypatch.setattr("ray._raylet.GcsClient", Head)
+    if here:
+        check_is_node("192.0.2.77:6379")
+    else:
+        with pytest.raises(own_head.ClusterError, match=r"no node .* 192\.0\.2\.77"):
+            check_is_node("192.0.2.77:6379")
+
+
+def test_a_token_is_in_its_file_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_head, "folder", lambda: tmp_path)
+    (tmp_path / "token").write_text("secret")
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.setenv(name, "other")
+    own_head._let_in()
+    assert os.environ["RAY_AUTH_TOKEN_PATH"] == str(tmp_path / "token")
+    assert "RAY_AUTH_TOKEN" not in os.environ
