@@ -46,70 +46,41 @@ def _running(old: Array, new: Array, momentum: float) -> Array:
     return (old * momentum + new * (1 - momentum)).astype(old.dtype, copy=False)
 
 
-@op("BatchNormalization", since=6)
-def batch_normalization_6(
+@op(
+    "BatchNormalization",
+    since=(6, 9),
+    added={"training_mode": 14},
+    dropped={"is_test": 7, "spatial": 9},
+)
+def batch_normalization(
     xp: Xp, x: Array, scale: Array, b: Array, mean: Array, var: Array, *,
     epsilon: float = 1e-5, is_test: int = 0, momentum: float = 0.9, spatial: int = 1,
-    n_outputs: int = 1,
-) -> Array | tuple[Array, ...]:  # fmt: skip
-    """As from opset 7 on; `is_test` forbids training whatever outputs are named."""
-    return batch_normalization_7(
-        xp, x, scale, b, mean, var, epsilon=epsilon, momentum=momentum, spatial=spatial,
-        n_outputs=1 if is_test else n_outputs,
-    )  # fmt: skip
-
-
-@op("BatchNormalization", since=7)
-def batch_normalization_7(
-    xp: Xp, x: Array, scale: Array, b: Array, mean: Array, var: Array, *,
-    epsilon: float = 1e-5, momentum: float = 0.9, spatial: int = 1, n_outputs: int = 1,
-) -> Array | tuple[Array, ...]:  # fmt: skip
-    """Normalise each channel, or with `spatial` 0 each element of (C, ...), by given statistics."""
-    if spatial:
-        return batch_normalization_9(
-            xp, x, scale, b, mean, var, epsilon=epsilon, momentum=momentum, n_outputs=n_outputs
-        )
-    if n_outputs > 1:
-        raise ValueError(
-            "spatial=0 with statistics outputs (training) is not defined for inference"
-        )
-    if scale.shape != x.shape[1:]:
-        raise ValueError(f"scale has shape {scale.shape}; {x.shape[1:]} wanted with spatial=0")
-    return _batch_norm(xp, x, scale, b, mean, var, epsilon)
-
-
-@op("BatchNormalization", since=9)
-def batch_normalization_9(
-    xp: Xp, x: Array, scale: Array, b: Array, mean: Array, var: Array, *,
-    epsilon: float = 1e-5, momentum: float = 0.9, n_outputs: int = 1,
+    training_mode: int = 0, n_outputs: int = 1, opset: int,
 ) -> Array | tuple[Array, ...]:  # fmt: skip
     """Normalise each channel by given statistics, or in training by the batch's own.
 
-    Before opset 14 a node that names more than one output is in training.
+    With `spatial` 0 it is each element of (C, ...). Before opset 14 a node that names more than one
+    output is in training, unless it says `is_test`.
     """
-    if n_outputs == 1:
+    in_training = training_mode if opset >= 14 else n_outputs > 1 and not is_test
+    if not spatial:
+        if in_training:
+            raise ValueError(
+                "spatial=0 with statistics outputs (training) is not defined for inference"
+            )
+        if scale.shape != x.shape[1:]:
+            raise ValueError(f"scale has shape {scale.shape}; {x.shape[1:]} wanted with spatial=0")
+        return _batch_norm(xp, x, scale, b, mean, var, epsilon)
+    if not in_training:
         scale, b, mean, var = _per_channel(x, scale, b, mean, var)
         return _batch_norm(xp, x, scale, b, mean, var, epsilon)
     now, spread = _batch_statistics(xp, x)
     scale, b, *batch = _per_channel(x, scale, b, now, spread)
     y = _batch_norm(xp, x, scale, b, batch[0], batch[1], epsilon)
-    now, spread = now.astype(mean.dtype), spread.astype(var.dtype)
-    return y, _running(mean, now, momentum), _running(var, spread, momentum), now, spread
-
-
-@op("BatchNormalization", since=14)
-def batch_normalization_14(
-    xp: Xp, x: Array, scale: Array, b: Array, mean: Array, var: Array, *,
-    epsilon: float = 1e-5, momentum: float = 0.9, training_mode: int = 0,
-) -> Array | tuple[Array, ...]:  # fmt: skip
-    """Normalise each channel by given statistics, or in training by the batch's own."""
-    if not training_mode:
-        scale, b, mean, var = _per_channel(x, scale, b, mean, var)
-        return _batch_norm(xp, x, scale, b, mean, var, epsilon)
-    now, spread = _batch_statistics(xp, x)
-    scale, b, *batch = _per_channel(x, scale, b, now, spread)
-    y = _batch_norm(xp, x, scale, b, batch[0], batch[1], epsilon)
-    return y, _running(mean, now, momentum), _running(var, spread, momentum)
+    if opset < 14:
+        now, spread = now.astype(mean.dtype), spread.astype(var.dtype)
+    running = _running(mean, now, momentum), _running(var, spread, momentum)
+    return (y, *running) if opset >= 14 else (y, *running, now, spread)
 
 
 def _centred(xp: Xp, x: Array) -> tuple[Array, Array, Array]:

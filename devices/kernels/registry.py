@@ -20,9 +20,9 @@ A kernel is one pure function of arrays whose signature is the ONNX operator's::
   ``n_outputs``  how many outputs the node names (trailing absent ones cut off)
   ``opset``      the version of the operator's domain that the model imports
 
-The registration says which values an attribute may have (`choices`) and which opset brought an
-input or attribute that the first one lacks (`added`); a query refuses others, so that a kernel
-need not.
+The registration says which values an attribute may have (`choices`), and which opset brought an
+input or attribute that the first one lacks (`added`) or took an attribute away (`dropped`); a query
+refuses others, so that a kernel need not.
 """
 
 from __future__ import annotations
@@ -71,14 +71,14 @@ class Kernel:
     function: KernelFunction
     #: Positions of inputs wanted as host (numpy) arrays; `(ALL,)` for every one.
     host: tuple[int, ...] = ()
-    #: Names of the keyword-only parameters, reserved and later ones left out.
+    #: Names of the keyword-only parameters, reserved and absent ones left out.
     attributes: frozenset[str] = field(default=frozenset())
     #: Reserved parameters that the function declares.
     wants: frozenset[str] = field(default=frozenset())
     #: Valid values of attributes that have few.
     choices: Choices = field(default_factory=dict, hash=False)
-    #: Parameters of the function that only a later opset has.
-    later: frozenset[str] = field(default=frozenset())
+    #: Parameters of the function that only other opsets have.
+    absent: frozenset[str] = field(default=frozenset())
 
     def reads_on_host(self, position: int) -> bool:
         """Whether the input there is wanted as a host array."""
@@ -129,6 +129,7 @@ def op(
     host: tuple[int, ...] = (),
     choices: Choices | None = None,
     added: Mapping[str, int] | None = None,
+    dropped: Mapping[str, int] | None = None,
     registry: KernelRegistry | None = None,
 ) -> Callable[[KernelFunction], KernelFunction]:
     """Register the decorated function as `op_type`'s kernel.
@@ -148,6 +149,8 @@ def op(
         The valid values of attributes, beside those that mean the same in every operator.
     added : mapping of str to int, optional
         Input or attribute -> the opset that brought it, where that is later than `since`.
+    dropped : mapping of str to int, optional
+        Attribute -> the first opset without it.
     registry : KernelRegistry, optional
         Where a device's own kernel goes; without it the kernel is every device's.
 
@@ -155,7 +158,7 @@ def op(
     ------
     ValueError
         The operator has a kernel of this opset already, or `choices` names no attribute, or
-        `added` no parameter.
+        `added` or `dropped` no parameter.
     """
 
     def register(function: KernelFunction) -> KernelFunction:
@@ -163,17 +166,23 @@ def op(
         keywords = {n for n, p in parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY}
         if unknown := sorted((choices or {}).keys() - keywords):
             raise ValueError(f"{_where(function)} has no attribute {unknown[0]!r} to choose for")
-        if unknown := sorted((added or {}).keys() - parameters.keys()):
-            raise ValueError(f"{_where(function)} has no parameter {unknown[0]!r} to be added")
+        came, went = dict(added or {}), dict(dropped or {})
+        if unknown := sorted((came | went).keys() - parameters.keys()):
+            raise ValueError(
+                f"{_where(function)} has no parameter {unknown[0]!r} to be added or dropped"
+            )
         valid = {n: v for n, v in _EVERYWHERE.items() if n in keywords} | dict(choices or {})
         own = {since} if isinstance(since, int) else {*since}
-        for version in sorted(own | {*(added or {}).values()}):
-            later = frozenset(n for n, brought in (added or {}).items() if brought > version)
+        for version in sorted(own | {*came.values(), *went.values()}):
+            absent = frozenset(
+                [n for n, brought in came.items() if brought > version]
+                + [n for n, gone in went.items() if gone <= version]
+            )
             (KERNELS if registry is None else registry).add(
                 Kernel(
                     domain, op_type, version, function, host,
-                    frozenset(keywords - RESERVED - later), frozenset(keywords & RESERVED),
-                    {n: v for n, v in valid.items() if n not in later}, later,
+                    frozenset(keywords - RESERVED - absent), frozenset(keywords & RESERVED),
+                    {n: v for n, v in valid.items() if n not in absent}, absent,
                 )
             )  # fmt: skip
         return function

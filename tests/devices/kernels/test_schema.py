@@ -66,7 +66,7 @@ def positional(kernel: Kernel) -> list[inspect.Parameter]:
     """The parameters for inputs that have a place each; the first parameter is the namespace."""
     parameters = list(inspect.signature(kernel.function).parameters.values())[1:]
     inputs = [p for p in parameters if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
-    return [p for p in inputs if p.name not in kernel.later]
+    return [p for p in inputs if p.name not in kernel.absent]
 
 
 def variadic(kernel: Kernel) -> bool:
@@ -159,5 +159,5 @@ def test_what_a_later_opset_added_is_unknown_before(op_type: str, name: str, ops
 
 
 def test_what_was_added_is_a_parameter() -> None:
-    with pytest.raises(ValueError, match="no parameter 'gain' to be added"):
+    with pytest.raises(ValueError, match="no parameter 'gain' to be added or dropped"):
         op("Relu", since=100, added={"gain": 101})(lambda xp, x: x)
