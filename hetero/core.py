@@ -103,6 +103,7 @@ class Core:
         )
         self._scopes = Scopes(self._devices.rows, lambda *names: self.executor.get_property(*names))
         self._extensions = Extensions()
+        self._watching: list[Trace | MetricsServer] = []
         self._answers = Answers(lambda *question: self.executor.query(*question))
         self._planner = CostPlanner(lambda: self.executor, self._answers)
         self._compiler = Compiler(lambda: self.executor, self._answers, self._planner)
@@ -223,7 +224,9 @@ class Core:
         return self.executor.create_context(device_name)
 
     def trace(self, path: str | Path, *, requests: int = 10_000) -> Trace:
-        """Return a block whose requests are traced: ``with core.trace("trace.json"): ...``.
+        """Trace requests from now on: ``with core.trace("trace.json"): ...``.
+
+        Without the block, its `Trace.close` or the Core's ends it.
 
         The file shows, on one clock, each request's wait for admission and its time in flight, each
         stage's run and its time in its device's queue, and the wires between stages. Requests that
@@ -241,16 +244,18 @@ class Core:
         Raises
         ------
         ArgumentError
-            `requests` is not positive.
+            `requests` is not positive, or no file can be written there.
         """
-        return Trace(
-            path, self._devices.observers, self._devices.nodes, self._devices.in_flight, requests
-        )
+        devices = self._devices
+        trace = Trace(path, devices.observers, devices.nodes, devices.in_flight, requests)
+        self._watching.append(trace)
+        return trace
 
     def serve_metrics(self, port: int = 0, *, host: str = "127.0.0.1") -> MetricsServer:
-        """Return a block whose requests are counted: ``with core.serve_metrics(9100): ...``.
+        """Count requests from now on and serve the figures: ``with core.serve_metrics(9100): ...``.
 
-        Prometheus and ``hetero top`` read the figures at the block's `MetricsServer.url`: requests
+        Without the block, its `MetricsServer.close` or the Core's ends it. Prometheus and ``hetero
+        top`` read the figures at its `MetricsServer.url`: requests
         by the state they ended in, their latencies, what waits and is in flight, each stage's runs
         and busy time, each device's queue, heartbeats and losses. Requests that
         ``AUTO_BATCH_SIZE`` joins count one by one; their stages run once.
@@ -265,9 +270,11 @@ class Core:
         Raises
         ------
         ArgumentError
-            On entering the block: it cannot listen there.
+            It cannot listen there.
         """
-        return MetricsServer(self._devices.observers, self._devices.load, host, port)
+        server = MetricsServer(self._devices.observers, self._devices.load, host, port)
+        self._watching.append(server)
+        return server
 
     def set_property(
         self, device_name: str | Config = EVERYWHERE, properties: Config | None = None
@@ -590,6 +597,8 @@ class Core:
 
     def close(self) -> None:
         """Give back every device; ends the local Ray if this Core started it."""
+        while self._watching:
+            self._watching.pop().close()
         self._devices.close()
 
     def _request(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import click
 
@@ -17,11 +18,15 @@ from hetero.report.table import model_line, port_lines
 from hetero.report.text import Rows
 from hetero.report.units import counted, nbytes_text
 from scheduler.formats.blob_file import BlobFile
+from scheduler.formats.weightless import is_weightless, outline
+
+#: Blobs up to this size are read and verified unasked.
+_READ_NBYTES: Final = 2**28
 
 
 @click.command("inspect")
 @click.argument("model")
-@click.option("--verify", is_flag=True, help="Of a blob: read all of it, check every checksum.")
+@click.option("--verify", is_flag=True, help="Check every checksum of a large blob too.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 def inspect_command(model: str, verify: bool, as_json: bool) -> None:
     """Show what is in MODEL: inputs, outputs, operators; of a blob also devices and stages."""
@@ -52,16 +57,20 @@ def _operators(model: Model) -> list[dict[str, Any]]:
 
 
 def _inspect_blob(file: str, verify: bool, as_json: bool) -> None:
-    opened = BlobFile(file)
-    if verify:
+    weightless = is_weightless(file)
+    if weightless and verify:
+        raise click.UsageError(f"--verify: {file} is without weights, so not all of it is there.")
+    opened = BlobFile(outline(file) if weightless else file)
+    if verify or (not weightless and opened.nbytes <= _READ_NBYTES):
         opened.verify()
-    document = describe(opened)
+    document = {**describe(opened), "weightless": weightless}
     if as_json:
         print_json("inspect", document)
         return
     show(
         f"{document['name']}: {document['kind']}, format {document['format_version']}, hetero "
-        f"{document['hetero']}, {nbytes_text(document['nbytes'])} in "
+        f"{document['hetero']}, {nbytes_text(document['nbytes'])}"
+        f"{f', {nbytes_text(Path(file).stat().st_size)} of it here,' if weightless else ''} in "
         f"{counted(document['segments'], 'segment')}",
         *port_lines(document),
     )

@@ -44,6 +44,8 @@ def is_blob(model: str) -> bool:
     path = Path(model)
     if not path.is_file():
         return False
+    if not path.stat().st_size:
+        raise click.UsageError(f"{model} is empty: neither a model nor a blob.")
     with path.open("rb") as file:
         return file.read(len(MAGIC)) == MAGIC or is_weightless(path)
 

@@ -17,12 +17,14 @@ if TYPE_CHECKING:
 
 
 class MetricsServer:
-    """A block in which a Core's requests are counted, and served by HTTP; see `Core.serve_metrics`.
+    """Counts a Core's requests and serves the figures by HTTP, until it is closed.
+
+    Made by `Core.serve_metrics`; as a block it is closed at the block's end.
 
     Parameters
     ----------
     observers : list
-        The observer of requests: the counter, while the block lasts.
+        The observers of requests: the counter is one of them until it is closed.
     load : callable
         Returns what waits and runs now.
     host, port : str, int
@@ -35,7 +37,11 @@ class MetricsServer:
         self._observers = observers
         self._metrics = Metrics(load)
         self._host, self._port = host, port
-        self._server: MetricsHTTPServer | None = None
+        self._server: MetricsHTTPServer | None = self._started()
+        observers.append(self._metrics)
+
+    def __repr__(self) -> str:
+        return f"<MetricsServer {self.url}>"
 
     @property
     def url(self) -> str:
@@ -49,21 +55,15 @@ class MetricsServer:
 
         return write_text(self._metrics.families())
 
-    def __enter__(self) -> MetricsServer:
-        from hetero.observe.exposition import MetricsHTTPServer
+    def close(self) -> None:
+        """Count and serve no more."""
+        server, self._server = self._server, None
+        if server is not None:
+            self._observers.remove(self._metrics)
+            server.shutdown()
+            server.server_close()
 
-        try:
-            self._server = MetricsHTTPServer(self._host, self._port, self.text)
-        except (OSError, OverflowError) as error:
-            raise ArgumentError(
-                f"cannot serve metrics at {self._host}:{self._port}: {error}. Give another port; "
-                "0 takes one that is free."
-            ) from error
-        self._port = self._server.server_port
-        threading.Thread(
-            target=self._server.serve_forever, args=(0.05,), name="metrics", daemon=True
-        ).start()
-        self._observers.append(self._metrics)
+    def __enter__(self) -> MetricsServer:
         return self
 
     def __exit__(
@@ -72,7 +72,20 @@ class MetricsServer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._observers.remove(self._metrics)
-        if self._server is not None:
-            self._server.shutdown()
-            self._server.server_close()
+        self.close()
+
+    def _started(self) -> MetricsHTTPServer:
+        from hetero.observe.exposition import MetricsHTTPServer
+
+        try:
+            server = MetricsHTTPServer(self._host, self._port, self.text)
+        except (OSError, OverflowError) as error:
+            raise ArgumentError(
+                f"cannot serve metrics at {self._host}:{self._port}: {error}. Give another port; "
+                "0 takes one that is free."
+            ) from error
+        self._port = server.server_port
+        threading.Thread(
+            target=server.serve_forever, args=(0.05,), name="metrics", daemon=True
+        ).start()
+        return server

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -18,13 +19,15 @@ from scheduler.observe.observer import DeviceEvent, ObservedRequest, Observer
 
 
 class Trace:
-    """A block in which requests are traced; made by `Core.trace`.
+    """Traces requests until it is closed; made by `Core.trace`.
+
+    As a block it is closed at the block's end.
 
     Attributes
     ----------
     path : pathlib.Path
         The file: JSON in Google's Trace Event Format, for https://ui.perfetto.dev or
-        ``chrome://tracing``. It appears whole when the block ends, however it does.
+        ``chrome://tracing``. It appears whole when it is closed.
     is_written : bool
         Whether the file is there; an error before the first request leaves none.
     num_left_out : int
@@ -36,7 +39,7 @@ class Trace:
     path : path
         As above.
     observers : list
-        The observer of requests: the trace itself, while the block lasts.
+        The observers of requests: the trace is one of them until it is closed.
     nodes : callable
         Returns the node of each device.
     in_flight : callable
@@ -63,9 +66,17 @@ class Trace:
         self._in_flight = in_flight
         self._devices: deque[DeviceEvent] = deque(maxlen=1000)
         self._kept: deque[ObservedRequest] = deque(maxlen=requests)
+        if not os.access(self.path.absolute().parent, os.W_OK) or self.path.is_dir():
+            raise ArgumentError(
+                f"trace {self.path}: no file can be written there; give another path."
+            )
+        observers.append(self)
+
+    def close(self) -> None:
+        """Trace no more, and write the file."""
+        self._close(None)
 
     def __enter__(self) -> Trace:
-        self._observers.append(self)
         return self
 
     def __exit__(
@@ -74,6 +85,11 @@ class Trace:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._close(error)
+
+    def _close(self, error: BaseException | None) -> None:
+        if self not in self._observers:
+            return
         self._observers.remove(self)
         requests = [*self._kept, *self._in_flight()]
         if requests or error is None:

@@ -14,6 +14,7 @@ the blob is what the whole one is, byte by byte, and is read and verified as tha
 
 from __future__ import annotations
 
+import mmap
 import struct
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -80,10 +81,7 @@ def restore(source: Source, weights: Iterable[np.ndarray]) -> bytearray:
 
     Raises BlobError: it is damaged, or `weights` are not all that it was written without.
     """
-    if isinstance(source, str | Path):
-        where, data = f"blob {source}", memoryview(Path(source).read_bytes())
-    else:
-        where, data = "blob", memoryview(source).cast("B")
+    where, data = _data(source)
     beginning, rows, here, position = _parts(data, where)
     found = _by_contents(weights)
     absent = [row for row, is_here in zip(rows, here, strict=True) if not is_here]
@@ -110,6 +108,28 @@ def restore(source: Source, weights: Iterable[np.ndarray]) -> bytearray:
         whole[offset : offset + length] = part
         position += length if is_here else 0
     return whole
+
+
+def outline(source: Source) -> memoryview:
+    """Return the whole blob of one without weights, with zeros for all but its header.
+
+    Raises BlobError: it is damaged.
+    """
+    where, data = _data(source)
+    beginning, *_ = _parts(data, where)
+    try:
+        whole = mmap.mmap(-1, PREFIX.unpack_from(beginning)[4])  # zeros take no memory
+        whole[: len(beginning)] = bytes(beginning)
+    except (OSError, ValueError, OverflowError, IndexError) as error:
+        raise BlobError(f"{where}: it is cut or damaged.") from error
+    return memoryview(whole)
+
+
+def _data(source: Source) -> tuple[str, memoryview]:
+    """Return what errors call a blob, and its bytes."""
+    if isinstance(source, str | Path):
+        return f"blob {source}", memoryview(Path(source).read_bytes())
+    return "blob", memoryview(source).cast("B")
 
 
 def _parts(

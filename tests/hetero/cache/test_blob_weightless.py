@@ -98,3 +98,23 @@ def test_the_command_line_writes_and_runs_one(shell: Shell, tmp_path: Path) -> N
     assert shell("run --json", blob, "--weights", model).document["subgraphs"]
     assert shell("run", model, "--weights", model).code == 2
     assert shell("compile --weightless", model).code == 2
+
+
+def test_inspect_shows_it_and_finds_damage(
+    compiled: hetero.CompiledModel, shell: Shell, tmp_path: Path
+) -> None:
+    compiled.export_model(tmp_path / "less.blob", weightless=True)
+    compiled.export_model(tmp_path / "whole.blob")
+    less = shell(f"inspect {tmp_path}/less.blob --json").document
+    whole = shell(f"inspect {tmp_path}/whole.blob --json").document
+    assert (less["weightless"], whole["weightless"]) == (True, False)
+    assert less["stages"] == whole["stages"]
+    assert "of it here" in shell(f"inspect {tmp_path}/less.blob").out
+    data = bytearray((tmp_path / "whole.blob").read_bytes())
+    data[-2000] ^= 1
+    (tmp_path / "whole.blob").write_bytes(data)
+    damaged = shell(f"inspect {tmp_path}/whole.blob")
+    assert damaged.code == 1
+    assert "damaged, its checksum is another" in damaged.err
+    (tmp_path / "empty.blob").touch()
+    assert "is empty: neither a model nor a blob" in shell(f"inspect {tmp_path}/empty.blob").err

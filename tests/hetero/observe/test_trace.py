@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
@@ -18,6 +20,7 @@ import onnx
 import pytest
 
 import hetero
+from devices.errors import ArgumentError
 from devices.request.answer import StageRun
 from hetero.observe.trace_events import trace_events
 from scheduler.vocabulary.record import RequestState
@@ -326,3 +329,23 @@ def test_the_wires_of_a_stage_on_several_devices_are_those_of_the_request_s_rout
     wires = [(e["args"]["producer"], e["args"]["consumer"]) for e in of(events, "s", "wire")]
     assert wires == [pair for route in placement.routes for pair in pairwise(route.stages)]
     assert len(set(wires)) == 4
+
+
+def test_without_a_block_closing_ends_it_and_a_path_that_cannot_be_is_refused_first(
+    tmp_path: Path,
+) -> None:
+    core = hetero.Core(executor="inprocess")
+    with pytest.raises(ArgumentError, match="no file can be written there"):
+        core.trace(tmp_path / "none" / "t.json")
+    trace, server = core.trace(tmp_path / "t.json"), core.serve_metrics()
+    core.compile_model(branches(), "CPU")(X)
+    with urllib.request.urlopen(server.url, timeout=60) as answer:
+        assert 'state="answered"} 1' in answer.read().decode()
+    assert server.url in repr(server)
+    core.close()
+    assert trace.is_written
+    assert json.loads((tmp_path / "t.json").read_text())["otherData"]["requests"] == 1
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(server.url, timeout=60)
+    trace.close()
+    server.close()
