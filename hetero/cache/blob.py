@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, Final
 
 import numpy as np
 import onnx
+import xxhash
 from google.protobuf.message import DecodeError
 
 from devices.errors import (
@@ -44,6 +45,7 @@ from scheduler.formats.blob_format import Inline
 from scheduler.formats.blob_writer import BlobWriter
 from scheduler.formats.model_parts import ModelParts, join_model, split_model
 from scheduler.formats.stored_payload import PAYLOADS, write_payload
+from scheduler.formats.tensor_entries import raw
 from scheduler.formats.weightless import is_weightless, restore
 from scheduler.vocabulary.placement import Route
 from scheduler.vocabulary.plan import Plan, pack_spec, unpack_spec
@@ -53,6 +55,8 @@ from scheduler.vocabulary.rows import DeviceDescriptor
 MODEL_KIND: Final = "model"
 PLAN_KIND: Final = "plan"
 STAGE_KIND: Final = "stage"
+#: What an export may hold beside the model's weights in a blob without them.
+_SMALL_NBYTES: Final = 2**16
 #: Layouts of the header: of one plan, and of several that share the requests.
 ONE_PLAN, SEVERAL_PLANS = 1, 2
 
@@ -84,10 +88,13 @@ def write_model(
     `cuts`: the model, cut and placed in one way or several.
     `request`: what it was compiled for.
     `payloads`: each stage's export, the first cut's stages first; None for a device that has none.
-    `weightless`: whether to leave the model's weights out.
+    `weightless`: whether to leave the model's weights out, and exports that hold others, which are
+        compiled again on import.
     """
     writer = BlobWriter()
     parts = split_model(cuts[0].partition.source)
+    if weightless:
+        payloads = [p if p is None or _is_small(p, parts.weights) else None for p in payloads]
     head = {
         "kind": MODEL_KIND,
         **header_of(cuts, request),
@@ -105,6 +112,17 @@ def write_model(
     if weightless:
         return writer.write_without(file, head, parts.weights.values())
     return writer.write(file, head)
+
+
+def _is_small(payload: Payload, weights: Mapping[str, np.ndarray]) -> bool:
+    """Whether an export holds little beside the model's weights."""
+    known = {_identity(array) for array in weights.values()}
+    others = (a for a in payload.tensors.values() if _identity(a) not in known)
+    return sum(array.nbytes for array in others) <= _SMALL_NBYTES
+
+
+def _identity(array: np.ndarray) -> tuple[int, bytes]:
+    return array.nbytes, b"" if array.dtype == object else xxhash.xxh3_128_digest(raw(array))
 
 
 def header_of(cuts: Sequence[Cut], request: CompileRequest) -> dict[str, Any]:

@@ -105,16 +105,31 @@ def test_inspect_shows_it_and_finds_damage(
 ) -> None:
     compiled.export_model(tmp_path / "less.blob", weightless=True)
     compiled.export_model(tmp_path / "whole.blob")
-    less = shell(f"inspect {tmp_path}/less.blob --json").document
-    whole = shell(f"inspect {tmp_path}/whole.blob --json").document
+    less = shell(f"inspect {tmp_path}/less.blob --json", ray=True).document
+    whole = shell(f"inspect {tmp_path}/whole.blob --json", ray=True).document
     assert (less["weightless"], whole["weightless"]) == (True, False)
     assert less["stages"] == whole["stages"]
-    assert "of it here" in shell(f"inspect {tmp_path}/less.blob").out
+    assert "of it here" in shell(f"inspect {tmp_path}/less.blob", ray=True).out
     data = bytearray((tmp_path / "whole.blob").read_bytes())
     data[-2000] ^= 1
     (tmp_path / "whole.blob").write_bytes(data)
-    damaged = shell(f"inspect {tmp_path}/whole.blob")
+    damaged = shell(f"inspect {tmp_path}/whole.blob", ray=True)
     assert damaged.code == 1
     assert "damaged, its checksum is another" in damaged.err
     (tmp_path / "empty.blob").touch()
-    assert "is empty: neither a model nor a blob" in shell(f"inspect {tmp_path}/empty.blob").err
+    assert (
+        "is empty: neither a model nor a blob"
+        in shell(f"inspect {tmp_path}/empty.blob", ray=True).err
+    )
+
+
+@pytest.mark.parametrize("device", ["CPU", "ORT", "OV", "HETERO:ORT,CPU"])
+def test_it_is_small_whatever_form_the_device_gives_weights(core: hetero.Core, device: str) -> None:
+    if device == "OV":
+        pytest.importorskip("openvino", reason="needs pip install 'hetero[openvino]'")
+    image = np.ones((1, 3, 224, 224), np.float32)
+    with core.compile_model("light:squeezenet", device) as compiled:
+        less = compiled.export_model(weightless=True)
+        assert len(less) < 100_000
+        with core.import_model(less, weights="light:squeezenet") as again:
+            np.testing.assert_allclose(again(image)[0], compiled(image)[0], rtol=1e-4, atol=1e-7)
