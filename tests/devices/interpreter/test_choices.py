@@ -26,7 +26,14 @@ TEXT = {
     "string_vocabulary", "value_string", "value_strings", "values_strings", "pattern",
     "classlabels", "keys_as_string", "cast_map",
 }  # fmt: skip
-CHOOSING = [kernel for kernel in KERNELS if kernel.choices and kernel.domain != "hetero"]
+#: Those of the standard that ONNX has a schema of: one of ONNX Runtime's own is there without.
+CHOOSING = [
+    kernel
+    for kernel in KERNELS
+    if kernel.choices
+    and kernel.domain != "hetero"
+    and (kernel.domain or onnx.defs.has(kernel.op_type))
+]
 
 
 def schema_of(kernel: Kernel) -> onnx.defs.OpSchema:
