@@ -260,13 +260,11 @@ class _TracedRun:
 
     def _donor(self, task: Task, over: Sequence[int], result: np.ndarray) -> int | None:
         """Return the buffer of an input that dies here and that the result may lie over."""
-        for position in over:
-            if (
-                position >= len(task.slots.reads)
-                or task.slots.reads[position] not in task.slots.dying
-            ):
-                continue
-            value = self.trace.values.get(task.slots.reads[position])
+        reads = task.slots.reads
+        others = {slot for i, slot in enumerate(reads) if i not in over}
+        for slot in dict.fromkeys(reads):
+            ends = slot in task.slots.dying and slot not in others
+            value = self.trace.values.get(slot) if ends else None
             if value is None or not value.is_whole or self._readers[value.buffer] != 1:
                 continue
             if value[:3] == (result.shape, result.dtype, result.strides):

@@ -311,6 +311,18 @@ def test_bound_sums_of_products_are_those_of_the_kernel(
     np.testing.assert_allclose(got, run_onnxruntime(model, feeds)[0], rtol=1e-4, atol=1e-5)
 
 
+def test_a_value_that_is_read_twice_is_not_written_over_between() -> None:
+    nodes = [
+        helper.make_node("Neg", ["x"], ["n"]),
+        helper.make_node("Less", ["x", "one"], ["c"]),
+        helper.make_node("Where", ["c", "n", "n"], ["y"]),
+    ]
+    compiled = compile_cpu(make_model(nodes, {"x": floats(4)}, ["y"], {"one": np.float32(1)}))
+    for _ in range(3):
+        x = floats(4)
+        np.testing.assert_array_equal(compiled.run([x])[0], -x)
+
+
 @pytest.mark.parametrize("mode", ["constant", "reflect", "edge", "wrap"])
 @pytest.mark.parametrize("shape", [(4,), (3, 4), (2, 1, 3)])
 def test_bound_pads_are_those_of_the_kernel(shape: tuple[int, ...], mode: str) -> None:
