@@ -1,0 +1,38 @@
+"""The corpus's judge tells a right answer from a wrong one, and says why a model is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import parser
+
+from tests.wild.trial import attempt, differs
+
+
+def saved(folder: Path, body: str) -> str:
+    model = parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17, "a.b" : 1]> g (float[n, m] x) => (float[n, k] y) '
+        + body
+    )
+    onnx.save(model, folder / "model.onnx")
+    return str(folder / "model.onnx")
+
+
+@pytest.mark.parametrize("way", ["CPU", "random"])
+def test_a_model_is_held_to_onnxruntime(tmp_path: Path, way: str) -> None:
+    assert attempt(saved(tmp_path, "{a = Relu(x) y = Exp(a)}"), way)["outcome"] == "right"
+
+
+def test_a_model_that_onnxruntime_does_not_run_is_no_reference(tmp_path: Path) -> None:
+    assert attempt(saved(tmp_path, "{y = a.b.Odd(x)}"), "CPU")["outcome"] == "no reference"
+
+
+def test_differences() -> None:
+    x = np.linspace(-1, 1, 100, dtype=np.float32)
+    assert not differs(x + 1e-5, x)
+    assert "numbers differ" in differs(x + 0.1, x)
+    assert "float64" in differs(x.astype(float), x)
+    assert "not float32[50, 2]" in differs(x, x.reshape(50, 2))
