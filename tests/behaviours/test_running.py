@@ -62,9 +62,11 @@ def test_91_nothing_is_touched_while_it_runs(running, act):
 
 def test_92_wait_returns_at_once_where_nothing_runs(request_):
     request_.wait()
+    assert request_.state is State.IDLE
     request_.start_async({"x": X})
     request_.wait()
     request_.wait()
+    assert request_.state is State.IDLE
 
 
 def test_93_94_wait_for(held, request_):

@@ -20,6 +20,7 @@ import hetero
 from devices.errors import ClusterError, DeviceLostError, UnknownDeviceError
 from scheduler.executor import Remade
 from scheduler.ray.nodes import alive_nodes
+from tests.scheduler.parties import wait_for
 from tests.support.models import branches, branches_output
 
 pytestmark = pytest.mark.ray
@@ -143,8 +144,7 @@ def test_devices_whose_node_is_back_start_side_by_side(
     monkeypatch.setattr(keeper, "_start", start)
     keeper._find(["CPU.0", "CPU.1", "CPU.7"])
     together.wait(300)
-    while keeper._coming:
-        time.sleep(0.01)
+    wait_for(lambda: not keeper._coming)
 
 
 def test_a_device_whose_host_lets_nobody_in_while_it_starts_is_lost(
@@ -187,5 +187,4 @@ def test_requests_go_elsewhere_while_a_device_takes_long_to_start(
     os.kill(pid, signal.SIGKILL)
     assert devices() == {"CPU.0"}
     started.set()
-    while devices() != {"CPU.0", "CPU.1"}:
-        time.sleep(0.01)
+    wait_for(lambda: devices() == {"CPU.0", "CPU.1"})

@@ -259,8 +259,7 @@ def test_a_node_that_is_slow_holds_nobody_up_and_comes_in_when_it_answers(
     gate = tmp_path / "open"
 
     def late(rows: Any) -> Any:
-        while not gate.exists():
-            time.sleep(0.05)
+        wait_for(gate.exists)
         return rows
 
     def ask(self: RayDevices, node: ClusterNode, until_s: float) -> Any:
@@ -274,18 +273,16 @@ def test_a_node_that_is_slow_holds_nobody_up_and_comes_in_when_it_answers(
     patient = RayDevices(executor._session, (TOY,), {}, probe_timeout_s=600)
     with ThreadPoolExecutor(2) as threads:
         waiting = threads.submit(patient.descriptors)
-        while not patient._probes:
-            assert not waiting.done()
+        wait_for(lambda: patient._probes or waiting.done())
+        assert not waiting.done()
         threads.submit(patient.forget, "an actor").result(300)
         assert not waiting.done()
         hasty = RayDevices(executor._session, (TOY,), {}, probe_timeout_s=0)
-        while not (rows := hasty_rows(hasty)):
-            pass
-        assert {row.node for row in rows} == {fast.name}
+        wait_for(lambda: hasty_rows(hasty))
+        assert {row.node for row in hasty_rows(hasty)} == {fast.name}
         gate.touch()
         assert {row.node for row in waiting.result(300)} == {fast.name, "slow"}
-    while "slow" not in {row.node for row in hasty_rows(hasty)}:
-        pass
+    wait_for(lambda: "slow" in {row.node for row in hasty_rows(hasty)})
 
 
 def hasty_rows(devices: RayDevices) -> tuple[DeviceDescriptor, ...]:

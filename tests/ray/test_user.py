@@ -40,10 +40,7 @@ def test_a_dropped_model_is_closed_once_its_last_request_is_gone(core: hetero.Co
     np.testing.assert_allclose(request.infer({"x": X})[0], branches_output(X), rtol=1e-6)
     assert len(deployments) == before + 1
     del request
-    end_s = time.monotonic() + 60
-    while len(deployments) > before:
-        assert time.monotonic() < end_s
-        time.sleep(0.01)
+    wait_for(lambda: len(deployments) <= before)
 
 
 def test_a_fork_leaves_the_devices_to_its_parent(
@@ -297,8 +294,7 @@ def in_flight(metrics: Metrics) -> float:
 def test_interrupted_it_ends_soon_and_leaves_no_process(more_s: float) -> None:
     mark = f"MARK_{time.monotonic_ns()}"
     process = command("bench", "light:shufflenet", "-d", "HETERO:ORT,CPU", "-t", "60", **{mark: ""})
-    while len(processes_with(mark)) < 2:  # Ray's first process is there
-        time.sleep(0.1)
+    wait_for(lambda: len(processes_with(mark)) >= 2)  # Ray's first process is there
     time.sleep(more_s)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=300)
@@ -306,7 +302,4 @@ def test_interrupted_it_ends_soon_and_leaves_no_process(more_s: float) -> None:
     assert not out or "interrupted: these are the figures so far" in out
     assert err.strip().endswith("hetero: interrupted")
     assert "Traceback" not in err
-    deadline = time.monotonic() + 120
-    while (left := processes_with(mark)) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert left == []
+    wait_for(lambda: not processes_with(mark))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -38,6 +37,7 @@ from tests.scheduler.on_any_executor import (  # noqa: F401  # run here as well
     test_chain,
     test_requests_overlap_and_each_gets_its_own_answer,
 )
+from tests.scheduler.parties import wait_for
 from tests.scheduler.plugins import BrokenPlugin, ToyPlugin, TwinPlugin
 
 X = np.arange(4, dtype=np.float32)
@@ -156,8 +156,7 @@ def test_a_full_pipeline_pushes_back(executor: InProcessExecutor) -> None:
         deployment.submit({"x": X}, Request(timeout_s=0.02))
     with ThreadPoolExecutor(1) as pool:
         second = pool.submit(deployment.submit, {"x": X})
-        while len(deployment.story(first.request_id + 3)) < 2:
-            time.sleep(0.001)
+        wait_for(lambda: len(deployment.story(first.request_id + 3)) >= 2)
         assert not second.done()
         assert first.cancel()
         assert second.result(300).cancel()
@@ -177,8 +176,7 @@ def test_close_cancels_what_runs_and_what_waits(executor: InProcessExecutor) -> 
 
     waiter = threading.Thread(target=wait)
     waiter.start()
-    while len(deployment.story(first.request_id + 1)) < 2:
-        time.sleep(0.001)
+    wait_for(lambda: len(deployment.story(first.request_id + 1)) >= 2)
     deployment.close()
     waiter.join(300)
     assert len(caught) == 1

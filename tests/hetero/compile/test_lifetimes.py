@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -15,6 +14,7 @@ import hetero.backend
 from benchmarks.memory import run
 from devices import errors
 from hetero.compare.compare import compare
+from tests.scheduler.parties import wait_for
 from tests.support.models import branches, branches_output
 
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
@@ -30,13 +30,6 @@ def core() -> Iterator[hetero.Core]:
 
 def num_open(core: hetero.Core) -> int:
     return len(core.executor._deployments)
-
-
-def until(holds: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < end_s
-        time.sleep(0.001)
 
 
 def test_closed_models_leave_the_executor(core: hetero.Core) -> None:
@@ -98,9 +91,9 @@ def test_a_dropped_model_gives_everything_back(
     threads = set(threading.enumerate())
     use(compiled)
     del compiled  # the garbage collector has nothing to do with it
-    until(lambda: num_open(core) == 0)
+    wait_for(lambda: num_open(core) == 0)
     # The device's own thread stays with the executor.
-    until(lambda: threading.active_count() <= before + 1)
+    wait_for(lambda: threading.active_count() <= before + 1)
     assert threads - set(threading.enumerate())
 
 
@@ -112,9 +105,9 @@ def test_a_request_or_a_queue_keeps_its_model_alive(core: hetero.Core) -> None:
     queue.wait_all()
     assert num_open(core) == 2
     del request
-    until(lambda: num_open(core) == 1)
+    wait_for(lambda: num_open(core) == 1)
     del queue
-    until(lambda: num_open(core) == 0)
+    wait_for(lambda: num_open(core) == 0)
 
 
 def test_a_dropped_request_runs_to_its_end_and_calls_back(core: hetero.Core) -> None:
@@ -124,7 +117,7 @@ def test_a_dropped_request_runs_to_its_end_and_calls_back(core: hetero.Core) -> 
     request.start_async({"x": X})
     del request
     assert seen.wait(PATIENCE_S)
-    until(lambda: num_open(core) == 0)
+    wait_for(lambda: num_open(core) == 0)
 
 
 def test_closing_a_model_or_a_core_twice_in_any_order_is_harmless() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 import hetero
 from devices import errors
+from tests.scheduler.parties import wait_for
 from tests.support.models import branches
 from tests.support.waiting_plugin import WaitingPlugin
 
@@ -72,8 +73,7 @@ def test_the_wait_for_admission_is_timed_and_told(core: hetero.Core, tmp_path: P
         second = compiled.create_infer_request()
         thread = threading.Thread(target=second.infer, args=(X,))
         thread.start()
-        while len(compiled.story(hung.request_id + 1)) < 2:  # submitted, waits
-            thread.join(0.001)
+        wait_for(lambda: len(compiled.story(hung.request_id + 1)) >= 2)  # submitted, waits
         seen_s = time.monotonic()
         hung.cancel()
         least_s = time.monotonic() - seen_s
