@@ -89,7 +89,8 @@ def reduce_max(xp: Xp, data: Array, axes: tuple[int, ...] | None, keepdims: bool
     """Return the greatest element; the least value of the type if there are none."""
     if not data.size:
         return xp.full(_reduced(data, axes, keepdims), _extremes(xp, data)[0], data.dtype)
-    if axes == (data.ndim - 1,) and data.dtype.kind == "f" and data.shape[-1] <= TINY_ROW:
+    has_rows = axes == (data.ndim - 1,) and data.flags.c_contiguous
+    if has_rows and data.dtype.kind == "f" and data.shape[-1] <= TINY_ROW:
         # numpy finds the position of a short row's greatest element faster than its value.
         where = xp.argmax(data, axis=-1, keepdims=True)
         top = xp.take_along_axis(data, where, axis=-1)
