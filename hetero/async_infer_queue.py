@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import Future
 from functools import partial
@@ -34,19 +35,23 @@ class _Shared:
         self.error: BaseException | None = None
         #: Threads that are inside a callback.
         self.calling_back: set[int] = set()
+        #: Jobs that have ended, by index, the first one first; some may have been started since.
+        self.ended: OrderedDict[int, None] = OrderedDict()
 
-    def notify(self) -> None:
-        """Wake those who wait for a job."""
+    def end(self, index: int) -> None:
+        """Take in that a job has ended, and wake those who wait for one."""
         with self.changed:
+            self.ended[index] = None
             self.changed.notify_all()
 
 
 class _Job(InferRequest):
     """A request that tells its queue when it has ended, whoever started it."""
 
-    def __init__(self, target: DeployedModel, shared: _Shared) -> None:
+    def __init__(self, target: DeployedModel, shared: _Shared, index: int) -> None:
         super().__init__(target)
-        self._machine.when_ended = shared.notify
+        shared.ended[index] = None
+        self._machine.when_ended = partial(shared.end, index)
         self.set_callback(partial(_finished, weakref.ref(self), shared))
 
     def is_idle(self) -> bool:
@@ -128,7 +133,7 @@ class AsyncInferQueue:
         count = jobs or compiled_model.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS")
         self._shared = _Shared()
         self._timeout_s = min(compiled_model.get_property("REQUEST_TIMEOUT_S"), LONGEST_S)
-        self._jobs = [_Job(compiled_model.target, self._shared) for _ in range(count)]
+        self._jobs = [_Job(compiled_model.target, self._shared, i) for i in range(count)]
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -230,7 +235,8 @@ class AsyncInferQueue:
 
     def is_ready(self) -> bool:
         """Whether a job is idle, so that `start_async` would not wait."""
-        return self._first_idle() is not None
+        with self._shared.changed:
+            return self._first_idle() is not None
 
     def get_idle_request_id(self) -> int:
         """Wait until a job is idle and return its index."""
@@ -265,9 +271,15 @@ class AsyncInferQueue:
 
     def _first_idle(self) -> int | None:
         """Return an idle job's index; in a callback, its own job's if no other is idle."""
-        idle = [i for i, job in enumerate(self._jobs) if job.is_idle()]
-        others = [i for i in idle if not self._jobs[i].is_calling_back()]
-        return next(iter(others or idle), None)
+        ended = self._shared.ended
+        while ended:
+            index = next(iter(ended))
+            if self._jobs[index].is_idle() and not self._jobs[index].is_calling_back():
+                return index
+            del ended[index]  # it was started, and is here again once it ends
+        if threading.get_ident() not in self._shared.calling_back:
+            return None
+        return next((i for i, job in enumerate(self._jobs) if job.is_calling_back()), None)
 
     def _wait(self, find: Callable[[], T | None], deadline_s: float | None) -> T:
         """Wait until `find` finds something, and return that."""

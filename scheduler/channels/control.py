@@ -33,6 +33,8 @@ _log = logging.getLogger(__name__)
 #: Peers that nobody watches are forgotten after so many time-outs without a beat.
 _FORGOTTEN_AFTER: Final = 10
 _MOST_STATUS: Final = 64
+#: Seconds between two looks at what has not been used.
+_TIDY_S: Final = 10.0
 #: In a status: how long the party may be silent, seconds, while its process goes on.
 PATIENCE: Final = "patience_s"
 
@@ -48,6 +50,8 @@ class Callbacks:
     status: Callable[[], Mapping[str, float]] = dict
     #: Called with a link of ours and the numbers of messages that did not come whole.
     on_undelivered: Callable[[bytes, int, int], None] = lambda link, first, last: None
+    #: Called now and then: to give back what has not been used for long.
+    tidy: Callable[[], None] = lambda: None
     #: Called with a process, on this node, that is known to have ended.
     on_gone: Callable[[Process], None] = lambda process: None
 
@@ -97,6 +101,7 @@ class Control:
 
     def _run(self) -> None:
         next_s = time.monotonic()
+        tidy_s = next_s + _TIDY_S
         while not self._closed:
             wait_s = max(0.0, next_s - time.monotonic())
             for found, _ in self._poller.poll(int(wait_s * 1e3) + 1):
@@ -110,6 +115,9 @@ class Control:
             status, late_s = self._status(), now_s - next_s
             for peer in self._peers:
                 self._guarded(self._tend, peer, status, now_s, late_s)
+            if now_s >= tidy_s:
+                self._guarded(self._callbacks.tidy)
+                tidy_s = now_s + _TIDY_S
             next_s = now_s + self._beat_s
         for descriptor in self._processes:
             os.close(descriptor)

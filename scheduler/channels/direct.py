@@ -132,7 +132,7 @@ class DirectChannel:
         self._slots = SlotReader()
         undelivered = self._pool.free_undelivered
         callbacks = Callbacks(
-            receive, on_silent, on_heard, on_lost, status, undelivered, self._let_go
+            receive, on_silent, on_heard, on_lost, status, undelivered, self._tidy, self._let_go
         )
         self._control = Control(
             self._identity,
@@ -318,6 +318,10 @@ class DirectChannel:
         if isinstance(message, Values):
             message = message._replace(tensors=read_only(message.tensors))
         self._receive(message)
+
+    def _tidy(self) -> None:
+        self._pool.give_back()
+        self._slots.tidy()
 
     def _let_go(self, process: Process) -> None:
         """Take back, let go of and remove what a process had that has ended."""

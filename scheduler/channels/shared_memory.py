@@ -19,7 +19,7 @@ import os
 import re
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -76,6 +76,18 @@ class _File:
     nbytes: int
     done: memoryview
     slots: list[Slot] = field(default_factory=list)
+    #: Whether a slot of it was filled since that was last looked at.
+    is_used: bool = True
+
+    @property
+    def first_free(self) -> Slot | None:
+        """The first slot that nobody reads any more."""
+        return next((slot for slot in self.slots if slot.is_free), None)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nobody reads any."""
+        return all(slot.is_free for slot in self.slots)
 
 
 class SlotPool:
@@ -169,11 +181,13 @@ class SlotPool:
         return [slot for slot in slots if not slot.is_free]
 
     def _find(self, size: int) -> Slot | None:
-        # The first that is free, always: few are in use then, and those are in the caches.
-        for file in self._files.get(size, ()):
-            for slot in file.slots:
-                if slot.is_free:
-                    return slot
+        # A file's first free slot, always: few are in use then, and those are in the caches.
+        files = self._files.get(size, [])
+        for _ in files:
+            if (slot := files[0].first_free) is not None:
+                files[0].is_used = True
+                return slot
+            files.append(files.pop(0))  # where most are held, those are found last
         count = max(1, min(_MOST_SLOTS, _FILE_NBYTES // size))
         nbytes = _PAGE + count * size
         if self.nbytes + nbytes > self._most_nbytes and not self._make_room(nbytes):
@@ -185,13 +199,27 @@ class SlotPool:
         return None if made is None else made.slots[0]
 
     def _make_room(self, nbytes: int) -> bool:
+        self._remove_free(lambda file: True)
+        return self.nbytes + nbytes <= self._most_nbytes
+
+    def give_back(self) -> None:
+        """Remove what nobody has used since this was last called, unless somebody fills now."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._remove_free(lambda file: not file.is_used)
+                for files in self._files.values():
+                    for file in files:
+                        file.is_used = False
+            finally:
+                self._lock.release()
+
+    def _remove_free(self, chosen: Callable[[_File], bool]) -> None:
         for size, files in list(self._files.items()):
-            for file in [f for f in files if all(slot.is_free for slot in f.slots)]:
+            for file in [file for file in files if chosen(file) and file.is_free]:
                 self._path(file.number).unlink(missing_ok=True)
                 files.remove(file)
             if not files:
                 del self._files[size]
-        return self.nbytes + nbytes <= self._most_nbytes
 
     def _make(self, size: int, count: int) -> _File | None:
         self._num_made += 1
@@ -263,16 +291,21 @@ class SlotReader:
             for key in [key for key in self._mapped if owned in key[0]]:
                 del self._mapped[key]
 
+    def tidy(self) -> None:
+        """Unmap files that their owners have removed."""
+        with self._lock:
+            for key in list(self._mapped):
+                if not _path(self._folder, *key).exists():
+                    del self._mapped[key]
+
     def close(self) -> None:
         """Unmap all that no array views."""
         with self._lock:
             self._mapped.clear()
 
     def _map(self, owner: str, number: int) -> tuple[memoryview, memoryview]:
+        self.tidy()
         with self._lock:
-            for key in list(self._mapped):
-                if not _path(self._folder, *key).exists():
-                    del self._mapped[key]
             try:
                 self._mapped[owner, number] = found = _mapped(_path(self._folder, owner, number))
             except (OSError, ValueError) as error:

@@ -140,6 +140,18 @@ def cut(network: Network) -> dict[str, Any]:
     return {**found, "short": short}
 
 
+def half_cut(network: Network) -> dict[str, Any]:
+    """Nothing reaches a host that has a stage, though what it sends arrives."""
+    core = cluster(network, 3)
+    flow = start_flow(core, PLACES)
+    time.sleep(2)
+    begun_s = time.monotonic()
+    network.deafen(2)
+    time.sleep(CUT_S)
+    network.restore(2)
+    return story(flow, [(begun_s, "half cut"), (time.monotonic(), "healed")])
+
+
 def head_cut(network: Network) -> dict[str, Any]:
     """The link of the cluster's head is cut while a request is on its host, and on the client's."""
     # Ray looks for its own among the processes, which these hosts share, and prefers the head.
@@ -207,7 +219,7 @@ def added(network: Network) -> dict[str, Any]:
 
 
 SCENARIOS: Final[dict[str, Callable[[Network], dict[str, Any]]]] = {
-    scenario.__name__: scenario for scenario in (everywhere, cut, killed, added, head_cut)
+    scenario.__name__: scenario for scenario in (everywhere, cut, half_cut, killed, added, head_cut)
 }
 
 

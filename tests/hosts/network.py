@@ -68,6 +68,17 @@ class Network:
         """Put it back."""
         _ip("-n", self._space("switch"), "link", "set", f"port{host}", "master", "bridge")
 
+    def deafen(self, host: int) -> None:
+        """Lose all that reaches a host, and nothing that it sends."""
+        rules = ("-n", self._space(host), "rule")
+        _ip(*rules, "add", "pref", "5", "iif", "eth0", "blackhole")
+        _ip(*rules, "add", "pref", "9", "lookup", "local")
+        _ip(*rules, "del", "pref", "0")  # what is for the host itself comes first no longer
+
+    def restore(self, host: int) -> None:
+        """Undo `deafen`."""
+        _ip("-n", self._space(host), "rule", "del", "pref", "5")
+
     def kill(self, host: int) -> None:
         """Take a host's power: it says nothing more to anybody."""
         self.cut(host)

@@ -83,6 +83,12 @@ def test_no_answer_is_lost_when_a_link_is_cut_and_healed(run: Run) -> None:
     assert found["recovery_s"]["healed"] < RECOVERY_S
 
 
+def test_no_answer_is_lost_when_a_host_hears_nothing_for_a_while(run: Run) -> None:
+    found = run("half_cut")
+    nothing_amiss(found)
+    assert found["recovery_s"]["healed"] < RECOVERY_S
+
+
 def test_requests_go_on_elsewhere_when_a_host_loses_its_power(run: Run) -> None:
     found = run("killed")
     nothing_amiss(found)

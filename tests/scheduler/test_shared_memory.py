@@ -385,3 +385,23 @@ def test_what_a_party_sends_itself_is_handed_in_by_reference(party: Callable[...
     got = one.came.get_nowait()
     check(got, 1, LARGE)
     assert np.shares_memory(got.tensors["x"], message.tensors["x"])  # type: ignore[union-attr]
+
+
+def test_what_a_burst_took_is_given_back(pool: SlotPool, reader: SlotReader) -> None:
+    slots = [pool.fill(contents(2_000_000), READER) for _ in range(10)]
+    held = slots[0]
+    assert held is not None
+    view = reader.view(list(held.place), 2_000_000)
+    for slot in slots[1:]:
+        assert slot is not None
+        slot.free()
+    pool.give_back()
+    most_nbytes = pool.nbytes
+    pool.give_back()
+    assert pool.nbytes < most_nbytes
+    np.testing.assert_array_equal(view, contents(2_000_000))
+    del view
+    pool.give_back()
+    assert pool.nbytes == 0
+    reader.tidy()
+    assert not reader._mapped
