@@ -21,6 +21,8 @@ _LONGEST_FOLDER: Final = 47
 _ZAP: Final = "inproc://zeromq.zap.01"
 _CONNECT_MS: Final = 2000
 _RECONNECT_MS: Final = 50
+#: Between two tries where nobody listens, after some.
+_RECONNECT_MOST_MS: Final = 500
 #: libzmq waits 30 s for a handshake whose last message was lost.
 _HANDSHAKE_MS: Final = 4000
 #: A frame that says it is larger ends its connection, before memory is taken for it.
@@ -108,7 +110,7 @@ class Sockets:
         socket.tcp_maxrt = unanswered_ms
         socket.connect_timeout = _CONNECT_MS
         socket.handshake_ivl = _HANDSHAKE_MS
-        socket.reconnect_ivl = _RECONNECT_MS
+        socket.reconnect_ivl, socket.reconnect_ivl_max = _RECONNECT_MS, _RECONNECT_MOST_MS
         return socket
 
 
