@@ -3,12 +3,12 @@
 from devices.model.element_type import Type
 from devices.model.extension import Extension, custom_operator
 from devices.model.model import Model
-from devices.model.partial_shape import PartialShape
+from devices.model.partial_shape import Dimension, PartialShape, Shape
 from devices.model.tensor_spec import TensorSpec
 from devices.plugin.remote import RemoteContext, RemoteTensor
 from devices.plugin.support import Refusal, Support
 from devices.request.infer_request import InferRequest
-from devices.request.results import Results
+from devices.request.results import ProfilingInfo, Results
 from devices.request.states import VariableState
 from devices.request.tensor import Tensor
 from hetero import errors, preprocess, properties
@@ -18,6 +18,12 @@ from hetero.compare.compare import Comparison, compare
 from hetero.compile.compiled_model import CompiledModel
 from hetero.core import Core
 from hetero.errors import *  # noqa: F403 - each error is also hetero's own name
+from hetero.inference_session import (
+    InferenceSession,
+    OrtValue,
+    SessionOptions,
+    get_available_providers,
+)
 from hetero.observe.metrics_server import MetricsServer
 from hetero.observe.trace import Trace
 from hetero.planning.cost import Costs
@@ -33,8 +39,8 @@ from hetero.query.survey import Survey
 from hetero.shortcuts import compile_model, get_version, save_model
 from hetero.version import hetero_version
 
-#: A shape whose dimensions are all known.
-Shape = tuple[int, ...]
+#: A model's port, under OpenVINO's name.
+ConstOutput = TensorSpec
 #: This package's version.
 __version__ = hetero_version()
 
@@ -44,22 +50,28 @@ __all__ = [
     "ColorFormat",
     "Comparison",
     "CompiledModel",
+    "ConstOutput",
     "Core",
     "Costs",
+    "Dimension",
     "Extension",
     "InferRequest",
+    "InferenceSession",
     "Layout",
     "MetricsServer",
     "Model",
+    "OrtValue",
     "PaddingMode",
     "PartialShape",
     "PlanReport",
     "PrePostProcessor",
+    "ProfilingInfo",
     "Refusal",
     "RemoteContext",
     "RemoteTensor",
     "ResizeAlgorithm",
     "Results",
+    "SessionOptions",
     "Shape",
     "Support",
     "Survey",
@@ -73,6 +85,7 @@ __all__ = [
     "compile_model",
     "custom_operator",
     "errors",
+    "get_available_providers",
     "get_version",
     "preprocess",
     "properties",

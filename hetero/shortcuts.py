@@ -11,10 +11,11 @@ from devices.model.reader import Source, read_model
 from devices.plugin.properties import Config
 from hetero.compile.compiled_model import CompiledModel
 from hetero.core import Core
+from hetero.devices import ExecutorKind
 from hetero.version import hetero_version
 
 _lock: Final = threading.Lock()
-_shared: Final[list[Core]] = []
+_shared: Final[dict[ExecutorKind, Core]] = {}
 
 
 def compile_model(
@@ -27,10 +28,15 @@ def compile_model(
     model, device_name, config
         As for `Core.compile_model`.
     """
+    return shared_core("ray").compile_model(model, device_name, config)
+
+
+def shared_core(executor: ExecutorKind) -> Core:
+    """Return the Core of an executor that the process keeps to its end."""
     with _lock:
-        if not _shared:
-            _shared.append(Core())
-    return _shared[0].compile_model(model, device_name, config)
+        if executor not in _shared:
+            _shared[executor] = Core(executor)
+        return _shared[executor]
 
 
 def save_model(model: Source | Model, output_model: str | Path) -> None:

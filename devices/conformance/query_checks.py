@@ -49,7 +49,8 @@ def compiled_samples(subject: Subject) -> Iterator[tuple[Sample, BaseCompiledMod
 
 def expect_outputs(subject: Subject, sample: Sample, results: Results, how: str = "") -> None:
     """Compare all outputs of a sample; `how` it ran is for messages."""
-    expect(set(results) == set(sample.outputs), f"{sample.name}{how}: outputs {set(results)}")
+    names = {port.name for port in results}
+    expect(names == set(sample.outputs), f"{sample.name}{how}: outputs {names}")
     for name, want in sample.outputs.items():
         where = f"{sample.name}{how}: output {name}"
         expect_value(results[name], want, sample.rtol, subject.computes, where)
@@ -160,8 +161,8 @@ def check_query_and_compile_agree(subject: Subject) -> None:
 def check_ports_are_the_models(subject: Subject) -> None:
     """A compiled model's inputs and outputs equal the model's, in order."""
     for sample, compiled in compiled_samples(subject):
-        expect(compiled.inputs == sample.model.inputs, f"{sample.name}: other inputs")
-        expect(compiled.outputs == sample.model.outputs, f"{sample.name}: other outputs")
+        expect(tuple(compiled.inputs) == sample.model.inputs, f"{sample.name}: other inputs")
+        expect(tuple(compiled.outputs) == sample.model.outputs, f"{sample.name}: other outputs")
         expect(compiled.get_property("NETWORK_NAME") == sample.model.name, "NETWORK_NAME")
         devices = compiled.get_property("EXECUTION_DEVICES")
         expect(devices or not sample.model.nodes, f"{sample.name}: EXECUTION_DEVICES is empty")

@@ -150,7 +150,9 @@ class Dimension:
     def same_scheme(self, other: DimensionLike) -> bool:
         """Return whether both are the same number, or both are open."""
         given = _dimension(other)
-        return self._low == given._low if self.is_static else given.is_dynamic and True
+        if self.is_dynamic or given.is_dynamic:
+            return self.is_dynamic and given.is_dynamic
+        return self._low == given._low
 
     def compatible(self, other: DimensionLike) -> bool:
         """Return whether a length may be both."""
@@ -324,12 +326,12 @@ class PartialShape:
         return self._known()[index]
 
     def get_max_shape(self) -> Shape:
-        """Return the greatest lengths; -1 where any."""
-        return Shape(d.max_length for d in self._known())
+        """Return the greatest lengths, -1 where any; none where the rank is open."""
+        return Shape(d.max_length for d in self._dimensions or ())
 
     def get_min_shape(self) -> Shape:
-        """Return the least lengths."""
-        return Shape(d.min_length for d in self._known())
+        """Return the least lengths; none where the rank is open."""
+        return Shape(d.min_length for d in self._dimensions or ())
 
     def to_shape(self) -> Shape:
         """Return the lengths; ArgumentError if any is open."""
@@ -407,7 +409,9 @@ class PartialShape:
 
 def _parts(text: str) -> Sequence[str] | None:
     """Return the dimensions that a text lists, or None for an open rank."""
-    inner = text.strip().removeprefix("[").removesuffix("]").strip()
+    inner = text.strip()
+    if inner.startswith("[") and inner.endswith("]"):
+        inner = inner[1:-1].strip()
     if inner == "...":
         return None
     if not inner:

@@ -61,14 +61,14 @@ class BaseCompiledModel(ABC):
         return self.source.name
 
     @property
-    def inputs(self) -> tuple[TensorSpec, ...]:
+    def inputs(self) -> list[TensorSpec]:
         """The input ports."""
-        return self._inputs
+        return list(self._inputs)
 
     @property
-    def outputs(self) -> tuple[TensorSpec, ...]:
+    def outputs(self) -> list[TensorSpec]:
         """The output ports."""
-        return self._outputs
+        return list(self._outputs)
 
     def input(self, key: int | str | None = None) -> TensorSpec:
         """Return an input port, by position or name; without either, the only one.
@@ -102,12 +102,12 @@ class BaseCompiledModel(ABC):
         """Return the request behind this thread's calls."""
         own: InferRequest | None = getattr(self._requests, "own", None)
         if own is None or own.state is not State.IDLE:  # the last call was given up, by Ctrl-C say
-            own = self._requests.own = self.create_infer_request()
+            own = self._requests.own = InferRequest(self.target)
         return own
 
     def create_infer_request(self) -> InferRequest:
         """Return a new request, idle."""
-        return InferRequest(self.target)
+        return InferRequest(self.target, self)
 
     def infer_new_request(self, inputs: Any = None) -> Results:
         """Run once in a request of its own."""

@@ -27,10 +27,13 @@ class InferRequest:
     ----------
     target : RequestTarget
         What runs it.
+    compiled_model : CompiledModel, optional
+        Whose request it is.
     """
 
-    def __init__(self, target: RequestTarget) -> None:
+    def __init__(self, target: RequestTarget, compiled_model: Any = None) -> None:
         self._target = target
+        self._compiled_model = compiled_model
         self._machine = RequestMachine(target)
         self._tensors = self._machine.tensors
 
@@ -222,6 +225,10 @@ class InferRequest:
         """The last run's number, which errors, traces and `CompiledModel.story` know it by."""
         return None if self._machine.run is None else self._machine.run.request_id
 
+    def get_compiled_model(self) -> Any:
+        """Return the compiled model that made the request."""
+        return self._compiled_model
+
     def story(self) -> tuple[str, ...]:
         """Return what happened to the last run so far, line by line.
 
@@ -255,14 +262,14 @@ class InferRequest:
     # Tensors.
 
     @property
-    def model_inputs(self) -> tuple[TensorSpec, ...]:
+    def model_inputs(self) -> list[TensorSpec]:
         """The input ports."""
-        return self._target.inputs
+        return list(self._target.inputs)
 
     @property
-    def model_outputs(self) -> tuple[TensorSpec, ...]:
+    def model_outputs(self) -> list[TensorSpec]:
         """The output ports."""
-        return self._target.outputs
+        return list(self._target.outputs)
 
     @property
     def input_tensors(self) -> list[Tensor]:
@@ -292,8 +299,20 @@ class InferRequest:
         with self._machine.idle("set_tensor"):
             self._tensors.set(name, tensor)
 
-    def set_tensors(self, name: str | TensorSpec, tensors: Sequence[Any]) -> None:
-        """Read an input from many tensors of batch size 1, joined along axis 0 at each run."""
+    def set_tensors(self, name: Any, tensors: Sequence[Any] | None = None) -> None:
+        """Set several tensors, or one input's batch.
+
+        Parameters
+        ----------
+        name : mapping, or str or TensorSpec
+            Tensors by name, port or position; or the input that `tensors` are a batch of.
+        tensors : sequence of tensors, optional
+            Of batch size 1 each, joined along the batch's axis at each run.
+        """
+        if tensors is None:
+            for key, tensor in _pairs(name):
+                self.set_tensor(key, tensor)
+            return
         with self._machine.idle("set_tensors"):
             self._tensors.set_batch(self._tensors.input_port(name), tensors)
 
@@ -320,11 +339,18 @@ class InferRequest:
             self._tensors.set_output(self._tensors.output_port(index), tensor)
 
     def set_input_tensors(self, *arguments: Any) -> None:
-        """Set inputs by a dict or list, or one input's batch: ``(index, tensors)``."""
+        """Set inputs by a dict or list, or one input's batch: ``(index, tensors)``, ``(tensors)``.
+
+        A list of several tensors for a model of one input is its batch.
+        """
+        only: Any = arguments[0]
+        alone = len(arguments) == len(self.model_inputs) == 1
+        if alone and isinstance(only, list | tuple):
+            arguments = (0, only)
         if len(arguments) == 2:
             self.set_tensors(*arguments)
         else:
-            for key, tensor in _pairs(arguments[0]):
+            for key, tensor in _pairs(only):
                 self.set_input_tensor(key, tensor)
 
     def set_output_tensors(self, tensors: Mapping[Any, Any] | Sequence[Any]) -> None:

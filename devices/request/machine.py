@@ -59,8 +59,10 @@ class RequestMachine:
 
     def __init__(self, target: RequestTarget) -> None:
         self._target = target
-        self.tensors: Final = RequestTensors(target.inputs, target.outputs, target.optional_inputs)
-        self.states: Final = RequestStates(target.variables, target.inputs)
+        self.tensors: Final = RequestTensors(
+            tuple(target.inputs), tuple(target.outputs), target.optional_inputs
+        )
+        self.states: Final = RequestStates(target.variables, tuple(target.inputs))
         self.state = State.IDLE
         #: The last run that was started.
         self.run: Run | None = None

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Literal
+from enum import StrEnum
+from typing import ClassVar
 
 from devices.model.ports import find_port
 from devices.model.tensor_spec import TensorSpec
 from devices.plugin.program import Value
 
 
-class Results(Mapping[str, Value]):
+class Results(Mapping[TensorSpec, Value]):
     """Output values, read-only: ``results[0]``, ``results[-1]``, ``results["name"]``.
+
+    As a mapping its keys are the output ports: ``for port, value in results.items()``.
 
     Parameters
     ----------
@@ -33,8 +36,8 @@ class Results(Mapping[str, Value]):
     def __contains__(self, key: object) -> bool:
         return key in self._values or (isinstance(key, TensorSpec) and key in self._ports)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
+    def __iter__(self) -> Iterator[TensorSpec]:
+        return iter({port.name: port for port in self._ports}.values())
 
     def __len__(self) -> int:
         return len(self._values)
@@ -42,17 +45,29 @@ class Results(Mapping[str, Value]):
     def __repr__(self) -> str:
         return f"Results({self._values!r})"
 
-    def names(self) -> tuple[str, ...]:
-        """Return each output's name, in order."""
-        return tuple(port.name for port in self._ports)
+    def names(self) -> tuple[set[str], ...]:
+        """Return each output's names, in order, as OpenVINO does: sets of one name here."""
+        return tuple({port.name} for port in self._ports)
 
-    def to_dict(self) -> dict[str, Value]:
+    def to_dict(self) -> dict[TensorSpec, Value]:
+        """Return the values by port."""
+        return dict(self.items())
+
+    def by_name(self) -> dict[str, Value]:
         """Return the values by name."""
         return dict(self._values)
 
     def to_tuple(self) -> tuple[Value, ...]:
         """Return the values, one an output, in order."""
         return tuple(self._values[port.name] for port in self._ports)
+
+
+class ProfilingStatus(StrEnum):
+    """Whether a row of a profile ran, and was timed."""
+
+    NOT_RUN = "NOT_RUN"
+    OPTIMIZED_OUT = "OPTIMIZED_OUT"
+    EXECUTED = "EXECUTED"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +82,7 @@ class ProfilingInfo:
         The operator; empty for stages.
     exec_type : str
         What ran it.
-    status : {"EXECUTED", "NOT_RUN", "OPTIMIZED_OUT"}
+    status : ProfilingStatus
         Whether it ran and was timed.
     real_time, cpu_time : datetime.timedelta
         Wall time; processor time where the device tells it apart.
@@ -76,6 +91,8 @@ class ProfilingInfo:
     node_name: str
     node_type: str
     exec_type: str
-    status: Literal["EXECUTED", "NOT_RUN", "OPTIMIZED_OUT"]
+    status: ProfilingStatus
     real_time: timedelta
     cpu_time: timedelta
+
+    Status: ClassVar = ProfilingStatus

@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from devices.plugin.program import Value
 from devices.plugin.signal import Signal
 from devices.request.answer import RequestTimes, StageRun
-from devices.request.results import ProfilingInfo, Results
+from devices.request.results import ProfilingInfo, ProfilingStatus, Results
 from devices.request.story import StoryLine
 from devices.request.target import RequestTarget, Submission
 
@@ -97,5 +97,5 @@ def profile_rows(run: Run | None, target: RequestTarget) -> list[ProfilingInfo]:
 
 def _row(name: str, kind: str, implementation: str, seconds: float | None) -> ProfilingInfo:
     time_taken = timedelta(seconds=seconds or 0.0)
-    status: Literal["EXECUTED", "NOT_RUN"] = "NOT_RUN" if seconds is None else "EXECUTED"
+    status = ProfilingStatus.NOT_RUN if seconds is None else ProfilingStatus.EXECUTED
     return ProfilingInfo(name, kind, implementation, status, time_taken, time_taken)

@@ -46,7 +46,7 @@ class RequestTarget(Protocol):
         """The model's name."""
 
     @property
-    def inputs(self) -> tuple[TensorSpec, ...]:
+    def inputs(self) -> Sequence[TensorSpec]:
         """The input ports."""
 
     @property
@@ -58,7 +58,7 @@ class RequestTarget(Protocol):
         """Pairs of further inputs and outputs that requests keep between their runs."""
 
     @property
-    def outputs(self) -> tuple[TensorSpec, ...]:
+    def outputs(self) -> Sequence[TensorSpec]:
         """The output ports."""
 
     @property

@@ -297,9 +297,9 @@ def as_text(array: np.ndarray) -> np.ndarray:
         items = [i.decode() if isinstance(i, bytes) else i for i in array.ravel().tolist()]
     except UnicodeDecodeError as error:
         raise TensorTypeError(f"wanted strings, got bytes that are not UTF-8: {error}.") from error
-    wrong = next((i for i in items if not isinstance(i, str)), None)
-    if wrong is not None:
-        raise TensorTypeError(f"wanted strings, got {wrong!r}; give an array of str or bytes.")
+    wrong = [i for i in items if not isinstance(i, str)]
+    if wrong:
+        raise TensorTypeError(f"wanted strings, got {wrong[0]!r}; give an array of str or bytes.")
     out = np.empty(len(items), object)
     out[:] = items
     return out.reshape(array.shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy as copying
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -44,6 +45,9 @@ class RequestTensors:
         #: Input name -> the items of its batch.
         self._batches: dict[str, list[Any]] = {}
         self._results: dict[str, Tensor] = {}
+        #: Outputs whose tensors the user has; and those whose values the user has as well.
+        self._asked: set[str] = set()
+        self._handed_out: set[str] = set()
         #: Outputs that are written into memory of the user's.
         self._owned_by_user: set[str] = set()
         #: Outputs that stay on their device.
@@ -102,7 +106,15 @@ class RequestTensors:
         self._kept.add(port.name)
 
     def output(self, port: TensorSpec) -> Tensor:
-        """Return an output's tensor."""
+        """Return an output's tensor, whose memory nobody else has unless outputs are shared."""
+        held = self._output(port)
+        self._asked.add(port.name)
+        if port.name in self._handed_out:
+            self._handed_out.discard(port.name)
+            held.replace(copying.deepcopy(held.held()))
+        return held
+
+    def _output(self, port: TensorSpec) -> Tensor:
         held = self._results.get(port.name)
         if held is None:
             held = self._results[port.name] = empty_tensor(port)
@@ -191,7 +203,7 @@ class RequestTensors:
             value = outputs[port.name]
             if port.is_tensor and not port.accepts(np.shape(value)):
                 warnings.warn(_another_shape(port), stacklevel=2)
-            held = self.output(port)
+            held = self._output(port)
             if port.name in self._owned_by_user:
                 memory = _write(port, held.held(), value)
                 taken[port.name] = memory.copy() if copy and memory is not value else memory
@@ -201,6 +213,12 @@ class RequestTensors:
             ):
                 value = value.copy()
             held.replace(value)
+            self._handed_out.discard(port.name)
+            if copy and not isinstance(value, RemoteTensor):
+                if port.name in self._asked:
+                    value = copying.deepcopy(value)
+                else:  # copied when the tensor is asked for, which is rare
+                    self._handed_out.add(port.name)
             taken[port.name] = value
         return taken
 

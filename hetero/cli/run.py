@@ -93,7 +93,7 @@ def run(
             results = request.infer(values)
             timed.append(TimedRequest(began_s, time.monotonic() - began_s, request.times))
     times = [one.latency_s for one in timed]
-    outputs = results.to_dict()
+    outputs = results.by_name()
     generated = not inputs and not shapes and not preprocessing
     check = _compare(model, list(results.to_tuple())) if generated else None
     if output:

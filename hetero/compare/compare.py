@@ -187,7 +187,7 @@ class _Search:
                 part, device, self.config, affinity=mine, states={}
             ) as compiled:
                 values = {port.name: inputs[port.name] for port in part.inputs}
-                results.append(dict(compiled(values).to_dict()))
+                results.append(compiled(values).by_name())
         return results[0], results[1]
 
     def judge(self, part: Model, *, keep: bool = False) -> tuple[Difference, ...]:

@@ -1,60 +1,55 @@
 """Names of properties as OpenVINO's scripts write them: ``hetero.properties.hint.num_requests()``.
 
-Each is the property's name, and returns it when called; called with a value, a pair of both.
+Each is the property's name, and returns it when called; called with a value, a pair of both. Which
+of them a device has is asked of it: ``core.get_property("CPU", "SUPPORTED_PROPERTIES")``.
 """
 
-from __future__ import annotations
-
 from enum import StrEnum
-from types import SimpleNamespace
-from typing import Any, Final
+from typing import Final
+
+from hetero.properties import device, hint, log, streams
+from hetero.properties.names import PropertyName
+
+__all__ = ["CacheMode", "PropertyName", "WorkloadType", "device", "hint", "log", "streams"]
 
 
-class PropertyName(str):
-    """A property's name that can be called."""
+class CacheMode(StrEnum):
+    """Values of CACHE_MODE."""
 
-    __slots__ = ()
-
-    def __call__(self, *value: Any) -> Any:
-        """Return the name; with a value, the pair ``(name, value)``."""
-        return (str(self), *value) if value else str(self)
+    OPTIMIZE_SIZE = "OPTIMIZE_SIZE"
+    OPTIMIZE_SPEED = "OPTIMIZE_SPEED"
 
 
-class PerformanceMode(StrEnum):
-    """Values of PERFORMANCE_HINT."""
+class WorkloadType(StrEnum):
+    """Values of WORKLOAD_TYPE."""
 
-    LATENCY = "LATENCY"
-    THROUGHPUT = "THROUGHPUT"
+    DEFAULT = "DEFAULT"
+    EFFICIENT = "EFFICIENT"
 
 
+auto_batch_timeout: Final = PropertyName("AUTO_BATCH_TIMEOUT", int)
 available_devices: Final = PropertyName("AVAILABLE_DEVICES")
-cache_dir: Final = PropertyName("CACHE_DIR")
-cache_encryption_callbacks: Final = PropertyName("CACHE_ENCRYPTION_CALLBACKS")
-enable_mmap: Final = PropertyName("ENABLE_MMAP")
-enable_profiling: Final = PropertyName("PERF_COUNT")
+cache_dir: Final = PropertyName("CACHE_DIR", str)
+cache_encryption_callbacks: Final = PropertyName("CACHE_ENCRYPTION_CALLBACKS", list, tuple)
+cache_mode: Final = PropertyName("CACHE_MODE", str)
+compilation_num_threads: Final = PropertyName("COMPILATION_NUM_THREADS", int)
+enable_mmap: Final = PropertyName("ENABLE_MMAP", bool, int)
+enable_profiling: Final = PropertyName("PERF_COUNT", bool, int)
+enable_weightless: Final = PropertyName("ENABLE_WEIGHTLESS", bool, int)
 execution_devices: Final = PropertyName("EXECUTION_DEVICES")
-inference_num_threads: Final = PropertyName("INFERENCE_NUM_THREADS")
+force_tbb_terminate: Final = PropertyName("FORCE_TBB_TERMINATE", bool, int)
+inference_num_threads: Final = PropertyName("INFERENCE_NUM_THREADS", int)
+key_cache_group_size: Final = PropertyName("KEY_CACHE_GROUP_SIZE", int)
+key_cache_precision: Final = PropertyName("KEY_CACHE_PRECISION", str)
 loaded_from_cache: Final = PropertyName("LOADED_FROM_CACHE")
+max_batch_size: Final = PropertyName("MAX_BATCH_SIZE")
 model_name: Final = PropertyName("NETWORK_NAME")
-num_streams: Final = PropertyName("NUM_STREAMS")
+num_streams: Final = PropertyName("NUM_STREAMS", int, str)
+optimal_batch_size: Final = PropertyName("OPTIMAL_BATCH_SIZE")
 optimal_number_of_infer_requests: Final = PropertyName("OPTIMAL_NUMBER_OF_INFER_REQUESTS")
 range_for_async_infer_requests: Final = PropertyName("RANGE_FOR_ASYNC_INFER_REQUESTS")
+range_for_streams: Final = PropertyName("RANGE_FOR_STREAMS")
 supported_properties: Final = PropertyName("SUPPORTED_PROPERTIES")
-
-#: Of plans and queues.
-hint: Final = SimpleNamespace(
-    PerformanceMode=PerformanceMode,
-    model_distribution_policy=PropertyName("MODEL_DISTRIBUTION_POLICY"),
-    num_requests=PropertyName("PERFORMANCE_HINT_NUM_REQUESTS"),
-    performance_mode=PropertyName("PERFORMANCE_HINT"),
-)
-#: Of devices.
-device: Final = SimpleNamespace(
-    architecture=PropertyName("DEVICE_ARCHITECTURE"),
-    capabilities=PropertyName("OPTIMIZATION_CAPABILITIES"),
-    full_name=PropertyName("FULL_DEVICE_NAME"),
-    id=PropertyName("DEVICE_ID"),
-    priorities=PropertyName("MULTI_DEVICE_PRIORITIES"),
-    properties=PropertyName("DEVICE_PROPERTIES"),
-    type=PropertyName("DEVICE_TYPE"),
-)
+value_cache_group_size: Final = PropertyName("VALUE_CACHE_GROUP_SIZE", int)
+value_cache_precision: Final = PropertyName("VALUE_CACHE_PRECISION", str)
+weights_path: Final = PropertyName("WEIGHTS_PATH", str)

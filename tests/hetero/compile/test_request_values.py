@@ -64,8 +64,8 @@ def test_results_share_memory_with_nothing(core: hetero.Core, device: str) -> No
             np.testing.assert_array_equal(mine, X)
             for untouched in want.keys() - {name}:
                 np.testing.assert_array_equal(results[untouched], want[untouched])
-    for name, value in compiled({"x": mine}).items():
-        np.testing.assert_array_equal(value, want[name])
+    for port, value in compiled({"x": mine}).items():
+        np.testing.assert_array_equal(value, want[port.name])
 
 
 def test_memory_of_a_device_is_refused_with_the_fix(core: hetero.Core) -> None:
@@ -100,5 +100,5 @@ def test_an_array_of_objects_that_are_no_strings_is_refused_by_its_port(
     core: hetero.Core, item: Any
 ) -> None:
     model = parse("same (string[2] x) => (string[2] y) { y = Identity (x) }")
-    with pytest.raises(errors.TensorTypeError, match=f"input 'x' wants strings, got {item}"):
+    with pytest.raises(errors.TensorTypeError, match=f"input 'x': wanted strings, got {item}"):
         core.compile_model(model, "CPU")({"x": np.array(["a", item], object)})

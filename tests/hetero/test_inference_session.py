@@ -1,0 +1,97 @@
+"""`InferenceSession`: scripts written for ONNX Runtime, against ONNX Runtime itself."""
+
+import threading
+
+import numpy as np
+import onnx
+import pytest
+
+import hetero
+
+ort = pytest.importorskip("onnxruntime", reason="needs pip install 'hetero[ort]'")
+
+PROTO = onnx.parser.parse_model(
+    '<ir_version: 8, opset_import: ["": 18], producer_name: "me", model_version: 3>'
+    " g (float[N,3] x, float[3] b) => (float[N,3] y, float[N,3] z)"
+    " {a = Add(x, b) y = Relu(a) z = Neg(a)}"
+)
+X, B = np.float32([[1, -2, 3]]), np.float32([1, 1, 1])
+
+
+@pytest.fixture(scope="module")
+def sessions():
+    data = PROTO.SerializeToString()
+    with hetero.Core("inprocess") as core:
+        config = {"MODEL_DISTRIBUTION_POLICY": "PRIORITY"}
+        ours = hetero.InferenceSession(data, devices="HETERO:ORT,CPU", config=config, core=core)
+        yield ours, ort.InferenceSession(data, providers=["CPUExecutionProvider"])
+
+
+def test_ports(sessions):
+    for ports in ("get_inputs", "get_outputs"):
+        ours, theirs = ([(p.name, p.type, p.shape) for p in getattr(s, ports)()] for s in sessions)
+        assert ours == theirs
+    ours, theirs = (s.get_modelmeta() for s in sessions)
+    for name in ("producer_name", "graph_name", "version", "custom_metadata_map"):
+        assert getattr(ours, name) == getattr(theirs, name)
+
+
+def test_runs(sessions):
+    ours, theirs = sessions
+    for names in (None, [], ["z"], ["z", "y"]):
+        for got, want in zip(
+            ours.run(names, {"x": X, "b": B}), theirs.run(names, {"x": X, "b": B}), strict=True
+        ):
+            np.testing.assert_array_equal(got, want)
+    assert ours.get_providers() == ["ORT"]
+    for feed in ({"x": X}, {"x": X, "b": B, "c": B}, {"x": X.astype(complex), "b": B}):
+        with pytest.raises(hetero.HeteroError):
+            ours.run(None, feed)
+    with pytest.raises(KeyError):
+        ours.run(["nope"], {"x": X, "b": B})
+
+
+def test_run_async(sessions):
+    for session in sessions:
+        ended, told = threading.Event(), []
+
+        def tell(results, user, error, told=told, ended=ended):
+            told.append((results, user, error))
+            ended.set()
+
+        session.run_async(["y"], {"x": X, "b": B}, tell, "mine")
+        assert ended.wait(60)
+        ((results, user, error),) = told
+        np.testing.assert_array_equal(results[0], [[2, 0, 4]])
+        assert (user, error) == ("mine", "")
+
+
+def test_bindings(sessions):
+    for module, session in zip((hetero, ort), sessions, strict=True):
+        held = np.zeros((1, 3), np.float32)
+        binding = session.io_binding()
+        binding.bind_cpu_input("x", X)
+        binding.bind_ortvalue_input("b", module.OrtValue.ortvalue_from_numpy(B))
+        binding.bind_output("z")
+        binding.bind_ortvalue_output("y", module.OrtValue.ortvalue_from_numpy(held))
+        session.run_with_iobinding(binding)
+        z, y = binding.copy_outputs_to_cpu()
+        np.testing.assert_array_equal(z, -(X + B))
+        np.testing.assert_array_equal(y, [[2, 0, 4]])
+        np.testing.assert_array_equal(binding.get_outputs()[0].numpy(), z)
+        (value,) = session.run_with_ort_values(
+            ["z"], {n: module.OrtValue.ortvalue_from_numpy(v) for n, v in (("x", X), ("b", B))}
+        )
+        assert (value.shape(), value.data_type()) == ([1, 3], "tensor(float)")
+
+
+def test_providers_are_devices(sessions):
+    data = PROTO.SerializeToString()
+    session = hetero.InferenceSession(data, providers=["CPUExecutionProvider"])
+    assert session.get_providers() == ["ORT"]
+    with pytest.raises(hetero.UnknownDeviceError, match="ORT_CUDA"):
+        hetero.InferenceSession(data, providers=["CUDAExecutionProvider", "CPUExecutionProvider"])
+    with pytest.raises(hetero.ArgumentError, match="devices="):
+        hetero.InferenceSession(data, providers=[("CPUExecutionProvider", {"a": 1})])
+    with pytest.raises(hetero.UnsupportedOperationError, match="cuda"):
+        hetero.OrtValue.ortvalue_from_numpy(X, "cuda")

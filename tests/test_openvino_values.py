@@ -1,0 +1,267 @@
+"""Types, shapes, dimensions, tensors: the same lines on openvino and on hetero say the same."""
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+
+import hetero
+
+ov = pytest.importorskip("openvino", reason="needs pip install 'hetero[openvino]'")
+
+A = np.arange(6, dtype=np.float32).reshape(2, 3)
+TYPES = "boolean bf16 f16 f32 f64 i4 i8 i16 i32 i64 u4 u8 u16 u32 u64 f8e4m3 f8e5m2"
+TYPES = [*TYPES.split(), "dynamic"]
+FLAGS = ("is_static", "is_dynamic", "is_real", "is_integral", "is_signed", "is_quantized")
+NUMPY = [np.float16, np.float32, np.float64, np.int8, np.int16, np.int32, np.int64, np.uint8]
+NUMPY += [np.uint16, np.uint32, np.uint64, bool]
+
+
+def said(module: Any, expression: str, **names: Any) -> Any:
+    """Return what an expression gives, as plain values; an error as the word `error`."""
+    try:
+        return plain(eval(expression, {"m": module, "np": np, "A": A.copy(), **names}))
+    except RuntimeError:
+        return "error"
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.tolist()
+    if isinstance(value, bool | np.bool_ | str | int | float) and not hasattr(value, "to_dtype"):
+        return value
+    if hasattr(value, "to_dtype"):
+        return value.get_type_name()
+    if hasattr(value, "get_min_length") or hasattr(value, "get_min_shape"):
+        return str(value)
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    return [plain(item) for item in value]
+
+
+def check(expression: str, **names: Any) -> None:
+    assert said(hetero, expression, **names) == said(ov, expression, **names), expression
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_types(name: str) -> None:
+    for flag in FLAGS:
+        check(f"m.Type.{name}.{flag}()")
+    for what in ("type_name", "size", "bitwidth", "real", "integral", "signed", "quantized"):
+        check(f"m.Type.{name}.{what}")
+    for other in TYPES:
+        check(f"m.Type.{name}.compatible(m.Type.{other})")
+        check(f"[m.Type.{name}.merge(m.Type.{other})] == [None]")
+
+
+@pytest.mark.parametrize("dtype", [*NUMPY, str, bytes, np.str_, np.bytes_, "float32", "|S", "|U"])
+def test_types_of_numpys(dtype: Any) -> None:
+    check("m.Type(t)", t=dtype)
+
+
+@pytest.mark.parametrize("name", sorted(set(TYPES) - {"bf16", "dynamic", "i4", "u4"}))
+def test_dtypes(name: str) -> None:
+    if not name.startswith("f8"):
+        check(f"str(np.dtype(m.Type.{name}.to_dtype()))")
+    # OpenVINO has float16 of the same bits for bfloat16, and bytes for what numpy lacks.
+    assert hetero.Type.bf16.to_dtype() == ml_dtypes.bfloat16
+    with pytest.raises(hetero.ArgumentError):
+        hetero.Type.dynamic.to_dtype()
+
+
+DIMENSIONS = ("m.Dimension(3)", "m.Dimension()", "m.Dimension(1, 5)", "m.Dimension(2, -1)")
+DIMENSIONS += ("m.Dimension('1..5')", "m.Dimension('?')", "m.Dimension('4')", "m.Dimension(0)")
+SHAPES = (
+    "[1,3]",
+    "[?,3]",
+    "[...]",
+    "[1..10,?]",
+    "[]",
+    "5,3",
+    "?",
+    "[-1,2]",
+    "[1,,2]",
+    "[?,?",
+    "[1 2]",
+)
+
+
+@pytest.mark.parametrize("of", DIMENSIONS)
+def test_dimensions(of: str) -> None:
+    for what in ("is_static", "is_dynamic", "min_length", "max_length", "get_min_length()"):
+        check(f"{of}.{what}")
+    check(f"{of}.get_length()")
+    for other in DIMENSIONS:
+        for relation in ("compatible", "relaxes", "refines", "same_scheme"):
+            check(f"{of}.{relation}({other})")
+        check(f"{of} == {other}")
+
+
+@pytest.mark.parametrize("text", SHAPES)
+def test_partial_shapes(text: str) -> None:
+    of = f"m.PartialShape({text!r})"
+    for what in ("is_static", "is_dynamic", "rank", "to_string()", "to_shape()", "get_min_shape()"):
+        check(f"{of}.{what}")
+    for what in ("len", "list", "str"):
+        if text != "[...]" or what == "str":
+            check(f"{what}({of})")
+    for other in SHAPES:
+        for relation in ("compatible", "relaxes", "refines", "same_scheme"):
+            check(f"{of}.{relation}(m.PartialShape({other!r}))")
+        check(f"{of} == m.PartialShape({other!r})")
+
+
+def test_shapes_are_lists_and_tuples() -> None:
+    for line in (
+        "m.Shape([1, 2]) == [1, 2]", "m.Shape([1, 2]) == m.Shape((1, 2))", "len(m.Shape([1, 2]))",
+        "m.Shape([1, 2])[1]",
+        "m.PartialShape([1, 2]) == [1, 3]",
+        "m.PartialShape([1, 2]) == m.Shape([1, 2])", "m.PartialShape([1, (2, 4), -1])",
+        "m.PartialShape.dynamic()", "m.PartialShape.dynamic(2)", "m.PartialShape([2, 3])[0]",
+        "m.PartialShape([2, 3]).get_dimension(1)", "[m.Shape([2])] == [[2]]",
+        "str(m.Shape([2, 3]))",
+    ):  # fmt: skip
+        check(line)
+
+
+def test_a_symbol_is_no_five_dimensions() -> None:
+    assert str(hetero.PartialShape("[?,3]")) == "[?,3]"
+    assert hetero.PartialShape(["N", 3]) == ["N", 3]
+
+
+@pytest.mark.parametrize("dtype", NUMPY)
+def test_tensors_of_arrays(dtype: Any) -> None:
+    array = np.arange(24).reshape(2, 3, 4).astype(dtype)
+    for made in ("m.Tensor(x)", "m.Tensor(array=x, shared_memory=True)", "m.Tensor(x, False)"):
+        for what in ("element_type", "shape", "size", "byte_size", "strides", "is_continuous()"):
+            check(f"{made}.{what}", x=array)
+        for what in ("get_element_type()", "get_shape()", "get_size()", "get_byte_size()", "data"):
+            check(f"{made}.{what}", x=array)
+    for made in (
+        "m.Tensor(t, [2, 3])",
+        "m.Tensor(type=t, shape=[2, 3])",
+        "m.Tensor(t, m.Shape([]))",
+    ):
+        check(f"[{made}.shape, {made}.element_type, {made}.data.dtype.str]", t=dtype)
+    check("np.shares_memory(m.Tensor(x, shared_memory=True).data, x)", x=array)
+    check("np.shares_memory(m.Tensor(x).data, x)", x=array)
+
+
+@pytest.mark.parametrize(
+    "given", [[1.0, 2.0], [1, 2], [[True]], ["x", "yy"], [["x"], ["ł"]], [b"q"]]
+)
+def test_tensors_of_lists(given: Any) -> None:
+    check("m.Tensor(x).element_type", x=given)
+    check("m.Tensor(x).shape", x=given)
+    if not isinstance(np.ravel(given)[0], str | bytes):
+        check("m.Tensor(x).data", x=given)
+
+
+@pytest.mark.parametrize("given", [["a", "bb"], [b"a", b"xyz"], [["jeszcze więcej"], ["효과가"]]])
+def test_text(given: Any) -> None:
+    for made in ("m.Tensor(x)", "m.Tensor(np.array(x))"):
+        check(f"{made}.str_data", x=given)
+        check(f"{made}.bytes_data", x=given)
+        check(f"{made}.size", x=given)
+    check("m.Tensor(np.array(x), shared_memory=True)", x=given)
+    flat = [item.decode() if isinstance(item, bytes) else item for item in np.ravel(given).tolist()]
+    for kind in (str, bytes, np.str_):
+        for name in ("str_data", "bytes_data"):
+            for module in (hetero, ov):
+                tensor = module.Tensor(kind, list(np.shape(given)))
+                setattr(tensor, name, given)
+                assert tensor.str_data.ravel().tolist() == flat
+                for wrong in ([1] * tensor.size, ["a"] * (tensor.size + 1)):
+                    with pytest.raises(RuntimeError):
+                        setattr(tensor, name, wrong)
+    check("[t := m.Tensor(str, [7]), t.copy_from(np.array(x)), t.str_data][2]", x=given)
+
+
+def test_shapes_of_tensors_change() -> None:
+    for line in (
+        "[t := m.Tensor(A), t.set_shape([3, 2]), t.data][2]",
+        "[t := m.Tensor(A, shared_memory=True), t.set_shape([2, 2]), t.data][2]",
+        "[t := m.Tensor(A, shared_memory=True), t.set_shape([3, 3])]",
+        "[t := m.Tensor(np.float32, [1, 3, 8]), t.set_shape([3, 9]), t.shape][2]",
+        "[t := m.Tensor(np.float32, [3, 9]), t.copy_from(A), t.data][2]",
+        "[t := m.Tensor(np.float32, [3, 9]), m.Tensor(A).copy_to(t), t.data][2]",
+        "m.Tensor(np.float16, [2, 3]).copy_from(A)",
+        "m.Tensor(np.float32, [2, 3]).copy_from(A.astype(np.float64))",
+        "m.Tensor(A, (3, 2)).data", "m.Tensor(A, [2, 6], m.Type.f16).data.view(np.float32)",
+        "m.Tensor(m.Tensor(A), [0, 1], [2, 3]).data",
+        "m.Tensor(m.Tensor(A), [0, 1], [2, 3]).is_continuous()", "m.Tensor(A).str_data",
+    ):  # fmt: skip
+        check(line)
+
+
+def test_what_openvino_lets_pass_is_refused() -> None:
+    """It reads beyond the array's memory."""
+    with pytest.raises(hetero.TensorError, match="needs 8 elements"):
+        hetero.Tensor(A, (4, 2))
+
+
+def test_ports_and_results() -> None:
+    proto = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> g (float[2,3] x) => (float[2,3] y, float[2,3] z)'
+        " {y = Relu(x) z = Neg(x)}"
+    )
+    data = proto.SerializeToString()
+    with hetero.Core("inprocess") as core:
+        ours = core.compile_model(core.read_model(data), "HETERO:ORT,CPU", affinity={"z": "CPU"})
+        theirs = ov.Core().compile_model(ov.Core().read_model(data), "CPU")
+        for line in (
+            "c.inputs[0].any_name", "c.output(1).names", "c.input().get_any_name()",
+            "c.input().element_type", "c.input('x').shape == [2, 3]", "c.outputs == c.outputs",
+            "isinstance(c.inputs, list)", "c.output(0).index", "c.input().get_index()",
+            "isinstance(c.input(), m.ConstOutput)", "c.output('y').partial_shape",
+            "c.input(0).get_node().friendly_name", "c.input().get_tensor().any_name",
+            "np.zeros(c.input().shape, c.input().element_type.to_dtype())",
+            "[p.any_name for p in c(A)]", "[p.any_name for p in c(A).to_dict()]",
+            "[p.any_name for p, v in c(A).items()]", "[p.any_name for p in dict(c(A))]",
+            "c(A)[c.output('z')]", "c(A)['y']", "c(A)[1]", "c(A).names()", "len(c(A))",
+            "c(A).to_tuple()[1]", "c.create_infer_request().get_compiled_model() is not None",
+            "[r := c.create_infer_request(), r.set_tensors({'x': m.Tensor(A)}), r.infer()['y']][2]",
+            "[r := c.create_infer_request(), r.infer(A), r.get_output_tensor(1).data][2]",
+        ):  # fmt: skip
+            assert said(hetero, line, c=ours) == said(ov, line, c=theirs), line
+        for wrong, error in (("nope", KeyError), (7, KeyError), (1.5, TypeError)):
+            with pytest.raises(error):
+                ours(A)[wrong]
+        with pytest.raises(RuntimeError):
+            ours.input("nope")
+        request = ours.create_infer_request()
+        for _ in range(2):
+            results = request.infer(A)
+            held = request.get_tensor("y")
+            results["y"][:] = 99
+            assert held.data.max() == 5
+
+
+def test_properties_are_a_package() -> None:
+    import openvino.properties as peer
+
+    from hetero.properties import device, hint, log, streams
+
+    for ours, theirs in (
+        (hint, peer.hint), (device, peer.device), (log, peer.log), (streams, peer.streams),
+        (hetero.properties, peer),
+    ):  # fmt: skip
+        for name in vars(type(theirs)) | vars(theirs):
+            value = getattr(theirs, name)
+            is_name = callable(value) and not isinstance(value, type) and not name.startswith("_")
+            if is_name and hasattr(ours, name):
+                assert getattr(ours, name)() == value(), name
+    assert hint.performance_mode(hint.PerformanceMode.LATENCY) == ("PERFORMANCE_HINT", "LATENCY")
+    for wrong in (
+        lambda: hetero.properties.supported_properties(1),
+        lambda: hint.num_requests("x"),
+    ):
+        with pytest.raises(TypeError):
+            wrong()
+    with hetero.Core("inprocess") as core:
+        core.set_property(hetero.properties.cache_dir(""))
+        core.set_property("CPU", hetero.properties.inference_num_threads(1))
+        assert core.get_property("CPU", hetero.properties.inference_num_threads) == 1
+        assert core.get_available_devices() == core.available_devices
