@@ -276,23 +276,25 @@ class Core:
         self._watching.append(server)
         return server
 
-    def set_property(self, *arguments: Any) -> None:
+    def set_property(
+        self, device_name: Any = EVERYWHERE, properties: Config | tuple[str, Any] | None = None
+    ) -> None:
         """Set options for models compiled later.
 
-        ``set_property("CPU", {"NUM_STREAMS": 2})``; without a device for every device that knows
-        them. Options are a mapping, or pairs as the names in `hetero.properties` make them.
-
-        Raises
-        ------
-        PropertyError
-            An option that nothing reads, or that cannot have such a value.
+        Parameters
+        ----------
+        device_name : str, mapping or pair
+            A device's name or ``HETERO``; or, alone, options for every device that knows them.
+        properties : mapping or pair
+            The options, or one as ``hetero.properties.cache_dir("cache")`` gives it.
         """
-        alone = not (arguments and isinstance(arguments[0], str))
-        device_name = EVERYWHERE if alone else arguments[0]
-        options = _options(arguments if alone else arguments[1:])
+        alone = properties is None
+        options: Any = device_name if alone else properties
+        if isinstance(options, tuple) and len(options) == 2:
+            options = dict([options])
         if self._devices.started is not None or self._devices.kind != "ray":
             self._scopes.keep_executor(options)
-        self._scopes.set(device_name, options)
+        self._scopes.set(EVERYWHERE if alone else device_name, options)
 
     def get_property(self, device_name: str, property: str | None = None) -> Any:
         """Return a property of a device or of ``HETERO``; or, alone, what is set for all.
@@ -625,14 +627,3 @@ class Core:
             return self._answers.support(name, part, request.configs[name])
 
         return model, request, query_priority(model, request.devices, ask, request.pins)
-
-
-def _options(given: Sequence[Any]) -> Config:
-    """Return options that are given as one mapping, or as pairs of name and value."""
-    if len(given) == 1 and isinstance(given[0], Mapping):
-        return given[0]
-    if not given or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in given):
-        raise ArgumentTypeError(
-            f"options {given!r}: wanted a mapping, or pairs as hetero.properties.cache_dir('x')."
-        )
-    return dict(given)
