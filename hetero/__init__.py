@@ -1,5 +1,8 @@
 """hetero: one ONNX model, cut across unlike devices, pipelined over a Ray cluster."""
 
+from hetero import own_packages  # noqa: F401 - first: the rest may be hidden
+
+# isort: split
 from devices.model.element_type import Type
 from devices.model.extension import Extension, custom_operator
 from devices.model.model import Model

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 
@@ -135,3 +136,15 @@ def test_importing_it_loads_no_vendor_runtime_and_no_ray() -> None:
 def test_a_core_refuses_what_it_cannot_be(arguments: dict[str, str], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         hetero.Core(**arguments)
+
+
+@pytest.mark.parametrize("name", ["scheduler.py", "devices/__init__.py"])
+def test_a_module_of_the_users_that_hides_a_package_is_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).touch()
+    done = subprocess.run(
+        [sys.executable, "-c", "import hetero"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert f"is hidden by {tmp_path / name}" in done.stderr
+    assert "Rename that file or folder" in done.stderr

@@ -208,7 +208,26 @@ class HasPorts:
                     f"model {self.name!r}: with inputs {shown} its nodes cannot make output "
                     f"{port.name!r}; it was made for {', '.join(map(str, self.inputs))}."
                 )
+        for node in new.nodes:
+            if (said := _channels_differ(node, new)) is not None:
+                raise ModelError(f"model {self.name!r}: node {node.name!r} {said}.")
         made: Self = new.replace(
             outputs=[replace(port, shape=new.spec(port.name).shape) for port in self.outputs]
         )
         return made
+
+
+def _channels_differ(node: Any, model: Any) -> str | None:
+    """Return how a convolution's input does not fit its weights, which ONNX does not infer."""
+    if node.domain or node.op_type not in ("Conv", "ConvInteger", "ConvTranspose"):
+        return None
+    x, w = (model.spec(value).shape for value in node.inputs[:2])
+    if not x or not w or len(x) < 2 or len(w) < 2:
+        return None
+    group = node.attributes.get("group", 1)
+    wanted = w[0] if node.op_type == "ConvTranspose" else w[1]
+    if not isinstance(x[1], int) or not isinstance(wanted, int):
+        return None
+    if node.op_type != "ConvTranspose":
+        wanted *= group
+    return None if x[1] == wanted else f"would get {x[1]} channels; its weights are for {wanted}"

@@ -18,6 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 from devices.errors import (
+    ArgumentTypeError,
     DeadlineError,
     RequestBusyError,
     RequestCancelledError,
@@ -147,6 +148,12 @@ class RequestMachine:
             raise TensorTypeError(
                 f"share_inputs is True or False, got {type(share).__name__}. Give several inputs "
                 "as one list or dict: [a, b] or {'name': a}."
+            )
+        if timeout_s is not None and not (
+            isinstance(timeout_s, int | float | np.number) and timeout_s == timeout_s
+        ):
+            raise ArgumentTypeError(
+                f"timeout_s={timeout_s!r}: wanted a number of seconds, or None for no limit."
             )
         if timeout_s is not None and timeout_s <= 0:
             raise DeadlineError(

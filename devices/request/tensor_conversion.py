@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy as copying
 from collections.abc import Sequence
+from math import prod
 from typing import Any, Final
 
 import numpy as np
@@ -179,11 +180,15 @@ def _kind(dtype: np.dtype) -> str:
 
 def _check_shape(array: np.ndarray | RemoteTensor, spec: TensorSpec, role: str) -> None:
     if not spec.accepts(array.shape):
-        same_rank = len(array.shape) == len(spec.shape or ())
-        fix = "reshape it" if same_rank else "give it every dimension"
+        sizes = [size for size in spec.shape or () if isinstance(size, int)]
+        if len(array.shape) != len(spec.shape or ()):
+            fix = "give it every dimension, as in array.reshape(...) or array[None]"
+        elif len(sizes) == len(spec.shape or ()) and prod(sizes) != prod(array.shape):
+            fix = "resize what is in it, or give the model other shapes with model.reshape(...)"
+        else:
+            fix = "reshape it, as in array.reshape(...), or transpose it"
         raise TensorShapeError(
-            f"{role} {spec.name!r} wants {spec}, got shape {list(array.shape)}; {fix}, as in "
-            "array.reshape(...) or array[None].",
+            f"{role} {spec.name!r} wants {spec}, got shape {list(array.shape)}; {fix}.",
             port=spec.name,
         )
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from devices.errors import ModelError
 from devices.model.model import Model
 from hetero.cli.pairs import pairs, together
 from hetero.cli.planning import PROPERTIES
@@ -45,7 +46,7 @@ def is_blob(model: str) -> bool:
     if not path.is_file():
         return False
     if not path.stat().st_size:
-        raise click.UsageError(f"{model} is empty: neither a model nor a blob.")
+        raise ModelError(f"{model} is empty: not an ONNX model, and no blob.")
     with path.open("rb") as file:
         return file.read(len(MAGIC)) == MAGIC or is_weightless(path)
 

@@ -98,6 +98,8 @@ def run(
     check = _compare(model, list(results.to_tuple())) if generated else None
     if output:
         publish(output, lambda file: _save(file, outputs))
+        kind = "" if output.suffix == ".npz" else ", which is an .npz archive"
+        remark(f"wrote {output}{kind}")
     median_s = statistics.median(times[1:])
     document: dict[str, Any] = {
         "model": compiled.name,

@@ -59,12 +59,7 @@ def choose_devices(device: str, rows: Sequence[DeviceDescriptor]) -> tuple[str, 
             raise PluginLoadError(
                 f"device {plugin!r} cannot be used: {broken[plugin]}", device=plugin
             ) from error
-        if not broken:
-            raise
-        listed = "; ".join(f"{plugin}: {why}" for plugin, why in broken.items())
-        raise UnknownDeviceError(
-            f"{error} Plugins that could not be loaded: {listed}", device=error.device
-        ) from error
+        raise
 
 
 def choose_prioritised(

@@ -142,6 +142,8 @@ def gather_pins(
 
 def pins_of(model: Model, devices: Sequence[str], source: AffinitySource | None) -> Affinity:
     """Collect pins from what a user gives in any of its forms; see `gather_pins`."""
+    if isinstance(source, str) and "=" in source and not Path(source).exists():
+        source = [source]
     if isinstance(source, str | Path):
         return gather_pins(model, devices, file=source)
     given = source if isinstance(source, Mapping) else parse_pins(source or ())

@@ -117,10 +117,7 @@ def test_inspect_shows_it_and_finds_damage(
     assert damaged.code == 1
     assert "damaged, its checksum is another" in damaged.err
     (tmp_path / "empty.blob").touch()
-    assert (
-        "is empty: neither a model nor a blob"
-        in shell(f"inspect {tmp_path}/empty.blob", ray=True).err
-    )
+    assert "is empty: not an ONNX model" in shell(f"inspect {tmp_path}/empty.blob", ray=True).err
 
 
 @pytest.mark.parametrize("device", ["CPU", "ORT", "OV", "HETERO:ORT,CPU"])

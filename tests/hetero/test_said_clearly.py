@@ -1,0 +1,64 @@
+"""What a user got wrong is said where it was given, with the fix that would help."""
+
+import math
+
+import numpy as np
+import onnx
+import pytest
+
+import hetero
+from devices.errors import (
+    ArgumentTypeError,
+    DeadlineError,
+    ModelError,
+    TensorShapeError,
+    UnknownDeviceError,
+)
+
+CONV = onnx.parser.parse_model(
+    """<ir_version: 8, opset_import: ["": 17]>
+    g (float[N, 3, 8, 8] image) => (float[N, 4, 6, 6] y) { y = Conv(image, w) }"""
+)
+CONV.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((4, 3, 3, 3), np.float32), "w"))
+
+
+@pytest.fixture(scope="module")
+def core():
+    with hetero.Core(executor="inprocess") as core:
+        yield core
+
+
+def test_a_shape_that_a_convolution_cannot_have_is_refused_at_once(core):
+    model = core.read_model(CONV)
+    with pytest.raises(ModelError, match="would get 4 channels; its weights are for 3"):
+        model.reshape({"image": [1, 4, 8, 8]})
+    assert model.reshape({"image": [2, 3, 9, 9]}).outputs[0].shape == (2, 4, 7, 7)
+
+
+@pytest.mark.parametrize("timeout_s", [math.nan, "soon"])
+def test_a_deadline_that_is_none(core, timeout_s):
+    with core.compile_model(CONV, "CPU") as compiled:
+        request = compiled.create_infer_request()
+        with pytest.raises(ArgumentTypeError, match="wanted a number of seconds"):
+            request.infer(np.ones((1, 3, 8, 8), np.float32), timeout_s=timeout_s)
+        with pytest.raises(DeadlineError):
+            request.infer(np.ones((1, 3, 8, 8), np.float32), timeout_s=-1)
+
+
+def test_another_size_is_not_to_be_reshaped(core):
+    with core.compile_model(core.read_model(CONV).reshape([1, 3, 8, 8]), "CPU") as compiled:
+        with pytest.raises(TensorShapeError, match=r"resize what is in it, .*model\.reshape"):
+            compiled(np.ones((1, 3, 4, 4), np.float32))
+        with pytest.raises(TensorShapeError, match="or transpose it"):
+            compiled(np.ones((1, 8, 8, 3), np.float32))
+
+
+def test_a_pin_may_be_given_alone(core):
+    with core.compile_model(CONV, "HETERO:ORT,CPU", affinity="op:Conv=CPU") as compiled:
+        assert compiled.get_property("EXECUTION_DEVICES") == ("CPU",)
+
+
+def test_an_unknown_device_is_answered_without_the_others_troubles(core):
+    with pytest.raises(UnknownDeviceError) as raised:
+        core.query_model(CONV, "TPU")
+    assert "could not be loaded" not in str(raised.value)
