@@ -28,6 +28,8 @@ SWAP, TIGHT_SWAP = 0.02, 0.15
 TIGHT = 0.4
 #: Largest connected chunk that moves at once.
 CHUNK = 64
+#: Share of the time after which a run that is by as much behind its steps goes by the clock.
+BEHIND = 0.25
 #: Proposals between two looks at the clock and two coolings.
 ROUND = 256
 
@@ -200,16 +202,20 @@ def anneal(
         return Found(best, best_value)
     allowed_sets = [frozenset(o) for o in options]
     temperature = hot
-    cooling = (COLD / hot) ** (ROUND / max(proposals, ROUND))
+    begin_s = time.monotonic()
     energy = 1.0 if judge is not None else _energy(loads, scale)
     cut_short = False
     many = len(movable)
     for proposal in range(proposals):
         if proposal % ROUND == 0 or judge is not None:
-            if time.monotonic() > deadline:
+            done = proposal / proposals
+            passed = (time.monotonic() - begin_s) / max(deadline - begin_s, 1e-9)
+            # Steps that will not be over in time: it cools by the clock from here on.
+            cut_short = cut_short or (passed > BEHIND and done < passed * (1 - BEHIND))
+            if passed >= 1:
                 cut_short = True
                 break
-            temperature = hot * cooling ** (proposal / ROUND)
+            temperature = hot * (COLD / hot) ** (max(done, passed) if cut_short else done)
         v = movable[int(draw() * many)]
         a = where[v]
         kind = draw()

@@ -33,8 +33,9 @@ from hetero.planning.solver.tidy import tidy
 SMALL = 900
 #: ... larger ones are coarsened to about this many supernodes first.
 SUPERNODES = 450
-#: Annealing proposals for each second granted: a core makes them in half of it.
-PROPOSALS_PER_SECOND = 100_000
+#: Annealing proposals for each second granted: a core makes them in half of it, where a graph has
+#: no more nodes than this.
+PROPOSALS_PER_SECOND, QUICK_NODES = 100_000, 400
 #: The same where each is judged by the simulated request, on a graph of 400 nodes.
 JUDGED_PER_SECOND = 60
 #: Annealing runs, each from a start of its own.
@@ -265,7 +266,8 @@ class _Search:
         starts = self.starts()
         if judge is not None:
             starts.sort(key=judge)
-        total = self.seconds * PROPOSALS_PER_SECOND
+        nodes = problem.node_count
+        total = self.seconds * PROPOSALS_PER_SECOND * min(1.0, QUICK_NODES / nodes)
         if judge is not None:
             total = self.seconds * JUDGED_PER_SECOND * 400 / max(self.problem.node_count, 20)
         for turn, start in enumerate(starts[:RUNS]):
