@@ -128,6 +128,11 @@ class RayDevices:
         #: Guards the tables; never held while somebody is waited for.
         self._lock = threading.Lock()
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether the devices are a pool's."""
+        return self._pool is not None
+
     def descriptors(self, *, wait: bool = True) -> tuple[DeviceDescriptor, ...]:
         """Return every device of the nodes that are alive, asking those that are new.
 

@@ -288,8 +288,20 @@ class DeviceKeeper:
         assert self._channel is not None
         self._channel.unwatch(device.address)
         self._devices.forget(device.actor_id)
-        if self._devices.answers(device):
+        if self._devices.answers(device) and not self._serves_others(device):
             ray.kill(device.actor)
+
+    def _serves_others(self, device: ActorDevice) -> bool:
+        """Whether a pool's device answers, so that it may be this client that is cut off."""
+        assert self._channel is not None
+        status = self._channel.status_of(device.address)
+        if not self._devices.is_shared or status.get("overdue_s", 0.0) > self._patience_s(device):
+            return False
+        try:
+            ray.get(device.actor.ping.remote(), timeout=_REASON_S)
+        except exceptions.RayError:
+            return False
+        return True
 
     def _start(self, name: str) -> ActorDevice:
         device = self._devices.reached([name], wait=False)[name]

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,52 @@ model(inputs)
 core.close()
 print(os.waitstatus_to_exitcode(status))
 """
+
+
+POOL = """
+import sys, time
+from pathlib import Path
+import numpy as np
+import ray
+from onnx.parser import parse_model
+import hetero
+from scheduler.ray import own_head, pool_service
+own_head.folder = lambda: Path(sys.argv[1])
+text = '<ir_version: 8, opset_import: ["": 17]> g (float[4] x) => (float[4] y) { y = Neg(x) }'
+pool_service.bring_up(devices={"CPU": 1})
+try:
+    with hetero.Core("ray") as core:
+        model = core.compile_model(parse_model(text), "CPU")
+        inputs = {"x": np.ones(4, np.float32)}
+        model(inputs)
+        (device,) = model.deployment.devices.values()
+        process = ray.get(device.actor.ping.remote())
+        keeper = core.executor._keeper
+        keeper.silent(device.address, 2.0)  # as if this client alone were cut off
+        end_s = time.monotonic() + 60
+        while model.deployment.devices["CPU"] is device and time.monotonic() < end_s:
+            time.sleep(0.1)
+        model(inputs)
+        (again,) = model.deployment.devices.values()
+        print(again is not device, ray.get(again.actor.ping.remote()) == process)
+finally:
+    pool_service.take_down()
+"""
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_client_that_hears_nothing_ends_no_device_of_a_pool() -> None:
+    with tempfile.TemporaryDirectory(prefix="hp") as folder:
+        done = subprocess.run(
+            [sys.executable, "-c", POOL, f"{folder}/p"],
+            capture_output=True,
+            text=True,
+            timeout=150,
+            cwd=Path(__file__).parents[2],
+            check=False,
+        )
+    assert done.stdout.split()[-2:] == ["True", "True"], done.stderr[-2000:]
 
 
 @pytest.mark.ray
