@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -325,19 +326,22 @@ def test_a_blob_and_a_cache_keep_it(
     assert alone.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS") == 2
 
 
-def test_a_dropped_model_gives_its_threads_back(core: hetero.Core) -> None:
-    def threads() -> set[threading.Thread]:
-        return {t for t in threading.enumerate() if "(batches)" in t.name}
-
-    before = threads()
-    compiled = core.compile_model(branches(), "CPU", BATCH)
-    compiled({"x": x(1)})
-    mine = threads() - before
-    assert mine
-    del compiled
-    for thread in mine:
-        thread.join(PATIENCE_S)
-        assert not thread.is_alive()
+def test_a_model_has_no_thread_of_its_own_and_is_unloaded_once_it_is_dropped() -> None:
+    with hetero.Core("inprocess") as core:
+        compiled = core.compile_model(branches(), "CPU", BATCH)
+        compiled({"x": x(1)})  # the executor's own threads are there now
+        before = set(threading.enumerate())
+        other = core.compile_model(branches(), "CPU", BATCH)
+        other({"x": x(1)})
+        assert set(threading.enumerate()) <= before
+        deployments = other.deployment.below._deployments  # type: ignore[attr-defined]  # batched
+        assert len(deployments) == 2
+        del other
+        end_s = time.monotonic() + PATIENCE_S
+        while len(deployments) == 2:
+            assert time.monotonic() < end_s
+            time.sleep(0.001)
+        compiled.close()
 
 
 def test_joined_requests_are_counted_and_traced_each_and_their_stages_once(
