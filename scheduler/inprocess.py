@@ -304,6 +304,7 @@ class InProcessExecutor:
                     DeviceHost(descriptor, find_plugin(self._entries, descriptor.plugin)),
                     partial(self._switchboard.connect, address),
                     self._workers.start,
+                    is_shared=False,
                 )
             return self._loops[descriptor.name]
 

@@ -18,9 +18,17 @@ class KeptTensors:
     """Tensors of clients, by key; in all no more bytes than the device has memory, if it says.
 
     `place`: returns a client's value as the device keeps it.
+    `is_shared`: whether there are several clients, of whom none may have another's tensors; else
+        all addresses are those of one.
     """
 
-    def __init__(self, descriptor: DeviceDescriptor, place: Callable[[Value], Value]) -> None:
+    def __init__(
+        self,
+        descriptor: DeviceDescriptor,
+        place: Callable[[Value], Value],
+        is_shared: bool = True,
+    ) -> None:
+        self._is_shared = is_shared
         self._descriptor = descriptor
         self._place = place
         #: Key -> whose it is, and the tensor.
@@ -105,7 +113,8 @@ class KeptTensors:
         return f"device {self._descriptor.name} on node {self._descriptor.node}"
 
     def _is_of(self, client: str, key: str) -> bool:
-        return self._held.get(key, ("", None))[0] == client
+        held = self._held.get(key)
+        return held is not None and (held[0] == client or not self._is_shared)
 
     def _tensors(self, client: str, keys: Mapping[str, str]) -> dict[str, Value]:
         with self._lock:

@@ -48,6 +48,7 @@ class DeviceLoop:
 
     `connect`: returns the device's channel, given what receives.
     `start`: takes each run that is due; some thread then calls `run` with it, or `give_up`.
+    `is_shared`: whether there may be several clients.
     """
 
     def __init__(
@@ -55,10 +56,12 @@ class DeviceLoop:
         host: DeviceHost,
         connect: Callable[[Receiver], Channel],
         start: Callable[[DeviceLoop, Run], None],
+        *,
+        is_shared: bool = True,
     ) -> None:
         self.host = host
         self._leaves_outputs = host.leaves_outputs
-        self._kept = KeptTensors(host.descriptor, host.place)
+        self._kept = KeptTensors(host.descriptor, host.place, is_shared)
         self._machine = DeviceMachine()
         self._start = start
         self._lock = threading.Lock()
