@@ -169,7 +169,7 @@ INNER = {
     "scheduler/executor.py": {"device", "inprocess", "ray"},
 }
 #: Files that may have more than 500 lines.
-LONGER = {"hetero/core.py": 620}
+LONGER = {"hetero/core.py": 640}
 #: Folder of hetero -> the folders and modules beside it that it may import.
 HETERO: dict[str, set[str]] = {
     "affinity": set(),

@@ -274,7 +274,7 @@ def test_a_cache_without_a_batch_begins_with_one_that_was_set(core: hetero.Core)
     open (float[1] x, float[m, 1] past) => (float[k, 1] present)
     <int64[2] row = {1, 1}> { r = Reshape (x, row) present = Concat <axis = 0> (past, r) }"""
     compiled = core.compile_model(parse_model(text), "CPU.0", states={"past": "present"})
-    assert compiled.outputs == ()
+    assert compiled.outputs == []
     request = compiled.create_infer_request()
     request.query_state()[0].state = [[7.0]]
     request.infer([1.0])
