@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "third_party_plugin.py"
+from hetero.examples import third_party_plugin
+
+EXAMPLE = Path(third_party_plugin.__file__)
 DIST = "acme_dense-1.0.dist-info"
 FILES = {
     "acme_dense.py": EXAMPLE.read_text(),

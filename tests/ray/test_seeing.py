@@ -153,7 +153,7 @@ def test_rays_metrics_say_what_the_endpoint_says(monkeypatch: pytest.MonkeyPatch
         reporter.report()
         reporter.report()
     assert reporter._instruments.keys() >= {"hetero_requests", "hetero_requests_waiting"}
-    assert sum(v for (name, _), v in reporter._told.items() if name == "hetero_requests_total") == 1
+    assert sum(v for (name, _), v in reporter._told.items() if name == "hetero_requests_total") == 2
     reporter.close()
     for family in metrics.families():
         for sample in family.samples:
