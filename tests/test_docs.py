@@ -1,4 +1,4 @@
-"""The README: its Python runs, its output is what comes out, and nothing of the CLI is missing."""
+"""The README and the guides: their blocks run and print what they say; no command is missing."""
 
 from __future__ import annotations
 
@@ -18,33 +18,41 @@ from tests.support.command_line import Shell
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+#: Pages that people write, besides those that are made of the code.
+PAGES = (
+    ROOT / "README.md",
+    *sorted(p for p in (ROOT / "docs").glob("*.md") if p.stem not in ("reference", "behaviours")),
+)
 
 
 @dataclass(frozen=True)
 class Block:
     """A fenced block, and the text block after it, which is what comes out."""
 
+    page: str
     line: int
     language: str
     text: str
     output: str
 
 
-def blocks() -> list[Block]:
-    """Return the README's blocks; an output belongs to the block before it in its section."""
+def blocks(page: Path) -> list[Block]:
+    """Return a page's blocks; an output belongs to the block before it in its section."""
     fence = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-    found = list(fence.finditer(README))
+    content = page.read_text()
+    found = list(fence.finditer(content))
     rows = []
     for block, after in zip(found, [*found[1:], None], strict=True):
         told = after is not None and after[1] == "text"
-        if told and "\n#" in README[block.end() : after.start()]:
+        if told and "\n#" in content[block.end() : after.start()]:
             told = False
-        line = README[: block.start()].count("\n") + 1
-        rows.append(Block(line, block[1], block[2], after[2] if told and after else ""))
+        line = content[: block.start()].count("\n") + 1
+        output = after[2] if told and after else ""
+        rows.append(Block(page.name, line, block[1], block[2], output))
     return rows
 
 
-BLOCKS = blocks()
+BLOCKS = [block for page in PAGES for block in blocks(page)]
 
 
 def stable(text: str) -> list[str]:
@@ -68,7 +76,9 @@ def commands() -> list[Any]:
             mine = [part for part in parts if here.match(part) and "@" not in part]
             if mine and "..." not in line and "--address" not in line:
                 only = block.output if block.text.count("\n") == 1 else ""
-                found.append(pytest.param(mine, only, id=f"line {block.line}: {mine[-1][:40]}"))
+                found.append(
+                    pytest.param(mine, only, id=f"{block.page}:{block.line}: {mine[-1][:40]}")
+                )
     return found
 
 
@@ -95,7 +105,7 @@ def test_its_commands_run_and_print_what_it_says(
 
 @pytest.mark.parametrize(
     "block",
-    [pytest.param(b, id=f"line {b.line}") for b in BLOCKS if b.language == "python"],
+    [pytest.param(b, id=f"{b.page}:{b.line}") for b in BLOCKS if b.language == "python"],
 )
 def test_its_python_runs_and_prints_what_it_says(
     block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -103,7 +113,7 @@ def test_its_python_runs_and_prints_what_it_says(
     printed = io.StringIO()
     monkeypatch.chdir(tmp_path)
     with contextlib.redirect_stdout(printed):
-        exec(compile(block.text, "README.md", "exec"), {"__name__": "__main__"})
+        exec(compile(block.text, block.page, "exec"), {"__name__": "__main__"})
     assert stable(printed.getvalue()) == stable(block.output)
 
 
@@ -111,7 +121,7 @@ def test_its_modules_are_files_of_the_package() -> None:
     """What begins with a docstring is a whole module, which other blocks import."""
     files = {path.read_text() for path in (ROOT / "hetero" / "examples").glob("*.py")}
     modules = [b for b in BLOCKS if b.language == "python" and b.text.startswith('"""')]
-    assert [b.line for b in modules if b.text not in files] == []
+    assert [(b.page, b.line) for b in modules if b.text not in files] == []
 
 
 @pytest.mark.parametrize("name", sorted(cli.commands))
@@ -130,5 +140,6 @@ def test_every_command_that_it_names_is_there() -> None:
 def test_the_files_that_it_names_are_there() -> None:
     for name in ("CHANGELOG.md", "cluster.yaml", "LICENSE"):
         assert (ROOT / name).is_file()
-    for name in re.findall(r"`([A-Z]+\.md)`", README):
-        assert (ROOT / name).is_file(), name
+    for page in PAGES:
+        for name in re.findall(r"\]\((?!http)([\w./]+)\)", page.read_text()):
+            assert (page.parent / name).is_file(), (page, name)
