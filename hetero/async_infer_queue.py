@@ -42,6 +42,7 @@ class _Shared:
         """Take in that a job has ended, and wake those who wait for one."""
         with self.changed:
             self.ended[index] = None
+            self.ended.move_to_end(index)
             self.changed.notify_all()
 
 

@@ -265,3 +265,31 @@ def test_properties_are_a_package() -> None:
         core.set_property("CPU", hetero.properties.inference_num_threads(1))
         assert core.get_property("CPU", hetero.properties.inference_num_threads) == 1
         assert core.get_available_devices() == core.available_devices
+
+
+@pytest.mark.parametrize("text", ["NCHW", "N...C", "[batch,channels,?,?]", "...", "NC...HW"])
+def test_layouts(text: str) -> None:
+    for name in ("N", "C", "batch", "channels", "height", "W", "X"):
+        check(f"m.Layout({text!r}).has_name({name!r})")
+        check(f"m.Layout({text!r}).get_index_by_name({name!r})")
+    check(f"m.Layout({text!r}).empty")
+    check("m.Layout.scalar() == m.Layout.scalar()")
+
+
+def test_the_job_that_has_been_idle_longest_is_the_next() -> None:
+    proto = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> g (float[2,3] x) => (float[2,3] y) {y = Relu(x)}'
+    )
+
+    def taken(module: Any, compiled: Any) -> list[int]:
+        queue, ids = module.AsyncInferQueue(compiled, 3), []
+        for _ in range(7):
+            ids.append(queue.get_idle_request_id())
+            queue.start_async({"x": A})
+            queue.wait_all()
+        return ids
+
+    with hetero.Core("inprocess") as core:
+        ours = taken(hetero, core.compile_model(core.read_model(proto), "CPU"))
+    theirs = ov.Core().compile_model(ov.Core().read_model(proto.SerializeToString()), "CPU")
+    assert ours == taken(ov, theirs) == [0, 1, 2, 0, 1, 2, 0]

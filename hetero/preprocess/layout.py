@@ -37,6 +37,39 @@ class Layout(str):
             )
         return super().__new__(cls, "".join(dimensions))
 
+    @staticmethod
+    def scalar() -> Layout:
+        """Return the layout of a number."""
+        return str.__new__(Layout, "")
+
+    @property
+    def empty(self) -> bool:
+        """Whether no dimension means anything."""
+        return not self.replace(_DOTS, "")
+
+    def has_name(self, name: str) -> bool:
+        """Return whether a dimension is called so: ``N``, ``C``, ``BATCH``, ``height``."""
+        word = name.strip().upper()
+        return bool(word) and _LONG.get(word, word) in self.replace(_DOTS, "")
+
+    def get_index_by_name(self, name: str) -> int:
+        """Return a dimension's position, from the end (negative) behind ``...``.
+
+        Raises
+        ------
+        ArgumentError
+            None is called so.
+        """
+        if not self.has_name(name):
+            raise ArgumentError(f"layout {self}: no dimension is called {name!r}.")
+        _, dots, after = self.partition(_DOTS)
+        letter = _LONG.get(name.strip().upper(), name.strip().upper())
+        return after.index(letter) - len(after) if letter in after and dots else self.index(letter)
+
+    def to_string(self) -> str:
+        """Return the layout as text."""
+        return str(self)
+
     def of_rank(self, rank: int, where: str) -> str:
         """Return one letter for each of `rank` dimensions; ArgumentError if it has another rank."""
         before, dots, after = self.partition(_DOTS)

@@ -17,11 +17,16 @@ from hetero.preprocess.steps import as_float, single, with_last
 
 
 class ResizeAlgorithm(Enum):
-    """How a picture is resized; pixels have their values at their centres."""
+    """How a picture is resized; pixels have their values at their centres.
+
+    Pillow's blur what gets smaller, as ONNX's antialias does; they need operator set 18.
+    """
 
     RESIZE_LINEAR = "linear"
     RESIZE_CUBIC = "cubic"
     RESIZE_NEAREST = "nearest"
+    RESIZE_BILINEAR_PILLOW = "linear, blurred"
+    RESIZE_BICUBIC_PILLOW = "cubic, blurred"
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,7 @@ class Resize:
         if self.algorithm is ResizeAlgorithm.RESIZE_NEAREST:
             return self._resized(single(flow), emit)
         # Runtimes resize by cubics only where height and width are last.
-        last = self.algorithm is ResizeAlgorithm.RESIZE_CUBIC
+        last = self.algorithm not in (ResizeAlgorithm.RESIZE_LINEAR, ResizeAlgorithm.RESIZE_NEAREST)
 
         def write(found: Flow) -> Flow:
             return self._resized(found, emit)
@@ -62,10 +67,14 @@ class Resize:
             shape[flow.layout.index(letter)] = size
         # Before opset 13 these inputs are not optional.
         empty = emit.constant([], np.float32) if emit.opset < 13 else ""
+        mode, _, blurred = self.algorithm.value.partition(", ")
+        # Pillow's cubics are Catmull and Rom's.
+        pillow = {"antialias": 1, "exclude_outside": 1, "cubic_coeff_a": -0.5}
+        how = pillow if blurred else {"cubic_coeff_a": -0.75}
         value = emit.node(
-            "Resize", flow.value, empty, empty, _sizes(flow, shape, emit), since=11,
-            mode=self.algorithm.value, coordinate_transformation_mode="half_pixel",
-            nearest_mode="round_prefer_floor", cubic_coeff_a=-0.75,
+            "Resize", flow.value, empty, empty, _sizes(flow, shape, emit),
+            since=18 if blurred else 11, mode=mode, coordinate_transformation_mode="half_pixel",
+            nearest_mode="round_prefer_floor", **how,
         )  # fmt: skip
         return replace(flow, values=(value,), shape=tuple(shape))
 

@@ -10,6 +10,7 @@ from devices.model.element_type import element_type
 from devices.model.model import Model
 from devices.model.reader import Source, read_model
 from devices.model.tensor_spec import Dimension, TensorSpec
+from devices.request.tensor import Tensor
 from hetero.preprocess.build import Port, build
 from hetero.preprocess.colors import PLANES, ColorFormat
 from hetero.preprocess.layout import Layout
@@ -139,8 +140,9 @@ class InputTensorInfo(OutputTensorInfo):
         return self
 
     def set_from(self, tensor: Any) -> Self:
-        """Take element type and shape from an array."""
-        self._port.element_type = element_type(tensor.dtype)
+        """Take element type and shape from an array or a `Tensor`."""
+        kind = tensor.element_type if isinstance(tensor, Tensor) else tensor.dtype
+        self._port.element_type = element_type(kind)
         return self.set_shape(tensor.shape)
 
     def set_color_format(self, format: ColorFormat | str, sub_names: Sequence[str] = ()) -> Self:
