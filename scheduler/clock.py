@@ -35,6 +35,10 @@ class Timer:
         if due_s < self.due_s:
             self._clock.set(self, due_s)
 
+    def close(self) -> None:
+        """Have it never looked at again: the clock keeps nothing of it."""
+        self._clock.forget(self)
+
 
 class Clock:
     """Looks at timers when they are due, and does what others leave to it; nothing that waits.
@@ -63,13 +67,22 @@ class Clock:
         return Timer(self, look)
 
     def set(self, timer: Timer, due_s: float) -> None:
-        """Have a timer looked at by `due_s`."""
+        """Have a timer looked at by `due_s`, unless it is sooner anyway or was forgotten."""
         with self._lock:
+            if due_s >= timer.due_s:
+                return
             timer.due_s = due_s
             heapq.heappush(self._due, (due_s, next(self._count), timer))
             if due_s < self._wakes_s:
                 self._wakes_s = due_s
                 self._orders.put(None)
+
+    def forget(self, timer: Timer) -> None:
+        """Drop a timer, which may be due long after its owner is gone; it is never set again."""
+        with self._lock:
+            timer.due_s = -inf
+            self._due = [entry for entry in self._due if entry[2] is not timer]
+            heapq.heapify(self._due)
 
     def later(self, order: Callable[[], None]) -> None:
         """Have the clock's thread do `order` now; may be called anywhere, in finalizers too."""

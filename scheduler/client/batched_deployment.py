@@ -182,6 +182,7 @@ class BatchedDeployment:
             was_closed, self._closed = self._closed, True
         if not was_closed and self._runner.home.is_here:
             self._runner.close()
+            self._timer.close()
         self.below.close()
 
     def close_later(self) -> None:

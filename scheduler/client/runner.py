@@ -216,6 +216,7 @@ class RequestRunner:
     def close(self) -> None:
         """Cancel what is in flight and take no more."""
         self.handle(events.Closed(self.now_s()))
+        self._timer.close()
 
     def _take(self, instruction: ClientInstruction) -> None:
         """Put what an instruction asks for into the outbox; the lock is held."""

@@ -8,24 +8,24 @@ import numpy as np
 import pytest
 
 import hetero
-from devices import InferRequest
+from devices.request.machine import RequestMachine
 from tests.scheduler.parties import wait_for
 from tests.support.endless_plugin import EndlessPlugin
 from tests.support.models import branches
 
 
-@pytest.mark.parametrize("when", ["_start", "_wait_for_end"])
+@pytest.mark.parametrize("when", ["start", "_wait_for_end"])
 def test_a_model_can_be_called_again_after_a_call_that_was_interrupted(
     monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    start = InferRequest._start
+    start = RequestMachine.start
 
-    def interrupted(request: InferRequest, *arguments: Any, **options: Any) -> None:
-        if when == "_start":
-            start(request, *arguments, **options)
+    def interrupted(machine: RequestMachine, *arguments: Any, **options: Any) -> None:
+        if when == "start":
+            start(machine, *arguments, **options)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(InferRequest, when, interrupted)
+    monkeypatch.setattr(RequestMachine, when, interrupted)
     with hetero.Core(executor="inprocess", plugins=[EndlessPlugin]) as core:
         compiled = core.compile_model(branches(), "ENDLESS")
         for _ in range(3):
