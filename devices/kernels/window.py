@@ -85,12 +85,14 @@ def sliding_window(
     dilations: Sequence[int] | None,
     pads: Sequence[int] | None,
     auto_pad: str,
-    ceil_mode: int = 0,
+    ceil_mode: int | None = None,
 ) -> Window:
     """Work out padding and output size as the pooling and convolution operators define them.
 
     `strides` and `dilations` are 1 if absent; `pads` all begins, then all ends, 0 if absent.
-    `ceil_mode` rounds the output size up; a window that would start in the end padding is dropped.
+    `ceil_mode`, which pooling has, rounds the output size up; a window that would start in the end
+    padding is dropped. A pooling window that does not fit by less than a stride gives one output,
+    as ONNX Runtime and ONNX's shape inference have it: they divide towards zero.
     ValueError if an attribute has a wrong length or value, or the kernel does not fit.
     """
     rank = len(spatial)
@@ -121,10 +123,12 @@ def sliding_window(
     return Window(kernel, step, dilation, begin, end, tuple(spatial), output)
 
 
-def _output_size(size: int, padding: int, extent: int, stride: int, begin: int, ceil: int) -> int:
+def _output_size(
+    size: int, padding: int, extent: int, stride: int, begin: int, ceil: int | None
+) -> int:
     room = size + padding - extent
     if room < 0:
-        return 0
+        return int(ceil is not None and -room < stride)
     count = (room + (stride - 1 if ceil else 0)) // stride + 1
     if ceil and (count - 1) * stride >= size + begin:
         count -= 1

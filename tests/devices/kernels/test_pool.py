@@ -118,6 +118,13 @@ def test_lp_pool(opset, shape, attributes, p):
     check("LpPool", [floats(*shape)], attributes | {"p": p}, opset, 1e-4, 1e-5)
 
 
+@pytest.mark.parametrize("opset", [11, 18, 22])
+@pytest.mark.parametrize("op_type", ["MaxPool", "AveragePool", "LpPool"])
+def test_a_window_too_large_by_less_than_a_stride_reads_what_is_there(op_type, opset):
+    attributes = {"kernel_shape": [3, 5], "strides": [3, 3]}
+    check(op_type, [floats(1, 2, 3, 3)], attributes, opset, 1e-5, 1e-6)
+
+
 @pytest.mark.parametrize("op_type", ["GlobalMaxPool", "GlobalAveragePool", "GlobalLpPool"])
 @pytest.mark.parametrize("shape", [(2, 3, 5), (2, 3, 5, 4), (1, 2, 3, 4, 5), (0, 3, 4, 4)])
 @pytest.mark.parametrize("opset", [7, 22])
