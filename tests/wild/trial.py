@@ -27,7 +27,7 @@ WAYS: Final = {
     "ray": ("HETERO:ORT,CPU", True),
 }
 #: What open dimensions are tried with, until ONNX Runtime runs the model.
-_SIZES: Final = (64, 32, 320, 16, 512, 3, 1, 640, 48, 8000)
+_SIZES: Final = (64, 32, 320, 16, 512, 3, 1, 640, 48, 576, 8000)
 #: Of numbers: relative to the greatest one.
 _TOLERANCE: Final = 1e-3
 #: Integers of which so few differ come from a tie.
@@ -54,8 +54,9 @@ def reference(path: str) -> tuple[dict[str, np.ndarray], list[Any]] | str:
 
 def _value(port: Any, size: int) -> np.ndarray:
     rng = np.random.default_rng(len(port.name))
-    open_ = [d if isinstance(d, int) and d > 0 else 0 for d in port.shape]
-    shape = [d or (1 if axis == 0 else size) for axis, d in enumerate(open_)]
+    fixed = [d if isinstance(d, int) and d > 0 else 0 for d in port.shape]
+    batch = 1 if len(fixed) == 3 and fixed[0] and fixed[2] else 0  # a state: layers, batch, units
+    shape = [d or (1 if axis == batch else size) for axis, d in enumerate(fixed)]
     if "string" in port.type:
         return np.full(shape, "text", object)
     if "float" in port.type or "double" in port.type:

@@ -1,0 +1,40 @@
+"""What came of a trial in a process of its own, and the closing lines over all of them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Collection, Iterable
+from typing import Final
+
+#: Time for one model in one way, in seconds.
+_TRIAL_S: Final = 120
+
+
+def outcome(module: str, *arguments: str) -> dict[str, str]:
+    """Return the last line that ``python -m MODULE`` prints, or how the process ended."""
+    command = [sys.executable, "-m", module, *arguments]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_TRIAL_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return {"outcome": "too long", "why": f"over {_TRIAL_S} s"}
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
+        return {"outcome": "crashed", "why": last[0]}
+    found: dict[str, str] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def closing(rows: Collection[dict[str, str]], ways: Iterable[str]) -> str:
+    """Return a line for each way: how often each outcome came."""
+    lines = []
+    for way in ways:
+        counts = Counter(row["outcome"] for row in rows if row["way"] == way)
+        if counts:
+            said = ", ".join(f"{n} {outcome}" for outcome, n in sorted(counts.items()))
+            lines.append(f"{way}: {said}")
+    return "\n".join(lines)
