@@ -3,11 +3,13 @@
 from typing import NoReturn
 
 from hetero.cli import main
+from hetero.cli.signals import hear_sigterm
 from scheduler.processes.process_end import end_with
 
 
 def program() -> NoReturn:
     """Run the command line, and end."""
+    hear_sigterm()
     end_with(main)
 
 

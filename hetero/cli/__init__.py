@@ -23,6 +23,7 @@ from hetero.cli.probe import probe
 from hetero.cli.profile import profile_command
 from hetero.cli.query import query
 from hetero.cli.run import run
+from hetero.cli.signals import INTERRUPTED, with_signal
 from hetero.cli.terminal import print_json
 from hetero.cli.top import top
 from hetero.report.text import visible
@@ -33,7 +34,8 @@ from hetero.report.text import visible
 def cli() -> None:
     """One ONNX model, cut across unlike devices.
 
-    Exit codes: 0 done, 1 an error or a wrong answer, 2 wrong usage.
+    Exit codes: 0 done, 1 an error or a wrong answer, 2 wrong usage,
+    130 after Ctrl-C, 143 after SIGTERM.
     """
 
 
@@ -60,7 +62,7 @@ def main() -> None:
         code = 1
     except (Exception, KeyboardInterrupt) as error:
         code = _tell(error)
-    sys.exit(code if isinstance(code, int) else 0)
+    sys.exit(with_signal(code if isinstance(code, int) else 0))
 
 
 def _tell(error: BaseException) -> int:
@@ -73,7 +75,7 @@ def _tell(error: BaseException) -> int:
     if isinstance(error, HeteroError):
         message, data = f"{error}", error.data
     elif isinstance(error, click.Abort | KeyboardInterrupt):
-        kind, message = "Interrupted", "interrupted"
+        kind, message, code = "Interrupted", "interrupted", INTERRUPTED
     elif isinstance(error, click.ClickException):
         message, code = error.format_message(), error.exit_code
     elif isinstance(error, MemoryError):

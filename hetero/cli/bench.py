@@ -15,6 +15,7 @@ from hetero.cli.options import model_options, start, with_core
 from hetero.cli.planning import planned_for, planning_options
 from hetero.cli.prediction import prediction, show_prediction, stage_measurements
 from hetero.cli.preprocessing import Preprocessing, preprocess_options
+from hetero.cli.signals import INTERRUPTED
 from hetero.cli.terminal import print_json, progress, remark, show
 from hetero.cli.watching import watch_options
 from hetero.core import Core
@@ -117,7 +118,7 @@ def bench(
             show("interrupted: these are the figures so far")
     if interrupted:
         remark("hetero: interrupted")
-        raise click.exceptions.Exit(1)
+        raise click.exceptions.Exit(INTERRUPTED)
 
 
 def _show(document: dict[str, Any]) -> None:

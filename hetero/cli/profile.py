@@ -16,6 +16,7 @@ from hetero.cli.inputs import input_options, model_inputs
 from hetero.cli.loading import read
 from hetero.cli.options import model_options, start, with_core
 from hetero.cli.preprocessing import Preprocessing, preprocess_options
+from hetero.cli.signals import INTERRUPTED
 from hetero.cli.terminal import print_json, show, steps
 from hetero.core import Core
 from hetero.planning.cost import Costs
@@ -69,7 +70,9 @@ def profile_command(
     else:
         show_costs(costs)
         show(f"wrote {path}")
-    if costs.missing or costs.interrupted:
+    if costs.interrupted:
+        raise click.exceptions.Exit(INTERRUPTED)
+    if costs.missing:
         raise click.exceptions.Exit(1)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import NoReturn
@@ -32,6 +33,10 @@ def end_with(program: Callable[[], object]) -> NoReturn:
         if not isinstance(ended.code, int | None):
             raise  # with words: Python prints them
         code = ended.code or 0
+    except KeyboardInterrupt:  # once more, while the program told of the first
+        code = 128 + signal.SIGINT
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: os._exit(128 + number))
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(BrokenPipeError):  # its reader has gone

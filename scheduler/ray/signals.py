@@ -78,14 +78,21 @@ def own_signals() -> Iterator[None]:
 
     if callable(interrupt):
         signal.signal(signal.SIGINT, remember)
+    terminated = False
     try:
         yield
+    except SystemExit as ended:  # as the handler that Ray sets meanwhile ends the process
+        if ended.code != signal.SIGTERM:
+            raise
+        terminated = True
     finally:
         if callable(interrupt):
             signal.signal(signal.SIGINT, interrupt)
         for number, handler in endings.items():
             if handler is not None:  # None: set by somebody outside Python
                 signal.signal(number, leave if handler == signal.SIG_DFL else handler)
+    if terminated:
+        signal.raise_signal(signal.SIGTERM)
     if asked and callable(interrupt):
         interrupt(*asked[0])
 

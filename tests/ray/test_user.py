@@ -285,20 +285,23 @@ def in_flight(metrics: Metrics) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "more_s",
+    ("number", "code", "more_s"),
     [
-        pytest.param(0.3, id="while Ray starts"),
-        pytest.param(5.0, id="while it runs"),
+        pytest.param(signal.SIGINT, 130, 0.3, id="Ctrl-C while Ray starts"),
+        pytest.param(signal.SIGINT, 130, 5.0, id="Ctrl-C while it runs"),
+        pytest.param(signal.SIGTERM, 143, 5.0, id="SIGTERM while it runs"),
     ],
 )
-def test_interrupted_it_ends_soon_and_leaves_no_process(more_s: float) -> None:
+def test_interrupted_it_ends_soon_and_leaves_no_process(
+    number: int, code: int, more_s: float
+) -> None:
     mark = f"MARK_{time.monotonic_ns()}"
     process = command("bench", "light:shufflenet", "-d", "HETERO:ORT,CPU", "-t", "60", **{mark: ""})
     wait_for(lambda: len(processes_with(mark)) >= 2)  # Ray's first process is there
     time.sleep(more_s)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     out, err = process.communicate(timeout=300)
-    assert process.returncode == 1
+    assert process.returncode == code
     assert not out or "interrupted: these are the figures so far" in out
     assert err.strip().endswith("hetero: interrupted")
     assert "Traceback" not in err

@@ -194,8 +194,15 @@ def test_bench_runs_at_least_once(shell: Shell, model: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("command", ["run", pytest.param("bench", marks=pytest.mark.slow)])
-def test_interrupted_it_ends_at_once(command: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("command", "number", "code"),
+    [
+        ("run", signal.SIGINT, 130),
+        ("run", signal.SIGTERM, 143),
+        pytest.param("bench", signal.SIGINT, 130, marks=pytest.mark.slow),
+    ],
+)
+def test_interrupted_it_ends_at_once(command: str, number: int, code: int, tmp_path: Path) -> None:
     model = tmp_path / "branches.onnx"
     onnx.save_model(branches(), model)
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
@@ -207,8 +214,45 @@ def test_interrupted_it_ends_at_once(command: str, tmp_path: Path) -> None:
     )  # fmt: skip
     assert process.stdout
     assert process.stdout.readline() == "running\n"
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     out, err = process.communicate(timeout=300)
-    assert process.returncode == 1
+    assert process.returncode == code
     assert out == ""
     assert err.strip() == "hetero: interrupted"
+
+
+EARLY = """
+import os, signal, sys
+
+class Finder:
+    def find_spec(self, name, path, target=None):
+        if name == "numpy":
+            os.kill(os.getpid(), int(sys.argv[1]))
+
+sys.meta_path.insert(0, Finder())
+from hetero_command import program
+program()
+"""
+LATE = """
+import atexit, os, signal, sys
+from scheduler.processes.process_end import end_with
+
+def program():
+    atexit.register(os.kill, os.getpid(), int(sys.argv[1]))
+
+end_with(program)
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("program", "told"), [(EARLY, "hetero: interrupted\n"), (LATE, "")], ids=["early", "late"]
+)
+def test_a_signal_at_its_start_or_end_shows_no_traceback(
+    program: str, told: str, number: int, code: int
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(int(number))],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", told)

@@ -268,7 +268,7 @@ def test_an_interrupted_command_leaves_a_whole_trace(command: str, tmp_path: Pat
     assert process.stdout.readline() == "running\n"
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=300)
-    assert process.returncode == 1
+    assert process.returncode == 130
     (request,) = [e for e in of(events_of(path), "X", "request") if "args" in e]
     assert request["args"]["state"] in ("cancelled", "running")
 
