@@ -87,8 +87,12 @@ class BaseCompiledModel(ABC):
     def __call__(
         self, inputs: Any = None, share_inputs: bool = True, share_outputs: bool = False
     ) -> Results:
-        """Run once and return the outputs; see `InferRequest.infer` for what `inputs` may be."""
-        return self._own_request().infer(inputs, share_inputs, share_outputs)
+        """Run once and return the outputs; see `InferRequest.infer` for what `inputs` may be.
+
+        Nothing is taken from an earlier call, which may have been another caller's.
+        """
+        given = {} if inputs is None else inputs
+        return self._own_request().infer(given, share_inputs, share_outputs)
 
     def query_state(self) -> tuple[VariableState, ...]:
         """Return the variables of this thread's calls; see `InferRequest.query_state`."""

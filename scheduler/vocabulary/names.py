@@ -55,6 +55,12 @@ def parse_device(text: str) -> DeviceRequest:
     head = head.strip()
     if head == HETERO and not colon:
         return DeviceRequest(True, ())
+    if head == "AUTO" and not colon:
+        raise UnknownDeviceError(
+            f"device {text!r} is OpenVINO's; to have devices chosen and the model cut over them "
+            f"write {HETERO}, or {HETERO}:ORT,CPU.",
+            device=text,
+        )
     if colon and head != HETERO:
         raise UnknownDeviceError(
             f"device {text!r}: nothing but {HETERO} takes a list after a colon; write "

@@ -36,6 +36,8 @@ def test_parse(text: str, wanted: DeviceRequest) -> None:
         ("HETERO:CPU,,ORT", "empty place"),
         ("CPU,ORT", "write HETERO:CPU,ORT"),
         ("MULTI:CPU", "write HETERO:CPU"),
+        ("AUTO", "write HETERO"),
+        ("AUTO:CPU", "write HETERO:CPU"),
     ],
 )
 def test_what_is_no_device_string_is_told_what_would_be(text: str, message: str) -> None:

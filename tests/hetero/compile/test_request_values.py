@@ -102,3 +102,16 @@ def test_an_array_of_objects_that_are_no_strings_is_refused_by_its_port(
     model = parse("same (string[2] x) => (string[2] y) { y = Identity (x) }")
     with pytest.raises(errors.TensorTypeError, match=f"input 'x': wanted strings, got {item}"):
         core.compile_model(model, "CPU")({"x": np.array(["a", item], object)})
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_call_without_inputs_takes_none_from_the_call_before(
+    core: hetero.Core, device: str
+) -> None:
+    compiled = core.compile_model(branches(), device)
+    compiled({"x": np.ones((2, 3), np.float32)})
+    with pytest.raises(errors.TensorNameError, match="missing: 'x'"):
+        compiled()
+    request = compiled.create_infer_request()
+    request.set_tensor("x", np.ones((2, 3), np.float32))
+    assert request.infer()[0].shape == (2, 4)
