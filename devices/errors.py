@@ -42,7 +42,7 @@ A message says where, what was got, what was wanted, and how to fix it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -83,6 +83,14 @@ __all__ = [
     "UnsupportedOperationError",
     "UnsupportedOpsetError",
 ]
+
+
+def shown(error: BaseException, show: Callable[[object], str] = str) -> str:
+    """Return what an exception says, which a plugin's own may fail to."""
+    try:
+        return show(error)
+    except Exception:
+        return f"a {type(error).__name__} that cannot be shown"
 
 
 def _rebuild(cls: type[HeteroError], message: str, data: dict[str, Any]) -> HeteroError:

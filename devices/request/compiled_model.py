@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from devices.errors import DeviceMemoryError, HeteroError, InferenceError
+from devices.errors import DeviceMemoryError, HeteroError, InferenceError, shown
 from devices.model.model import Model
 from devices.model.tensor_spec import TensorSpec
 from devices.plugin.configuration import Configuration
@@ -109,7 +109,7 @@ class CompiledModel:
             kind = DeviceMemoryError if isinstance(error, MemoryError) else InferenceError
             raise kind(
                 f"{self.device} failed on model {self.name!r} with inputs {shapes or 'none'}: "
-                f"{type(error).__name__}: {error}",
+                f"{type(error).__name__}: {shown(error)}",
                 device=self.device,
             ) from error
         end_s = time.perf_counter()

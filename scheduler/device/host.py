@@ -23,6 +23,7 @@ from devices.errors import (
     InferenceError,
     RequestCancelledError,
     UnsupportedOperationError,
+    shown,
 )
 from devices.model.model import Model
 from devices.plugin.plugin import Plugin
@@ -148,7 +149,7 @@ class DeviceHost:
         except KeyboardInterrupt:  # the user's, where a caller's own thread runs the stage
             raise
         except BaseException as error:  # a plugin's sys.exit must not take the device with it
-            what = InferenceError(f"{compiled.name!r}: {type(error).__name__}: {error}")
+            what = InferenceError(f"{compiled.name!r}: {type(error).__name__}: {shown(error)}")
             raise self._placed(what, stage, request) from error
         finally:
             del self._running[id(context)]
@@ -261,11 +262,12 @@ class DeviceHost:
         except Exception as error:
             name, node = self.descriptor.name, self.descriptor.node
             raise DeviceError(
-                f"device {name} on node {node} {what}: {type(error).__name__}: {error}. That is a "
-                "fault of its plugin: leave the device out, or report it.",
+                f"device {name} on node {node} {what}: {type(error).__name__}: "
+                f"{shown(error)}. That is a fault of its plugin: leave the device out, or "
+                "report it.",
                 device=name,
                 node=node,
-                cause=repr(error),
+                cause=shown(error, repr),
             ) from error
 
     def _placed(self, error: HeteroError, stage: int, request: Request) -> HeteroError:
@@ -282,7 +284,7 @@ class DeviceHost:
             return type(error)(
                 f"stage {stage} on device {self.descriptor.name} (node {self.descriptor.node}), "
                 f"request {request.id}, attempt {request.attempt}: {error.message}",
-                **{**error.data, **where, "cause": repr(cause) if cause else error.message},
+                **{**error.data, **where, "cause": shown(cause, repr) if cause else error.message},
             )
         error.data = {**where, **error.data}
         error.__dict__.update(error.data)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from devices import errors
-from devices.errors import BlobError, HeteroError
+from devices.errors import BlobError, HeteroError, shown
 from scheduler.formats.value_tree import TreeReader, TreeWriter
 
 _CLASSES: Final[dict[str, type[HeteroError]]] = {
@@ -23,8 +23,8 @@ def error_entry(error: BaseException, writer: TreeWriter, causes: int = _CAUSES)
     """
     name = next((base.__name__ for base in type(error).__mro__ if _is_ours(base)), None)
     if name is None or not isinstance(error, HeteroError):
-        name, message = "InferenceError", f"{type(error).__name__}: {error}"
-        data: dict[str, Any] = {"cause": repr(error)}
+        name, message = "InferenceError", f"{type(error).__name__}: {shown(error)}"
+        data: dict[str, Any] = {"cause": shown(error, repr)}
     else:
         message, data = str(error), error.data
     pairs: list[Any] = []

@@ -62,7 +62,9 @@ def test_a_stage_that_raises_is_named_and_the_deployment_goes_on(executor: Execu
     assert good.submit({"x": X}).future.result(300)
 
 
-@pytest.mark.parametrize(("name", "message"), [("exit", "SystemExit"), ("odd", "lock")])
+@pytest.mark.parametrize(
+    ("name", "message"), [("exit", "SystemExit"), ("odd", "lock"), ("mute", "MuteError")]
+)
 def test_a_plugin_that_misbehaves_takes_nothing_with_it(
     executor: Executor, name: str, message: str
 ) -> None:

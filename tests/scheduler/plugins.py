@@ -74,6 +74,8 @@ class ToyProgram(Program):
             raise MemoryError("by design")
         elif node.name.startswith("exit"):
             raise SystemExit(3)
+        elif node.name.startswith("mute"):
+            raise MuteError
         elif node.name.startswith("refuse"):
             raise KernelError("by design", node=node.name, op_type=node.op_type, opset=17)
         elif node.name.startswith("die"):
@@ -88,6 +90,15 @@ class ToyProgram(Program):
     def export(self) -> Payload:
         weights = {name: constant.array for name, constant in self._model.constants.items()}
         return Payload({"threads": self._threads}, weights)
+
+
+class MuteError(Exception):
+    """An exception that fails where it is shown."""
+
+    def __repr__(self) -> str:
+        raise ZeroDivisionError("by design")
+
+    __str__ = __repr__
 
 
 class ToyPlugin(Plugin):
