@@ -274,7 +274,7 @@ def test_ctrl_c_keeps_what_bench_has_measured(shell: Shell, model: Path) -> None
     InterruptingPlugin.runs = 0
     plugin = ("--plugin", f"{__name__}:InterruptingPlugin", "-d", "INTERRUPTING")
     done = shell("bench -t 60 --json", model, *plugin)
-    assert done.code == 1
+    assert done.code == 130
     assert done.document["interrupted"] is True
     assert done.document["in_flight"] is None
     assert 20 <= done.document["one_at_a_time"]["requests"] <= 30

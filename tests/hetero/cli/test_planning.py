@@ -160,7 +160,7 @@ def test_ctrl_c_keeps_what_was_measured(model: str, tmp_path: Path) -> None:
     command = ["profile", model, "--executor", "inprocess", "-d", "HETERO:INTERRUPTING,NULL"]
     plugin = ["--plugin", f"{__name__}:Interrupting"]
     result = invoke(*command, *plugin, "-o", str(path), "-t", "60")
-    assert result.exit_code == 1, result.output
+    assert result.exit_code == 130, result.output
     assert "interrupted" in result.output
     costs = read_costs(path)
     assert costs.interrupted
