@@ -32,6 +32,7 @@ else:
 """
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("how", "code"), [("returns", 0), ("raises", 7), ("daemon", 0)])
 @pytest.mark.parametrize("device", ["ORT", "HETERO:ORT,CPU", "OV", "HETERO:OV,ORT,CPU"])
 def test_it_ends_with_requests_in_flight(device, how, code):

@@ -87,6 +87,7 @@ with hetero.Core(executor="inprocess") as core:
 """
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("device", ["CPU", "ORT", "HETERO:ORT,CPU"])
 def test_an_entry_that_is_cut_while_it_is_used_ends_no_process(device, tmp_path):
     weights = np.random.default_rng(0).normal(size=(256, 256)).astype(np.float32)

@@ -38,6 +38,7 @@ def mask(rng: np.random.Generator, b: int, s: int, t: int, forms: tuple[str, ...
     return None
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_multi_head_attention(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -69,6 +70,7 @@ def test_multi_head_attention(seed: int) -> None:
           n_outputs=n_outputs)  # fmt: skip
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_attention(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -96,6 +98,7 @@ def test_attention(seed: int) -> None:
     check("Attention", inputs, attributes, 1e-4, 1e-5, n_outputs=n_outputs)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_rotary_embedding(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -113,6 +116,7 @@ def test_rotary_embedding(seed: int) -> None:
     check("RotaryEmbedding", inputs, attributes, 1e-5, 1e-6)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(100))
 def test_group_query_attention(seed: int) -> None:
     """A prompt, padded on the right, or tokens behind what is cached in a larger buffer."""

@@ -23,6 +23,7 @@ def some(rng: np.random.Generator, value: Any) -> Any:
     return value if rng.random() < 0.5 else None
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("op_type", ["Gelu", "BiasGelu", "FastGelu", "QuickGelu"])
 def test_activations(op_type: str, seed: int) -> None:
@@ -37,6 +38,7 @@ def test_activations(op_type: str, seed: int) -> None:
     check(op_type, inputs, attributes, 1e-5, 1e-5)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("outputs", [1, 2])
 def test_simplified_layer_normalization(seed: int, outputs: int) -> None:
@@ -47,6 +49,7 @@ def test_simplified_layer_normalization(seed: int, outputs: int) -> None:
           {"axis": axis, "epsilon": 1e-3}, 1e-5, 1e-5, domain="", n_outputs=outputs)  # fmt: skip
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("op_type", ["SkipLayerNormalization", "SkipSimplifiedLayerNormalization"])
 def test_skip_normalization(op_type: str, seed: int) -> None:
@@ -69,6 +72,7 @@ def test_the_sum_is_the_fourth_output(op_type: str) -> None:
     np.testing.assert_array_equal(kernel.function(np, x, skip, gamma, n_outputs=4)[3], x + skip)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(30))
 def test_embed_layer_normalization(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -86,6 +90,7 @@ def test_embed_layer_normalization(seed: int) -> None:
           n_outputs=3)  # fmt: skip
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("op_type", ["FusedMatMul", "TransposeMatMul"])
 def test_fused_matmul(op_type: str, seed: int) -> None:
@@ -108,6 +113,7 @@ def test_fused_matmul(op_type: str, seed: int) -> None:
     check(op_type, inputs, attributes, 1e-4, 1e-5)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(30))
 def test_fused_gemm(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -123,6 +129,7 @@ def test_fused_gemm(seed: int) -> None:
     check("FusedGemm", inputs, attributes, 1e-4, 1e-5)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(20))
 def test_fused_conv(seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -40,6 +40,7 @@ def same(op_type: str, inputs: list[Any], attributes: Any = None, *, off: float 
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8])
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_where(seed: int, dtype: Any) -> None:
     rng = np.random.default_rng(seed)
@@ -51,6 +52,7 @@ def test_where(seed: int, dtype: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8])
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_pools(seed: int, dtype: Any) -> None:
     rng = np.random.default_rng(seed)
@@ -67,6 +69,7 @@ def test_pools(seed: int, dtype: Any) -> None:
     same("QLinearGlobalAveragePool", [*x, *to], last)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(25))
 def test_products(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -91,6 +94,7 @@ def test_products(seed: int) -> None:
          off=1e-2)  # fmt: skip
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(25))
 def test_dynamic_quantize_lstm(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -115,6 +119,7 @@ def test_dynamic_quantize_lstm(seed: int) -> None:
     check("DynamicQuantizeLSTM", inputs, attributes, 1e-3, off, n_outputs=3)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(30))
 def test_qattention(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -135,6 +140,7 @@ def test_qattention(seed: int) -> None:
 
 
 @pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(25))
 def test_matmul_nbits(seed: int, bits: int) -> None:
     rng = np.random.default_rng(seed)
@@ -153,6 +159,7 @@ def test_matmul_nbits(seed: int, bits: int) -> None:
 
 
 @pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(20))
 def test_gather_block_quantized(seed: int, bits: int) -> None:
     rng = np.random.default_rng(seed)
