@@ -120,9 +120,10 @@ def test_scale_counts_stages_and_what_is_left(rows: Any) -> None:
         scale.main, "--devices", "2", "--stages", "5", "--windows", "4", "--seconds", "0.02"
     )
     assert row["us_per_stage"] == pytest.approx(row["us_per_request"] / 5, abs=0.05)
-    (row,) = rows(scale.main, "soak", "--requests", "40")
-    assert row["requests"] == 40
-    assert row["descriptors_growth"] < 10  # another part of this process may open one meanwhile
+    # Another part of this process may open a descriptor during one of them, but requests never.
+    soaks = [row for _ in range(2) for row in rows(scale.main, "soak", "--requests", "40")]
+    assert [row["requests"] for row in soaks] == [40, 40]
+    assert min(row["descriptors_growth"] for row in soaks) <= 0
 
 
 def test_sizes_have_units() -> None:
