@@ -1,4 +1,7 @@
-"""The clock of an executor: one thread that looks after all that is due in its deployments."""
+"""The clock of an executor: one thread that looks after all that is due in its deployments.
+
+Time, waits and threads of a client come from here, so that a clock of another kind can play them.
+"""
 
 from __future__ import annotations
 
@@ -62,9 +65,18 @@ class Clock:
         """Return a timer that is not due yet."""
         with self._lock:
             if self._thread is None and not self._closed:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
+                self._thread = self.spawn(self._run, self._name)
         return Timer(self, look)
+
+    def spawn(self, work: Callable[[], None], name: str) -> threading.Thread | None:
+        """Have `work`, which may wait, done by a thread of its own; return that, if any."""
+        thread = threading.Thread(target=work, name=name, daemon=True)
+        thread.start()
+        return thread
+
+    def event(self) -> threading.Event:
+        """Return what a thread waits on for what another does."""
+        return threading.Event()
 
     def set(self, timer: Timer, due_s: float) -> None:
         """Have a timer looked at by `due_s`, unless it is sooner anyway or was forgotten."""
@@ -92,7 +104,7 @@ class Clock:
         """Do what was left to do, and nothing more; again is harmless."""
         self._closed = True
         self._orders.put(None)
-        if self._thread not in (None, threading.current_thread()):
+        if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout=_JOIN_S)
 
     def _run(self) -> None:
@@ -104,14 +116,15 @@ class Clock:
             try:
                 order = self._orders.get(timeout=left_s)
             except queue.Empty:
-                order = self._look
+                order = self.look
             try:
                 if order is not None:
                     order()
             except Exception:  # what is due later is still done
                 _log.exception("%s: what was due could not be done", self._name)
 
-    def _look(self) -> None:
+    def look(self) -> None:
+        """Look at what is due."""
         now_s = self.now_s()
         while timer := self._take(now_s):
             try:

@@ -145,8 +145,8 @@ class InProcessExecutor:
         self._unloaded: list[tuple[PluginEntry, list[DeviceLoop]]] = []
         self._switchboard = Switchboard()
         self._workers = Workers("stages")
-        memory = RemoteMemory("remote-memory", self._switchboard.connect)
         self._clock = Clock("clock")
+        memory = RemoteMemory("remote-memory", self._switchboard.connect, self._clock)
         self._deployments: Deployments[InProcessDeployment] = Deployments(
             observers, memory, self._clock
         )

@@ -277,12 +277,8 @@ class BatchedDeployment:
             self._submit(batch, callers, request)
         except (OverloadedError, DeviceLostError):
             # No room, or no device now: a thread that may wait for them does.
-            threading.Thread(
-                target=self._submit_waiting,
-                args=(batch, callers, request),
-                name=f"{self.plan.name}-batch",
-                daemon=True,
-            ).start()
+            work = partial(self._submit_waiting, batch, callers, request)
+            self._clock.spawn(work, f"{self.plan.name}-batch")
 
     def _submit_waiting(self, batch: _Batch, callers: list[_Caller], request: Request) -> None:
         try:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-import queue
 import threading
-import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
@@ -30,9 +28,11 @@ from devices.model.tensor_spec import TensorSpec
 from devices.plugin.program import Value
 from devices.plugin.remote import RemoteContext, RemoteTensor
 from devices.plugin.signal import LOOK_S
+from devices.request.promise import Promise
 from devices.request.request import Request
 from devices.request.tensor import empty_tensor
 from scheduler.channels.channel import Channel, Receiver
+from scheduler.clock import Clock, Timer
 from scheduler.processes.home_process import HomeProcess
 from scheduler.vocabulary.messages import (
     Failure,
@@ -62,11 +62,11 @@ class Kept:
     key: str
     dtype: np.dtype
     shape: tuple[int, ...]
-    #: Where to say so: finalizers run anywhere, locks held or not, so they do no more.
-    unheld: queue.SimpleQueue[tuple[str, str] | None]
+    #: Told so, by address and key.
+    let_go: Callable[[str, str], None]
 
     def __del__(self) -> None:
-        self.unheld.put((self.address, self.key))
+        self.let_go(self.address, self.key)
 
 
 class RemoteMemory:
@@ -74,6 +74,7 @@ class RemoteMemory:
 
     `name`: the client's, among the parties that its channel serves.
     `connect`: returns its channel, given its name and what receives.
+    `clock`: the executor's.
     `is_lost`: whether nothing is heard of an address.
     `expect`: called when an answer is awaited, so that somebody receives it.
     """
@@ -82,20 +83,24 @@ class RemoteMemory:
         self,
         name: str,
         connect: Callable[[str, Receiver], Channel],
+        clock: Clock,
         is_lost: Callable[[str], bool] = lambda address: False,
         expect: Callable[[], None] = lambda: None,
     ) -> None:
         self._name = name
         self._connect = connect
+        self._clock = clock
+        self._timer: Timer | None = None
         self._is_lost = is_lost
         self._expect = expect
         self._home = HomeProcess()
         self._channel: Channel | None = None
         self._numbers = itertools.count(1)
-        self._awaited: dict[int, Future[Mapping[str, Value]]] = {}
+        self._awaited: dict[int, Promise[Mapping[str, Value]]] = {}
         self._lock = threading.Lock()
-        #: (address, key) of tensors that nobody holds; None: no more will come.
-        self._unheld: queue.SimpleQueue[tuple[str, str] | None] = queue.SimpleQueue()
+        #: (address, key) of tensors that nobody holds, and whether the clock was told of some.
+        self._unheld: deque[tuple[str, str]] = deque()
+        self._is_told = False
         self._closed = False
 
     @property
@@ -124,7 +129,7 @@ class RemoteMemory:
                 dtype = TensorSpec(name, f"tensor({kind})").dtype
                 assert dtype is not None
                 key = output_key(task.request, name)
-                kept = Kept(device, address, key, dtype, tuple(shape), self._unheld)
+                kept = Kept(device, address, key, dtype, tuple(shape), self._let_go)
                 found[name] = DeviceTensor(self, kept)
         return found
 
@@ -139,7 +144,7 @@ class RemoteMemory:
         self._ask(
             device, address, copy.nbytes, lambda task: Keep(task, channel.address, {key: copy})
         )
-        return Kept(device, address, key, copy.dtype, copy.shape, self._unheld)
+        return Kept(device, address, key, copy.dtype, copy.shape, self._let_go)
 
     def fetch(self, kept: Kept) -> np.ndarray:
         """Return a copy of a tensor.
@@ -208,7 +213,8 @@ class RemoteMemory:
             channel = self._channel
         for future in awaited:
             future.set_exception(self._closed_error())
-        self._unheld.put(None)
+        if self._timer is not None:
+            self._timer.close()
         if channel is not None:
             channel.close()
 
@@ -218,14 +224,16 @@ class RemoteMemory:
         """Send a message about so many bytes, which a device answers; return what it sends."""
         channel = self._connected()
         number = next(self._numbers)
-        future: Future[Mapping[str, Value]] = Future()
+        future: Promise[Mapping[str, Value]] = Promise()
+        answered = self._clock.event()
+        future.add_done_callback(lambda _: answered.set())
         with self._lock:
             self._awaited[number] = future
         self._expect()
         try:
             channel.send(address, message(Task(Request(deployment=self._name, id=number), 0)))
             timeout_s = _TIMEOUT_S + nbytes * _TIMEOUT_S_PER_BYTE
-            until_s = time.monotonic() + timeout_s
+            until_s = self._clock.now_s() + timeout_s
             while not future.done():
                 if self._is_lost(address):
                     raise DeviceLostError(
@@ -234,14 +242,13 @@ class RemoteMemory:
                         node="",
                         attempt=0,
                     )
-                if time.monotonic() > until_s:
+                if self._clock.now_s() > until_s:
                     raise DeadlineError(
                         f"device {device} has not answered about a remote tensor of {nbytes} bytes "
                         f"for {timeout_s:.0f} s, though it is heard. Try again.",
                         timeout_s=timeout_s,
                     )
-                with suppress(TimeoutError):
-                    future.exception(LOOK_S)
+                answered.wait(LOOK_S)
             return future.result()
         finally:
             with self._lock:
@@ -266,17 +273,16 @@ class RemoteMemory:
                 raise self._closed_error()
             if self._channel is None:
                 self._channel = self._connect(self._name, self._receive)
-                name = f"{self._name}-free"
-                threading.Thread(target=self._free_soon, name=name, daemon=True).start()
+                self._timer = self._clock.timer(self._free_unheld)
             return self._channel
 
     def _take_unheld(self) -> dict[str, list[str]]:
         """Return the keys, by address, of what nobody holds: whoever asks has them freed."""
         keys: dict[str, list[str]] = {}
-        with suppress(queue.Empty):
-            while (place := self._unheld.get_nowait()) is not None:
-                keys.setdefault(place[0], []).append(place[1])
-            self._unheld.put(None)
+        with suppress(IndexError):
+            while True:
+                address, key = self._unheld.popleft()
+                keys.setdefault(address, []).append(key)
         return keys
 
     def _free(self, keys: Mapping[str, Sequence[str]]) -> None:
@@ -286,12 +292,21 @@ class RemoteMemory:
                 if not self._is_lost(address):
                     self._connected().send(address, Free(tuple(unheld)))
 
+    def _let_go(self, address: str, key: str) -> None:
+        """Take in that nobody holds a tensor; finalizers call this anywhere, locks held or not."""
+        self._unheld.append((address, key))
+        if not self._is_told:  # so that the clock is woken seldom, not for each tensor
+            self._is_told = True
+            self._clock.later(self._free_soon)
+
     def _free_soon(self) -> None:
-        """Have devices free what nobody holds, as long as requests do not see to it."""
-        while (place := self._unheld.get()) is not None:
-            time.sleep(_FREE_S)  # so that this thread is woken seldom, not for each tensor
-            self._free({place[0]: [place[1]]})
-            self._free(self._take_unheld())
+        """Have devices free what nobody holds, unless a request sees to it before."""
+        assert self._timer is not None
+        self._timer.by(self._clock.now_s() + _FREE_S)
+
+    def _free_unheld(self) -> None:
+        self._is_told = False
+        self._free(self._take_unheld())
 
     def _closed_error(self) -> ClusterError:
         return ClusterError("the Core is closed, and its remote tensors with it; make another.")

@@ -155,7 +155,7 @@ class RequestRunner:
         )
 
     def _wait_for_admission(self, call: _Call, deadline_s: float) -> None:
-        gate = threading.Event()
+        gate = self._clock.event()
         with self._lock:
             call.gate = gate
         # Who ends or grants it looks for the gate after that.

@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -44,9 +44,18 @@ _REMEMBERED: Final = 4096
 
 
 class DeviceHost:
-    """A device with its stages."""
+    """A device with its stages.
 
-    def __init__(self, descriptor: DeviceDescriptor, plugin: Plugin) -> None:
+    `now_s`: returns monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        descriptor: DeviceDescriptor,
+        plugin: Plugin,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._now_s = now_s
         self.descriptor = descriptor
         self._plugin = plugin
         self._stages: dict[tuple[str, int], CompiledModel] = {}
@@ -141,9 +150,9 @@ class DeviceHost:
                     f"{stage}.",
                     request_id=request.id,
                 )
-            started_s = time.monotonic()
+            started_s = self._now_s()
             outputs = compiled.run(inputs, context)
-            ended_s = time.monotonic()
+            ended_s = self._now_s()
         except HeteroError as error:
             raise self._placed(error, stage, request) from error.__cause__
         except KeyboardInterrupt:  # the user's, where a caller's own thread runs the stage

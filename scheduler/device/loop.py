@@ -49,6 +49,7 @@ class DeviceLoop:
     `connect`: returns the device's channel, given what receives.
     `start`: takes each run that is due; some thread then calls `run` with it, or `give_up`.
     `is_shared`: whether there may be several clients.
+    `now_s`: returns monotonic seconds, as its host's does.
     """
 
     def __init__(
@@ -58,8 +59,10 @@ class DeviceLoop:
         start: Callable[[DeviceLoop, Run], None],
         *,
         is_shared: bool = True,
+        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.host = host
+        self._now_s = now_s
         self._leaves_outputs = host.leaves_outputs
         self._kept = KeptTensors(host.descriptor, host.place, is_shared)
         self._machine = DeviceMachine()
@@ -94,7 +97,7 @@ class DeviceLoop:
 
     def status(self) -> dict[str, float]:
         """Return how many tasks are held, run and may run, and how long one has that is overdue."""
-        now_s = time.monotonic()
+        now_s = self._now_s()
         overdue_s = 0.0
         for run, begun_s in self._begun.copy().values():
             if 0 < run.stage.opened.timeout_s < now_s - begun_s:
@@ -155,7 +158,7 @@ class DeviceLoop:
         """Take in inputs of a task; have it run, if it is complete and need not wait."""
         task, tensors, runs = values
         try:
-            now_s = time.monotonic()
+            now_s = self._now_s()
             instructions: Sequence[DeviceInstruction] = ()
             with self._lock:
                 run = self._machine.begin(task, tensors, runs, now_s)
@@ -177,7 +180,7 @@ class DeviceLoop:
         thread = threading.get_ident()
         event: DeviceEvent
         try:
-            self._begun[thread] = (due, time.monotonic())
+            self._begun[thread] = (due, self._now_s())
             if due.state is TaskState.GONE:  # it was given up
                 del self._begun[thread]
                 return

@@ -115,13 +115,14 @@ class RayExecutor:
             self._find_pool(devices or {}, plugins),
         )
         self._shared = SharedChannel()
+        self._clock = Clock("clock")
         memory = RemoteMemory(
             _key("memory"),
             self._shared.connect,
+            self._clock,
             lambda address: self._channel.is_silent(address),
             lambda: self._reception.expect(),
         )
-        self._clock = Clock("clock")
         self._deployments: Deployments[RayDeployment] = Deployments(observers, memory, self._clock)
         self._loader = StageLoader(self._devices)
         self._keeper = DeviceKeeper(

@@ -72,12 +72,13 @@ def deployed(
     notes: Notes, reply: Callable[[Values], Message], limits: Limits, **options: Any
 ) -> Deployed:
     plan, _ = chain("NEAR", "FAR")
+    clock = Clock("test")
     return Deployed(
         "test",
         alone(plan),
         {},
         limits,
-        Deployments([notes], RemoteMemory("memory", Switchboard().connect), Clock("test")),
+        Deployments([notes], RemoteMemory("memory", Switchboard().connect, clock), clock),
         connect=lambda receive: Devices(receive, reply),
         addresses={"NEAR": "near", "FAR": "far"},
         **options,
