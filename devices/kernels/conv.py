@@ -4,82 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 from devices.kernels.convolve import convolve
 from devices.kernels.element_types import Array, Xp
 from devices.kernels.in_place import IN_PLACE, identity
 from devices.kernels.precision import wide
-from devices.kernels.registry import op
+from devices.kernels.registry import op, taking
 from devices.kernels.window import Window, per_axis, sliding_window
 
 Ints = Sequence[int]
 
 
-@op("Conv", since=1)
-def conv_1(
-    xp: Xp,
-    x: Array,
-    w: Array,
-    b: Array | None = None,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: Ints | None = None,
-    group: int = 1,
-    kernel_shape: Ints | None = None,
-    pads: Ints | None = None,
-    strides: Ints | None = None,
-) -> Array:
-    """Return the convolution of x (N, C, ...) with w (M, C/group, ...), plus b (M)."""
-    window = _conv_window(x, w, auto_pad, dilations, group, kernel_shape, pads, strides)
-    return convolve(xp, x, w, b, None, window, group, identity)
-
-
-@op("FusedConv", since=1, domain="hetero")
-def fused_conv_1(
-    xp: Xp,
-    x: Array,
-    w: Array,
-    b: Array | None = None,
-    z: Array | None = None,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: Ints | None = None,
-    group: int = 1,
-    kernel_shape: Ints | None = None,
-    pads: Ints | None = None,
-    strides: Ints | None = None,
-    activation: str = "",
-    activation_params: Sequence[float] = (),
-) -> Array:
-    """Return ``activation(Conv(x, w, b) + z)``, the last two steps done while a block is in cache.
-
-    `activation_params` are the activation's attributes in the order of its specification: Clip's
-    (min, max), LeakyRelu's (alpha), HardSigmoid's (alpha, beta). Weights of a wider type than x
-    make all of it compute in theirs; the result has x's.
-    """
-    if activation not in IN_PLACE:
-        raise ValueError(f"activation {activation!r} is not one of {sorted(IN_PLACE)}")
-    window = _conv_window(x, w, auto_pad, dilations, group, kernel_shape, pads, strides)
-
-    def activate(xp: Xp, y: Array) -> None:
-        IN_PLACE[activation](xp, y, *activation_params)
-
-    if w.dtype.itemsize > x.dtype.itemsize:
-        wider = [None if a is None else a.astype(w.dtype, copy=False) for a in (x, b, z)]
-        y = convolve(xp, wider[0], w, wider[1], wider[2], window, group, activate)
-        return y.astype(x.dtype)
-    return convolve(xp, x, w, b, z, window, group, activate)
-
-
 def _conv_window(
-    x: Array,
-    w: Array,
-    auto_pad: str,
-    dilations: Ints | None,
-    group: int,
-    kernel_shape: Ints | None,
-    pads: Ints | None,
-    strides: Ints | None,
+    x: Array, w: Array, *, group: int = 1, kernel_shape: Ints | None = None, **sliding: Any
 ) -> Window:
     if x.ndim < 3 or w.ndim != x.ndim:
         raise ValueError(f"input has shape {x.shape}, weights {w.shape}: ranks must agree, above 2")
@@ -90,25 +28,87 @@ def _conv_window(
         )
     if kernel_shape and tuple(kernel_shape) != w.shape[2:]:
         raise ValueError(f"kernel_shape {tuple(kernel_shape)} is not that of weights {w.shape}")
-    return sliding_window(x.shape[2:], w.shape[2:], strides, dilations, pads, auto_pad)
+    return sliding_window(x.shape[2:], w.shape[2:], **sliding)
 
 
-@op("ConvTranspose", since=1)
-def conv_transpose_1(
-    xp: Xp,
-    x: Array,
-    w: Array,
-    b: Array | None = None,
+@op("Conv", since=1)
+@taking(sliding_window)
+def conv_1(
+    xp: Xp, x: Array, w: Array, b: Array | None = None, *,
+    group: int = 1, kernel_shape: Ints | None = None, **sliding: Any,
+) -> Array:  # fmt: skip
+    """Return the convolution of x (N, C, ...) with w (M, C/group, ...), plus b (M)."""
+    window = _conv_window(x, w, group=group, kernel_shape=kernel_shape, **sliding)
+    return convolve(xp, x, w, b, None, window, group, identity)
+
+
+@op("FusedConv", since=1, domain="hetero")
+@taking(conv_1)
+def fused_conv_1(
+    xp: Xp, x: Array, w: Array, b: Array | None = None, z: Array | None = None, *,
+    activation: str = "", activation_params: Sequence[float] = (), group: int = 1, **window: Any,
+) -> Array:  # fmt: skip
+    """Return ``activation(Conv(x, w, b) + z)``, the last two steps done while a block is in cache.
+
+    `activation_params` are the activation's attributes in the order of its specification: Clip's
+    (min, max), LeakyRelu's (alpha), HardSigmoid's (alpha, beta). Weights of a wider type than x
+    make all of it compute in theirs; the result has x's.
+    """
+    if activation not in IN_PLACE:
+        raise ValueError(f"activation {activation!r} is not one of {sorted(IN_PLACE)}")
+    slides = _conv_window(x, w, group=group, **window)
+
+    def activate(xp: Xp, y: Array) -> None:
+        IN_PLACE[activation](xp, y, *activation_params)
+
+    if w.dtype.itemsize > x.dtype.itemsize:
+        wider = [None if a is None else a.astype(w.dtype, copy=False) for a in (x, b, z)]
+        y = convolve(xp, wider[0], w, wider[1], wider[2], slides, group, activate)
+        return y.astype(x.dtype)
+    return convolve(xp, x, w, b, z, slides, group, activate)
+
+
+def transposed_window(
+    spatial: Ints,
+    kernel: Ints,
     *,
     auto_pad: str = "NOTSET",
     dilations: Ints | None = None,
-    group: int = 1,
-    kernel_shape: Ints | None = None,
     output_padding: Ints | None = None,
     output_shape: Ints | None = None,
     pads: Ints | None = None,
     strides: Ints | None = None,
-) -> Array:
+) -> Window:
+    """Return the window of the convolution whose transpose this is: its input is our output."""
+    rank = len(spatial)
+    strides, dilations = per_axis(strides, rank, "strides"), per_axis(dilations, rank, "dilations")
+    extra = per_axis(output_padding, rank, "output_padding", default=0)
+    extent = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+    full = [s * (n - 1) + p + e for s, n, p, e in zip(strides, spatial, extra, extent, strict=True)]
+    if output_shape or auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+        wanted = (
+            tuple(output_shape)[-rank:]
+            if output_shape
+            else tuple(n * s for n, s in zip(spatial, strides, strict=True))
+        )
+        total = [max(f - o, 0) for f, o in zip(full, wanted, strict=True)]
+        begin = tuple(t // 2 if auto_pad == "SAME_UPPER" else t - t // 2 for t in total)
+        end = tuple(t - s for t, s in zip(total, begin, strict=True))
+    else:
+        both = per_axis(None if auto_pad == "VALID" else pads, 2 * rank, "pads", default=0)
+        begin, end = both[:rank], both[rank:]
+        wanted = tuple(f - s - e for f, s, e in zip(full, begin, end, strict=True))
+    if min(wanted) < 1:
+        raise ValueError(f"the output would have spatial size {wanted}: padding exceeds it")
+    return Window(tuple(kernel), strides, dilations, begin, end, wanted, tuple(spatial))
+
+
+@op("ConvTranspose", since=1)
+@taking(transposed_window)
+def conv_transpose_1(
+    xp: Xp, x: Array, w: Array, b: Array | None = None, *,
+    group: int = 1, kernel_shape: Ints | None = None, **sliding: Any,
+) -> Array:  # fmt: skip
     """Return the transposed convolution of x (N, C, ...) with w (C, M/group, ...), plus b (M).
 
     Each input element adds its multiple of the kernel to the output, `strides` apart.
@@ -119,9 +119,7 @@ def conv_transpose_1(
         raise ValueError(f"input has {x.shape[1]} channels; weights {w.shape} with group {group}")
     if kernel_shape and tuple(kernel_shape) != w.shape[2:]:
         raise ValueError(f"kernel_shape {tuple(kernel_shape)} is not that of weights {w.shape}")
-    window = transposed_window(
-        x.shape[2:], w.shape[2:], strides, dilations, pads, auto_pad, output_padding, output_shape
-    )
+    window = transposed_window(x.shape[2:], w.shape[2:], **sliding)
     dtype = x.dtype
     x, w, b = wide(xp, x, w, b)
     n, c, m = x.shape[0], x.shape[1] // group, w.shape[1] * group
@@ -150,56 +148,13 @@ def conv_transpose_1(
     return xp.ascontiguousarray(y).astype(dtype, copy=False)
 
 
-def transposed_window(
-    spatial: Ints,
-    kernel: Ints,
-    strides: Ints | None,
-    dilations: Ints | None,
-    pads: Ints | None,
-    auto_pad: str,
-    output_padding: Ints | None,
-    output_shape: Ints | None,
-) -> Window:
-    """Return the window of the convolution whose transpose this is: its input is our output."""
-    rank = len(spatial)
-    strides, dilations = per_axis(strides, rank, "strides"), per_axis(dilations, rank, "dilations")
-    extra = per_axis(output_padding, rank, "output_padding", default=0)
-    extent = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
-    full = [s * (n - 1) + p + e for s, n, p, e in zip(strides, spatial, extra, extent, strict=True)]
-    if output_shape or auto_pad in ("SAME_UPPER", "SAME_LOWER"):
-        wanted = (
-            tuple(output_shape)[-rank:]
-            if output_shape
-            else tuple(n * s for n, s in zip(spatial, strides, strict=True))
-        )
-        total = [max(f - o, 0) for f, o in zip(full, wanted, strict=True)]
-        begin = tuple(t // 2 if auto_pad == "SAME_UPPER" else t - t // 2 for t in total)
-        end = tuple(t - s for t, s in zip(total, begin, strict=True))
-    else:
-        both = per_axis(None if auto_pad == "VALID" else pads, 2 * rank, "pads", default=0)
-        begin, end = both[:rank], both[rank:]
-        wanted = tuple(f - s - e for f, s, e in zip(full, begin, end, strict=True))
-    if min(wanted) < 1:
-        raise ValueError(f"the output would have spatial size {wanted}: padding exceeds it")
-    return Window(tuple(kernel), strides, dilations, begin, end, wanted, tuple(spatial))
-
-
 @op("DeformConv", since=19)
 def deform_conv_19(
-    xp: Xp,
-    x: Array,
-    w: Array,
-    offset: Array,
-    b: Array | None = None,
-    mask: Array | None = None,
+    xp: Xp, x: Array, w: Array, offset: Array, b: Array | None = None, mask: Array | None = None,
     *,
-    dilations: Ints | None = None,
-    group: int = 1,
-    kernel_shape: Ints | None = None,
-    offset_group: int = 1,
-    pads: Ints | None = None,
-    strides: Ints | None = None,
-) -> Array:
+    dilations: Ints | None = None, group: int = 1, kernel_shape: Ints | None = None,
+    offset_group: int = 1, pads: Ints | None = None, strides: Ints | None = None,
+) -> Array:  # fmt: skip
     """Return a 2-D convolution whose every window element is read at its own offset.
 
     `offset` (N, offset_group * kh * kw * 2, oh, ow) holds (y, x) shifts, `mask` (N,
@@ -208,7 +163,10 @@ def deform_conv_19(
     """
     if x.ndim != 4:
         raise ValueError(f"input has shape {x.shape}; DeformConv is for two spatial axes")
-    window = _conv_window(x, w, "NOTSET", dilations, group, kernel_shape, pads, strides)
+    window = _conv_window(
+        x, w, group=group, kernel_shape=kernel_shape, dilations=dilations, pads=pads,
+        strides=strides,
+    )  # fmt: skip
     dtype = x.dtype
     x, w, offset, b, mask = wide(xp, x, w, offset, b, mask)
     (n, c, height, width), (oh, ow), size = x.shape, window.output, prod(window.kernel)

@@ -5,36 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from itertools import product
+from typing import Any
 
 from devices.kernels.element_types import Array, Xp, in_float32, zeros
 from devices.kernels.precision import to_integers
-from devices.kernels.registry import op
+from devices.kernels.registry import op, taking
 
 _PADDINGS = ("zeros", "border", "reflection")
-
-
-@op(
-    "GridSample",
-    since=16,
-    choices={"mode": ("bilinear", "nearest", "bicubic"), "padding_mode": _PADDINGS},
-)
-@in_float32
-def grid_sample_16(
-    xp: Xp,
-    x: Array,
-    grid: Array,
-    *,
-    mode: str = "bilinear",
-    padding_mode: str = "zeros",
-    align_corners: int = 0,
-) -> Array:
-    """Read images (N, C, H, W) at the grid's points (N, H', W', 2)."""
-    names = {"bilinear": "linear", "nearest": "nearest", "bicubic": "cubic"}
-    if x.ndim != 4:
-        raise ValueError(f"images of shape {x.shape} are not (N, C, H, W)")
-    return grid_sample_20(
-        xp, x, grid, mode=names[mode], padding_mode=padding_mode, align_corners=align_corners
-    )
 
 
 @op(
@@ -44,14 +21,9 @@ def grid_sample_16(
 )
 @in_float32
 def grid_sample_20(
-    xp: Xp,
-    x: Array,
-    grid: Array,
-    *,
-    mode: str = "linear",
-    padding_mode: str = "zeros",
-    align_corners: int = 0,
-) -> Array:
+    xp: Xp, x: Array, grid: Array, *,
+    mode: str = "linear", padding_mode: str = "zeros", align_corners: int = 0,
+) -> Array:  # fmt: skip
     """Read images (N, C, D1, ..., Dr) at the grid's points (N, D1', ..., Dr', r).
 
     A point's coordinates run from -1 to 1, the last axis first.
@@ -90,6 +62,23 @@ def grid_sample_20(
     if whole:
         y = to_integers(xp, y, x.dtype)
     return xp.moveaxis(y, -1, 1).reshape(n, c, *grid.shape[1:-1])
+
+
+@op(
+    "GridSample",
+    since=16,
+    choices={"mode": ("bilinear", "nearest", "bicubic"), "padding_mode": _PADDINGS},
+)
+@in_float32
+@taking(grid_sample_20)
+def grid_sample_16(
+    xp: Xp, x: Array, grid: Array, *, mode: str = "bilinear", **outside: Any
+) -> Array:
+    """Read images (N, C, H, W) at the grid's points (N, H', W', 2)."""
+    names = {"bilinear": "linear", "nearest": "nearest", "bicubic": "cubic"}
+    if x.ndim != 4:
+        raise ValueError(f"images of shape {x.shape} are not (N, C, H, W)")
+    return grid_sample_20(xp, x, grid, mode=names[mode], **outside)
 
 
 Taps = list[tuple[Array, Array]]

@@ -19,7 +19,7 @@ from devices.kernels.ml_scores import (
     rows_of,
     transformed,
 )
-from devices.kernels.registry import op
+from devices.kernels.registry import op, taking
 
 #: The comparisons of a branch, in the order of TreeEnsemble's numbers for them.
 _MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ",
@@ -115,42 +115,59 @@ def _aggregated(xp: Xp, x: Array, trees: Trees, aggregate: str) -> tuple[Array, 
 
 
 @lru_cache(maxsize=64)
-def _kept(build: Callable[..., Trees], xp: Xp, n_targets: int, *attributes: _Same) -> Trees:
+def _made(
+    build: Callable[..., Trees], xp: Xp, n_targets: int, *given: _Same, **named: _Same
+) -> Trees:
+    values = {name: attribute.value for name, attribute in named.items()}
+    return build(xp, n_targets, *(attribute.value for attribute in given), **values)
+
+
+def _kept(build: Callable[..., Trees], xp: Xp, n_targets: int, *given: Any, **named: Any) -> Trees:
     """Return the ensemble that `build` makes of a node's attributes, each made once."""
-    return build(xp, n_targets, *(attribute.value for attribute in attributes))
+    same = {name: _Same(value) for name, value in named.items()}
+    return _made(build, xp, n_targets, *map(_Same, given), **same)
 
 
 def _numbered(
-    xp: Xp, n_targets: int, tree_ids: Ints, node_ids: Ints, features: Ints, modes: Strings,
-    values: Any, true_ids: Ints, false_ids: Ints, missing: Ints | None, leaf_trees: Ints,
-    leaf_nodes: Ints, targets: Ints, weights: Any,
+    xp: Xp, n_targets: int, leaf_trees: Ints, leaf_nodes: Ints, targets: Ints,
+    weights: Floats | None, tensor: Array | None, *,
+    nodes_falsenodeids: Ints = (), nodes_featureids: Ints = (),
+    nodes_hitrates: Floats | None = None, nodes_hitrates_as_tensor: Array | None = None,
+    nodes_missing_value_tracks_true: Ints | None = None, nodes_modes: Strings = (),
+    nodes_nodeids: Ints = (), nodes_treeids: Ints = (), nodes_truenodeids: Ints = (),
+    nodes_values: Floats | None = None, nodes_values_as_tensor: Array | None = None,
 ) -> Trees:  # fmt: skip
     """Number the nodes of an ensemble whose attributes name tree and node."""
-    place = {pair: i for i, pair in enumerate(zip(tree_ids, node_ids, strict=True))}
+    values = _either("nodes_values", nodes_values, nodes_values_as_tensor)
+    place = {pair: i for i, pair in enumerate(zip(nodes_treeids, nodes_nodeids, strict=True))}
     try:
-        mode = xp.asarray([(*_MODES, "LEAF").index(name) for name in modes])
+        mode = xp.asarray([(*_MODES, "LEAF").index(name) for name in nodes_modes])
         if_true, if_false = (
             xp.asarray(
                 [
                     i if name == "LEAF" else place[tree, child]
-                    for i, (tree, child, name) in enumerate(zip(tree_ids, ids, modes, strict=True))
+                    for i, (tree, child, name) in enumerate(
+                        zip(nodes_treeids, ids, nodes_modes, strict=True)
+                    )
                 ]
             )
-            for ids in (true_ids, false_ids)
+            for ids in (nodes_truenodeids, nodes_falsenodeids)
         )
         leaf = [place[pair] for pair in zip(leaf_trees, leaf_nodes, strict=True)]
     except KeyError as error:
         raise ValueError(f"the ensemble has no node (tree, node) {error}") from error
     roots: dict[int, int] = {}
-    for i, tree in enumerate(tree_ids):
+    for i, tree in enumerate(nodes_treeids):
         roots.setdefault(tree, i)
     added = xp.zeros((mode.size, n_targets), xp.float64)
     adds = xp.zeros(added.shape, bool)
-    xp.add.at(added, (leaf, list(targets)), xp.asarray(weights, xp.float64))
+    xp.add.at(
+        added, (leaf, list(targets)), xp.asarray(_either("weights", weights, tensor), xp.float64)
+    )
     adds[leaf, list(targets)] = True
-    missing_is_true = xp.asarray(missing or (0,) * mode.size, dtype=bool)
+    missing_is_true = xp.asarray(nodes_missing_value_tracks_true or (0,) * mode.size, dtype=bool)
     return Trees(
-        mode, xp.asarray(features), xp.asarray(_floats(xp, values)), if_true, if_false,
+        mode, xp.asarray(nodes_featureids), xp.asarray(_floats(xp, values)), if_true, if_false,
         missing_is_true, xp.asarray(list(roots.values())), added, adds, {},
     )  # fmt: skip
 
@@ -173,42 +190,21 @@ def _either(name: str, values: Floats | None, tensor: Array | None) -> Any:
     choices=_TARGETS,
     added=dict.fromkeys((*_TENSORS, "target_weights_as_tensor"), 3),
 )
+@taking(_numbered)
 def tree_ensemble_regressor_1(
-    xp: Xp,
-    x: Array,
-    *,
-    n_targets: int = 1,
-    nodes_featureids: Ints = (),
-    nodes_falsenodeids: Ints = (),
-    nodes_modes: Strings = (),
-    nodes_nodeids: Ints = (),
-    nodes_treeids: Ints = (),
-    nodes_truenodeids: Ints = (),
-    target_ids: Ints = (),
-    target_nodeids: Ints = (),
-    target_treeids: Ints = (),
-    aggregate_function: str = "SUM",
-    base_values: Floats | None = None,
-    base_values_as_tensor: Array | None = None,
-    nodes_hitrates: Floats | None = None,
-    nodes_hitrates_as_tensor: Array | None = None,
-    nodes_missing_value_tracks_true: Ints | None = None,
-    nodes_values: Floats | None = None,
-    nodes_values_as_tensor: Array | None = None,
-    post_transform: str = "NONE",
-    target_weights: Floats | None = None,
-    target_weights_as_tensor: Array | None = None,
-) -> Array:
+    xp: Xp, x: Array, *,
+    n_targets: int = 1, target_ids: Ints = (), target_nodeids: Ints = (), target_treeids: Ints = (),
+    aggregate_function: str = "SUM", base_values: Floats | None = None,
+    base_values_as_tensor: Array | None = None, post_transform: str = "NONE",
+    target_weights: Floats | None = None, target_weights_as_tensor: Array | None = None,
+    **nodes: Any,
+) -> Array:  # fmt: skip
     """Return the leaves' weights, aggregated over the trees, plus the base values (N, targets)."""
     base_values = _either("base_values", base_values, base_values_as_tensor)
-    values = _either("nodes_values", nodes_values, nodes_values_as_tensor)
-    weights = _either("target_weights", target_weights, target_weights_as_tensor)
-    attributes = (
-        nodes_treeids, nodes_nodeids, nodes_featureids, nodes_modes, values, nodes_truenodeids,
-        nodes_falsenodeids, nodes_missing_value_tracks_true, target_treeids, target_nodeids,
-        target_ids, weights,
+    trees = _kept(
+        _numbered, xp, n_targets, target_treeids, target_nodeids, target_ids, target_weights,
+        target_weights_as_tensor, **nodes,
     )  # fmt: skip
-    trees = _kept(_numbered, xp, n_targets, *map(_Same, attributes))
     scores, _ = _aggregated(xp, rows_of(xp, x), trees, aggregate_function)
     if base_values is not None and len(base_values):
         scores = scores + xp.asarray(base_values)
@@ -222,32 +218,15 @@ def tree_ensemble_regressor_1(
     choices=_CLASSES,
     added=dict.fromkeys((*_TENSORS, "class_weights_as_tensor"), 3),
 )
+@taking(_numbered)
 def tree_ensemble_classifier_1(
-    xp: Xp,
-    x: Array,
-    *,
-    class_ids: Ints = (),
-    class_nodeids: Ints = (),
-    class_treeids: Ints = (),
-    nodes_featureids: Ints = (),
-    nodes_falsenodeids: Ints = (),
-    nodes_modes: Strings = (),
-    nodes_nodeids: Ints = (),
-    nodes_treeids: Ints = (),
-    nodes_truenodeids: Ints = (),
-    base_values: Floats | None = None,
-    base_values_as_tensor: Array | None = None,
-    class_weights: Floats | None = None,
-    class_weights_as_tensor: Array | None = None,
-    classlabels_int64s: Ints | None = None,
-    classlabels_strings: Strings | None = None,
-    nodes_hitrates: Floats | None = None,
-    nodes_hitrates_as_tensor: Array | None = None,
-    nodes_missing_value_tracks_true: Ints | None = None,
-    nodes_values: Floats | None = None,
-    nodes_values_as_tensor: Array | None = None,
-    post_transform: str = "NONE",
-) -> tuple[Array, Array]:
+    xp: Xp, x: Array, *,
+    class_ids: Ints = (), class_nodeids: Ints = (), class_treeids: Ints = (),
+    base_values: Floats | None = None, base_values_as_tensor: Array | None = None,
+    class_weights: Floats | None = None, class_weights_as_tensor: Array | None = None,
+    classlabels_int64s: Ints | None = None, classlabels_strings: Strings | None = None,
+    post_transform: str = "NONE", **nodes: Any,
+) -> tuple[Array, Array]:  # fmt: skip
     """Return the label with the greatest sum of the leaves' weights, and the sums (N, classes).
 
     Where the leaves of two classes all add to one score, that is the second one's: more than one
@@ -255,14 +234,10 @@ def tree_ensemble_classifier_1(
     """
     labels = labels_of(xp, classlabels_int64s, classlabels_strings)
     base_values = _either("base_values", base_values, base_values_as_tensor)
-    values = _either("nodes_values", nodes_values, nodes_values_as_tensor)
-    weights = _either("class_weights", class_weights, class_weights_as_tensor)
-    attributes = (
-        nodes_treeids, nodes_nodeids, nodes_featureids, nodes_modes, values, nodes_truenodeids,
-        nodes_falsenodeids, nodes_missing_value_tracks_true, class_treeids, class_nodeids,
-        class_ids, weights,
+    trees = _kept(
+        _numbered, xp, labels.size, class_treeids, class_nodeids, class_ids, class_weights,
+        class_weights_as_tensor, **nodes,
     )  # fmt: skip
-    trees = _kept(_numbered, xp, labels.size, *map(_Same, attributes))
     scores, scored = _aggregated(xp, rows_of(xp, x), trees, "SUM")
     base = None if base_values is None or not len(base_values) else xp.asarray(base_values)
     if base is not None:
@@ -349,6 +324,6 @@ def tree_ensemble(
         nodes_trueleafs, nodes_falseleafs, tree_roots, leaf_targetids, leaf_weights,
         nodes_missing_value_tracks_true, membership_values,
     )  # fmt: skip
-    trees = _kept(_joined, xp, n_targets, *map(_Same, attributes))
+    trees = _kept(_joined, xp, n_targets, *attributes)
     scores, _ = _aggregated(xp, rows_of(xp, x), trees, _AGGREGATES[aggregate_function])
     return transformed(xp, scores, _TRANSFORMS[post_transform], x.dtype)

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import reduce
 from math import prod
+from typing import Any
 
 from devices.kernels.element_types import Array, Xp, in_float32, is_on_host
-from devices.kernels.registry import op
+from devices.kernels.registry import op, taking
 from devices.kernels.window import Window, per_axis, sliding_window
 
 Ints = Sequence[int]
@@ -21,20 +22,10 @@ Ints = Sequence[int]
 _LARGEST_DENSE_STRIDE = 3
 
 
-def _pool_window(
-    x: Array,
-    kernel_shape: Ints,
-    strides: Ints | None,
-    dilations: Ints | None,
-    pads: Ints | None,
-    auto_pad: str,
-    ceil_mode: int,
-) -> Window:
+def _pool_window(x: Array, kernel_shape: Ints, ceil_mode: int = 0, **sliding: Any) -> Window:
     if x.ndim < 3:
         raise ValueError(f"input has shape {x.shape}; pooling needs (N, C, spatial axes...)")
-    window = sliding_window(
-        x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad, ceil_mode
-    )
+    window = sliding_window(x.shape[2:], kernel_shape, ceil_mode, **sliding)
     extent = [(k - 1) * d + 1 for k, d in zip(window.kernel, window.dilations, strict=True)]
     for before, after, size in zip(window.begin, window.end, extent, strict=True):
         if max(before, after) >= size:
@@ -142,14 +133,14 @@ def _max_pool_indices(xp: Xp, x: Array, window: Window, storage_order: int) -> t
 
 @op("MaxPool", since=1, added={"storage_order": 8, "ceil_mode": 10, "dilations": 10})
 @in_float32
+@taking(sliding_window)
 def max_pool_1(
     xp: Xp, x: Array, *,
-    auto_pad: str = "NOTSET", ceil_mode: int = 0, dilations: Ints | None = None,
-    kernel_shape: Ints, pads: Ints | None = None, storage_order: int = 0,
-    strides: Ints | None = None, n_outputs: int = 1,
+    ceil_mode: int = 0, kernel_shape: Ints, storage_order: int = 0, n_outputs: int = 1,
+    **sliding: Any,
 ) -> Array | tuple[Array, ...]:  # fmt: skip
     """Return the maximum of each window, and where it is."""
-    window = _pool_window(x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
+    window = _pool_window(x, kernel_shape, ceil_mode, **sliding)
     if n_outputs > 1:
         return _max_pool_indices(xp, x, window, storage_order)
     y = _reduce_windows(xp, x, window, xp.maximum, _lowest(xp, x))
@@ -158,14 +149,13 @@ def max_pool_1(
 
 @op("AveragePool", since=1, added={"count_include_pad": 7, "ceil_mode": 10, "dilations": 19})
 @in_float32
+@taking(sliding_window)
 def average_pool_1(
     xp: Xp, x: Array, *,
-    auto_pad: str = "NOTSET", ceil_mode: int = 0, count_include_pad: int = 0,
-    dilations: Ints | None = None, kernel_shape: Ints, pads: Ints | None = None,
-    strides: Ints | None = None,
+    ceil_mode: int = 0, count_include_pad: int = 0, kernel_shape: Ints, **sliding: Any,
 ) -> Array:  # fmt: skip
     """Return the mean of each window; what `ceil_mode` adds at the end never counts."""
-    window = _pool_window(x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
+    window = _pool_window(x, kernel_shape, ceil_mode, **sliding)
     if window.kernel == window.input and not any(window.begin) and not any(window.end):
         return global_average_pool_1(xp, x)
     y = _reduce_windows(xp, x, window, xp.add, 0)
@@ -182,14 +172,12 @@ def average_pool_1(
 
 @op("LpPool", since=2, added={"ceil_mode": 18, "dilations": 18})
 @in_float32
+@taking(sliding_window)
 def lp_pool_2(
-    xp: Xp, x: Array, *,
-    auto_pad: str = "NOTSET", ceil_mode: int = 0, dilations: Ints | None = None,
-    kernel_shape: Ints, p: int = 2, pads: Ints | None = None,
-    strides: Ints | None = None,
-) -> Array:  # fmt: skip
+    xp: Xp, x: Array, *, ceil_mode: int = 0, kernel_shape: Ints, p: int = 2, **sliding: Any
+) -> Array:
     """Return the p-norm of each window."""
-    window = _pool_window(x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
+    window = _pool_window(x, kernel_shape, ceil_mode, **sliding)
     powers = x * x if p == 2 else abs(x) ** p
     y = _reduce_windows(xp, powers, window, xp.add, 0)
     return xp.sqrt(y) if p == 2 else y ** (1 / p)

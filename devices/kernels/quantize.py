@@ -13,7 +13,7 @@ from devices.kernels.axes import axis_of
 from devices.kernels.cast import convert
 from devices.kernels.conv import conv_1
 from devices.kernels.element_types import Array, Xp, element_type
-from devices.kernels.registry import op
+from devices.kernels.registry import op, taking
 
 #: Least and greatest value of each integer type that tensors are quantised to.
 RANGE: Final = {
@@ -135,28 +135,33 @@ def dequantize_10(
 @op("DynamicQuantizeLinear", since=11)
 def dynamic_quantize(xp: Xp, x: Array) -> tuple[Array, Array, Array]:
     """Return x as uint8, with the scale and zero point that its range, 0 included, asks for."""
-    scale, zero_point = _range_of(xp, x)
-    zero_point = zero_point.astype(xp.uint8)
+    low, high = _range_of(xp, x)
+    # A tensor of zeros has no range; any scale represents it.
+    scale = xp.where(high > low, (high - low) / x.dtype.type(255), x.dtype.type(1))
+    zero_point = xp.clip(xp.rint(-low / scale), 0, 255).astype(xp.uint8)
     return _saturate(xp, x / scale, zero_point, xp.dtype(xp.uint8)), scale, zero_point
 
 
 def _range_of(xp: Xp, x: Array) -> tuple[Array, Array]:
-    """Return the scale and the zero point, a float, that spread x and 0 over 0 to 255."""
+    """Return the least and the greatest element, 0 among them."""
     zero = x.dtype.type(0)
-    low = xp.minimum(xp.min(x), zero) if x.size else zero
-    high = xp.maximum(xp.max(x), zero) if x.size else zero
-    # A tensor of zeros has no range; any scale represents it.
-    scale = xp.where(high > low, (high - low) / x.dtype.type(255), x.dtype.type(1))
-    return scale, xp.clip(xp.rint(-low / scale), 0, 255)
+    if not x.size:
+        return zero, zero
+    return xp.minimum(xp.min(x), zero), xp.maximum(xp.max(x), zero)
 
 
 @op("DynamicFakeQuantize", since=1, domain="hetero")
 def dynamic_fake_quantize(xp: Xp, x: Array) -> tuple[Array, Array]:
-    """Return DynamicQuantizeLinear's integers less their zero point, as floats, and its scale."""
-    scale, zero_point = _range_of(xp, x)
+    """Return DynamicQuantizeLinear's integers less their zero point, as floats, and its scale.
+
+    Of a tensor of zeros, which any scale represents, the scale is the least one.
+    """
+    low, high = _range_of(xp, x)
+    scale = xp.maximum((high - low) / x.dtype.type(255), xp.finfo(x.dtype).tiny)
+    least = xp.rint(low / scale)
     y = xp.asarray(x / scale)
     xp.rint(y, out=y)
-    return xp.clip(y, -zero_point, 255 - zero_point, out=y), scale
+    return xp.clip(y, least, least + x.dtype.type(255), out=y), scale
 
 
 @op("FakeQuantize", since=1, domain="hetero")
@@ -303,33 +308,25 @@ def _per_channel(value: Array, rank: int) -> Array:
 
 
 @op("ConvInteger", since=10)
+@taking(conv_1)
 def conv_integer(
     xp: Xp, x: Array, w: Array, x_zero_point: Array | None = None,
-    w_zero_point: Array | None = None, *,
-    auto_pad: str = "NOTSET", dilations: tuple[int, ...] | None = None, group: int = 1,
-    kernel_shape: tuple[int, ...] | None = None, pads: tuple[int, ...] | None = None,
-    strides: tuple[int, ...] | None = None,
+    w_zero_point: Array | None = None,
+    **window: Any,
 ) -> Array:  # fmt: skip
     """Return the convolution of x - x_zero_point with w - w_zero_point in int32."""
-    return _convolve_integers(
-        xp, x, w, x_zero_point, w_zero_point, auto_pad=auto_pad, dilations=dilations,
-        group=group, kernel_shape=kernel_shape, pads=pads, strides=strides,
-    )  # fmt: skip
+    return _convolve_integers(xp, x, w, x_zero_point, w_zero_point, **window)
 
 
 @op("QLinearConv", since=10)
+@taking(conv_1)
 def qlinear_conv(
     xp: Xp, x: Array, x_scale: Array, x_zero_point: Array, w: Array, w_scale: Array,
-    w_zero_point: Array, y_scale: Array, y_zero_point: Array, b: Array | None = None, *,
-    auto_pad: str = "NOTSET", dilations: tuple[int, ...] | None = None, group: int = 1,
-    kernel_shape: tuple[int, ...] | None = None, pads: tuple[int, ...] | None = None,
-    strides: tuple[int, ...] | None = None,
+    w_zero_point: Array, y_scale: Array, y_zero_point: Array, b: Array | None = None,
+    **window: Any,
 ) -> Array:  # fmt: skip
     """Return the quantised convolution of two dequantised tensors, plus b in x_scale * w_scale."""
-    y = _convolve_integers(
-        xp, x, w, x_zero_point, w_zero_point, auto_pad=auto_pad, dilations=dilations,
-        group=group, kernel_shape=kernel_shape, pads=pads, strides=strides,
-    )  # fmt: skip
+    y = _convolve_integers(xp, x, w, x_zero_point, w_zero_point, **window)
     if b is not None:
         y = y + b.reshape((-1,) + (1,) * (y.ndim - 2))
     scale = x_scale.reshape(()) * _per_channel(w_scale, y.ndim - 1) / y_scale.reshape(())

@@ -28,7 +28,7 @@ refuses others, so that a kernel need not.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -185,6 +185,30 @@ def op(
                     {n: v for n, v in valid.items() if n not in absent}, absent,
                 )
             )  # fmt: skip
+        return function
+
+    return register
+
+
+def taking(
+    shared: Callable[..., Any], *, but: Collection[str] = ()
+) -> Callable[[KernelFunction], KernelFunction]:
+    """Give a kernel, in place of its ``**keywords``, the attributes of a function that takes them.
+
+    They are the keyword-only parameters of `shared`, without those named in `but` and the
+    kernel's own.
+    """
+
+    def register(function: KernelFunction) -> KernelFunction:
+        signature = inspect.signature(function)
+        own = {n: p for n, p in signature.parameters.items() if p.kind is not p.VAR_KEYWORD}
+        handed = {
+            n: p
+            for n, p in inspect.signature(shared).parameters.items()
+            if p.kind is p.KEYWORD_ONLY and n not in but
+        }
+        parameters = [*own.values(), *(p for n, p in handed.items() if n not in own)]
+        function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # read by `op`
         return function
 
     return register

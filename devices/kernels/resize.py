@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import floor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from devices.kernels.element_types import Array, Xp
 from devices.kernels.precision import to_integers, wide
-from devices.kernels.registry import op
+from devices.kernels.registry import op, taking
 
 Ints = Sequence[int]
 
@@ -246,59 +246,9 @@ def resize_10(xp: Xp, x: Array, scales: Array, *, mode: str = "nearest") -> Arra
     return _resize(xp, x, _by_scales(xp, x, scales, range(x.ndim)), rules)
 
 
-@op(
-    "Resize",
-    since=11,
-    host=(1, 2, 3),
-    choices={
-        "mode": ("nearest", "linear", "cubic"),
-        "nearest_mode": _ROUNDINGS,
-        "coordinate_transformation_mode": (*_COORDINATES, "tf_half_pixel_for_nn"),
-    },
-)
-def resize_11(
-    xp: Xp, x: Array, roi: Array | None = None, scales: Array | None = None,
-    sizes: Array | None = None, *,
-    coordinate_transformation_mode: str = "half_pixel", cubic_coeff_a: float = -0.75,
-    exclude_outside: int = 0, extrapolation_value: float = 0.0, mode: str = "nearest",
-    nearest_mode: str = "round_prefer_floor",
-) -> Array:  # fmt: skip
-    """Resample every axis to `sizes`, or by `scales`."""
-    return resize_18(
-        xp, x, roi, scales, sizes, coordinate_transformation_mode=coordinate_transformation_mode,
-        cubic_coeff_a=cubic_coeff_a, exclude_outside=exclude_outside,
-        extrapolation_value=extrapolation_value, mode=mode, nearest_mode=nearest_mode,
-    )  # fmt: skip
-
-
-@op(
-    "Resize",
-    since=18,
-    host=(1, 2, 3),
-    choices={
-        "mode": ("nearest", "linear", "cubic"),
-        "nearest_mode": _ROUNDINGS,
-        "coordinate_transformation_mode": (*_COORDINATES, "half_pixel_symmetric"),
-        "keep_aspect_ratio_policy": ("stretch", "not_larger", "not_smaller"),
-    },
-)
-def resize_18(
-    xp: Xp, x: Array, roi: Array | None = None, scales: Array | None = None,
-    sizes: Array | None = None, *,
-    antialias: int = 0, axes: Ints | None = None,
-    coordinate_transformation_mode: str = "half_pixel", cubic_coeff_a: float = -0.75,
-    exclude_outside: int = 0, extrapolation_value: float = 0.0,
-    keep_aspect_ratio_policy: str = "stretch", mode: str = "nearest",
-    nearest_mode: str = "round_prefer_floor",
-) -> Array:  # fmt: skip
-    """Resample `axes` (all if absent) to `sizes`, or by `scales`."""
-    changed, rules = rules_18(
-        xp, x, roi, scales, sizes, antialias=antialias, axes=axes,
-        coordinate_transformation_mode=coordinate_transformation_mode, cubic_coeff_a=cubic_coeff_a,
-        exclude_outside=exclude_outside, extrapolation_value=extrapolation_value,
-        keep_aspect_ratio_policy=keep_aspect_ratio_policy, mode=mode, nearest_mode=nearest_mode,
-    )  # fmt: skip
-    return _resize(xp, x, changed, rules)
+_HOST = (1, 2, 3)
+_MODES = {"mode": ("nearest", "linear", "cubic"), "nearest_mode": _ROUNDINGS}
+_POLICIES = ("stretch", "not_larger", "not_smaller")
 
 
 def rules_18(
@@ -329,3 +279,37 @@ def rules_18(
     if scales is not None and by_scales:
         return _by_scales(xp, x, scales, chosen, roi), rules
     return _by_sizes(x, sizes, chosen, roi, keep_aspect_ratio_policy), rules
+
+
+@op(
+    "Resize",
+    since=18,
+    host=_HOST,
+    choices=_MODES
+    | {
+        "coordinate_transformation_mode": (*_COORDINATES, "half_pixel_symmetric"),
+        "keep_aspect_ratio_policy": _POLICIES,
+    },
+)
+@taking(rules_18)
+def resize_18(
+    xp: Xp, x: Array, roi: Array | None = None, scales: Array | None = None,
+    sizes: Array | None = None, **rules: Any,
+) -> Array:  # fmt: skip
+    """Resample `axes` (all if absent) to `sizes`, or by `scales`."""
+    return _resize(xp, x, *rules_18(xp, x, roi, scales, sizes, **rules))
+
+
+@op(
+    "Resize",
+    since=11,
+    host=_HOST,
+    choices=_MODES | {"coordinate_transformation_mode": (*_COORDINATES, "tf_half_pixel_for_nn")},
+)
+@taking(rules_18, but=("antialias", "axes", "keep_aspect_ratio_policy"))
+def resize_11(
+    xp: Xp, x: Array, roi: Array | None = None, scales: Array | None = None,
+    sizes: Array | None = None, **rules: Any,
+) -> Array:  # fmt: skip
+    """Resample every axis to `sizes`, or by `scales`."""
+    return resize_18(xp, x, roi, scales, sizes, **rules)

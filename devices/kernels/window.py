@@ -81,11 +81,12 @@ def per_axis(
 def sliding_window(
     spatial: Sequence[int],
     kernel: Sequence[int],
-    strides: Sequence[int] | None,
-    dilations: Sequence[int] | None,
-    pads: Sequence[int] | None,
-    auto_pad: str,
     ceil_mode: int | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Sequence[int] | None = None,
+    pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
 ) -> Window:
     """Work out padding and output size as the pooling and convolution operators define them.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import inf, prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from devices.cpu.fast.channels_last import (
 from devices.cpu.fast.fast_kernels import fast_op
 from devices.interpreter.calls import Call, Scratch
 from devices.interpreter.copies import copy_call
+from devices.kernels.registry import taking
 from devices.kernels.window import Window, sliding_window
 
 Ints = Sequence[int]
@@ -69,26 +70,14 @@ def copies_columns(kernel: Ints, strides: Ints, group: int) -> bool:
 
 
 @fast_op("ChannelsLastConv", any_order=True)
+@taking(sliding_window)
 def channels_last_conv(
-    scratch: Scratch,
-    y: np.ndarray | None,
-    x: np.ndarray,
-    w: np.ndarray,
-    b: np.ndarray | None = None,
-    z: np.ndarray | None = None,
-    *,
-    auto_pad: str = "NOTSET",
-    dilations: Ints | None = None,
-    group: int = 1,
-    kernel_shape: Ints,
-    pads: Ints | None = None,
-    strides: Ints | None = None,
-    activation: str = "",
-    activation_params: Sequence[float] = (),
-    winograd: int = 0,
-    bias_row: int = 0,
-    shuffled: int = 1,
-) -> tuple[np.ndarray, Iterator[Call]] | None:
+    scratch: Scratch, y: np.ndarray | None, x: np.ndarray, w: np.ndarray,
+    b: np.ndarray | None = None, z: np.ndarray | None = None, *,
+    group: int = 1, kernel_shape: Ints, activation: str = "",
+    activation_params: Sequence[float] = (), winograd: int = 0, bias_row: int = 0,
+    shuffled: int = 1, **sliding: Any,
+) -> tuple[np.ndarray, Iterator[Call]] | None:  # fmt: skip
     """Return what FusedConv does, of weights and a bias row that lie as `prepare` says.
 
     `bias_row` tells that the bias is the weights' last row; without Winograd's tiles, x's channels
@@ -99,7 +88,7 @@ def channels_last_conv(
     """
     is_line = x.ndim == 3
     x, y, z = planar(x), planar(y), planar(z)
-    window = sliding_window(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad)
+    window = sliding_window(x.shape[2:], kernel_shape, **sliding)
     if y is None:
         by_channel = _is_by_channel(w, window, group, winograd)
         channels = group if by_channel else w.shape[-1] * group

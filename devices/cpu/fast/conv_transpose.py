@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from devices.cpu.fast.fast_kernels import fast_op
 from devices.interpreter.calls import Call, Scratch
 from devices.interpreter.copies import copy_call
 from devices.kernels.conv import transposed_window
+from devices.kernels.registry import taking
 from devices.kernels.window import Window
 
 Ints = Sequence[int]
@@ -25,12 +27,10 @@ def prepare_transposed(w: np.ndarray) -> np.ndarray:
 
 
 @fast_op("ChannelsLastConvTranspose", any_order=True)
+@taking(transposed_window)
 def channels_last_conv_transpose(
     scratch: Scratch, y: np.ndarray | None, x: np.ndarray, w: np.ndarray,
-    b: np.ndarray | None = None, *,
-    auto_pad: str = "NOTSET", dilations: Ints | None = None, kernel_shape: Ints,
-    output_padding: Ints | None = None, output_shape: Ints | None = None,
-    pads: Ints | None = None, strides: Ints | None = None,
+    b: np.ndarray | None = None, *, kernel_shape: Ints, **sliding: Any,
 ) -> tuple[np.ndarray, Iterator[Call]] | None:  # fmt: skip
     """Return ConvTranspose of one group; the result's channels are last in memory.
 
@@ -40,9 +40,7 @@ def channels_last_conv_transpose(
     is_line, x, y = x.ndim == 3, planar(x), planar(y)
     if x.ndim != 4 or x.shape[1] != len(w):
         raise ValueError(f"input has shape {x.shape}; (N, {len(w)}, H, W) wanted")
-    window = transposed_window(
-        x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad, output_padding, output_shape
-    )
+    window = transposed_window(x.shape[2:], kernel_shape, **sliding)
     if y is None:
         y = planes(np.empty((len(x), *window.input, w.shape[1] // prod(kernel_shape)), x.dtype))
     elif not is_last(y):

@@ -37,32 +37,26 @@ def _suits(y: np.ndarray, x: np.ndarray, kinds: str = "f") -> bool:
 @makes_calls("MaxPool", 1, any_order=True)
 def max_pool_calls(
     scratch: Scratch, y: np.ndarray, x: np.ndarray, *,
-    auto_pad: str = "NOTSET", ceil_mode: int = 0, dilations: Ints | None = None,
-    kernel_shape: Ints, pads: Ints | None = None, strides: Ints | None = None, **_: Any,
+    ceil_mode: int = 0, kernel_shape: Ints, storage_order: int = 0, n_outputs: int = 1,
+    **sliding: Any,
 ) -> Sequence[Call] | None:  # fmt: skip
     """Bind the maximum of each window."""
     if not _suits(y, x, "fiu"):
         return None
     least = -inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
-    window = sliding_window(
-        x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad, ceil_mode
-    )
+    window = sliding_window(x.shape[2:], kernel_shape, ceil_mode, **sliding)
     return list(_reduce_calls(scratch, y, x, window, np.maximum, least))
 
 
 @makes_calls("AveragePool", 1, any_order=True)
 def average_pool_calls(
     scratch: Scratch, y: np.ndarray, x: np.ndarray, *,
-    auto_pad: str = "NOTSET", ceil_mode: int = 0, count_include_pad: int = 0,
-    dilations: Ints | None = None, kernel_shape: Ints, pads: Ints | None = None,
-    strides: Ints | None = None,
+    ceil_mode: int = 0, count_include_pad: int = 0, kernel_shape: Ints, **sliding: Any,
 ) -> Sequence[Call] | None:  # fmt: skip
     """Bind the mean of each window."""
     if not _suits(y, x):
         return None
-    window = sliding_window(
-        x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad, ceil_mode
-    )
+    window = sliding_window(x.shape[2:], kernel_shape, ceil_mode, **sliding)
     if window.kernel == window.input and not any((*window.begin, *window.end)):
         count = np.asarray(prod(window.input), x.dtype)
         return [

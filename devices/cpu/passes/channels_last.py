@@ -119,10 +119,8 @@ def _tile(model: Model, conv: Node, w: np.ndarray) -> int:
     if w.shape[2:] != (3, 3) or len(spatial) != 2:
         return 0
     try:
-        window = sliding_window(
-            spatial, (3, 3), a.get("strides"), a.get("dilations"), a.get("pads"),
-            a.get("auto_pad", "NOTSET"),
-        )  # fmt: skip
+        slides = ("auto_pad", "dilations", "pads", "strides")
+        window = sliding_window(spatial, (3, 3), **{name: a[name] for name in slides if name in a})
     except ValueError:  # the kernel says what is wrong with the attributes
         return 0
     if {*window.strides, *window.dilations} != {1}:

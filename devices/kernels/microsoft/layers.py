@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from devices.kernels.activation import gelu, swish
 from devices.kernels.conv import conv_1
@@ -12,9 +13,7 @@ from devices.kernels.microsoft import MICROSOFT
 from devices.kernels.norm import layer_normalization_17, rms_normalization_23
 from devices.kernels.precision import stash, wide
 from devices.kernels.recurrent import named_activation
-from devices.kernels.registry import op
-
-Ints = Sequence[int]
+from devices.kernels.registry import op, taking
 
 
 @op("Gelu", since=1, domain=MICROSOFT)
@@ -145,36 +144,25 @@ def fused_gemm(
     return _activated(xp, y, activation, (activation_alpha, activation_beta))
 
 
-@op("NhwcFusedConv", since=1, domain=MICROSOFT)
-def nhwc_fused_conv(
-    xp: Xp, x: Array, w: Array, b: Array | None = None, z: Array | None = None, *,
-    activation: str = "", activation_params: Sequence[float] = (), auto_pad: str = "NOTSET",
-    dilations: Ints | None = None, group: int = 1, kernel_shape: Ints | None = None,
-    pads: Ints | None = None, strides: Ints | None = None,
-) -> Array:  # fmt: skip
-    """Return FusedConv of x, w and z whose channels are last."""
-    x, w, z = (None if a is None else xp.moveaxis(a, -1, 1) for a in (x, w, z))
-    y = fused_conv(
-        xp, x, w, b, z, activation=activation, activation_params=activation_params,
-        auto_pad=auto_pad, dilations=dilations, group=group, kernel_shape=kernel_shape,
-        pads=pads, strides=strides,
-    )  # fmt: skip
-    return xp.moveaxis(y, 1, -1)
-
-
 @op("FusedConv", since=1, domain=MICROSOFT)
+@taking(conv_1)
 def fused_conv(
     xp: Xp, x: Array, w: Array, b: Array | None = None, z: Array | None = None, *,
-    activation: str = "", activation_params: Sequence[float] = (), auto_pad: str = "NOTSET",
-    dilations: Ints | None = None, group: int = 1, kernel_shape: Ints | None = None,
-    pads: Ints | None = None, strides: Ints | None = None,
+    activation: str = "", activation_params: Sequence[float] = (), **window: Any,
 ) -> Array:  # fmt: skip
     """Return ``activation(Conv(x, w, b) + z)``."""
-    y = conv_1(
-        xp, x, w, b, auto_pad=auto_pad, dilations=dilations, group=group,
-        kernel_shape=kernel_shape, pads=pads, strides=strides,
-    )  # fmt: skip
+    y = conv_1(xp, x, w, b, **window)
     return _activated(xp, y if z is None else y + z, activation, activation_params)
+
+
+@op("NhwcFusedConv", since=1, domain=MICROSOFT)
+@taking(fused_conv)
+def nhwc_fused_conv(
+    xp: Xp, x: Array, w: Array, b: Array | None = None, z: Array | None = None, **attributes: Any
+) -> Array:
+    """Return FusedConv of x, w and z whose channels are last."""
+    x, w, z = (None if a is None else xp.moveaxis(a, -1, 1) for a in (x, w, z))
+    return xp.moveaxis(fused_conv(xp, x, w, b, z, **attributes), 1, -1)
 
 
 def _activated(xp: Xp, y: Array, name: str, parameters: Sequence[float]) -> Array:

@@ -23,7 +23,7 @@ from devices.kernels.quantize import (
     quantize_10,
 )
 from devices.kernels.recurrent import long_short_term_memory
-from devices.kernels.registry import op
+from devices.kernels.registry import op, taking
 
 Ints = Sequence[int]
 #: Of the standard's operators that give a scale along an axis.
@@ -46,20 +46,15 @@ op("DequantizeLinear", since=1, domain=MICROSOFT)(dequantize_10)
 
 
 @op("QLinearAveragePool", since=1, domain=MICROSOFT)
+@taking(average_pool_1, but=("dilations",))
 def qlinear_average_pool(
     xp: Xp, x: Array, x_scale: Array, x_zero_point: Array | None, y_scale: Array,
-    y_zero_point: Array | None = None, *,
-    auto_pad: str = "NOTSET", ceil_mode: int = 0, channels_last: int = 0,
-    count_include_pad: int = 0, kernel_shape: Ints, pads: Ints | None = None,
-    strides: Ints | None = None,
+    y_zero_point: Array | None = None, *, channels_last: int = 0, **pooling: Any,
 ) -> Array:  # fmt: skip
     """Return the quantised AveragePool."""
-    y = average_pool_1(
-        xp, _first(xp, _floats(xp, x, x_scale, x_zero_point), channels_last), auto_pad=auto_pad,
-        ceil_mode=ceil_mode, count_include_pad=count_include_pad, kernel_shape=kernel_shape,
-        pads=pads, strides=strides,
-    )  # fmt: skip
-    return _quantized(xp, _last(xp, y, channels_last), y_scale, y_zero_point, x)
+    floats = _first(xp, _floats(xp, x, x_scale, x_zero_point), channels_last)
+    y = _last(xp, average_pool_1(xp, floats, **pooling), channels_last)
+    return _quantized(xp, y, y_scale, y_zero_point, x)
 
 
 @op("QLinearGlobalAveragePool", since=1, domain=MICROSOFT)
@@ -73,17 +68,10 @@ def qlinear_global_average_pool(
 
 
 @op("NhwcMaxPool", since=1, domain=MICROSOFT)
-def nhwc_max_pool(
-    xp: Xp, x: Array, *,
-    auto_pad: str = "NOTSET", ceil_mode: int = 0, dilations: Ints | None = None,
-    kernel_shape: Ints, pads: Ints | None = None, strides: Ints | None = None,
-) -> Array:  # fmt: skip
+@taking(max_pool_1, but=("n_outputs", "storage_order"))
+def nhwc_max_pool(xp: Xp, x: Array, **pooling: Any) -> Array:
     """Return MaxPool of x whose channels are last."""
-    y = max_pool_1(
-        xp, _first(xp, x, 1), auto_pad=auto_pad, ceil_mode=ceil_mode, dilations=dilations,
-        kernel_shape=kernel_shape, pads=pads, strides=strides,
-    )  # fmt: skip
-    return _last(xp, y, 1)
+    return _last(xp, max_pool_1(xp, _first(xp, x, 1), **pooling), 1)
 
 
 def _first(xp: Xp, x: Array, channels_last: int) -> Array:
