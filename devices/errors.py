@@ -22,7 +22,8 @@
     ├── TensorError (ValueError)               an input or output tensor that does not fit its port
     │   ├── TensorNameError (KeyError)
     │   ├── TensorTypeError (TypeError)
-    │   └── TensorShapeError
+    │   ├── TensorShapeError
+    │   └── TensorLostError (ConnectionError)  kept by a device that is gone
     ├── KernelError (ValueError)               a node whose inputs break its specification
     ├── InferenceError (RuntimeError)          a device failed while it ran a stage
     │   └── DeviceMemoryError (MemoryError)    for want of memory: another device may have more
@@ -74,6 +75,7 @@ __all__ = [
     "RequestCancelledError",
     "RequestNotStartedError",
     "TensorError",
+    "TensorLostError",
     "TensorNameError",
     "TensorShapeError",
     "TensorTypeError",
@@ -195,6 +197,10 @@ class ArgumentTypeError(ArgumentError, TypeError):
 
 class TensorError(HeteroError, ValueError):
     """A tensor does not fit its port."""
+
+
+class TensorLostError(TensorError, ConnectionError):
+    """A tensor was kept by a device that is gone; `port` and `device` say which."""
 
 
 class TensorNameError(TensorError, KeyError):

@@ -21,6 +21,8 @@ from hetero.compare.compare import Comparison, compare
 from hetero.compile.compiled_model import CompiledModel
 from hetero.core import Core
 from hetero.errors import *  # noqa: F403 - each error is also hetero's own name
+from hetero.generate.decoder import read_decoder
+from hetero.generate.generation import Generation
 from hetero.inference_session import (
     InferenceSession,
     OrtValue,
@@ -58,6 +60,7 @@ __all__ = [
     "Costs",
     "Dimension",
     "Extension",
+    "Generation",
     "InferRequest",
     "InferenceSession",
     "Layout",
@@ -92,6 +95,7 @@ __all__ = [
     "get_version",
     "preprocess",
     "properties",
+    "read_decoder",
     "save_model",
 ]
 __all__ += errors.__all__

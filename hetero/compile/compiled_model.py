@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, Final, overload
@@ -22,6 +22,9 @@ from hetero.affinity.affinity import Affinity
 from hetero.cache.blob import export_payloads, write_model
 from hetero.compile.admission import optimal_requests
 from hetero.compile.deployed_model import DeployedModel
+from hetero.generate.generation import Generation, generate
+from hetero.generate.ports import Decoder
+from hetero.generate.sampling import Sampling
 from hetero.partition.cut import Cut
 from hetero.partition.partition import Partition, Subgraph
 from hetero.planning import PlanReport
@@ -178,6 +181,60 @@ class CompiledModel(BaseCompiledModel):
             As `InferRequest.priority`.
         """
         return self.target.submit(values, Request(timeout_s=timeout_s, priority=priority))
+
+    def generate(
+        self,
+        ids: Any,
+        max_new_tokens: int = 256,
+        *,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
+        seed: int | None = None,
+        stop: Collection[int] = (),
+        eos: Collection[int] | None = None,
+    ) -> Generation:
+        """Return the tokens that follow a prompt, one by one: an iterator, also for asyncio.
+
+        The model is one that `hetero.read_decoder` read. Any number may go on at once; they share
+        the stages.
+
+        Parameters
+        ----------
+        ids : sequence of int
+            The prompt.
+        max_new_tokens : int
+            The most tokens; fewer where the model's context ends.
+        temperature : float
+            0 takes the best token each time; else scores are divided by it, and one is drawn.
+        top_k : int
+            Draw from so many of the best alone; 0: from all.
+        top_p : float
+            Draw from the best that together have this probability.
+        min_p : float
+            Draw from those that have this part of the best one's probability.
+        repetition_penalty : float
+            Scores of tokens that the prompt or the text has are divided by it; negative ones
+            multiplied.
+        seed : int, optional
+            What is drawn follows from it, wherever the model runs; another each time by default.
+        stop : collection of int
+            Tokens that end the text, besides those of `eos`.
+        eos : collection of int, optional
+            Instead of the model's own; empty for none.
+
+        Raises
+        ------
+        ArgumentError, ArgumentTypeError
+            The model is no decoder; ids are not of its vocabulary, or more than its context; or an
+            option is out of its range.
+        """
+        decoder = Decoder.of(self.source)
+        sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
+        make = self.create_infer_request
+        return generate(decoder, make, ids, max_new_tokens, sampling, seed, stop, eos)
 
     def get_context(self) -> RemoteContext:
         """Return the memory of the device that takes the first inputs."""

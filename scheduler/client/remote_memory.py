@@ -19,6 +19,7 @@ from devices.errors import (
     DeviceLostError,
     HeteroError,
     TensorError,
+    TensorLostError,
     TensorShapeError,
     TensorTypeError,
     UnsupportedOperationError,
@@ -442,9 +443,9 @@ class DeviceContext(RemoteContext):
         return DeviceTensor(self._memory, self._memory.put(self.device, self._address(), array))
 
 
-def lost_tensor(port: str, kept: Kept) -> TensorError:
+def lost_tensor(port: str, kept: Kept) -> TensorLostError:
     """Return the error of a request that cannot have an input, as who kept it is gone."""
-    return TensorError(
+    return TensorLostError(
         f"input {port!r} was kept by device {kept.device}, which is gone, and the tensor with it. "
         "Make it anew; of a state, reset_state().",
         port=port,

@@ -1,0 +1,219 @@
+"""What the ports of a decoder are, by their names and types, and what lies beside its file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from devices.errors import ArgumentError, ModelError
+from devices.model.model import Model
+from devices.model.tensor_spec import TensorSpec
+from devices.model.variables import variables_of
+
+#: The key of a model's metadata that says what its ports are, as JSON: the fields of `Decoder`.
+KEY: Final = "hetero.decoder"
+#: What an input may be -> the names that exporters give it.
+ROLES: Final = {
+    "ids": ("input_ids", "decoder_input_ids", "ids", "tokens"),
+    "mask": ("attention_mask", "decoder_attention_mask"),
+    "positions": ("position_ids", "cache_position"),
+    "is_next": ("use_cache_branch",),
+}
+#: How an output is named after the input that reads it in the next step, by exporter.
+_NEXT: Final = (
+    ("past_key_values", "present"),  # optimum, onnxruntime-genai
+    ("past_key_values", "present_key_values"),
+    ("past_", "present_"),
+    ("past", "present"),
+    ("cache_in", "cache_out"),
+    ("_in", "_out"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """A decoder's ports beside its caches, and what it was trained for.
+
+    Attributes
+    ----------
+    ids : str
+        Token ids, [batch, length].
+    logits : str
+        Scores of what comes next, [batch, length, vocabulary].
+    vocabulary : int
+        How many tokens there are.
+    mask : str
+        Which positions of caches and ids count, [batch, past + length]; empty where there is none.
+    positions : str
+        Where the ids are, [batch, length] or [length]; empty where there is none.
+    is_next : str
+        Whether caches hold something; empty where there is none.
+    token, sampling, seen : str
+        The ports of the node that chooses; see `hetero.generate.sampling`.
+    context_length : int or None
+        The most tokens, prompt included; None where nothing says it.
+    eos : tuple of int
+        Tokens that end a text.
+    """
+
+    ids: str
+    logits: str
+    vocabulary: int
+    mask: str = ""
+    positions: str = ""
+    is_next: str = ""
+    token: str = ""
+    sampling: str = ""
+    seen: str = ""
+    context_length: int | None = None
+    eos: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, model: Model) -> Decoder:
+        """Return what a model's metadata says.
+
+        ArgumentError: `hetero.read_decoder` did not make it.
+        """
+        if KEY not in model.metadata:
+            raise ArgumentError(
+                f"model {model.name!r} is not known as a decoder: compile "
+                "hetero.read_decoder(path) to generate with it."
+            )
+        try:
+            found: dict[str, Any] = json.loads(model.metadata[KEY])
+            return cls(**{**found, "eos": tuple(found["eos"])})
+        except (ValueError, TypeError, KeyError) as error:
+            raise ModelError(
+                f"model {model.name!r}: metadata {KEY} is {model.metadata[KEY][:80]!r}, which "
+                "hetero.read_decoder does not write; read the model with it again."
+            ) from error
+
+    def choosing(self, names: Mapping[str, str]) -> Decoder:
+        """Return it with the ports of the node that chooses, by what they are."""
+        return replace(self, token=names["token"], sampling=names["sampling"], seen=names["seen"])
+
+    def text(self) -> str:
+        """Return the metadata."""
+        return json.dumps(asdict(self))
+
+
+def find_states(model: Model) -> dict[str, str]:
+    """Return input -> output of what looks like a state."""
+    outputs = {port.name for port in model.outputs}
+    found = {}
+    for port in model.inputs:
+        names = (port.name.replace(before, after, 1) for before, after in _NEXT)
+        target = next((n for n in names if n != port.name and n in outputs), None)
+        if target is not None:
+            found[port.name] = target
+    return found
+
+
+def find_ports(
+    model: Model, given: Mapping[str, str], folder: Path | None, eos: Sequence[int] | None
+) -> Decoder:
+    """Return what the ports of a model with states are.
+
+    `given`: input or output -> role, where names do not say it.
+    `folder`: where its configuration may be.
+    Raises ArgumentError: an input or the logits are not recognised, or `given` is wrong.
+    """
+    states = {name for v in variables_of(model) for name in (v.input.name, v.output.name)}
+    inputs = {port.name: port for port in model.inputs if port.name not in states}
+    outputs = {port.name: port for port in model.outputs if port.name not in states}
+    _check_given(model, given, {*inputs, *outputs})
+    roles = {name: _role(port) for name, port in inputs.items()} | dict(given)
+    if unknown := [f"{name!r} ({inputs[name]})" for name, role in roles.items() if not role]:
+        raise ArgumentError(
+            f"decoder {model.name!r}: what inputs {', '.join(unknown)} are is not known. Say it: "
+            f"ports={{name: one of {', '.join(ROLES)}}}, or states={{input: output}} for what one "
+            "step hands to the next."
+        )
+    named = {role: name for name, role in roles.items()}
+    if "ids" not in named or len(named) < len(roles):
+        raise ArgumentError(
+            f"decoder {model.name!r}: wanted one input of token ids and at most one of each other "
+            f"role, found {roles}. Say which with ports={{name: role}}."
+        )
+    logits = _logits(model, outputs, named.pop("logits", None))
+    assert logits.shape is not None
+    size = logits.shape[-1]
+    read = _read_configuration(folder)
+    if not isinstance(size, int):
+        size = read.get("vocab_size")
+    if not isinstance(size, int):
+        raise ArgumentError(
+            f"decoder {model.name!r}: {logits} does not say how large the vocabulary is, nor does "
+            "a config.json beside the model; export it with a fixed last dimension."
+        )
+    ends = _numbers(read.get("eos_token_id")) if eos is None else _numbers(list(eos))
+    return Decoder(
+        logits=logits.name,
+        vocabulary=size,
+        context_length=_context_length(read),
+        eos=tuple(i for i in ends if 0 <= i < size),
+        **named,
+    )
+
+
+def _role(port: TensorSpec) -> str:
+    return next((role for role, names in ROLES.items() if port.name in names), "")
+
+
+def _check_given(model: Model, given: Mapping[str, str], names: set[str]) -> None:
+    roles = (*ROLES, "logits")
+    for name, role in given.items():
+        if name not in names or role not in roles:
+            raise ArgumentError(
+                f"decoder {model.name!r}: ports={{{name!r}: {role!r}}}; wanted one of its ports "
+                f"that are no states, {', '.join(sorted(names))}, as one of {', '.join(roles)}."
+            )
+
+
+def _logits(model: Model, outputs: Mapping[str, TensorSpec], name: str | None) -> TensorSpec:
+    floats = [
+        port
+        for port in outputs.values()
+        if port.dtype is not None and port.dtype.kind not in "biu" and len(port.shape or ()) == 3
+    ]
+    found = [p for p in floats if p.name == (name or "logits")] or (floats if not name else [])
+    if len(found) != 1:
+        listed = ", ".join(map(str, outputs.values())) or "none"
+        raise ArgumentError(
+            f"decoder {model.name!r}: wanted one output of logits, floats of [batch, length, "
+            f"vocabulary]; besides states it has {listed}. Say which with ports={{name: 'logits'}}."
+        )
+    return found[0]
+
+
+def _read_configuration(folder: Path | None) -> dict[str, Any]:
+    """Return what the files that exporters write beside a model say of it, the first first."""
+    found: dict[str, Any] = {}
+    for name in ("config.json", "generation_config.json", "genai_config.json"):
+        path = folder / name if folder else None
+        if path is None or not path.is_file():
+            continue
+        try:
+            read = json.loads(path.read_text())
+            read = read["model"] if name.startswith("genai") else read
+            found |= {key: value for key, value in read.items() if value is not None}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ModelError(f"{path}: not the configuration of a decoder: {error!r}.") from error
+    return found
+
+
+def _context_length(read: Mapping[str, Any]) -> int | None:
+    names = ("context_length", "max_position_embeddings", "n_positions", "max_seq_len")
+    return next((read[name] for name in names if isinstance(read.get(name), int)), None)
+
+
+def _numbers(value: Any) -> list[int]:
+    values = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(i, int | np.integer) for i in values):
+        raise ArgumentError(f"eos={value!r}: wanted token ids.")
+    return [int(i) for i in values]
