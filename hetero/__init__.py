@@ -41,6 +41,7 @@ from hetero.preprocess import (
     ResizeAlgorithm,
 )
 from hetero.query.survey import Survey
+from hetero.serve.server import serve
 from hetero.shortcuts import compile_model, get_version, save_model
 from hetero.version import hetero_version
 
@@ -97,5 +98,6 @@ __all__ = [
     "properties",
     "read_decoder",
     "save_model",
+    "serve",
 ]
 __all__ += errors.__all__

@@ -68,16 +68,17 @@ def commands() -> list[Any]:
 
     Not those that install, test, or need other machines or another interpreter.
     """
-    here = re.compile(r"hetero (query|run|plan|compile|inspect|compare|bench)\b|python -m hetero\b")
+    mine = "query|run|plan|compile|inspect|compare|bench|serve"
+    here = re.compile(rf"hetero ({mine})\b|python -m hetero\b")
     found = []
     for block in BLOCKS:
         for line in block.text.splitlines() if block.language == "sh" else ():
             parts = [part.strip() for part in line.partition(" #")[0].split("&&")]
-            mine = [part for part in parts if here.match(part) and "@" not in part]
-            if mine and "..." not in line and "--address" not in line:
+            run = [part for part in parts if here.match(part) and "@" not in part]
+            if run and "..." not in line and "--address" not in line:
                 only = block.output if block.text.count("\n") == 1 else ""
                 found.append(
-                    pytest.param(mine, only, id=f"{block.page}:{block.line}: {mine[-1][:40]}")
+                    pytest.param(run, only, id=f"{block.page}:{block.line}: {run[-1][:40]}")
                 )
     return found
 

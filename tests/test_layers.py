@@ -195,6 +195,7 @@ HETERO: dict[str, set[str]] = {
     "compare": {"affinity", "compile", "core", "properties"},
     "report": {"affinity", "compile", "observe", "partition", "planning", "query"},
     "examples": set(),
+    "serve": {"compile", "observe", "version"},
 }
 #: Library -> where it may be imported: glob patterns of paths.
 RESERVED = {
@@ -207,6 +208,10 @@ RESERVED = {
     "click": ["hetero/cli/*.py"],
     "PIL": ["hetero/cli/pictures.py"],
     "prometheus_client": ["hetero/observe/exposition.py"],
+    "uvicorn": ["hetero/serve/*.py"],
+    "httptools": ["hetero/serve/*.py"],
+    "orjson": ["hetero/serve/*.py"],
+    "grpc": ["hetero/serve/*.py"],
 }
 
 

@@ -23,6 +23,7 @@ from hetero.cli.probe import probe
 from hetero.cli.profile import profile_command
 from hetero.cli.query import query
 from hetero.cli.run import run
+from hetero.cli.serve import serve
 from hetero.cli.signals import INTERRUPTED, with_signal
 from hetero.cli.terminal import print_json
 from hetero.cli.top import top
@@ -41,7 +42,7 @@ def cli() -> None:
 
 for command in (
     devices, inspect_command, query, profile_command, plan, compile_command, run, bench, compare,
-    cache, pool, top, probe, check_device_command,
+    serve, cache, pool, top, probe, check_device_command,
 ):  # fmt: skip
     cli.add_command(command)
 add_examples(cli)

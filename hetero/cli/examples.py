@@ -37,6 +37,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "hetero compare light:bvlc_alexnet -d ORT,CPU",
         "hetero compare light:bvlc_alexnet -d CPU,HETERO:ORT,CPU -a op:LRN=CPU",
     ),
+    "serve": ("hetero serve light:squeezenet -d HETERO:ORT,CPU --check",),
     "cache": _CACHE,
     "cache list": _CACHE,
     "cache verify": (_CACHE[0], "hetero cache verify --dir cache"),

@@ -1,0 +1,142 @@
+"""A compiled model under the name and version that clients ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from devices.errors import TensorNameError
+from devices.model.tensor_spec import TensorSpec
+from devices.plugin.program import Value
+from devices.request.request import Request
+from devices.request.states import RequestStates
+from devices.request.tensors import RequestTensors
+from hetero.compile.compiled_model import CompiledModel
+from hetero.serve.call import InferCall
+from hetero.serve.datatypes import NAMES, datatype_of
+from hetero.serve.errors import refused
+from hetero.serve.statistics import Statistics
+from scheduler.executor import Submission
+
+#: The protocol's word for ONNX models.
+PLATFORM: Final = "onnx_onnxv1"
+
+
+class ServedModel:
+    """A compiled model that is served.
+
+    Requests begin with the model's states at their beginning: nothing is kept between them.
+
+    Parameters
+    ----------
+    name, version : str
+        What clients ask for.
+    compiled : CompiledModel
+        What runs it; closed once nobody holds it any more.
+
+    Raises
+    ------
+    ProtocolError
+        An input or output is of a type that the protocol does not have.
+    """
+
+    def __init__(self, name: str, version: str, compiled: CompiledModel) -> None:
+        self.name: Final = name
+        self.version: Final = version
+        self.compiled: Final = compiled
+        self.statistics: Final = Statistics()
+        self._inputs = tuple(compiled.inputs)
+        self._outputs = tuple(compiled.outputs)
+        self._optional = tuple(compiled.optional_inputs)
+        self._datatypes = {p.name: datatype_of(p) for p in (*self._inputs, *self._optional)}
+        for port in self._outputs:
+            datatype_of(port)
+        #: Requests that may wait for room.
+        self.most_waiting: Final[int] = compiled.get_property("MAX_REQUESTS_WAITING")
+
+    def values(self, call: InferCall) -> dict[str, Value]:
+        """Return a call's inputs, checked, as the devices take them.
+
+        Raises
+        ------
+        TensorNameError, TensorTypeError, TensorShapeError, ProtocolError
+            They are not the model's, or outputs are asked for that it does not have.
+        """
+        for name, array in call.inputs.items():
+            wanted = self._datatypes.get(name)
+            if wanted is None:
+                raise TensorNameError(
+                    f"model {self.name!r} has no input {name!r}; its inputs are "
+                    f"{', '.join(map(repr, self._datatypes))}.",
+                    name=name,
+                )
+            if NAMES[array.dtype] != wanted:
+                raise refused(f"input {name!r} is {wanted}, got {NAMES[array.dtype]}.")
+        known = {port.name for port in self._outputs}
+        for output in call.outputs:
+            if output.name not in known:
+                raise TensorNameError(
+                    f"model {self.name!r} has no output {output.name!r}; its outputs are "
+                    f"{', '.join(sorted(map(repr, known)))}.",
+                    name=output.name,
+                )
+        tensors = RequestTensors(self._inputs, self._outputs, self._optional)
+        values = tensors.collect(call.inputs, copy=False)
+        if variables := self.compiled.target.variables:
+            values |= RequestStates(variables, self._inputs).given(values)
+        return values
+
+    def submit(self, values: Mapping[str, Value], request: Request) -> Submission:
+        """Start a request; see `scheduler.executor.Deployment.submit`."""
+        return self.compiled.target.submit(values, request)
+
+    def outputs(
+        self, call: InferCall, answered: Mapping[str, Value]
+    ) -> Sequence[tuple[str, np.ndarray]]:
+        """Return the outputs that a call wants, in its order."""
+        names = [o.name for o in call.outputs] or [port.name for port in self._outputs]
+        return [(name, np.asarray(answered[name])) for name in names]
+
+    def rows(self, values: Mapping[str, Value]) -> int:
+        """Return how many inferences a request is: its rows, where inputs have open first sizes."""
+        port = self._inputs[0] if self._inputs else None
+        if port is None or not port.shape or isinstance(port.shape[0], int):
+            return 1
+        return int(np.shape(values[port.name])[0])
+
+    def metadata(self, versions: Sequence[str]) -> dict[str, Any]:
+        """Return what the protocol tells of a model."""
+        return {
+            "name": self.name,
+            "versions": list(versions),
+            "platform": PLATFORM,
+            "inputs": [*map(_port, (*self._inputs, *self._optional))],
+            "outputs": [*map(_port, self._outputs)],
+        }
+
+    def config(self) -> dict[str, Any]:
+        """Return Triton's configuration of the model, as far as there is one here."""
+
+        def entry(port: TensorSpec) -> dict[str, Any]:
+            told = _port(port)
+            kind = "STRING" if told["datatype"] == "BYTES" else told["datatype"]
+            return {"name": port.name, "data_type": f"TYPE_{kind}", "dims": told["shape"]}
+
+        devices = ",".join(self.compiled.get_property("EXECUTION_DEVICES"))
+        return {
+            "name": self.name,
+            "platform": PLATFORM,
+            "backend": "hetero",
+            "max_batch_size": 0,  # shapes have their batch, where there is one
+            "input": [*map(entry, self._inputs)]
+            + [{**entry(port), "optional": True} for port in self._optional],
+            "output": [*map(entry, self._outputs)],
+            "parameters": {"EXECUTION_DEVICES": {"string_value": devices}},
+        }
+
+
+def _port(port: TensorSpec) -> dict[str, Any]:
+    shape = [size if isinstance(size, int) else -1 for size in port.shape or ()]
+    return {"name": port.name, "datatype": datatype_of(port), "shape": shape}

@@ -1,0 +1,168 @@
+"""Where served models come from: one file, or a folder of models with their options beside them.
+
+::
+
+    models/
+      classifier.onnx
+      detector/
+        hetero.yaml            # device: HETERO:ORT,CPU   config: {AUTO_BATCH_SIZE: 8}
+        1/model.onnx           # a version each
+        2/model.hetero
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from devices.errors import ArgumentError, ModelError, ModelNotFoundError
+from hetero.compile.compiled_model import CompiledModel
+from hetero.serve.repository import ModelSource
+
+#: The file with a model's options.
+OPTIONS_FILE: Final = "hetero.yaml"
+#: Names of the file that is the model, where a folder has several.
+_USUAL: Final = ("model.onnx", "model.hetero")
+_SUFFIXES: Final = (".onnx", ".hetero")
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """How a model of a repository is compiled.
+
+    Attributes
+    ----------
+    device : str
+        The device string; empty takes the blob's own, or every device.
+    config : mapping of str to object
+        Options of `hetero.Core.compile_model`.
+    affinity : mapping of str to str
+        Pins.
+    versions : str or tuple of str
+        ``latest``, ``all``, or those that are served.
+    """
+
+    device: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    affinity: Mapping[str, str] = field(default_factory=dict)
+    versions: str | tuple[str, ...] = "all"
+
+
+#: Compiles or imports a file with its options.
+Load = Callable[[Path, ModelOptions], CompiledModel]
+
+
+def folder_sources(folder: Path, usual: ModelOptions, load: Load) -> list[ModelSource]:
+    """Return what a repository's folder holds now.
+
+    A model whose options cannot be read is there with that as the reason why it is not served.
+
+    `usual`: the options where a model has none of its own.
+    """
+    found = []
+    for entry in sorted(folder.iterdir()):
+        if entry.name.startswith("."):
+            continue
+        if entry.is_file() and entry.suffix in _SUFFIXES:
+            found.append(_source(entry.stem, "1", entry, usual, load))
+        elif entry.is_dir():
+            found += _of_model(entry, usual, load)
+    return found
+
+
+def _of_model(folder: Path, usual: ModelOptions, load: Load) -> Iterator[ModelSource]:
+    name = folder.name
+    try:
+        options = read_options(folder / OPTIONS_FILE, usual)
+        numbered = [entry for entry in folder.iterdir() if entry.is_dir() and _is_version(entry)]
+        versions = {entry.name: entry for entry in sorted(numbered, key=lambda e: int(e.name))}
+        if not versions:
+            yield _source(name, "1", _model_file(folder), options, load)
+            return
+        for version in _chosen(name, versions, options):
+            yield _source(name, version, _model_file(versions[version]), options, load)
+    except (ArgumentError, ModelError, OSError) as error:
+        yield ModelSource(name, "1", _raising(error), f"{error}")
+
+
+def _is_version(folder: Path) -> bool:
+    return folder.name.isdecimal() and folder.name.isascii()
+
+
+def _chosen(name: str, versions: Mapping[str, Path], options: ModelOptions) -> list[str]:
+    wanted = options.versions
+    if wanted == "all":
+        return list(versions)
+    if wanted == "latest":
+        return list(versions)[-1:]
+    if absent := [version for version in wanted if version not in versions]:
+        raise ArgumentError(
+            f"{name}/{OPTIONS_FILE} names version {absent[0]}; there are {', '.join(versions)}."
+        )
+    return list(wanted)
+
+
+def _model_file(folder: Path) -> Path:
+    """Return the file that is the model.
+
+    Raises
+    ------
+    ModelNotFoundError
+        There is none, or not only one.
+    """
+    for name in _USUAL:
+        if (folder / name).is_file():
+            return folder / name
+    files = [entry for entry in folder.iterdir() if entry.suffix in _SUFFIXES]
+    if len(files) != 1:
+        raise ModelNotFoundError(
+            f"{folder}: {len(files)} files of a model; wanted one .onnx or .hetero, or {_USUAL[0]}."
+        )
+    return files[0]
+
+
+def read_options(path: Path, usual: ModelOptions) -> ModelOptions:
+    """Return a model's options; the usual ones where there is no such file.
+
+    Raises
+    ------
+    ArgumentError
+        It is not YAML, or says what is not known.
+    """
+    if not path.is_file():
+        return usual
+    try:
+        told = yaml.safe_load(path.read_text())
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ArgumentError(f"{path} is not YAML: {error}") from error
+    kinds = {"device": str, "config": dict, "affinity": dict, "versions": str | list}
+    if not isinstance(told, dict) or (unknown := sorted(map(str, told.keys() - kinds.keys()))):
+        got = ", ".join(unknown) if isinstance(told, dict) else type(told).__name__
+        raise ArgumentError(f"{path} has {got}; its keys are {', '.join(kinds)}.")
+    for key, value in told.items():
+        if not isinstance(value, kinds[key]):
+            raise ArgumentError(f"{path}: {key} is a {type(value).__name__}.")
+    versions = told.get("versions", "all")
+    if isinstance(versions, str) and versions not in ("all", "latest"):
+        raise ArgumentError(f"{path}: versions is {versions!r}; wanted all, latest or a list.")
+    if isinstance(versions, list):
+        told["versions"] = tuple(map(str, versions))
+    told["config"] = {**usual.config, **told.get("config", {})}
+    return replace(usual, **told)
+
+
+def _source(name: str, version: str, path: Path, options: ModelOptions, load: Load) -> ModelSource:
+    status = path.stat()
+    stamp = (path, status.st_mtime_ns, status.st_size, status.st_ino, options)
+    return ModelSource(name, version, lambda: load(path, options), stamp)
+
+
+def _raising(error: Exception) -> Callable[[], CompiledModel]:
+    def load() -> CompiledModel:
+        raise error
+
+    return load

@@ -1,0 +1,109 @@
+"""Requests that wait for room without a thread each: of greater priority first, bounded, timed."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Final
+
+from devices.errors import DeadlineError, OverloadedError
+from devices.plugin.program import Value
+from devices.request.answer import Answer
+from devices.request.request import Request
+from hetero.serve.served_model import ServedModel
+from scheduler.executor import Submission
+
+#: Seconds after which a request that waits looks again, where others' requests take the room.
+_LOOK_S: Final = 0.02
+
+
+class Turns:
+    """Runs the requests of one model on one event loop."""
+
+    def __init__(self, model: ServedModel) -> None:
+        self._model = model
+        self._waiting: list[tuple[int, int, asyncio.Event]] = []
+        self._numbers = itertools.count()
+
+    async def run(self, values: Mapping[str, Value], request: Request) -> Answer:
+        """Run a request; whoever cancels this cancels it.
+
+        Raises
+        ------
+        OverloadedError
+            There is no room, and too many wait for some.
+        HeteroError
+            What the request failed with.
+        """
+        began_s = time.monotonic()
+        submission = None
+        if not self._waiting:
+            submission = self._submitted(values, request)
+        if submission is None:
+            submission = await self._wait_for_turn(values, request, began_s)
+        made = submission.future
+        if not made.done():
+            loop, answered = asyncio.get_running_loop(), asyncio.Event()
+            made.add_done_callback(lambda _: _from_thread(loop, answered.set))
+            try:
+                await answered.wait()
+            except asyncio.CancelledError:
+                submission.cancel()
+                raise
+        self._wake_next()
+        return made.result()
+
+    def _submitted(self, values: Mapping[str, Value], request: Request) -> Submission | None:
+        try:
+            return self._model.submit(values, request)
+        except OverloadedError:
+            return None
+
+    async def _wait_for_turn(
+        self, values: Mapping[str, Value], request: Request, began_s: float
+    ) -> Submission:
+        if len(self._waiting) >= self._model.most_waiting:
+            raise OverloadedError(
+                f"model {self._model.name!r}: {len(self._waiting)} requests wait for room already. "
+                "Send fewer at once, or raise MAX_REQUESTS_WAITING."
+            )
+        turn = asyncio.Event()
+        place = (-request.priority, next(self._numbers), turn)
+        heapq.heappush(self._waiting, place)
+        try:
+            while True:
+                left_s = _LOOK_S
+                if request.timeout_s is not None:
+                    left_s = min(left_s, began_s + request.timeout_s - time.monotonic())
+                    if left_s <= 0:
+                        raise DeadlineError(
+                            f"model {self._model.name!r}: no room within {request.timeout_s} s.",
+                            timeout_s=request.timeout_s,
+                        )
+                try:
+                    await asyncio.wait_for(turn.wait(), left_s)
+                except TimeoutError:
+                    if self._waiting[0] is not place:
+                        continue
+                turn.clear()
+                if self._waiting[0] is place:
+                    submission = self._submitted(values, request)
+                    if submission is not None:
+                        return submission
+        finally:
+            self._waiting.remove(place)
+            heapq.heapify(self._waiting)
+            self._wake_next()
+
+    def _wake_next(self) -> None:
+        if self._waiting:
+            self._waiting[0][2].set()
+
+
+def _from_thread(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
+    with suppress(RuntimeError):  # the loop has ended, and with it who waited
+        loop.call_soon_threadsafe(call)

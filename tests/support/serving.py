@@ -1,0 +1,100 @@
+"""A served model of a test's own, and HTTP requests to it without any client's help."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+import hetero
+from hetero.serve.server import Server
+
+
+@dataclass(frozen=True)
+class Response:
+    """A response as it came."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+def ask(
+    server: Server,
+    path: str,
+    body: Any = None,
+    *,
+    method: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """Return the answer to one request; a body that is no bytes goes as JSON."""
+    data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+    with closing(http.client.HTTPConnection(server.host, server.port, timeout=60)) as connection:
+        method = method or ("GET" if data is None else "POST")
+        connection.request(method, path, data, headers or {})
+        answer = connection.getresponse()
+        return Response(
+            answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read()
+        )
+
+
+def tensor(name: str, datatype: str, array: Any, **more: Any) -> dict[str, Any]:
+    """Return an input as JSON has it."""
+    array = np.asarray(array)
+    return {
+        "name": name,
+        "datatype": datatype,
+        "shape": list(array.shape),
+        "data": array.ravel().tolist(),
+        **more,
+    }
+
+
+def plus_one() -> onnx.ModelProto:
+    """Return y = x + 1 for vectors, as a model called ``plus``."""
+    return one_node("Add", "plus", TensorProto.FLOAT, constant=1.0)
+
+
+def identity(element: int) -> onnx.ModelProto:
+    """Return y = x for vectors of an element type."""
+    return one_node("Identity", "same", element)
+
+
+def one_node(
+    operator: str, name: str, element: int, constant: float | None = None
+) -> onnx.ModelProto:
+    """Return a model of one node on a vector ``x``, with result ``y``."""
+    weights = []
+    if constant is not None:
+        weights.append(helper.make_tensor("c", element, [], [constant]))
+    graph = helper.make_graph(
+        [helper.make_node(operator, ["x", *(w.name for w in weights)], ["y"], name="node")],
+        name,
+        [helper.make_tensor_value_info("x", element, ["n"])],
+        [helper.make_tensor_value_info("y", element, ["n"])],
+        weights,
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+
+
+@contextmanager
+def serving(device: str = "HETERO:ORT,CPU", **models: onnx.ModelProto) -> Iterator[Server]:
+    """Serve models by name."""
+    with hetero.Core("inprocess") as core:
+        compiled = {
+            name: core.compile_model(core.read_model(model.SerializeToString()), device)
+            for name, model in models.items()
+        }
+        with hetero.serve(compiled, 0) as server:
+            yield server
