@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import product
+from typing import Any
 
 from devices.kernels.axes import axes_of
 from devices.kernels.element_types import Array, Xp, in_float32, is_on_host, is_string, zeros
-from devices.kernels.registry import op
+from devices.kernels.registry import op, taking
 
 
 @op("CenterCropPad", since=18, host=(1,))
@@ -101,28 +102,6 @@ def affine_grid(xp: Xp, theta: Array, size: Array, *, align_corners: int = 0) ->
     return flat.reshape(batch, *dims, rank)
 
 
-@op("RoiAlign", since=10, choices={"mode": ("avg", "max")})
-@in_float32
-def roi_align_10(
-    xp: Xp,
-    x: Array,
-    rois: Array,
-    batch_indices: Array,
-    *,
-    mode: str = "avg",
-    output_height: int = 1,
-    output_width: int = 1,
-    sampling_ratio: int = 0,
-    spatial_scale: float = 1.0,
-) -> Array:
-    """Pool regions of interest at sampled points; pixel centres are at whole coordinates."""
-    return roi_align_16(
-        xp, x, rois, batch_indices, coordinate_transformation_mode="output_half_pixel", mode=mode,
-        output_height=output_height, output_width=output_width, sampling_ratio=sampling_ratio,
-        spatial_scale=spatial_scale,
-    )  # fmt: skip
-
-
 @op(
     "RoiAlign",
     since=16,
@@ -133,18 +112,10 @@ def roi_align_10(
 )
 @in_float32
 def roi_align_16(
-    xp: Xp,
-    x: Array,
-    rois: Array,
-    batch_indices: Array,
-    *,
-    coordinate_transformation_mode: str = "half_pixel",
-    mode: str = "avg",
-    output_height: int = 1,
-    output_width: int = 1,
-    sampling_ratio: int = 0,
-    spatial_scale: float = 1.0,
-) -> Array:
+    xp: Xp, x: Array, rois: Array, batch_indices: Array, *,
+    coordinate_transformation_mode: str = "half_pixel", mode: str = "avg", output_height: int = 1,
+    output_width: int = 1, sampling_ratio: int = 0, spatial_scale: float = 1.0,
+) -> Array:  # fmt: skip
     """Pool regions of interest at sampled points, (R, C, output_height, output_width).
 
     x is (N, C, H, W), rois (R, 4) as x1, y1, x2, y2 in image pixels. With half_pixel, centres are
@@ -199,6 +170,14 @@ def roi_align_16(
             else:
                 y[i] = xp.max(read * weights, axis=2)
     return xp.moveaxis(y, -1, 1)
+
+
+@op("RoiAlign", since=10, choices={"mode": ("avg", "max")})
+@taking(roi_align_16, but=("coordinate_transformation_mode",))
+def roi_align_10(xp: Xp, x: Array, rois: Array, batch_indices: Array, **pooling: Any) -> Array:
+    """Pool regions of interest at sampled points; pixel centres are at whole coordinates."""
+    whole = "output_half_pixel"
+    return roi_align_16(xp, x, rois, batch_indices, coordinate_transformation_mode=whole, **pooling)
 
 
 def _roi_samples(

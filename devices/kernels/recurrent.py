@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from devices.kernels.element_types import Array, Xp, is_on_host
 from devices.kernels.precision import wide
-from devices.kernels.registry import op
+from devices.kernels.registry import op, taking
 
 Floats = Sequence[float]
 Strings = Sequence[str]
@@ -90,17 +90,26 @@ class _Layer(NamedTuple):
     initial_h: Array
     #: Steps per batch entry, or None where all run to the end.
     lengths: Array | None
-    clip: float | None
     hidden: int
+    #: Those of all directions, one after the other.
+    activations: list[Activation]
+    clip: float | None
+    direction: str
     layout: int
     #: The element type of the results.
     dtype: Any
 
 
+#: The usual activations of a cell, by its gates.
+_USUAL = {1: ("Tanh",), 3: ("Sigmoid", "Tanh"), 4: ("Sigmoid", "Tanh", "Tanh")}
+
+
 def _layer(
     xp: Xp, gates: int, x: Array, w: Array, r: Array, b: Array | None, lengths: Array | None,
-    initial_h: Array | None, clip: float | None, hidden_size: int | None, direction: str,
-    layout: int,
+    initial_h: Array | None, *,
+    activation_alpha: Floats | None = None, activation_beta: Floats | None = None,
+    activations: Strings | None = None, clip: float | None = None, direction: str = "forward",
+    hidden_size: int | None = None, layout: int = 0,
 ) -> _Layer:  # fmt: skip
     if x.ndim != 3 or w.ndim != 3 or r.ndim != 3:
         raise ValueError(f"X, W and R have shapes {x.shape}, {w.shape}, {r.shape}: rank 3 wanted")
@@ -131,10 +140,13 @@ def _layer(
             raise ValueError(f"sequence_lens must be {batch} numbers from 0 to {steps}")
         if looking and bool((lengths == steps).all()):
             lengths = None
+    usual = _USUAL[gates] * directions
+    names = activations or usual
     return _Layer(
         x, w, r, b[:, : gates * hidden], b[:, gates * hidden :],
-        _initial(xp, x, initial_h, directions, hidden, layout, "initial_h"), lengths, clip,
-        hidden, layout, dtype,
+        _initial(xp, x, initial_h, directions, hidden, layout, "initial_h"), lengths, hidden,
+        _activations(xp, names, activation_alpha, activation_beta, len(usual)), clip, direction,
+        layout, dtype,
     )  # fmt: skip
 
 
@@ -160,9 +172,8 @@ Step = Callable[..., tuple[Array, ...]]
 
 
 def _scan(
-    xp: Xp, layer: _Layer, direction: str, initial: Sequence[Array],
-    make_step: Callable[[int], tuple[Array, Step]],
-) -> tuple[Array, ...]:  # fmt: skip
+    xp: Xp, layer: _Layer, initial: Sequence[Array], make_step: Callable[[int], tuple[Array, Step]]
+) -> tuple[Array, ...]:
     """Run every direction over time; return Y and the final states, in the node's layout.
 
     `make_step(d)` gives direction d's bias to add to its input projection, and its step.
@@ -180,7 +191,7 @@ def _scan(
             projected.reshape(steps, batch, bias.shape[0]).swapaxes(1, 2)
         )
         states = tuple(xp.ascontiguousarray(state[d].T) for state in initial)
-        reverse = direction == "reverse" or d == 1
+        reverse = layer.direction == "reverse" or d == 1
         for t in range(steps - 1, -1, -1) if reverse else range(steps):
             new = step(projected[t], *states)
             if layer.lengths is None:
@@ -212,48 +223,41 @@ _CHOICES = {
 
 
 @op("RNN", since=7, added={"layout": 14}, choices=_CHOICES)
+@taking(_layer)
 def rnn_7(
     xp: Xp, x: Array, w: Array, r: Array, b: Array | None = None,
     sequence_lens: Array | None = None, initial_h: Array | None = None, *,
-    activation_alpha: Floats | None = None, activation_beta: Floats | None = None,
-    activations: Strings = ("Tanh", "Tanh"), clip: float | None = None,
-    direction: str = "forward", hidden_size: int | None = None, layout: int = 0,
+    activations: Strings = ("Tanh", "Tanh"), **attributes: Any,
 ) -> tuple[Array, ...]:  # fmt: skip
     """Return Y (T, D, B, H) and Y_h of ``H = f(X W' + H R' + b)``; `layout` 1: batch first."""
     layer = _layer(
-        xp, 1, x, w, r, b, sequence_lens, initial_h, clip, hidden_size, direction, layout
+        xp, 1, x, w, r, b, sequence_lens, initial_h, activations=activations, **attributes
     )
-    functions = _activations(xp, activations, activation_alpha, activation_beta, w.shape[0])
 
     def make_step(d: int) -> tuple[Array, Step]:
-        recurrent, f = layer.r[d], functions[d]
+        recurrent, f = layer.r[d], layer.activations[d]
 
         def step(projected: Array, h: Array) -> tuple[Array, ...]:
-            return (f(_clipped(xp, projected + xp.matmul(recurrent, h), clip)),)
+            return (f(_clipped(xp, projected + xp.matmul(recurrent, h), layer.clip)),)
 
         return layer.input_bias[d] + layer.hidden_bias[d], step
 
-    return _scan(xp, layer, direction, (layer.initial_h,), make_step)
+    return _scan(xp, layer, (layer.initial_h,), make_step)
 
 
 @op("GRU", since=7, added={"layout": 14}, choices=_CHOICES)
+@taking(_layer)
 def gru_7(
     xp: Xp, x: Array, w: Array, r: Array, b: Array | None = None,
     sequence_lens: Array | None = None, initial_h: Array | None = None, *,
-    activation_alpha: Floats | None = None, activation_beta: Floats | None = None,
-    activations: Strings | None = None, clip: float | None = None, direction: str = "forward",
-    hidden_size: int | None = None, layout: int = 0, linear_before_reset: int = 0,
+    linear_before_reset: int = 0, **attributes: Any,
 ) -> tuple[Array, ...]:  # fmt: skip
     """Return Y (T, D, B, H) and Y_h of the gated recurrent unit; `layout` 1: batch first."""
-    layer = _layer(
-        xp, 3, x, w, r, b, sequence_lens, initial_h, clip, hidden_size, direction, layout
-    )
-    names = activations or ("Sigmoid", "Tanh") * w.shape[0]
-    functions = _activations(xp, names, activation_alpha, activation_beta, 2 * w.shape[0])
-    n = layer.hidden
+    layer = _layer(xp, 3, x, w, r, b, sequence_lens, initial_h, **attributes)
+    n, clip = layer.hidden, layer.clip
 
     def make_step(d: int) -> tuple[Array, Step]:
-        f, g = functions[2 * d : 2 * d + 2]
+        f, g = layer.activations[2 * d : 2 * d + 2]
         # The gates' order is update z, reset r, hidden h.
         recurrent = layer.r[d]
         late = layer.hidden_bias[d][2 * n :]
@@ -276,47 +280,40 @@ def gru_7(
 
         return bias, step
 
-    return _scan(xp, layer, direction, (layer.initial_h,), make_step)
+    return _scan(xp, layer, (layer.initial_h,), make_step)
 
 
 @op("LSTM", since=7, added={"layout": 14}, choices=_CHOICES)
+@taking(_layer)
 def lstm_7(
     xp: Xp, x: Array, w: Array, r: Array, b: Array | None = None,
     sequence_lens: Array | None = None, initial_h: Array | None = None,
-    initial_c: Array | None = None, p: Array | None = None, *,
-    activation_alpha: Floats | None = None, activation_beta: Floats | None = None,
-    activations: Strings | None = None, clip: float | None = None, direction: str = "forward",
-    hidden_size: int | None = None, input_forget: int = 0, layout: int = 0,
+    initial_c: Array | None = None, p: Array | None = None, *, input_forget: int = 0,
+    **attributes: Any,
 ) -> tuple[Array, ...]:  # fmt: skip
     """Return Y (T, D, B, H), Y_h and Y_c of the long short-term memory; `layout` 1: batch first."""
     return long_short_term_memory(
-        xp, x, w, r, b, sequence_lens, initial_h, initial_c, p, activation_alpha,
-        activation_beta, activations, clip, direction, hidden_size, input_forget, layout,
+        xp, x, w, r, b, sequence_lens, initial_h, initial_c, p, lambda h: h,
+        input_forget=input_forget, **attributes,
     )  # fmt: skip
 
 
 def long_short_term_memory(
     xp: Xp, x: Array, w: Array, r: Array, b: Array | None, sequence_lens: Array | None,
-    initial_h: Array | None, initial_c: Array | None, p: Array | None,
-    activation_alpha: Floats | None, activation_beta: Floats | None, activations: Strings | None,
-    clip: float | None, direction: str, hidden_size: int | None, input_forget: int,
-    layout: int = 0, seen: Activation = lambda h: h,
+    initial_h: Array | None, initial_c: Array | None, p: Array | None, seen: Activation, *,
+    input_forget: int, **attributes: Any,
 ) -> tuple[Array, ...]:  # fmt: skip
     """Return what LSTM does; `seen` is what of the hidden state meets the recurrent weights."""
-    layer = _layer(
-        xp, 4, x, w, r, b, sequence_lens, initial_h, clip, hidden_size, direction, layout
-    )
-    n = layer.hidden
+    layer = _layer(xp, 4, x, w, r, b, sequence_lens, initial_h, **attributes)
+    n, clip = layer.hidden, layer.clip
     initial_c, p = wide(xp, initial_c, p)
-    start = _initial(xp, layer.x, initial_c, w.shape[0], n, layout, "initial_c")
+    start = _initial(xp, layer.x, initial_c, w.shape[0], n, layer.layout, "initial_c")
     if p is not None and p.shape != (w.shape[0], 3 * n):
         raise ValueError(f"P has shape {p.shape}; {(w.shape[0], 3 * n)} wanted")
-    names = activations or ("Sigmoid", "Tanh", "Tanh") * w.shape[0]
-    functions = _activations(xp, names, activation_alpha, activation_beta, 3 * w.shape[0])
     uniform = p is None and not input_forget
 
     def make_step(d: int) -> tuple[Array, Step]:
-        f, g, h_of = functions[3 * d : 3 * d + 3]
+        f, g, h_of = layer.activations[3 * d : 3 * d + 3]
         # The gates' order is input i, output o, forget f, cell c; peepholes are (i, o, f).
         recurrent = layer.r[d]
         peep = None if p is None else p[d].reshape(3, n, 1)
@@ -343,4 +340,4 @@ def long_short_term_memory(
 
         return layer.input_bias[d] + layer.hidden_bias[d], step
 
-    return _scan(xp, layer, direction, (layer.initial_h, start), make_step)
+    return _scan(xp, layer, (layer.initial_h, start), make_step)

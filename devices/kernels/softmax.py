@@ -30,57 +30,22 @@ def _hardmax(xp: Xp, x: Array, axis: int) -> Array:
     return (positions == first).astype(x.dtype)
 
 
-def _along(xp: Xp, function: Kernel, x: Array, axis: int) -> Array:
-    axis = axis_of(axis, x.ndim)
-    return function(xp, x, axis) if x.size else xp.empty_like(x)
+def _register(op_type: str, function: Kernel) -> None:
+    """Register a function along an axis: since opset 13, and over all axes from it on before."""
+
+    def flattened(xp: Xp, x: Array, *, axis: int = 1) -> Array:
+        axis = axis_of(axis, x.ndim)
+        rows = x.reshape(prod(x.shape[:axis]), prod(x.shape[axis:]))
+        return function(xp, rows, 1).reshape(x.shape) if x.size else xp.empty_like(x)
+
+    def along(xp: Xp, x: Array, *, axis: int = -1) -> Array:
+        axis = axis_of(axis, x.ndim)
+        return function(xp, x, axis) if x.size else xp.empty_like(x)
+
+    op(op_type, since=(1, 11))(in_float32(flattened))
+    op(op_type, since=13)(in_float32(along))
 
 
-def _flattened(xp: Xp, function: Kernel, x: Array, axis: int) -> Array:
-    """Apply the function to rows that span all axes from `axis` on."""
-    axis = axis_of(axis, x.ndim)
-    if not x.size:
-        return xp.empty_like(x)
-    rows = x.reshape(prod(x.shape[:axis]), prod(x.shape[axis:]))
-    return function(xp, rows, 1).reshape(x.shape)
-
-
-@op("Softmax", since=(1, 11))
-@in_float32
-def softmax_1(xp: Xp, x: Array, *, axis: int = 1) -> Array:
-    """Return exp(x) / sum(exp(x)) over all axes from `axis` on."""
-    return _flattened(xp, _softmax, x, axis)
-
-
-@op("Softmax", since=13)
-@in_float32
-def softmax_13(xp: Xp, x: Array, *, axis: int = -1) -> Array:
-    """Return exp(x) / sum(exp(x)) along the axis."""
-    return _along(xp, _softmax, x, axis)
-
-
-@op("LogSoftmax", since=(1, 11))
-@in_float32
-def log_softmax_1(xp: Xp, x: Array, *, axis: int = 1) -> Array:
-    """Return log(softmax(x)) over all axes from `axis` on."""
-    return _flattened(xp, _log_softmax, x, axis)
-
-
-@op("LogSoftmax", since=13)
-@in_float32
-def log_softmax_13(xp: Xp, x: Array, *, axis: int = -1) -> Array:
-    """Return log(softmax(x)) along the axis."""
-    return _along(xp, _log_softmax, x, axis)
-
-
-@op("Hardmax", since=(1, 11))
-@in_float32
-def hardmax_1(xp: Xp, x: Array, *, axis: int = 1) -> Array:
-    """Return 1 at the first greatest of the elements from `axis` on, 0 elsewhere."""
-    return _flattened(xp, _hardmax, x, axis)
-
-
-@op("Hardmax", since=13)
-@in_float32
-def hardmax_13(xp: Xp, x: Array, *, axis: int = -1) -> Array:
-    """Return 1 at the first greatest element along the axis, 0 elsewhere."""
-    return _along(xp, _hardmax, x, axis)
+_register("Softmax", _softmax)
+_register("LogSoftmax", _log_softmax)
+_register("Hardmax", _hardmax)

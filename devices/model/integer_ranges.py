@@ -11,57 +11,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import numpy as np
 
 from devices.model.tensor_spec import TensorSpec
 
+#: A `devices.model.model.Model`, and one of its nodes: that file imports this one.
+Model = Any
+Node = Any
 #: Least and greatest value, both included.
 Range = tuple[int, int]
-
-
-class _Node(Protocol):
-    """What is read of a `devices.model.model.Node`, which stands above this file."""
-
-    @property
-    def op_type(self) -> str: ...
-    @property
-    def domain(self) -> str: ...
-    @property
-    def inputs(self) -> tuple[str, ...]: ...
-    @property
-    def outputs(self) -> tuple[str, ...]: ...
-    @property
-    def captures(self) -> tuple[str, ...]: ...
-    @property
-    def attributes(self) -> dict[str, Any]: ...
-
-
-class _Constant(Protocol):
-    @property
-    def array(self) -> np.ndarray: ...
-
-
-class _Model(Protocol):
-    """What is read of a `devices.model.model.Model`."""
-
-    @property
-    def nodes(self) -> Sequence[_Node]: ...
-    @property
-    def inputs(self) -> Sequence[TensorSpec]: ...
-    @property
-    def outputs(self) -> Sequence[TensorSpec]: ...
-    @property
-    def constants(self) -> Mapping[str, _Constant]: ...
-    @property
-    def consumers(self) -> Mapping[str, tuple[int, ...]]: ...
-    @property
-    def metadata(self) -> Mapping[str, str]: ...
-    @property
-    def integer_ranges(self) -> Mapping[str, Range]: ...
-    def spec(self, value: str) -> TensorSpec: ...
 
 
 #: An axis whose length the model leaves open is taken to be no longer than this.
@@ -105,7 +66,7 @@ _INDICES: Final[Mapping[str, tuple[int, ...]]] = {
 }  # fmt: skip
 
 
-def value_ranges(model: _Model, longest: int = LONGEST_OPEN_AXIS) -> Mapping[str, Range]:
+def value_ranges(model: Model, longest: int = LONGEST_OPEN_AXIS) -> Mapping[str, Range]:
     """Return the range of each value of an integer type.
 
     Parameters
@@ -121,7 +82,7 @@ def value_ranges(model: _Model, longest: int = LONGEST_OPEN_AXIS) -> Mapping[str
     return _forward(model, known, longest)
 
 
-def boundary_ranges(model: _Model, values: Mapping[str, TensorSpec]) -> str | None:
+def boundary_ranges(model: Model, values: Mapping[str, TensorSpec]) -> str | None:
     """Return as text what is proven of values between parts of a model; None for nothing."""
     wanted = [name for name, spec in values.items() if spec.element_type in ("int64", "uint64")]
     if not wanted:
@@ -131,12 +92,12 @@ def boundary_ranges(model: _Model, values: Mapping[str, TensorSpec]) -> str | No
     return json.dumps(proven, sort_keys=True) if proven else None
 
 
-def _known_of_whole(model: _Model) -> dict[str, Range]:
+def _known_of_whole(model: Model) -> dict[str, Range]:
     text = model.metadata.get(RANGES)
     return {} if text is None else {n: (int(a), int(b)) for n, (a, b) in json.loads(text).items()}
 
 
-def _type_range(model: _Model, value: str) -> Range | None:
+def _type_range(model: Model, value: str) -> Range | None:
     return _TYPES.get(model.spec(value).element_type)
 
 
@@ -144,7 +105,7 @@ def _length(axis: object, longest: int) -> int:
     return axis if isinstance(axis, int) else longest
 
 
-def _forward(model: _Model, known: Mapping[str, Range], longest: int) -> dict[str, Range]:
+def _forward(model: Model, known: Mapping[str, Range], longest: int) -> dict[str, Range]:
     found: dict[str, Range] = {}
 
     def put(value: str, proven: Range | None) -> None:
@@ -177,7 +138,7 @@ class _Step:
 
     def __init__(
         self,
-        node: _Node,
+        node: Node,
         found: Mapping[str, Range],
         shapes: Mapping[str, tuple[Any, ...] | None],
         longest: int,
@@ -350,19 +311,19 @@ _RULES: Final[Mapping[str, Callable[[_Step], Range | None]]] = {
 
 
 def _backward(
-    model: _Model, forward: Mapping[str, Range], known: Mapping[str, Range]
+    model: Model, forward: Mapping[str, Range], known: Mapping[str, Range]
 ) -> dict[str, Range]:
     """Return what uses prove: value -> range, with what is `known`."""
     found = dict(known)
     given_out = {port.name for port in model.outputs} - known.keys()
 
-    def uses(node: _Node, value: str) -> list[int | None]:
+    def uses(node: Node, value: str) -> list[int | None]:
         """Return the largest magnitude that each use by a node allows, or None for any."""
         if node.domain or value in node.captures:
             return [None]
         return [use(node, p) for p, read in enumerate(node.inputs) if read == value]
 
-    def use(node: _Node, position: int) -> int | None:
+    def use(node: Node, position: int) -> int | None:
         if position in _INDICES.get(node.op_type, ()):
             return _LARGEST_INDEX
         result = found.get(node.outputs[0]) if node.outputs else None

@@ -22,7 +22,7 @@ from devices.kernels.quantize import (
     matmul_integer,
     quantize_10,
 )
-from devices.kernels.recurrent import long_short_term_memory
+from devices.kernels.recurrent import long_short_term_memory, lstm_7
 from devices.kernels.registry import op, taking
 
 Ints = Sequence[int]
@@ -137,14 +137,12 @@ def _fake_quantized(xp: Xp, x: Array) -> Array:
 
 
 @op("DynamicQuantizeLSTM", since=1, domain=MICROSOFT)
+@taking(lstm_7, but=("layout",))
 def dynamic_quantize_lstm(
     xp: Xp, x: Array, w: Array, r: Array, b: Array | None, sequence_lens: Array | None,
     initial_h: Array | None, initial_c: Array | None, p: Array | None, w_scale: Array,
-    w_zero_point: Array, r_scale: Array, r_zero_point: Array, *,
-    activation_alpha: Sequence[float] | None = None,
-    activation_beta: Sequence[float] | None = None, activations: Sequence[str] | None = None,
-    clip: float | None = None, direction: str = "forward", hidden_size: int | None = None,
-    input_forget: int = 0,
+    w_zero_point: Array, r_scale: Array, r_zero_point: Array, *, clip: float | None = None,
+    **attributes: Any,
 ) -> tuple[Array, ...]:  # fmt: skip
     """Return LSTM of quantised weights (D, inputs, 4 H) on states quantised at each step."""
 
@@ -157,25 +155,23 @@ def dynamic_quantize_lstm(
     return long_short_term_memory(
         xp, _fake_quantized(xp, x), weights(w, w_scale, w_zero_point),
         weights(r, r_scale, r_zero_point), b, sequence_lens, initial_h, initial_c, p,
-        activation_alpha, activation_beta, activations, clip or None, direction, hidden_size,
-        input_forget, seen=lambda h: _fake_quantized(xp, h),
+        lambda h: _fake_quantized(xp, h), clip=clip or None,
+        **({"input_forget": 0} | attributes),
     )  # fmt: skip
 
 
 @op("QAttention", since=1, domain=MICROSOFT)
+@taking(attention, but=("qkv_hidden_sizes",))
 def qattention(
     xp: Xp, x: Array, weight: Array, bias: Array, x_scale: Array, weight_scale: Array,
     mask_index: Array | None = None, x_zero_point: Array | None = None,
-    weight_zero_point: Array | None = None, past: Array | None = None, *,
-    mask_filter_value: float = -10000.0, num_heads: int, scale: float = 0.0,
-    unidirectional: int = 0, n_outputs: int = 1,
+    weight_zero_point: Array | None = None, past: Array | None = None, **attributes: Any,
 ) -> Any:  # fmt: skip
     """Return Attention of a quantised input and weights."""
     return attention(
         xp, _floats(xp, x, x_scale, x_zero_point),
         _floats(xp, weight, weight_scale, weight_zero_point), bias, mask_index, past,
-        mask_filter_value=mask_filter_value, num_heads=num_heads, scale=scale,
-        unidirectional=unidirectional, n_outputs=n_outputs,
+        **attributes,
     )  # fmt: skip
 
 
