@@ -66,7 +66,9 @@ _INDICES: Final[Mapping[str, tuple[int, ...]]] = {
 }  # fmt: skip
 
 
-def value_ranges(model: Model, longest: int = LONGEST_OPEN_AXIS) -> Mapping[str, Range]:
+def value_ranges(
+    model: Model, longest: int = LONGEST_OPEN_AXIS, given: Mapping[str, Range] | None = None
+) -> Mapping[str, Range]:
     """Return the range of each value of an integer type.
 
     Parameters
@@ -75,8 +77,10 @@ def value_ranges(model: Model, longest: int = LONGEST_OPEN_AXIS) -> Mapping[str,
         The model; types and shapes by its `specs`.
     longest : int
         The length that an open axis has at most.
+    given : mapping, optional
+        What is known of inputs besides.
     """
-    known = _known_of_whole(model)
+    known = _known_of_whole(model) | dict(given or {})
     forward = _forward(model, known, longest)
     known = _backward(model, forward, known)
     return _forward(model, known, longest)
@@ -181,12 +185,24 @@ class _Step:
         first, second = self.inputs[0], self.inputs[1]
         return None if first is None or second is None else (first, second)
 
-    def number_of_elements(self) -> int:
-        """Return how many elements the first input has at most."""
+    def number_summed(self) -> int:
+        """Return how many elements of the first input are summed at most."""
         shape = self.shapes[0]
         if shape is None:
             return _LARGEST_INDEX
-        return math.prod(_length(n, self.longest) for n in shape)
+        lengths = [_length(n, self.longest) for n in shape]
+        if (axes := self._axes()) is not None and all(-len(shape) <= a < len(shape) for a in axes):
+            lengths = [lengths[axis] for axis in axes]
+        return math.prod(lengths)
+
+    def _axes(self) -> Sequence[int] | None:
+        """Return the axes that are summed over, where they are known."""
+        if "axes" in self.node.attributes:
+            return list(self.node.attributes["axes"])
+        if len(self.inputs) < 2 or self.inputs[1] is None or self.shapes[1] not in ((), (1,)):
+            return None
+        low, high = self.inputs[1]
+        return [low] if low == high else None
 
 
 def _of_array(attributes: Mapping[str, Any]) -> Range | None:
@@ -242,7 +258,7 @@ def _counted(step: _Step) -> Range | None:
 def _summed(step: _Step) -> Range | None:
     if step.inputs[0] is None:
         return None
-    times = step.number_of_elements()
+    times = step.number_summed()
     low, high = step.inputs[0]
     return min(low * times, low, 0), max(high * times, high, 0)
 

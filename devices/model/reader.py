@@ -141,7 +141,7 @@ def _from_proto(proto: onnx.ModelProto, where: str, folder: Path | None) -> Mode
         inputs=inputs,
         outputs=outputs,
         constants=constants,
-        value_info=[without_shape(info) for info in graph.value_info],
+        value_info=[without_shape(i) for i in graph.value_info if i.name not in constants],
         optional_inputs=[TensorSpec.from_proto(i) for i in optional],
     )
 

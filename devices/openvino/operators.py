@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 import onnx
 
-from devices.model.integer_ranges import LONGEST_OPEN_AXIS, Range, value_ranges
+from devices.model.integer_ranges import Range
 from devices.model.model import Model, Node
 from devices.plugin.support import Refusal
 
@@ -48,7 +48,7 @@ _FLOATS: Final = frozenset({"float", "float16"})
 #: Integers whose values OpenVINO carries on unchanged.
 _CARRIED: Final = frozenset({"bool", "int8", "int16", "int32", "uint8", "uint16"})
 #: Integers that it computes in 32 bits.
-_NARROWED: Final = frozenset({"int64", "uint64", "uint32"})
+NARROWED: Final = frozenset({"int64", "uint64", "uint32"})
 #: Operators that move or compare elements, which is right for every type that is carried.
 _MOVES: Final = frozenset(
     {
@@ -62,13 +62,13 @@ _MOVES: Final = frozenset(
 )  # fmt: skip
 #: Operators that are right for all that 32 bits hold, besides those that move elements.
 _WHOLE: Final = frozenset({"Abs", "Add", "CumSum", "Mul", "Neg", "Range", "Sign", "Sub"})
-#: Operators that compute integers as floats: right up to `_EXACT_FLOAT`.
+#: Operators that compute integers as floats: right up to `EXACT_FLOAT`.
 _AS_FLOATS: Final = frozenset({"Clip", "Div", "Mod", "ReduceProd", "ReduceSum", "Trilu"})
 #: Comparisons, as floats too: right where one side is that small.
 _COMPARED: Final = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
 #: Up to this magnitude a float holds every integer, and no larger one becomes one of them.
-_EXACT_FLOAT: Final = 2**24 - 1
-_INT32: Final = np.iinfo(np.int32)
+EXACT_FLOAT: Final = 2**24 - 1
+INT32: Final = np.iinfo(np.int32)
 #: Other operators -> integers that they are right for.
 _INTEGERS: Final[Mapping[str, frozenset[str]]] = {
     **dict.fromkeys(("Add", "Sub", "Mul"), frozenset({"int32"})),
@@ -131,20 +131,11 @@ def refusal(node: Node, model: Model, narrow: bool, ranges: Mapping[str, Range])
             kind = model.spec(value).element_type if value else ""
             if not kind or kind in _FLOATS:
                 continue
-            if i in places.get(node.op_type, ()) and kind in _NARROWED | _CARRIED:
+            if i in places.get(node.op_type, ()) and kind in NARROWED | _CARRIED:
                 continue
             if wrong := _wrong_type(node, value, kind, narrow, ranges):
                 return Refusal("dtype", f"{value!r} is {model.spec(value).type}: {wrong}")
     return None
-
-
-def longest_proven(model: Model) -> int | None:
-    """Return the longest open axis for which a model that is taken is right; None for any."""
-    if all(type(n) is int for port in model.inputs for n in port.shape or ()):
-        return None
-    ranges = value_ranges(model, longest=_INT32.max)
-    proven = all(refusal(node, model, False, ranges) is None for node in model.nodes)
-    return None if proven else LONGEST_OPEN_AXIS
 
 
 def _wrong_type(
@@ -152,29 +143,29 @@ def _wrong_type(
 ) -> str | None:
     """Return what OpenVINO would do wrong with the elements of a value, or None."""
     operator = node.op_type
-    if kind not in _NARROWED | _CARRIED:
+    if kind not in NARROWED | _CARRIED:
         return f"OpenVINO does not compute in {kind}"
-    if kind in _NARROWED and not _fits(value, ranges, _INT32.max):
+    if kind in NARROWED and not fits(value, ranges, INT32.max):
         if narrow:
             return None
-        return f"OpenVINO computes {kind} in 32 bits; OV_NARROW_INTEGERS=YES lets it"
+        return f"OpenVINO computes {kind} in 32 bits"
     if operator in _MOVES or kind in _INTEGERS.get(operator, ()):
         return None
-    if kind in _NARROWED | {"int32"} and operator in _WHOLE:
+    if kind in NARROWED | {"int32"} and operator in _WHOLE:
         return None
     if operator in _COMPARED and (
-        kind == "bool" or any(_fits(v, ranges, _EXACT_FLOAT) for v in node.inputs)
+        kind == "bool" or any(fits(v, ranges, EXACT_FLOAT) for v in node.inputs)
     ):
         return None
     integers = [v for v in (*node.inputs, *node.outputs) if v in ranges]
-    if operator in _AS_FLOATS and all(_fits(v, ranges, _EXACT_FLOAT) for v in integers):
+    if operator in _AS_FLOATS and all(fits(v, ranges, EXACT_FLOAT) for v in integers):
         return None
-    if narrow and kind in _NARROWED:
+    if narrow and kind in NARROWED:
         return None
     return f"OpenVINO's {operator} is not exact for it"
 
 
-def _fits(value: str, ranges: Mapping[str, Range], limit: int) -> bool:
+def fits(value: str, ranges: Mapping[str, Range], limit: int) -> bool:
     """Whether a value is proven to be of at most that magnitude."""
     return value in ranges and -limit <= ranges[value][0] and ranges[value][1] <= limit
 
@@ -206,7 +197,7 @@ def _departure(
     if operator == "Slice" and any(
         model.spec(value).element_type == "int64"
         and value not in model.constants
-        and not _fits(value, ranges, _INT32.max)
+        and not fits(value, ranges, INT32.max)
         for value in node.inputs[1:3]
     ):
         return "ends beyond 32 bits wrap round"
@@ -218,9 +209,9 @@ def _departure(
         tensor = attributes.get("value")
         if tensor is not None and tensor.dtype.kind in "iu" and abs(int(tensor.flat[0])) >= 2**31:
             return "its value does not fit in 32 bits"
-    if operator == "Cast" and model.spec(node.outputs[0]).element_type in _NARROWED:
+    if operator == "Cast" and model.spec(node.outputs[0]).element_type in NARROWED:
         source = model.spec(node.inputs[0]).element_type
-        if source in _FLOATS and not _fits(node.outputs[0], ranges, _INT32.max):
+        if source in _FLOATS and not fits(node.outputs[0], ranges, INT32.max):
             return "floats beyond 32 bits are cut off"
     return None
 

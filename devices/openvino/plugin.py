@@ -22,7 +22,7 @@ except ImportError as error:
 
 from devices.openvino.conversion import convert
 from devices.openvino.executed import executed_nodes, operator_owners
-from devices.openvino.operators import longest_proven
+from devices.openvino.limits import Limits, checked_limits, kept_to
 from devices.openvino.program import (
     PAYLOAD_FORMAT,
     Interface,
@@ -138,6 +138,8 @@ class OpenVinoPlugin(Plugin):
             source = sources.pop() if sources else convert(part).model
             return core().compile_model(source, *self._target(config, profile))
 
+        narrow = config["OV_NARROW_INTEGERS"]
+        limits = checked_limits(part) if narrow == "CHECKED" else Limits()
         interface = Interface(
             [port.name for port in model.inputs],
             names,
@@ -145,7 +147,7 @@ class OpenVinoPlugin(Plugin):
             [name for name in made if name not in conversion.same],
             conversion.same,
             {n: model.constants[n].array for n in names if n in model.constants},
-            None if config["OV_NARROW_INTEGERS"] else longest_proven(part),
+            Limits(None) if narrow == "YES" else kept_to(part, limits),
         )
         return OpenVinoProgram(
             interface,

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import Final
 
 import numpy as np
 import openvino
 
 from devices.errors import InferenceError
+from devices.openvino.limits import Limits
 from devices.plugin.failures import run_failed
 from devices.plugin.native_call import NativeCall
 from devices.plugin.program import ExecutedNode, Payload, Program, RunContext, Value
 
 #: What `export` writes.
-PAYLOAD_FORMAT: Final = "openvino-blob-2"
+PAYLOAD_FORMAT: Final = "openvino-blob-3"
 #: The name of OpenVINO's blob among a payload's tensors; no value of a model has it.
 _BLOB: Final = "#blob"
 
@@ -35,9 +36,8 @@ class Interface:
         Outputs that are an input, or one of `made`, under another name.
     constants : mapping of str to numpy.ndarray
         Constants that are outputs.
-    longest : int, optional
-        The longest axis of an input for which integers are proven to fit what they are computed
-        in; None for any.
+    limits : Limits
+        Of the inputs for which integers are proven to fit what they are computed in.
     """
 
     inputs: Sequence[str]
@@ -46,7 +46,7 @@ class Interface:
     made: Sequence[str]
     same: Mapping[str, str]
     constants: Mapping[str, np.ndarray]
-    longest: int | None = None
+    limits: Limits
 
 
 class OpenVinoProgram(Program):
@@ -78,6 +78,7 @@ class OpenVinoProgram(Program):
         """Run a request on the inputs' own memory; outputs are made anew for each run."""
         given: dict[str, Value] = dict(zip(self._interface.inputs, inputs, strict=True))
         self._check_lengths(given)
+        self._check_sizes(given)
         values = {**self._interface.constants, **given}
         if self._interface.made:
             values |= self._infer(given, context)
@@ -99,7 +100,7 @@ class OpenVinoProgram(Program):
             "fed": list(self._interface.fed),
             "made": list(self._interface.made),
             "same": dict(self._interface.same),
-            "longest": self._interface.longest,
+            "limits": asdict(self._interface.limits),
             "executed": [astuple(node) for node in self.executed_nodes()],
         }
         return Payload(header, tensors)
@@ -110,7 +111,7 @@ class OpenVinoProgram(Program):
         self._idle = {False: [], True: []}
 
     def _check_lengths(self, given: Mapping[str, Value]) -> None:
-        longest = self._interface.longest
+        longest = self._interface.limits.longest
         if longest is None:
             return
         for name in self._interface.fed:
@@ -120,6 +121,17 @@ class OpenVinoProgram(Program):
                     f"input {name!r} is {list(shape)}: OpenVINO computes 64-bit integers of this "
                     f"model in 32 bits, which is proven right for axes of up to {longest}. Reshape "
                     "the model to the lengths that it gets, or allow it by OV_NARROW_INTEGERS=YES."
+                )
+
+    def _check_sizes(self, given: Mapping[str, Value]) -> None:
+        for name, limit in self._interface.limits.magnitudes.items():
+            array = np.asarray(given[name])
+            if array.size and max(-int(array.min()), int(array.max())) > limit:
+                raise InferenceError(
+                    f"input {name!r} has values from {array.min()} to {array.max()}: OpenVINO "
+                    "computes 64-bit integers of this model in 32 bits, which is right for "
+                    f"magnitudes up to {limit} of this input. Use a device that computes in 64 "
+                    "bits, or let them be cut off by OV_NARROW_INTEGERS=YES."
                 )
 
     def _infer(self, given: Mapping[str, Value], context: RunContext) -> dict[str, Value]:
@@ -171,8 +183,9 @@ def imported_interface(
     header = payload.header
     constants = {name: array for name, array in payload.tensors.items() if name != _BLOB}
     interface = Interface(
-        inputs, outputs, header["fed"], header["made"], header["same"], constants, header["longest"]
-    )
+        inputs, outputs, header["fed"], header["made"], header["same"], constants,
+        Limits(**header["limits"]),
+    )  # fmt: skip
     executed = tuple(
         ExecutedNode(name, kind, order, implementation, tuple(covers))
         for name, kind, order, implementation, covers in header["executed"]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 import xxhash
 
 from devices.model.model import Model, Node
+from devices.openvino.limits import Limits, checked_limits
 from devices.openvino.operators import refusal, unread
 from devices.openvino.question import OpenVinoQuestion, verdicts
 from devices.plugin.questions import Questions, Verdict
@@ -33,11 +36,13 @@ class OpenVinoQuery:
         self._verdicts: dict[tuple[bytes, str], Verdict] = {}
         self._lock = threading.Lock()
 
-    def judge(self, model: Model, device: str, narrow: bool) -> dict[str, Refusal | str]:
+    def judge(self, model: Model, device: str, narrow: str) -> dict[str, Refusal | str]:
         """Return refusals, and notes on nodes that are taken, by node name.
 
-        `device`: OpenVINO's; `narrow`: whether 64-bit integers may be computed in 32 bits.
+        `device`: OpenVINO's; `narrow`: OV_NARROW_INTEGERS.
         """
+        limits = checked_limits(model) if narrow == "CHECKED" else Limits()
+        ranges = limits.ranges(model)
         found: dict[str, Refusal | str] = {}
         keys: dict[str, tuple[bytes, str]] = {}
         new: dict[tuple[bytes, str], OpenVinoQuestion] = {}
@@ -45,7 +50,7 @@ class OpenVinoQuery:
             if len(self._verdicts) >= _KEPT:
                 self._verdicts.clear()
             for node in model.nodes:
-                known = _known(node, model) or refusal(node, model, narrow, model.integer_ranges)
+                known = _known(node, model) or refusal(node, model, narrow == "YES", ranges)
                 if known:
                     found[node.name] = known
                     continue
@@ -56,7 +61,31 @@ class OpenVinoQuery:
             answers = ASKED.verdicts(list(new.values()), device)
             self._verdicts |= dict(zip(new, answers, strict=True))
             heard = {name: self._verdicts[key] for name, key in keys.items()}
+        if narrow == "NO":
+            found = _with_remedies(found, model)
         return found | {name: verdict for name, verdict in heard.items() if verdict is not None}
+
+
+def _with_remedies(found: Mapping[str, Refusal | str], model: Model) -> dict[str, Refusal | str]:
+    """Return the refusals, those of integers with what lets OpenVINO have them."""
+    told = dict(found)
+    of_integers = {
+        name: verdict
+        for name, verdict in found.items()
+        if isinstance(verdict, Refusal) and verdict.code in ("dtype", "policy")
+    }
+    if not of_integers:
+        return told
+    within = checked_limits(model).ranges(model)
+    for name, verdict in of_integers.items():
+        node = model.nodes[model.index_of[name]]
+        if _known(node, model):
+            continue
+        if refusal(node, model, False, within) is None:
+            told[name] = replace(verdict, remedy="OV_NARROW_INTEGERS=CHECKED")
+        elif refusal(node, model, True, within) is None:
+            told[name] = replace(verdict, remedy="OV_NARROW_INTEGERS=YES")
+    return told
 
 
 def _known(node: Node, model: Model) -> Refusal | None:

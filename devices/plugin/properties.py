@@ -55,6 +55,9 @@ class Property:
     check : callable, optional
         Returns a sentence that says what is wrong with a value, or None. It is called where the
         device is; prefer the fields above, which are known to every process.
+    alone : object
+        Its default where a model is for one device: no other could take what that refuses. None:
+        `default`.
     """
 
     name: str
@@ -68,6 +71,7 @@ class Property:
     pattern: str = ""
     check: Callable[[Any], str | None] | None = None
     maximum: float = math.inf
+    alone: Any = None
 
     def parse(self, value: Any) -> Any:
         """Return `value` as the property's type.
@@ -137,6 +141,8 @@ class Property:
                 parsed = None
             if isinstance(parsed, dict):
                 return parsed
+        elif isinstance(value, bool) and "YES" in self.choices:
+            return "YES" if value else "NO"
         elif isinstance(value, str | os.PathLike):
             value = os.fspath(value)
             same = (c for c in self.choices if c.casefold() == value.casefold())

@@ -14,17 +14,29 @@ REFUSAL_CODES: Final = frozenset(get_args(RefusalCode))
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a device does not take a node: a code for programs, a sentence for people."""
+    """Why a device does not take a node.
+
+    Attributes
+    ----------
+    code : str
+        What kind of reason it is, for programs.
+    message : str
+        A sentence for people.
+    remedy : str
+        The option with which the device takes it, ``NAME=VALUE``; empty where there is none.
+    """
 
     code: RefusalCode
     message: str
+    remedy: str = ""
 
     def __post_init__(self) -> None:
         if self.code not in REFUSAL_CODES:
             raise ValueError(f"refusal code {self.code!r} is not one of {sorted(REFUSAL_CODES)}")
 
     def __str__(self) -> str:
-        return f"{self.message} [{self.code}]"
+        remedy = f"; {self.remedy} lets it" if self.remedy else ""
+        return f"{self.message}{remedy} [{self.code}]"
 
 
 @dataclass(frozen=True, slots=True)

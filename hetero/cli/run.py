@@ -20,12 +20,14 @@ from hetero.cli.files import output_file, refuse_weights
 from hetero.cli.inputs import input_options, model_inputs
 from hetero.cli.loading import blob_options, load, show_subgraphs, subgraph_rows
 from hetero.cli.options import model_options, start, with_core
-from hetero.cli.planning import planned_for, planning_options
+from hetero.cli.planning import planned_for, planning_options, plans_by_cost
 from hetero.cli.preprocessing import Preprocessing, preprocess_options
 from hetero.cli.profiling import Profiling, expected, profile_options, show_profile, write_page
 from hetero.cli.terminal import print_json, progress, remark, show
 from hetero.cli.watching import watch_options
+from hetero.compile.compiled_model import CompiledModel
 from hetero.core import Core
+from hetero.report.departures import departures
 from hetero.report.profile import TimedRequest, build_profile
 from hetero.report.text import Rows
 from scheduler.formats.publish import publish
@@ -92,6 +94,7 @@ def run(
             began_s = time.monotonic()
             results = request.infer(values)
             timed.append(TimedRequest(began_s, time.monotonic() - began_s, request.times))
+    left = _left(core, compiled, source, device, config, pins)
     times = [one.latency_s for one in timed]
     outputs = results.by_name()
     generated = not inputs and not shapes and not preprocessing
@@ -106,6 +109,7 @@ def run(
         "subgraphs": subgraph_rows(compiled),
         "outputs": [_row(name, value) for name, value in outputs.items()],
         "check": check,
+        "left": left,
         "first_s": times[0],
         "median_s": median_s,
     }
@@ -119,6 +123,8 @@ def run(
         print_json("run", document)
     else:
         show_subgraphs(compiled)
+        if left:
+            show(left)
         _show_outputs(outputs)
         if profile:
             show_profile(document["profile"])
@@ -143,6 +149,23 @@ def _inputs(
 ) -> dict[str, Any]:
     states = [variable.name for variable in variables_of(model)]
     return model_inputs(name, model, files, shapes, hidden=states)
+
+
+def _left(
+    core: Core,
+    compiled: CompiledModel,
+    source: Model | None,
+    device: str,
+    config: dict[str, Any],
+    pins: dict[str, str],
+) -> str:
+    """Return what left the first device of a list; it is not asked again for what is cached."""
+    cached = compiled.get_property("LOADED_FROM_CACHE")
+    if source is None or cached or plans_by_cost("run", config):
+        return ""
+    support = core.query_model(source, device, config, affinity=pins or None)
+    asked = {name: None for refused in support.refusals.values() for name in refused}
+    return departures(source, support, next(iter(asked), ""))
 
 
 def _compare(model: str, results: list[Any]) -> dict[str, Any] | None:

@@ -104,6 +104,10 @@ class Scopes:
         """
         tables = self.tables()
         devices = {name: tables[name] for name in names}
+        defaults: Config = {}
+        if len(devices) == 1:
+            (table,) = devices.values()
+            defaults = {p.name: p.alone for p in table.values() if p.alone is not None}
         given = parse_given(config, devices)
         own = self._of(HETERO, HETERO_PROPERTIES)
         # What was set everywhere may concern none of this model's devices.
@@ -113,7 +117,7 @@ class Scopes:
         return SplitConfig(
             own.effective() | given.own,
             {
-                name: shared.devices[name]
+                name: {**defaults, **shared.devices[name]}
                 | self._of(name, devices[name]).values
                 | given.devices[name]
                 for name in devices

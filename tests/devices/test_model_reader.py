@@ -292,3 +292,11 @@ def test_opset_versions_that_cannot_be_are_refused(place, version):
     imports[1].version = version
     with pytest.raises(ModelError, match=f"opset {version}"):
         read_model(model)
+
+
+def test_a_weights_shape_is_its_own_whatever_is_declared() -> None:
+    """ONNX Runtime's model builder declares weights again, without a shape."""
+    proto = parse("g (int64[N] i) => (float[N, 3] y) <float w> {y = Gather(w, i)}")
+    proto.graph.initializer.append(numpy_helper.from_array(np.ones((5, 3), np.float32), "w"))
+    model = read_model(proto)
+    assert (model.spec("w").shape, model.spec("y").shape) == ((5, 3), ("N", 3))

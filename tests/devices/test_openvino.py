@@ -64,7 +64,7 @@ def refusal(plugin, model, **config):
          "seq"),
         ("(bfloat16[2] x) => (bfloat16[2] y) {y = Abs(x)}", 17, "dtype", "bfloat16"),
         ("(double[2] x) => (double[2] y) {y = Abs(x)}", 17, "dtype", "double"),
-        ("(int64[2] x) => (int64[2] y) {y = Add(x, x)}", 17, "dtype", "OV_NARROW_INTEGERS"),
+        ("(int64[2] x) => (int64[2] y) {y = Add(x, x)}", 17, "dtype", "in 32 bits"),
         ("(float[2] x) => (int64[2] y) {y = Cast<to = 7>(x)}", 17, "policy", "32 bits"),
         ("(uint8[2] x) => (uint8[2] y) {y = Add(x, x)}", 17, "dtype", "not exact"),
         ("(float[4] x) => (float[1] y) {y = ReduceMax<keepdims=1>(x)}", 17, "policy", "infinity"),
@@ -223,10 +223,7 @@ def test_a_decoder_with_open_lengths_stays_whole(core):
     np.testing.assert_allclose(core.compile_model(model, "OV")(ids)[0], want, rtol=1e-3, atol=1e-4)
 
 
-def test_an_axis_longer_than_proven_is_refused(plugin, monkeypatch):
-    from devices.openvino import operators
-
-    monkeypatch.setattr(operators, "LONGEST_OPEN_AXIS", 5)
+def test_an_axis_longer_than_proven_is_refused(plugin):
     model = parsed(
         "(float[N] x, float[M] z) => (bool[1] y) {a = Shape(x) b = Shape(z) y = Less(a, b)}"
     )
@@ -234,8 +231,37 @@ def test_an_axis_longer_than_proven_is_refused(plugin, monkeypatch):
     again = plugin.import_model(compiled.export_model(), model)
     for run in (compiled, again):
         assert run([np.zeros(3), np.zeros(4)])["y"].tolist() == [True]
-        with pytest.raises(hetero.InferenceError, match=r"\[6\].*up to 5.*Reshape"):
-            run([np.zeros(3), np.zeros(6)])
+        with pytest.raises(hetero.InferenceError, match=r"\[4194305\].*up to 4194304.*Reshape"):
+            run([np.zeros(3), np.zeros(2**22 + 1)])
+
+
+#: A mask's positions, as decoders compute them, and ids that are bounded by nothing.
+MASKED = parsed(
+    "(int64[B,N] mask, int64[N] ids) => (int64[B,N] y, int64[N] next) <int64 one = {1}> "
+    "{a = CumSum(mask, one) b = Sub(a, one) y = Mul(b, mask) next = Add(ids, one)}"
+)
+
+
+def test_on_openvino_alone_inputs_are_checked_to_fit(core):
+    mask = np.array([[1, 1, 0, 1], [0, 0, 1, 1]])
+    feeds = {"mask": mask, "ids": np.array([2**24, 5, -(2**24), 0])}
+    compiled = core.compile_model(MASKED, "OV")
+    again = core.import_model(compiled.export_model())
+    for run in (compiled, again):
+        np.testing.assert_array_equal(run(feeds)["y"], (mask.cumsum(1) - 1) * mask)
+        np.testing.assert_array_equal(run(feeds)["next"], feeds["ids"] + 1)
+        with pytest.raises(hetero.InferenceError, match=r"'mask' has values from 0 to 2\d{9}:"):
+            run(feeds | {"mask": mask * 2**31})
+        with pytest.raises(hetero.InferenceError, match=r"'ids' has values from -2\d{9} to 0:"):
+            run(feeds | {"ids": np.array([-(2**31) - 7, 0, 0, 0])})
+
+
+def test_what_another_device_can_take_is_not_left_to_such_a_check(core):
+    assert set(core.query_model(MASKED, "HETERO:OV,CPU").values()) == {"CPU"}
+    checked = {"OV_NARROW_INTEGERS": "CHECKED"}
+    assert set(core.query_model(MASKED, "HETERO:OV,CPU", checked).values()) == {"OV.CPU"}
+    refused = core.query_model(MASKED, "OV", {"OV_NARROW_INTEGERS": False}).unsupported
+    assert {r["OV.CPU"].remedy for r in refused.values()} == {"OV_NARROW_INTEGERS=CHECKED"}
 
 
 def test_weights_are_not_looked_at_by_the_query(plugin):

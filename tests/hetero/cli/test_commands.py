@@ -21,6 +21,11 @@ from tests.support.stateful_models import running_sum
 
 ROOT = Path(__file__).parents[3]
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
+#: What OpenVINO runs, might run, and does not run.
+SUMS = (
+    '<ir_version: 8, opset_import: ["" : 17]> g (float[2] x, int64[2] i) => (float[2] y, '
+    "float[2] z, double[2] d) {y = Neg(x) z = Cast<to = 1>(i) d = Cast<to = 11>(x)}"
+)
 SPLIT = ("-d", "HETERO:ORT,CPU", "-a", "op:Tanh=CPU")
 
 
@@ -84,6 +89,23 @@ def test_run_takes_inputs_from_files_and_writes_outputs(
     with np.load(made) as outputs:
         np.testing.assert_allclose(outputs["y"], branches_output(X), rtol=1e-6)
     assert shell("run", model, *SPLIT, "--input", f"x={given}").code == 0
+
+
+def test_run_says_what_left_a_device_and_what_keeps_it(shell: Shell, tmp_path: Path) -> None:
+    pytest.importorskip("openvino", reason="needs pip install 'hetero[openvino]'")
+    path = tmp_path / "sums.onnx"
+    onnx.save(onnx.parser.parse_model(SUMS), path)
+    alone = shell(f"run {path} -d HETERO:OV,CPU")
+    line = (
+        "2 nodes left OV.CPU for CPU, as 'z' (Cast): 'i' is tensor(int64): OpenVINO computes int64 "
+        "in 32 bits; -c OV_NARROW_INTEGERS=CHECKED keeps 1"
+    )
+    assert line in alone.out.replace("\n", " ")
+    checked = "-d HETERO:OV,CPU -c OV_NARROW_INTEGERS=CHECKED"
+    document = shell(f"run --json {path} {checked}").document
+    assert document["left"].startswith("1 node left OV.CPU for CPU, as 'd' (Cast): 'd' is ")
+    assert [s["device"] for s in document["subgraphs"]].count("OV.CPU") == 1
+    assert shell(f"run --json {path} -d HETERO:CPU,OV").document["left"] == ""
 
 
 def test_run_takes_shapes_for_open_dimensions(shell: Shell, model: Path) -> None:
