@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from devices.errors import PlanError
-from hetero.planning.solver.order import components, depth_first, neighbours
+from hetero.planning.solver.order import components, depth_first
 from hetero.planning.solver.problem import Assignment, Problem, allowed, sums
 
 
@@ -127,7 +127,6 @@ def coarsen(problem: Problem, most: int) -> Contraction:
     mask = allowed(problem)
     _, kind_of = np.unique(mask, axis=0, return_inverse=True)
     kinds = kind_of.reshape(-1).tolist()
-    order = _kind_order(n, edges, kinds)
     cheapest = np.where(mask, problem.times, np.inf).min(axis=1)
     limit = float(cheapest.sum()) / most
     room = float(problem.memory[np.isfinite(problem.memory)].sum()) / most
@@ -137,7 +136,7 @@ def coarsen(problem: Problem, most: int) -> Contraction:
     count = -1
     work = held = 0.0
     last = -1
-    for v in order:
+    for v in depth_first(n, edges, range(n)):
         fits = work + times[v] <= limit and (not room or held + weights[v] <= room)
         if last >= 0 and fits and kinds[v] == kinds[last] and not {v, last} & pinned:
             work += times[v]
@@ -148,28 +147,6 @@ def coarsen(problem: Problem, most: int) -> Contraction:
         label[v] = count
         last = v
     return fuse(problem, label)
-
-
-def _kind_order(count: int, edges: Sequence[tuple[int, int]], kinds: Sequence[int]) -> list[int]:
-    """A topological order that stays with one support set, branch by branch, while it can."""
-    after, before = neighbours(count, edges)
-    missing = [len(b) for b in before]
-    ready: dict[int, list[int]] = {kind: [] for kind in sorted(set(kinds))}
-    place = {v: i for i, v in enumerate(depth_first(count, edges, range(count)))}
-    for v in sorted((v for v in range(count) if not missing[v]), key=lambda v: -place[v]):
-        ready[kinds[v]].append(v)
-    order: list[int] = []
-    while len(order) < count:
-        kind = max(ready, key=lambda t: (len(ready[t]), -t))
-        stack = ready[kind]
-        while stack:
-            u = stack.pop()
-            order.append(u)
-            for v in sorted(after[u], key=lambda v: -place[v]):
-                missing[v] -= 1
-                if not missing[v]:
-                    ready[kinds[v]].append(v)
-    return order
 
 
 def _number(roots: Sequence[int]) -> list[int]:

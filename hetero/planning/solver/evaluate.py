@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from hetero.partition.clustering import cluster
 from hetero.planning.solver.order import neighbours
-from hetero.planning.solver.problem import Assignment, Evaluation, Problem, loads
+from hetero.planning.solver.problem import Assignment, Evaluation, Problem, loads, sums
 
 #: An earlier subgraph, or None for the request's start, and seconds on the way from there.
 Wait = tuple[int | None, float]
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """The subgraphs of an assignment."""
+def evaluate(problem: Problem, assignment: Assignment) -> Evaluation:
+    """What an assignment costs, cut into acyclic subgraphs, as few as the clustering finds.
 
-    #: The subgraph of each node; every edge stays inside or leads to a higher one.
-    cluster: tuple[int, ...]
-    device: tuple[int, ...]
-    #: Number of subgraph-to-subgraph edges on the longest path to each.
-    level: tuple[int, ...]
+    A device receives before it computes and sends after.
 
-
-def cut(problem: Problem, assignment: Assignment) -> Cut:
-    """Cut an assignment into acyclic subgraphs, as few as the clustering finds."""
+    `problem`: with acyclic edges.
+    `assignment`: device of every node; support and memory are `is_feasible`'s to check.
+    """
     edges = problem.edges()
     after, _ = neighbours(problem.node_count, edges)
     label = cluster(after, assignment)
@@ -36,58 +30,34 @@ def cut(problem: Problem, assignment: Assignment) -> Cut:
     for v, c in enumerate(label):
         device[c] = assignment[v]
     level = [0] * count
+    before: list[set[int]] = [set() for _ in range(count)]
     for u, v in sorted({(label[u], label[v]) for u, v in edges if label[u] != label[v]}):
         level[v] = max(level[v], level[u] + 1)
-    return Cut(tuple(label), tuple(device), tuple(level))
-
-
-def evaluate(problem: Problem, assignment: Assignment) -> Evaluation:
-    """What an assignment costs.
-
-    `problem`: with acyclic edges.
-    `assignment`: device of every node; support and memory are `is_feasible`'s to check.
-    """
-    busy = loads(problem, assignment)
-    parts = cut(problem, assignment)
-    if problem.dispatch is not None:
-        busy = busy + np.bincount(parts.device, minlength=problem.device_count) * problem.dispatch
-    return Evaluation(
-        loads=busy,
-        subgraphs=len(parts.device),
-        levels=max(parts.level, default=-1) + 1,
-        latency=latency_of(problem, assignment, parts),
-    )
-
-
-def latency_of(problem: Problem, assignment: Assignment, parts: Cut) -> float:
-    """Seconds that one request takes alone: each subgraph runs once its inputs are there.
-
-    A device receives before it computes and sends after.
-    """
-    count = len(parts.device)
+        before[v].add(u)
     where = np.asarray(assignment, dtype=np.int64)
-    label = np.asarray(parts.cluster, dtype=np.int64)
-    busy = np.bincount(
-        label, weights=problem.times[np.arange(problem.node_count), where], minlength=count
-    ).tolist()
-    before: list[set[int]] = [set() for _ in range(count)]
+    seconds = problem.times[np.arange(problem.node_count), where]
+    busy = sums(np.asarray(label, dtype=np.int64), seconds, count)
     for h, (tail, heads) in enumerate(zip(problem.tails.tolist(), problem.heads, strict=True)):
-        source = parts.cluster[tail]
-        users = {parts.cluster[v] for v in heads} - {source}
-        arrived: set[int] = set()
-        for c in sorted(users):
-            before[max(c, source)].add(min(c, source))
-            d = parts.device[c]
-            if d != parts.device[source] and d not in arrived:
-                arrived.add(d)
-                busy[c] += float(problem.receive[h, d])
-        if arrived:
-            busy[source] += float(problem.send[h, parts.device[source]])
-    if problem.dispatch is not None:
-        calls = problem.dispatch[list(parts.device)].tolist()
-        busy = [seconds + call for seconds, call in zip(busy, calls, strict=True)]
+        source = label[tail]
+        arrived = {device[source]}
+        for c in sorted({label[v] for v in heads} - {source}):
+            if device[c] not in arrived:
+                arrived.add(device[c])
+                busy[c] += problem.receive[h, device[c]]
+        if len(arrived) > 1:
+            busy[source] += problem.send[h, device[source]]
+    whole = loads(problem, assignment)
+    if problem.dispatch is not None and count:
+        busy = busy + problem.dispatch[device]
+        whole = whole + np.bincount(device, minlength=problem.device_count) * problem.dispatch
     waits = [[(b, 0.0) for b in earlier] for earlier in before]
-    return max(finish_times(parts.device, busy, waits), default=0.0)
+    return Evaluation(
+        loads=whole,
+        cluster=tuple(label),
+        subgraphs=count,
+        levels=max(level, default=-1) + 1,
+        latency=max(finish_times(device, busy.tolist(), waits), default=0.0),
+    )
 
 
 def finish_times(

@@ -54,24 +54,6 @@ class State:
     `assignment`: a feasible start.
     """
 
-    __slots__ = (
-        "_at_head",
-        "_at_tail",
-        "_counts",
-        "_heads",
-        "_k",
-        "_receive",
-        "_send",
-        "_tails",
-        "_times",
-        "_weights",
-        "free",
-        "loads",
-        "near",
-        "options",
-        "where",
-    )
-
     def __init__(self, problem: Problem, assignment: Sequence[int]) -> None:
         n, k = problem.times.shape
         self._k = k

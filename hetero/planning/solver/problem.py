@@ -77,6 +77,8 @@ class Evaluation:
 
     #: Shape (devices,), float64: seconds that each is busy for a request.
     loads: Floats
+    #: The subgraph of each node; every edge stays inside or leads to a higher one.
+    cluster: tuple[int, ...]
     subgraphs: int
     levels: int
     #: Seconds of one request alone.

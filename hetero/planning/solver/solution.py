@@ -77,28 +77,3 @@ class Solution:
         if figure == bound:
             return 1.0
         return figure / bound if bound > 0 else math.inf
-
-    @property
-    def assignment(self) -> Assignment:
-        """Device of every node; of a mix, in the plan with the largest share."""
-        return self.chosen.assignment
-
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        """The plans to compile and the share of the requests that each gets."""
-        return self.chosen.parts
-
-    @property
-    def loads(self) -> tuple[float, ...]:
-        """Seconds that each device is busy per request."""
-        return self.chosen.loads
-
-    @property
-    def bottleneck(self) -> float:
-        """Seconds between two answers of a full pipeline."""
-        return self.chosen.bottleneck
-
-    @property
-    def latency(self) -> float:
-        """Seconds of one request alone."""
-        return self.chosen.latency

@@ -8,7 +8,7 @@ import pytest
 from devices.errors import PlanError
 from hetero.planning.solver import make_problem
 from hetero.planning.solver.contract import coarsen, collapse_groups, fuse, fuse_cycles
-from hetero.planning.solver.evaluate import cut, evaluate
+from hetero.planning.solver.evaluate import evaluate
 from hetero.planning.solver.order import breadth_first, by_key, components, depth_first, depths
 from hetero.planning.solver.problem import Problem, allowed, loads
 from tests.support.instances import random_problem, residual_network
@@ -122,9 +122,6 @@ def test_dispatch_is_paid_for_each_subgraph() -> None:
 def test_subgraphs_have_one_device_and_an_acyclic_quotient(seed: int) -> None:
     problem = random_problem(seed, nodes=40, devices=3)
     plan = tuple(np.random.default_rng(seed).integers(0, 3, 40).tolist())
-    parts = cut(problem, plan)
-    assert all(parts.device[c] == plan[v] for v, c in enumerate(parts.cluster))
-    for u, v in problem.edges():
-        a, b = parts.cluster[u], parts.cluster[v]
-        assert a <= b
-        assert a == b or parts.level[a] < parts.level[b]
+    label = evaluate(problem, plan).cluster
+    assert len(set(zip(label, plan, strict=True))) == len(set(label))
+    assert all(label[u] <= label[v] for u, v in problem.edges())

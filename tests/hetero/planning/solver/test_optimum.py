@@ -67,9 +67,9 @@ def test_plans_find_the_optimum(
 ) -> None:
     for problem, optimum in cases[:5]:
         found = plan(problem, seconds=0.3, max_parts=1)
-        assert is_feasible(problem, found.assignment)
-        assert found.bottleneck == pytest.approx(optimum, rel=1e-9)
-        assert max(found.loads) == found.bottleneck
+        assert is_feasible(problem, found.chosen.assignment)
+        assert found.chosen.bottleneck == pytest.approx(optimum, rel=1e-9)
+        assert max(found.chosen.loads) == found.chosen.bottleneck
 
 
 def test_no_bound_is_above_the_optimum(cases: list[tuple[Problem, float]]) -> None:
