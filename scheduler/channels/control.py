@@ -174,12 +174,16 @@ class Control:
         peer, is_new = met
         peer.link = far
         self._inbox.link(far).address = self._inbox.link(near).address = sender
-        peer.heard_s = now_s
+        # What it has heard of us is as old: a link that is cut one way is of no use.
+        heard_s = now_s - held_s if held_s > 2 * self._beat_s else now_s
+        peer.heard_s = max(peer.heard_s, heard_s)
         peer.beat_s = (clock_s, now_s)
         peer.status = dict(list(status.items())[:_MOST_STATUS])
         if echo_s is not None:
             round_s = max(0.0, now_s - echo_s - held_s)
             peer.clocks.append((round_s, clock_s + round_s / 2 - now_s))
+        if now_s - peer.heard_s > self._silent_after_s:
+            return
         if peer.silent:
             peer.silent, peer.renew = False, not peer.endpoint.is_near
         if came < peer.sent:  # it had a beat's time to come

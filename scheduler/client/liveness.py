@@ -10,7 +10,8 @@ A device is a process at an address. One that is not heard, or lost messages, ma
 requests: clients are told, and send them again once it is back. One that stays silent, whose
 process ended or in which a stage hangs is started anew, which gives it another address; what is
 heard of an earlier address counts for nothing. A device that cannot be started again soon is
-tried less and less often, and clients that can do without it meanwhile are told to.
+tried less and less often, and clients that can do without it meanwhile are told to; at once where
+its node is cut off, when there is nothing to start.
 """
 
 from __future__ import annotations
@@ -109,6 +110,14 @@ class Unloaded:
     address: str
 
 
+@dataclass(frozen=True, slots=True)
+class Unreached:
+    """The node of the device at an address lets nobody in."""
+
+    now_s: float
+    address: str
+
+
 Sighting = (
     Started
     | StartFailed
@@ -119,6 +128,7 @@ Sighting = (
     | NodeLeft
     | TimePassed
     | Unloaded
+    | Unreached
 )
 
 
@@ -231,6 +241,8 @@ class Liveness:
                 cause = "messages were lost on their way"
                 lost = DeviceLost(now_s, device.name, device.node, cause, on_the_way=True)
                 return [lost, DeviceReturned(now_s, device.name)]
+            case Unreached(now_s):
+                return self._do_without(device, now_s)
             case Unloaded(now_s):
                 cause = "it has not heard of this client for long"
                 return self._end(device, now_s, cause, keep=True)
@@ -255,6 +267,13 @@ class Liveness:
         device.state, device.cause = _S.SILENT, cause
         device.restart_s = now_s + self._device_timeout_s
         return [self._lost(device, now_s, cause)]
+
+    def _do_without(self, device: _Device, now_s: float) -> list[Order]:
+        """Have clients go round a device that is cut off; it may be there yet, with its stages."""
+        if device.state is not _S.SILENT:
+            return []
+        device.restart_s = now_s + self._device_timeout_s
+        return [StaysAway(now_s, device.name, device.node, device.cause)]
 
     def _hear(self, device: _Device, now_s: float, overdue_s: float) -> list[Order]:
         if overdue_s:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -64,8 +65,11 @@ class RayDeployment(BaseDeployment):
         self.remake = remake
         #: Devices that are gone for good.
         self.gone: set[str] = set()
-        #: Devices that are lost now, those included.
+        #: Devices that are lost now, those included; and that have not heard where others are.
         self._away: set[str] = set()
+        self.stale: set[str] = set()
+        #: Held as a device's fate is told: what is told last is what it is.
+        self._telling = threading.RLock()
         self._num_streams: dict[int, int] = {}
         self._reception = reception
         self._session = session
@@ -138,8 +142,8 @@ class RayDeployment(BaseDeployment):
     def open(self, num_streams: Mapping[int, int]) -> None:
         """Have the devices take tasks of the stages, `num_streams` of those that were loaded."""
         self._num_streams.update(num_streams)
-        for name in [name for name in self.devices if name not in self.gone]:
-            self._open_on(name)
+        for name in {self.placement.stages[stage].device for stage in num_streams}:
+            self.open_on(name)
 
     def use(self, name: str, device: ActorDevice, num_streams: Mapping[int, int]) -> None:
         """Send to a device's new actor from now on; it has its stages."""
@@ -147,15 +151,22 @@ class RayDeployment(BaseDeployment):
         self.devices[name] = device
         self.gone.discard(name)
         self.move(name, device.address)
-        self._open_on(name)
-        # One that is away, stopped perhaps, takes it when it goes on, or starts with it.
-        others = {o: d for o, d in self.devices.items() if o != name and o not in self.gone}
-        refs = {o: d.actor.open_stages.remote(self._opened_on(o)) for o, d in others.items()}
-        if awaited := [ref for o, ref in refs.items() if o not in self._away]:
-            self._session.wait(awaited, _OPEN_S)
+        self.open_on(name)
+        others = {o: d for o, d in self.devices.items() if o != name}
+        unheard = others.keys() & (self._away | self.gone)
+        self.stale |= unheard
+        told = [
+            device.actor.open_stages.remote(self._opened_on(other))
+            for other, device in others.items()
+            if other not in unheard
+        ]
+        if told:
+            self._session.wait(told, _OPEN_S)
 
-    def _open_on(self, name: str) -> None:
+    def open_on(self, name: str) -> None:
+        """Tell a device where those are that its stages send to."""
         self._ask(self.devices[name], "open_stages", self._opened_on(name))
+        self.stale.discard(name)
 
     def _opened_on(self, name: str) -> list[events.StageOpened]:
         """Return what a device is to know of its stages."""
@@ -164,11 +175,19 @@ class RayDeployment(BaseDeployment):
 
     def tell(self, event: events.ClientEvent) -> None:
         """Hand in what became of a device."""
-        if isinstance(event, events.DeviceLost | events.DeviceGone):
-            self._away.add(event.device)
-        elif isinstance(event, events.DeviceReturned):
-            self._away.discard(event.device)
-        self._runner.handle(event)
+        with self._telling:
+            if isinstance(event, events.DeviceLost | events.DeviceGone):
+                self._away.add(event.device)
+            elif isinstance(event, events.DeviceReturned):
+                self._away.discard(event.device)
+                self.gone.discard(event.device)
+            self._runner.handle(event)
+
+    def give_up(self, gone: events.DeviceGone) -> None:
+        """Hand in that a device is gone for good, unless it came back meanwhile."""
+        with self._telling:
+            if gone.device in self.gone:
+                self.tell(gone)
 
     def cluster_lost(self, error: ClusterError) -> None:
         """Fail every request, those to come included: nothing is left."""

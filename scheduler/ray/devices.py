@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 import threading
 import time
@@ -31,6 +32,9 @@ _log = logging.getLogger(__name__)
 _AGAIN_S: Final = 0.5
 #: Seconds between two looks at the node of a device that is to answer.
 _WAIT_S: Final = 1.0
+#: Seconds for the answer of a host, which its kernel gives; and for which it is not asked again.
+_HOST_S: Final = 1.0
+_UNASKED_S: Final = 2.0
 #: What a terminal takes for colours.
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -119,8 +123,9 @@ class RayDevices:
         self._probes: dict[str, _Probe] = {}
         #: Node's id, plugin and number -> name.
         self._names: dict[tuple[str, str, int], str] = {}
-        #: Nodes of actors that were lost: Ray finds a node dead only later.
-        self._doubted: set[str] = set()
+        #: Nodes of actors that were lost, and when they did not answer last: Ray finds a node dead
+        #: only later.
+        self._doubted: dict[str, float] = {}
         #: Name -> descriptor and the node's id, in order.
         self._rows: dict[str, tuple[DeviceDescriptor, str]] = {}
         self._actors: dict[str, ActorDevice] = {}
@@ -190,7 +195,7 @@ class RayDevices:
         """Let go of an actor that is gone; who asks for its device next gets a new one."""
         with self._lock:
             for name in [n for n, d in self._actors.items() if d.actor_id == actor_id]:
-                self._doubted.add(self._actors.pop(name).node_id)
+                self._doubted.setdefault(self._actors.pop(name).node_id, -math.inf)
 
     def reached(self, names: Sequence[str], *, wait: bool = True) -> dict[str, ActorDevice]:
         """Return devices by name, once each has said where its channel is reached.
@@ -250,32 +255,39 @@ class RayDevices:
         """Whether a device's node answers; one that does not is not listed any more."""
         with self._lock:
             node = self._nodes.get(device.node_id)
-        self._doubted.add(device.node_id)
+        self._doubted.setdefault(device.node_id, -math.inf)
         return node is not None and self._answers(node)
 
+    def is_reached(self, device: ActorDevice) -> bool | None:
+        """Whether a device's node lets somebody in, asked anew; None if it has left the cluster."""
+        node = next((node for node in alive_nodes() if node.id == device.node_id), None)
+        if node is None:
+            return None
+        if is_cut := isinstance(_why_unreached(node), ConnectionError):
+            self._doubted[node.id] = time.monotonic()
+        return not is_cut
+
     def _answers(self, node: ClusterNode) -> bool:
-        try:
-            check_reachable(node.address, LOOK_S)
-        except ClusterError:
+        """Whether a node that is doubted answers."""
+        if time.monotonic() - self._doubted.get(node.id, -math.inf) < _UNASKED_S:
             return False
-        self._doubted.discard(node.id)
+        if _why_unreached(node) is not None:
+            self._doubted[node.id] = time.monotonic()
+            return False
+        self._doubted.pop(node.id, None)
         return True
 
     def _is_there(self, node_id: str) -> bool:
         """Whether a node is alive, and its host lets somebody in: Ray takes long to miss it."""
-        for node in self._alive():
-            if node.id == node_id:
-                try:
-                    check_reachable(node.address, LOOK_S)
-                except ClusterError as error:
-                    return not isinstance(error.__cause__, ConnectionError)
-                return True
-        return False
+        node = next((node for node in self._alive() if node.id == node_id), None)
+        return node is not None and not isinstance(_why_unreached(node), ConnectionError)
 
     def _alive(self) -> tuple[ClusterNode, ...]:
         """Return the nodes that are alive; those that are doubted must answer."""
         self._session.check_head()
         nodes = alive_nodes()
+        for node_id in self._doubted.keys() - {node.id for node in nodes}:
+            self._doubted.pop(node_id, None)
         # Where two have one address, the new one is it that answers.
         shared = Counter(node.address for node in nodes)
         return tuple(
@@ -299,7 +311,9 @@ class RayDevices:
                     del table[node_id]
             for key in [key for key in self._names if key[0] not in self._nodes]:
                 del self._names[key]
-            for name in [n for n, d in self._actors.items() if d.node_id not in self._nodes]:
+            # Of a node that is only cut off they go on.
+            there = self._nodes.keys() | self._doubted.keys()
+            for name in [n for n, d in self._actors.items() if d.node_id not in there]:
                 del self._actors[name]
         if self._pool is not None:
             for node in alive:
@@ -397,6 +411,15 @@ class RayDevices:
                 wanted = family if alone else f"{family}.{number}"
                 name = self._names.setdefault((node_id, family, number), wanted)
                 self._rows[name] = (replace(row, name=name), node_id)
+
+
+def _why_unreached(node: ClusterNode) -> BaseException | None:
+    """Return why a node does not answer: a ConnectionError where nobody was let in."""
+    try:
+        check_reachable(node.address, LOOK_S, host_timeout_s=_HOST_S)
+    except ClusterError as error:
+        return error.__cause__
+    return None
 
 
 def _lost(descriptor: DeviceDescriptor, cause: str) -> DeviceLostError:

@@ -235,6 +235,8 @@ class RayExecutor:
 
     def _do_without(self, deployment: RayDeployment, gone: DeviceGone) -> None:
         """Have a deployment do without a device, placed anew if that takes it; returns at once."""
+        if gone.device in deployment.gone:
+            return
         deployment.gone.add(gone.device)
         if deployment.has_route or deployment.remake is None:
             deployment.tell(gone)
@@ -264,8 +266,7 @@ class RayExecutor:
                 cause = f"{gone.cause.rstrip('.')}; without it: {error.message}"
                 told = replace(gone, cause=cause)
             if deployment.has_route or time.monotonic() >= until_s:
-                if gone.device in deployment.gone:  # else it came back meanwhile
-                    deployment.tell(told)
+                deployment.give_up(told)
                 return
             time.sleep(_LOOK_S)
 

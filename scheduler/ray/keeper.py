@@ -36,12 +36,13 @@ from scheduler.client.liveness import (
     StaysAway,
     TimePassed,
     Unloaded,
+    Unreached,
 )
 from scheduler.ray.deployment import RayDeployment
 from scheduler.ray.devices import ActorDevice, RayDevices, why_lost
 from scheduler.ray.loading import StageLoader
 from scheduler.ray.start import RaySession
-from scheduler.vocabulary.events import DeviceGone
+from scheduler.vocabulary.events import DeviceGone, DeviceReturned
 
 _log = logging.getLogger(__name__)
 
@@ -88,6 +89,8 @@ class DeviceKeeper:
         self._loading: set[str] = set()
         #: Held while devices that are gone are looked for.
         self._is_looking = threading.Lock()
+        #: Nodes of silent devices, which are asked again and again.
+        self._asked: set[str] = set()
         #: Address -> how many clients a device has given up, as we last saw.
         self._leases_ended: dict[str, float] = {}
         self._closed = False
@@ -126,6 +129,10 @@ class DeviceKeeper:
             self._orders.put(partial(self._see, Silent(time.monotonic(), address, silent_s)))
         else:
             self._orders.put(partial(self._ask_why, device))
+        if silent_s and device is not None and device.node_id not in self._asked:
+            self._asked.add(device.node_id)
+            name = f"{device.descriptor.node}-reach"
+            threading.Thread(target=self._reach, args=(device,), name=name, daemon=True).start()
 
     def heard(self, address: str) -> None:
         """Take in that an address is heard again."""
@@ -175,12 +182,65 @@ class DeviceKeeper:
                 continue
             self._deployments.tell(order)
             for deployment in self._deployments:
-                if order.device not in deployment.devices:
+                used = deployment.devices.get(order.device)
+                if used is None:
+                    continue
+                if isinstance(order, DeviceReturned) and used.address not in self._actors:
+                    continue  # another process, which does not have its stages yet
+                if isinstance(order, DeviceReturned) and order.device in deployment.stale:
+                    self._reopen_soon(deployment, used, order)
                     continue
                 if isinstance(order, DeviceGone):
                     self._do_without(deployment, order)
                 else:
                     deployment.tell(order)
+
+    def _reach(self, of: ActorDevice) -> None:
+        """While devices of a node are silent, say whether it is cut off; in a thread."""
+        assert self._channel is not None
+        node_id = of.node_id
+        try:
+            while not (self._closed or self._session.is_left):
+                is_reached = self._devices.is_reached(of)
+                mine = [(a, d) for a, d in self._actors.copy().items() if d.node_id == node_id]
+                silent = [(a, d) for a, d in mine if self._channel.is_silent(a)]
+                if not silent:
+                    return
+                for address, device in silent if not is_reached else ():
+                    now_s, name = time.monotonic(), device.descriptor.name
+                    seen = (
+                        NodeLeft(now_s, name, "its node has left the cluster")
+                        if is_reached is None
+                        else Unreached(now_s, address)
+                    )
+                    self._orders.put(partial(self._see, seen))
+                if is_reached is None:
+                    return
+                time.sleep(_LOOK_S)
+        except (HeteroError, exceptions.RayError) as error:
+            _log.info("node=%s cannot be looked for: %s", of.descriptor.node, error)
+        finally:
+            self._asked.discard(node_id)
+
+    def _reopen_soon(
+        self, deployment: RayDeployment, device: ActorDevice, order: DeviceReturned
+    ) -> None:
+        """Have a device that was cut off hear where others are now, before requests come to it."""
+
+        def tell() -> None:
+            if self._liveness.state(order.device) is DeviceState.LIVE:
+                deployment.tell(order)
+
+        def reopen() -> None:
+            try:
+                deployment.open_on(order.device)
+            except HeteroError:
+                lost = Silent(time.monotonic(), device.address, 0.0)
+                self._orders.put(partial(self._see, lost))
+            else:
+                self._orders.put(tell)
+
+        threading.Thread(target=reopen, name=f"{order.device}-open", daemon=True).start()
 
     def _plan_around(self, away: StaysAway) -> None:
         """Have deployments that can be placed anew do without a device, until it has started."""
@@ -250,7 +310,7 @@ class DeviceKeeper:
             except HeteroError:
                 return
             for name in sorted(listed.intersection(gone) - self._coming):
-                if self._liveness.state(name) is DeviceState.RESTARTING:
+                if self._liveness.state(name) in (DeviceState.RESTARTING, DeviceState.SILENT):
                     continue
                 self._coming.add(name)
                 self._restart_soon(Restart(name, "", "its node is back"))
@@ -269,7 +329,7 @@ class DeviceKeeper:
         try:
             if old is not None and not order.keep:
                 self._give_up(old)
-            device = self._start(name)
+            device = self._start(name, reload=order.keep)
         except UnknownDeviceError as error:
             seen = NodeLeft(time.monotonic(), name, error.message)
         except HeteroError as error:
@@ -303,11 +363,13 @@ class DeviceKeeper:
             return False
         return True
 
-    def _start(self, name: str) -> ActorDevice:
+    def _start(self, name: str, *, reload: bool) -> ActorDevice:
+        """Start a device and load what it had; `reload`: into its process, which goes on."""
         device = self._devices.reached([name], wait=False)[name]
         self._loading.add(name)
         for deployment in self._deployments:
-            if name in deployment.devices:
+            used = deployment.devices.get(name)
+            if used is not None and (reload or used.address != device.address):
                 deployment.devices[name] = device
                 stages = [deployment.placement.stages[i] for i in deployment.stages_on(name)]
                 deployment.use(name, device, self._loader.load(deployment, stages))

@@ -137,7 +137,7 @@ def test_devices_whose_node_is_back_start_side_by_side(
     keeper = core.executor._keeper  # type: ignore[attr-defined]  # of the Ray executor
     together = threading.Barrier(3)
 
-    def start(name: str) -> Any:
+    def start(name: str, *, reload: bool) -> Any:
         together.wait(300)
         raise DeviceLostError(f"{name} died again")
 
@@ -153,7 +153,7 @@ def test_a_device_whose_host_lets_nobody_in_while_it_starts_is_lost(
     devices = core.executor._devices  # type: ignore[attr-defined]  # of the Ray executor
     device = devices.device("CPU.1")
 
-    def refuse(address: str, timeout_s: float) -> None:
+    def refuse(address: str, timeout_s: float, host_timeout_s: float) -> None:
         raise ClusterError("nothing answers") from ConnectionRefusedError()
 
     monkeypatch.setattr("scheduler.ray.devices.check_reachable", refuse)

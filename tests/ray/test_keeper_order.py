@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +20,8 @@ class _Deployment:
     remake = None
 
     def __init__(self, is_slow: bool, is_lost_again: threading.Event) -> None:
-        self.devices = {"D": None}
+        self.devices = {"D": _device("a1")}
+        self.stale: set[str] = set()
         self.told: list[str] = []
         self._is_slow = is_slow
         self._is_lost_again = is_lost_again
@@ -39,7 +41,14 @@ class _Deployments(list[_Deployment]):
 
 def _device(address: str) -> Any:
     descriptor = SimpleNamespace(name="D", node="here")
-    return SimpleNamespace(address=address, descriptor=descriptor, actor_id=address)
+    return SimpleNamespace(address=address, descriptor=descriptor, actor_id=address, node_id="n")
+
+
+def _wait_until(is_so: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + _WAIT_S
+    while not is_so():
+        assert time.monotonic() < end_s
+        time.sleep(0.001)
 
 
 def test_a_device_that_dies_as_its_return_is_told_is_away_for_all() -> None:
@@ -58,12 +67,12 @@ def test_a_device_that_dies_as_its_return_is_told_is_away_for_all() -> None:
     first, second = _device("a1"), _device("a2")
     keeper.watch(first)
     keeper.silent("a1", 0.0)
-    while "DeviceLost" not in other.told:
-        time.sleep(0.001)
+    _wait_until(lambda: "DeviceLost" in other.told)
+    for deployment in (slow, other):
+        deployment.devices["D"] = second
     starts = threading.Thread(target=keeper.watch, args=(second,))
     starts.start()
-    while "a2" not in keeper._actors:
-        time.sleep(0.001)
+    _wait_until(lambda: "a2" in keeper._actors)
     keeper.silent("a2", 0.0)
     assert is_lost_again.wait(_WAIT_S)
     starts.join(_WAIT_S)

@@ -222,3 +222,26 @@ def test_beats_make_only_so_many_parties_known(
 
 def _is_met(one: Party, other: Party) -> bool:
     return one.channel.clock_offset_s(other.address) is not None
+
+
+def test_a_party_that_does_not_hear_is_silent_though_it_is_heard(
+    party: Callable[..., Party], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = (party(beat_s=0.05, timeout_s=1.0) for _ in range(2))
+    one.channel.watch(other.address)
+    other.channel.watch(one.address)
+    wait_for(lambda: one.channel.clock_offset_s(other.address) is not None)
+    deaf = other.channel._control_sockets
+    hears = deaf.drain
+
+    def drain() -> Iterator[bytes]:
+        for data in hears():
+            if not data:
+                yield data
+
+    monkeypatch.setattr(deaf, "drain", drain)
+    for a, b in ((one, other), (other, one)):
+        assert a.silent.get(timeout=LONG_S)[0] == b.address
+    monkeypatch.undo()
+    for a, b in ((one, other), (other, one)):
+        assert a.heard.get(timeout=LONG_S) == b.address

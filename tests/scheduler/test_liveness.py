@@ -46,6 +46,26 @@ def test_a_device_that_stays_silent_is_started_anew_elsewhere() -> None:
     assert m.state("A") is DeviceState.LIVE
 
 
+def test_a_device_that_is_cut_off_is_done_without_at_once_and_started_once_it_is_reached() -> None:
+    m = live(device_timeout_s=2.0)
+    assert m.handle(see.Unreached(0.5, "a0")) == []  # it is heard all the same
+    m.handle(see.Silent(1.0, "a0", 2.0))
+    away = see.StaysAway(2.0, "A", "n1", "nothing was heard for 2.0 s")
+    assert m.handle(see.Unreached(2.0, "a0")) == [away]
+    assert m.handle(see.TimePassed(3.9)) == []
+    m.handle(see.Unreached(3.9, "a0"))
+    assert m.handle(see.TimePassed(5.8)) == []  # there is nothing to start
+    assert [type(order) for order in m.handle(see.TimePassed(5.9))] == [Restart]
+
+
+def test_a_device_that_was_cut_off_is_back_when_it_is_heard() -> None:
+    m = live()
+    m.handle(see.Silent(1.0, "a0", 2.0))
+    m.handle(see.Unreached(2.0, "a0"))
+    assert m.handle(see.Heard(20.0, "a0")) == [DeviceReturned(20.0, "A")]
+    assert m.next_time_s is None
+
+
 def test_what_is_heard_of_an_earlier_address_counts_for_nothing() -> None:
     m = live()
     assert m.handle(see.Started(1.0, "A", "n1", "a1")) == []
