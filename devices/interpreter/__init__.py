@@ -11,11 +11,11 @@ all: its `backend` uploads and downloads, and each run goes through the steps.
 runs, and the trace notes whether its results are known from the shapes alone, a view of an input,
 or arrays that need memory, and from when to when. `layout` then lays those out in one arena.
 
-**Recorded.** In the trace, a kernel runs once more on `stand_in` arrays (`recorder`,
-`numpy_steps`): what it decides from shapes, types and constants is settled, and what it does to
-elements goes on a `tape` of steps, which are cut into pieces that stay in cache. The steps are held
-to what the kernel gave; a kernel that looks at elements, or gives something else, stays a call of
-itself. The kernels of `devices.cpu.fast` make their `calls` themselves.
+**Recorded.** In the trace, a kernel runs once more on `stand_in` arrays (`recorder`): what it
+decides from shapes, types and constants is settled, and what it does to elements goes on a `tape`
+of steps, which are cut into pieces that stay in cache. The steps are held to what the kernel gave;
+a kernel that looks at elements, or gives something else, stays a call of itself. The kernels of
+`devices.cpu.fast` make their `calls` themselves.
 
 **Bound.** Later runs with these shapes copy the inputs into the arena and make the calls, one after
 the other, without a decision between them (`bound`). `bound_cache` keeps a trace for each of the

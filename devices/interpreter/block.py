@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from time import perf_counter
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
@@ -329,40 +328,16 @@ def _body(
     return _Body(block, graph, {name: slot_of(name) for name in outer}, shared, scope)
 
 
-def _call_step(
-    call: Callable[..., Any],
-    slots: Slots,
-) -> Step:
-    """A node without bodies; the shapes of nearly all nodes have their own, shorter path."""
+def _call_step(call: Callable[..., Any], slots: Slots) -> Step:
+    """A node without bodies."""
     reads, writes, dying = slots
-    if len(writes) == 1 and writes[0] is not None and reads:
-        write: int = writes[0]
-        if len(reads) == 1:
-            (read,) = reads
 
-            def one_to_one(values: list[Value], context: RunContext) -> None:
-                result = call(values[read])
-                values[write] = result if type(result) is np.ndarray else single(result)
-                for slot in dying:
-                    values[slot] = None
-
-            return one_to_one
-        get = itemgetter(*reads)
-
-        def many_to_one(values: list[Value], context: RunContext) -> None:
-            result = call(*get(values))
-            values[write] = result if type(result) is np.ndarray else single(result)
-            for slot in dying:
-                values[slot] = None
-
-        return many_to_one
-
-    def many_to_many(values: list[Value], context: RunContext) -> None:
+    def step(values: list[Value], context: RunContext) -> None:
         store(values, writes, call(*[values[slot] for slot in reads]))
         for slot in dying:
             values[slot] = None
 
-    return many_to_many
+    return step
 
 
 def _body_step(

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from devices.interpreter import numpy_steps  # noqa: F401 - it registers what numpy's functions do
 from devices.interpreter.block import Task
 from devices.interpreter.calls import Scratch
 from devices.interpreter.implementations import ONLY_IN_A_RUN

@@ -8,6 +8,8 @@ from math import prod
 from typing import Any, Final, NoReturn
 
 import numpy as np
+from numpy._core import umath
+from numpy.lib.array_utils import byte_bounds
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from devices.interpreter.calls import Call
@@ -16,32 +18,10 @@ from devices.interpreter.tape import Place, Recording, Step, copying, edited, la
 
 #: Steps beyond which a call of the kernel costs no more than they do.
 _MOST_STEPS: Final = 500
-#: Functions that reduce by a ufunc, and that ufunc.
-_REDUCING: Final[dict[Any, np.ufunc]] = {
-    np.sum: np.add, np.prod: np.multiply, np.max: np.maximum, np.min: np.minimum,
-    np.amax: np.maximum, np.amin: np.minimum,
-}  # fmt: skip
-#: Functions that accumulate by a ufunc.
-_ACCUMULATING: Final[dict[Any, np.ufunc]] = {np.cumsum: np.add, np.cumprod: np.multiply}
-#: Functions that look at their first argument in another way.
-_VIEWING: Final = frozenset(
-    [np.broadcast_to, np.expand_dims, np.flip, np.moveaxis, np.reshape, np.squeeze, np.swapaxes,
-     np.transpose]
-)  # fmt: skip
-
-
-#: Function of numpy's -> what puts its steps on a tape.
-_STEPS: Final[dict[Any, Callable[..., Any]]] = {}
-
-
-def steps_of(function: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register the decorated function, ``(tape, *arguments)``, for a function of numpy's."""
-
-    def register(steps: Callable[..., Any]) -> Callable[..., Any]:
-        _STEPS[function] = steps
-        return steps
-
-    return register
+#: The ufunc inside `numpy.clip`, which itself takes three times as long to call.
+CLIP: Final[Any] = vars(umath)["clip"]
+#: Those that numpy's own checks make slower with a positional output.
+_NAMED_OUTPUT: Final = (np.maximum, np.minimum)
 
 
 class CannotRecord(Exception):  # noqa: N818 - no error, but an answer
@@ -49,19 +29,14 @@ class CannotRecord(Exception):  # noqa: N818 - no error, but an answer
 
 
 class Tape:
-    """The steps so far, and the buffers that they touch."""
+    """The steps so far, and the buffers that they touch: the inputs' are the first."""
 
     def __init__(self, inputs: Sequence[Any]) -> None:
         self._layouts = layouts_of(inputs)
-        #: The address of each buffer that is the inputs' or made by a step.
-        self._addresses: dict[int, int] = {}
-        self._count = len(inputs)
+        self._buffers = list(inputs)
         self._steps: list[Step] = []
         self._sizes: dict[int, int] = {}
         self._constants: dict[int, np.ndarray] = {}
-        for i, x in enumerate(inputs):
-            if isinstance(x, np.ndarray):
-                self._addresses[i] = np.lib.array_utils.byte_bounds(x)[0]
 
     def array(self, real: np.ndarray, buffer: int) -> StandIn:
         """Return the stand-in for an array that lies in a buffer."""
@@ -72,21 +47,19 @@ class Tape:
     def made(self, real: Any) -> StandIn:
         """Return the stand-in for a new array."""
         real = np.asarray(real)
-        buffer, self._count = self._count, self._count + 1
-        self._addresses[buffer] = np.lib.array_utils.byte_bounds(real)[0]
-        self._sizes[buffer] = real.nbytes
-        return self.array(real, buffer)
+        self._sizes[len(self._buffers)] = real.nbytes
+        self._buffers.append(real)
+        return self.array(real, len(self._buffers) - 1)
 
     def place(self, array: StandIn | np.ndarray) -> Place:
         """Return where an array lies, a constant's memory as a buffer of its own."""
         if isinstance(array, StandIn):
             buffer, real = array.buffer, array.real
         else:
-            buffer, real = self._count, array
-            self._count += 1
+            buffer, real = len(self._buffers), array
             self._constants[buffer] = real
-            self._addresses[buffer] = np.lib.array_utils.byte_bounds(real)[0]
-        offset = real.__array_interface__["data"][0] - self._addresses[buffer]
+            self._buffers.append(real)
+        offset = real.__array_interface__["data"][0] - byte_bounds(self._buffers[buffer])[0]
         return Place(buffer, offset, real.shape, real.strides, real.dtype)
 
     def step(
@@ -98,13 +71,12 @@ class Tape:
     ) -> StandIn:
         """Add a step and return what it writes to, which is the last of the arrays."""
         to = arrays[-1]
-        if not isinstance(to, StandIn) or to.buffer in range(len(self._layouts)):
+        if not isinstance(to, StandIn) or to.buffer < len(self._layouts):
             raise CannotRecord
         if len(self._steps) >= _MOST_STEPS:
             raise CannotRecord
-        if not to.size:
-            return to
-        self._steps.append(Step(make, tuple(map(self.place, arrays)), lead, fixed=fixed))
+        if to.size:
+            self._steps.append(Step(make, tuple(map(self.place, arrays)), lead, fixed=fixed))
         return to
 
     def elementwise(self, make: Callable[..., Call], *arrays: Any) -> StandIn:
@@ -129,6 +101,10 @@ class Tape:
         """Add a step that copies x to `to`, with which it may broadcast."""
         return self.elementwise(copying, x, to)
 
+    def chosen(self, x: Any, condition: Any, to: StandIn) -> StandIn:
+        """Add a step that copies x to `to` where a condition is True."""
+        return self.elementwise(lambda a, c, y: partial(np.copyto, y, a, where=c), x, condition, to)
+
     def recording(
         self, found: Sequence[Any], results: Sequence[np.ndarray | None], in_pieces: bool
     ) -> Recording | None:
@@ -147,9 +123,18 @@ class Tape:
         return edited(self._steps, self._layouts, buffers, self._constants, self._sizes, in_pieces)
 
 
-def real_of(value: Any) -> Any:
+def _real(value: Any) -> Any:
     """Return the array that a stand-in stands for; anything else as it is."""
     return value.real if isinstance(value, StandIn) else value
+
+
+def _reduced(ufunc: np.ufunc) -> Any:
+    """Return the method, or the function, that reduces by a ufunc."""
+
+    def reduced(x: StandIn, axis: Any = None, keepdims: bool = False, dtype: Any = None) -> Any:
+        return ufunc.reduce(x, axis=axis, keepdims=keepdims, dtype=dtype)
+
+    return reduced
 
 
 class StandIn(NDArrayOperatorsMixin):
@@ -162,7 +147,7 @@ class StandIn(NDArrayOperatorsMixin):
     device: Final = "cpu"
 
     def __init__(self, tape: Tape, real: np.ndarray, buffer: int) -> None:
-        self._tape = tape
+        self.tape = tape
         self.real = real
         self.buffer = buffer
 
@@ -170,27 +155,31 @@ class StandIn(NDArrayOperatorsMixin):
         """Return what an array tells of its layout."""
         if name in ("dtype", "flags", "itemsize", "nbytes", "ndim", "shape", "size", "strides"):
             return getattr(self.real, name)
+        if name in ("swapaxes", "transpose", "view"):
+            return lambda *arguments: self.viewed(getattr(self.real, name)(*arguments))
         raise AttributeError(name)
 
     def _look(self, *_: Any, **__: Any) -> NoReturn:
         raise CannotRecord
 
     __array__ = __bool__ = __complex__ = __float__ = __index__ = __int__ = __iter__ = _look
+    max, min, sum = _reduced(np.maximum), _reduced(np.minimum), _reduced(np.add)
 
     def __len__(self) -> int:
         return len(self.real)
 
-    def _view(self, real: np.ndarray) -> StandIn:
+    def viewed(self, real: np.ndarray) -> StandIn:
+        """Return the stand-in for a view of the array."""
         if self.size and real.size and not np.may_share_memory(real, self.real):
             raise CannotRecord
-        return StandIn(self._tape, real, self.buffer)
+        return StandIn(self.tape, real, self.buffer)
 
     def __getitem__(self, key: Any) -> Any:
         for axis, index in enumerate(key if isinstance(key, tuple) else ()):
             if isinstance(index, np.ndarray):  # one of positions, beside whole axes
                 taken: Any = np.take(self[key[:axis]], index, axis=axis)
                 return taken[(*(slice(None),) * (axis + index.ndim), *key[axis + 1 :])]
-        return self._view(np.asarray(self.real[key]))
+        return self.viewed(np.asarray(self.real[key]))
 
     def __setitem__(self, key: Any, value: Any) -> None:
         part = self[key]
@@ -198,39 +187,26 @@ class StandIn(NDArrayOperatorsMixin):
             value = np.asarray(value, self.dtype)
         elif value is part or (value.buffer == part.buffer and value.real is part.real):
             return  # y[key] += x has written there already
-        self._tape.copied(value, part)
+        self.tape.copied(value, part)
 
     @property
     def T(self) -> StandIn:  # noqa: N802 - an array's name for it
         """The array with its axes reversed."""
-        return self._view(self.real.T)
-
-    def transpose(self, *axes: Any) -> StandIn:
-        """Return the array with its axes in another order."""
-        return self._view(self.real.transpose(*axes))
-
-    def swapaxes(self, a: int, b: int) -> StandIn:
-        """Return the array with two axes exchanged."""
-        return self._view(self.real.swapaxes(a, b))
-
-    def view(self, dtype: Any) -> StandIn:
-        """Return the bits as another type."""
-        return self._view(self.real.view(dtype))
+        return self.viewed(self.real.T)
 
     def reshape(self, *shape: Any) -> StandIn:
         """Return the elements in another shape, copied where they do not lie so."""
         real = self.real.reshape(*shape)
         if np.may_share_memory(real, self.real):
-            return self._view(real)
-        to = self._tape.made(real)
-        self._tape.step(_reshaping, self, to)
-        return to
+            return self.viewed(real)
+        to = self.tape.made(real)
+        return self.tape.step(lambda x, y: copy_call(y.reshape(x.shape, copy=False), x), self, to)
 
     def astype(self, dtype: Any, *, copy: bool = True) -> StandIn:
         """Return the array in another type."""
         if not copy and self.dtype == dtype:
             return self
-        return self._tape.copied(self, self._tape.made(self.real.astype(dtype)))
+        return self.tape.copied(self, self.tape.made(self.real.astype(dtype)))
 
     def copy(self) -> StandIn:
         """Return a copy."""
@@ -243,58 +219,54 @@ class StandIn(NDArrayOperatorsMixin):
             return known[exponent](self)
         return np.power(self, exponent)
 
-    def _reduced(ufunc: np.ufunc) -> Any:  # type: ignore[misc]  # noqa: N805 - no method itself
-        def reduced(self: StandIn, axis: Any = None, keepdims: bool = False) -> Any:
-            return ufunc.reduce(self, axis=axis, keepdims=keepdims)
-
-        return reduced
-
-    max, min, sum = _reduced(np.maximum), _reduced(np.minimum), _reduced(np.add)
-
     def __array_ufunc__(
         self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = None, **keywords: Any
     ) -> Any:
         """Add the step that a ufunc is."""
         keywords = {k: v for k, v in keywords.items() if v is not np._NoValue}
         (to,) = out or (None,)
+        where = keywords.pop("where", True)
         if ufunc.nout != 1:
             raise CannotRecord
-        if method == "reduce":
-            return self._reduce(ufunc, *inputs, to=to, **keywords)
-        if method == "accumulate":
-            return self._accumulate(ufunc, *inputs, to=to, **keywords)
-        where = keywords.pop("where", True)
+        if method in ("reduce", "accumulate") and where is True:
+            return getattr(self, f"_{method}")(ufunc, *inputs, to=to, **keywords)
         if method != "__call__" or keywords:
             raise CannotRecord
         if ufunc is np.matmul:
             return self._product(*inputs, to=to)
         arrays = _operands(ufunc, inputs)
         if to is None:
-            to = self._tape.made(ufunc(*map(real_of, arrays)))
+            to = self.tape.made(ufunc(*map(_real, arrays)))
         if where is not True:
-            return self._tape.elementwise(partial(_masked, ufunc), *arrays, where, to)
-        return self._tape.elementwise(_MAKERS.get(ufunc, partial(partial, ufunc)), *arrays, to)
+            return self.tape.elementwise(
+                lambda *xs: partial(ufunc, *xs[:-2], out=xs[-1], where=xs[-2]), *arrays, where, to
+            )
+        if ufunc in _NAMED_OUTPUT:
+            return self.tape.elementwise(
+                lambda *xs: partial(ufunc, *xs[:-1], out=xs[-1]), *arrays, to
+            )
+        return self.tape.elementwise(partial(partial, ufunc), *arrays, to)
 
     def _reduce(
-        self, ufunc: np.ufunc, x: StandIn, axis: Any = 0, dtype: Any = None, *, to: Any = None,
-        keepdims: bool = False, initial: Any = None,
+        self, ufunc: Any, x: StandIn, axis: Any = 0, dtype: Any = None, *, to: Any = None,
+        keepdims: bool = False,
     ) -> StandIn:  # fmt: skip
-        if initial is not None:
-            raise CannotRecord
         given = range(x.ndim) if axis is None else np.atleast_1d(axis).tolist()
         # Counted from the end, they are the same whatever leading axes are cut or merged.
         axes = tuple(sorted(a - x.ndim if a >= 0 else a for a in given))
         if to is None:
-            to = self._tape.made(ufunc.reduce(x.real, axes, dtype, keepdims=keepdims))
-        make = partial(_reducing, ufunc, axes, dtype, keepdims)
-        return self._tape.step(make, x, to, lead=x.ndim + min(axes, default=0))
+            to = self.tape.made(ufunc.reduce(x.real, axes, dtype, keepdims=keepdims))
+        lead = x.ndim + min(axes, default=0)
+        return self.tape.step(
+            lambda x, y: partial(ufunc.reduce, x, axes, dtype, y, keepdims), x, to, lead=lead
+        )
 
     def _accumulate(
         self, ufunc: np.ufunc, x: StandIn, axis: int = 0, dtype: Any = None, *, to: Any = None
     ) -> StandIn:
         if to is None:
-            to = self._tape.made(ufunc.accumulate(x.real, axis, dtype))
-        return self._tape.step(partial(_accumulating, ufunc, axis, dtype), x, to)
+            to = self.tape.made(ufunc.accumulate(x.real, axis, dtype))
+        return self.tape.step(lambda x, y: partial(ufunc.accumulate, x, axis, dtype, y), x, to)
 
     def _product(self, a: Any, b: Any, *, to: Any) -> StandIn:
         if a.ndim < 2 or b.ndim < 2 or a.shape[-1] != b.shape[-2] or a.dtype != b.dtype:
@@ -302,27 +274,24 @@ class StandIn(NDArrayOperatorsMixin):
         if to is None:
             stack = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
             shape = (*stack, a.shape[-2], b.shape[-1])
-            to = self._tape.made(np.zeros(shape, a.dtype))  # nobody looks at what it would be
+            to = self.tape.made(np.zeros(shape, a.dtype))  # nobody looks at what it would be
         # Rows times one column come out the same however many there are; those of a wider matrix
         # may not.
         if a.ndim == b.ndim == 2:
             lead, fixed = int(b.shape[1] == 1), frozenset([1])
         else:
             lead, fixed = (a.ndim - 2, frozenset[int]()) if a.ndim == b.ndim else (0, frozenset())
-        return self._tape.step(partial(partial, np.matmul), a, b, to, lead=lead, fixed=fixed)
+        return self.tape.step(partial(partial, np.matmul), a, b, to, lead=lead, fixed=fixed)
 
     def __array_function__(self, function: Any, types: Any, args: Any, keywords: Any) -> Any:
         """Add the steps that one of numpy's functions is."""
-        if function in _VIEWING:
+        name = function.__name__
+        if name in _VIEWING:
             x, *others = args
-            if function is np.reshape:
-                return x.reshape(*others)
-            return x._view(function(x.real, *others, **keywords))
-        if function in _REDUCING:
-            return _REDUCING[function].reduce(*args, **({"axis": None} | keywords))
-        if function in _ACCUMULATING:
-            return _ACCUMULATING[function].accumulate(*args, **keywords)
-        return _STEPS[function](self._tape, *args, **keywords)
+            return x.viewed(function(x.real, *others, **keywords))
+        if (found := getattr(_Functions, name, None)) is None:
+            raise CannotRecord
+        return found(*args, **keywords)
 
 
 def _operands(ufunc: Any, inputs: Sequence[Any]) -> list[Any]:
@@ -336,31 +305,121 @@ def _operands(ufunc: Any, inputs: Sequence[Any]) -> list[Any]:
     ]  # fmt: skip
 
 
-def _reshaping(x: np.ndarray, y: np.ndarray) -> Call:
-    return copy_call(y.reshape(x.shape, copy=False), x)
+#: Functions that look at their first argument in another way.
+_VIEWING: Final = frozenset(
+    ("broadcast_to", "expand_dims", "flip", "moveaxis", "squeeze", "swapaxes", "transpose")
+)
 
 
-def _masked(ufunc: np.ufunc, *arrays: np.ndarray) -> Call:
-    *read, where, to = arrays
-    return partial(ufunc, *read, out=to, where=where)
+class _Functions:
+    """What numpy's functions of these names do to stand-ins."""
+
+    sum, prod = map(staticmethod, (_reduced(np.add), _reduced(np.multiply)))
+    max, min = map(staticmethod, (_reduced(np.maximum), _reduced(np.minimum)))
+    cumsum, cumprod = map(staticmethod, (np.add.accumulate, np.multiply.accumulate))
+
+    @staticmethod
+    def reshape(x: StandIn, shape: Any) -> StandIn:
+        return x.reshape(shape)
+
+    @staticmethod
+    def clip(x: Any, low: Any, high: Any, out: Any = None) -> Any:
+        return CLIP(x, low, high, out=out) if out is not None else CLIP(x, low, high)
+
+    @staticmethod
+    def where(condition: Any, a: Any, b: Any) -> StandIn:
+        real = np.where(_real(condition), _real(a), _real(b))
+        tape = next(x.tape for x in (condition, a, b) if isinstance(x, StandIn))
+        a, b = (x if isinstance(x, StandIn) else np.asarray(x, real.dtype) for x in (a, b))
+        return tape.chosen(a, condition, tape.copied(b, tape.made(real)))
+
+    @staticmethod
+    def copyto(to: Any, x: Any, casting: str = "same_kind", where: Any = True) -> None:
+        x = x if isinstance(x, StandIn) else np.asarray(x, to.dtype)
+        if where is True:
+            to.tape.copied(x, to)
+        else:
+            to.tape.chosen(x, where, to)
+
+    @staticmethod
+    def einsum(subscripts: str, x: StandIn, out: Any = None) -> StandIn:
+        """Record the one sum that kernels leave to `einsum`: that of short rows."""
+        if subscripts != "...i->..." or out is not None:
+            raise CannotRecord
+        to = x.tape.made(np.einsum(subscripts, x.real))
+        return x.tape.step(
+            lambda x, y: partial(np.einsum, "...i->...", x, out=y), x, to, lead=to.ndim
+        )
+
+    @staticmethod
+    def argmax(x: StandIn, axis: Any = None, keepdims: bool = False) -> StandIn:
+        if axis not in (-1, x.ndim - 1):
+            raise CannotRecord
+        to = x.tape.made(np.argmax(x.real, axis, keepdims=keepdims))
+        found = to[..., 0] if keepdims else to
+        x.tape.step(lambda x, y: partial(x.argmax, -1, y), x, found, lead=x.ndim - 1)
+        return to
+
+    @staticmethod
+    def take(x: Any, indices: Any, axis: Any = None) -> StandIn:
+        # In range they are the same for `clip`, which alone writes without a copy of its own.
+        known = not isinstance(indices, StandIn) and np.min(indices, initial=0) >= 0
+        mode: Any = "clip" if known else "raise"
+        indices = indices if isinstance(indices, StandIn) else np.asarray(indices)
+        tape = x.tape if isinstance(x, StandIn) else indices.tape
+        to = tape.made(_real(x).take(_real(indices), axis))
+        taken: StandIn = tape.step(
+            lambda x, at, y: partial(x.take, at, axis, y, mode), x, indices, to
+        )
+        return taken
+
+    @staticmethod
+    def take_along_axis(x: StandIn, indices: Any, axis: int) -> StandIn:
+        """Record the taking of one element of each row, found by `argmax`."""
+        if axis % x.ndim != x.ndim - 1 or not x.flags.c_contiguous or indices.shape[-1] != 1:
+            raise CannotRecord
+        to = x.tape.made(np.take_along_axis(x.real, indices.real, axis))
+        return x.tape.step(_picking, x, indices, to, lead=x.ndim - 1)
+
+    @staticmethod
+    def concatenate(arrays: Sequence[Any], axis: int = 0) -> StandIn:
+        tape = next(x.tape for x in arrays if isinstance(x, StandIn))
+        to: StandIn = tape.made(np.concatenate([_real(x) for x in arrays], axis))
+        end = 0
+        for x in arrays:
+            begin, end = end, end + x.shape[axis]
+            tape.copied(x, to[(slice(None),) * (axis % to.ndim) + (slice(begin, end),)])
+        return to
+
+    @staticmethod
+    def empty_like(x: StandIn, dtype: Any = None, shape: Any = None) -> StandIn:
+        return x.tape.made(np.empty_like(x.real, dtype, shape=shape))
+
+    @staticmethod
+    def full_like(x: StandIn, value: Any, dtype: Any = None) -> StandIn:
+        to = x.tape.made(np.empty_like(x.real, dtype))
+        return x.tape.copied(np.asarray(value, to.dtype), to)
+
+    @staticmethod
+    def zeros_like(x: StandIn, dtype: Any = None) -> StandIn:
+        return _Functions.full_like(x, 0, dtype)
+
+    @staticmethod
+    def ascontiguousarray(x: StandIn) -> StandIn:
+        if x.flags.c_contiguous:
+            return x
+        return x.tape.copied(x, x.tape.made(np.ascontiguousarray(x.real)))
+
+    @staticmethod
+    def mean(x: StandIn, axis: Any = None, keepdims: bool = False) -> StandIn:
+        if x.dtype.kind != "f" or x.itemsize < 4:
+            raise CannotRecord
+        total: StandIn = x.sum(axis, keepdims)
+        total /= x.dtype.type(x.size // total.size)
+        return total
 
 
-def _named_output(ufunc: np.ufunc, *arrays: np.ndarray) -> Call:
-    *read, to = arrays
-    return partial(ufunc, *read, out=to)
-
-
-#: Those that numpy's own checks make slower with a positional output.
-_MAKERS: Final[dict[Any, Callable[..., Call]]] = {
-    ufunc: partial(_named_output, ufunc) for ufunc in (np.maximum, np.minimum)
-}
-
-
-def _reducing(
-    ufunc: Any, axes: Any, dtype: Any, keepdims: bool, x: np.ndarray, y: np.ndarray
-) -> Call:
-    return partial(ufunc.reduce, x, axes, dtype, y, keepdims)
-
-
-def _accumulating(ufunc: np.ufunc, axis: int, dtype: Any, x: np.ndarray, y: np.ndarray) -> Call:
-    return partial(ufunc.accumulate, x, axis, dtype, y)
+def _picking(x: np.ndarray, indices: np.ndarray, y: np.ndarray) -> Call:
+    flat, places, to = (a.reshape(-1, copy=False) for a in (x, indices, y))
+    first = np.arange(0, x.size, x.shape[-1])
+    return lambda: flat.take(first + places, None, to, "clip")

@@ -9,7 +9,7 @@ from math import inf
 import numpy as np
 
 from devices.interpreter.calls import Call
-from devices.interpreter.numpy_steps import CLIP
+from devices.interpreter.stand_in import CLIP
 from devices.kernels.in_place import IN_PLACE
 
 
