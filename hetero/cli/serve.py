@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,29 +11,78 @@ import click
 
 from hetero.cli.loading import is_blob, load
 from hetero.cli.options import model_options, start, with_core
+from hetero.cli.pairs import together
 from hetero.cli.terminal import print_json, progress, remark, show
 from hetero.core import Core
 from hetero.report.text import Rows
-from hetero.serve.server import Server, require_extra
+from hetero.serve.server import Server, ServerOptions, require_extra
+
+#: Seconds between two looks at a repository's folder.
+_WATCH_S = 1.0
+
+
+def _server_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add how the server listens and what it allows."""
+    port = click.IntRange(0, 65535)
+    file = click.Path(exists=True, dir_okay=False, path_type=Path)
+    return together(
+        click.option(
+            "--port", type=port, default=8000, show_default=True,
+            help="Where to listen for HTTP; 0 takes a free port.",
+        ),
+        click.option(
+            "--grpc-port", type=port, metavar="PORT", help="Where to listen for gRPC as well."
+        ),
+        click.option(
+            "--host", default="127.0.0.1", show_default=True,
+            help="The address to listen on; 0.0.0.0 for all of this machine's.",
+        ),
+        click.option("--name", help="What clients call the model; its file's name by default."),
+        click.option(
+            "--check", is_flag=True, help="Load everything, say what would be served, and end."
+        ),
+        click.option(
+            "--tokens", type=file, metavar="FILE", callback=_read_tokens,
+            help="A file with a token on each line: requests need one of them.",
+        ),
+        click.option("--tls-key", type=file, metavar="FILE.pem", help="The key, for TLS."),
+        click.option(
+            "--tls-certificate", type=file, metavar="FILE.pem", help="The certificate chain."
+        ),
+        click.option(
+            "--max-body", type=click.IntRange(1), default=2**30, show_default=True,
+            metavar="BYTES", help="Bytes that a request may have.",
+        ),
+        click.option(
+            "--body-seconds", type=click.FloatRange(0.1), default=60.0, show_default=True,
+            help="Seconds that a request may take to arrive.",
+        ),
+        click.option(
+            "--shared-memory", is_flag=True,
+            help="Let clients on this machine name their shared memory as tensors.",
+        ),
+        click.option("--access-log", is_flag=True, help="Print a line of JSON for each request."),
+        click.option(
+            "--drain-seconds", type=click.FloatRange(0.0), default=30.0, show_default=True,
+            help="Seconds that requests have to end after Ctrl-C or SIGTERM.",
+        ),
+    )(function)  # fmt: skip
+
+
+def _read_tokens(
+    context: click.Context, parameter: click.Parameter, value: Path | None
+) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    tokens = tuple(value.read_text().split())
+    if not tokens:
+        raise click.BadParameter(f"{value} has no token.")
+    return tokens
 
 
 @click.command()
 @model_options
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    default=8000,
-    show_default=True,
-    help="Where to listen for HTTP; 0 takes a free port.",
-)
-@click.option(
-    "--host",
-    default="127.0.0.1",
-    show_default=True,
-    help="The address to listen on; 0.0.0.0 for all of this machine's.",
-)
-@click.option("--name", help="What clients call the model; its file's name by default.")
-@click.option("--check", is_flag=True, help="Load everything, say what would be served, and end.")
+@_server_options
 @with_core
 def serve(
     core: Core,
@@ -40,9 +91,18 @@ def serve(
     pins: dict[str, str],
     config: dict[str, Any],
     port: int,
+    grpc_port: int | None,
     host: str,
     name: str | None,
     check: bool,
+    tokens: tuple[str, ...],
+    tls_key: Path | None,
+    tls_certificate: Path | None,
+    max_body: int,
+    body_seconds: float,
+    shared_memory: bool,
+    access_log: bool,
+    drain_seconds: float,
     as_json: bool,
 ) -> None:
     """Serve MODEL by HTTP: an ONNX model, a blob, or a folder of them.
@@ -51,6 +111,8 @@ def serve(
     versions) and a folder for each version. What changes there is taken over within seconds.
     """
     require_extra()
+    if (tls_key is None) != (tls_certificate is None):
+        raise click.UsageError("--tls-key and --tls-certificate go together.")
     from hetero.serve.repository import ModelSource, Repository
     from hetero.serve.sources import ModelOptions, folder_sources
 
@@ -80,12 +142,20 @@ def serve(
     if check or (broken and not folder.is_dir()):
         _tell(index, as_json)
         raise click.exceptions.Exit(1 if broken or not index else 0)
-    with Server(repository, host, port).until_started() as server:
+    options = ServerOptions(
+        host, port, grpc_port, tokens, tls_key, tls_certificate, max_body, body_seconds,
+        shared_memory, access_log, drain_seconds, _WATCH_S if folder.is_dir() else 0.0,
+    )  # fmt: skip
+    if access_log:
+        _log_lines()
+    with Server(repository, options).until_started() as server:
         if as_json:
-            print_json("serve", {"url": server.url, "models": index})
+            told = {"url": server.url, "grpc_port": server.grpc_port, "models": index}
+            print_json("serve", told)
         else:
             _tell(index, as_json=False)
-            remark(f"serving at {server.url}; Ctrl-C ends it")
+            by = f" and gRPC at {host}:{server.grpc_port}" if server.grpc_port else ""
+            remark(f"serving at {server.url}{by}; Ctrl-C ends it")
         server.wait()
 
 
@@ -97,3 +167,10 @@ def _tell(index: list[dict[str, str]], as_json: bool) -> None:
     for row in index:
         table.add(row["name"], row["version"], row["state"].lower(), row["reason"])
     show(table)
+
+
+def _log_lines() -> None:
+    """Print the access log on stderr."""
+    log = logging.getLogger("hetero.serve.access")
+    log.addHandler(logging.StreamHandler())
+    log.setLevel(logging.INFO)

@@ -3,51 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 import time
-from collections.abc import Awaitable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Collection
 from typing import Any, Final
 from urllib.parse import unquote
 
 from devices.errors import HeteroError
 from devices.request.request import Request
+from hetero.serve.access_log import write_line
 from hetero.serve.errors import refused, status_of
 from hetero.serve.http_exchange import ClientGone, Exchange, Receive, Send
 from hetero.serve.metrics import metrics_text
-from hetero.serve.repository import Repository, model_statistics
 from hetero.serve.rest_request import read_infer, read_json, unpacked
 from hetero.serve.rest_response import write_infer
 from hetero.serve.served_model import ServedModel
+from hetero.serve.service import Service
 from hetero.serve.turns import Turns
-from hetero.version import hetero_version
 
 _log = logging.getLogger(__name__)
 
-#: The protocol's extensions that are here.
-EXTENSIONS: Final = (
-    "binary_tensor_data", "model_configuration", "model_repository", "schedule_policy",
-    "statistics",
-)  # fmt: skip
 _JSON_NBYTES: Final = b"inference-header-content-length"
 #: Seconds after which a request that is not answered yet listens for its client's end.
 _LISTEN_S: Final = 0.02
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """What a request may take.
-
-    Attributes
-    ----------
-    body_nbytes : int
-        Bytes of its body, packed or unpacked.
-    body_s : float
-        Seconds until its body is there.
-    """
-
-    body_nbytes: int = 2**30
-    body_s: float = 60.0
 
 
 class ServingApp:
@@ -55,17 +34,20 @@ class ServingApp:
 
     Parameters
     ----------
-    repository : Repository
-        The models.
-    bounds : Bounds
-        What a request may take.
+    service : Service
+        The models and rules.
+    tokens : collection of str
+        One of them has to come with each request but health checks; none: anybody may ask.
+    access_log : bool
+        Whether each request is logged.
     """
 
-    def __init__(self, repository: Repository, bounds: Bounds | None = None) -> None:
-        self.repository: Final = repository
-        self._bounds = bounds or Bounds()
-        #: Set once no more requests are wanted: ready answers no.
-        self.is_draining = False
+    def __init__(
+        self, service: Service, *, tokens: Collection[str] = (), access_log: bool = False
+    ) -> None:
+        self._service = service
+        self._tokens = tuple(f"Bearer {token}".encode() for token in tokens)
+        self._access_log = access_log
         self._turns: dict[ServedModel, Turns] = {}
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
@@ -75,14 +57,26 @@ class ServingApp:
             return
         if scope["type"] != "http":
             return
-        bounds = self._bounds
+        bounds = self._service.bounds
         exchange = Exchange(scope, receive, send, bounds.body_nbytes, bounds.body_s)
+        began_s = time.perf_counter()
         try:
+            self._check_token(exchange)
             await self._route(exchange)
         except ClientGone:
             exchange.status = 499
         except Exception as error:
             await _answer_error(exchange, error)
+        if self._access_log:
+            write_line(exchange, time.perf_counter() - began_s)
+
+    def _check_token(self, exchange: Exchange) -> None:
+        """Raise ProtocolError where a token is wanted and none of ours has come."""
+        if not self._tokens or exchange.path.startswith("/v2/health/"):
+            return
+        given = exchange.header(b"authorization").encode("latin-1")
+        if not any(hmac.compare_digest(token, given) for token in self._tokens):
+            raise refused("a token is wanted: Authorization: Bearer TOKEN.", 401)
 
     # Routes.
 
@@ -95,50 +89,44 @@ class ServingApp:
                 await self._infer(exchange, name, version)
             case ["v2"] | ["v2", ""]:
                 _allow(exchange, "GET")
-                await exchange.answer_json(server_metadata())
+                await exchange.answer_json(self._service.metadata())
             case ["v2", "health", "live"]:
                 _allow(exchange, "GET")
                 await exchange.answer_json({"live": True})
             case ["v2", "health", "ready"]:
                 _allow(exchange, "GET")
-                ready = self.is_ready()
+                ready = self._service.is_ready()
                 await exchange.answer_json({"ready": ready}, 200 if ready else 503)
             case ["v2", "models", "stats"]:
                 _allow(exchange, "GET")
-                await exchange.answer_json(model_statistics(self.repository.models()))
+                await exchange.answer_json(self._service.statistics())
             case ["v2", "models", name, "versions", version, *rest]:
                 await self._model(exchange, name, version, rest)
             case ["v2", "models", name, *rest]:
                 await self._model(exchange, name, "", rest)
+            case ["v2", "systemsharedmemory", *rest]:
+                await self._shared_memory(exchange, rest)
             case ["v2", "repository", *rest]:
                 await self._repository(exchange, rest)
             case ["metrics"]:
                 _allow(exchange, "GET")
-                text = metrics_text(self.repository.models()).encode()
+                text = metrics_text(self._service.repository.models()).encode()
                 await exchange.answer(200, [text], "text/plain; version=0.0.4; charset=utf-8")
             case _:
                 raise refused(f"no {exchange.path} here; the protocol's paths begin at /v2.", 404)
 
-    def is_ready(self) -> bool:
-        """Return whether requests are welcome: every model is loaded and has devices left."""
-        index = self.repository.index()
-        return not self.is_draining and all(row["state"] == "READY" for row in index)
-
     async def _model(self, exchange: Exchange, name: str, version: str, rest: list[str]) -> None:
         _allow(exchange, "GET")
-        model = self.repository.find(name, version)
+        model = self._service.repository.find(name, version)
         match rest:
             case []:
-                versions = self.repository.versions(name)
-                await exchange.answer_json(model.metadata(versions))
+                await exchange.answer_json(self._service.model_metadata(name, version))
             case ["ready"]:
                 await exchange.answer_json({"name": name, "ready": True})
             case ["config"]:
                 await exchange.answer_json(model.config())
             case ["stats"]:
-                of_name = (m for m in self.repository.models() if m.name == name)
-                chosen = [m for m in of_name if version in ("", m.version)]
-                await exchange.answer_json(model_statistics(chosen))
+                await exchange.answer_json(self._service.statistics(name, version))
             case _:
                 raise refused(f"no {'/'.join(rest)} of a model here.", 404)
 
@@ -148,15 +136,34 @@ class ServingApp:
         parameters = read_json(body) if body.strip() else {}
         match rest:
             case ["index"]:
-                index = self.repository.index(ready=parameters.get("ready") is True)
+                index = self._service.repository.index(ready=parameters.get("ready") is True)
                 await exchange.answer_json(index)
             case ["models", name, "load"]:
-                if parameters.get("parameters"):
-                    raise refused("load takes no parameters here: change hetero.yaml.", 501)
-                await asyncio.to_thread(self.repository.load, name)
+                given = parameters.get("parameters") or {}
+                await asyncio.to_thread(self._service.load, name, given)
                 await exchange.answer(200)
             case ["models", name, "unload"]:
-                await asyncio.to_thread(self.repository.unload, name)
+                await asyncio.to_thread(self._service.repository.unload, name)
+                await exchange.answer(200)
+            case _:
+                raise refused(f"no {exchange.path} here.", 404)
+
+    async def _shared_memory(self, exchange: Exchange, rest: list[str]) -> None:
+        regions = self._service.regions
+        name = rest[1] if rest[0] == "region" and len(rest) == 3 else ""
+        match [rest[0], rest[-1]]:
+            case [_, "status"] if len(rest) in (1, 3):
+                _allow(exchange, "GET")
+                await exchange.answer_json(regions.status(name))
+            case ["region", "register"]:
+                _allow(exchange, "POST")
+                told = read_json(await exchange.body())
+                key, nbytes = str(told.get("key")), told.get("byte_size", 0)
+                regions.register(name, key, told.get("offset", 0), nbytes)
+                await exchange.answer(200)
+            case [_, "unregister"] if len(rest) in (1, 3):
+                _allow(exchange, "POST")
+                regions.unregister(name)
                 await exchange.answer(200)
             case _:
                 raise refused(f"no {exchange.path} here.", 404)
@@ -165,23 +172,29 @@ class ServingApp:
 
     async def _infer(self, exchange: Exchange, name: str, version: str) -> None:
         _allow(exchange, "POST")
-        model = self.repository.find(name, version)
+        model = self._service.repository.find(name, version)
         began_s = time.perf_counter()
         try:
             body = await exchange.body()
             came_s = time.perf_counter()
             encoding = exchange.header(b"content-encoding")
             if encoding:
-                body = unpacked(body, encoding.lower(), self._bounds.body_nbytes)
+                body = unpacked(body, encoding.lower(), self._service.bounds.body_nbytes)
             json_nbytes = exchange.header(_JSON_NBYTES) if exchange.has(_JSON_NBYTES) else None
-            call = read_infer(body, json_nbytes)
+            call = read_infer(body, json_nbytes, self._service.regions)
             values = model.values(call)
             read_s = time.perf_counter() - came_s
             request = Request(call.timeout_s, waits=False, priority=call.priority)
-            answer = await _unless_gone(exchange, self._turns_of(model).run(values, request))
+            with model.statistics.in_flight():
+                run = self._turns_of(model).run(values, request)
+                answer = await _unless_gone(exchange, run)
             answered_s = time.perf_counter()
             length, parts = write_infer(
-                name, model.version, call, model.outputs(call, answer.outputs)
+                name,
+                model.version,
+                call,
+                model.outputs(call, answer.outputs),
+                self._service.regions,
             )
             ended_s = time.perf_counter()
             model.statistics.succeeded(
@@ -200,15 +213,10 @@ class ServingApp:
 
     def _turns_of(self, model: ServedModel) -> Turns:
         if (turns := self._turns.get(model)) is None:
-            loaded = {*self.repository.models(), model}
+            loaded = {*self._service.repository.models(), model}
             self._turns = {m: t for m, t in self._turns.items() if m in loaded}
             turns = self._turns[model] = Turns(model)
         return turns
-
-
-def server_metadata() -> dict[str, Any]:
-    """Return what the protocol tells of a server."""
-    return {"name": "hetero", "version": hetero_version(), "extensions": list(EXTENSIONS)}
 
 
 def _allow(exchange: Exchange, method: str) -> None:
@@ -226,6 +234,8 @@ async def _answer_error(exchange: Exchange, error: Exception) -> None:
     headers = []
     if status == 503:
         headers.append((b"retry-after", b"1"))
+    if status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
     if status == 405:
         headers.append((b"allow", f"{error}".partition(" takes ")[2].split(",")[0].encode()))
     if status in (408, 413):  # the rest of the body is not read

@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from hetero.serve.errors import refused
+from hetero.serve.regions import Place
 
 #: The level of a request that names none; 1 is the highest.
 USUAL_LEVEL: Final = 100
@@ -19,12 +20,12 @@ class WantedOutput:
     """An output that a call asks for.
 
     `binary`: whether as raw bytes; None leaves it to the call.
-    `region`: the shared memory that it is written to: name, bytes there, offset.
+    `place`: where in the client's memory it is written to.
     """
 
     name: str
     binary: bool | None = None
-    region: tuple[str, int, int] | None = None
+    place: Place | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,32 @@ class InferCall:
     timeout_s: float | None = None
     priority: int = 0
     parameters: Mapping[str, Any] = field(default_factory=dict)
+
+
+def place_of(parameters: Mapping[str, Any]) -> Place | None:
+    """Return where in a client's memory a tensor is; None where it is in the request."""
+    name = parameters.get("shared_memory_region")
+    if name is None:
+        return None
+    if not isinstance(name, str):
+        raise refused(f"parameter shared_memory_region is {name!r}; wanted a name.")
+    nbytes = _whole(parameters, "shared_memory_byte_size", 0)
+    return Place(name, nbytes, _whole(parameters, "shared_memory_offset", 0))
+
+
+def wanted_output(name: str, parameters: Mapping[str, Any]) -> WantedOutput:
+    """Return the output that a call asks for by name, with parameters."""
+    if parameters.get("classification"):
+        raise refused("parameter classification: not here; take the largest of the output.", 501)
+    return WantedOutput(name, flag_of(parameters, "binary_data"), place_of(parameters))
+
+
+def flag_of(parameters: Mapping[str, Any], name: str) -> bool | None:
+    """Return a parameter that is true or false; None where it is not given."""
+    value = parameters.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise refused(f"parameter {name} is {value!r}; wanted true or false.")
+    return value
 
 
 def timeout_of(parameters: Mapping[str, Any]) -> float | None:

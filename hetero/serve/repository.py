@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from devices.errors import HeteroError
 from hetero.compile.compiled_model import CompiledModel
-from hetero.serve.errors import refused
+from hetero.serve.errors import ProtocolError, refused
 from hetero.serve.served_model import ServedModel
 
 
@@ -77,6 +77,14 @@ class Repository:
                 503 if entry.state == "LOADING" else 404,
             )
         return entry.model
+
+    def is_ready(self, name: str, version: str = "") -> bool:
+        """Return whether there is such a version of a model, loaded."""
+        try:
+            self.find(name, version)
+        except ProtocolError:
+            return False
+        return True
 
     def versions(self, name: str) -> list[str]:
         """Return the versions of a model that are loaded."""
@@ -201,8 +209,3 @@ def fixed(models: Mapping[str, CompiledModel]) -> Repository:
     repository = Repository(lambda: sources)
     repository.refresh()
     return repository
-
-
-def model_statistics(models: Iterable[ServedModel]) -> dict[str, Any]:
-    """Return the protocol's statistics of models."""
-    return {"model_stats": [m.statistics.document(m.name, m.version) for m in models]}

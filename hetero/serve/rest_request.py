@@ -11,12 +11,15 @@ import orjson
 
 from hetero.serve.call import (
     InferCall,
-    WantedOutput,
+    flag_of,
+    place_of,
     priority_of,
     refuse_sequences,
     timeout_of,
+    wanted_output,
 )
 from hetero.serve.errors import refused
+from hetero.serve.regions import Regions
 from hetero.serve.tensors import check_shape, from_binary, from_json
 
 #: zlib's window of each encoding that a body may have.
@@ -47,7 +50,7 @@ def unpacked(body: bytes, encoding: str, most_nbytes: int) -> bytes:
     return data
 
 
-def read_infer(body: bytes, json_nbytes: str | None) -> InferCall:
+def read_infer(body: bytes, json_nbytes: str | None, regions: Regions) -> InferCall:
     """Return the call of an unpacked body.
 
     `json_nbytes`: the header Inference-Header-Content-Length, where raw bytes follow the JSON.
@@ -73,6 +76,9 @@ def read_infer(body: bytes, json_nbytes: str | None) -> InferCall:
         shape = check_shape(name, entry.get("shape"))
         nbytes = own.get("binary_data_size")
         datatype = entry.get("datatype", "")
+        if place := place_of(own):
+            inputs[name] = from_binary(name, datatype, shape, regions.read(place))
+            continue
         if nbytes is None:
             inputs[name] = from_json(name, datatype, shape, entry.get("data"))
             continue
@@ -87,9 +93,10 @@ def read_infer(body: bytes, json_nbytes: str | None) -> InferCall:
         at += nbytes
     if at != len(raw):
         raise refused(f"{len(raw) - at} bytes behind the JSON belong to no input.")
-    outputs = tuple(map(_wanted, _entries(document, "outputs") if "outputs" in document else ()))
+    asked = _entries(document, "outputs") if document.get("outputs") is not None else ()
+    outputs = tuple(wanted_output(e["name"], _mapping(e, "parameters")) for e in asked)
     return InferCall(
-        inputs, outputs, identity, _flag(parameters, "binary_data_output") or False,
+        inputs, outputs, identity, flag_of(parameters, "binary_data_output") or False,
         timeout_of(parameters), priority_of(parameters), parameters,
     )  # fmt: skip
 
@@ -136,18 +143,4 @@ def _mapping(holder: Mapping[str, Any], key: str) -> Mapping[str, Any]:
         return {}
     if not isinstance(value, dict):
         raise refused(f"{key} is a {type(value).__name__}; wanted an object.")
-    return value
-
-
-def _wanted(entry: dict[str, Any]) -> WantedOutput:
-    parameters = _mapping(entry, "parameters")
-    if parameters.get("classification"):
-        raise refused("parameter classification: not here; take the largest of the output.", 501)
-    return WantedOutput(entry["name"], _flag(parameters, "binary_data"))
-
-
-def _flag(parameters: Mapping[str, Any], name: str) -> bool | None:
-    value = parameters.get(name)
-    if value is not None and not isinstance(value, bool):
-        raise refused(f"parameter {name} is {value!r}; wanted true or false.")
     return value

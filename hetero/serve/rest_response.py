@@ -9,8 +9,9 @@ from typing import Any, Final
 import numpy as np
 import orjson
 
-from hetero.serve.call import InferCall
+from hetero.serve.call import InferCall, WantedOutput
 from hetero.serve.datatypes import NAMES
+from hetero.serve.regions import Place, Regions
 from hetero.serve.tensors import to_binary, to_json
 
 #: zlib's window of each encoding that a response may have.
@@ -26,7 +27,11 @@ def dump_json(document: Any) -> bytes:
 
 
 def write_infer(
-    model: str, version: str, call: InferCall, outputs: Sequence[tuple[str, np.ndarray]]
+    model: str,
+    version: str,
+    call: InferCall,
+    outputs: Sequence[tuple[str, np.ndarray]],
+    regions: Regions,
 ) -> tuple[int | None, list[Part]]:
     """Return the JSON's length where raw bytes follow it, else None; and the body, in parts.
 
@@ -35,14 +40,16 @@ def write_infer(
     ProtocolError
         JSON has no form for an output that was not asked for as raw bytes.
     """
-    asked = {wanted.name: wanted.binary for wanted in call.outputs}
+    asked = {wanted.name: wanted for wanted in call.outputs}
     entries, raw = [], []
     for name, array in outputs:
         entry: dict[str, Any] = {
             "name": name, "datatype": NAMES[array.dtype], "shape": array.shape,
         }  # fmt: skip
-        binary = asked.get(name)
-        if call.binary if binary is None else binary:
+        wanted = asked.get(name, WantedOutput(name))
+        if wanted.place is not None:
+            entry["parameters"] = write_place(wanted.place, array, regions)
+        elif call.binary if wanted.binary is None else wanted.binary:
             data = to_binary(array)
             entry["parameters"] = {"binary_data_size": len(data)}
             raw.append(data)
@@ -54,6 +61,17 @@ def write_infer(
         document["id"] = call.id
     head = dump_json({**document, "outputs": entries})
     return (len(head) if raw else None), [head, *raw]
+
+
+def write_place(place: Place, array: np.ndarray, regions: Regions) -> dict[str, Any]:
+    """Write an output to its place in a client's memory; return the parameters that say so."""
+    data = to_binary(array)
+    regions.write(place, data)
+    return {
+        "shared_memory_region": place.region,
+        "shared_memory_offset": place.offset,
+        "shared_memory_byte_size": len(data),
+    }
 
 
 def packed(parts: Sequence[Part], accepted: str) -> tuple[str, Sequence[Part]]:

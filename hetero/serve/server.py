@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,57 +18,136 @@ from hetero.compile.compiled_model import CompiledModel
 if TYPE_CHECKING:
     from hetero.serve.repository import Repository
 
-#: Seconds that requests in flight have to end, once the server is closed.
-DRAIN_S: Final = 30.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """How a server listens and what it allows.
+
+    Attributes
+    ----------
+    host : str
+        The address to listen on; ``0.0.0.0`` for all of this machine's.
+    port : int
+        Where to listen for HTTP; 0 takes one that is free.
+    grpc_port : int or None
+        Where to listen for gRPC; None: nowhere.
+    tokens : tuple of str
+        One of them has to come as ``Authorization: Bearer TOKEN``, except with health checks; none:
+        anybody may ask.
+    tls_key, tls_certificate : Path or None
+        Files in PEM form, for TLS.
+    body_nbytes : int
+        Bytes that a request's body may have, packed or unpacked.
+    body_s : float
+        Seconds that a request's body may take.
+    shared_memory : bool
+        Whether clients on this machine may name shared memory of the server's user as tensors.
+    access_log : bool
+        Whether each HTTP request is a line of JSON in the logger ``hetero.serve.access``.
+    drain_s : float
+        Seconds that requests have to end once the server is closed.
+    watch_s : float
+        Seconds after which the repository is looked at for changes; 0: never.
+    shared_port : bool
+        Whether other processes listen on the same ports (SO_REUSEPORT).
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    grpc_port: int | None = None
+    tokens: tuple[str, ...] = ()
+    tls_key: Path | None = None
+    tls_certificate: Path | None = None
+    body_nbytes: int = 2**30
+    body_s: float = 60.0
+    shared_memory: bool = False
+    access_log: bool = False
+    drain_s: float = 30.0
+    watch_s: float = 0.0
+    shared_port: bool = False
 
 
 class Server:
-    """Serves models by HTTP until it is closed; made by `hetero.serve`.
+    """Serves models until it is closed; made by `hetero.serve`.
 
     Parameters
     ----------
     repository : Repository
         The models.
-    host, port : str, int
-        Where to listen; port 0 takes one that is free.
+    options : ServerOptions
+        How it listens and what it allows.
+
+    Raises
+    ------
+    ArgumentError
+        It cannot listen there, or its certificate cannot be read.
     """
 
-    def __init__(self, repository: Repository, host: str, port: int, **options: Any) -> None:
+    def __init__(self, repository: Repository, options: ServerOptions) -> None:
         import uvicorn
 
         from hetero.serve.app import ServingApp
+        from hetero.serve.http_protocol import BoundedHttpProtocol
+        from hetero.serve.service import Bounds, Service
 
-        self._app = ServingApp(repository)
-        self._socket = _listening(host, port)
-        self.host: Final = host
-        self.port: Final[int] = self._socket.getsockname()[1]
+        bounds = Bounds(options.body_nbytes, options.body_s)
+        self._service = Service(repository, bounds, shared_memory=options.shared_memory)
+        self.options: Final = options
+        app = ServingApp(self._service, tokens=options.tokens, access_log=options.access_log)
         config = uvicorn.Config(
-            self._app, http="httptools", loop="auto", ws="none", lifespan="off", log_config=None,
-            access_log=False, server_header=False, date_header=False,
-            timeout_graceful_shutdown=int(DRAIN_S), **options,
+            app, http=BoundedHttpProtocol, ws="none", lifespan="off", log_config=None,
+            access_log=False, server_header=False, date_header=False, timeout_keep_alive=75,
+            timeout_graceful_shutdown=max(1, round(options.drain_s)),
+            ssl_keyfile=options.tls_key, ssl_certfile=options.tls_certificate,
         )  # fmt: skip
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._run, name="serve", daemon=True)
-        self._thread.start()
+        try:
+            config.load()
+        except OSError as error:
+            raise ArgumentError(f"TLS: {options.tls_certificate}: {error}") from error
+        self._socket = _listening(options)
+        self.host: Final = options.host
+        self.port: Final[int] = self._socket.getsockname()[1]
+        self._grpc = self._started_grpc()
+        self._uvicorn = uvicorn.Server(config)
+        self._closing = threading.Event()
+        self._threads = [threading.Thread(target=self._run, name="serve", daemon=True)]
+        if options.watch_s:
+            self._threads.append(threading.Thread(target=self._watch, name="watch", daemon=True))
+        for thread in self._threads:
+            thread.start()
 
     def __repr__(self) -> str:
-        return f"<Server {self.url}>"
+        grpc = f", gRPC {self.grpc_port}" if self._grpc else ""
+        return f"<Server {self.url}{grpc}>"
 
     @property
     def url(self) -> str:
         """Where it answers, as ``http://127.0.0.1:8000``."""
+        scheme = "https" if self.options.tls_certificate else "http"
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}"
+        return f"{scheme}://{host}:{self.port}"
+
+    @property
+    def grpc_port(self) -> int | None:
+        """Where it answers gRPC."""
+        return self._grpc.port if self._grpc else None
 
     def wait(self) -> None:
         """Return once the server has ended; Ctrl-C does not end it, `close` does."""
-        self._thread.join()
+        self._threads[0].join()
 
     def close(self) -> None:
         """Take no more requests, answer those that are there, and end; again is harmless."""
-        self._app.is_draining = True
-        self._server.should_exit = True
-        self._thread.join(DRAIN_S + 5)
+        self._service.is_draining = True
+        self._closing.set()
+        self._uvicorn.should_exit = True
+        if self._grpc is not None:
+            self._grpc.close(self.options.drain_s)
+        for thread in self._threads:
+            thread.join(self.options.drain_s + 5)
+        self._socket.close()
 
     def __enter__(self) -> Server:
         return self
@@ -78,24 +160,53 @@ class Server:
     ) -> None:
         self.close()
 
-    def _run(self) -> None:
-        self._server.run([self._socket])
-
     def until_started(self, patience_s: float = 30.0) -> Server:
-        """Return once it answers."""
+        """Return once it answers.
+
+        Raises
+        ------
+        ArgumentError
+            It does not, in `patience_s` seconds.
+        """
         deadline_s = time.monotonic() + patience_s
-        while not self._server.started and self._thread.is_alive():
-            if time.monotonic() > deadline_s:
+        while not self._uvicorn.started:
+            if time.monotonic() > deadline_s or not self._threads[0].is_alive():
                 raise ArgumentError(f"the server at {self.url} has not started.")
             time.sleep(0.005)
         return self
+
+    def _started_grpc(self) -> Any:
+        options = self.options
+        if options.grpc_port is None:
+            return None
+        from hetero.serve.grpc_service import GrpcServer
+
+        certificate = None
+        if options.tls_key and options.tls_certificate:
+            certificate = options.tls_key.read_bytes(), options.tls_certificate.read_bytes()
+        return GrpcServer(
+            self._service, options.host, options.grpc_port, tokens=options.tokens,
+            certificate=certificate, shared_port=options.shared_port,
+        )  # fmt: skip
+
+    def _run(self) -> None:
+        self._uvicorn.run([self._socket])
+
+    def _watch(self) -> None:
+        while not self._closing.wait(self.options.watch_s):
+            try:
+                self._service.repository.refresh()
+            except Exception:  # the folder may be there again next time
+                _log.exception("the repository cannot be looked at")
 
 
 def serve(
     models: CompiledModel | Mapping[str, CompiledModel],
     port: int = 8000,
     *,
+    grpc_port: int | None = None,
     host: str = "127.0.0.1",
+    **options: Any,
 ) -> Server:
     """Serve compiled models by the Open Inference Protocol, in the background.
 
@@ -108,10 +219,13 @@ def serve(
     ----------
     models : CompiledModel, or mapping of str to CompiledModel
         One model, under its own name, or several by the names that clients ask for.
-    port : int
-        Where to listen; 0 takes one that is free.
+    port, grpc_port : int
+        Where to listen; 0 takes one that is free. Without `grpc_port` there is no gRPC.
     host : str
         The address to listen on; ``0.0.0.0`` for all of this machine's.
+    **options : object
+        More of `hetero.serve.server.ServerOptions`: tokens, tls_key, tls_certificate, body_nbytes,
+        shared_memory, access_log, drain_s and so on.
 
     Returns
     -------
@@ -121,7 +235,7 @@ def serve(
     Raises
     ------
     ArgumentError
-        It cannot listen there.
+        It cannot listen there, or there is no such option.
     ProtocolError
         A model has inputs or outputs of types that the protocol does not know.
     UnsupportedOperationError
@@ -131,33 +245,40 @@ def serve(
     from hetero.serve.repository import fixed
 
     named = {models.name: models} if isinstance(models, CompiledModel) else models
-    return Server(fixed(named), host, port).until_started()
+    try:
+        chosen = ServerOptions(host=host, port=port, grpc_port=grpc_port, **options)
+    except TypeError as error:
+        raise ArgumentError(f"serve: {error}. Read ServerOptions.") from error
+    return Server(fixed(named), chosen).until_started()
 
 
 def require_extra() -> None:
     """Raise UnsupportedOperationError where what serving needs is not installed."""
     try:
-        import httptools, orjson, uvicorn  # noqa: E401, F401, I001 - whether they are there
+        import grpc, httptools, orjson, uvicorn  # noqa: E401, F401, I001 - whether they are there
     except ImportError as error:
         raise UnsupportedOperationError(
             f"serving needs {error.name}: pip install 'hetero[serve]'."
         ) from error
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def _listening(options: ServerOptions) -> socket.socket:
     """Return a socket that listens.
 
     Raises ArgumentError: it cannot.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
+        if options.shared_port:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind((options.host, options.port))
         listener.listen(2048)
     except (OSError, OverflowError) as error:
         listener.close()
         raise ArgumentError(
-            f"cannot serve at {host}:{port}: {error}. Give another port; 0 takes one that is free."
+            f"cannot serve at {options.host}:{options.port}: {error}. Give another port; 0 takes "
+            "one that is free."
         ) from error
     return listener

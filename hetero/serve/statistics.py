@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 from devices.request.answer import StageRun
@@ -22,7 +23,20 @@ class Statistics:
         self._counts: Counter[str] = Counter()
         self._seconds = dict.fromkeys(PARTS, 0.0)
         self.num_inferences = 0
+        #: Requests whose inputs were good and that have not ended.
+        self.num_in_flight = 0
         self._last_ms = 0
+
+    @contextmanager
+    def in_flight(self) -> Iterator[None]:
+        """Count a request as one that the devices have, or that waits for them, in the block."""
+        with self._lock:
+            self.num_in_flight += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.num_in_flight -= 1
 
     def succeeded(
         self, rows: int, took_s: float, runs: Sequence[StageRun], read_s: float, wrote_s: float

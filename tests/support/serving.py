@@ -89,12 +89,20 @@ def one_node(
 
 
 @contextmanager
-def serving(device: str = "HETERO:ORT,CPU", **models: onnx.ModelProto) -> Iterator[Server]:
-    """Serve models by name."""
-    with hetero.Core("inprocess") as core:
+def serving(
+    device: str = "HETERO:ORT,CPU",
+    *,
+    config: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
+    grpc_port: int | None = None,
+    plugins: tuple[Any, ...] = (),
+    **models: onnx.ModelProto,
+) -> Iterator[Server]:
+    """Serve models by name; `config` is theirs, `options` are the server's."""
+    with hetero.Core("inprocess", plugins=plugins) as core:
         compiled = {
-            name: core.compile_model(core.read_model(model.SerializeToString()), device)
+            name: core.compile_model(core.read_model(model.SerializeToString()), device, config)
             for name, model in models.items()
         }
-        with hetero.serve(compiled, 0) as server:
+        with hetero.serve(compiled, 0, grpc_port=grpc_port, **(options or {})) as server:
             yield server

@@ -1,0 +1,270 @@
+"""A server under load, with clients that leave, are slow or have no right to ask; and its end."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hetero
+from hetero.errors import ArgumentError, HeteroError
+from hetero.serve.server import Server
+from tests.support.gated_plugin import GatedPlugin
+from tests.support.serving import Response, ask, plus_one, serving, tensor
+
+pytest.importorskip("uvicorn")
+
+INFER = "/v2/models/plus/infer"
+BODY = {"inputs": [tensor("x", "FP32", [1.0, 2.0])]}
+#: Seconds after which a test that waits fails.
+PATIENCE_S = 60
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait until something holds."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def gated() -> Iterator[Server]:
+    """A model that runs while the gate is open, one request at a time, two more may wait."""
+    config = {"MAX_REQUESTS_IN_FLIGHT": 1, "MAX_REQUESTS_WAITING": 2}
+    with (
+        serving("GATED", config=config, plugins=(GatedPlugin,), plus=plus_one()) as server,
+        GatedPlugin.closed(),
+    ):
+        yield server
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(8) as pool:
+        yield pool
+
+
+def begun(
+    pool: ThreadPoolExecutor, server: Server, rows: int = 2, **parameters: Any
+) -> Future[Response]:
+    """Begin a request with so many rows."""
+    body = {"inputs": [tensor("x", "FP32", np.ones(rows))], "parameters": parameters}
+    return pool.submit(ask, server, INFER, body)
+
+
+def waiting(server: Server) -> int:
+    """Return how many requests wait for room, besides the one that runs."""
+    text = ask(server, "/metrics").body.decode()
+    found = re.search(r"^hetero_serve_requests_in_flight\{.*\} (\d+)", text, re.MULTILINE)
+    assert found
+    return int(found[1]) - 1
+
+
+def test_a_request_beyond_those_that_may_wait_is_told_to_come_again(
+    gated: Server, pool: ThreadPoolExecutor
+) -> None:
+    first = begun(pool, gated)
+    assert GatedPlugin.began.wait(PATIENCE_S)
+    others = [begun(pool, gated) for _ in range(2)]
+    until(lambda: waiting(gated) == 2)
+    refused = ask(gated, INFER, BODY)
+    assert refused.status == 503
+    assert int(refused.headers["retry-after"]) >= 1
+    assert ask(gated, "/v2/health/ready").status == 200
+    GatedPlugin.gate.set()
+    assert [f.result(PATIENCE_S).status for f in (first, *others)] == [200] * 3
+
+
+def test_of_those_that_wait_the_first_level_goes_first(
+    gated: Server, pool: ThreadPoolExecutor
+) -> None:
+    first = begun(pool, gated, rows=2)
+    assert GatedPlugin.began.wait(PATIENCE_S)
+    usual = begun(pool, gated, rows=3)
+    until(lambda: waiting(gated) == 1)
+    urgent = begun(pool, gated, rows=4, priority=1)
+    until(lambda: waiting(gated) == 2)
+    GatedPlugin.gate.set()
+    assert [f.result(PATIENCE_S).status for f in (first, usual, urgent)] == [200] * 3
+    assert GatedPlugin.runs == [2, 4, 3]
+
+
+def test_a_deadline_holds_while_it_runs_and_while_it_waits(
+    gated: Server, pool: ThreadPoolExecutor
+) -> None:
+    running = begun(pool, gated)
+    assert GatedPlugin.began.wait(PATIENCE_S)
+    assert begun(pool, gated, timeout=100_000).result(PATIENCE_S).status == 504
+    GatedPlugin.gate.set()
+    assert running.result(PATIENCE_S).status == 200
+    GatedPlugin.gate.clear()
+    assert begun(pool, gated, timeout=100_000).result(PATIENCE_S).status == 504
+
+
+def test_a_client_that_leaves_takes_its_request_with_it(
+    gated: Server, pool: ThreadPoolExecutor
+) -> None:
+    running = begun(pool, gated)
+    assert GatedPlugin.began.wait(PATIENCE_S)
+    data = json.dumps(BODY).encode()
+    with socket.create_connection((gated.host, gated.port)) as leaver:
+        leaver.sendall(b"POST %s HTTP/1.1\r\nhost: x\r\n" % INFER.encode())
+        leaver.sendall(b"content-length: %d\r\n\r\n" % len(data) + data)
+        until(lambda: waiting(gated) == 1)
+    until(lambda: waiting(gated) == 0)
+    GatedPlugin.gate.set()
+    assert running.result(PATIENCE_S).status == 200
+    assert GatedPlugin.runs == [2]
+
+
+def test_the_end_answers_what_is_there(gated: Server, pool: ThreadPoolExecutor) -> None:
+    running = begun(pool, gated)
+    assert GatedPlugin.began.wait(PATIENCE_S)
+    ending = threading.Thread(target=gated.close)
+    ending.start()
+    until(lambda: _refuses(gated))
+    assert not running.done()
+    GatedPlugin.gate.set()
+    assert running.result(PATIENCE_S).status == 200
+    ending.join(PATIENCE_S)
+    assert not ending.is_alive()
+
+
+def _refuses(server: Server) -> bool:
+    try:
+        socket.create_connection((server.host, server.port), 1).close()
+    except OSError:
+        return True
+    return False
+
+
+def test_large_and_slow_bodies() -> None:
+    options = {"body_nbytes": 1000, "body_s": 0.2}
+    with serving(options=options, plus=plus_one()) as server:
+        assert ask(server, INFER, b" " * 1001).status == 413
+        with socket.create_connection((server.host, server.port)) as slow:
+            slow.sendall(b"POST %s HTTP/1.1\r\nhost: x\r\n" % INFER.encode())
+            slow.sendall(b"content-length: 50\r\n\r\n{")
+            slow.settimeout(PATIENCE_S)
+            assert slow.recv(4096).startswith(b"HTTP/1.1 408")
+        chunked = {"Transfer-Encoding": "chunked"}
+        parts = b"3e8\r\n" + b" " * 1000 + b"\r\n1\r\n{\r\n0\r\n\r\n"
+        assert ask(server, INFER, parts, headers=chunked).status == 413
+        assert ask(server, INFER, BODY).status == 200
+
+
+def test_headers_without_an_end_are_cut_off() -> None:
+    with (
+        serving(plus=plus_one()) as server,
+        socket.create_connection((server.host, server.port)) as flood,
+    ):
+        flood.settimeout(PATIENCE_S)
+        flood.sendall(b"GET /v2 HTTP/1.1\r\n")
+        flood.sendall(b"".join(b"x-%d: %s\r\n" % (n, b"y" * 100) for n in range(700)))
+        assert b"431" in flood.recv(4096).split(b"\r\n")[0]
+        assert ask(server, "/v2").status == 200
+
+
+def test_tokens() -> None:
+    with serving(options={"tokens": ("sesame", "two")}, plus=plus_one()) as server:
+        refused = ask(server, INFER, BODY)
+        assert (refused.status, refused.headers["www-authenticate"]) == (401, "Bearer")
+        assert ask(server, INFER, BODY, headers={"Authorization": "Bearer wrong"}).status == 401
+        assert ask(server, INFER, BODY, headers={"Authorization": "Bearer two"}).status == 200
+        assert ask(server, "/v2/health/live").status == 200
+
+
+def test_the_access_log_tells_the_trace(caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        serving(options={"access_log": True}, plus=plus_one()) as server,
+        caplog.at_level(logging.INFO, "hetero.serve.access"),
+    ):
+        parent = f"00-{'a' * 32}-{'b' * 16}-01"
+        ask(server, INFER, BODY, headers={"traceparent": parent})
+        until(lambda: bool(caplog.records))
+    [record] = caplog.records
+    line = json.loads(record.message)
+    assert (line["path"], line["status"], line["trace_id"]) == (INFER, 200, "a" * 32)
+    assert line["received_nbytes"] == len(json.dumps(BODY))
+
+
+def test_requests_of_unlike_clients_are_joined(pool: ThreadPoolExecutor) -> None:
+    config = {"AUTO_BATCH_SIZE": 64, "MAX_REQUESTS_IN_FLIGHT": 1}
+    with (
+        serving("GATED", config=config, plugins=(GatedPlugin,), plus=plus_one()) as server,
+        GatedPlugin.closed(),
+    ):
+        first = begun(pool, server)
+        assert GatedPlugin.began.wait(PATIENCE_S)
+        others = [begun(pool, server) for _ in range(4)]
+        until(lambda: waiting(server) == 4)
+        GatedPlugin.gate.set()
+        answers = [f.result(PATIENCE_S) for f in (first, *others)]
+    assert [a.json["outputs"][0]["data"] for a in answers] == [[2.0, 2.0]] * 5
+    assert max(GatedPlugin.runs) > 2
+
+
+def test_what_cannot_be_served_is_said() -> None:
+    with hetero.Core("inprocess") as core:
+        compiled = core.compile_model(core.read_model(plus_one().SerializeToString()), "CPU")
+        with pytest.raises(ArgumentError, match="no_such"):
+            hetero.serve(compiled, 0, no_such=1)
+        with (
+            hetero.serve(compiled, 0) as server,
+            pytest.raises(ArgumentError, match=str(server.port)),
+        ):
+            hetero.serve(compiled, server.port)
+
+
+def test_a_folder_of_models_is_watched(tmp_path: Path) -> None:
+    from hetero.serve.repository import Repository
+    from hetero.serve.sources import ModelOptions, folder_sources
+
+    data = plus_one().SerializeToString()
+    (tmp_path / "first.onnx").write_bytes(data)
+    versions = tmp_path / "second"
+    for version in ("1", "2", "10"):
+        (versions / version).mkdir(parents=True)
+        (versions / version / "model.onnx").write_bytes(data)
+    with hetero.Core("inprocess") as core:
+        seen: list[tuple[str, ModelOptions]] = []
+
+        def load(path: Path, options: ModelOptions) -> Any:
+            seen.append((str(path.relative_to(tmp_path)), options))
+            return core.compile_model(path, options.device or "CPU", options.config)
+
+        repository = Repository(lambda: folder_sources(tmp_path, ModelOptions(), load))
+        repository.refresh()
+        assert repository.versions("second") == ["1", "2", "10"]
+        assert repository.find("second").version == "10"
+        seen.clear()
+        repository.refresh()
+        assert seen == []
+        (versions / "hetero.yaml").write_text("versions: [2]\nconfig: {PERF_COUNT: true}\n")
+        repository.refresh()
+        assert [path for path, _ in seen] == ["second/2/model.onnx"]
+        assert repository.versions("second") == ["2"]
+        kept = repository.find("first")
+        (tmp_path / "first.onnx").write_bytes(b"no model")
+        repository.refresh()
+        assert repository.find("first") is kept
+        (versions / "hetero.yaml").write_text("version: [2]\n")
+        repository.refresh()
+        assert "version" in next(
+            row["reason"] for row in repository.index() if row["name"] == "second"
+        )
+        (tmp_path / "first.onnx").unlink()
+        repository.refresh()
+        with pytest.raises(HeteroError, match="no model 'first'"):
+            repository.find("first")
