@@ -13,9 +13,10 @@ import onnx
 import pytest
 from onnx import helper
 
-from benchmarks.kernels import inputs_of, largest_live_nbytes
+from benchmarks.kernels import inputs_of, largest_live_nbytes, load
 from benchmarks.networks import bert, lstm, vit
 from devices.model.reader import read_model
+from hetero import Core
 from tests.support.small_models import compile_cpu, make_model, run_cpu, run_onnxruntime
 
 SMALL = {
@@ -33,6 +34,24 @@ def test_agrees_with_onnxruntime(name: str) -> None:
         got = run_cpu(model, feeds, DISABLE_TRANSFORMATIONS=raw)
         for a, b in zip(got, run_onnxruntime(model, feeds), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("device", ["CPU", "HETERO:ORT,CPU"])
+def test_squeezenet_agrees_where_rounding_does_not_decide(device: str) -> None:
+    """All of it with weights at random, and as shipped up to the Softmax, whose classes tie."""
+    shipped = read_model("light:squeezenet")
+    *before, softmax = shipped.nodes
+    with Core("inprocess") as core:
+        for model in (
+            load("squeezenet"),
+            shipped.extract(range(len(before)), [softmax.inputs[0]]).to_proto(),
+        ):
+            feeds = inputs_of(read_model(model))
+            (want,) = run_onnxruntime(model, feeds)
+            with core.compile_model(model, device, affinity={"op:Concat": "CPU"}) as compiled:
+                got = compiled(feeds)[0]
+            np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-7)
+            assert got.size == 1000
 
 
 def dynamic_attention(opset: int) -> onnx.ModelProto:
