@@ -87,7 +87,7 @@ class Clock:
             heapq.heappush(self._due, (due_s, next(self._count), timer))
             if due_s < self._wakes_s:
                 self._wakes_s = due_s
-                self._orders.put(None)
+                self._put(None)
 
     def forget(self, timer: Timer) -> None:
         """Drop a timer, which may be due long after its owner is gone; it is never set again."""
@@ -98,20 +98,19 @@ class Clock:
 
     def later(self, order: Callable[[], None]) -> None:
         """Have the clock's thread do `order` now; may be called anywhere, in finalizers too."""
-        self._orders.put(order)
+        self._put(order)
 
     def close(self) -> None:
         """Do what was left to do, and nothing more; again is harmless."""
         self._closed = True
-        self._orders.put(None)
+        self._put(None)
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout=_JOIN_S)
 
     def _run(self) -> None:
         while not (self._closed and self._orders.empty()):
-            with self._lock:
-                self._wakes_s = self._due[0][0] if self._due else inf
-                left_s = None if self._wakes_s == inf else max(0.0, self._wakes_s - self.now_s())
+            next_s = self.next_look_s()
+            left_s = None if next_s == inf else max(0.0, next_s - self.now_s())
             order: Callable[[], None] | None
             try:
                 order = self._orders.get(timeout=left_s)
@@ -122,6 +121,16 @@ class Clock:
                     order()
             except Exception:  # what is due later is still done
                 _log.exception("%s: what was due could not be done", self._name)
+
+    def _put(self, order: Callable[[], None] | None) -> None:
+        """Have the clock's thread do something now; None: look anew when something is due."""
+        self._orders.put(order)
+
+    def next_look_s(self) -> float:
+        """Return when the clock is to look next; whoever asks sees to it."""
+        with self._lock:
+            self._wakes_s = self._due[0][0] if self._due else inf
+            return self._wakes_s
 
     def look(self) -> None:
         """Look at what is due."""

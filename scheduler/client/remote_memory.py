@@ -52,6 +52,10 @@ _TIMEOUT_S_PER_BYTE: Final = 1e-7
 _TENSOR: Final = "tensor"
 #: Seconds after which devices free what nobody holds, where nothing is asked of them before.
 _FREE_S: Final = 0.05
+#: Seconds after which it is tried again with a device that was not heard, and after which one that
+#: is not heard has let go of all that this client had there.
+_AGAIN_S: Final = 1.0
+_LEASE_S: Final = 60.0
 
 
 @dataclass(eq=False, slots=True)
@@ -102,6 +106,8 @@ class RemoteMemory:
         #: (address, key) of tensors that nobody holds, and whether the clock was told of some.
         self._unheld: deque[tuple[str, str]] = deque()
         self._is_told = False
+        #: Address of a device that is not heard -> until when it is tried to free what.
+        self._unheard: dict[str, tuple[float, list[str]]] = {}
         self._closed = False
 
     @property
@@ -289,9 +295,19 @@ class RemoteMemory:
     def _free(self, keys: Mapping[str, Sequence[str]]) -> None:
         """Have devices let go of what they keep, by their addresses."""
         for address, unheld in keys.items():
+            if self._is_lost(address):
+                self._put_off(address, unheld)
+                continue
             with suppress(HeteroError):  # whoever is gone has let go
-                if not self._is_lost(address):
-                    self._connected().send(address, Free(tuple(unheld)))
+                self._connected().send(address, Free(tuple(unheld)))
+
+    def _put_off(self, address: str, unheld: Sequence[str]) -> None:
+        """Have a device free tensors once it is heard again, which it may never be."""
+        now_s = self._clock.now_s()
+        with self._lock:
+            self._unheard.setdefault(address, (now_s + _LEASE_S, []))[1].extend(unheld)
+        if self._timer is not None:
+            self._timer.by(now_s + _AGAIN_S)
 
     def _let_go(self, address: str, key: str) -> None:
         """Take in that nobody holds a tensor; finalizers call this anywhere, locks held or not."""
@@ -305,9 +321,18 @@ class RemoteMemory:
         assert self._timer is not None
         self._timer.by(self._clock.now_s() + _FREE_S)
 
-    def _free_unheld(self) -> None:
+    def _free_unheld(self) -> float | None:
         self._is_told = False
-        self._free(self._take_unheld())
+        keys, now_s = self._take_unheld(), self._clock.now_s()
+        with self._lock:
+            for address, (until_s, unheld) in list(self._unheard.items()):
+                is_heard = not self._is_lost(address)
+                if is_heard:
+                    keys.setdefault(address, []).extend(unheld)
+                if is_heard or until_s <= now_s:
+                    del self._unheard[address]
+        self._free(keys)
+        return now_s + _AGAIN_S if self._unheard else None
 
     def _closed_error(self) -> ClusterError:
         return ClusterError("the Core is closed, and its remote tensors with it; make another.")

@@ -188,7 +188,8 @@ class RequestRunner:
     def attempts(self) -> list[tuple[Request, Mapping[str, Value]]]:
         """Return the attempts that are awaited, with their inputs."""
         with self._lock:
-            return [(c.attempt, c.inputs) for c in self._calls.values() if c.attempt]
+            calls = list(self._calls.values())  # at once: callers add theirs without the lock
+            return [(c.attempt, c.inputs) for c in calls if c.attempt]
 
     def is_current(self, request_id: int, attempt: int) -> bool:
         """Whether an attempt's answer is still waited for."""

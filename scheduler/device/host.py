@@ -18,6 +18,7 @@ import numpy as np
 
 from devices.errors import (
     DeviceError,
+    DeviceLostError,
     DeviceMemoryError,
     HeteroError,
     InferenceError,
@@ -255,10 +256,12 @@ class DeviceHost:
         try:
             return self._stages[deployment, stage]
         except KeyError:
-            raise DeviceError(
+            raise DeviceLostError(
                 f"device {self.descriptor.name}: stage {stage} of deployment {deployment} is not "
                 "loaded; it was closed, or the device was restarted.",
                 device=self.descriptor.name,
+                node=self.descriptor.node,
+                attempt=0,
             ) from None
 
     @contextmanager

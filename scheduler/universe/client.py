@@ -1,0 +1,298 @@
+"""A client of a world: real deployments, and a keeper that does what the liveness machine orders.
+
+The keeper of devices on Ray does the same by way of Ray's calls.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+from scheduler.channels.shared import SharedChannel
+from scheduler.client.batched_deployment import BatchedDeployment
+from scheduler.client.batching import Batching
+from scheduler.client.deployment import BaseDeployment, Deployments
+from scheduler.client.liveness import (
+    Heard,
+    Liveness,
+    MessagesLost,
+    ProcessEnded,
+    Restart,
+    Sighting,
+    Silent,
+    Started,
+    StartFailed,
+    StaysAway,
+    TimePassed,
+    Unloaded,
+)
+from scheduler.client.remote_memory import RemoteMemory
+from scheduler.observe.observer import Observer
+from scheduler.universe.cluster import PlayedCluster, Watcher
+from scheduler.universe.device import PlayedDevice
+from scheduler.universe.world import Process, WorldClock, WorldEvent
+from scheduler.vocabulary.events import ClientEvent, StageOpened
+from scheduler.vocabulary.limits import Limits
+from scheduler.vocabulary.placement import Placement
+
+#: Seconds after which a call to a device's process has failed.
+_CALL_S: Final = 2.0
+#: Seconds between two looks at how long stages have run.
+_LOOK_S: Final = 0.5
+
+
+class PlayedDeployment(BaseDeployment):
+    """A placement on a world's devices; `client`: whose it is."""
+
+    def __init__(self, client: PlayedClient, key: str, placement: Placement, limits: Limits):
+        self._client = client
+        self.num_streams: dict[int, int] = {}
+        devices = client.cluster.devices
+        super().__init__(
+            key,
+            placement,
+            {},
+            limits,
+            client.deployments,
+            connect=partial(client.shared.connect, key),
+            addresses={name: devices[name].address for name in placement.devices},
+        )
+
+    def tell(self, event: ClientEvent) -> None:
+        """Hand in what became of a device."""
+        self._runner.handle(event)
+
+    def opened_on(self, device: str) -> list[StageOpened]:
+        """Return what a device is to know of its stages."""
+        stages = [s.index for s in self.placement.stages if s.device == device]
+        return [self.opened(i, self.num_streams[i]) for i in stages if i in self.num_streams]
+
+    def _unload(self) -> None:
+        for name in self.placement.devices:
+            device = self._client.cluster.devices[name]
+            device.process.do(0.0, 0.0, device.unload, self.key)
+
+
+class PlayedClient(Watcher):
+    """One client.
+
+    Parameters
+    ----------
+    cost_s : float
+        Seconds of its own that each message which comes takes.
+    call_s : float
+        Seconds that a call to a device's process takes, there or back.
+    """
+
+    def __init__(
+        self,
+        cluster: PlayedCluster,
+        name: str,
+        node: str,
+        observers: Sequence[Observer] = (),
+        *,
+        cost_s: float = 0.0,
+        call_s: float = 0.001,
+    ) -> None:
+        self.cluster = cluster
+        self.world = cluster.world
+        self.process = Process(self.world, name, node)
+        self.clock = WorldClock(self.process)
+        self._call_s = call_s
+        self.shared = SharedChannel()
+        channel = cluster.network.connect(self.process, name, cost_s, self.shared.receive)
+        self.shared.channel = channel
+        self.address = channel.address
+        self.memory = RemoteMemory(
+            f"{name}-memory",
+            self.shared.connect,
+            self.clock,
+            lambda address: address in self._silent or not cluster.find(address),
+        )
+        self.deployments: Deployments[PlayedDeployment] = Deployments(
+            observers, self.memory, self.clock
+        )
+        self._liveness = Liveness(device_timeout_s=cluster.timeout_s)
+        #: The lives of devices that it listens to, by address, and those that are not heard.
+        self._watched: dict[str, PlayedDevice] = {}
+        self._silent: set[str] = set()
+        self._seen: deque[Sighting] = deque()
+        self._is_seeing = False
+        self._count = 0
+        self._looks = False
+        cluster.clients.append(self)
+
+    def deploy(
+        self,
+        placement: Placement,
+        limits: Limits | None = None,
+        batching: Batching | None = None,
+    ) -> Any:
+        """Load a placement at once; return its `scheduler.executor.Deployment`."""
+        self._count += 1
+        limits = limits or Limits()
+        key = f"{self.process.name}-{self._count}"
+        deployment = PlayedDeployment(self, key, placement, limits)
+        self.load(deployment, placement)
+        if limits.stage_timeout_s and not self._looks:
+            self._looks = True
+            self.process.do(_LOOK_S, 0.0, self._look_for_overdue)
+        if batching is None:
+            return deployment
+        below: Any = deployment  # nothing here asks for its nodes, or exports it
+        return BatchedDeployment(below, batching, limits)
+
+    def load(self, deployment: PlayedDeployment, placement: Placement) -> None:
+        """Load stages of a deployment that it has not yet, and watch their devices."""
+        devices = [self.cluster.devices[name] for name in placement.devices]
+        for device in devices:
+            deployment.move(device.name, device.address)
+            for stage in deployment.placement.stages:
+                if stage.device == device.name and stage.index not in deployment.num_streams:
+                    streams = device.load(deployment.key, stage)
+                    deployment.num_streams[stage.index] = streams
+        for device in devices:
+            _open(device, deployment.opened_on(device.name))
+            if self._liveness.state(device.name) is None:
+                self._watch(device)
+
+    def _watch(self, device: PlayedDevice) -> None:
+        self._watched[device.address] = device
+        self._silent.discard(device.address)
+        self.see(Started(self.world.now, device.name, device.node, device.address))
+        if not self.cluster.is_heard(device.process, self.process):
+            self.look()
+
+    # What is seen.
+
+    def ended(self, address: str, cause: str) -> None:
+        """Take in that a device's process has ended."""
+        self._silent.add(address)
+        self.see(ProcessEnded(self.world.now, address, cause))
+
+    def lost(self, address: str) -> None:
+        """Take in that messages from or to a device were lost."""
+        self.see(MessagesLost(self.world.now, address))
+
+    def look(self) -> None:
+        """See which devices are heard."""
+        for device in list(self._watched.values()):
+            address, is_heard = device.address, self.cluster.is_heard(device.process, self.process)
+            if is_heard and address in self._silent:
+                self._silent.discard(address)
+                self.see(Heard(self.world.now, address))
+            elif not is_heard and address not in self._silent:
+                self.process.do(self.cluster.timeout_s, 0.0, self._still_silent, device)
+            if is_heard and self.address in device.given_up:
+                device.given_up.discard(self.address)
+                keys = [d.key for d in self.deployments if device.name in d.placement.devices]
+                if not device.host.has_all(keys):
+                    self.see(Unloaded(self.world.now, address))
+
+    def _still_silent(self, device: PlayedDevice) -> None:
+        is_watched = device.address in self._watched and device.address not in self._silent
+        if is_watched and not self.cluster.is_heard(device.process, self.process):
+            self._silent.add(device.address)
+            self.see(Silent(self.world.now, device.address, self.cluster.timeout_s))
+
+    def _look_for_overdue(self) -> None:
+        for device in list(self._watched.values()):
+            overdue_s = device.loop.status()["overdue_s"]
+            if overdue_s and self.cluster.is_heard(device.process, self.process):
+                self.see(Heard(self.world.now, device.address, overdue_s))
+        self.process.do(_LOOK_S, 0.0, self._look_for_overdue)
+
+    def see(self, seen: Sighting) -> None:
+        """Take in a sighting, after those before it."""
+        self._seen.append(seen)
+        if not self._is_seeing:
+            self._is_seeing = True
+            self.process.do(0.0, 0.0, self._keep)
+
+    def _keep(self) -> None:
+        while self._seen:
+            self._see(self._seen.popleft())
+            self._see(TimePassed(self.world.now))
+        self._is_seeing = False
+        due_s = self._liveness.next_time_s
+        if due_s is not None:
+            late_s = max(0.0, due_s - self.world.now)
+            self.process.do(late_s, 0.0, self.see, TimePassed(self.world.now + late_s))
+
+    def _see(self, seen: Sighting) -> None:
+        for order in self._liveness.handle(seen):
+            self.world.note(f"{self.process.name}: {type(order).__name__} {order.device}")
+            if isinstance(order, Restart):
+                self.world.spawn(partial(self._restart, order))
+            elif not isinstance(order, StaysAway):
+                self.deployments.tell(order)
+                for deployment in self.deployments:
+                    if order.device in deployment.placement.devices:
+                        deployment.tell(order)
+
+    # What is done.
+
+    def _restart(self, order: Restart) -> None:
+        """Start a device again and load its stages, in a fiber."""
+        name = order.device
+        self._watched.pop(order.address, None)
+        self._silent.add(order.address)
+        device = self.cluster.revive(name, order.address, order.keep)
+        if device is None or not self._use(device):
+            self.see(StartFailed(self.world.now, name, "it cannot be started"))
+            return
+        self._watch(device)
+
+    def _use(self, device: PlayedDevice) -> bool:
+        """Load and open the stages of a device that has started, in a fiber; whether it could."""
+        name = device.name
+        for deployment in self.deployments:
+            if name not in deployment.placement.devices:
+                continue
+            for stage in deployment.placement.stages:
+                if stage.device == name and not self._ask(
+                    device, partial(device.load, deployment.key, stage)
+                ):
+                    return False
+            deployment.move(name, device.address)
+            if not self._ask(device, partial(_open, device, deployment.opened_on(name))):
+                return False
+            others = [self.cluster.devices[o] for o in deployment.placement.devices if o != name]
+            asked = [
+                self._call(other, partial(_open, other, deployment.opened_on(other.name)))
+                for other in others
+            ]
+            for other, answered in zip(others, asked, strict=True):
+                is_heard = self.cluster.is_heard(other.process, self.process)
+                if is_heard and not answered.wait(_CALL_S):
+                    return False
+            if deployment.is_closed:
+                self._call(device, partial(device.unload, deployment.key))
+        return True
+
+    def _ask(self, device: PlayedDevice, work: Callable[[], object]) -> bool:
+        return self._call(device, work).wait(_CALL_S)
+
+    def _call(self, device: PlayedDevice, work: Callable[[], object]) -> WorldEvent:
+        """Have a device's process do something; return what is set once its answer is there."""
+        answered = WorldEvent(self.world)
+        late, is_told = self.cluster.fate()
+        cut_s = self.cluster.cut_s
+
+        def call() -> None:
+            work()
+            if is_told:
+                back_s = self._call_s + cut_s(device.process, self.process)
+                self.process.do(back_s, 0.0, answered.set)
+
+        for late_s in late:
+            there_s = self._call_s + cut_s(self.process, device.process)
+            device.process.do(there_s + late_s, 0.0, call)
+        return answered
+
+
+def _open(device: PlayedDevice, stages: Sequence[StageOpened]) -> None:
+    for opened in stages:
+        device.loop.open_stage(opened)

@@ -1,0 +1,153 @@
+"""Devices of a world: real hosts and loops, whose programs take virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from devices.plugin.program import RunContext, Value
+from scheduler.device.host import DeviceHost
+from scheduler.device.loop import DeviceLoop
+from scheduler.formats.stage_source import StageSource
+from scheduler.universe.network import Network
+from scheduler.universe.world import Process, World, WorldEvent
+from scheduler.vocabulary.events import Run
+from scheduler.vocabulary.plan import Stage
+from scheduler.vocabulary.rows import DeviceDescriptor
+
+
+class Work:
+    """What stages do, and for how long: a world's user says it."""
+
+    def run_s(self, device: str, stage: Stage, inputs: Sequence[Value]) -> float:
+        """Return how long a run takes."""
+        return 0.0
+
+    def outputs(self, device: str, stage: Stage, inputs: Sequence[Value]) -> Sequence[Value]:
+        """Return what a run gives, or raise what it raises."""
+        raise NotImplementedError
+
+    def num_streams(self, device: str, stage: Stage) -> int:
+        """Return how many runs of a stage there may be at once."""
+        return 1
+
+
+class PlayedDevice:
+    """One life of a device: a process with a host and a loop.
+
+    Parameters
+    ----------
+    memory_nbytes : int, optional
+        What it may keep for clients.
+    cost_s : float
+        Seconds of its own that each message takes.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        network: Network,
+        work: Work,
+        name: str,
+        node: str,
+        life: int,
+        *,
+        memory_nbytes: int | None = None,
+        cost_s: float = 0.0,
+    ) -> None:
+        self.name = name
+        self.node = node
+        self.work = work
+        self.world = world
+        self.process = Process(world, f"{name}/{life}", node)
+        descriptor = DeviceDescriptor(name, "PLAYED", "0", node, memory_nbytes=memory_nbytes)
+        plugin: Any = _Plugin(self)
+        self.host = DeviceHost(descriptor, plugin, world.now_s)
+        #: What it was told to load: deployment and stage -> the stage.
+        self.stages: dict[tuple[str, int], Stage] = {}
+        #: Clients that it has given up, as they were not heard for long.
+        self.given_up: set[str] = set()
+        #: Told of each run that begins.
+        self.on_run: Callable[[PlayedDevice, Run], None] = lambda device, run: None
+        self.loop = DeviceLoop(
+            self.host,
+            lambda receive: network.connect(self.process, self.process.name, cost_s, receive),
+            self._start,
+            now_s=world.now_s,
+        )
+        self.address = self.loop.address
+
+    def load(self, deployment: str, stage: Stage) -> int:
+        """Load a stage; return how many of its runs there may be at once."""
+        self.stages[deployment, stage.index] = stage
+        model: Any = _StageModel(f"stage {stage.index}", stage)
+        return self.host.load_stage(deployment, stage.index, StageSource(model), 1)
+
+    def unload(self, deployment: str) -> None:
+        """Let go of a deployment's stages."""
+        self.loop.close_deployment(deployment)
+        for key in [key for key in self.stages if key[0] == deployment]:
+            del self.stages[key]
+
+    def _start(self, loop: DeviceLoop, due: Run) -> None:
+        self.on_run(self, due)
+        took_s = 0.0
+        if not self.world.is_threaded:  # else the program takes it
+            opened = due.stage.opened
+            stage = self.stages[opened.deployment, opened.stage]
+            took_s = self.work.run_s(self.name, stage, [due.tensors[n] for n in opened.inputs])
+            self.process.busy_s += took_s
+        self.process.do(took_s, 0.0, loop.run, due)
+
+    def run(self, stage: Stage, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:
+        """Run a stage, for as long as that takes."""
+        if self.world.is_threaded:
+            took_s = self.work.run_s(self.name, stage, inputs)
+            woken = WorldEvent(self.world)
+            with context.on_cancel(woken.set):
+                context.check_cancelled()
+                woken.wait(took_s)
+            while self.process.is_stopped:
+                self.world.sleep(self.process.stopped_until_s - self.world.now)
+            context.check_cancelled()
+        return self.work.outputs(self.name, stage, inputs)
+
+
+class _StageModel(NamedTuple):
+    """What the plugin compiles."""
+
+    name: str
+    stage: Stage
+
+
+class _Plugin:
+    """What a device host wants of a plugin."""
+
+    leaves_outputs = False
+    properties: Mapping[str, Any] = {}
+
+    def __init__(self, device: PlayedDevice) -> None:
+        self._device = device
+
+    def compile_model(self, model: _StageModel, config: Mapping[str, Any]) -> _Program:
+        return _Program(self._device, model.stage)
+
+
+class _Program:
+    """What a device host wants of a compiled model."""
+
+    profiles = False
+
+    def __init__(self, device: PlayedDevice, stage: Stage) -> None:
+        self._device = device
+        self._stage = stage
+        self.name = f"{device.name}:{stage.index}"
+        self.output_names = stage.outputs
+
+    def run(self, inputs: Sequence[Value], context: RunContext) -> Sequence[Value]:
+        return self._device.run(self._stage, inputs, context)
+
+    def get_property(self, name: str) -> Any:
+        return self._device.work.num_streams(self._device.name, self._stage)
+
+    def close(self) -> None: ...

@@ -1,0 +1,624 @@
+"""One history of a universe: what a seed draws, what happens, and what must hold."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import traceback
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from functools import partial
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from devices.errors import (
+    DeadlineError,
+    DeviceLostError,
+    HeteroError,
+    InferenceError,
+    OverloadedError,
+    RequestCancelledError,
+    TensorError,
+)
+from devices.plugin.remote import RemoteTensor
+from devices.request.request import Request
+from scheduler.client.batching import Batching
+from scheduler.observe.observer import DeviceEvent, ObservedRequest
+from scheduler.universe.client import PlayedClient
+from scheduler.universe.cluster import PlayedCluster
+from scheduler.universe.device import PlayedDevice, Work
+from scheduler.universe.network import Link, Network
+from scheduler.universe.world import Process, World
+from scheduler.vocabulary import events
+from scheduler.vocabulary.limits import Limits
+from scheduler.vocabulary.messages import Free, Give, Keep, Message, Outputs
+from scheduler.vocabulary.plan import Stage
+from tests.universe import models
+from tests.universe.threads import Threads, locks_of
+
+#: Virtual seconds in which all is answered once everything is well again, and every device is back.
+HEALED_S = 10.0
+#: Of so many tasks in a row one client may have more than another that waits.
+UNFAIR = 4
+
+
+@dataclass
+class Faults:
+    """Which kinds of faults there are, and how often; 0: never."""
+
+    loss: float = 0.0
+    double: float = 0.0
+    late: float = 0.0
+    late_s: float = 0.0
+    #: Mean seconds between two.
+    crash_s: float = 0.0
+    stop_s: float = 0.0
+    cut_s: float = 0.0
+    client_stop_s: float = 0.0
+    slow_start: float = 0.0
+    failed_start: float = 0.0
+    #: Of the calls to devices.
+    call: float = 0.0
+    #: Of the requests.
+    raises: float = 0.0
+    poison: float = 0.0
+    hang: float = 0.0
+    cancel: float = 0.0
+    hurry: float = 0.0
+    close: float = 0.0
+    #: Lines after which a thread loses its turn.
+    lines: int = 0
+
+    @classmethod
+    def drawn(cls, random: Random) -> Faults:
+        """Draw which there are."""
+        if random.random() < 0.1:
+            return cls()
+        rates = {
+            "loss": random.choice((0.002, 0.02, 0.1)),
+            "double": random.choice((0.01, 0.1)),
+            "late": random.choice((0.05, 0.3)),
+            "crash_s": random.choice((0.3, 2.0)),
+            "stop_s": random.choice((0.5, 3.0)),
+            "cut_s": random.choice((0.5, 3.0)),
+            "client_stop_s": random.choice((1.0, 5.0)),
+            "slow_start": random.choice((0.2, 0.8)),
+            "failed_start": random.choice((0.2, 0.6)),
+            "call": random.choice((0.05, 0.3)),
+            "raises": random.choice((0.02, 0.2)),
+            "poison": 0.02,
+            "hang": 0.02,
+            "cancel": random.choice((0.05, 0.3)),
+            "hurry": random.choice((0.05, 0.3)),
+            "close": 0.3,
+        }
+        on = {name: rate for name, rate in rates.items() if random.random() < 0.3}
+        lines = random.choice((0, 0, 30, 100, 400, 2000))
+        return cls(**on, late_s=random.choice((0.001, 0.02, 0.3)), lines=lines)
+
+    def words(self) -> str:
+        """Return those that there are."""
+        kinds = ((f.name, getattr(self, f.name)) for f in fields(self))
+        return ", ".join(f"{name}={value}" for name, value in kinds if value) or "none"
+
+
+@dataclass
+class Call:
+    """A request that a caller made."""
+
+    number: int
+    model: Model
+    inputs: dict[str, Any]
+    wanted: dict[str, np.ndarray]
+    request: Request
+    begun_s: float
+    #: What it is marked with: raises, poison, hang.
+    mark: str = ""
+    is_cancelled: bool = False
+    ends: list[Any] = field(default_factory=list)
+    ended_s: float = 0.0
+    request_id: int = 0
+    story: Any = None
+    kept: Any = None
+
+
+class Model:
+    """A deployment, and what its callers want of it."""
+
+    def __init__(self, history: History, client: PlayedClient, number: int) -> None:
+        draw = history.random
+        self.client = client
+        self.has_state = draw.random() < 0.25
+        shapes = [s for s in models.SHAPES if s.startswith("state") == self.has_state]
+        self.shape = draw.choice(shapes)
+        self.width = draw.choice((1, 1, 1, 2500))
+        self.placement = models.placement(draw, self.shape, history.names, self.width)
+        self.limits = Limits(
+            requests=draw.choice((1, 2, 3, 8, 32)),
+            nbytes=draw.choice((2**30, 2**30, 4 * 8 * self.width)),
+            waiting=draw.choice((1024, 1024, 2)),
+            timeout_s=600.0,
+            admission_timeout_s=draw.choice((600.0, 600.0, 2.0)),
+            attempts=draw.choice((5, 5, 5, 2)),
+            in_order=draw.random() < 0.2,
+            stage_timeout_s=1.5 if history.faults.hang else 0.0,
+        )
+        self.batching: Batching | None = None
+        if not self.has_state and draw.random() < 0.3:
+            busy = draw.choice((1, 2))
+            self.batching = Batching(
+                draw.choice((2, 4, 8)),
+                draw.choice((0.0, 0.005, 0.05)),
+                busy,
+                busy + draw.choice((0, 2)),
+            )
+        self.mean_s = draw.choice((0.0005, 0.005, 0.05))
+        self.deployment = client.deploy(self.placement, self.limits, self.batching)
+        self.runner = self.deployment._runner
+        self.below = self.deployment.below if self.batching else self.deployment
+        self.is_closed = False
+        self.records: dict[int, Any] = {}
+        self.delivered: list[int] = []
+
+    @property
+    def runners(self) -> list[Any]:
+        return [self.runner, self.below._runner] if self.batching else [self.runner]
+
+
+class Played(Work):
+    """What stages do in a history."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._usual_s = {name: history.random.choice((0.001, 0.01)) for name in history.names}
+
+    def run_s(self, device: str, stage: Stage, inputs: Sequence[Any]) -> float:
+        history = self._history
+        number = int(np.asarray(inputs[0]).flat[0]) if stage.inputs[0] == "x" else 0
+        mark = "" if history.is_healing else history.marks.get(number)
+        if mark == "poison":
+            history.world.after(0.0, history.cluster.crash, device)
+            return 0.001
+        if mark == "hang":
+            return 1e6
+        return self._usual_s[device] * (0.5 + history.random.random())
+
+    def outputs(self, device: str, stage: Stage, inputs: Sequence[Any]) -> Sequence[Any]:
+        first = inputs[0]
+        if stage.inputs[0] == "x":
+            numbers = [int(n) for n in np.asarray(first)[:, 0]]
+            if any(self._history.marks.get(n) == "raises" for n in numbers):
+                raise InferenceError("this input is not to be")
+        return [models.made(name, inputs) for name in stage.outputs]
+
+    def num_streams(self, device: str, stage: Stage) -> int:
+        return self._history.streams[device]
+
+
+class History:
+    """What a seed leads to.
+
+    `num_requests`: of all callers, about; drawn by default.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        is_traced: bool = False,
+        num_requests: int | None = None,
+        faults: Faults | None = None,
+    ) -> None:
+        self.seed = seed
+        self.random = draw = Random(seed)
+        self.faults = faults or Faults.drawn(draw)
+        self.broken: list[str] = []
+        is_threaded = bool(self.faults.lines) or bool(self.faults.hang) or draw.random() < 0.5
+        self.world = World(seed, is_threaded=is_threaded, is_traced=is_traced)
+        self.num_requests = num_requests or draw.choice((10, 30, 60))
+        self.names = ["A", "B", "C", "D", "E"][: draw.randint(1, 5)]
+        self.streams = {name: draw.choice((1, 1, 2)) for name in self.names}
+        self.marks: dict[int, str] = {}
+        self.calls: list[Call] = []
+        self.is_healing = False
+        self.num_losses = 0
+        self.ran: Counter[tuple[str, str, int, int, int]] = Counter()
+        #: Device -> turns that clients had while others waited.
+        self.turns: dict[str, Counter[str]] = {}
+
+    # What is there.
+
+    def _build(self) -> None:
+        draw, world, faults = self.random, self.world, self.faults
+        nodes = ["n0", "n1", "n2"][: draw.randint(1, 3)]
+        delay_s = draw.choice((0.00005, 0.002, 0.1))
+        speed = draw.choice((0.0, 1e9, 1e6))
+        far = Link(delay_s, speed)
+
+        def link(sender: str, receiver: str) -> Link:
+            near = sender == receiver
+            return Link(0.00005) if near else Link(far.delay_s, far.nbytes_per_s)
+
+        self.network = Network(world, link)
+        self.network.weather = self._weather
+        where = {name: draw.choice(nodes) for name in self.names}
+        self.cluster = PlayedCluster(
+            world, self.network, Played(self), where, lease_s=draw.choice((60.0, 5.0))
+        )
+        self.cluster.on_run = self._runs
+        self.cluster.start_s = self._start_s
+        self.cluster.fate = self._fate
+        self.threads = Threads(world, faults.lines)
+        num_clients = draw.choice((1, 1, 2, 3))
+        self.clients = [
+            PlayedClient(self.cluster, f"c{i}", draw.choice(nodes), [Noted(self)])
+            for i in range(num_clients)
+        ]
+        self.models = [
+            Model(self, client, number)
+            for client in self.clients
+            for number in range(draw.choice((1, 1, 2)))
+        ]
+
+    # What happens.
+
+    def run(self) -> History:
+        """Let it happen; what broke is in `broken`."""
+        gc.disable()
+        logger = logging.getLogger("scheduler")
+        heard = _Heard(self)
+        logger.addHandler(heard)
+        logger.propagate = False
+        try:
+            with locks_of(self.world):
+                self._run()
+        except AssertionError as error:
+            self._break(f"assertion: {error!r}")
+        finally:
+            gc.enable()
+            logger.removeHandler(heard)
+            logger.propagate = True
+            self.world.close()
+        return self
+
+    def _run(self) -> None:
+        world, draw = self.world, self.random
+        self._build()
+        share = max(1, self.num_requests // len(self.models))
+        for model in self.models:
+            world.after(0.0, self._arrive, model, share)
+        for kind in ("crash", "stop", "cut", "client_stop"):
+            if mean_s := getattr(self.faults, f"{kind}_s"):
+                world.after(draw.expovariate(1 / mean_s), self._happen, kind, mean_s)
+        world.after(draw.uniform(1.0, 6.0), self._heal)
+        self._step(lambda: self.is_healing and not self._open_calls())
+        self._check_answers()
+        self._end()
+        if not self.broken:
+            self._check_empty()
+
+    def _step(self, done: Any) -> None:
+        """Go on until all is done, or should be."""
+        world = self.world
+        until_s = 100.0
+        while world._due and not done():
+            world.run(world._due[0][0])
+            if world.errors:
+                error = world.errors[0]
+                told = "".join(traceback.format_exception(error)[-3:])
+                self._break(f"raised {type(error).__name__}: {error}\n{told}")
+                return
+            self._check_always()
+            if self.broken or world.now > until_s:
+                return
+
+    def _open_calls(self) -> list[Call]:
+        return [call for call in self.calls if not call.ends]
+
+    def _arrive(self, model: Model, left: int, kept: Any = None) -> None:
+        """Have a caller make a request, and later the next one."""
+        draw, faults = self.world.random, self.faults
+        if self.is_healing or model.is_closed:
+            return
+        number = len(self.calls) + 1
+        rows = draw.randint(1, 3) if model.batching else 1
+        x = np.full((rows, model.width), number, np.int64)
+        inputs: dict[str, Any] = {"x": x}
+        known: dict[str, np.ndarray] = {"x": x}
+        if model.has_state:
+            fresh = np.zeros((rows, model.width), np.int64)
+            value, tensor = kept or (fresh, fresh)
+            known["s"], inputs["s"] = value, tensor
+        request = Request(
+            timeout_s=draw.choice((0.02, 0.5)) if draw.random() < faults.hurry else None,
+            waits=draw.random() < 0.85,
+            priority=draw.choice((0, 0, 0, 1, 5)),
+            keep=("r",) if model.has_state else (),
+        )
+        call = Call(
+            number, model, inputs, models.wanted(model.shape, known), request, self.world.now
+        )
+        for mark in ("raises", "poison", "hang"):
+            if draw.random() < getattr(faults, mark):
+                call.mark = self.marks[number] = mark
+        self.calls.append(call)
+        self.world.spawn(partial(self._call, call))
+        if draw.random() < faults.cancel:
+            self.world.after(draw.choice((0.0, 0.003, 0.03)), self._cancel, call)
+        if left > 1 and not model.has_state:
+            self.world.after(draw.expovariate(1 / model.mean_s), self._arrive, model, left - 1)
+        call.kept = left
+
+    def _call(self, call: Call) -> None:
+        try:
+            made = call.model.deployment.submit(call.inputs, call.request)
+        except Exception as error:
+            self._ended(call, error)
+            return
+        call.request_id, call.story = made.request_id, made.story
+        made.future.add_done_callback(partial(self._answered, call))
+        if call.is_cancelled:
+            made.cancel()
+        call.inputs = {"cancel": made.cancel}
+
+    def _cancel(self, call: Call) -> None:
+        call.is_cancelled = True
+        if cancel := call.inputs.get("cancel"):
+            self.world.spawn(cancel)
+
+    def _answered(self, call: Call, future: Any) -> None:
+        error = future.exception()
+        self._ended(call, error if error is not None else future.result().outputs)
+
+    def _ended(self, call: Call, end: Any) -> None:
+        call.ends.append(end)
+        call.ended_s = self.world.now
+        what = type(end).__name__ if isinstance(end, BaseException) else "answer"
+        self.world.note(f"call {call.number} ends: {what}")
+        if len(call.ends) > 1:
+            self._break(f"call {call.number} ended {len(call.ends)} times")
+        model, left = call.model, call.kept
+        if not isinstance(end, BaseException):
+            model.delivered.append(call.request_id)
+            for name in model.below.plan.output_names:
+                value = end.get(name)
+                if isinstance(value, RemoteTensor):
+                    continue
+                if not np.array_equal(value, call.wanted[name]):
+                    self._break(f"call {call.number}: a wrong {name!r}")
+        call.kept = None
+        if model.has_state and left > 1 and not self.is_healing:
+            kept = None
+            if not isinstance(end, BaseException):
+                kept = call.wanted["r"], end["r"]
+            later = self.world.random.expovariate(1 / model.mean_s)
+            self.world.after(later, self._arrive, model, left - 1, kept)
+
+    def _happen(self, kind: str, mean_s: float) -> None:
+        if self.is_healing:
+            return
+        draw, cluster = self.world.random, self.cluster
+        name = draw.choice(self.names)
+        for_s = draw.choice((0.05, 0.5, 2.5, 6.0))
+        self.num_losses += 1
+        if kind == "crash":
+            cluster.crash(name)
+        elif kind == "stop":
+            cluster.stop(cluster.devices[name].process, for_s)
+        elif kind == "client_stop":
+            cluster.stop(draw.choice(self.clients).process, for_s)
+        else:
+            ends = [d.node for d in cluster.devices.values()] + [
+                c.process.node for c in self.clients
+            ]
+            one, other = draw.choice(ends), draw.choice(ends)
+            cluster.cut(one, other, for_s)
+            if draw.random() < 0.5:
+                cluster.cut(other, one, for_s)
+        self.world.after(draw.expovariate(1 / mean_s), self._happen, kind, mean_s)
+
+    def _heal(self) -> None:
+        self.world.note("heals")
+        self.is_healing = True
+
+    def _weather(self, sender: Process, receiver: Process, message: Message) -> Sequence[float]:
+        faults, draw = self.faults, self.world.random
+        if self.cluster.is_cut(sender, receiver):
+            return ()
+        if self.is_healing or isinstance(message, Keep | Give | Free):
+            return (0.0,)
+        if faults.loss and draw.random() < faults.loss and sender.node != receiver.node:
+            self.num_losses += 1
+            return ()
+        late = [0.0]
+        if faults.late and draw.random() < faults.late:
+            late = [draw.random() * faults.late_s]
+        # Channels drop what comes twice, which for a tensor that is kept they alone do.
+        keeps = isinstance(message, Outputs) and bool(message.task.request.keep)
+        if faults.double and not keeps and draw.random() < faults.double:
+            late.append(draw.random() * 0.05)
+        return late
+
+    def _start_s(self, name: str) -> float | None:
+        draw, faults = self.world.random, self.faults
+        if self.is_healing:
+            return 0.1
+        if draw.random() < faults.failed_start:
+            return None
+        return draw.choice((3.0, 6.0)) if draw.random() < faults.slow_start else 0.1
+
+    def _fate(self) -> tuple[Sequence[float], bool]:
+        draw = self.world.random
+        if self.is_healing or draw.random() >= self.faults.call:
+            return (0.0,), True
+        return draw.choice((((), True), ((0.0,), False), ((0.0, 0.01), True), ((0.3, 0.0), True)))
+
+    def _runs(self, device: PlayedDevice, run: events.Run) -> None:
+        """Look at a run that begins: what the device's queue promises."""
+        request, stage = run.task
+        key = (device.address, request.deployment, request.id, request.attempt, stage)
+        self.ran[key] += 1
+        if self.ran[key] > 1:
+            self._break(f"{run.task} runs twice on {device.address}")
+
+    # What must hold.
+
+    def _break(self, what: str) -> None:
+        self.broken.append(f"t={self.world.now:.4f}: {what}")
+
+    def _check_always(self) -> None:
+        if self.threads.num_away:
+            return
+        for model in self.models:
+            for runner in model.runners:
+                machine, limits = runner._machine, runner._machine.limits
+                if machine.num_in_flight > limits.requests:
+                    self._break(f"{machine.num_in_flight} of {limits.requests} in flight")
+                if machine.num_waiting > limits.waiting:
+                    self._break(f"{machine.num_waiting} of {limits.waiting} wait")
+            if model.batching and model.deployment._batcher.num_in_flight > model.batching.most:
+                self._break("more batches in flight than may be")
+        for device in self.cluster.devices.values():
+            self._check_device(device)
+
+    def _check_device(self, device: PlayedDevice) -> None:
+        machine = device.loop._machine
+        if machine.num_running > machine.num_streams:
+            self._break(f"{device.address} runs {machine.num_running} of {machine.num_streams}")
+        waiting = machine._ready.waiting
+        if waiting and machine.num_running < machine.num_streams:
+            self._break(f"{device.address} is idle while tasks wait")
+
+    def _check_answers(self) -> None:
+        for call in self._open_calls():
+            if self.broken:
+                return
+            told = [str(line) for line in call.story()] if call.story else ["not admitted"]
+            self._break(f"call {call.number} is not answered: " + "; ".join(told))
+        for call in self.calls:
+            if call.ends:
+                self._check_end(call, call.ends[0])
+
+    def _check_end(self, call: Call, end: Any) -> None:
+        """See whether a call's error has a cause."""
+        if not isinstance(end, BaseException):
+            if call.mark == "raises":
+                self._break(f"call {call.number} is answered, though its stage raises")
+            return
+        model, limits, faults = call.model, call.model.limits, self.faults
+        was_lost = self.num_losses > 0 or bool(faults.poison or faults.hang)
+        timeout_s = limits.timeout_s if call.request.timeout_s is None else call.request.timeout_s
+        waited_s = call.ended_s - call.begun_s
+        batched = model.batching is not None
+        match end:
+            case RequestCancelledError():
+                fine = call.is_cancelled or model.is_closed
+            case DeadlineError():
+                fine = waited_s >= timeout_s - 1e-6
+                if not faults.client_stop_s and waited_s > timeout_s + 1.5:
+                    self._break(f"call {call.number} ended {waited_s - timeout_s:.3f} s late")
+            case DeviceLostError():
+                fine = was_lost and (
+                    not call.request.waits
+                    or limits.attempts < 5
+                    or limits.admission_timeout_s < 600
+                    or call.mark in ("poison", "hang")
+                    or bool(faults.loss or faults.cut_s)
+                    or batched
+                    or self._num_failed(call) >= limits.attempts
+                )
+            case OverloadedError():
+                fine = (
+                    not call.request.waits
+                    or limits.waiting < 1024
+                    or limits.admission_timeout_s < 600
+                )
+            case TensorError():
+                fine = model.has_state and was_lost
+            case InferenceError():
+                fine = call.mark == "raises"
+            case _:
+                fine = False
+        if not fine:
+            self._break(f"call {call.number} got {type(end).__name__}: {end}")
+        if not isinstance(end, HeteroError):
+            self._break(f"call {call.number} got an untyped {end!r}")
+
+    def _num_failed(self, call: Call) -> int:
+        record = call.model.records.get(call.request_id)
+        return 0 if record is None else int(record.num_failed)
+
+    def _end(self) -> None:
+        """Let go of all."""
+        if self.broken:
+            return
+        for call in self.calls:
+            call.ends[:] = [None]
+            call.kept = call.inputs = None  # type: ignore[assignment]  # what it kept is freed
+        self.world.run(self.world.now + HEALED_S)
+        for device in self.cluster.devices.values():
+            # What says that nobody wants them may have been lost.
+            is_sure = not (self.faults.loss or self.faults.cut_s)
+            is_empty = device.loop.is_empty and not device.loop._kept.nbytes
+            if is_sure and device.process.is_alive and not is_empty:
+                self._break(
+                    f"{device.address} still has {device.loop._machine.num_tasks} tasks, "
+                    f"{device.loop._kept.nbytes} bytes kept"
+                )
+
+    def _check_empty(self) -> None:
+        for model in self.models:
+            for runner in model.runners:
+                machine = runner._machine
+                left = {
+                    "calls": len(runner._calls),
+                    "live": len(machine._live),
+                    "in flight": machine.num_in_flight,
+                    "waiting": machine.num_waiting,
+                    "running": machine.num_running,
+                    "bytes": machine.nbytes_in_flight,
+                    "orders": len(runner._outbox.orders),
+                    "suspects": len(machine._suspects),
+                    "routes": sum(way.num_running for way in machine._routes._ways),
+                    "order": len(machine._order),
+                }
+                if any(left.values()):
+                    self._break(f"left behind: { {k: v for k, v in left.items() if v} }")
+            if model.batching:
+                batched = model.deployment
+                if batched._callers or batched._batcher.num_in_flight or batched._batcher._groups:
+                    self._break("a batcher has something left")
+        for client in self.clients:
+            if client.memory.num_awaited:
+                self._break("a tensor is still awaited")
+
+
+class _Heard(logging.Handler):
+    """What is logged with an exception went wrong."""
+
+    def __init__(self, history: History) -> None:
+        super().__init__(logging.ERROR)
+        self._history = history
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        self._history._break(f"logged {record.getMessage()!r}: {error!r}")
+
+
+class Noted:
+    """Takes note of how requests ended."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+
+    def ended(self, request: ObservedRequest) -> None:
+        for model in self._history.models:
+            if model.below.key == request.deployment:
+                model.records[request.record.id] = request.record
+
+    def ran(self, request: ObservedRequest) -> None: ...
+
+    def device(self, event: DeviceEvent) -> None: ...

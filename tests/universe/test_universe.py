@@ -1,0 +1,56 @@
+"""Seeds of the universe: those that once broke something, some others, and that each is one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.universe.history import Faults, History
+
+#: Seeds that broke something once, and what it was.
+KEPT = {
+    193: "a stage that a device had let go of was an error, where its request could be sent again",
+    221: "a caller came as the attempts were gone through: nobody heard of a lost device",
+    275: "tensors of a device that was not heard when they were let go of stayed there",
+}
+
+
+@pytest.mark.parametrize("seed", [*range(12), *KEPT])
+def test_a_seed(seed: int) -> None:
+    history = History(seed).run()
+    again = f"python -m tests.universe --seed {seed} --trace trace.json"
+    assert history.broken == [], f"replay: {again}"
+
+
+def test_a_seed_is_one_history_whatever_the_hashes() -> None:
+    code = (
+        "from tests.universe.history import History\n"
+        "print([History(seed).run().world.hash for seed in (3, 5, 7)])"
+    )
+    told = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for hash_seed in ("1", "2")
+    }
+    assert len(told) == 1
+    assert "hash" not in told.pop()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(10))
+def test_a_million_requests_under_faults(part: int) -> None:
+    num_requests, seed = 0, 1_000_000 * (part + 1)
+    while num_requests < 100_000:
+        faults = Faults(loss=0.01, double=0.02, late=0.1, late_s=0.01, crash_s=2.0, cut_s=3.0)
+        history = History(seed, num_requests=2000, faults=faults).run()
+        assert history.broken == [], f"replay: python -m tests.universe --seed {seed}"
+        num_requests += len(history.calls)
+        seed += 1

@@ -1,0 +1,166 @@
+"""Locks in virtual time, and threads that lose their turn in the middle of what they do."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import scheduler.client.batched_deployment
+import scheduler.client.bytes_in_flight
+import scheduler.client.deployment
+import scheduler.client.outbox
+import scheduler.client.remote_memory
+import scheduler.client.runner
+import scheduler.clock
+import scheduler.device.host
+import scheduler.device.kept
+import scheduler.device.loop
+from scheduler.universe.world import Fiber, World
+
+_MODULES = (
+    scheduler.client.batched_deployment,
+    scheduler.client.bytes_in_flight,
+    scheduler.client.deployment,
+    scheduler.client.outbox,
+    scheduler.client.remote_memory,
+    scheduler.client.runner,
+    scheduler.clock,
+    scheduler.device.host,
+    scheduler.device.kept,
+    scheduler.device.loop,
+)
+#: Where a thread may lose its turn.
+_TRACED = ("/scheduler/client/", "/scheduler/device/", "/scheduler/clock.py")
+
+
+class Lock:
+    """`threading.Lock`, or `RLock`, for fibers."""
+
+    def __init__(self, world: World, *, again: bool = False) -> None:
+        self._world = world
+        self._again = again
+        self._depth = 0
+        self._owner: Fiber | None = None
+        self._waiting: list[Fiber] = []
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        me = self._world.fiber
+        while self._depth and not (self._again and self._owner is me):
+            if not blocking:
+                return False
+            assert me is not None, "a lock is waited for outside of any fiber"
+            self._waiting.append(me)
+            self._world.pause()
+        self._depth += 1
+        self._owner = me
+        return True
+
+    def release(self) -> None:
+        if not self._depth:
+            raise RuntimeError("release unlocked lock")
+        self._depth -= 1
+        if not self._depth and self._waiting:
+            self._world.resume_later(self._waiting.pop(0))
+
+    def locked(self) -> bool:
+        return self._depth > 0
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class Condition:
+    """`threading.Condition`, as far as it is used."""
+
+    def __init__(self, world: World, lock: Lock) -> None:
+        self._world = world
+        self._lock = lock
+
+    def __enter__(self) -> bool:
+        return self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def wait_for(self, found: Callable[[], bool], timeout: float) -> bool:
+        until_s = self._world.now + timeout
+        while not found():
+            if self._world.now >= until_s:
+                return False
+            self._lock.release()
+            self._world.sleep(0.001)
+            self._lock.acquire()
+        return True
+
+    def notify_all(self) -> None: ...
+
+
+class Threads:
+    """What a world's threads do to each other.
+
+    `mean_lines`: after about so many lines of the scheduler a thread loses its turn; 0: never.
+    """
+
+    def __init__(self, world: World, mean_lines: int) -> None:
+        self._world = world
+        self._mean_lines = mean_lines
+        #: How many have lost their turn in the middle of something.
+        self.num_away = 0
+        self._left = self._draw()
+        self._local = {True: self._line, False: None}
+        self._is_traced: dict[types.CodeType, bool] = {}
+        if mean_lines:
+            world.around = self._around
+
+    def _draw(self) -> int:
+        return 1 + int(self._world.random.expovariate(1.0) * self._mean_lines)
+
+    def _around(self, work: Callable[[], None]) -> None:
+        sys.settrace(self._call)
+        try:
+            work()
+        finally:
+            sys.settrace(None)
+
+    def _call(self, frame: types.FrameType, event: str, argument: Any) -> Any:
+        code = frame.f_code
+        traced = self._is_traced.get(code)
+        if traced is None:
+            traced = any(part in code.co_filename for part in _TRACED)
+            self._is_traced[code] = traced = traced and code.co_name != "__del__"
+        return self._local[traced]
+
+    def _line(self, frame: types.FrameType, event: str, argument: Any) -> Any:
+        if event == "line":
+            self._left -= 1
+            if self._left <= 0:
+                self._left = self._draw()
+                self.num_away += 1
+                late = self._world.random.random()
+                self._world.sleep(0.0 if late < 0.7 else 0.01 * late)
+                self.num_away -= 1
+        return self._line
+
+
+@contextmanager
+def locks_of(world: World) -> Iterator[None]:
+    """Have what is made inside use the world's locks."""
+    made: Any = types.SimpleNamespace(**vars(threading))
+    made.Lock = lambda: Lock(world)
+    made.RLock = lambda: Lock(world, again=True)
+    made.Condition = lambda lock: Condition(world, lock)
+    modules: list[Any] = list(_MODULES)
+    for module in modules:
+        module.threading = made
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.threading = threading
