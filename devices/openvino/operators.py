@@ -124,7 +124,7 @@ def refusal(node: Node, model: Model, narrow: bool, ranges: Mapping[str, Range])
     `narrow`: whether 64-bit integers may be computed in 32 bits whatever they are; `ranges`: what
     is proven of the model's integers.
     """
-    if how := _REFUSED.get(node.op_type) or _departure(node, node.attributes, model, ranges):
+    if how := _REFUSED.get(node.op_type) or _departure(node, model, narrow, ranges):
         return Refusal("policy", f"OpenVINO's {node.op_type} differs from ONNX's: {how}")
     for values, places in ((node.inputs, _PLACES), (node.outputs, _FOUND)):
         for i, value in enumerate(values):
@@ -170,11 +170,9 @@ def fits(value: str, ranges: Mapping[str, Range], limit: int) -> bool:
     return value in ranges and -limit <= ranges[value][0] and ranges[value][1] <= limit
 
 
-def _departure(
-    node: Node, attributes: Mapping[str, Any], model: Model, ranges: Mapping[str, Range]
-) -> str | None:
+def _departure(node: Node, model: Model, narrow: bool, ranges: Mapping[str, Range]) -> str | None:
     """Return how a node with these attributes and inputs departs from its definition."""
-    operator = node.op_type
+    operator, attributes = node.op_type, node.attributes
     given = [bool(value) for value in node.inputs] + [False] * 8
     if operator == "Attention":
         if any(given[4:7]) or (given[3] and attributes.get("is_causal")):
@@ -209,7 +207,7 @@ def _departure(
         tensor = attributes.get("value")
         if tensor is not None and tensor.dtype.kind in "iu" and abs(int(tensor.flat[0])) >= 2**31:
             return "its value does not fit in 32 bits"
-    if operator == "Cast" and model.spec(node.outputs[0]).element_type in NARROWED:
+    if operator == "Cast" and not narrow and model.spec(node.outputs[0]).element_type in NARROWED:
         source = model.spec(node.inputs[0]).element_type
         if source in _FLOATS and not fits(node.outputs[0], ranges, INT32.max):
             return "floats beyond 32 bits are cut off"

@@ -30,6 +30,8 @@ class RequestStates:
             if isinstance(size, str)
         }
         self._values: dict[str, Value] = {}
+        #: Those that the user chose: as inputs, they may differ where symbols are alike.
+        self._chosen: set[str] = set()
 
     def given(self, inputs: Mapping[str, Value]) -> dict[str, Value]:
         """Return what a run with `inputs` reads.
@@ -40,6 +42,7 @@ class RequestStates:
 
     def commit(self, outputs: Mapping[str, Value]) -> None:
         """Take over what a run that was answered gave."""
+        self._chosen.clear()
         self._values = {v.name: outputs[v.output.name] for v in self.variables}
 
     def get(self, variable: Variable) -> Value:
@@ -51,6 +54,7 @@ class RequestStates:
 
     def set(self, variable: Variable, value: Any) -> None:
         """Have the next run read a value."""
+        self._chosen.add(variable.name)
         self._values[variable.name] = convert(value, variable.input, copy=True)
 
     def reset(self, variable: Variable) -> None:
@@ -63,7 +67,8 @@ class RequestStates:
         if value is None:
             shape = None if port.shape is None else tuple(size or 0 for size in sizes)
             return empty_tensor(TensorSpec(port.name, port.type, shape)).data
-        if any(want not in (None, got) for want, got in zip(sizes, value.shape, strict=False)):
+        differ = any(want not in (None, got) for want, got in zip(sizes, value.shape, strict=False))
+        if differ and port.name not in self._chosen:
             raise TensorShapeError(
                 f"state {port.name!r} ({port}) has shape {list(value.shape)}, which does not go "
                 "with the other inputs: begin anew with reset_state(), or give inputs as before.",

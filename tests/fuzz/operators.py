@@ -253,7 +253,7 @@ def _options(case: OperatorCase, schema: OpSchema, random: np.random.Generator) 
     if len(case.inputs) > 1 and formals[-1].option == _Option.Optional and random.random() < 0.5:
         inputs = case.inputs[:-1]
         return replace(case, inputs=inputs, changes=(*case.changes, f"no {formals[-1].name}"))
-    if len(case.outputs) > 1:
+    if any(case.outputs[:-1]):
         made = [o.option for o in schema.outputs]
         if len(made) >= len(case.outputs) and made[len(case.outputs) - 1] == _Option.Optional:
             return replace(

@@ -38,6 +38,11 @@ from tests.support.stateful_models import (
 
 SPLIT = "HETERO:CPU.0,CPU.1"
 X = np.ones(3, np.float32)
+#: Two inputs whose lengths have one symbol and need not agree.
+GROWING = parse_model(
+    '<ir_version: 8, opset_import: ["" : 17]> g (float[n] x, float[n] past) => (float[m] present) '
+    "{present = Concat<axis = 0>(past, x)}"
+)
 
 
 @pytest.fixture(scope="module", params=[MemoryChannel, Counting])
@@ -293,3 +298,16 @@ def test_the_state_of_a_scalar_begins_with_one_zero(core: hetero.Core) -> None:
     assert state.state.shape == ()
     assert [request.infer(np.float32(x))["y"] for x in (1, 2)] == [2, 6]
     assert state.state.data == 3
+
+
+def test_a_state_that_is_set_is_held_to_no_other_inputs_length() -> None:
+    with hetero.Core(executor="inprocess") as core:
+        compiled = core.compile_model(GROWING, "CPU", states={"past": "present"})
+        request = compiled.create_infer_request()
+        (state,) = request.query_state()
+        for size in (0, 5):
+            state.state = np.zeros(size, np.float32)
+            request.infer({"x": X})
+            assert state.state.data.tolist() == [0] * size + [1] * 3
+        with pytest.raises(TensorShapeError, match="does not go with the other inputs"):
+            request.infer({"x": X})

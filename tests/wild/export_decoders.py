@@ -13,10 +13,11 @@ from typing import Any, Final
 
 import numpy as np
 
-_TOKENS: Final = 128
+_TOKENS: Final = 112
 _IDS: Final = {"vocab_size": _TOKENS, "bos_token_id": 1, "eos_token_id": 2}
+#: The builder takes a layer of as many outputs as there are tokens for the last one.
 _LLAMA: Final = {
-    **_IDS, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+    **_IDS, "hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
     "pad_token_id": 0,
 }  # fmt: skip
@@ -30,12 +31,29 @@ CONFIGURATIONS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "qwen3": ("Qwen3Config", _HEADS),
     "gemma": ("GemmaConfig", _HEADS),
     "mistral": ("MistralConfig", _HEADS),
-    "phi": ("PhiConfig", {**_LLAMA, "num_key_value_heads": 4}),
+    "phi": ("PhiConfig", {**_LLAMA, "num_key_value_heads": 2, "num_attention_heads": 2}),
     "phi3": ("Phi3Config", {**_LLAMA, "original_max_position_embeddings": 64}),
     "gpt2": ("GPT2Config", _GPT),
     "opt": ("OPTConfig", {**_NEOX, "ffn_dim": 128, "word_embed_proj_dim": 64}),
     "neox": ("GPTNeoXConfig", _NEOX),
     "bloom": ("BloomConfig", {**_IDS, "hidden_size": 64, "n_layer": 2, "n_head": 4}),
+    "falcon": ("FalconConfig", {**_IDS, "hidden_size": 64, "num_hidden_layers": 2,
+                                "num_attention_heads": 4, "max_position_embeddings": 64}),
+    "lfm2": ("Lfm2Config", {**_LLAMA, "layer_types": ["conv", "full_attention"]}),
+    "t5": ("T5Config", {"vocab_size": _TOKENS, "d_model": 64, "d_kv": 16, "d_ff": 128,
+                        "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0}),
+    "whisper": ("WhisperConfig", {
+        **_IDS, "d_model": 64, "encoder_layers": 2, "encoder_attention_heads": 4,
+        "decoder_layers": 2, "decoder_attention_heads": 4, "encoder_ffn_dim": 128,
+        "decoder_ffn_dim": 128, "num_mel_bins": 8, "max_source_positions": 1500,
+        "max_target_positions": 64, "pad_token_id": 0, "decoder_start_token_id": 1,
+        "suppress_tokens": None, "begin_suppress_tokens": None,
+    }),
+}  # fmt: skip
+#: Those that read a source first: the class of the whole, and its task.
+_OF_A_SOURCE: Final = {
+    "t5": ("T5ForConditionalGeneration", "text2text-generation-with-past"),
+    "whisper": ("WhisperForConditionalGeneration", "automatic-speech-recognition-with-past"),
 }
 #: How large the random weights are: logits then tell tokens apart.
 _DEVIATION: Final = 0.15
@@ -50,7 +68,10 @@ def make_source(folder: Path, name: str) -> None:
     kind, arguments = CONFIGURATIONS[name]
     torch.manual_seed(0)
     configuration = getattr(transformers, kind)(**arguments)
-    model = transformers.AutoModelForCausalLM.from_config(configuration).eval().float()
+    if name in _OF_A_SOURCE:
+        model = getattr(transformers, _OF_A_SOURCE[name][0])(configuration).eval()
+    else:
+        model = transformers.AutoModelForCausalLM.from_config(configuration).eval().float()
     with torch.no_grad():
         for weight in model.parameters():
             if weight.ndim > 1:
@@ -61,12 +82,23 @@ def make_source(folder: Path, name: str) -> None:
         tokenizer_object=tokenizers.Tokenizer(words), bos_token="1", eos_token="2",
         pad_token="0", unk_token="0",
     ).save_pretrained(folder / "source")  # fmt: skip
-    ids = np.random.default_rng(0).integers(3, _TOKENS, (1, 8))
+    rng = np.random.default_rng(0)
+    ids = rng.integers(3, _TOKENS, (1, 8))
+    source: dict[str, np.ndarray] = {}
+    if name == "whisper":
+        transformers.WhisperFeatureExtractor(feature_size=8).save_pretrained(folder / "source")
+        source = {"input_features": rng.standard_normal((1, 8, 3000)).astype(np.float32)}
+    elif name in _OF_A_SOURCE:
+        source = {"input_ids": rng.integers(3, _TOKENS, (1, 11))}
+    read = "decoder_input_ids" if source else "input_ids"
+    given = {key: torch.tensor(value) for key, value in source.items()}
     with torch.no_grad():
-        prompt, whole = (model(torch.tensor(ids[:, :n])).logits.numpy() for n in (7, 8))
-    np.savez(
-        folder / "expected.npz", ids=ids[:, :7], next=ids[:, 7:], prompt=prompt, token=whole[:, -1:]
-    )
+        prompt, whole = (
+            model(**given, **{read: torch.tensor(ids[:, :n])}).logits.numpy() for n in (7, 8)
+        )
+    steps = {"ids": ids[:, :7], "next": ids[:, 7:], "prompt": prompt, "token": whole[:, -1:]}
+    steps |= {f"source.{key}": value for key, value in source.items()}
+    np.savez(folder / "expected.npz", **steps)
 
 
 def export(folder: Path, exporter: str) -> None:
@@ -75,7 +107,7 @@ def export(folder: Path, exporter: str) -> None:
     if exporter == "optimum":
         from optimum.exporters.onnx import main_export
 
-        task = "text-generation-with-past"
+        _, task = _OF_A_SOURCE.get(folder.name, ("", "text-generation-with-past"))
         main_export(source, folder / exporter, task=task, do_validation=False)
     else:
         from onnxruntime_genai.models.builder import create_model
@@ -94,6 +126,8 @@ def main() -> None:
         (folder / "source").mkdir(parents=True, exist_ok=True)
         make_source(folder, name)
         for exporter in ("optimum", "builder-fp32", "builder-int4"):
+            if name in _OF_A_SOURCE and exporter != "optimum":
+                continue
             try:
                 export(folder, exporter)
             except Exception as error:  # an architecture that the exporter does not know
