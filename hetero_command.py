@@ -17,13 +17,16 @@ def end_at_once(number: int, _: FrameType | None) -> NoReturn:
     os._exit(128 + number)
 
 
+def hear_signals() -> None:
+    """Let signals end the process at once, but those that whoever started it had ignored."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, end_at_once)
+
+
 def program() -> NoReturn:
     """Import the command line, run it, and end."""
-    if interruptible := signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, end_at_once)
-        signal.signal(signal.SIGTERM, end_at_once)
+    hear_signals()
     from hetero.__main__ import program as run
 
-    if interruptible:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     run()

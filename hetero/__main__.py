@@ -3,13 +3,13 @@
 from typing import NoReturn
 
 from hetero.cli import main
-from hetero.cli.signals import hear_sigterm
+from hetero.cli.signals import hear_signals
 from scheduler.processes.process_end import end_with
 
 
 def program() -> NoReturn:
     """Run the command line, and end."""
-    hear_sigterm()
+    hear_signals()
     end_with(main)
 
 

@@ -1,10 +1,15 @@
-"""Checks first of all that no module of the user's hides a package that hetero imports."""
+"""What precedes all imports: nothing hides hetero's packages, and Ctrl-C shows no traceback.
+
+The latter for ``python -m hetero``; the signals of a program that imports it are its own.
+"""
 
 from __future__ import annotations
 
 import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
+
+from hetero_command import hear_signals
 
 _HOME = Path(__file__).parents[1]
 for _name in ("devices", "scheduler"):
@@ -18,3 +23,6 @@ for _name in ("devices", "scheduler"):
             name=_name,
             path=_file,
         )
+
+if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)] == "hetero":  # until __main__ is found
+    hear_signals()

@@ -35,7 +35,7 @@ def end_with(program: Callable[[], object]) -> NoReturn:
         code = ended.code or 0
     except KeyboardInterrupt:  # once more, while the program told of the first
         code = 128 + signal.SIGINT
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: os._exit(128 + number))
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

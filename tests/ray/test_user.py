@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -290,13 +292,18 @@ def in_flight(metrics: Metrics) -> float:
         pytest.param(signal.SIGINT, 130, 0.3, id="Ctrl-C while Ray starts"),
         pytest.param(signal.SIGINT, 130, 5.0, id="Ctrl-C while it runs"),
         pytest.param(signal.SIGTERM, 143, 5.0, id="SIGTERM while it runs"),
+        pytest.param(signal.SIGHUP, 129, 5.0, id="SIGHUP while it runs"),
     ],
 )
 def test_interrupted_it_ends_soon_and_leaves_no_process(
     number: int, code: int, more_s: float
 ) -> None:
     mark = f"MARK_{time.monotonic_ns()}"
-    process = command("bench", "light:shufflenet", "-d", "HETERO:ORT,CPU", "-t", "60", **{mark: ""})
+    temporary = Path(tempfile.mkdtemp(prefix="h", dir="/tmp"))
+    process = command(
+        "bench", "light:shufflenet", "-d", "HETERO:ORT,CPU", "-t", "60",
+        **{mark: "", "TMPDIR": str(temporary)},
+    )  # fmt: skip
     wait_for(lambda: len(processes_with(mark)) >= 2)  # Ray's first process is there
     time.sleep(more_s)
     process.send_signal(number)
@@ -306,3 +313,5 @@ def test_interrupted_it_ends_soon_and_leaves_no_process(
     assert err.strip().endswith("hetero: interrupted")
     assert "Traceback" not in err
     wait_for(lambda: not processes_with(mark))
+    assert not list(temporary.glob("het-*"))
+    shutil.rmtree(temporary)

@@ -221,6 +221,7 @@ def test_bench_runs_at_least_once(shell: Shell, model: Path) -> None:
     [
         ("run", signal.SIGINT, 130),
         ("run", signal.SIGTERM, 143),
+        pytest.param("run", signal.SIGHUP, 129, marks=pytest.mark.slow),
         pytest.param("bench", signal.SIGINT, 130, marks=pytest.mark.slow),
     ],
 )
@@ -243,17 +244,16 @@ def test_interrupted_it_ends_at_once(command: str, number: int, code: int, tmp_p
     assert err.strip() == "hetero: interrupted"
 
 
+#: A process whose first import of numpy is when a signal comes.
 EARLY = """
-import os, signal, sys
+import os, sys
 
 class Finder:
     def find_spec(self, name, path, target=None):
         if name == "numpy":
-            os.kill(os.getpid(), int(sys.argv[1]))
+            os.kill(os.getpid(), {number})
 
 sys.meta_path.insert(0, Finder())
-from hetero_command import program
-program()
 """
 LATE = """
 import atexit, os, signal, sys
@@ -266,15 +266,50 @@ end_with(program)
 """
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+ENDS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+
+
+@pytest.mark.parametrize(("number", "code"), ENDS)
 @pytest.mark.parametrize(
-    ("program", "told"), [(EARLY, "hetero: interrupted\n"), (LATE, "")], ids=["early", "late"]
+    "program", [["-c", "from hetero_command import program; program()"], ["-m", "hetero"]]
 )
-def test_a_signal_at_its_start_or_end_shows_no_traceback(
-    program: str, told: str, number: int, code: int
+def test_a_signal_while_it_is_imported_shows_no_traceback(
+    program: list[str], number: int, code: int, tmp_path: Path
 ) -> None:
+    (tmp_path / "sitecustomize.py").write_text(EARLY.format(number=int(number)))
     done = subprocess.run(
-        [sys.executable, "-c", program, str(int(number))],
+        [sys.executable, *program], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "hetero: interrupted\n")
+
+
+@pytest.mark.parametrize(("number", "code"), ENDS)
+def test_a_signal_at_its_end_shows_no_traceback(number: int, code: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LATE, str(int(number))],
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert (done.returncode, done.stdout, done.stderr) == (code, "", told)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+
+
+def test_a_background_job_of_a_script_ends_by_sigterm(tmp_path: Path) -> None:
+    """Shells have those ignore Ctrl-C, as which SIGTERM comes otherwise."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        + EARLY.format(number=int(signal.SIGINT))
+    )
+    model = tmp_path / "branches.onnx"
+    onnx.save_model(branches(), model)
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hetero", "run", str(model), "--executor", "inprocess",
+         "--plugin", "tests.support.endless_plugin:EndlessPlugin", "-d", "ENDLESS"],
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": path},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout
+    assert process.stdout.readline() == "running\n"
+    process.terminate()
+    _, err = process.communicate(timeout=300)
+    assert (process.returncode, err.strip()) == (143, "")
