@@ -51,8 +51,8 @@ class ORTPlugin(Plugin):
             "Element types and abilities.",
         ),
         Property(
-            # Its warnings are about its own optimisations: nothing that a user can act on.
-            "LOG_LEVEL", str, "LOG_ERROR", True, "What ONNX Runtime says on its own.",
+            # Its errors are raised, in the same words; its warnings are about its optimisations.
+            "LOG_LEVEL", str, "LOG_NONE", True, "What ONNX Runtime writes to stderr by itself.",
             choices=(
                 "LOG_NONE", "LOG_ERROR", "LOG_WARNING", "LOG_INFO", "LOG_DEBUG", "LOG_TRACE",
             ),

@@ -316,7 +316,16 @@ def empty_tensor(spec: TensorSpec) -> Tensor:
 
 
 def _zeros(kind: Type, shape: Sequence[int]) -> np.ndarray:
-    return np.full(_lengths(shape), "" if kind is Type.string else 0, kind.to_dtype())
+    lengths = _lengths(shape)
+    try:
+        if kind is Type.string:
+            return np.full(lengths, "", object)
+        return np.zeros(lengths, kind.to_dtype())  # pages that nobody writes take no memory
+    except (MemoryError, ValueError) as error:
+        raise TensorShapeError(
+            f"no memory for a tensor {kind}{list(lengths)}: {error}. Give the model a shape that "
+            "fits, with model.reshape(...)."
+        ) from error
 
 
 def _lengths(shape: Any) -> tuple[int, ...]:

@@ -347,3 +347,11 @@ def test_threads_of_a_session_that_waits_sleep():
     run = [ran for thread, ran in processor_ns().items() if thread not in before]
     compiled.close()
     assert sum(run) < 10e6
+
+
+def test_what_fails_is_raised_and_not_printed_as_well(capfd):
+    model = parsed("(float[1] x, int64[1] times) => (float[n] y) { y = Tile(x, times) }")
+    compiled = PLUGIN.compile_model(model, {})
+    with pytest.raises(InferenceError, match="Tile"):
+        compiled.run([np.float32([1]), np.int64([2**40])])
+    assert capfd.readouterr().err == ""

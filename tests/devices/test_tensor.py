@@ -187,3 +187,11 @@ def test_empty_tensors():
     assert empty_tensor(port("float", ())).shape == ()
     assert empty_tensor(TensorSpec("s", "seq(tensor(float))")).data == []
     assert empty_tensor(port("bfloat16", None)).element_type == "bfloat16"
+
+
+@pytest.mark.parametrize("kind", ["float", "string", "int4"])
+def test_a_shape_that_no_memory_holds_is_a_typed_error(kind):
+    with pytest.raises(TensorShapeError, match=r"no memory for .*1048576, 1048576"):
+        empty_tensor(port(kind, (2**20, 2**20, 2**20)))
+    with pytest.raises(TensorShapeError, match="no memory for"):
+        Tensor(kind, [2**62, 2**62])
