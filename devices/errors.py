@@ -43,8 +43,9 @@ A message says where, what was got, what was wanted, and how to fix it.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from devices.plugin.support import Refusal
@@ -87,12 +88,27 @@ __all__ = [
 ]
 
 
+#: Characters of an exception of a plugin's that are shown.
+_SHOWN: Final = 10_000
+
+
 def shown(error: BaseException, show: Callable[[object], str] = str) -> str:
-    """Return what an exception says, which a plugin's own may fail to."""
+    """Return what an exception says, in characters that can be encoded.
+
+    A plugin's own may fail to say anything, or say megabytes.
+    """
     try:
-        return show(error)
+        said = show(error)
+        said = said if len(said) <= _SHOWN else f"{said[:_SHOWN]} ... ({len(said)} characters)"
+        return said.encode(errors="backslashreplace").decode()
     except Exception:
         return f"a {type(error).__name__} that cannot be shown"
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Return whether an exception is the user's Ctrl-C, which comes in the main thread alone."""
+    is_main = threading.current_thread() is threading.main_thread()
+    return isinstance(error, KeyboardInterrupt) and is_main
 
 
 def _rebuild(cls: type[HeteroError], message: str, data: dict[str, Any]) -> HeteroError:

@@ -18,7 +18,7 @@ from functools import partial
 from importlib import metadata
 from typing import Final
 
-from devices.errors import PluginLoadError, UnknownDeviceError
+from devices.errors import PluginLoadError, UnknownDeviceError, is_interrupt
 from devices.plugin.plugin import Plugin
 from devices.plugin.source import PluginSource
 
@@ -126,7 +126,9 @@ def close_plugins(entries: Iterable[PluginEntry]) -> None:
         if entry.plugin is not None:
             try:
                 entry.plugin.close()
-            except Exception:
+            except BaseException as error:
+                if is_interrupt(error):
+                    raise
                 _log.exception("plugin=%s could not be closed", entry.name)
 
 

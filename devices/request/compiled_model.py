@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from devices.errors import DeviceMemoryError, HeteroError, InferenceError, shown
+from devices.errors import DeviceMemoryError, HeteroError, InferenceError, is_interrupt, shown
 from devices.model.model import Model
 from devices.model.tensor_spec import TensorSpec
 from devices.plugin.configuration import Configuration
@@ -98,9 +98,9 @@ class CompiledModel:
                 with _held(self._turn, context):
                     start_s = time.perf_counter()
                     outputs = self._program.run(inputs, context)
-        except HeteroError:
-            raise
-        except Exception as error:
+        except BaseException as error:  # a plugin's sys.exit must not end the process
+            if isinstance(error, HeteroError) or is_interrupt(error):
+                raise
             shapes = ", ".join(
                 f"{p.name}{list(np.shape(v))}"
                 for p, v in zip(self.inputs, inputs, strict=False)

@@ -10,8 +10,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -24,6 +23,7 @@ from devices.errors import (
     InferenceError,
     RequestCancelledError,
     UnsupportedOperationError,
+    is_interrupt,
     shown,
 )
 from devices.model.model import Model
@@ -156,9 +156,7 @@ class DeviceHost:
             ended_s = self._now_s()
         except HeteroError as error:
             raise self._placed(error, stage, request) from error.__cause__
-        except KeyboardInterrupt:  # the user's, where a caller's own thread runs the stage
-            raise
-        except BaseException as error:  # a plugin's sys.exit must not take the device with it
+        except Exception as error:
             what = InferenceError(f"{compiled.name!r}: {type(error).__name__}: {shown(error)}")
             raise self._placed(what, stage, request) from error
         finally:
@@ -239,7 +237,9 @@ class DeviceHost:
         for compiled in stages if stopped else ():
             try:
                 compiled.close()
-            except Exception:  # one program's trouble must not keep the others
+            except BaseException as error:  # one program's trouble must not keep the others
+                if is_interrupt(error):
+                    raise
                 _log.exception("device=%s: %r", self.descriptor.name, compiled)
 
     def close(self) -> None:
@@ -264,23 +264,8 @@ class DeviceHost:
                 attempt=0,
             ) from None
 
-    @contextmanager
-    def _typed(self, what: str) -> Iterator[None]:
-        """Turn what a plugin raises unplanned into a DeviceError that says whose fault it is."""
-        try:
-            yield
-        except HeteroError:
-            raise
-        except Exception as error:
-            name, node = self.descriptor.name, self.descriptor.node
-            raise DeviceError(
-                f"device {name} on node {node} {what}: {type(error).__name__}: "
-                f"{shown(error)}. That is a fault of its plugin: leave the device out, or "
-                "report it.",
-                device=name,
-                node=node,
-                cause=shown(error, repr),
-            ) from error
+    def _typed(self, what: str) -> _Typed:
+        return _Typed(self.descriptor, what)
 
     def _placed(self, error: HeteroError, stage: int, request: Request) -> HeteroError:
         """Add to an error where it happened; an InferenceError also says so."""
@@ -304,3 +289,37 @@ class DeviceHost:
 
     def _config(self, config: Mapping[str, Any]) -> dict[str, Any]:
         return {**config, "DEVICE_ID": self.descriptor.device_id}
+
+
+class _Typed:
+    """A block that turns what a plugin raises unplanned into a DeviceError: whose fault it is.
+
+    A generator would do, if it let StopIteration through.
+    """
+
+    def __init__(self, descriptor: DeviceDescriptor, what: str) -> None:
+        self._descriptor = descriptor
+        self._what = what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is None or isinstance(error, HeteroError) or is_interrupt(error):
+            return
+        name, node = self._descriptor.name, self._descriptor.node
+        raise DeviceError(
+            f"device {name} on node {node} {self._what}: {type(error).__name__}: {shown(error)}. "
+            "That is a fault of its plugin: leave the device out, or report it.",
+            device=name,
+            node=node,
+            cause=shown(error, repr),
+        ) from (error if _is_plain(error) else None)
+
+
+def _is_plain(error: BaseException) -> bool:
+    """Return whether an exception can be printed: a device's process ends where Ray cannot."""
+    try:
+        return str(error) == shown(error)
+    except Exception:
+        return False

@@ -345,7 +345,5 @@ def _run(job: _Job) -> None:
     loop, due = job
     try:
         loop.run(due)
-    except KeyboardInterrupt:  # raised by a program: nobody pressed a key here
-        pass
     except Exception:  # the task's client has been told
         _log.exception("a task has failed in an unexpected way")

@@ -39,6 +39,7 @@ from scheduler.ray.nodes import ClusterNode, alive_nodes
 from scheduler.vocabulary.rows import DeviceDescriptor
 from tests.scheduler.models import build, chain, cut, diamond
 from tests.scheduler.on_any_executor import (  # noqa: F401  # run here as well
+    test_a_plugin_that_fails_to_compile_is_named,
     test_a_plugin_that_misbehaves_takes_nothing_with_it,
     test_a_stage_that_raises_is_named_and_the_deployment_goes_on,
     test_branches_of_one_request_overlap,

@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from devices.errors import InferenceError, KernelError
+from devices.errors import DeviceError, InferenceError, KernelError
 from devices.request.request import Request
 from scheduler.executor import Executor
 from tests.scheduler.models import chain, diamond
+from tests.scheduler.plugins import EXCEPTIONS
 
 X = np.arange(4, dtype=np.float32)
 
@@ -63,7 +64,8 @@ def test_a_stage_that_raises_is_named_and_the_deployment_goes_on(executor: Execu
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("exit", "SystemExit"), ("odd", "lock"), ("mute", "MuteError")]
+    ("name", "message"),
+    [("odd", "lock"), *((name, type(error).__name__) for name, error in EXCEPTIONS.items())],
 )
 def test_a_plugin_that_misbehaves_takes_nothing_with_it(
     executor: Executor, name: str, message: str
@@ -73,3 +75,15 @@ def test_a_plugin_that_misbehaves_takes_nothing_with_it(
         with pytest.raises(InferenceError, match=message) as caught:
             bad.submit({"x": X}, Request(timeout_s=300)).future.result()
         assert caught.value.device == "TOY.0"
+        assert caught.value.node
+        assert len(caught.value.message.encode()) < 20_000
+
+
+@pytest.mark.parametrize(
+    "name", sorted(EXCEPTIONS.keys() - {"interrupt"})
+)  # in this thread the user's
+def test_a_plugin_that_fails_to_compile_is_named(executor: Executor, name: str) -> None:
+    with pytest.raises(DeviceError, match=type(EXCEPTIONS[name]).__name__) as caught:
+        executor.deploy(*chain("TOY.0", "TOY.1", name=f"unbuilt_{name}"))
+    assert caught.value.device == "TOY.0"
+    assert len(caught.value.message.encode()) < 20_000

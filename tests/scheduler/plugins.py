@@ -1,9 +1,9 @@
 """A plugin over numpy for scheduler tests: a few operators, and faults by node name.
 
 A node called ``sleep_0.2…`` takes that long, ``meet_2_FOLDER?…`` notes in a folder that it runs and
-waits until two runs are noted, ``fail…`` raises, ``refuse…`` raises a typed error,
-``full…`` has no memory, ``exit…`` leaves Python, ``odd…`` gives what is no value, and ``die…``
-kills its process.
+waits until two runs are noted, ``refuse…`` raises a typed error, ``odd…`` gives what is no value,
+``die…`` kills its process, and a name of `EXCEPTIONS` raises that; after ``unbuilt_`` it does so as
+it is compiled.
 """
 
 from __future__ import annotations
@@ -68,17 +68,10 @@ class ToyProgram(Program):
             while len([*Path(found[2]).iterdir()]) < int(found[1]):
                 context.check_cancelled()
                 time.sleep(0.005)
-        elif node.name.startswith("fail"):
-            raise ZeroDivisionError("by design")
-        elif node.name.startswith("full"):
-            raise MemoryError("by design")
-        elif node.name.startswith("exit"):
-            raise SystemExit(3)
-        elif node.name.startswith("mute"):
-            raise MuteError
-        elif node.name.startswith("refuse"):
+        raise_by_design(node.name)
+        if node.name.startswith("refuse"):
             raise KernelError("by design", node=node.name, op_type=node.op_type, opset=17)
-        elif node.name.startswith("die"):
+        if node.name.startswith("die"):
             os.kill(os.getpid(), signal.SIGKILL)
 
     def executed_nodes(self) -> tuple[ExecutedNode, ...]:
@@ -101,6 +94,34 @@ class MuteError(Exception):
     __str__ = __repr__
 
 
+class LockedError(Exception):
+    """An exception that cannot be pickled."""
+
+    def __init__(self) -> None:
+        super().__init__("by design")
+        self.lock = threading.Lock()
+
+
+#: Names of nodes begin so -> what they raise.
+EXCEPTIONS = {
+    "fail": ZeroDivisionError("by design"),
+    "full": MemoryError("by design"),
+    "exit": SystemExit(3),
+    "interrupt": KeyboardInterrupt("by design"),
+    "stop": StopIteration("by design"),
+    "mute": MuteError(),
+    "locked": LockedError(),
+    "garbled": ValueError("by \ud800 design"),
+    "endless": ValueError("by design" * 1_000_000),
+}
+
+
+def raise_by_design(name: str) -> None:
+    for begin, error in EXCEPTIONS.items():
+        if name.startswith(begin):
+            raise error
+
+
 class ToyPlugin(Plugin):
     name = "TOY"
     properties = COMMON_PROPERTIES.extended(OPTIONAL_PROPERTIES["INFERENCE_NUM_THREADS"])
@@ -111,6 +132,9 @@ class ToyPlugin(Plugin):
         return Refusal("no_kernel", f"no {node.op_type}")
 
     def compile(self, model: Model, config: Config) -> Program:
+        for node in model.nodes:
+            if node.name.startswith("unbuilt_"):
+                raise_by_design(node.name.removeprefix("unbuilt_"))
         return ToyProgram(model, config["INFERENCE_NUM_THREADS"])
 
     def version(self) -> str:
