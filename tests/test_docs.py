@@ -7,6 +7,7 @@ import io
 import re
 import runpy
 import shlex
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ def commands() -> list[Any]:
 
     Not those that install, test, or need other machines or another interpreter.
     """
-    mine = "query|run|plan|compile|inspect|compare|bench|serve"
+    mine = "query|run|generate|plan|compile|inspect|compare|bench|serve"
     here = re.compile(rf"hetero ({mine})\b|python -m hetero\b")
     found = []
     for block in BLOCKS:
@@ -99,6 +100,7 @@ def test_its_commands_run_and_print_what_it_says(
         else:
             with monkeypatch.context() as patch:
                 patch.setattr("sys.argv", words[2:])
+                patch.delitem(sys.modules, words[2], raising=False)
                 runpy.run_module(words[2], run_name="__main__")
     if output:
         assert stable(printed) == stable(output)

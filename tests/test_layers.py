@@ -200,7 +200,7 @@ HETERO: dict[str, set[str]] = {
     "partition": {"affinity"},
     "properties": {"affinity", "version"},
     "query": {"affinity", "properties"},
-    "planning": {"affinity", "observe", "partition", "properties", "query"},
+    "planning": {"affinity", "generate", "observe", "partition", "properties", "query"},
     "cache": {"affinity", "partition", "properties", "version"},
     "compile": {
         "affinity",
@@ -227,6 +227,7 @@ RESERVED = {
     "scipy": ["hetero/planning/*/*.py"],
     "click": ["hetero/cli/*.py"],
     "PIL": ["hetero/cli/pictures.py"],
+    "tokenizers": ["hetero/generate/text.py"],
     "prometheus_client": ["hetero/observe/exposition.py"],
     "uvicorn": ["hetero/serve/*.py"],
     "httptools": ["hetero/serve/*.py"],

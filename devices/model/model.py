@@ -280,12 +280,10 @@ class Model(HasPorts):
         proto = self.to_proto(weights="stub", keep_nbytes=INFERENCE_NBYTES)
         forget_hints(proto.graph, self.producers, self.value_info)
         graph = infer_types(proto)
-        found = {c.name: c.spec for c in self.constants.values()}
-        for info in (*graph.input, *graph.value_info, *graph.output):
-            spec = TensorSpec.from_proto(info)
-            if spec.type:
-                found[spec.name] = spec
-        return found
+        infos = (*graph.input, *graph.value_info, *graph.output)
+        found = {spec.name: spec for spec in map(TensorSpec.from_proto, infos) if spec.type}
+        # What a file says of a weight beside it is a hint.
+        return found | {c.name: c.spec for c in self.constants.values()}
 
     @cached_property
     def integer_ranges(self) -> Mapping[str, Range]:

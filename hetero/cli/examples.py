@@ -32,6 +32,10 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     ),
     "compile": ("hetero compile light:squeezenet -d HETERO:ORT,CPU --subgraphs-dir parts",),
     "run": ("hetero run light:squeezenet -d HETERO:ORT,CPU -a op:Concat=CPU",),
+    "generate": (
+        "python -m hetero.examples.small_decoder small.onnx",
+        "hetero generate small.onnx -d HETERO:ORT,CPU -a *_1=CPU --ids 3,14,15 -n 8",
+    ),
     "bench": ("hetero bench light:squeezenet -d HETERO:ORT,CPU -a op:Concat=CPU -t 2",),
     "compare": (
         "hetero compare light:bvlc_alexnet -d ORT,CPU",

@@ -25,7 +25,7 @@ from hetero.devices import ExecutorKind
 from hetero.planning.cost.cost_file import read_costs
 
 #: Commands that run or measure models start Ray; the others ask this machine by default.
-ON_RAY: Final = frozenset({"run", "bench", "profile"})
+ON_RAY: Final = frozenset({"run", "bench", "generate", "profile"})
 
 
 def core_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -33,8 +33,9 @@ def core_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return together(
         click.option(
             "--executor", type=click.Choice(["ray", "inprocess"]), default=None,
-            help="Where devices are: in Ray's actors, or in this process. run, bench and profile "
-            "start Ray by default; the others ask this machine alone where no cluster is named.",
+            help="Where devices are: in Ray's actors, or in this process. run, generate, bench and "
+            "profile start Ray by default; the others ask this machine alone where no cluster is "
+            "named.",
         ),
         click.option(
             "--address",

@@ -33,6 +33,8 @@ _NEXT: Final = (
     ("cache_in", "cache_out"),
     ("_in", "_out"),
 )
+#: Tokens for which steps are planned where neither the model nor its user says how many.
+_PAST: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,3 +219,24 @@ def _numbers(value: Any) -> list[int]:
     if not all(isinstance(i, int | np.integer) for i in values):
         raise ArgumentError(f"eos={value!r}: wanted token ids.")
     return [int(i) for i in values]
+
+
+def step_shapes(model: Model, past: int | None = None) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a decoder's step of one token; none of another model.
+
+    `past`: how many tokens caches hold; by default as many as the model takes, at most `_PAST`.
+    """
+    if KEY not in model.metadata:
+        return {}
+    decoder = Decoder.of(model)
+    if past is None:
+        past = min(decoder.context_length or _PAST, _PAST) - 1
+    caches = {variable.name for variable in variables_of(model)}
+    ids = next(port for port in model.inputs if port.name == decoder.ids)
+    sizes = dict.fromkeys((d for d in ids.shape or () if isinstance(d, str)), 1)
+    shapes = {}
+    for port in model.inputs:
+        last = past if port.name in caches else past + 1 if port.name == decoder.mask else 1
+        shape = (d if isinstance(d, int) else sizes.get(d or "", last) for d in port.shape or ())
+        shapes[port.name] = tuple(shape)
+    return shapes

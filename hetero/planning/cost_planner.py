@@ -13,6 +13,7 @@ from devices.errors import DeviceError, PlanError, UnsupportedNodesError
 from devices.model.model import Model
 from devices.plugin.support import Refusal, Support
 from hetero.affinity.affinity import resolve_pins
+from hetero.generate.ports import step_shapes
 from hetero.observe.sample_inputs import sample_inputs, sample_shapes
 from hetero.planning.choose import Choice, choose
 from hetero.planning.cost import Costs, DeviceIdentity
@@ -59,7 +60,7 @@ class CostPlanner:
         """Measure a model on every device of a request; see `Core.profile_model`."""
         executor = self._executor()
         described = {d.name: d for d in executor.devices()}
-        shapes = {} if inputs else sample_shapes(model, request.own["PLAN_SHAPES"])
+        shapes = {} if inputs else _shapes(model, request)
         subject = Subject(
             executor=executor,
             model=model,
@@ -75,7 +76,7 @@ class CostPlanner:
         """Read a cost file that is to hold for a model and devices; see `Core.read_costs`."""
         costs = read_costs(path)
         given = request.own["PLAN_SHAPES"]
-        shapes = sample_shapes(model, given) if given else None
+        shapes = _shapes(model, request) if given else None
         identities = self._identities(request)
         check_costs(costs, model.content_hash, identities, f"cost file {path}", shapes)
         return costs
@@ -172,7 +173,7 @@ class CostPlanner:
         own = request.own
         if own["COST_FILE"]:
             return self.read_costs(own["COST_FILE"], model, request)
-        shapes = sorted(sample_shapes(model, own["PLAN_SHAPES"]).items())
+        shapes = sorted(_shapes(model, request).items())
         identities = sorted(self._identities(request).items(), key=str)
         parts = repr((model.content_hash, shapes, identities))
         key = hashlib.sha256(parts.encode()).hexdigest()
@@ -241,4 +242,10 @@ class CostPlanner:
             },
             memory_nbytes=memory,
             max_subgraphs=own["MAX_SUBGRAPHS"] or None,
+            sessions=own["PERFORMANCE_HINT_NUM_REQUESTS"] or 1,
         )
+
+
+def _shapes(model: Model, request: CompileRequest) -> dict[str, tuple[int, ...]]:
+    """Return the shapes that a model is measured and planned at."""
+    return sample_shapes(model, request.own["PLAN_SHAPES"] or step_shapes(model))

@@ -19,6 +19,7 @@ from devices.model.variables import variables_of
 from devices.plugin.support import Support
 from hetero.affinity.affinity import NO_PINS, Affinity, follows, readers
 from hetero.affinity.requests import request_positions
+from hetero.generate.layers import find_layers
 from hetero.planning.cost.costs import CLIENT, Costs, DeviceCosts, Line, Pace, Time
 from hetero.planning.cost.work import value_nbytes, with_shapes
 from hetero.planning.solver import Problem, make_problem
@@ -39,6 +40,8 @@ class Constraints:
     memory_nbytes: Mapping[str, int] = field(default_factory=dict)
     #: The most subgraphs that a plan may have.
     max_subgraphs: int | None = None
+    #: How many requests keep states at once.
+    sessions: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +142,7 @@ def build(task: Task, hint: Hint) -> Planned:
         return make_problem(
             times,
             _tensors(model, place, *lines),
-            weights=np.array(_weights(model, positions)),
+            weights=np.array(_weights(model, positions, task.constraints.sessions)),
             memory=np.array([float(memory.get(d, math.inf)) for d in task.devices]),
             devices=task.devices,
             names=names,
@@ -235,14 +238,16 @@ def _ends(task: Task, model: Model, place: Mapping[int, int], hint: Hint) -> np.
     return times
 
 
-def _weights(model: Model, positions: Sequence[int]) -> list[float]:
-    """Bytes of constants, made ones included, by node that reads them first."""
+def _weights(model: Model, positions: Sequence[int], sessions: int) -> list[float]:
+    """Bytes of constants, made ones included, and of sessions' states, by node that reads first."""
     alive = set(positions)
     counted: set[str] = set()
+    states = {v.name: value_nbytes(v.input) * sessions for v in variables_of(model)}
     found = []
     for p in positions:
         nbytes = 0
         for value in model.nodes[p].reads:
+            nbytes += states.pop(value, 0)
             fixed = value in model.constants or model.producers.get(value, p) not in alive
             if fixed and value not in counted:
                 counted.add(value)
@@ -258,13 +263,21 @@ def _groups(
 
     Nodes that a device fuses stay together where that forbids no device and breaks no pin: between
     them their times would not be what was measured. So do those that read a state and the one that
-    makes its next value: else it would cross once more for each request.
+    makes its next value: else it would cross once more for each request; and with them those of
+    their layer that the same devices run.
     """
     groups = [
         [index[n] for n in nodes if n in index] for nodes in task.constraints.colocation.values()
     ]
     given = {i for group in groups for i in group}
     wishes = [names for device in task.devices for names in task.costs.devices[device].fused]
+    layers = find_layers(task.model)
+    for layer in layers if len(layers) > 1 else ():
+        alike: dict[bytes, list[str]] = {}
+        for name in layer:
+            if name in index:
+                alike.setdefault(np.isfinite(times[index[name]]).tobytes(), []).append(name)
+        wishes += map(tuple, alike.values())
     for names in (*wishes, *_sharing_state(task.model)):
         group = [index[n] for n in names if n in index]
         support = {np.isfinite(times[i]).tobytes() for i in group}

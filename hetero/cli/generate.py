@@ -1,0 +1,148 @@
+"""``hetero generate``: go on with a prompt, token by token, and say how fast and where."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hetero.cli.loading import is_blob, load
+from hetero.cli.options import model_options, start, with_core
+from hetero.cli.terminal import print_json, remark, show
+from hetero.compile.compiled_model import CompiledModel
+from hetero.core import Core
+from hetero.generate.decoder import read_decoder
+from hetero.generate.layers import find_layers
+from hetero.generate.text import TextStream, Tokenizer
+from hetero.report.text import Rows
+from hetero.report.units import nbytes_text
+
+
+def _ids(context: click.Context, parameter: click.Parameter, value: str | None) -> Any:
+    try:
+        return None if value is None else [int(part) for part in value.split(",")]
+    except ValueError as error:
+        raise click.BadParameter(f"{value!r}: wanted numbers, as 1,415,29") from error
+
+
+@click.command()
+@model_options
+@click.option("--prompt", help="The text to go on with; needs a tokenizer.")
+@click.option(
+    "--tokenizer",
+    type=click.Path(exists=True, path_type=Path),
+    help="Folder of tokenizer.json; by default the model's own.",
+)
+@click.option("--ids", metavar="ID,...", callback=_ids, help="The prompt's token ids, as 1,415,29.")
+@click.option("--max-new-tokens", "-n", type=int, default=100, show_default=True)
+@click.option("--temperature", type=float, default=0.0, help="0 takes the best token each time.")
+@click.option("--top-k", type=int, default=0, help="Draw from so many of the best; 0: from all.")
+@click.option("--top-p", type=float, default=1.0, help="Draw from the best up to this probability.")
+@click.option("--min-p", type=float, default=0.0, help="Least probability, in the best one's.")
+@click.option("--repetition-penalty", type=float, default=1.0, help="1 is none.")
+@click.option("--seed", type=int, help="What is drawn follows from it.")
+@click.option("--state", "states", multiple=True, metavar="IN=OUT", help="As states= does.")
+@with_core
+def generate(
+    core: Core,
+    model: str,
+    device: str,
+    pins: dict[str, str],
+    config: dict[str, Any],
+    prompt: str | None,
+    tokenizer: Path | None,
+    ids: list[int] | None,
+    max_new_tokens: int,
+    states: tuple[str, ...],
+    as_json: bool,
+    **sampling: Any,
+) -> None:
+    """Go on with a prompt by the decoder MODEL, over the devices.
+
+    Devices are chosen by layers where a plan is wanted: -c PERFORMANCE_HINT=LATENCY, or
+    -c MODEL_DISTRIBUTION_POLICY=PIPELINE_PARALLEL.
+    """
+    if (prompt is None) == (ids is None):
+        raise click.UsageError("Give --prompt TEXT, or --ids 1,2,3.")
+    words = None
+    if prompt is not None or tokenizer is not None:
+        words = Tokenizer(tokenizer or Path(model).parent)
+    if prompt is not None and words is not None:
+        ids = words.encode(prompt)
+    pairs = dict(state.split("=", 1) for state in states if "=" in state)
+    source = None if is_blob(model) else read_decoder(model, states=pairs or None)
+    start(core)
+    compiled = load(core, model, source, device, config, pins, {})
+    began = time.perf_counter()
+    generation = compiled.generate(ids, max_new_tokens, **sampling)
+    stream = None if words is None else TextStream(words)
+    first_s = 0.0
+    text = ""
+    for token in generation:
+        first_s = first_s or time.perf_counter() - began
+        piece = f"{token} " if stream is None else stream.add(token)
+        text += piece
+        if not as_json:
+            click.echo(piece, nl=False)
+    seconds = time.perf_counter() - began
+    count = len(generation.tokens)
+    rate = (count - 1) / (seconds - first_s) if count > 1 else None
+    layers = layer_rows(compiled)
+    if as_json:
+        print_json(
+            "generate",
+            {
+                "model": compiled.name,
+                "prompt": list(generation.prompt),
+                "tokens": generation.tokens,
+                "text": None if words is None else text,
+                "finish_reason": generation.finish_reason,
+                "first_token_s": first_s,
+                "tokens_per_s": rate,
+                "layers": layers,
+            },
+        )
+        return
+    click.echo()
+    table = Rows("device", "layers", "weights")
+    for row in layers:
+        table.add(row["device"], row["layers"], nbytes_text(row["weights_nbytes"]))
+    show(table)
+    told = f"{count} tokens ({generation.finish_reason}), the first after {first_s * 1e3:.1f} ms"
+    remark(told + (f", then {rate:.1f} a second" if rate else ""))
+
+
+def layer_rows(compiled: CompiledModel) -> list[dict[str, Any]]:
+    """Return which layers each subgraph has, in running order, and the bytes of its weights."""
+    layers = find_layers(compiled.source)
+    number = {name: i for i, names in enumerate(layers) for name in names}
+    rows = []
+    for subgraph in compiled.subgraphs:
+        found = sorted({number[name] for name in subgraph.node_names if name in number})
+        rows.append(
+            {
+                "device": subgraph.device,
+                "layers": _ranges(found, {len(layers) - 1: "head"} if len(layers) > 1 else {}),
+                "weights_nbytes": subgraph.model.weight_nbytes,
+            }
+        )
+    return rows
+
+
+def _ranges(numbers: list[int], names: Mapping[int, str]) -> str:
+    """Return numbers as text: 0-3, 5, head."""
+    parts: list[str] = []
+    runs: list[list[int]] = []
+    for n in numbers:
+        if n in names:
+            continue
+        if runs and runs[-1][1] == n - 1:
+            runs[-1][1] = n
+        else:
+            runs.append([n, n])
+    parts += [str(a) if a == b else f"{a}-{b}" for a, b in runs]
+    parts += [names[n] for n in numbers if n in names]
+    return ", ".join(parts)
