@@ -6,7 +6,7 @@ from hetero import own_packages  # noqa: F401 - first: the rest may be hidden
 from devices.model.element_type import Type
 from devices.model.extension import Extension, custom_operator
 from devices.model.model import Model
-from devices.model.partial_shape import Dimension, PartialShape, Shape
+from devices.model.partial_shape import Dimension, PartialShape, Shape, Symbol
 from devices.model.tensor_spec import TensorSpec
 from devices.plugin.remote import RemoteContext, RemoteTensor
 from devices.plugin.support import Refusal, Support
@@ -26,8 +26,11 @@ from hetero.generate.generation import Generation
 from hetero.inference_session import (
     InferenceSession,
     OrtValue,
+    RunOptions,
     SessionOptions,
+    get_all_providers,
     get_available_providers,
+    get_device,
 )
 from hetero.observe.metrics_server import MetricsServer
 from hetero.observe.trace import Trace
@@ -42,11 +45,13 @@ from hetero.preprocess import (
 )
 from hetero.query.survey import Survey
 from hetero.serve.server import serve
-from hetero.shortcuts import compile_model, get_version, save_model
-from hetero.version import hetero_version
+from hetero.shortcuts import compile_model, get_batch, get_version, save_model, set_batch
+from hetero.version import Version, hetero_version
 
 #: A model's port, under OpenVINO's name.
 ConstOutput = TensorSpec
+#: ONNX Runtime's name of `get_version`.
+get_version_string = get_version
 #: This package's version.
 __version__ = hetero_version()
 
@@ -78,26 +83,34 @@ __all__ = [
     "RemoteTensor",
     "ResizeAlgorithm",
     "Results",
+    "RunOptions",
     "SessionOptions",
     "Shape",
     "Support",
     "Survey",
+    "Symbol",
     "Tensor",
     "TensorSpec",
     "Trace",
     "Type",
     "VariableState",
+    "Version",
     "__version__",
     "compare",
     "compile_model",
     "custom_operator",
     "errors",
+    "get_all_providers",
     "get_available_providers",
+    "get_batch",
+    "get_device",
     "get_version",
+    "get_version_string",
     "preprocess",
     "properties",
     "read_decoder",
     "save_model",
     "serve",
+    "set_batch",
 ]
 __all__ += errors.__all__

@@ -108,7 +108,7 @@ class AsyncInferQueue:
 
     Parameters
     ----------
-    compiled_model : CompiledModel
+    model : CompiledModel
         What the requests run.
     jobs : int
         How many requests; 0 takes `OPTIMAL_NUMBER_OF_INFER_REQUESTS`.
@@ -122,19 +122,19 @@ class AsyncInferQueue:
     A wait ends with DeadlineError where no job has ended for the model's ``REQUEST_TIMEOUT_S``.
     """
 
-    def __init__(self, compiled_model: CompiledModel, jobs: int = 0) -> None:
-        if not isinstance(compiled_model, CompiledModel):
+    def __init__(self, model: CompiledModel, jobs: int = 0) -> None:
+        if not isinstance(model, CompiledModel):
             raise ArgumentTypeError(
                 f"a queue is of a CompiledModel, which Core.compile_model makes; got "
-                f"{type(compiled_model).__name__}."
+                f"{type(model).__name__}."
             )
         if not isinstance(jobs, int) or jobs < 0:
             kind = ArgumentError if isinstance(jobs, int) else ArgumentTypeError
             raise kind(f"jobs={jobs!r}: wanted a whole number >= 0; 0 lets the model choose.")
-        count = jobs or compiled_model.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS")
+        count = jobs or model.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS")
         self._shared = _Shared()
-        self._timeout_s = min(compiled_model.get_property("REQUEST_TIMEOUT_S"), LONGEST_S)
-        self._jobs = [_Job(compiled_model.target, self._shared, i) for i in range(count)]
+        self._timeout_s = min(model.get_property("REQUEST_TIMEOUT_S"), LONGEST_S)
+        self._jobs = [_Job(model.target, self._shared, i) for i in range(count)]
 
     def __len__(self) -> int:
         return len(self._jobs)

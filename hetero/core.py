@@ -40,10 +40,11 @@ from hetero.planning.cost_planner import CostPlanner
 from hetero.properties.device_choice import parse_counts
 from hetero.properties.request import CompileRequest
 from hetero.properties.scopes import EVERYWHERE, Scopes
-from hetero.properties.table import cache_folder
+from hetero.properties.table import cache_folder, listed
 from hetero.query.answers import Answers
 from hetero.query.query import AffinitySource, pins_of, query_priority
 from hetero.query.survey import Survey
+from hetero.version import Version
 from scheduler.device.probe import PluginSpec
 from scheduler.executor import Executor
 from scheduler.vocabulary.rows import DeviceDescriptor
@@ -151,7 +152,7 @@ class Core:
         """
         return self._devices.resolve(device_name)
 
-    def get_versions(self, device_name: str) -> dict[str, str]:
+    def get_versions(self, device_name: str) -> dict[str, Version]:
         """Return the version of each plugin that a device string names.
 
         Raises
@@ -306,16 +307,19 @@ class Core:
         property : str
             The property's name.
         """
-        if property is None:
-            return self._scopes.get(EVERYWHERE, device_name)
-        return self._scopes.get(device_name, property)
+        scope, name = (EVERYWHERE, device_name) if property is None else (device_name, property)
+        return listed(name, self._scopes.get(scope, name))
 
     def get_available_devices(self) -> list[str]:
         """Return `available_devices`."""
         return self.available_devices
 
     def read_model(
-        self, model: Source | Model, *, states: Mapping[str, str] | None = None
+        self,
+        model: Source | Model,
+        weights: bytes | None = None,
+        *,
+        states: Mapping[str, str] | None = None,
     ) -> Model:
         """Read a model from a path, bytes or a ModelProto; ``light:NAME`` is shipped by onnx.
 
@@ -323,6 +327,8 @@ class Core:
         ----------
         model : path, bytes, onnx.ModelProto or Model
             The model.
+        weights : bytes, optional
+            None or empty: an ONNX model has its weights in it, or names the files beside it.
         states : mapping of str to str, optional
             Input -> output that is its value in the next run of the same request: see
             `InferRequest.query_state`. Both are then no ports of the compiled model. ``*`` stands
@@ -333,7 +339,11 @@ class Core:
         ------
         TensorNameError, TensorTypeError, TensorShapeError
             There is no such input or output, or a pair is not alike.
+        ArgumentError
+            Weights are given apart from the model.
         """
+        if weights:
+            raise ArgumentError("weights: an ONNX model has its own, or names files beside it.")
         found = self._extensions.apply(read_model(model))
         return found if states is None else with_states(found, states)
 

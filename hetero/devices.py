@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 from devices.errors import ClusterError, HeteroError, UnsupportedOperationError
 from devices.plugin.registry import renamed
 from hetero.properties.device_choice import check_counts, choose_devices
-from hetero.version import hetero_version
+from hetero.version import Version, hetero_version
 from scheduler import create_executor
 from scheduler.device.probe import PluginSpec
 from scheduler.executor import Executor
@@ -82,10 +82,12 @@ class Devices:
         by_name = {row.name: row for row in self.rows()}
         return tuple(by_name[name] for name in names)
 
-    def versions(self, device: str) -> dict[str, str]:
+    def versions(self, device: str) -> dict[str, Version]:
         """Return the version of each plugin that a device string names."""
         found = {row.plugin: row.version for row in self.described(self.resolve(device))}
-        return {HETERO: hetero_version(), **found} if parse_device(device).hetero else found
+        if parse_device(device).hetero:
+            found = {HETERO: hetero_version(), **found}
+        return {name: Version(text, f"plugin {name}") for name, text in found.items()}
 
     def register_plugin(self, plugin: PluginSpec, name: str | None) -> None:
         """Offer the devices of a plugin that is not installed; see `Core.register_plugin`."""

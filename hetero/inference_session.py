@@ -8,7 +8,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from devices.errors import ArgumentError, ArgumentTypeError, UnsupportedOperationError
+from devices.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    TensorTypeError,
+    UnsupportedOperationError,
+)
 from devices.model.element_type import Type
 from devices.model.model import Model
 from devices.model.reader import Source
@@ -39,6 +44,23 @@ class SessionOptions:
 
     intra_op_num_threads: int = 0
     enable_profiling: bool = False
+
+
+@dataclass(slots=True)
+class RunOptions:
+    """A run's options, as ONNX Runtime's scripts make them: they concern its log alone.
+
+    Attributes
+    ----------
+    logid : str
+        What the log calls the run.
+    log_severity_level, log_verbosity_level : int
+        How much is logged.
+    """
+
+    logid: str = ""
+    log_severity_level: int = 2
+    log_verbosity_level: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,8 +321,7 @@ class InferenceSession:
             raise ArgumentTypeError(
                 f"input_feed is a dict of arrays by name, got {type(input_feed).__name__}."
             )
-        given = {n: v.numpy() if isinstance(v, OrtValue) else v for n, v in input_feed.items()}
-        return self._compiled.run(output_names or None, given)
+        return self._compiled.run(output_names or None, self._checked(input_feed))
 
     def run_async(
         self,
@@ -326,7 +347,7 @@ class InferenceSession:
             callback(values, user_data, error)
 
         request.set_callback(tell)
-        request.start_async(input_feed)
+        request.start_async(self._checked(input_feed))
 
     def run_with_ort_values(
         self,
@@ -345,6 +366,19 @@ class InferenceSession:
         """Run once on what is bound."""
         iobinding.run()
 
+    def _checked(self, feed: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the inputs; an array of another element type is refused, not converted."""
+        given = {n: v.numpy() if isinstance(v, OrtValue) else v for n, v in feed.items()}
+        for port in self._compiled.inputs:
+            dtype = getattr(given.get(port.name), "dtype", None)
+            if dtype is not None and port.is_tensor and Type(dtype) != port.element_type:
+                raise TensorTypeError(
+                    f"input {port.name!r} is {port}, got an array of {dtype}; convert it with "
+                    f"astype({port.dtype}).",
+                    port=port.name,
+                )
+        return given
+
     def _names(self) -> list[str]:
         return [port.name for port in self._compiled.outputs]
 
@@ -352,6 +386,16 @@ class InferenceSession:
 def get_available_providers() -> list[str]:
     """Return the devices of this process."""
     return shared_core("inprocess").available_devices
+
+
+def get_all_providers() -> list[str]:
+    """Return the devices of this process."""
+    return get_available_providers()
+
+
+def get_device() -> str:
+    """Return ``GPU`` if a device of this process is one, else ``CPU``."""
+    return "GPU" if any(name.startswith("GPU") for name in get_available_providers()) else "CPU"
 
 
 def _device_string(providers: Sequence[Any] | None) -> str:
@@ -381,6 +425,9 @@ __all__ = [
     "InferenceSession",
     "ModelMetadata",
     "OrtValue",
+    "RunOptions",
     "SessionOptions",
+    "get_all_providers",
     "get_available_providers",
+    "get_device",
 ]

@@ -6,8 +6,11 @@ import threading
 from pathlib import Path
 from typing import Final
 
+from devices.errors import ArgumentError, UnsupportedOperationError
+from devices.model.dropped import warn_if_dropped
 from devices.model.model import Model
 from devices.model.reader import Source, read_model
+from devices.model.tensor_spec import TensorSpec
 from devices.plugin.properties import Config
 from hetero.compile.compiled_model import CompiledModel
 from hetero.core import Core
@@ -39,9 +42,54 @@ def shared_core(executor: ExecutorKind) -> Core:
         return _shared[executor]
 
 
-def save_model(model: Source | Model, output_model: str | Path) -> None:
-    """Write a model as an ONNX file; large weights go to ``<name>.data`` beside it."""
+def save_model(
+    model: Source | Model, output_model: str | Path, compress_to_fp16: bool = False
+) -> None:
+    """Write a model as an ONNX file; large weights go to ``<name>.data`` beside it.
+
+    Raises
+    ------
+    UnsupportedOperationError
+        `compress_to_fp16`: weights are written as they are.
+    """
+    if compress_to_fp16:
+        raise UnsupportedOperationError(
+            "compress_to_fp16: weights are written as the model has them; convert it first, as "
+            "with onnxconverter_common.float16."
+        )
     read_model(model).save(output_model)
+
+
+def get_batch(model: Model) -> int | str | None:
+    """Return the length of the batch's axis: of N in the inputs' layouts, the first without any.
+
+    Raises
+    ------
+    ArgumentError
+        Inputs differ in it.
+    """
+    found = {port.shape[_batch_axis(port)] for port in model.inputs if port.shape}
+    if len(found) != 1:
+        shown = ", ".join(f"{port.name!r} {port}" for port in model.inputs)
+        raise ArgumentError(f"the inputs have no one batch: {shown}.")
+    return next(iter(found))
+
+
+def set_batch(model: Model, batch_size: int = -1) -> Model:
+    """Return the model with another batch, of every input; -1 leaves it open."""
+    shapes = {}
+    for port in model.inputs:
+        if port.shape:
+            shape = port.partial_shape
+            shape[_batch_axis(port)] = batch_size
+            shapes[port.name] = shape
+    changed = model.reshape(shapes)
+    warn_if_dropped("model = set_batch(model, ...)")
+    return changed
+
+
+def _batch_axis(port: TensorSpec) -> int:
+    return max(port.layout.find("N"), 0)
 
 
 def get_version() -> str:

@@ -1,5 +1,6 @@
 """Types, shapes, dimensions, tensors: the same lines on openvino and on hetero say the same."""
 
+import io
 from typing import Any
 
 import ml_dtypes
@@ -126,6 +127,34 @@ def test_shapes_are_lists_and_tuples() -> None:
         check(line)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "m.Dimension(-1, 10)", "m.Dimension('..10') == m.Dimension(-1, 10)", "m.Dimension('?..5')",
+        "m.Dimension('5..?')", "m.Dimension.dynamic() == -1", "m.PartialShape([(1, 2, 3)])",
+        "m.PartialShape([('?', '?')])", "m.PartialShape([range(3)])",
+        "m.PartialShape([1, -1]).get_max_shape()", "m.PartialShape([(1, 4), [2, 5], '..3'])",
+        "m.PartialShape.dynamic().get_max_shape()", "[s := m.PartialShape([1, 2])][0] == [1, 2]",
+        "[s := m.PartialShape([1, 2]), s.__setitem__(0, -1), s][2]",
+        "[s := m.PartialShape([1, 2]), s.__setitem__(1, m.Dimension(2, 4)), s][2]",
+        "[s := m.PartialShape('[...]'), s.__setitem__(0, 1)]", "{m.PartialShape([1])}",
+        "m.PartialShape([1, 2, 3, 4])[::-2]", "m.Symbol() == m.Symbol()", "bool(m.Symbol())",
+        "[d := m.Dimension(), s := m.Symbol(), d.set_symbol(s), d.get_symbol() == s][3]",
+        "len({m.Symbol(), m.Symbol()})",
+    ],
+)  # fmt: skip
+def test_dimensions_and_shapes_that_change(line: str) -> None:
+    """An error is an error of either kind on both."""
+
+    def outcome(module: Any) -> Any:
+        try:
+            return said(module, line)
+        except TypeError:
+            return "error"
+
+    assert outcome(hetero) == outcome(ov)
+
+
 def test_a_symbol_is_no_five_dimensions() -> None:
     assert str(hetero.PartialShape("[?,3]")) == "[?,3]"
     assert hetero.PartialShape(["N", 3]) == ["N", 3]
@@ -192,12 +221,19 @@ def test_shapes_of_tensors_change() -> None:
         "m.Tensor(A, (3, 2)).data", "m.Tensor(A, [2, 6], m.Type.f16).data.view(np.float32)",
         "m.Tensor(m.Tensor(A), [0, 1], [2, 3]).data",
         "m.Tensor(m.Tensor(A), [0, 1], [2, 3]).is_continuous()", "m.Tensor(A).str_data",
+        "[t := m.Tensor(A, shared_memory=True), t.set_shape([2]), t.set_shape([3, 2]), t.data][3]",
+        "[t := m.Tensor(A), t.set_shape([2]), t.set_shape([2, 3]), t.shape][3]",
+        "m.Tensor(np.empty((0, 3), np.float32)).size",
     ):  # fmt: skip
         check(line)
 
 
 def test_what_openvino_lets_pass_is_refused() -> None:
-    """It reads beyond the array's memory."""
+    """It reads beyond the array's memory; of text it says that it is no number."""
+    with pytest.raises(hetero.ArgumentTypeError, match="several"):
+        hetero.Tensor(array=A, other=hetero.Tensor(A))
+    with pytest.raises(hetero.ArgumentTypeError, match="takes no picture"):
+        hetero.Tensor(picture=A)
     with pytest.raises(hetero.TensorError, match="needs 8 elements"):
         hetero.Tensor(A, (4, 2))
 
@@ -237,6 +273,136 @@ def test_ports_and_results() -> None:
             held = request.get_tensor("y")
             results["y"][:] = 99
             assert held.data.max() == 5
+
+
+RELU = """<ir_version: 8, opset_import: ["": 18]>
+    g (float[2,3] x) => (float[2,3] y) {y = Relu(x)}"""
+
+
+@pytest.fixture(scope="module")
+def relu() -> Any:
+    """The same model read and compiled by both: `(module, core, model, compiled)` each."""
+    data = onnx.parser.parse_model(RELU).SerializeToString()
+    both = []
+    with hetero.Core("inprocess") as core:
+        for module, on in ((hetero, core), (ov, ov.Core())):
+            model = on.read_model(data)
+            both.append((module, on, model, on.compile_model(model, "CPU")))
+        yield both
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "c.input(tensor_name='x').any_name", "c.output(index=0).any_name", "c.input(index=3)",
+        "sorted(core.get_property('CPU', 'SUPPORTED_PROPERTIES')) != []",
+        "core.get_property('CPU', 'SUPPORTED_PROPERTIES')['PERF_COUNT']",
+        "core.get_property('CPU', m.properties.supported_properties)['FULL_DEVICE_NAME']",
+        "type(core.get_property('CPU', 'OPTIMIZATION_CAPABILITIES')).__name__",
+        "type(core.get_property('CPU', 'RANGE_FOR_STREAMS')).__name__",
+        "type(core.get_property('CPU', 'RANGE_FOR_ASYNC_INFER_REQUESTS')).__name__",
+        "c.get_property('EXECUTION_DEVICES')", "'CPU' in core.get_versions('CPU')",
+        "type(core.get_versions('CPU')['CPU'].major).__name__",
+        "type(core.get_versions('CPU')['CPU'].build_number).__name__",
+        "core.read_model(RELU, weights=b'').get_parameters()[0].friendly_name",
+        "len(m.AsyncInferQueue(model=c, jobs=2))", "len(m.AsyncInferQueue(c, 3))",
+        "r.infer(A, decode_strings=False)[0]", "c(A, decode_strings=True)[0]",
+        "[s := io.BytesIO(), c.export_model(s), core.import_model(s, 'CPU')(A)[0]][2]",
+        "core.import_model(c.export_model(), 'CPU').output().any_name",
+        "model.get_parameter_index(model.get_parameters()[0])",
+        "model.get_result_index(model.output(0))",
+        "m.properties.streams.Num().to_integer()", "m.properties.streams.Num.NUMA.to_integer()",
+        "m.properties.streams.Num(5).to_integer()",
+        "core.get_property('CPU', m.properties.streams.num()) >= 1",
+        "model.add_outputs('nope')", "core.compile_model(model, 'NOPE')",
+    ],
+)  # fmt: skip
+def test_models_and_requests(relu: Any, line: str) -> None:
+    data = onnx.parser.parse_model(RELU).SerializeToString()
+    heard = []
+    for module, core, model, compiled in relu:
+        request = compiled.create_infer_request()
+        names = {"io": io, "core": core, "model": model, "c": compiled, "r": request, "RELU": data}
+        try:
+            heard.append(said(module, line, **names))
+        except TypeError:
+            heard.append("error")
+    assert heard[0] == heard[1]
+
+
+@pytest.mark.parametrize(
+    "shape", ["[1,4]", "?,4", [1, "4"], (5, 4), [(1, 8), 4], [-1, 4], [range(3)], {"x": [1, 4]},
+              {0: "[1,4]"}, {"nope": [1]}, {7: [1]}, {1.5: [1]}], ids=str,
+)  # fmt: skip
+def test_shapes_of_models(shape: Any) -> None:
+    """OpenVINO's model changes; ours is another. Intervals are open dimensions in ours."""
+    data = onnx.parser.parse_model(RELU).SerializeToString()
+    heard = []
+    with hetero.Core("inprocess") as core:
+        for module in (hetero, ov):
+            model = (core if module is hetero else ov.Core()).read_model(data)
+            try:
+                changed = model.reshape(shape) or model
+                shapes = [changed.input().partial_shape, changed.output().partial_shape]
+                heard.append([[d.is_static and d.get_length() for d in s] for s in shapes])
+            except (RuntimeError, TypeError, IndexError):
+                heard.append("error")
+    assert heard[0] == heard[1]
+
+
+def test_a_port_takes_its_part_of_a_larger_array(relu: Any) -> None:
+    for module, _, model, _ in relu:
+        with pytest.warns(RuntimeWarning):
+            tensor = module.Tensor(model.input(0), np.arange(9, dtype=np.float32))
+        assert tensor.data.tolist() == A.tolist()
+
+
+@pytest.mark.parametrize("texts", [["a", "ł"], [b"xyz", b"q"]])
+@pytest.mark.parametrize("decode", [True, False])
+def test_text_is_answered_decoded_or_not(texts: Any, decode: bool) -> None:
+    """Without the peer: its CPU ends the process on text that an ONNX model passes on."""
+    proto = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> g (string[N] x) => (string[N] y) {y = Identity(x)}'
+    )
+    text = np.array([t.decode() if isinstance(t, bytes) else t for t in texts])
+    want = text if decode else np.char.encode(text, "utf-8")
+    with hetero.Core("inprocess") as core:
+        ours = core.compile_model(core.read_model(proto), "HETERO:ORT,CPU")
+        for run in (ours, ours.create_infer_request().infer):
+            answer = run(texts, decode_strings=decode)[0]
+            assert np.array_equal(answer, want)
+            assert isinstance(answer[0], str if decode else bytes)
+        with pytest.raises(TypeError):
+            ours(texts, False, False, False)
+
+
+def test_what_only_makes_another_model_says_so_where_that_is_dropped() -> None:
+    model = hetero.Core("inprocess").read_model(onnx.parser.parse_model(RELU))
+    processor = hetero.PrePostProcessor(model)
+    processor.input().preprocess().mean(1.0)
+    for call in (
+        lambda: model.reshape([1, 4]),
+        lambda: model.add_outputs("y"),
+        lambda: hetero.set_batch(model, 5),
+        processor.build,
+    ):
+        assert isinstance(call(), hetero.Model)  # used: nothing is said
+    for text in ("model.reshape([1, 4])", "hetero.set_batch(model, 5)", "processor.build()"):
+        names = {"model": model, "hetero": hetero, "processor": processor}
+        with pytest.warns(UserWarning, match="the model stays as it was: write model ="):
+            exec(text, names)
+    assert model.input().shape == [2, 3]
+    assert hetero.set_batch(model, 5).output().shape == [5, 3]
+
+
+def test_weights_apart_from_the_model_and_narrower_ones_are_refused(tmp_path: Any) -> None:
+    core = hetero.Core("inprocess")
+    with pytest.raises(hetero.ArgumentError, match="has its own"):
+        core.read_model(onnx.parser.parse_model(RELU), b"bytes")
+    model = core.read_model(onnx.parser.parse_model(RELU))
+    hetero.save_model(model, tmp_path / "m.onnx", compress_to_fp16=False)
+    with pytest.raises(hetero.UnsupportedOperationError, match="as the model has them"):
+        hetero.save_model(model, tmp_path / "m.onnx", True)
 
 
 def test_properties_are_a_package() -> None:

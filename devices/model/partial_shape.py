@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, SupportsIndex, overload
@@ -15,6 +16,7 @@ DimensionLike = Any
 
 #: The largest length of an open dimension, as OpenVINO writes it.
 _OPEN: Final = -1
+_NUMBERS: Final = itertools.count()
 #: ``1..10``, ``1..``, ``..10``.
 _INTERVAL: Final = re.compile(r"(\d*)\.\.(\d*)")
 
@@ -51,6 +53,16 @@ class Shape(tuple[Any, ...]):
         return str(self)
 
 
+class Symbol(str):
+    """A name for an open dimension that no other has: dimensions with it have one length."""
+
+    __slots__ = ()
+
+    def __new__(cls, name: str | None = None) -> Symbol:
+        """Take a name, or make one."""
+        return super().__new__(cls, name or f"symbol_{next(_NUMBERS)}")
+
+
 class Dimension:
     """The length of an axis: a number, an interval, or a symbol; equal to what it is given as.
 
@@ -77,7 +89,7 @@ class Dimension:
                 "or -1 for any."
             )
         elif maximum is not None:
-            self._low, self._high = int(minimum or 0), int(maximum)
+            self._low, self._high = max(int(minimum or 0), 0), int(maximum)
         elif minimum is not None and minimum != _OPEN:
             self._low = self._high = int(minimum)
         if self._low < 0 or self._high < _OPEN or _OPEN < self._high < self._low:
@@ -93,6 +105,8 @@ class Dimension:
             self._high = int(interval[2]) if interval[2] else _OPEN
         elif text.isdigit():
             self._low = self._high = int(text)
+        elif ".." in text:
+            raise ArgumentError(f"dimension {text!r}: wanted an interval such as '1..10' or '1..'.")
         elif text not in ("?", "-1", ""):
             self.symbol = text
 
@@ -162,7 +176,7 @@ class Dimension:
     def relaxes(self, other: DimensionLike) -> bool:
         """Return whether every length of the other is one of this."""
         given = _dimension(other)
-        return self._low <= given._low and given._top() <= self._top()
+        return self._low <= given._low and given.top <= self.top
 
     def refines(self, other: DimensionLike) -> bool:
         """Return whether every length of this is one of the other."""
@@ -172,14 +186,16 @@ class Dimension:
         """Return the dimension as text: ``3``, ``?``, ``1..10``."""
         return str(self)
 
-    def _top(self) -> float:
+    @property
+    def top(self) -> float:
+        """The greatest length, infinite for any."""
         return float("inf") if self._high == _OPEN else self._high
 
     def _least(self, other: Dimension) -> int:
         return max(self._low, other._low)
 
     def _most(self, other: Dimension) -> float:
-        return min(self._top(), other._top())
+        return min(self.top, other.top)
 
     def __add__(self, other: DimensionLike) -> Dimension:
         given = _dimension(other)
@@ -250,13 +266,17 @@ class Dimension:
 def _dimension(given: DimensionLike) -> Dimension:
     if isinstance(given, Dimension):
         return given
-    if isinstance(given, tuple | list) and len(given) == 2:
+    if isinstance(given, tuple | list):
+        if len(given) != 2 or not all(isinstance(end, int | np.integer) for end in given):
+            raise ArgumentTypeError(f"dimension {given!r}: a pair is of two lengths, as (1, 10).")
         return Dimension(*given)
     return Dimension(given)
 
 
 class PartialShape:
     """A shape whose dimensions, or whose rank, may be open; equal to the list or tuple of them.
+
+    Dimensions can be set, as ``shape[0] = -1``: a port's shape is given anew each time it is asked.
 
     Parameters
     ----------
@@ -326,8 +346,9 @@ class PartialShape:
         return self._known()[index]
 
     def get_max_shape(self) -> Shape:
-        """Return the greatest lengths, -1 where any; none where the rank is open."""
-        return Shape(d.max_length for d in self._dimensions or ())
+        """Return the greatest lengths, of 64 bits where any; none where the rank is open."""
+        most = np.iinfo(np.int64).max
+        return Shape(int(min(d.top, most)) for d in self._dimensions or ())
 
     def get_min_shape(self) -> Shape:
         """Return the least lengths; none where the rank is open."""
@@ -382,6 +403,11 @@ class PartialShape:
         found = self._known()[index]
         return PartialShape(found) if isinstance(found, tuple) else found
 
+    def __setitem__(self, index: SupportsIndex, dimension: DimensionLike) -> None:
+        known = [*self._known()]
+        known[index] = _dimension(dimension)
+        self._dimensions = tuple(known)
+
     def __eq__(self, other: object) -> bool:
         if isinstance(other, PartialShape):
             return self._dimensions == other._dimensions
@@ -389,8 +415,7 @@ class PartialShape:
             return self._dimensions is not None and [*self._dimensions] == [*other]
         return NotImplemented
 
-    def __hash__(self) -> int:
-        return hash(self._dimensions)
+    __hash__ = None  # type: ignore[assignment]  # as a list has none
 
     def __str__(self) -> str:
         if self._dimensions is None:
@@ -399,9 +424,6 @@ class PartialShape:
 
     def __repr__(self) -> str:
         return f"<PartialShape: {self}>"
-
-    def __copy__(self) -> PartialShape:
-        return self
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PartialShape, (self._dimensions,)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from devices.errors import ArgumentTypeError, ModelError, TensorNameError, TensorShapeError
+from devices.model.dropped import warn_if_dropped
 from devices.model.notebook import html_table
 from devices.model.partial_shape import PartialShape, Shape
 from devices.model.tensor_spec import TensorSpec
@@ -52,9 +53,9 @@ def find_port(ports: Sequence[TensorSpec], key: Any, role: str) -> TensorSpec:
     )
 
 
-def _key(*named: Any) -> Any:
+def named(*keys: Any) -> Any:
     """Return the one of several ways to name a port that was used."""
-    return next((key for key in named if key is not None), None)
+    return next((key for key in keys if key is not None), None)
 
 
 class HasPorts:
@@ -106,7 +107,7 @@ class HasPorts:
         TensorNameError
             There is no such input, or not exactly one.
         """
-        return find_port(self.inputs, _key(key, tensor_name, index), "input")
+        return find_port(self.inputs, named(key, tensor_name, index), "input")
 
     def output(
         self,
@@ -116,7 +117,7 @@ class HasPorts:
         index: int | None = None,
     ) -> TensorSpec:
         """Return an output by position or name; without either, the only one."""
-        return find_port(self.outputs, _key(key, tensor_name, index), "output")
+        return find_port(self.outputs, named(key, tensor_name, index), "output")
 
     def get_parameters(self) -> list[TensorSpec]:
         """Return the inputs."""
@@ -148,6 +149,35 @@ class HasPorts:
     def get_result(self) -> TensorSpec:
         """Return the only output."""
         return self.output()
+
+    result = property(get_result)
+
+    def get_parameter_index(self, parameter: TensorSpec) -> int:
+        """Return an input's position; -1 where it is none."""
+        return self.inputs.index(parameter) if parameter in self.inputs else -1
+
+    def get_result_index(self, value: TensorSpec) -> int:
+        """Return an output's position; -1 where it is none."""
+        return self.outputs.index(value) if value in self.outputs else -1
+
+    def add_outputs(self, outputs: str | Sequence[str]) -> Self:
+        """Return the model with inner values as outputs too: this one stays as it is.
+
+        Raises
+        ------
+        TensorNameError
+            No node makes such a value.
+        """
+        names = [outputs] if isinstance(outputs, str) else [*outputs]
+        made = {name for node in self.nodes for name in node.outputs}
+        for name in names:
+            if name not in made:
+                raise TensorNameError(f"no node of model {self.name!r} makes {name!r}.", name=name)
+        warn_if_dropped("model = model.add_outputs(...)")
+        known = {port.name for port in self.outputs}
+        added = [self.spec(name) for name in dict.fromkeys(names) if name not in known]
+        larger: Self = self.replace(outputs=[*self.outputs, *added])
+        return larger
 
     def get_ops(self) -> list[Any]:
         """Return `nodes`."""
@@ -214,6 +244,7 @@ class HasPorts:
         made: Self = new.replace(
             outputs=[replace(port, shape=new.spec(port.name).shape) for port in self.outputs]
         )
+        warn_if_dropped("model = model.reshape(...)")
         return made
 
 

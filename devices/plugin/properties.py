@@ -189,6 +189,11 @@ class PropertyTable(Mapping[str, Property]):
         return PropertyTable(*(p for p in self._properties.values() if p.name not in names))
 
     @property
+    def mutability(self) -> dict[str, str]:
+        """Each property's name -> RW, or RO where it can be read only."""
+        return {p.name: "RW" if p.mutable else "RO" for p in self._properties.values()}
+
+    @property
     def shaping(self) -> tuple[str, ...]:
         """Names of the properties that change what compilation makes."""
         return tuple(p.name for p in self._properties.values() if p.shapes_result)
@@ -236,6 +241,7 @@ COMMON_PROPERTIES: Final = PropertyTable(
     _read_only("DEVICE_ARCHITECTURE", str, "", "What compiled code depends on."),
     _read_only("DEVICE_TYPE", str, "INTEGRATED", "INTEGRATED or DISCRETE."),
     _read_only("OPTIMIZATION_CAPABILITIES", tuple, ("FP32",), "Element types and abilities."),
+    _read_only("RANGE_FOR_STREAMS", tuple, (1, 1024), "Fewest and most."),
     _read_only("RANGE_FOR_ASYNC_INFER_REQUESTS", tuple, (1, 1, 1), "Fewest, most, step."),
     _read_only("EXECUTION_DEVICES", tuple, (), "Devices that the compiled model runs on."),
     _read_only("NETWORK_NAME", str, "", "The compiled model's name."),

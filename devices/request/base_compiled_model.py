@@ -9,6 +9,7 @@ from typing import Any, Final, NoReturn
 
 from devices.errors import PropertyError, UnknownPropertyError, UnsupportedOperationError
 from devices.model.model import Model
+from devices.model.ports import named
 from devices.model.tensor_spec import TensorSpec
 from devices.model.variables import Variable, visible_ports
 from devices.plugin.program import ExecutedNode
@@ -70,7 +71,13 @@ class BaseCompiledModel(ABC):
         """The output ports."""
         return list(self._outputs)
 
-    def input(self, key: int | str | None = None) -> TensorSpec:
+    def input(
+        self,
+        key: int | str | None = None,
+        *,
+        tensor_name: str | None = None,
+        index: int | None = None,
+    ) -> TensorSpec:
         """Return an input port, by position or name; without either, the only one.
 
         Raises
@@ -78,21 +85,34 @@ class BaseCompiledModel(ABC):
         TensorNameError
             There is no such input, or not exactly one.
         """
-        return self._ports.input_port(key)
+        return self._ports.input_port(named(key, tensor_name, index))
 
-    def output(self, key: int | str | None = None) -> TensorSpec:
+    def output(
+        self,
+        key: int | str | None = None,
+        *,
+        tensor_name: str | None = None,
+        index: int | None = None,
+    ) -> TensorSpec:
         """Return an output port, by position or name; without either, the only one."""
-        return self._ports.output_port(key)
+        return self._ports.output_port(named(key, tensor_name, index))
 
     def __call__(
-        self, inputs: Any = None, share_inputs: bool = True, share_outputs: bool = False
+        self,
+        inputs: Any = None,
+        share_inputs: bool = True,
+        share_outputs: bool = False,
+        *,
+        decode_strings: bool = True,
     ) -> Results:
         """Run once and return the outputs; see `InferRequest.infer` for what `inputs` may be.
 
         Nothing is taken from an earlier call, which may have been another caller's.
         """
         given = {} if inputs is None else inputs
-        return self._own_request().infer(given, share_inputs, share_outputs)
+        return self._own_request().infer(
+            given, share_inputs, share_outputs, decode_strings=decode_strings
+        )
 
     def query_state(self) -> tuple[VariableState, ...]:
         """Return the variables of this thread's calls; see `InferRequest.query_state`."""

@@ -45,6 +45,7 @@ class InferRequest:
         share_inputs: bool = False,
         share_outputs: bool = False,
         *,
+        decode_strings: bool = True,
         timeout_s: float | None = None,
     ) -> Results:
         """Run and return the outputs; the callback is not called.
@@ -58,6 +59,8 @@ class InferRequest:
         share_outputs : bool
             Whether results may share memory with tensors of the request; else they are copies
             wherever they would.
+        decode_strings : bool
+            Whether text is answered as str; else as bytes in UTF-8.
         timeout_s : float, optional
             Seconds until the answer must be there; none are left at 0.
 
@@ -68,7 +71,8 @@ class InferRequest:
         RequestBusyError, RequestCancelledError, DeadlineError, InferenceError
             The run was not started, or not finished.
         """
-        return self._machine.infer(inputs, share_inputs, share_outputs, timeout_s)
+        results = self._machine.infer(inputs, share_inputs, share_outputs, timeout_s)
+        return results if decode_strings else results.with_bytes()
 
     def start_async(
         self,

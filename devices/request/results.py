@@ -8,6 +8,8 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import ClassVar
 
+import numpy as np
+
 from devices.model.ports import find_port
 from devices.model.tensor_spec import TensorSpec
 from devices.plugin.program import Value
@@ -53,6 +55,10 @@ class Results(Mapping[TensorSpec, Value]):
         """Return the values by port."""
         return dict(self.items())
 
+    def with_bytes(self) -> Results:
+        """Return the same with text as arrays of its bytes in UTF-8."""
+        return Results(self._ports, {name: _encoded(v) for name, v in self._values.items()})
+
     def by_name(self) -> dict[str, Value]:
         """Return the values by name."""
         return dict(self._values)
@@ -60,6 +66,11 @@ class Results(Mapping[TensorSpec, Value]):
     def to_tuple(self) -> tuple[Value, ...]:
         """Return the values, one an output, in order."""
         return tuple(self._values[port.name] for port in self._ports)
+
+
+def _encoded(value: Value) -> Value:
+    is_text = isinstance(value, np.ndarray) and value.dtype == object
+    return np.char.encode(value.astype(str), "utf-8") if is_text else value
 
 
 class ProfilingStatus(StrEnum):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -17,6 +18,8 @@ from devices.plugin.remote import RemoteTensor
 
 #: What a tensor holds as an array.
 _ARRAYS: Final = (np.ndarray, np.generic, int, float, complex, str)
+#: OpenVINO's names of the contents, after which an array may follow a port.
+_NAMES: Final = ("port", "array", "image", "other")
 
 
 class Tensor:
@@ -27,7 +30,7 @@ class Tensor:
     data : array, list, image, element type, port, other tensor, or another value
         The contents; with a shape, the type of new memory; a port makes memory of its type and
         shape; with the corners of a region, the tensor whose memory is shared. Also under
-        OpenVINO's names of it: `array`, `image`, `type`, `port`, `other`.
+        OpenVINO's names of it: `array`, `image`, `port`, `other`, and `type` without any of these.
     shared_memory : bool, default False
         Whether to hold the array itself rather than a copy of it. By position also `shape`,
         `begin`, or the array after a port.
@@ -49,7 +52,7 @@ class Tensor:
         Memory cannot be shared: text, or an array that is not contiguous.
     """
 
-    __slots__ = ("_data", "_shared")
+    __slots__ = ("_data", "_memory", "_shared")
 
     def __init__(
         self,
@@ -57,16 +60,15 @@ class Tensor:
         shared_memory: Any = False,
         end: Any = None,
         *,
-        array: Any = None,
-        image: Any = None,
-        port: Any = None,
-        other: Any = None,
         type: Any = None,
         shape: Any = None,
         begin: Any = None,
+        **contents: Any,
     ) -> None:
-        named = [given for given in (data, array, image, port, other) if given is not None]
-        if len(named) > 1 and not (named[0] is port or isinstance(named[0], TensorSpec)):
+        if unknown := contents.keys() - _NAMES:
+            raise ArgumentTypeError(f"a tensor takes no {', '.join(sorted(unknown))}.")
+        named = [given for given in (data, *map(contents.get, _NAMES)) if given is not None]
+        if len(named) > 1 and not isinstance(named[0], TensorSpec):
             raise ArgumentTypeError("a tensor has one contents; got several, under several names.")
         held, kind = (named[0], type) if named else (type, None)
         if len(named) > 1:
@@ -76,6 +78,8 @@ class Tensor:
         shape = begin if shape is None else shape
         self._shared = True
         self._data: Value = None
+        #: All of the memory, where a smaller shape shows less of it.
+        self._memory: np.ndarray | None = None
         if isinstance(held, Tensor):
             self._data = held.held() if shape is None else _region(held, shape, end)
         elif isinstance(held, TensorSpec):
@@ -183,8 +187,7 @@ class Tensor:
     def set_shape(self, shape: Sequence[int]) -> None:
         """Give the tensor another shape.
 
-        Fewer elements stay in the same memory. For more the tensor gets memory of its own, of
-        zeros.
+        As many as the memory has stay in it. For more the tensor gets memory of its own, of zeros.
 
         Raises
         ------
@@ -192,15 +195,15 @@ class Tensor:
             The memory is another's and is too small.
         """
         held, wanted = self._array(), _lengths(shape)
-        if math.prod(wanted) > held.size:
+        memory = held if self._memory is None else self._memory
+        if math.prod(wanted) > memory.size:
             if self._shared:
                 raise TensorShapeError(
-                    f"shape {list(wanted)} failed: the memory is shared and holds {held.size} "
+                    f"shape {list(wanted)} failed: the memory is shared and holds {memory.size} "
                     "elements. Make a tensor of that shape."
                 )
-            self._data = _zeros(Type(element_type_name(held.dtype)), wanted)
-        else:
-            self._data = _seen(held, wanted, None)
+            memory = _zeros(Type(element_type_name(held.dtype)), wanted)
+        self._data, self._memory = _seen(memory, wanted, None), memory
 
     def copy_from(self, source: Any) -> None:
         """Copy the elements, and the shape, of another tensor or array of the same type.
@@ -255,7 +258,7 @@ class Tensor:
 
     def replace(self, value: Value) -> None:
         """Hold `value` instead; who has the tensor sees it."""
-        self._data = value
+        self._data, self._memory = value, None
 
     def held(self) -> Value:
         """Return the contents as they are, on whatever device."""
@@ -355,6 +358,13 @@ def _of_port(port: TensorSpec, array: np.ndarray | None) -> np.ndarray:
         raise TensorShapeError(
             f"port {port.name!r} wants {port}, got {held.dtype}{list(held.shape)}, smaller "
             "or of another type."
+        )
+    if held.size > empty.size:
+        warnings.warn(
+            f"port {port.name!r} is {port}: the tensor has the first {empty.size} of the array's "
+            f"{held.size} elements.",
+            RuntimeWarning,
+            stacklevel=4,
         )
     return _seen(held, empty.shape, None)
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from devices.errors import (
+    ArgumentTypeError,
     TensorError,
     TensorNameError,
     TensorShapeError,
@@ -265,6 +266,11 @@ class RequestTensors:
                     missing=[],
                 )
             return {port.name: v for port, v in zip(self._inputs, inputs, strict=False)}
+        if isinstance(inputs, str | bytes) and (only is None or only.element_type != "string"):
+            raise ArgumentTypeError(
+                f"inputs {inputs!r}: wanted arrays by name, as a dict or list; the model has "
+                f"{', '.join(f'{p.name!r} ({p})' for p in self._inputs) or 'no inputs'}."
+            )
         return {find_port(self._inputs, None, "input").name: inputs}
 
 

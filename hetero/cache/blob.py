@@ -200,7 +200,10 @@ def open_blob(
                 "give the path, the bytes or a binary file of what `export_model` wrote; got "
                 f"{type(source).__name__}."
             )
-        source = source.read()
+        file, source = source, source.read()
+        if not source and file.seekable():  # just written: it is at its end
+            file.seek(0)
+            source = file.read()
     try:
         if not is_weightless(source):
             return BlobFile(source)

@@ -29,7 +29,7 @@ from hetero.partition.cut import Cut
 from hetero.partition.partition import Partition, Subgraph
 from hetero.planning import PlanReport
 from hetero.properties.request import CompileRequest
-from hetero.properties.table import HETERO_PROPERTIES
+from hetero.properties.table import HETERO_PROPERTIES, listed
 from scheduler.executor import Deployment, Submission
 from scheduler.formats.publish import publish
 from scheduler.vocabulary.plan import Plan
@@ -287,7 +287,7 @@ class CompiledModel(BaseCompiledModel):
             "NETWORK_NAME": lambda: self.name,
             "PERF_COUNT": lambda: self._target.profiles,
             "LOADED_FROM_CACHE": lambda: self._loaded_from_cache,
-            "SUPPORTED_PROPERTIES": lambda: tuple(HETERO_PROPERTIES),
+            "SUPPORTED_PROPERTIES": lambda: dict.fromkeys(HETERO_PROPERTIES, "RO"),
             "EXECUTION_DEVICES": lambda: self._executing,
             "MULTI_DEVICE_PRIORITIES": lambda: tuple(self._of_devices),
             "DEVICE_PROPERTIES": self._device_options,
@@ -295,9 +295,9 @@ class CompiledModel(BaseCompiledModel):
             "OPTIMAL_NUMBER_OF_INFER_REQUESTS": self._enough_requests,
         }
         if name in computed:
-            return computed[name]()
+            return listed(name, computed[name]())
         if name in HETERO_PROPERTIES:
-            return self._configuration.get(name)
+            return listed(name, self._configuration.get(name))
         used = self._executing or tuple(self._of_devices)
         found = {d: o[name] for d, o in self._device_options().items() if d in used and name in o}
         values = list(found.values())
@@ -305,12 +305,12 @@ class CompiledModel(BaseCompiledModel):
             known = {n for o in self._device_options().values() for n in o}
             raise unknown_property(name, f"model {self.name!r}", {*HETERO_PROPERTIES, *known})
         if any(value != values[0] for value in values):
-            listed = ", ".join(f"{device} has {value!r}" for device, value in found.items())
+            shown = ", ".join(f"{device} has {value!r}" for device, value in found.items())
             raise PropertyError(
-                f"model {self.name!r}: devices differ in {name}: {listed}. Read DEVICE_PROPERTIES.",
+                f"model {self.name!r}: devices differ in {name}: {shown}. Read DEVICE_PROPERTIES.",
                 property=name,
             )
-        return values[0]
+        return listed(name, values[0])
 
     @property
     def _executing(self) -> tuple[str, ...]:

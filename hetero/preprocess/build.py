@@ -82,6 +82,10 @@ def _input(port: Port, emit: Emitter) -> tuple[list[TensorSpec], str]:
     if not spec.is_tensor:
         raise ArgumentError(f"{where} is a {spec.type}; only tensors are preprocessed.")
     emit.begin(spec.name)
+    unsaid = port.tensor_layout is None and port.model_layout is None
+    if unsaid and port.color is not ColorFormat.UNDEFINED and len(spec.shape or ()) == 4:
+        # A picture without a layout is in OpenVINO's for colours.
+        port = replace(port, tensor_layout=Layout("NHWC"), model_layout=Layout("NHWC"))
     start = _start(port, where)
     given = _given(port, start, emit)
     flow = replace(start, values=tuple(p.name for p in given), shape=given[0].shape)

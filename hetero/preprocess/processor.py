@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Self, TypeVar
 
 from devices.errors import ArgumentError
+from devices.model.dropped import warn_if_dropped
 from devices.model.element_type import element_type
 from devices.model.model import Model
 from devices.model.reader import Source, read_model
@@ -57,12 +58,12 @@ class PrePostProcessor:
             There is no such input, or not exactly one.
         """
         port = self._model.input(key)
-        return InputInfo(self._inputs.setdefault(port.name, Port(port)))
+        return InputInfo(self._inputs.setdefault(port.name, _stated(port)))
 
     def output(self, key: int | str | TensorSpec | None = None) -> OutputInfo:
         """Return what is said of an output: by position or name, or of the only one."""
         port = self._model.output(key)
-        return OutputInfo(self._outputs.setdefault(port.name, Port(port)))
+        return OutputInfo(self._outputs.setdefault(port.name, _stated(port)))
 
     def build(self) -> Model:
         """Return the model with these steps in it.
@@ -77,7 +78,9 @@ class PrePostProcessor:
         ModelError
             A model whose opset would have to be raised and cannot be.
         """
-        return build(self._model, self._inputs, self._outputs)
+        built = build(self._model, self._inputs, self._outputs)
+        warn_if_dropped("model = processor.build()")
+        return built
 
 
 class _Info:
@@ -278,6 +281,11 @@ class InputInfo(_Info):
     def model(self) -> ModelInfo:
         """Return what the model takes."""
         return ModelInfo(self._port)
+
+
+def _stated(port: TensorSpec) -> Port:
+    """Return a port with the layout that the model itself states."""
+    return Port(port, model_layout=Layout(port.layout) if port.layout else None)
 
 
 def _numbers(value: float | Sequence[float]) -> tuple[float, ...]:

@@ -81,7 +81,8 @@ class Scopes:
 
     def get(self, device: Any, name: str) -> Any:
         """Return what holds in a scope: what was set in it, or everywhere; else the default."""
-        return self._scope(device).get(name)
+        held = self._scope(device)
+        return held.table.mutability if name == "SUPPORTED_PROPERTIES" else held.get(name)
 
     def devices(self, device: str, config: Config) -> tuple[tuple[str, ...], Config]:
         """Return the devices that a device string and options mean, and the other options.
@@ -160,7 +161,7 @@ class Scopes:
         if name in everywhere:
             return table[name].parse(everywhere[name])
         if scope == HETERO:
-            return tuple(table) if name == "SUPPORTED_PROPERTIES" else table[name].default
+            return table[name].default
         return table[name].default if table[name].mutable else self._read_device(scope, name)
 
 

@@ -249,6 +249,11 @@ class SplitConfig:
     devices: dict[str, dict[str, Any]]
 
 
+def listed(name: str, value: Any) -> Any:
+    """Return a property's value as users get it: lists, but for ranges, as OpenVINO has them."""
+    return list(value) if isinstance(value, tuple) and not name.startswith("RANGE_") else value
+
+
 def cache_folder(split: SplitConfig, given: Config) -> str:
     """Return the cache's folder: HETERO's, else that of the first device that has one.
 

@@ -95,3 +95,22 @@ def test_providers_are_devices(sessions):
         hetero.InferenceSession(data, providers=[("CPUExecutionProvider", {"a": 1})])
     with pytest.raises(hetero.UnsupportedOperationError, match="cuda"):
         hetero.OrtValue.ortvalue_from_numpy(X, "cuda")
+
+
+def test_arrays_of_another_type_are_refused(sessions):
+    """OpenVINO's calls convert them; ONNX Runtime's do not."""
+    for session in sessions:
+        with pytest.raises(Exception, match=r"float64|double"):
+            session.run(None, {"x": X.astype(np.float64), "b": B})
+
+
+def test_options_of_runs_and_names_of_modules(sessions):
+    for module, session in zip((hetero, ort), sessions, strict=True):
+        options = module.RunOptions()
+        options.logid = "mine"
+        np.testing.assert_array_equal(
+            session.run(["y"], {"x": X, "b": B}, run_options=options)[0], [[2, 0, 4]]
+        )
+        assert module.get_device() in ("CPU", "GPU")
+        assert module.get_version_string()
+        assert module.get_available_providers()[0] in module.get_all_providers()

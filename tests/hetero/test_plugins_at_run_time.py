@@ -34,7 +34,7 @@ def test_a_registered_plugin_has_devices(core, plugin, name):
     assert core.available_devices == [*before, name]
     compiled = core.compile_model(DOUBLE, f"HETERO:{name}")
     np.testing.assert_array_equal(compiled(X)[0], X * 2)
-    assert compiled.get_property("EXECUTION_DEVICES") == (name,)
+    assert compiled.get_property("EXECUTION_DEVICES") == [name]
     assert set(core.get_versions(f"HETERO:CPU,{name}")) == {"HETERO", "CPU", name}
 
 
@@ -42,7 +42,7 @@ def test_one_plugin_under_several_names(core):
     core.register_plugin(DENSE)
     core.register_plugin(DENSE, "OTHER")
     model = core.compile_model(DOUBLE, "HETERO:OTHER,DENSE")
-    assert model.get_property("EXECUTION_DEVICES") == ("OTHER",)
+    assert model.get_property("EXECUTION_DEVICES") == ["OTHER"]
     for plugin, name in ((DENSE, None), (DENSE, "OTHER"), (DensePlugin, "CPU")):
         with pytest.raises(ArgumentError, match="a name of its own"):
             core.register_plugin(plugin, name)

@@ -55,7 +55,7 @@ def test_another_size_is_not_to_be_reshaped(core):
 
 def test_a_pin_may_be_given_alone(core):
     with core.compile_model(CONV, "HETERO:ORT,CPU", affinity="op:Conv=CPU") as compiled:
-        assert compiled.get_property("EXECUTION_DEVICES") == ("CPU",)
+        assert compiled.get_property("EXECUTION_DEVICES") == ["CPU"]
 
 
 def test_an_unknown_device_is_answered_without_the_others_troubles(core):

@@ -66,7 +66,7 @@ def test_requests_go_on_on_what_is_left_and_fail_at_once_when_nothing_is(
         np.testing.assert_allclose(answer.outputs["y"], branches_output(X), rtol=1e-6)
         assert {run.device for run in answer.stage_runs} == {"CPU.0"}
     assert {s.device for s in compiled.subgraphs} == {"CPU.0"}
-    assert compiled.get_property("EXECUTION_DEVICES") == ("CPU.0",)
+    assert compiled.get_property("EXECUTION_DEVICES") == ["CPU.0"]
     assert set(compiled.affinity.values()) == {"CPU.0"}
     assert len(compiled.get_runtime_model().nodes) == len(compiled.executed_nodes())
     story = "\n".join(line.what for line in compiled.story(waiting[0].request_id))

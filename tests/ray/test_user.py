@@ -157,7 +157,7 @@ def test_options_are_checked_by_the_devices(core: hetero.Core) -> None:
 def test_a_device_id_and_a_devices_options_reach_the_device(core: hetero.Core) -> None:
     config = {"DEVICE_ID": "1", "NUM_STREAMS": "2", "PERF_COUNT": "YES"}
     with core.compile_model(branches(), "CPU", config) as compiled:
-        assert compiled.get_property("EXECUTION_DEVICES") == ("CPU.1",)
+        assert compiled.get_property("EXECUTION_DEVICES") == ["CPU.1"]
         assert compiled.get_property("NUM_STREAMS") == 2
         request = compiled.create_infer_request()
         request.infer(X)

@@ -156,3 +156,44 @@ def test_steps_at_random_are_refused_or_right_where_openvino_does_so() -> None:
         agreed += 1
     core.close()
     assert agreed > 30
+
+
+def test_the_layout_that_a_model_states_counts() -> None:
+    """Also a model's that a processor has made."""
+    names, data = OpenVINO(), model([1, 3, 4, 6]).SerializeToString()
+    source = openvino.Core().read_model(data)
+    source.input(0).get_node().set_layout(names.Layout("NCHW"))
+    ppp = names.PrePostProcessor(source)
+    ppp.input().tensor().set_shape([1, 8, 10, 3]).set_layout(names.Layout("NHWC"))
+    ppp.input().preprocess().resize(names.ResizeAlgorithm.RESIZE_LINEAR)
+    image = np.random.default_rng(0).random((1, 8, 10, 3), np.float32)
+    want = openvino.Core().compile_model(ppp.build(), "CPU")(image)[0]
+
+    stated = hetero.PrePostProcessor(model([1, 3, 4, 6]))
+    stated.input().model().set_layout("NCHW")
+    stated.input().tensor().set_layout("NCHW")
+    known = stated.build()
+    assert known.input().layout == "NCHW"
+    again = hetero.PrePostProcessor(known)
+    again.input().tensor().set_shape([1, 8, 10, 3]).set_layout("NHWC")
+    again.input().preprocess().resize(hetero.ResizeAlgorithm.RESIZE_LINEAR)
+    with hetero.Core("inprocess") as core:
+        got = core.compile_model(again.build(), "HETERO:ORT,CPU")(image)[0]
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("color", ["RGB", "BGR"])
+def test_a_picture_without_a_layout_is_nhwc(color: str) -> None:
+    names, data = OpenVINO(), model([1, 4, 6, 1]).SerializeToString()
+    image = np.random.default_rng(0).random((1, 4, 6, 3), np.float32)
+    answers = []
+    with hetero.Core("inprocess") as core:
+        for module, source, on in (
+            (hetero, model([1, 4, 6, 1]), core),
+            (names, openvino.Core().read_model(data), openvino.Core()),
+        ):
+            ppp = module.PrePostProcessor(source)
+            ppp.input().tensor().set_color_format(getattr(module.ColorFormat, color))
+            ppp.input().preprocess().convert_color(module.ColorFormat.GRAY)
+            answers.append(on.compile_model(ppp.build(), "CPU")(image)[0])
+    np.testing.assert_allclose(*answers, rtol=1e-4, atol=1e-5)

@@ -186,7 +186,7 @@ def test_device_id_chooses_the_device(
     core: hetero.Core, device: str, device_id: Any, wanted: str
 ) -> None:
     with core.compile_model(dense(), device, {"DEVICE_ID": device_id}) as compiled:
-        assert compiled.get_property("EXECUTION_DEVICES") == (wanted,)
+        assert compiled.get_property("EXECUTION_DEVICES") == [wanted]
     assert set(core.query_model(dense(), device, {"DEVICE_ID": device_id}).values()) == {wanted}
 
 
@@ -208,10 +208,10 @@ def test_priorities_that_are_set_hold_for_a_bare_hetero(
 ) -> None:
     core.set_property(*scope, {"MULTI_DEVICE_PRIORITIES": "CPU, ORT"})
     with core.compile_model(branches()) as compiled:
-        assert compiled.get_property("MULTI_DEVICE_PRIORITIES") == ("CPU", "ORT")
-        assert compiled.get_property("EXECUTION_DEVICES") == ("CPU",)
+        assert compiled.get_property("MULTI_DEVICE_PRIORITIES") == ["CPU", "ORT"]
+        assert compiled.get_property("EXECUTION_DEVICES") == ["CPU"]
     with core.compile_model(branches(), "ORT") as compiled:
-        assert compiled.get_property("MULTI_DEVICE_PRIORITIES") == ("ORT",)
+        assert compiled.get_property("MULTI_DEVICE_PRIORITIES") == ["ORT"]
     with pytest.raises(errors.PropertyError, match="disagree"):
         core.compile_model(branches(), "HETERO:ORT,CPU")
 
@@ -233,7 +233,7 @@ def test_devices_of_one_plugin_describe_themselves(core: hetero.Core) -> None:
         }
         for device in ("PAIR.left", "PAIR.right")
     )  # fmt: skip
-    assert first["EXECUTION_DEVICES"] == ("PAIR.left",)
+    assert first["EXECUTION_DEVICES"] == ["PAIR.left"]
     assert all(first[name] != second[name] for name in first)
 
 
@@ -356,7 +356,8 @@ def test_heteros_properties_can_be_read_and_take_their_default(
     core: hetero.Core, name: str
 ) -> None:
     value = core.get_property("HETERO", name)
-    assert value == HETERO_PROPERTIES[name].default
+    default = HETERO_PROPERTIES[name].default
+    assert value == (list(default) if isinstance(default, tuple) else default)
     if name != "DEVICE_PROPERTIES":
         core.set_property("HETERO", {name: value})
     assert core.get_property("HETERO", name) == value
@@ -384,7 +385,7 @@ def test_a_compiled_model_tells_what_its_devices_were_given(core: hetero.Core) -
         assert {d: o["NUM_STREAMS"] for d, o in options.items()} == {"ORT": 3, "CPU": 2, "DENSE": 2}
         assert options["CPU"]["INFERENCE_NUM_THREADS"] == 1
         assert "INFERENCE_NUM_THREADS" not in options["DENSE"]
-        assert compiled.get_property("MULTI_DEVICE_PRIORITIES") == ("ORT", "CPU", "DENSE")
+        assert compiled.get_property("MULTI_DEVICE_PRIORITIES") == ["ORT", "CPU", "DENSE"]
         assert compiled.get_property("CACHE_DIR") == ""
         with pytest.raises(errors.PropertyError, match="ORT has 3, CPU has 2"):
             compiled.get_property("NUM_STREAMS")
@@ -400,10 +401,11 @@ def test_every_property_of_a_compiled_model_can_be_read(core: hetero.Core) -> No
         found = {n: compiled.get_property(n) for n in compiled.get_property("SUPPORTED_PROPERTIES")}
     for name, value in found.items():
         kind = HETERO_PROPERTIES[name].type
+        kind = {"SUPPORTED_PROPERTIES": dict}.get(name, list if kind is tuple else kind)
         assert isinstance(value, kind), name
     assert found["NETWORK_NAME"] == "branches"
-    assert found["EXECUTION_DEVICES"] == ("ORT", "CPU")
-    assert found["MULTI_DEVICE_PRIORITIES"] == ("ORT", "CPU")
+    assert found["EXECUTION_DEVICES"] == ["ORT", "CPU"]
+    assert found["MULTI_DEVICE_PRIORITIES"] == ["ORT", "CPU"]
     assert set(found["DEVICE_PROPERTIES"]) == {"ORT", "CPU"}
 
 
