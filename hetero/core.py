@@ -470,7 +470,7 @@ class Core:
         config: Config | None = None,
         *,
         inputs: Mapping[str, Any] | None = None,
-        seconds: float = 60.0,
+        seconds: float = 20.0,
         progress: Progress | None = None,
     ) -> Costs:
         """Measure what a model's nodes and subgraphs take on devices, and tensors between them.

@@ -27,8 +27,6 @@ _REFUSED: Final = {
     "RandomNormalLike": "its random numbers are not those of the seed",
     "RandomUniform": "its random numbers are not those of the seed",
     "RandomUniformLike": "its random numbers are not those of the seed",
-    "ReduceMax": "-infinity alone, and no elements, give the lowest float",
-    "ReduceMin": "infinity alone, and no elements, give the greatest float",
     "TopK": "of equal elements the first need not come first",
 }
 #: Operators whose answers are right but for NaN or infinities -> how they are not.
@@ -39,6 +37,7 @@ NOTES: Final = {
         ("true where one side is NaN", "Greater GreaterOrEqual"),
         ("NaN and infinities become the nearest limit", "Clip"),
         ("not right for NaN and infinities", "ArgMax ArgMin Gelu Hardmax Mod ThresholdedRelu"),
+        ("infinities alone become the nearest float", "ReduceMax ReduceMin"),
         ("a value between two steps may go to the other one", "QuantizeLinear"),
     )
     for name in names.split()
@@ -186,6 +185,8 @@ def _departure(node: Node, model: Model, narrow: bool, ranges: Mapping[str, Rang
             return "peepholes are left out"
     if operator == "Resize":
         return _departure_of_resize(attributes, given)
+    if operator in ("ReduceMax", "ReduceMin") and 0 in (model.spec(node.inputs[0]).shape or ()):
+        return "of no elements it gives the farthest float"
     if operator == "GlobalLpPool" and len(model.spec(node.inputs[0]).shape or ()) < 3:
         return "without spatial dimensions it does not compile"
     if operator == "RoiAlign" and attributes.get("mode") == "max":

@@ -29,7 +29,7 @@ from hetero.report.text import Rows
 @output_file("--output", "-o", help="The cost file to write; MODEL.costs.json here by default.")
 @input_options
 @preprocess_options
-@click.option("--seconds", "-t", type=click.FloatRange(min=0, min_open=True), default=60.0,
+@click.option("--seconds", "-t", type=click.FloatRange(min=0, min_open=True), default=20.0,
               show_default=True, help="The most time; it ends once figures settle.")  # fmt: skip
 @with_core
 def profile_command(
