@@ -215,7 +215,7 @@ HETERO: dict[str, set[str]] = {
     "compare": {"affinity", "compile", "core", "properties"},
     "report": {"affinity", "compile", "observe", "partition", "planning", "query"},
     "examples": set(),
-    "serve": {"compile", "observe", "version"},
+    "serve": {"compile", "generate", "observe", "version"},
 }
 #: Library -> where it may be imported: glob patterns of paths.
 RESERVED = {
@@ -233,6 +233,7 @@ RESERVED = {
     "httptools": ["hetero/serve/*.py"],
     "orjson": ["hetero/serve/*.py"],
     "grpc": ["hetero/serve/*.py"],
+    "jinja2": ["hetero/serve/texts.py"],
 }
 
 

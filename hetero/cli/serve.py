@@ -14,6 +14,7 @@ from hetero.cli.options import model_options, start, with_core
 from hetero.cli.pairs import together
 from hetero.cli.terminal import print_json, progress, remark, show
 from hetero.core import Core
+from hetero.generate.decoder import read_decoder
 from hetero.report.text import Rows
 from hetero.serve.server import Server, ServerOptions, require_extra
 
@@ -61,6 +62,10 @@ def _server_options(function: Callable[..., Any]) -> Callable[..., Any]:
             "--shared-memory", is_flag=True,
             help="Let clients on this machine name their shared memory as tensors.",
         ),
+        click.option(
+            "--decoder", is_flag=True,
+            help="Read models as decoders, to generate texts: /v1/completions and the like.",
+        ),
         click.option("--access-log", is_flag=True, help="Print a line of JSON for each request."),
         click.option(
             "--drain-seconds", type=click.FloatRange(0.0), default=30.0, show_default=True,
@@ -102,6 +107,7 @@ def serve(
     body_seconds: float,
     shared_memory: bool,
     access_log: bool,
+    decoder: bool,
     drain_seconds: float,
     as_json: bool,
 ) -> None:
@@ -123,16 +129,23 @@ def serve(
         def compiled(path: Path, options: ModelOptions) -> Any:
             if is_blob(str(path)):
                 return core.import_model(path, options.device or None, options.config)
+            source: Any = read_decoder(path) if options.decoder else path
             return core.compile_model(
-                path, options.device or device, options.config, affinity=options.affinity or None
+                source, options.device or device, options.config, affinity=options.affinity or None
             )
 
-        usual = ModelOptions(config=config)
+        usual = ModelOptions(config=config, decoder=decoder)
         repository = Repository(lambda: folder_sources(folder, usual, compiled))
     else:
-        source = None if is_blob(model) else core.read_model(model)
+        read = read_decoder if decoder else core.read_model
+        source = None if is_blob(model) else read(model)
         called = name or Path(model.rpartition(":")[2]).stem
-        only = ModelSource(called, "1", lambda: load(core, model, source, device, config, pins, {}))
+        only = ModelSource(
+            called,
+            "1",
+            lambda: load(core, model, source, device, config, pins, {}),
+            folder=folder.parent,
+        )
         repository = Repository(lambda: [only])
     start(core)
     with progress("loading models"):

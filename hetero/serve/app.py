@@ -6,13 +6,14 @@ import asyncio
 import hmac
 import logging
 import time
-from collections.abc import Awaitable, Collection
+from collections.abc import Collection
 from typing import Any, Final
 from urllib.parse import unquote
 
 from devices.errors import HeteroError
 from devices.request.request import Request
 from hetero.serve.access_log import write_line
+from hetero.serve.completions import Completions
 from hetero.serve.errors import refused, status_of
 from hetero.serve.http_exchange import ClientGone, Exchange, Receive, Send
 from hetero.serve.metrics import metrics_text
@@ -25,8 +26,6 @@ from hetero.serve.turns import Turns
 _log = logging.getLogger(__name__)
 
 _JSON_NBYTES: Final = b"inference-header-content-length"
-#: Seconds after which a request that is not answered yet listens for its client's end.
-_LISTEN_S: Final = 0.02
 
 
 class ServingApp:
@@ -48,6 +47,7 @@ class ServingApp:
         self._service = service
         self._tokens = tuple(f"Bearer {token}".encode() for token in tokens)
         self._access_log = access_log
+        self._completions = Completions(service)
         self._turns: dict[ServedModel, Turns] = {}
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
@@ -87,6 +87,15 @@ class ServingApp:
                 await self._infer(exchange, name, "")
             case ["v2", "models", name, "versions", version, "infer"]:
                 await self._infer(exchange, name, version)
+            case ["v1", "models"]:
+                _allow(exchange, "GET")
+                await self._completions.models(exchange)
+            case ["v1", "completions"]:
+                _allow(exchange, "POST")
+                await self._completions.completion(exchange)
+            case ["v1", "chat", "completions"]:
+                _allow(exchange, "POST")
+                await self._completions.chat(exchange)
             case ["v2"] | ["v2", ""]:
                 _allow(exchange, "GET")
                 await exchange.answer_json(self._service.metadata())
@@ -116,9 +125,13 @@ class ServingApp:
                 raise refused(f"no {exchange.path} here; the protocol's paths begin at /v2.", 404)
 
     async def _model(self, exchange: Exchange, name: str, version: str, rest: list[str]) -> None:
-        _allow(exchange, "GET")
+        writes = rest and rest[0].startswith("generate")
+        _allow(exchange, "POST" if writes else "GET")
         model = self._service.repository.find(name, version)
         match rest:
+            case ["generate" | "generate_stream" as kind]:
+                stream = kind == "generate_stream"
+                await self._completions.generate(exchange, model, stream=stream)
             case []:
                 await exchange.answer_json(self._service.model_metadata(name, version))
             case ["ready"]:
@@ -187,7 +200,7 @@ class ServingApp:
             request = Request(call.timeout_s, waits=False, priority=call.priority)
             with model.statistics.in_flight():
                 run = self._turns_of(model).run(values, request)
-                answer = await _unless_gone(exchange, run)
+                answer = await exchange.unless_gone(run)
             answered_s = time.perf_counter()
             length, parts = write_infer(
                 name,
@@ -241,34 +254,11 @@ async def _answer_error(exchange: Exchange, error: Exception) -> None:
     if status in (408, 413):  # the rest of the body is not read
         headers.append((b"connection", b"close"))
     message = f"{error}" if isinstance(error, HeteroError) else "an error of the server's own"
-    await exchange.answer_json({"error": message}, status, headers)
-
-
-async def _unless_gone(exchange: Exchange, run: Awaitable[Any]) -> Any:
-    """Return what `run` does, which is cancelled once the client has gone.
-
-    Raises ClientGone: the client has gone.
-    """
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    assert task is not None
-    listener: list[asyncio.Task[None]] = []
-
-    async def listen() -> None:
-        await exchange.until_gone()
-        task.cancel()
-
-    timer = loop.call_later(_LISTEN_S, lambda: listener.append(loop.create_task(listen())))
-    try:
-        return await run
-    except asyncio.CancelledError:
-        if listener and listener[0].done():
-            task.uncancel()
-            raise ClientGone from None
-        raise
-    finally:
-        timer.cancel()
-        for started in listener:
-            started.cancel()
+    told: Any = message
+    if exchange.path.startswith("/v1/"):  # OpenAI's form
+        kind = "invalid_request_error" if status < 500 else "server_error"
+        told = {"message": message, "type": kind, "param": None, "code": None}
+    await exchange.answer_json({"error": told}, status, headers)
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Final, TypeVar
 
 from hetero.serve.errors import refused
 from hetero.serve.rest_response import Part, dump_json, packed
 
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
+#: Seconds after which a request that is not answered yet listens for its client's end.
+_LISTEN_S: Final = 0.02
+T = TypeVar("T")
 #: Parts of a body up to which it is written in one piece, bytes.
 _ONE_PIECE_NBYTES: Final = 65536
 
@@ -87,10 +90,46 @@ class Exchange:
     def _too_large(self) -> Exception:
         return refused(f"the body has more than the {self._most_nbytes} bytes allowed.", 413)
 
-    async def until_gone(self) -> None:
-        """Return once the client has closed the connection; the body was read before."""
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
+    async def unless_gone(self, run: Coroutine[Any, Any, T]) -> T:
+        """Return what `run` does, which is cancelled once the client has gone; the body was read.
+
+        Raises
+        ------
+        ClientGone
+            The client has gone.
+        """
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        listeners: list[asyncio.Task[None]] = []
+
+        async def listen() -> None:
+            while (await self._receive())["type"] != "http.disconnect":
+                pass
+            task.cancel()
+
+        timer = loop.call_later(_LISTEN_S, lambda: listeners.append(loop.create_task(listen())))
+        try:
+            return await run
+        except asyncio.CancelledError:
+            if listeners and listeners[0].done():
+                task.uncancel()
+                raise ClientGone from None
+            raise
+        finally:
+            timer.cancel()
+            for listener in listeners:
+                listener.cancel()
+
+    async def begin(self, kind: str) -> None:
+        """Begin a response that is written piece by piece."""
+        self.status = 200
+        headers = [(b"content-type", kind.encode()), (b"cache-control", b"no-cache")]
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def write(self, piece: bytes, *, last: bool = False) -> None:
+        """Write a piece of such a response."""
+        self.sent_nbytes += len(piece)
+        await self._send({"type": "http.response.body", "body": piece, "more_body": not last})
 
     async def answer(
         self, status: int, parts: Sequence[Part] = (), kind: str = "application/json",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from devices.errors import HeteroError
@@ -19,12 +20,14 @@ class ModelSource:
 
     `load`: compiles or imports it, or returns what is compiled already.
     `stamp`: differs once what is loaded would be another.
+    `folder`: where its tokenizer may be.
     """
 
     name: str
     version: str
     load: Callable[[], CompiledModel]
     stamp: object = None
+    folder: Path | None = None
 
 
 @dataclass(slots=True)
@@ -186,7 +189,7 @@ class Repository:
 def _load(entry: _Entry) -> None:
     source = entry.source
     try:
-        entry.model = ServedModel(source.name, source.version, source.load())
+        entry.model = ServedModel(source.name, source.version, source.load(), source.folder)
         entry.state, entry.reason = "READY", ""
     except (HeteroError, OSError) as error:
         entry.state = "UNAVAILABLE" if entry.model is None else "READY"

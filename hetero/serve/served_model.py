@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -18,6 +19,7 @@ from hetero.serve.call import InferCall
 from hetero.serve.datatypes import NAMES, datatype_of
 from hetero.serve.errors import refused
 from hetero.serve.statistics import Statistics
+from hetero.serve.texts import Texts
 from scheduler.executor import Submission
 
 #: The protocol's word for ONNX models.
@@ -35,6 +37,8 @@ class ServedModel:
         What clients ask for.
     compiled : CompiledModel
         What runs it; closed once nobody holds it any more.
+    folder : Path, optional
+        Where its tokenizer may be.
 
     Raises
     ------
@@ -42,11 +46,14 @@ class ServedModel:
         An input or output is of a type that the protocol does not have.
     """
 
-    def __init__(self, name: str, version: str, compiled: CompiledModel) -> None:
+    def __init__(
+        self, name: str, version: str, compiled: CompiledModel, folder: Path | None = None
+    ) -> None:
         self.name: Final = name
         self.version: Final = version
         self.compiled: Final = compiled
         self.statistics: Final = Statistics()
+        self.texts: Final = Texts(folder)
         self._inputs = tuple(compiled.inputs)
         self._outputs = tuple(compiled.outputs)
         self._optional = tuple(compiled.optional_inputs)

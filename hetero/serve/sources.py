@@ -44,12 +44,15 @@ class ModelOptions:
         Pins.
     versions : str or tuple of str
         ``latest``, ``all``, or those that are served.
+    decoder : bool
+        Whether it is read by `hetero.read_decoder`, to generate texts.
     """
 
     device: str = ""
     config: Mapping[str, Any] = field(default_factory=dict)
     affinity: Mapping[str, str] = field(default_factory=dict)
     versions: str | tuple[str, ...] = "all"
+    decoder: bool = False
 
 
 #: Compiles or imports a file with its options.
@@ -139,7 +142,13 @@ def read_options(path: Path, usual: ModelOptions) -> ModelOptions:
         told = yaml.safe_load(path.read_text())
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ArgumentError(f"{path} is not YAML: {error}") from error
-    kinds = {"device": str, "config": dict, "affinity": dict, "versions": str | list}
+    kinds: dict[str, Any] = {
+        "device": str,
+        "config": dict,
+        "affinity": dict,
+        "versions": str | list,
+        "decoder": bool,
+    }
     if not isinstance(told, dict) or (unknown := sorted(map(str, told.keys() - kinds.keys()))):
         got = ", ".join(unknown) if isinstance(told, dict) else type(told).__name__
         raise ArgumentError(f"{path} has {got}; its keys are {', '.join(kinds)}.")
@@ -158,7 +167,7 @@ def read_options(path: Path, usual: ModelOptions) -> ModelOptions:
 def _source(name: str, version: str, path: Path, options: ModelOptions, load: Load) -> ModelSource:
     status = path.stat()
     stamp = (path, status.st_mtime_ns, status.st_size, status.st_ino, options)
-    return ModelSource(name, version, lambda: load(path, options), stamp)
+    return ModelSource(name, version, lambda: load(path, options), stamp, path.parent)
 
 
 def _raising(error: Exception) -> Callable[[], CompiledModel]:

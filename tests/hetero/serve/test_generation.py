@@ -1,0 +1,150 @@
+"""Generated text by HTTP: OpenAI's forms and Triton's, of a decoder cut over two devices."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hetero
+from hetero.serve.repository import ModelSource, Repository
+from hetero.serve.server import Server, ServerOptions
+from tests.support.decoders import VOCABULARY, decoder, greedy
+from tests.support.serving import Response, ask
+
+pytest.importorskip("uvicorn")
+
+PROMPT = [3, 14, 15, 9, 2, 6]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("decoder")
+    _write_tokenizer(folder)
+    with hetero.Core("inprocess", devices={"CPU": 2}) as core:
+        model = hetero.read_decoder(decoder())
+        compiled = core.compile_model(
+            model, "HETERO:CPU.0,CPU.1", affinity={"*_1": "CPU.1", "sample": "CPU.1"}
+        )
+        source = ModelSource("little", "1", lambda: compiled, folder=folder)
+        repository = Repository(lambda: [source])
+        repository.refresh()
+        with Server(repository, ServerOptions(port=0)).until_started() as server:
+            yield server
+
+
+def _write_tokenizer(folder: Path) -> None:
+    """Write a tokenizer whose words are w0, w1, ..., and a template for chats."""
+    words = {f"w{number}": number for number in range(VOCABULARY)}
+    tokenizer = {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [],
+        "normalizer": None, "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "post_processor": None, "decoder": None,
+        "model": {"type": "WordLevel", "vocab": words, "unk_token": "w0"},
+    }  # fmt: skip
+    template = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+
+
+def words(ids: list[int]) -> str:
+    return " ".join(f"w{number}" for number in ids)
+
+
+def complete(server: Server, path: str = "/v1/completions", **fields: Any) -> Response:
+    body = {"model": "little", "prompt": PROMPT, "temperature": 0, "max_tokens": 6, **fields}
+    return ask(server, path, {key: value for key, value in body.items() if value is not None})
+
+
+def events(answer: Response) -> list[Any]:
+    assert answer.headers["content-type"] == "text/event-stream"
+    lines = answer.body.decode().split("\n\n")
+    assert lines.pop() == ""
+    return [line.removeprefix("data: ") for line in lines]
+
+
+def test_tokens_for_tokens(server: Server) -> None:
+    answer = complete(server)
+    assert answer.status == 200, answer.body
+    told = answer.json
+    [choice] = told["choices"]
+    assert choice["token_ids"] == greedy(PROMPT, 6)
+    assert choice["finish_reason"] == "length"
+    assert told["usage"] == {"prompt_tokens": 6, "completion_tokens": 6, "total_tokens": 12}
+    assert (told["object"], told["model"]) == ("text_completion", "little")
+    assert ask(server, "/v1/models").json["data"][0]["id"] == "little"
+
+
+def test_a_stream_has_what_the_whole_has(server: Server) -> None:
+    answer = complete(server, stream=True, stream_options={"include_usage": True})
+    *chunks, usage, done = events(answer)
+    assert done == "[DONE]"
+    pieces = [json.loads(chunk)["choices"][0] for chunk in chunks]
+    assert [token for piece in pieces for token in piece["token_ids"]] == greedy(PROMPT, 6)
+    assert pieces[-1]["finish_reason"] == "length"
+    assert json.loads(usage)["usage"]["completion_tokens"] == 6
+
+
+def test_texts_and_chats(server: Server) -> None:
+    pytest.importorskip("tokenizers")
+    wanted = words(greedy(PROMPT, 6))
+    assert complete(server, prompt=words(PROMPT)).json["choices"][0]["text"] == wanted
+    stop = wanted.split()[2]
+    until = wanted[: wanted.index(stop)]
+    for stream in (False, True):
+        answer = complete(server, prompt=words(PROMPT), stop=stop, stream=stream)
+        told = [json.loads(e) for e in events(answer)[:-1]] if stream else [answer.json]
+        assert "".join(part["choices"][0]["text"] for part in told) == until
+        assert told[-1]["choices"][0]["finish_reason"] == "stop"
+    pytest.importorskip("jinja2")
+    messages = [{"role": "user", "content": words(PROMPT)}]
+    answer = complete(server, "/v1/chat/completions", prompt=None, messages=messages)
+    assert answer.json["choices"][0]["message"] == {"role": "assistant", "content": wanted}
+    answer = complete(server, "/v1/chat/completions", prompt=None, messages=messages, stream=True)
+    parts = [json.loads(e)["choices"][0]["delta"]["content"] for e in events(answer)[:-1]]
+    assert "".join(parts) == wanted
+
+
+def test_the_generate_extension(server: Server) -> None:
+    body = {"text_input": PROMPT, "max_tokens": 4}
+    told = ask(server, "/v2/models/little/generate", body).json
+    assert (told["model_name"], told["token_ids"]) == ("little", greedy(PROMPT, 4))
+    parts = events(ask(server, "/v2/models/little/generate_stream", body))
+    tokens = [token for part in parts for token in json.loads(part)["token_ids"]]
+    assert tokens == greedy(PROMPT, 4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        ({"model": "none"}, 404),
+        ({"model": None}, 400),
+        ({"prompt": None}, 400),
+        ({"prompt": [[1], [2]]}, 400),
+        ({"prompt": [VOCABULARY]}, 400),
+        ({"n": 2}, 400),
+        ({"temperature": -1}, 400),
+        ({"temperature": "hot"}, 400),
+        ({"max_tokens": -1}, 400),
+        ({"stop": 5}, 400),
+        ({"wishes": 3}, 400),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_bad_requests(server: Server, fields: Any, status: int, stream: bool) -> None:
+    answer = complete(server, stream=stream, **fields)
+    assert answer.status == status, answer.body
+    assert answer.json["error"]["message"]
+
+
+def test_a_client_that_leaves_ends_its_text(server: Server) -> None:
+    body = json.dumps({"model": "little", "prompt": [1], "max_tokens": 60, "stream": True})
+    with socket.create_connection((server.host, server.port)) as leaver:
+        leaver.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n")
+        leaver.sendall(f"content-length: {len(body)}\r\n\r\n{body}".encode())
+        assert leaver.recv(100)
+    assert complete(server).json["choices"][0]["token_ids"] == greedy(PROMPT, 6)
