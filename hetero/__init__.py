@@ -22,7 +22,7 @@ from hetero.compile.compiled_model import CompiledModel
 from hetero.core import Core
 from hetero.errors import *  # noqa: F403 - each error is also hetero's own name
 from hetero.generate.decoder import read_decoder
-from hetero.generate.generation import Generation
+from hetero.generate.generation import BatchGeneration, Generation
 from hetero.inference_session import (
     InferenceSession,
     OrtValue,
@@ -58,6 +58,7 @@ __version__ = hetero_version()
 __all__ = [
     "Affinity",
     "AsyncInferQueue",
+    "BatchGeneration",
     "ColorFormat",
     "Comparison",
     "CompiledModel",

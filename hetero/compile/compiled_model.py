@@ -22,7 +22,7 @@ from hetero.affinity.affinity import Affinity
 from hetero.cache.blob import export_payloads, write_model
 from hetero.compile.admission import optimal_requests
 from hetero.compile.deployed_model import DeployedModel
-from hetero.generate.generation import Generation, generate
+from hetero.generate.generation import generate
 from hetero.generate.ports import Decoder
 from hetero.generate.sampling import Sampling
 from hetero.partition.cut import Cut
@@ -195,7 +195,7 @@ class CompiledModel(BaseCompiledModel):
         seed: int | None = None,
         stop: Collection[int] = (),
         eos: Collection[int] | None = None,
-    ) -> Generation:
+    ) -> Any:
         """Return the tokens that follow a prompt, one by one: an iterator, also for asyncio.
 
         The model is one that `hetero.read_decoder` read. Any number may go on at once; they share
@@ -203,8 +203,8 @@ class CompiledModel(BaseCompiledModel):
 
         Parameters
         ----------
-        ids : sequence of int
-            The prompt.
+        ids : sequence of int, or of such
+            The prompt; or several prompts, which go on together as rows of the same runs.
         max_new_tokens : int
             The most tokens; fewer where the model's context ends.
         temperature : float
@@ -220,16 +220,22 @@ class CompiledModel(BaseCompiledModel):
             multiplied.
         seed : int, optional
             What is drawn follows from it, wherever the model runs; another each time by default.
+            Of several prompts, the one at i has ``seed + i``.
         stop : collection of int
             Tokens that end the text, besides those of `eos`.
         eos : collection of int, optional
             Instead of the model's own; empty for none.
 
+        Returns
+        -------
+        Generation or BatchGeneration
+            The latter of several prompts.
+
         Raises
         ------
         ArgumentError, ArgumentTypeError
-            The model is no decoder; ids are not of its vocabulary, or more than its context; or an
-            option is out of its range.
+            The model is no decoder; ids are not of its vocabulary, or more than its context;
+            prompts are of unequal lengths where the model takes none; or an option is out of range.
         """
         decoder = Decoder.of(self.source)
         sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)

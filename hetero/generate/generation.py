@@ -3,29 +3,180 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Generator, Iterator, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final, Generic, Literal, Self, TypeVar
 
 import numpy as np
 
 from devices.errors import ArgumentError, ArgumentTypeError, RequestCancelledError, TensorLostError
-from devices.model.tensor_spec import TensorSpec
 from devices.request.infer_request import InferRequest
 from devices.request.results import Results
 from hetero.generate.ports import Decoder
 from hetero.generate.sampling import Sampling
+from hetero.generate.steps import Steps
 
+T = TypeVar("T")
 FinishReason = Literal["stop", "length", "cancelled"]
 #: How often one token is tried again after caches were lost with a device.
 _MOST_LOSSES: Final = 5
 
 
-class Generation(Iterator[int], AsyncIterator[int]):
+class _Loop:
+    """Runs step after step of one request, for one text or for several."""
+
+    def __init__(self, request: InferRequest, decoder: Decoder, steps: Steps) -> None:
+        self._request: InferRequest | None = request
+        self._steps: Final = steps
+        self._decoder: Final = decoder
+        self._losses = 0
+        #: Of the last step, [texts, vocabulary], where they are an output.
+        self.logits: np.ndarray | None = None
+
+    def step(self) -> list[int] | None:
+        """Return each text's next token; None once it was ended."""
+        while (request := self._request) is not None:
+            try:
+                results = request.infer(self._steps.feeds(), share_inputs=True)
+            except RequestCancelledError:
+                if self._request is not None:
+                    raise
+                break
+            except TensorLostError as error:
+                self._lost(request, error)
+                continue
+            if (tokens := self._taken(results)) is not None:
+                return tokens
+        return None
+
+    async def step_async(self) -> list[int] | None:
+        """Do the same in an event loop."""
+        while (request := self._request) is not None:
+            try:
+                request.start_async(self._steps.feeds(), share_inputs=True)
+                results = await request
+            except RequestCancelledError:
+                if self._request is not None:
+                    raise
+                break
+            except TensorLostError as error:
+                self._lost(request, error)
+                continue
+            if (tokens := self._taken(results)) is not None:
+                return tokens
+        return None
+
+    def end(self) -> bool:
+        """Cancel what runs and let go of the caches; whether it had not ended."""
+        request, self._request = self._request, None
+        if request is not None:
+            request.cancel()
+        return request is not None
+
+    def _taken(self, results: Results) -> list[int] | None:
+        """Take a run's tokens over; None where it was not the last of the prompt."""
+        self._losses = 0
+        if not self._steps.is_last_of_prompt:
+            self._steps.go_on()
+            return None
+        tokens = results[self._decoder.token][:, 0].tolist()
+        if len(results) > 1:
+            self.logits = results[self._decoder.logits][:, -1]
+        self._steps.add(tokens)
+        return list(tokens)
+
+    def _lost(self, request: InferRequest, error: TensorLostError) -> None:
+        """Have the next run make the caches anew, some being gone."""
+        self._losses += 1
+        if self._losses > _MOST_LOSSES:
+            raise error
+        request.reset_state()
+        self._steps.begin_anew()
+
+
+class _Text:
+    """What came of one prompt: its tokens, and when it ends."""
+
+    def __init__(self, most: int, ends: Collection[int]) -> None:
+        self.tokens: list[int] = []
+        self.finish_reason: FinishReason | None = None
+        self._most = most
+        self._ends = ends
+
+    def add(self, token: int) -> None:
+        """Take a token over."""
+        self.tokens.append(token)
+        if token in self._ends:
+            self.finish_reason = "stop"
+        elif len(self.tokens) >= self._most:
+            self.finish_reason = "length"
+
+
+class _Stream(Generic[T], Iterator[T], AsyncIterator[T]):
+    """Steps as an iterator, also for asyncio, and awaited for all at once."""
+
+    def __init__(self, texts: Sequence[_Text], loop: _Loop) -> None:
+        self._texts: Final = texts
+        self._loop: Final = loop
+
+    def _given(self, tokens: list[int | None]) -> T:
+        """Return a step as it is given out."""
+        raise NotImplementedError
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> T:
+        tokens = self._loop.step()
+        if tokens is None:
+            raise StopIteration
+        return self._add(tokens)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> T:
+        tokens = await self._loop.step_async()
+        if tokens is None:
+            raise StopAsyncIteration
+        return self._add(tokens)
+
+    def __await__(self) -> Generator[Any, None, list[Any]]:
+        return self._all().__await__()
+
+    async def _all(self) -> list[Any]:
+        async for _ in self:
+            pass
+        return self._everything()
+
+    def _everything(self) -> list[Any]:
+        raise NotImplementedError
+
+    def cancel(self) -> None:
+        """End it: the run in flight is cancelled and the caches are freed; again is harmless."""
+        if self._loop.end():
+            for text in self._texts:
+                text.finish_reason = text.finish_reason or "cancelled"
+
+    def _add(self, tokens: list[int]) -> T:
+        """Take a step's tokens over; None stands for those of texts that have ended before."""
+        given: list[int | None] = []
+        for text, token in zip(self._texts, tokens, strict=True):
+            goes_on = text.finish_reason is None
+            given.append(token if goes_on else None)
+            if goes_on:
+                text.add(token)
+        if all(text.finish_reason for text in self._texts):
+            self._loop.end()
+        return self._given(given)
+
+
+class Generation(_Stream[int]):
     """What `CompiledModel.generate` returns: an iterator over the tokens that follow a prompt.
 
     ``for token in generation``, ``async for token in generation``, or ``await generation`` for the
     list of all. The next token is computed when it is asked for, so a reader that stops reading
     holds up nobody; caches are freed once the last was given, or it is cancelled or dropped.
-    Where a device is lost with a cache, caches are made anew of the tokens so far.
+    Where a device is lost with a cache, caches are made anew of the tokens so far. Long prompts
+    are computed in parts, between which other texts go on.
 
     Attributes
     ----------
@@ -41,173 +192,68 @@ class Generation(Iterator[int], AsyncIterator[int]):
         ``max_new_tokens`` or the model's context; `cancel`. None while it goes on.
     """
 
-    def __init__(
-        self,
-        request: InferRequest,
-        decoder: Decoder,
-        prompt: tuple[int, ...],
-        sampling: Sampling,
-        seed: int,
-        most: int,
-        ends: Collection[int],
-    ) -> None:
+    def __init__(self, prompt: tuple[int, ...], text: _Text, loop: _Loop) -> None:
+        super().__init__([text], loop)
         self.prompt: Final = prompt
-        self.tokens: Final[list[int]] = []
-        self.logits: np.ndarray | None = None
-        self.finish_reason: FinishReason | None = None
-        self._request: InferRequest | None = request
-        draw = np.random.Generator(np.random.Philox(seed))
-        self._steps: Final = _Inputs(decoder, request.model_inputs, prompt, sampling, draw)
-        self._decoder = decoder
-        self._most = most
-        self._ends = frozenset(ends)
-        self._losses = 0
+        self.tokens: Final = text.tokens
 
     def __repr__(self) -> str:
         return f"<Generation: {len(self.tokens)} tokens, {self.finish_reason or 'goes on'}>"
 
-    def __iter__(self) -> Generation:
-        return self
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why it has ended; None while it goes on."""
+        return self._texts[0].finish_reason
 
-    def __next__(self) -> int:
-        request = self._request
-        if request is None:
-            raise StopIteration
-        while True:
-            try:
-                return self._taken(request.infer(self._steps.feeds(), share_inputs=True))
-            except RequestCancelledError:
-                if self.finish_reason is None:
-                    raise
-                raise StopIteration from None
-            except TensorLostError as error:
-                self._lost(request, error)
+    @property
+    def logits(self) -> np.ndarray | None:
+        """Scores that the last token was chosen by."""
+        return None if self._loop.logits is None else self._loop.logits[0]
 
-    def __aiter__(self) -> Generation:
-        return self
+    def _given(self, tokens: list[int | None]) -> int:
+        assert tokens[0] is not None
+        return tokens[0]
 
-    async def __anext__(self) -> int:
-        request = self._request
-        if request is None:
-            raise StopAsyncIteration
-        while True:
-            try:
-                request.start_async(self._steps.feeds(), share_inputs=True)
-                return self._taken(await request)
-            except RequestCancelledError:
-                if self.finish_reason is None:
-                    raise
-                raise StopAsyncIteration from None
-            except TensorLostError as error:
-                self._lost(request, error)
-
-    def __await__(self) -> Generator[Any, None, list[int]]:
-        return self._all().__await__()
-
-    async def _all(self) -> list[int]:
-        async for _ in self:
-            pass
+    def _everything(self) -> list[int]:
         return self.tokens
 
-    def cancel(self) -> None:
-        """End it: the run in flight is cancelled and the caches are freed; again is harmless."""
-        self._end("cancelled")
 
-    def _taken(self, results: Results) -> int:
-        """Take a step's token over."""
-        token = int(results[self._decoder.token][0, 0])
-        if len(results) > 1:
-            self.logits = results[self._decoder.logits][0, -1]
-        self._losses = 0
-        self.tokens.append(token)
-        self._steps.add(token)
-        if token in self._ends:
-            self._end("stop")
-        elif len(self.tokens) >= self._most:
-            self._end("length")
-        return token
+class BatchGeneration(_Stream[list[int | None]]):
+    """What `CompiledModel.generate` returns for several prompts: they go on together, row by row.
 
-    def _lost(self, request: InferRequest, error: TensorLostError) -> None:
-        """Have the next run make the caches anew, some being gone."""
-        self._losses += 1
-        if self._losses > _MOST_LOSSES:
-            raise error
-        request.reset_state()
-        self._steps.begin_anew()
+    A step gives a list of each text's next token, None for one that has ended. One run of the model
+    computes the tokens of all.
 
-    def _end(self, reason: FinishReason) -> None:
-        request, self._request = self._request, None
-        if request is not None:
-            self.finish_reason = reason
-            request.cancel()  # the caches go with it
-
-
-class _Inputs:
-    """The inputs of a decoder's next step."""
+    Attributes
+    ----------
+    prompts : tuple of tuple of int
+        The ids that were given.
+    tokens : list of list of int
+        Those generated so far, of each prompt.
+    finish_reasons : list
+        As `Generation.finish_reason`, of each prompt.
+    """
 
     def __init__(
-        self,
-        decoder: Decoder,
-        ports: Sequence[TensorSpec],
-        prompt: tuple[int, ...],
-        sampling: Sampling,
-        draw: np.random.Generator,
+        self, prompts: tuple[tuple[int, ...], ...], texts: Sequence[_Text], loop: _Loop
     ) -> None:
-        types = {port.name: port for port in ports}
-        self._ids = np.asarray([prompt], types[decoder.ids].dtype)
-        self._count = len(prompt)
-        #: How many of them the caches have seen.
-        self._past = 0
-        self._decoder = decoder
-        self._draw = draw
-        self._sampling = sampling.row(decoder.vocabulary)
-        self._sampling[0, -1] = draw.random(dtype=np.float32)
-        self._penalizes = sampling.repetition_penalty != 1
-        self._ones: np.ndarray[Any, Any] = np.empty(0)
-        self._places: np.ndarray[Any, Any] = np.empty(0)
-        if decoder.mask:
-            self._ones = np.ones((1, 0), types[decoder.mask].dtype)
-        if decoder.positions:
-            port = types[decoder.positions]
-            flat = port.shape is not None and len(port.shape) == 1
-            self._places = np.empty(0 if flat else (1, 0), port.dtype)
+        super().__init__(texts, loop)
+        self.prompts: Final = prompts
+        self.tokens: Final = [text.tokens for text in texts]
 
-    def add(self, token: int) -> None:
-        """Go on to the step after one that gave `token`."""
-        self._past = self._count
-        if self._count == self._ids.shape[1]:
-            self._ids = np.concatenate([self._ids, np.empty_like(self._ids)], axis=1)
-        self._ids[0, self._count] = token
-        self._count += 1
-        # Once a token, however often it is tried.
-        self._sampling[0, -1] = self._draw.random(dtype=np.float32)
+    def __repr__(self) -> str:
+        return f"<BatchGeneration: {len(self.prompts)} prompts, {self.finish_reasons}>"
 
-    def begin_anew(self) -> None:
-        """Have the next step see everything so far, its caches being empty."""
-        self._past = 0
+    @property
+    def finish_reasons(self) -> list[FinishReason | None]:
+        """Why each has ended."""
+        return [text.finish_reason for text in self._texts]
 
-    def feeds(self) -> dict[str, np.ndarray]:
-        """Return the inputs by name; they are views, to be read before the next call."""
-        decoder, past, count = self._decoder, self._past, self._count
-        new = self._ids[:, past:count]
-        seen = self._ids[:, :count] if self._penalizes else new[:, :1]
-        given = {
-            decoder.ids: new,
-            decoder.sampling: self._sampling,
-            decoder.seen: seen.astype(np.int64, copy=False),
-        }
-        if decoder.mask:
-            if count > self._ones.shape[1]:
-                self._ones = np.ones((1, 2 * count), self._ones.dtype)
-            given[decoder.mask] = self._ones[:, :count]
-        if decoder.positions:
-            if count > self._places.shape[-1]:
-                places = np.arange(2 * count, dtype=self._places.dtype)
-                self._places = places[None] if self._places.ndim == 2 else places
-            given[decoder.positions] = self._places[..., past:count]
-        if decoder.is_next:
-            given[decoder.is_next] = np.asarray([past > 0])
-        return given
+    def _given(self, tokens: list[int | None]) -> list[int | None]:
+        return tokens
+
+    def _everything(self) -> list[list[int]]:
+        return self.tokens
 
 
 def generate(
@@ -219,25 +265,39 @@ def generate(
     seed: int | None,
     stop: Collection[int],
     eos: Collection[int] | None,
-) -> Generation:
-    """Return the generation of one prompt; see `CompiledModel.generate`.
+) -> Generation | BatchGeneration:
+    """Return the generation of a prompt, or of several; see `CompiledModel.generate`.
 
     `create`: makes its request.
     """
-    prompt = checked_prompt(decoder, ids)
+    several = isinstance(ids, list | tuple) and bool(ids) and all(np.ndim(i) == 1 for i in ids)
+    prompts = tuple(checked_prompt(decoder, i) for i in (ids if several else [ids]))
+    longest = max(map(len, prompts))
+    if not decoder.pads and any(len(prompt) < longest for prompt in prompts):
+        raise ArgumentError(
+            f"prompts have {', '.join(str(len(prompt)) for prompt in prompts)} tokens; this model "
+            "takes those of one length together. Generate each by itself."
+        )
     most = max_new_tokens
     if isinstance(most, bool) or not isinstance(most, int | np.integer) or most < 1:
         raise ArgumentError(f"max_new_tokens={most!r}: wanted how many at most, 1 or more.")
     if decoder.context_length is not None:
-        most = min(most, decoder.context_length - len(prompt))
+        most = min(most, decoder.context_length - longest)
     if seed is None:
         seed = int(np.random.default_rng().integers(2**63))
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**128:
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**64:
         raise ArgumentError(f"seed={seed!r}: wanted a whole number from 0, or None for any.")
-    ends = {*stop, *(decoder.eos if eos is None else eos)}
+    ends = frozenset([*stop, *(decoder.eos if eos is None else eos)])
     if not all(isinstance(i, int | np.integer) and not isinstance(i, bool) for i in ends):
         raise ArgumentTypeError(f"stop={stop!r}, eos={eos!r}: wanted token ids.")
-    return Generation(create(), decoder, prompt, sampling, int(seed), int(most), ends)
+    texts = [_Text(int(most), ends) for _ in prompts]
+    request = create()
+    seeds = [int(seed) + i for i in range(len(prompts))]
+    steps = Steps(decoder, request.model_inputs, prompts, sampling, seeds)
+    loop = _Loop(request, decoder, steps)
+    if several:
+        return BatchGeneration(prompts, texts, loop)
+    return Generation(prompts[0], texts[0], loop)
 
 
 def checked_prompt(decoder: Decoder, ids: Any) -> tuple[int, ...]:

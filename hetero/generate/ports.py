@@ -33,6 +33,8 @@ _NEXT: Final = (
     ("cache_in", "cache_out"),
     ("_in", "_out"),
 )
+#: Operators that make of a mask how long each text is, from its first token on.
+_BY_LENGTH: Final = frozenset({"GroupQueryAttention"})
 #: Tokens for which steps are planned where neither the model nor its user says how many.
 _PAST: Final = 1024
 
@@ -61,6 +63,8 @@ class Decoder:
         The most tokens, prompt included; None where nothing says it.
     eos : tuple of int
         Tokens that end a text.
+    pads : bool
+        Whether the mask may leave out the first tokens of a text.
     """
 
     ids: str
@@ -74,6 +78,7 @@ class Decoder:
     seen: str = ""
     context_length: int | None = None
     eos: tuple[int, ...] = ()
+    pads: bool = False
 
     @classmethod
     def of(cls, model: Model) -> Decoder:
@@ -159,6 +164,7 @@ def find_ports(
         vocabulary=size,
         context_length=_context_length(read),
         eos=tuple(i for i in ends if 0 <= i < size),
+        pads="mask" in named and not any(node.op_type in _BY_LENGTH for node in model.nodes),
         **named,
     )
 

@@ -77,6 +77,52 @@ def test_asyncio_and_several_at_once_get_the_same(compiled: hetero.CompiledModel
     assert [generation.tokens for generation in turns] == want
 
 
+def test_several_prompts_go_on_as_rows_with_the_tokens_that_each_has_alone(
+    compiled: hetero.CompiledModel,
+) -> None:
+    prompts = [PROMPT, [7], [8, 8, 8]]
+    for options in ({}, {"temperature": 6.0, "repetition_penalty": 1.5}):
+        alone = [
+            list(compiled.generate(p, 8, seed=5 + i, **options)) for i, p in enumerate(prompts)
+        ]
+        together = compiled.generate(prompts, 8, seed=5, **options)
+        assert [list(row) for row in zip(*together, strict=True)] == alone == together.tokens
+        assert together.finish_reasons == ["length"] * 3
+    ends = alone[0][2]
+    alone = [
+        list(compiled.generate(p, 8, seed=5 + i, stop=[ends], **options))
+        for i, p in enumerate(prompts)
+    ]
+    together = compiled.generate(prompts, 8, seed=5, stop=[ends], **options)
+    rows = [list(row) for row in zip(*together, strict=True)]
+    assert rows[0] == [*alone[0], *[None] * (len(rows[0]) - len(alone[0]))]
+    assert (
+        asyncio.run(awaited(compiled.generate(prompts, 8, seed=5, stop=[ends], **options))) == alone
+    )
+
+
+async def awaited(text: Any) -> Any:
+    return await text
+
+
+def test_a_long_prompt_is_computed_in_parts(
+    compiled: hetero.CompiledModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hetero.generate.steps.CHUNK", 4)
+    prompts = [list(range(10)), [5, 6, 7]]
+    parts = []
+    steps = compiled.generate(prompts[0], 6)
+    feeds = steps._loop._steps.feeds
+    monkeypatch.setattr(
+        steps._loop._steps, "feeds", lambda: (parts.append(feeds()["input_ids"].size), feeds())[1]
+    )
+    assert list(steps) == greedy(prompts[0], 6)
+    assert parts == [4, 4, 2, 1, 1, 1, 1, 1]
+    together = compiled.generate(prompts, 6)
+    list(together)
+    assert together.tokens == [greedy(prompt, 6) for prompt in prompts]
+
+
 def chosen(scores: np.ndarray, drawn: float, seen: list[int], **options: float) -> int:
     """Return the token by the words of the documentation, one score at a time."""
     k, p = int(options.get("top_k", 0)) or len(scores), options.get("top_p", 1.0)
@@ -212,7 +258,8 @@ def test_a_blob_and_a_cache_generate_too(core: hetero.Core, tmp_path: Path) -> N
         ([-1], {}, ArgumentError, "-1"),
         ("once", {}, ArgumentTypeError, "tokenizer"),
         ([1.5], {}, ArgumentTypeError, "token ids"),
-        ([[1, 2], [3]], {}, ArgumentTypeError, "token ids"),
+        ([[1, 2], []], {}, ArgumentError, "empty"),
+        ([[1, 2], "once"], {}, ArgumentTypeError, "token ids"),
         ([1], {"max_new_tokens": 0}, ArgumentError, "max_new_tokens"),
         ([1], {"temperature": -1}, ArgumentError, "temperature"),
         ([1], {"temperature": "hot"}, ArgumentTypeError, "temperature"),

@@ -1,0 +1,112 @@
+"""The steps of a decoder: what each run is given, for one text or for several as rows of one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from devices.model.tensor_spec import TensorSpec
+from hetero.generate.ports import Decoder
+from hetero.generate.sampling import Sampling
+
+#: The most tokens of a prompt that one run sees, so that others' tokens are computed in between.
+CHUNK: Final = 256
+
+
+class Steps:
+    """The inputs of a decoder's next step, from what was said so far.
+
+    Shorter prompts of several begin with tokens that the mask leaves out.
+
+    `ports`: the inputs of the compiled model.
+    `seeds`: of each prompt.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        ports: Sequence[TensorSpec],
+        prompts: Sequence[tuple[int, ...]],
+        sampling: Sampling,
+        seeds: Sequence[int],
+    ) -> None:
+        self._types: Final = {port.name: port for port in ports}
+        self._decoder: Final = decoder
+        self._draws: Final = [np.random.Generator(np.random.Philox(seed)) for seed in seeds]
+        self._sampling: Final = np.repeat(sampling.row(decoder.vocabulary), len(prompts), axis=0)
+        self._penalizes: Final = sampling.repetition_penalty != 1
+        self._begins: Final = [max(map(len, prompts)) - len(prompt) for prompt in prompts]
+        #: Tokens that there are, and those of them that the caches have seen.
+        self._count = max(map(len, prompts))
+        self._past = 0
+        self._room = 0
+        self._ids = self._seen = self._mask = self._places = np.empty((len(prompts), 0), np.int64)
+        self._make_room(self._count)
+        for row, (begin, prompt) in enumerate(zip(self._begins, prompts, strict=True)):
+            # Left out, and so that a penalty finds none but the row's own: its first token.
+            self._ids[row, :begin] = prompt[0]
+            self._ids[row, begin : self._count] = prompt
+        self._draw()
+
+    @property
+    def is_last_of_prompt(self) -> bool:
+        """Whether the next run sees all there is, so that its token counts."""
+        return self._count - self._past <= CHUNK
+
+    def feeds(self) -> dict[str, np.ndarray]:
+        """Return the next run's inputs by name; they are views, to be read before the next call."""
+        decoder, past = self._decoder, self._past
+        upto = min(self._count, past + CHUNK)
+        new = self._ids[:, past:upto]
+        given = {
+            decoder.ids: new,
+            decoder.sampling: self._sampling,
+            decoder.seen: self._seen[:, : self._count] if self._penalizes else self._seen[:, :1],
+        }
+        if decoder.mask:
+            given[decoder.mask] = self._mask[:, :upto]
+        if decoder.positions:
+            flat = len(self._types[decoder.positions].shape or (0, 0)) == 1
+            given[decoder.positions] = self._places[0 if flat else slice(None), past:upto]
+        if decoder.is_next:
+            given[decoder.is_next] = np.asarray([past > 0])
+        return given
+
+    def go_on(self) -> None:
+        """Go on to the rest of a prompt."""
+        self._past = min(self._count, self._past + CHUNK)
+
+    def add(self, tokens: Sequence[int]) -> None:
+        """Go on to the step after one that gave `tokens`, one for each text."""
+        self._past = self._count
+        if self._count == self._room:
+            self._make_room(2 * self._count)
+        self._ids[:, self._count] = self._seen[:, self._count] = tokens
+        self._count += 1
+        self._draw()
+
+    def begin_anew(self) -> None:
+        """Have the next step see everything so far, its caches being empty."""
+        self._past = 0
+
+    def _draw(self) -> None:
+        """Draw a number for each text: once a token, however often that is tried."""
+        self._sampling[:, -1] = [draw.random(dtype=np.float32) for draw in self._draws]
+
+    def _make_room(self, room: int) -> None:
+        """Have arrays that hold `room` tokens."""
+        rows, decoder = len(self._begins), self._decoder
+
+        def kind(name: str) -> Any:
+            return self._types[name].dtype if name else np.int64
+
+        ids = np.zeros((rows, room), kind(decoder.ids))
+        ids[:, : self._room] = self._ids
+        begins = np.asarray(self._begins)[:, None]
+        places = np.arange(room)[None] - begins
+        self._ids, self._room = ids, room
+        self._seen = ids.astype(np.int64, copy=False)
+        self._mask = (places >= 0).astype(kind(decoder.mask))
+        self._places = np.maximum(places, 0).astype(kind(decoder.positions))
