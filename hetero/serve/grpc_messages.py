@@ -24,7 +24,7 @@ from hetero.serve.tensors import check_shape, from_binary, from_json, to_binary,
 
 MESSAGES: Final = proto_file("open_inference.proto").messages
 #: Datatype -> the field of its elements; FP16 and BF16 are raw bytes only.
-_CONTENTS: Final = {
+CONTENTS: Final = {
     "BOOL": "bool_contents",
     **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
     "INT64": "int64_contents",
@@ -83,7 +83,7 @@ def write_answer(
     """Return the ModelInferResponse: of raw bytes if the request was, or a type has no other."""
     places = {wanted.name: wanted.place for wanted in call.outputs}
     answer = MESSAGES["ModelInferResponse"](model_name=model, model_version=version, id=call.id)
-    raw = call.binary or any(NAMES[array.dtype] not in _CONTENTS for _, array in outputs)
+    raw = call.binary or any(NAMES[array.dtype] not in CONTENTS for _, array in outputs)
     for name, array in outputs:
         datatype = NAMES[array.dtype]
         entry = answer.outputs.add(name=name, datatype=datatype, shape=array.shape)
@@ -98,12 +98,12 @@ def write_answer(
         elif datatype == "BYTES":
             entry.contents.bytes_contents.extend(text.encode() for text in to_json(name, array))
         else:
-            getattr(entry.contents, _CONTENTS[datatype]).extend(array.ravel().tolist())
+            getattr(entry.contents, CONTENTS[datatype]).extend(array.ravel().tolist())
     return answer
 
 
 def _from_contents(name: str, datatype: str, shape: tuple[int, ...], contents: Any) -> np.ndarray:
-    field = _CONTENTS.get(datatype)
+    field = CONTENTS.get(datatype)
     if field is None:
         raise refused(f"input {name!r}: {datatype!r} is for raw_input_contents, or unknown.")
     if others := [set_.name for set_, _ in contents.ListFields() if set_.name != field]:
