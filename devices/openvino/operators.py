@@ -1,34 +1,22 @@
 """Where OpenVINO departs from ONNX's definitions though it takes a node, found by running it.
 
-Each line is a case of ONNX's backend suite, or of its operators on extreme values, whose expected
-output OpenVINO 2026.4 misses on its CPU. What is listed here is refused, so that another device
-gives the right answer.
+What is listed here is refused, so that another device gives the right answer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import onnx
+import openvino
 
 from devices.model.integer_ranges import Range
 from devices.model.model import Model, Node
+from devices.plugin.faults import Fault, FaultTable, Use
 from devices.plugin.support import Refusal
 
-#: Operators that are refused whatever their inputs are -> how OpenVINO's differ.
-_REFUSED: Final = {
-    "Bernoulli": "its random numbers are not those of the seed",
-    "DFT": "up to 3e-4 where zeros are expected, and the axis of operator set 20 is not read",
-    "DynamicQuantizeLinear": "values between two steps go to the other one",
-    "NonMaxSuppression": "boxes whose overlap is just the threshold are dropped",
-    "RandomNormal": "its random numbers are not those of the seed",
-    "RandomNormalLike": "its random numbers are not those of the seed",
-    "RandomUniform": "its random numbers are not those of the seed",
-    "RandomUniformLike": "its random numbers are not those of the seed",
-    "TopK": "of equal elements the first need not come first",
-}
 #: Operators whose answers are right but for NaN or infinities -> how they are not.
 NOTES: Final = {
     name: text
@@ -123,7 +111,7 @@ def refusal(node: Node, model: Model, narrow: bool, ranges: Mapping[str, Range])
     `narrow`: whether 64-bit integers may be computed in 32 bits whatever they are; `ranges`: what
     is proven of the model's integers.
     """
-    if how := _REFUSED.get(node.op_type) or _departure(node, model, narrow, ranges):
+    if how := _FAULTS.how(Use(node, model, ranges, narrow)):
         return Refusal("policy", f"OpenVINO's {node.op_type} differs from ONNX's: {how}")
     for values, places in ((node.inputs, _PLACES), (node.outputs, _FOUND)):
         for i, value in enumerate(values):
@@ -169,61 +157,60 @@ def fits(value: str, ranges: Mapping[str, Range], limit: int) -> bool:
     return value in ranges and -limit <= ranges[value][0] and ranges[value][1] <= limit
 
 
-def _departure(node: Node, model: Model, narrow: bool, ranges: Mapping[str, Range]) -> str | None:
-    """Return how a node with these attributes and inputs departs from its definition."""
-    operator, attributes = node.op_type, node.attributes
-    given = [bool(value) for value in node.inputs] + [False] * 8
-    if operator == "Attention":
-        if any(given[4:7]) or (given[3] and attributes.get("is_causal")):
-            return "a causal mask beside another, or with past keys, is left out"
-        if any(node.outputs[1:]):
-            return "further outputs are not checked"
-    if operator in ("GRU", "LSTM", "RNN"):
-        if attributes.get("layout"):
-            return "layout=1 is not read"
-        if operator == "LSTM" and given[7]:
-            return "peepholes are left out"
-    if operator == "Resize":
-        return _departure_of_resize(attributes, given)
-    if operator in ("ReduceMax", "ReduceMin") and 0 in (model.spec(node.inputs[0]).shape or ()):
-        return "of no elements it gives the farthest float"
-    if operator == "GlobalLpPool" and len(model.spec(node.inputs[0]).shape or ()) < 3:
-        return "without spatial dimensions it does not compile"
-    if operator == "RoiAlign" and attributes.get("mode") == "max":
-        return "the greatest is taken before the weights are applied"
-    if operator == "SpaceToDepth" and attributes.get("mode", "DCR") != "DCR":
-        return "mode is not read"
-    if operator == "Slice" and any(
-        model.spec(value).element_type == "int64"
-        and value not in model.constants
-        and not fits(value, ranges, INT32.max)
-        for value in node.inputs[1:3]
-    ):
-        return "ends beyond 32 bits wrap round"
-    if operator == "Dropout" and any(v and v not in model.constants for v in node.inputs[1:]):
-        return "ratio and training_mode are read only where they are constants"
-    if operator == "Tile" and node.inputs[1] not in model.constants:
-        return "repeats that are no constant may give anything"
-    if operator == "ConstantOfShape":
-        tensor = attributes.get("value")
-        if tensor is not None and tensor.dtype.kind in "iu" and abs(int(tensor.flat[0])) >= 2**31:
-            return "its value does not fit in 32 bits"
-    if operator == "Cast" and not narrow and model.spec(node.outputs[0]).element_type in NARROWED:
-        source = model.spec(node.inputs[0]).element_type
-        if source in _FLOATS and not fits(node.outputs[0], ranges, INT32.max):
-            return "floats beyond 32 bits are cut off"
-    return None
+def _narrows(use: Use) -> bool:
+    """Whether floats that a Cast makes integers of need not fit in 32 bits."""
+    made = use.node.outputs[0]
+    if use.narrow or use.element_type(made) not in NARROWED:
+        return False
+    if fits(made, use.ranges, INT32.max):
+        return False
+    return use.element_type(use.node.inputs[0]) in _FLOATS
 
 
-def _departure_of_resize(attributes: Mapping[str, Any], given: list[bool]) -> str | None:
-    if attributes.get("antialias") or attributes.get("exclude_outside"):
-        return "its filters with antialias or exclude_outside have other weights"
-    if attributes.get("keep_aspect_ratio_policy", "stretch") != "stretch":
-        return "keep_aspect_ratio_policy is not read"
-    aligned = attributes.get("coordinate_transformation_mode") == "align_corners"
-    if aligned and given[2] and attributes.get("mode", "nearest") != "nearest":
-        return "with scales, corners are aligned of the whole length"
-    return None
+def _fills_widely(use: Use) -> bool:
+    value = use.get("value", None)
+    return value is not None and value.dtype.kind in "iu" and abs(int(value.flat[0])) >= 2**31
+
+
+#: Each is a case of ONNX's backend suite, or of its operators on extreme values, whose expected
+#: output OpenVINO 2026.4 misses on its CPU.
+_FAULTS: Final = FaultTable(
+    openvino.__version__,
+    Fault("Bernoulli RandomNormal RandomNormalLike RandomUniform RandomUniformLike",
+          "its random numbers are not those of the seed"),
+    Fault("DFT", "up to 3e-4 for zeros, and the axis of operator set 20 is not read"),
+    Fault("DynamicQuantizeLinear", "values between two steps go to the other one"),
+    Fault("NonMaxSuppression", "boxes whose overlap is just the threshold are dropped"),
+    Fault("ReduceMax ReduceMin", "of no elements it gives the farthest float",
+          lambda u: 0 in (u.model.spec(u.given(0)).shape or ())),
+    Fault("TopK", "of equal elements the first need not come first"),
+    Fault("Attention", "a causal mask beside another, or with past keys, is left out",
+          lambda u: any(map(u.given, range(4, 7))) or (u.given(3) and u.get("is_causal"))),
+    Fault("Attention", "further outputs are not checked", lambda u: any(u.node.outputs[1:])),
+    Fault("GRU LSTM RNN", "layout=1 is not read", lambda u: u.get("layout")),
+    Fault("LSTM", "peepholes are left out", lambda u: u.given(7)),
+    Fault("Resize", "its filters with antialias or exclude_outside have other weights",
+          lambda u: u.get("antialias") or u.get("exclude_outside")),
+    Fault("Resize", "keep_aspect_ratio_policy is not read",
+          lambda u: u.get("keep_aspect_ratio_policy", "stretch") != "stretch"),
+    Fault("Resize", "with scales, corners are aligned of the whole length",
+          lambda u: u.get("coordinate_transformation_mode") == "align_corners"
+          and u.given(2) and u.get("mode", "nearest") != "nearest"),
+    Fault("GlobalLpPool", "without spatial dimensions it does not compile",
+          lambda u: len(u.model.spec(u.given(0)).shape or ()) < 3),
+    Fault("RoiAlign", "the greatest is taken before the weights are applied",
+          lambda u: u.get("mode") == "max"),
+    Fault("SpaceToDepth", "mode is not read", lambda u: u.get("mode", "DCR") != "DCR"),
+    Fault("Slice", "ends beyond 32 bits wrap round",
+          lambda u: any(u.is_computed(v) and u.element_type(v) == "int64"
+                        and not fits(v, u.ranges, INT32.max) for v in u.node.inputs[1:3])),
+    Fault("Dropout", "ratio and training_mode are read only where they are constants",
+          lambda u: any(map(u.is_computed, u.node.inputs[1:]))),
+    Fault("Tile", "repeats that are no constant may give anything",
+          lambda u: u.is_computed(u.given(1))),
+    Fault("ConstantOfShape", "its value does not fit in 32 bits", _fills_widely),
+    Fault("Cast", "floats beyond 32 bits are cut off", _narrows),
+)  # fmt: skip
 
 
 #: The operator set that OpenVINO's frontend was written for: of later definitions it reads what

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 import onnx
+import onnxruntime
 
 from devices.errors import PluginLoadError, PropertyError, UnsupportedOperationError
 from devices.model.model import Model, Node
@@ -17,6 +18,7 @@ from devices.ort.provider import Provider, libraries
 from devices.ort.query import quiet_options
 from devices.ort.remote import MEMORIES, OrtContext, OrtRemoteTensor, run_bound
 from devices.plugin.failures import reason_of
+from devices.plugin.faults import Fault, FaultTable, Use
 from devices.plugin.program import ExecutedNode, Payload, Program, RunContext, Value
 from devices.plugin.properties import Config, Property, PropertyTable
 from devices.plugin.remote import RemoteContext, RemoteTensor
@@ -32,6 +34,18 @@ _PROOF: Final = onnx.parser.parse_model(
     '<ir_version: 8, opset_import: ["" : 13]> proof (float[1,2,4,4] x) => (float[1,2,4,4] y)'
     "{h = Add(x, x) y = Relu(h)}"
 )
+
+
+#: How the OpenVINO that the provider holds, older than ours, departs from ONNX besides.
+_FAULTS: Final = FaultTable(
+    onnxruntime.__version__,
+    Fault("AveragePool MaxPool", "with ceil_mode it counts windows that begin in the padding",
+          lambda u: u.get("ceil_mode")),
+    Fault("Max Mean Min Sum", "of one input it may give anything",
+          lambda u: len(u.node.inputs) == 1),
+    Fault("CenterCropPad", "its result is empty"),
+    Fault("LpNormalization", "NaN where the norm is 0"),
+)  # fmt: skip
 
 
 class ProviderPlugin(ORTPlugin):
@@ -133,7 +147,7 @@ class ProviderPlugin(ORTPlugin):
             return None
         if what := unread(node, model.opset_imports.get("", 0)):
             return Refusal("opset", f"OpenVINO does not know {what}: it came later")
-        if how := _departs_in_provider(node):
+        if how := _FAULTS.how(Use(node, model)):
             return Refusal("policy", f"OpenVINO's {node.op_type} differs from ONNX's: {how}")
         return refusal(node, model, False, model.integer_ranges)
 
@@ -169,14 +183,3 @@ def provider_class(provider: str) -> type[ProviderPlugin]:
     name = "ORT_" + provider.removesuffix("ExecutionProvider").upper()
     rank = 46 if provider in _ON_CORES else 10
     return type(name, (ProviderPlugin,), {"name": name, "provider_name": provider, "rank": rank})
-
-
-def _departs_in_provider(node: Node) -> str | None:
-    """Return how the OpenVINO that the provider holds, older than ours, departs from ONNX."""
-    if node.op_type in ("AveragePool", "MaxPool") and node.attributes.get("ceil_mode"):
-        return "with ceil_mode it counts windows that begin in the padding"
-    if node.op_type in ("Max", "Mean", "Min", "Sum") and len(node.inputs) == 1:
-        return "of one input it may give anything"
-    return {
-        "CenterCropPad": "its result is empty", "LpNormalization": "NaN where the norm is 0",
-    }.get(node.op_type)  # fmt: skip

@@ -18,6 +18,7 @@ from devices.model.tensor_spec import TensorSpec
 from devices.ort.provider import Provider, provider_names
 from devices.ort.versions import changed_since, lowered
 from devices.plugin.failures import reason_of
+from devices.plugin.faults import Fault, FaultTable, Use
 from devices.plugin.questions import Question, Questions, Verdict, packed
 from devices.plugin.single_node import single_node_model
 from devices.plugin.support import Refusal, RefusalCode
@@ -33,8 +34,6 @@ FEEDABLE: Final = frozenset(
 _SHOWN_ELEMENTS: Final = 64
 #: Operators whose floating-point constants matter to whether they are supported.
 _FLOATS_MATTER: Final = frozenset({"Resize", "Upsample", "Range", "Dropout", "NonMaxSuppression"})
-#: Whether this version loses weights of more than so many bytes where a body reads them.
-_LOSES_WEIGHTS: Final = tuple(map(int, onnxruntime.__version__.split(".")[:2])) < (1, 25)
 _LOST_NBYTES: Final = 127
 #: Answers kept.
 _KEPT: Final = 20_000
@@ -134,12 +133,7 @@ def _known(node: Node, model: Model) -> Refusal | None:
         )
     if newer := changed_since(node.proto, dict(model.opset_imports)):
         return Refusal("opset", f"ONNX Runtime does not know it: {newer}")
-    if _LOSES_WEIGHTS and any(
-        value in model.constants and model.constants[value].array.nbytes > _LOST_NBYTES
-        for value in node.captures
-    ):
-        return Refusal("policy", "ONNX Runtime before 1.25 loses weights that only bodies read")
-    if wrong := _differs(node, model):
+    if wrong := FAULTS.how(Use(node, model)):
         return Refusal("policy", f"ONNX Runtime's {node.op_type} differs from ONNX's: {wrong}")
     wanted = {port.name for port in model.outputs}
     for value in (*node.reads, *node.writes):
@@ -156,45 +150,39 @@ def _known(node: Node, model: Model) -> Refusal | None:
     return None
 
 
-def _differs(node: Node, model: Model) -> str | None:
-    """Return how ONNX Runtime 1.31 departs from the specification, where it loads a node at all.
-
-    Each line is a case of ONNX's backend suite whose expected output it misses.
-    """
-    if node.domain == "ai.onnx.ml":
-        return _differs_in_ml(node)
-    if node.domain:
-        return None
-    given = [bool(value) for value in node.inputs] + [False] * 8
-    if node.op_type == "Attention":
-        attributes = node.attributes
-        scores = len(node.outputs) > 3 and node.outputs[3]
-        if scores and attributes.get("is_causal") and attributes.get("qk_matmul_output_mode"):
-            return "the scores that it gives out are masked with the lowest float, not -infinity"
-        if given[3] and given[6]:
-            return "nonpad_kv_seqlen with a mask fails as it runs"
-    if node.op_type == "ConvInteger" and given[3]:
-        per_channel = model.spec(node.inputs[3]).shape not in ((), (1,))
-        return "a zero point for each channel fails as it runs" if per_channel else None
-    if node.op_type == "MaxUnpool" and given[2]:
-        return "indices are read as positions in output_shape"
-    return None
+def _skips_transform(use: Use) -> bool:
+    """Whether a regressor of one target has a post_transform that is left out."""
+    obeyed = ("NONE",) if use.node.op_type == "SVMRegressor" else ("NONE", "PROBIT")
+    single = use.get("targets", use.get("n_targets", 1)) == 1
+    return single and use.get("post_transform", "NONE") not in obeyed
 
 
-def _differs_in_ml(node: Node) -> str | None:
-    """Return how its classical models depart from the specification."""
-    attributes = node.attributes
-    transform = attributes.get("post_transform", "NONE")
-    if node.op_type in ("LinearRegressor", "SVMRegressor", "TreeEnsembleRegressor"):
-        obeyed = ("NONE",) if node.op_type == "SVMRegressor" else ("NONE", "PROBIT")
-        single = attributes.get("targets", attributes.get("n_targets", 1)) == 1
-        ignored = single and transform not in obeyed
-        return f"{transform} of one target is left out" if ignored else None
-    labels = attributes.get("classlabels_int64s") or attributes.get("classlabels_strings", ())
-    scored = set(attributes.get("class_ids", ()))
-    if node.op_type == "TreeEnsembleClassifier" and len(labels) == len(scored) == 2:
-        return "where two classes have a score each, its labels are 0 and 1"
-    return None
+def _scores_both(use: Use) -> bool:
+    """Whether each of two classes has a score."""
+    labels = use.get("classlabels_int64s", ()) or use.get("classlabels_strings", ())
+    return len(labels) == len(set(use.get("class_ids", ()))) == 2
+
+
+#: Each is a case of ONNX's backend suite whose expected output ONNX Runtime 1.31 misses, though it
+#: loads the node.
+FAULTS: Final = FaultTable(
+    onnxruntime.__version__,
+    Fault("Attention", "the scores that it gives out are masked with the lowest float, not "
+          "-infinity", lambda u: any(u.node.outputs[3:]) and u.get("is_causal")
+          and u.get("qk_matmul_output_mode")),
+    Fault("Attention", "nonpad_kv_seqlen with a mask fails as it runs",
+          lambda u: u.given(3) and u.given(6)),
+    Fault("ConvInteger", "a zero point for each channel fails as it runs",
+          lambda u: u.given(3) and u.model.spec(u.given(3)).shape not in ((), (1,))),
+    Fault("MaxUnpool", "indices are read as positions in output_shape", lambda u: u.given(2)),
+    Fault("If Loop Scan", "weights that only bodies read are lost", until=(1, 25),
+          when=lambda u: any(u.model.constants[v].array.nbytes > _LOST_NBYTES
+                             for v in u.node.captures if v in u.model.constants)),
+    Fault("LinearRegressor SVMRegressor TreeEnsembleRegressor",
+          "post_transform of one target is left out", _skips_transform, domain="ai.onnx.ml"),
+    Fault("TreeEnsembleClassifier", "where two classes have a score each, its labels are 0 and 1",
+          _scores_both, domain="ai.onnx.ml"),
+)  # fmt: skip
 
 
 def _question(node: Node, model: Model, provider: Provider) -> OrtQuestion:

@@ -1,0 +1,72 @@
+"""Where a vendor's runtime departs from ONNX's definitions though it takes a node: rows of a table.
+
+What a row names is refused, so that another device gives the right answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from devices.model.integer_ranges import Range
+from devices.model.model import Model, Node
+
+
+class Use(NamedTuple):
+    """A node where it stands, and what is proven of the model's integers."""
+
+    node: Node
+    model: Model
+    ranges: Mapping[str, Range] = {}
+    #: Whether integers may be computed in 32 bits whatever they are.
+    narrow: bool = False
+
+    def given(self, position: int) -> str:
+        """Return the name of an input, empty where it is left out."""
+        return self.node.inputs[position] if position < len(self.node.inputs) else ""
+
+    def get(self, attribute: str, default: Any = 0) -> Any:
+        """Return an attribute's value."""
+        return self.node.attributes.get(attribute, default)
+
+    def is_computed(self, value: str) -> bool:
+        """Whether a value is there and no constant."""
+        return bool(value) and value not in self.model.constants
+
+    def element_type(self, value: str) -> str:
+        """Return a value's element type."""
+        return self.model.spec(value).element_type
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One departure: operators of a domain, separated by blanks, and what is wrong, for people."""
+
+    operators: str
+    how: str
+    #: Whether a node of theirs has it.
+    when: Callable[[Use], Any] = lambda use: True
+    #: The first version of the runtime without it; () for one that is not known.
+    until: tuple[int, ...] = ()
+    domain: str = ""
+
+
+class FaultTable:
+    """The departures of one version of a runtime."""
+
+    def __init__(self, version: str, *faults: Fault) -> None:
+        parts = version.split("-")[0].split(".")
+        installed = tuple(int(part) for part in parts if part.isdigit())
+        self._faults = [f for f in faults if not f.until or installed < f.until]
+
+    def how(self, use: Use) -> str | None:
+        """Return how the runtime would compute a node wrong, or None."""
+        known = (
+            fault.how
+            for fault in self._faults
+            if fault.domain == use.node.domain
+            and use.node.op_type in fault.operators.split()
+            and fault.when(use)
+        )
+        return next(known, None)
