@@ -24,7 +24,7 @@ from scheduler.channels.channel import Receiver
 from scheduler.channels.control_sockets import ControlSockets
 from scheduler.channels.inbox import Inbox
 from scheduler.channels.peers import Peer, Peers
-from scheduler.channels.protocol import BEAT, DROPPED, LEAVE, LOST, control_message
+from scheduler.channels.protocol import BEAT, DROPPED, LEAVE, LOST, MISSED, control_message
 from scheduler.processes.owned_files import Process
 from scheduler.vocabulary.messages import Dropped
 
@@ -111,7 +111,7 @@ class Control:
             now_s = time.monotonic()
             if self._closed or now_s < next_s:
                 continue
-            self._guarded(self._report_losses)
+            self._guarded(self._tell_losses)
             status, late_s = self._status(), now_s - next_s
             for peer in self._peers:
                 self._guarded(self._tend, peer, status, now_s, late_s)
@@ -155,6 +155,8 @@ class Control:
             for link in (peer.near.id, peer.far.id):
                 self._callbacks.on_undelivered(link, counts.get(link, 0) + 1, 2**64)
             self._lose(peer)
+        elif kind == MISSED and fields[0] == peer.far.id:
+            peer.send_again(*fields[1:])
         elif kind == LOST and fields[0] in (peer.near.id, peer.far.id):
             link, first, last, why = fields
             _log.warning("%s lost messages %d to %d: %s", peer.endpoint, first, last, why)
@@ -186,9 +188,7 @@ class Control:
             return
         if peer.silent:
             peer.silent, peer.renew = False, not peer.endpoint.is_near
-        if came < peer.sent:  # it had a beat's time to come
-            peer.mark()
-        peer.sent = peer.far.count
+        peer.came(came)
         if is_new:
             self._send_beat(peer, now_s, self._status())
         if peer.told:
@@ -209,11 +209,14 @@ class Control:
         echo_s, held_s = (None, 0.0) if peer.beat_s is None else peer.beat_s
         if echo_s is not None:
             held_s = now_s - held_s
-        came = self._inbox.link(peer.link).count if peer.link else 0
+        came = self._inbox.link(peer.link).whole if peer.link else 0
         links = (peer.far.id, peer.near.id, came)
         peer.beat(*links, now_s, echo_s, held_s, self._num_lost, status)
 
     def _tend(self, peer: Peer, status: Mapping[str, float], now_s: float, late_s: float) -> None:
+        num_dropped = peer.num_dropped
+        self._num_lost += num_dropped - peer.num_told
+        peer.num_told = num_dropped
         if late_s > self._beat_s:
             peer.heard_s += late_s  # we ourselves were stopped, and heard nobody
         self._send_beat(peer, now_s, status)
@@ -281,8 +284,13 @@ class Control:
             if it.address == peer.address:
                 del incoming[link]
 
-    def _report_losses(self) -> None:
+    def _tell_losses(self) -> None:
         inbox = self._inbox
+        while inbox.missed:
+            link, (mark, numbers) = inbox.missed.popitem()
+            peer = self._peers.find(inbox.link(link).address)
+            if peer is not None:
+                peer.tell(MISSED, link, mark, numbers)
         lost_by: set[Peer] = set()
         while inbox.losses:
             link, first, last, why = inbox.losses.popleft()

@@ -23,9 +23,6 @@ _log = logging.getLogger(__name__)
 #: Messages that wait for a party that does not read: beats are of no use once there are later ones.
 _MOST_WAITING: Final = 8
 _MOST_UNREAD: Final = 10_000
-#: After so long without an acknowledgement a connection is made anew: after a cut TCP would wait
-#: for as long as the cut was.
-_UNANSWERED_MS: Final = 4000
 #: How long the last messages may take.
 _FAREWELL_MS: Final = 100
 
@@ -114,7 +111,7 @@ class ControlSockets:
 
     def _to(self, endpoint: Endpoint) -> Socket:
         if self._out is None:
-            self._out = self._sockets.socket(zmq.ROUTER, _UNANSWERED_MS)
+            self._out = self._sockets.socket(zmq.ROUTER)
             self._out.router_mandatory = True  # else it drops what finds no room, and is silent
             self._out.sndhwm = _MOST_WAITING
         if endpoint.identity not in self._connected:

@@ -19,7 +19,7 @@ from typing import Any, Final
 import zmq
 
 from scheduler.channels.links import Incoming
-from scheduler.channels.protocol import LENGTH, MARK, PREFIX
+from scheduler.channels.protocol import GONE, LENGTH, MARK, MARK_NUMBER, PREFIX
 from scheduler.channels.sockets import Socket
 
 _log = logging.getLogger(__name__)
@@ -32,6 +32,8 @@ _FAR_FIRST: Final = 16
 
 #: One message as it came: link, number on it, frames, and where the first one's contents start.
 Arrival = tuple[bytes, int, list[Any], int]
+#: A message, or what is none.
+_Found = Arrival | tuple[()]
 
 
 class Inbox:
@@ -43,6 +45,8 @@ class Inbox:
         By link.
     losses : deque
         (link, first number, last number, why) of what did not come whole.
+    missed : dict
+        Link -> a mark's number, and messages that did not come before it.
     num_waits : int
         How many times a thread has waited.
     """
@@ -50,6 +54,7 @@ class Inbox:
     def __init__(self, identity: bytes, path: str, far: list[Socket]) -> None:
         self.incoming: dict[bytes, Incoming] = {}
         self.losses: deque[tuple[bytes, int, int, str]] = deque()
+        self.missed: dict[bytes, tuple[int, list[int]]] = {}
         self.num_waits = 0
         #: What came with other messages in a datagram.
         self._unread: deque[Arrival] = deque()
@@ -72,39 +77,64 @@ class Inbox:
         """Return the next message; None in time without one, or woken, or for what is none."""
         if self._unread:
             return self._unread.popleft()
-        frames = self._received()
-        if frames is None and timeout_s != 0:
-            frames = self._wait(timeout_s)
-        if frames is None or not frames[0]:
-            return None
-        head: bytes = frames[0]
-        receiver, link, number, num_more = b"", b"", 0, 0
-        if len(head) >= PREFIX.size:
-            receiver, link, number, num_more = PREFIX.unpack_from(head)
-        if receiver != self._identity:
-            _log.warning("a message of %d bytes for another party is dropped", len(head))
-            return None
+        arrival = self._received()
+        if arrival is None and timeout_s != 0:
+            arrival = self._wait(timeout_s)
+        return arrival or None
+
+    def _datagram(self, head: bytes) -> _Found:
+        if not self._is_mine(head):
+            return ()
+        _, link, number, num_more = PREFIX.unpack_from(head)
         incoming = self.incoming.get(link) or self.link(link)
         lost = incoming.take(number, max(0, -num_more))
         if lost is None:
-            return None
+            return ()
         if lost:
             self.losses.append((link, number - lost, number - 1, "later ones came before them"))
         if num_more < 0:
             return self._first_of(link, number, head, -num_more)
+        return link, number, [head], PREFIX.size
+
+    def _message(self, frames: list[Any]) -> _Found | None:
+        """Take in what came by ZeroMQ; None for what is said of messages."""
+        head: bytes = frames[0]
+        if not self._is_mine(head):
+            return ()
+        _, link, number, num_more = PREFIX.unpack_from(head)
+        incoming = self.incoming.get(link) or self.link(link)
+        if num_more == MARK and len(head) == PREFIX.size + MARK_NUMBER.size:
+            if numbers := incoming.mark(number):
+                self.missed[link] = (*MARK_NUMBER.unpack_from(head, PREFIX.size), numbers)
+            if incoming.num_lost:
+                incoming.num_lost = 0
+                self.losses.append((link, 0, 0, "too many did not come"))
+            return None
+        if not incoming.accept(number):
+            return ()
+        if num_more == GONE:
+            self.losses.append((link, number, number, "their connection has ended"))
+            return None
         if len(frames) != num_more + 1:
             self.losses.append((link, number, number, "it is cut short"))
-            return None
+            return ()
         return link, number, frames, PREFIX.size
 
-    def _first_of(self, link: bytes, number: int, head: bytes, num_more: int) -> Arrival | None:
+    def _is_mine(self, head: bytes) -> bool:
+        if head.startswith(self._identity) and len(head) >= PREFIX.size:
+            return True
+        if head:  # else somebody woke us
+            _log.warning("a message of %d bytes for another party is dropped", len(head))
+        return False
+
+    def _first_of(self, link: bytes, number: int, head: bytes, num_more: int) -> _Found:
         """Return the first message of a datagram with several; the others are read after it."""
         start = PREFIX.size + num_more * LENGTH.size
         lengths = [] if start > len(head) else LENGTH.iter_unpack(head[PREFIX.size : start])
         ends = [*itertools.accumulate((length for (length,) in lengths), initial=start), len(head)]
         if len(ends) != num_more + 2 or ends[-2] > ends[-1]:
             self.losses.append((link, number, number + num_more, "they are cut short"))
-            return None
+            return ()
         for i, (start, end) in enumerate(itertools.pairwise(ends)):
             self._unread.append((link, number + i, [head[start:end]], 0))
         return self._unread.popleft()
@@ -120,45 +150,36 @@ class Inbox:
         for pull in self._far:
             pull.close()
 
-    def _wait(self, timeout_s: float | None) -> list[Any] | None:
+    def _wait(self, timeout_s: float | None) -> _Found | None:
         self.num_waits += 1
         now_s = time.monotonic()
         end_s = None if timeout_s is None else now_s + timeout_s
-        frames = None
+        arrival = None
         # ZeroMQ's descriptor may be ready without a message.
-        while frames is None and (end_s is None or now_s <= end_s):
+        while arrival is None and (end_s is None or now_s <= end_s):
             self._poll.poll(None if end_s is None else (end_s - now_s) * 1e3 + 1)
-            frames = self._received()
-            if frames is None:
+            arrival = self._received()
+            if arrival is None:
                 now_s = time.monotonic()
-        return frames
+        return arrival
 
-    def _received(self) -> list[Any] | None:
+    def _received(self) -> _Found | None:
+        """Return what is there; None for nothing, and nothing for what is no message."""
         self._turns += 1
-        if not self._turns % _FAR_FIRST and (frames := self._from_far()) is not None:
-            return frames
+        if not self._turns % _FAR_FIRST and (arrival := self._from_far()) is not None:
+            return arrival
         try:
-            return [self._near.recv(MOST_DATAGRAM_NBYTES)]
+            return self._datagram(self._near.recv(MOST_DATAGRAM_NBYTES))
         except BlockingIOError:
             return self._from_far()
 
-    def _from_far(self) -> list[Any] | None:
+    def _from_far(self) -> _Found | None:
         for pull in self._far:
             while int(pull.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
                 frames: list[Any] = [pull.recv()]
                 while pull.getsockopt(zmq.RCVMORE):
                     frames.append(pull.recv(copy=False).buffer)
-                if not self._is_mark(frames[0]):
+                if (arrival := self._message(frames)) is not None:
                     self._far.reverse()  # the other one comes first next time
-                    return frames
+                    return arrival
         return None
-
-    def _is_mark(self, head: bytes) -> bool:
-        if len(head) != PREFIX.size:
-            return False
-        receiver, link, number, what = PREFIX.unpack(head)
-        if receiver != self._identity or what != MARK:
-            return False
-        if lost := self.link(link).mark(number):
-            self.losses.append((link, number - lost + 1, number, "their connection has ended"))
-        return True

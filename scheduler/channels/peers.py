@@ -20,7 +20,17 @@ from scheduler.channels.control_sockets import ControlSockets
 from scheduler.channels.direct_address import Endpoint, to_endpoint
 from scheduler.channels.envelope import INLINE_NBYTES, MessageWriter
 from scheduler.channels.inbox import MOST_DATAGRAM_NBYTES
-from scheduler.channels.protocol import BEAT, DROPPED, LENGTH, MARK, PREFIX, VERSION
+from scheduler.channels.links import Outgoing
+from scheduler.channels.protocol import (
+    BEAT,
+    DROPPED,
+    GONE,
+    LENGTH,
+    MARK,
+    MARK_NUMBER,
+    PREFIX,
+    VERSION,
+)
 from scheduler.channels.shared_memory import Slot, SlotPool
 from scheduler.channels.sockets import MOST_FRAME_NBYTES, Socket, Sockets
 from scheduler.vocabulary.messages import Message
@@ -76,16 +86,6 @@ class Held:
             peer.send_held()
 
 
-class Outgoing:
-    """The sending end of a link, and how many messages have gone on it."""
-
-    __slots__ = ("count", "id")
-
-    def __init__(self) -> None:
-        self.id = os.urandom(8)
-        self.count = 0
-
-
 class Peer:
     """One party that is sent to.
 
@@ -95,7 +95,8 @@ class Peer:
     Attributes
     ----------
     near, far : Outgoing
-        The links by datagrams, which lose nothing, and by ZeroMQ.
+        The links by datagrams, which lose nothing, and by ZeroMQ, which sends again what a broken
+        connection has lost.
     """
 
     def __init__(
@@ -114,8 +115,10 @@ class Peer:
         self.endpoint = endpoint
         self._identity = endpoint.identity
         self._process = endpoint.process
-        self.near = Outgoing()
-        self.far = Outgoing()
+        self.near = Outgoing(os.urandom(8))
+        self.far = Outgoing(os.urandom(8))
+        #: How many messages were dropped as it was silent, and of how many that was told.
+        self.num_dropped = self.num_told = 0
         self.watched = False
         self.silent = False
         #: Whether whoever watches it was told that it is silent.
@@ -162,7 +165,7 @@ class Peer:
         """
         with self._lock:
             if self.silent or self._closed:
-                self.far.count += 1  # so that it is missed, should the party be heard again
+                self.num_dropped += 1
                 return
             sent = None
             try:
@@ -214,21 +217,47 @@ class Peer:
             finally:
                 self._lock.release()
 
-    def mark(self) -> None:
-        """Say on the data's own way what should have come by now, unless somebody sends now."""
-        if self._lock.acquire(blocking=False):
-            try:
-                if not (self.silent or self._closed):
-                    with contextlib.suppress(zmq.ZMQError):
-                        head = PREFIX.pack(self._identity, self.far.id, self.far.count, MARK)
-                        self._connection().send(head, zmq.DONTWAIT)
-            finally:
+    def came(self, number: int) -> None:
+        """Take in that messages up to `number` came by ZeroMQ, unless somebody sends now.
+
+        Where more had to have come, say so on the data's own way.
+        """
+        with self._unless_sending() as is_free:
+            if is_free:
+                far = self.far
+                far.came(number)
+                if number < self.sent:  # it had a beat's time to come
+                    far.num_marks += 1
+                    mark = MARK_NUMBER.pack(far.num_marks)
+                    head = PREFIX.pack(self._identity, far.id, far.count, MARK)
+                    self._connection().send(head + mark, zmq.DONTWAIT)
+                self.sent = far.count
+
+    def send_again(self, mark: int, numbers: list[int]) -> None:
+        """Send what did not come by ZeroMQ before a mark did, unless somebody sends now."""
+        with self._unless_sending() as is_free:
+            for number in numbers if is_free else ():
+                frames = self.far.again(number, mark)
+                if frames is None:
+                    frames = [PREFIX.pack(self._identity, self.far.id, number, GONE)]
+                if frames:
+                    self._connection().send_multipart(frames, zmq.DONTWAIT, copy=False)
+
+    @contextlib.contextmanager
+    def _unless_sending(self) -> Iterator[bool]:
+        """Hold the lock, if it is free and the party heard; what fails is done again later."""
+        is_free = self._lock.acquire(blocking=False)
+        try:
+            with contextlib.suppress(zmq.ZMQError):
+                yield is_free and not (self.silent or self._closed)
+        finally:
+            if is_free:
                 self._lock.release()
 
     def _send_waiting(self) -> None:
         waiting, self._waiting, self._waiting_nbytes = self._waiting, [], 0
         if self.silent or self._datagrams is None:
-            self.far.count += len(waiting)
+            self.num_dropped += len(waiting)
             return
         near = self.near
         prefix = PREFIX.pack(self._identity, near.id, near.count + 1, 1 - len(waiting))
@@ -262,6 +291,8 @@ class Peer:
         far.count += 1
         prefix = PREFIX.pack(self._identity, far.id, far.count, len(frames) - 1)
         frames[0] = prefix + frames[0][PREFIX.size :]
+        if not self._near:
+            far.keep(frames)
         try:
             connection = self._connection()
             if len(frames) == 1:

@@ -2,19 +2,21 @@
 
 Data: each message starts with the receiver's identity, the link it comes on, its number there and
 how many more frames it has. `MARK` in place of frames is no message, but says that those up to the
-number were sent before: what has not come by then is lost. A datagram may have several small
-messages: the number is the first's, that of further ones stands negated in place of frames, then
-come their lengths, but for the last's, and the messages.
+number were sent before: what has not come by then is missing; then comes the mark's own number.
+`GONE` says that the message of that number does not come any more. A datagram may have several
+small messages: the number is the first's, that of further ones stands negated in place of frames,
+then come their lengths, but for the last's, and the messages.
 
 Control: msgpack of version, the receiver's identity, a kind, the
 sender's address, and the kind's fields::
 
-    BEAT     far link, near link, how many came on the receiver's far link, clock, the receiver's
-             clock at its last beat or None, seconds since then, messages that the sender has
-             lost, {name: number}
+    BEAT     far link, near link, up to which all came on the receiver's far link, clock, the
+             receiver's clock at its last beat or None, seconds since then, messages that the sender
+             has lost, {name: number}
     DROPPED  [requests, each as an envelope]
     LEAVE    [link of the receiver's, messages that came on it, ...]: the channel is closed
     LOST     link, first number, last number, why: they did not come, or came damaged
+    MISSED   link, mark's number, [numbers that did not come before that]: send them again
 """
 
 from __future__ import annotations
@@ -25,11 +27,13 @@ from typing import Any, Final
 from devices.errors import BlobError
 from scheduler.formats.msgpack_check import unpack
 
-VERSION: Final = 3
+VERSION: Final = 4
 PREFIX: Final = struct.Struct("<8s8sQi")
 LENGTH: Final = struct.Struct("<I")
-BEAT, DROPPED, LOST, LEAVE = range(4)
+MARK_NUMBER: Final = struct.Struct("<Q")
+BEAT, DROPPED, LOST, LEAVE, MISSED = range(5)
 MARK: Final = -(2**31)
+GONE: Final = MARK + 1
 #: No control message is longer.
 MOST_CONTROL_NBYTES: Final = 64 * 1024
 
@@ -39,6 +43,7 @@ _FIELDS: Final[dict[int, tuple[Any, ...]]] = {
     DROPPED: (list,),
     LOST: (bytes, int, int, str),
     LEAVE: (list,),
+    MISSED: (bytes, int, list),
 }
 
 
@@ -68,4 +73,6 @@ def control_message(data: bytes, identity: bytes) -> tuple[int, str, list[Any]]:
             raise BlobError("beat with a damaged status.")
     if kind == DROPPED and not all(type(request) is bytes for request in fields[0]):
         raise BlobError("requests dropped that are none.")
+    if kind == MISSED and not all(type(number) is int for number in fields[-1]):
+        raise BlobError("messages asked for that have no numbers.")
     return kind, sender, fields

@@ -23,6 +23,9 @@ _CONNECT_MS: Final = 2000
 _RECONNECT_MS: Final = 50
 #: Between two tries where nobody listens, after some.
 _RECONNECT_MOST_MS: Final = 500
+#: After so long without an acknowledgement a connection is made anew: after a cut TCP would wait
+#: for as long as the cut was.
+_UNANSWERED_MS: Final = 4000
 #: libzmq waits 30 s for a handshake whose last message was lost.
 _HANDSHAKE_MS: Final = 4000
 #: A frame that says it is larger ends its connection, before memory is taken for it.
@@ -95,19 +98,15 @@ class Sockets:
         status = (b"200", b"") if known else (b"400", b"unknown key")
         self.gate.send_multipart([*asked[:2], *status, b"", b""])
 
-    def socket(self, kind: int, unanswered_ms: int = 10_000) -> Socket:
-        """Return a socket; its connections are made anew when nothing is acknowledged so long.
-
-        TCP alone would go on for minutes. A link that loses packets is as slow as a cut one for a
-        while, so this only bounds what `silence` of beats has long told.
-        """
+    def socket(self, kind: int) -> Socket:
+        """Return a socket."""
         socket: Socket = self.context.socket(kind)
         # What is in flight is bounded by whoever sends; a full queue would block its thread.
         socket.set_hwm(0)
         socket.linger = 0
         socket.ipv6 = True
         socket.maxmsgsize = MOST_FRAME_NBYTES
-        socket.tcp_maxrt = unanswered_ms
+        socket.tcp_maxrt = _UNANSWERED_MS
         socket.connect_timeout = _CONNECT_MS
         socket.handshake_ivl = _HANDSHAKE_MS
         socket.reconnect_ivl, socket.reconnect_ivl_max = _RECONNECT_MS, _RECONNECT_MOST_MS

@@ -8,18 +8,21 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from queue import Queue
 from typing import Any
 
 import pytest
 import zmq
+from hypothesis import given
+from hypothesis import strategies as st
 
 from devices.errors import BlobError, ClusterError
 from scheduler.channels import direct_address
 from scheduler.channels.direct import DirectChannel
 from scheduler.channels.direct_address import to_address, to_endpoint
-from scheduler.channels.links import Incoming
+from scheduler.channels.links import Incoming, Outgoing
 from scheduler.channels.peers import SHARED_NBYTES
 from scheduler.vocabulary.messages import Dropped
 from tests.scheduler.parties import LONG_S, TASK, Party, check, number_of, values, wait_for
@@ -267,10 +270,11 @@ def test_a_process_that_is_stopped_is_silent_then_heard_and_misses_what_was_sent
     silent, silent_s = impatient.silent.get(timeout=LONG_S)
     assert silent == address
     assert silent_s >= 0.7
-    impatient.channel.send(address, values(3))  # not even kept, but it will be missed
+    one.channel.watch(impatient.address)
+    impatient.channel.send(address, values(3))  # not even kept, but that is told
+    assert one.lost.get(timeout=LONG_S) == impatient.address
     process.send_signal(signal.SIGCONT)
     assert impatient.heard.get(timeout=LONG_S) == address
-    assert impatient.lost.get(timeout=LONG_S) == address
     one.channel.send(address, values(2))
     check(one.next(), 2)
 
@@ -349,8 +353,9 @@ def test_messages_that_did_not_come_are_told_to_both_sides(party: Callable[..., 
     peer.far.count += 2  # as if a connection had broken with two on their way
     first.channel.send(second.address, values(4, size))
     check(second.next(), 4, size)
-    assert second.lost.get(timeout=LONG_S) == first.address
-    assert first.lost.get(timeout=LONG_S) == second.address
+    with pumping(second):
+        assert second.lost.get(timeout=LONG_S) == first.address
+        assert first.lost.get(timeout=LONG_S) == second.address
     check_nothing_more(second)
 
 
@@ -361,12 +366,28 @@ def test_an_end_that_does_not_come_is_told_to_both_sides(party: Callable[..., Pa
     peer = first.channel._peers.find(second.address)
     assert peer is not None
     peer.far.count += 2
-    pumping = threading.Thread(target=second.channel.pump)
-    pumping.start()
-    assert second.lost.get(timeout=LONG_S) == first.address
-    assert first.lost.get(timeout=LONG_S) == second.address
-    second.channel.wake()
-    pumping.join(LONG_S)
+    with pumping(second):
+        assert second.lost.get(timeout=LONG_S) == first.address
+        assert first.lost.get(timeout=LONG_S) == second.address
+
+
+@contextmanager
+def pumping(party: Party) -> Iterator[None]:
+    """Have a party receive in a thread of its own."""
+    ended = threading.Event()
+
+    def pump() -> None:
+        while not ended.is_set():
+            party.channel.pump(LONG_S)
+
+    thread = threading.Thread(target=pump)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        party.channel.wake()
+        thread.join(LONG_S)
 
 
 def check_nothing_more(party: Party) -> None:
@@ -381,14 +402,84 @@ def test_a_link_tells_gaps_doubles_and_lost_ends() -> None:
     assert link.take(1) is None
     assert link.take(4) == 2
     assert link.take(3) is None
-    assert link.mark(4) == 0
-    assert link.mark(6) == 2
-    assert link.mark(5) == 0
-    assert link.take(7) == 0
+    assert link.take(5) == 0
     link = Incoming()
     assert link.take(1, 4) == 0  # 1 to 5
     assert link.take(5) is None
     assert link.take(7) == 1
+
+
+@given(st.lists(st.sampled_from(["send", "come", "beat", "break"]), max_size=60))
+def test_what_broken_connections_have_lost_is_sent_again_and_comes_once(
+    steps: list[str],
+) -> None:
+    sender, receiver = Outgoing(b"link"), Incoming()
+    wire: list[tuple[str, int, int]] = []
+    came: list[int] = []
+    sent = 0
+
+    def step(what: str) -> None:
+        nonlocal sent
+        if what == "send":
+            sender.count += 1
+            sender.keep([bytes([sender.count])])
+            wire.append(("message", sender.count, 0))
+        elif what == "beat":
+            sender.came(receiver.whole)
+            if receiver.whole < sent:
+                sender.num_marks += 1
+                wire.append(("mark", sender.count, sender.num_marks))
+            sent = sender.count
+        elif what == "break":
+            wire.clear()
+        elif wire:
+            kind, number, mark = wire.pop(0)
+            if kind == "mark":
+                for missing in receiver.mark(number):
+                    frames = sender.again(missing, mark)
+                    assert frames is not None
+                    if frames:
+                        assert frames == [bytes([missing])]
+                        wire.append(("message", missing, 0))
+            elif receiver.accept(number):
+                came.append(number)
+
+    for what in steps:
+        step(what)
+    for _ in range(3):  # what was sent, a mark, and what was sent again
+        step("beat")
+        while wire:
+            step("come")
+    step("beat")
+    assert sorted(came) == list(range(1, sender.count + 1))
+    assert sender.again(1, 10**6) is None  # nothing is kept
+
+
+def test_what_ends_its_connections_again_and_again_is_given_up() -> None:
+    link = Outgoing(b"link")
+    link.count = 1
+    link.keep([b"x"])
+    for mark in range(1, 9):
+        assert link.again(1, mark) == [b"x"]
+        link.num_marks = mark
+    assert link.again(1, 9) is None
+
+
+def test_of_what_is_kept_to_be_sent_again_the_oldest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scheduler.channels.links.MOST_KEPT_NBYTES", 10)
+    link = Outgoing(b"link")
+    for _ in range(3):
+        link.count += 1
+        link.keep([b"1234", b"5"])
+    assert [link.again(number, 1) for number in (1, 2)] == [None, [b"1234", b"5"]]
+    assert link.again(2, 0) == []
+
+
+def test_so_many_messages_are_missing_at_most() -> None:
+    link = Incoming()
+    assert link.accept(2**63)
+    assert link.num_lost == 2**63 - 1 - 2**14
+    assert len(link.mark(2**63)) == 1024
 
 
 @pytest.mark.parametrize("address", ["", "tcp://x", "hetero1:", "hetero1:!!", "hetero1:kwECAw=="])
