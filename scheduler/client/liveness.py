@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from scheduler.vocabulary.events import DeviceGone, DeviceLost, DeviceReturned
+from scheduler.vocabulary.events import DeviceEnded, DeviceGone, DeviceLost, DeviceReturned
 
 #: Seconds before the second start in a row, and the most before a later one.
 _PAUSE_S: Final = 0.5
@@ -155,7 +155,7 @@ class StaysAway:
     cause: str
 
 
-Order = DeviceLost | DeviceGone | DeviceReturned | Restart | StaysAway
+Order = DeviceLost | DeviceEnded | DeviceGone | DeviceReturned | Restart | StaysAway
 
 
 class DeviceState(Enum):
@@ -266,7 +266,7 @@ class Liveness:
             return []
         device.state, device.cause = _S.SILENT, cause
         device.restart_s = now_s + self._device_timeout_s
-        return [self._lost(device, now_s, cause)]
+        return [self._lost(device, now_s, cause, may_live=True)]
 
     def _do_without(self, device: _Device, now_s: float) -> list[Order]:
         """Have clients go round a device that is cut off; it may be there yet, with its stages."""
@@ -288,9 +288,11 @@ class Liveness:
         """Give up a process: start the device anew, at once if it is the first time of late."""
         orders: list[Order] = []
         if device.state is _S.LIVE:
-            orders.append(self._lost(device, now_s, cause))
+            orders.append(self._lost(device, now_s, cause, may_live=keep))
             if now_s - device.since_s >= _STEADY_S:
                 device.num_starts = 0
+        elif device.state is _S.SILENT:
+            orders.append(DeviceEnded(now_s, device.name))
         del self._at[device.address]
         device.state, device.cause, device.keep = _S.RESTARTING, cause, keep
         device.away_s = now_s + _AWAY_S
@@ -326,5 +328,7 @@ class Liveness:
         device.state, device.restart_s, device.away_s = _S.GONE, None, None
         return [DeviceGone(now_s, device.name, device.node, cause)]
 
-    def _lost(self, device: _Device, now_s: float, cause: str) -> DeviceLost:
-        return DeviceLost(now_s, device.name, device.node, cause)
+    def _lost(
+        self, device: _Device, now_s: float, cause: str, *, may_live: bool = False
+    ) -> DeviceLost:
+        return DeviceLost(now_s, device.name, device.node, cause, may_live=may_live)

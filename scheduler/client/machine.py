@@ -172,6 +172,9 @@ class ClientMachine:
                 self._routes.lose(event)
             case events.DeviceReturned():
                 self._routes.regain(event.device)
+                for request in self._live.values():
+                    if request.silent_on == event.device:
+                        request.silent_on = ""
             case events.RoutesAdded():
                 self._routes.add(event.routes)
             case events.ClusterLost():
@@ -400,13 +403,37 @@ class ClientMachine:
     def _lose(self, request: RequestRecord, event: events.DeviceLost | events.DeviceGone) -> _Next:
         if not self._routes.uses(request.route, event.device):
             return _S.RUNNING, []
-        on_the_way = isinstance(event, events.DeviceLost) and event.on_the_way
-        # What ends a device is among those that it had: with one of them alone, it is that one.
-        if on_the_way or request is self._suspect or self.limits.attempts == 1:
-            request.num_failed += 1
-        request.num_lost += not on_the_way
-        request.is_suspect = request.num_lost > 1
+        match event:
+            case events.DeviceLost(may_live=True):
+                request.silent_on = event.device
+                request.num_failed += self.limits.attempts == 1
+            case events.DeviceLost(on_the_way=True):
+                request.num_failed += 1
+            case _:
+                self._suspect_it(request)
         return self._end_attempt(request, event.now_s, lost_error(request, event))
+
+    def _blame(self, request: RequestRecord, event: events.DeviceEnded) -> _Next:
+        """Take in that a device, which was not heard any more with a request on it, has ended."""
+        if request.silent_on != event.device:
+            return request.state, []
+        request.silent_on = ""
+        self._suspect_it(request)
+        if request.state is _S.PARKED:
+            if request.num_failed >= self.limits.attempts and request.error:
+                return _S.FAILED, [failed(request, request.error)]
+            if request.is_suspect:
+                self._suspects[request.id] = request
+        return request.state, []
+
+    def _suspect_it(self, request: RequestRecord) -> None:
+        """Take note that a device has ended with a request on it.
+
+        What ends a device is among those that it had: with one of them alone, it is that one.
+        """
+        request.num_failed += request.is_suspect or self.limits.attempts == 1
+        request.num_lost += 1
+        request.is_suspect = request.num_lost > 1
 
     def _wait_on(
         self, request: RequestRecord, event: events.DeviceLost | events.DeviceGone

@@ -82,6 +82,7 @@ class DeviceLost:
     """A device is away, with all that was sent to it; it may return.
 
     `on_the_way`: messages alone were lost, and the device is well.
+    `may_live`: it is not heard, and may go on all the same; `DeviceEnded` says if it does not.
     """
 
     now_s: float
@@ -89,6 +90,15 @@ class DeviceLost:
     node: str
     cause: str
     on_the_way: bool = False
+    may_live: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceEnded:
+    """The process of a device that was not heard has ended, or is being ended."""
+
+    now_s: float
+    device: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +149,7 @@ ClientEvent = (
     | CancelAsked
     | TimePassed
     | DeviceLost
+    | DeviceEnded
     | DeviceGone
     | ClusterLost
     | DeviceReturned

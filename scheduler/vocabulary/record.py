@@ -59,6 +59,8 @@ class RequestRecord:
     #: How often a device was lost with it, and whether it may be why: it was there twice.
     num_lost: int = 0
     is_suspect: bool = False
+    #: The device that is not heard since it was there.
+    silent_on: str = ""
     #: What has come of the attempt: outputs by name, runs by stage.
     outputs: dict[str, Any] = field(default_factory=dict)
     runs: dict[int, StageRun] = field(default_factory=dict)

@@ -152,6 +152,21 @@ def half_cut(network: Network) -> dict[str, Any]:
     return story(flow, [(begun_s, "half cut"), (time.monotonic(), "healed")])
 
 
+def flapping(network: Network) -> dict[str, Any]:
+    """The link of a host that has a stage is cut again and again, and healed each time."""
+    core = cluster(network, 3)
+    flow = start_flow(core, PLACES)
+    time.sleep(2)
+    faults = []
+    for cut_s in (0.3, 1.0, 3.0, 1.5, 3.0, 5.0, 0.5, 3.0):
+        faults.append((time.monotonic(), "cut"))
+        network.cut(2)
+        time.sleep(cut_s)
+        network.heal(2)
+        time.sleep(2)
+    return story(flow, faults)
+
+
 def head_cut(network: Network) -> dict[str, Any]:
     """The link of the cluster's head is cut while a request is on its host, and on the client's."""
     # Ray looks for its own among the processes, which these hosts share, and prefers the head.
@@ -219,7 +234,8 @@ def added(network: Network) -> dict[str, Any]:
 
 
 SCENARIOS: Final[dict[str, Callable[[Network], dict[str, Any]]]] = {
-    scenario.__name__: scenario for scenario in (everywhere, cut, half_cut, killed, added, head_cut)
+    scenario.__name__: scenario
+    for scenario in (everywhere, cut, half_cut, flapping, killed, added, head_cut)
 }
 
 

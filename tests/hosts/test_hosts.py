@@ -90,6 +90,10 @@ def test_no_answer_is_lost_when_a_host_hears_nothing_for_a_while(run: Run) -> No
     assert found["recovery_s"]["healed"] < RECOVERY_S
 
 
+def test_no_answer_is_lost_when_a_link_is_cut_again_and_again(run: Run) -> None:
+    nothing_amiss(run("flapping"))
+
+
 def test_requests_go_on_elsewhere_when_a_host_loses_its_power(run: Run) -> None:
     found = run("killed")
     nothing_amiss(found)

@@ -219,6 +219,7 @@ def test_without_replay_a_lost_device_fails_all_and_those_to_come_until_it_retur
 
 
 LOST = ev.DeviceLost(1.0, "A", "node-7", "killed")
+SILENT = ev.DeviceLost(1.0, "A", "node-7", "not heard", may_live=True)
 GONE = ev.DeviceGone(2.0, "A", "node-7", "unplugged")
 BACK = ev.DeviceReturned(3.0, "A")
 
@@ -311,14 +312,18 @@ def test_a_request_is_tried_only_so_often_and_its_error_tells_its_story() -> Non
     ]
 
 
-def test_a_request_that_ends_its_device_fails_alone() -> None:
+@pytest.mark.parametrize("is_silent_first", [False, True])
+def test_a_request_that_ends_its_device_fails_alone(is_silent_first: bool) -> None:
     m = machine(attempts=2)
     running = {i for i in range(8) if m.handle(submitted(i))}
     poison, good, failed, num_lost = 0, set(range(1, 8)), {}, 0
     while running:
         if poison in running:  # it is the first to run, and the device is lost with all that it has
             num_lost += 1
-            told = [*m.handle(LOST), *m.handle(BACK)]
+            if is_silent_first:
+                told = [*m.handle(SILENT), *m.handle(ev.DeviceEnded(2.5, "A")), *m.handle(BACK)]
+            else:
+                told = [*m.handle(LOST), *m.handle(BACK)]
         else:
             record = m.record(min(running))
             assert record is not None
@@ -337,6 +342,19 @@ def test_a_request_that_ends_its_device_fails_alone() -> None:
     assert [type(error) for error in failed.values()] == [DeviceLostError]
     assert list(failed) == [poison]
     assert num_lost == 4  # twice with all, which is free, and twice alone
+
+
+def test_a_device_that_is_silent_again_and_again_costs_no_attempt() -> None:
+    m = machine(attempts=2)
+    for i in (1, 2):
+        m.handle(submitted(i))
+    for attempt in range(2, 12):
+        assert m.handle(SILENT) == [ev.DropAttempt(i, attempt - 1) for i in (1, 2)]
+        assert m.handle(BACK) == [ev.StartAttempt(i, attempt) for i in (1, 2)]
+    assert m.handle(ev.DeviceEnded(9.0, "A")) == []  # it was heard since
+    record = m.record(1)
+    assert record is not None
+    assert (record.num_failed, record.num_lost, record.is_suspect) == (0, 0, False)
 
 
 def test_messages_lost_on_the_way_count_and_make_no_suspects() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from scheduler.client import liveness as see
 from scheduler.client.liveness import DeviceState, Liveness, Order, Restart
-from scheduler.vocabulary.events import DeviceGone, DeviceLost, DeviceReturned
+from scheduler.vocabulary.events import DeviceEnded, DeviceGone, DeviceLost, DeviceReturned
 
 
 def live(**options: float) -> Liveness:
@@ -24,7 +24,7 @@ def live(**options: float) -> Liveness:
 
 def test_a_silent_device_is_lost_and_back_when_it_is_heard() -> None:
     m = live()
-    lost = DeviceLost(1.0, "A", "n1", "nothing was heard for 1.8 s")
+    lost = DeviceLost(1.0, "A", "n1", "nothing was heard for 1.8 s", may_live=True)
     assert m.handle(see.Silent(1.0, "a0", 1.8)) == [lost]
     assert m.handle(see.Silent(1.5, "a0", 2.3)) == []
     assert m.handle(see.Heard(2.0, "a0")) == [DeviceReturned(2.0, "A")]
@@ -38,7 +38,7 @@ def test_a_device_that_stays_silent_is_started_anew_elsewhere() -> None:
     assert m.next_time_s == 3.0
     assert m.handle(see.TimePassed(2.9)) == []
     restart = Restart("A", "a0", "nothing was heard for 2.0 s")
-    assert m.handle(see.TimePassed(3.0)) == [restart]
+    assert m.handle(see.TimePassed(3.0)) == [DeviceEnded(3.0, "A"), restart]
     assert m.handle(see.TimePassed(6.9)) == []
     assert m.handle(see.Heard(9.0, "a0")) == []  # too late: it is being ended
     assert m.handle(see.Started(10.0, "A", "n1", "a1")) == [DeviceReturned(10.0, "A")]
@@ -55,7 +55,7 @@ def test_a_device_that_is_cut_off_is_done_without_at_once_and_started_once_it_is
     assert m.handle(see.TimePassed(3.9)) == []
     m.handle(see.Unreached(3.9, "a0"))
     assert m.handle(see.TimePassed(5.8)) == []  # there is nothing to start
-    assert [type(order) for order in m.handle(see.TimePassed(5.9))] == [Restart]
+    assert [type(order) for order in m.handle(see.TimePassed(5.9))] == [DeviceEnded, Restart]
 
 
 def test_a_device_that_was_cut_off_is_back_when_it_is_heard() -> None:
@@ -197,7 +197,7 @@ def test_a_device_that_let_go_of_our_stages_loads_them_again_in_its_process() ->
     liveness = live()
     cause = "it has not heard of this client for long"
     assert liveness.handle(see.Unloaded(50.0, "a0")) == [
-        DeviceLost(50.0, "A", "n1", cause),
+        DeviceLost(50.0, "A", "n1", cause, may_live=True),
         Restart("A", "a0", cause, keep=True),
     ]
     assert liveness.handle(see.Started(51.0, "A", "n1", "a0")) == [DeviceReturned(51.0, "A")]
