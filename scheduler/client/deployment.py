@@ -81,8 +81,10 @@ class Deployments(Generic[D]):
         """Let go of a deployment."""
         self._open.pop(deployment.key, None)
 
-    def tell(self, event: DeviceEvent) -> None:
-        """Tell the observers what became of a device."""
+    def tell(self, event: DeviceEvent | events.DeviceEnded) -> None:
+        """Tell the observers what became of a device; that it has ended was told as a loss."""
+        if isinstance(event, events.DeviceEnded):
+            return
         for observer in tuple(self.observers):
             observer.device(event)
         if isinstance(event, events.DeviceLost | events.DeviceGone):

@@ -24,6 +24,7 @@ from scheduler.client.failures import away_text, cluster_error, failed, lost_err
 from scheduler.client.lazy_heap import LazyHeap
 from scheduler.client.retry import Retry, RetryPolicy, replay_lost
 from scheduler.client.routes import Routes
+from scheduler.client.suspects import Suspects
 from scheduler.client.transitions import ENDED, TRANSITIONS, InvalidTransitionError
 from scheduler.vocabulary import events
 from scheduler.vocabulary.events import ClientEvent, ClientInstruction
@@ -82,10 +83,7 @@ class ClientMachine:
         #: Requests that wait for admission; that are admitted and have not ended; whose attempts
         #: are awaited.
         self.num_waiting = self.num_in_flight = self.num_running = 0
-        #: Parked requests with which devices were lost again and again, the next to be tried first;
-        #: one of them runs at a time, so that the others are not taken for what ends devices.
-        self._suspects: OrderedDict[int, RequestRecord] = OrderedDict()
-        self._suspect: RequestRecord | None = None
+        self._suspects = Suspects()
         self._cluster_error: ClusterError | None = None
         self._closed = False
 
@@ -204,11 +202,7 @@ class ClientMachine:
         self.num_waiting += (after is _S.WAITING) - (before is _S.WAITING)
         self.num_running += (after is _S.RUNNING) - (before is _S.RUNNING)
         if request.is_suspect:
-            self._suspects.pop(request.id, None)
-            if after is _S.PARKED:
-                self._suspects[request.id] = request
-            if request is self._suspect:
-                self._suspect = None
+            self._suspects.moved(request)
         admitted = (after in _ADMITTED) - (before in _ADMITTED)
         self.num_in_flight += admitted
         if admitted:
@@ -285,7 +279,8 @@ class ClientMachine:
         request.note(now_s, f"failed: {error}")
         drop = self._stop(request)
         retry = self._retry(error)
-        if retry is Retry.NEVER or request.num_failed >= self.limits.attempts:
+        has_failed = max(request.num_failed, self.limits.attempts == 1)
+        if retry is Retry.NEVER or has_failed >= self.limits.attempts:
             return _S.FAILED, [*drop, failed(request, error)]
         if retry is Retry.ELSEWHERE:
             request.avoided |= {request.route}
@@ -304,14 +299,11 @@ class ClientMachine:
 
     def _try_suspect(self, now_s: float) -> list[ClientInstruction]:
         """Replay the next of the suspects, if none of them runs."""
-        if self._suspect is not None:
-            return []
-        due = (request for request in self._suspects.values() if now_s >= request.resume_s)
-        for request in due:
+        for request in self._suspects.due(now_s):
             route = self._routes.choose(request.avoided)
             if route is not None:
                 self._move(request, _S.RUNNING, now_s)
-                self._suspect = request
+                self._suspects.running = request
                 return self._start(request, route, now_s)
         return []
 
@@ -403,14 +395,12 @@ class ClientMachine:
     def _lose(self, request: RequestRecord, event: events.DeviceLost | events.DeviceGone) -> _Next:
         if not self._routes.uses(request.route, event.device):
             return _S.RUNNING, []
-        match event:
-            case events.DeviceLost(may_live=True):
-                request.silent_on = event.device
-                request.num_failed += self.limits.attempts == 1
-            case events.DeviceLost(on_the_way=True):
-                request.num_failed += 1
-            case _:
-                self._suspect_it(request)
+        if isinstance(event, events.DeviceLost) and event.may_live:
+            request.silent_on = event.device
+        elif isinstance(event, events.DeviceLost) and event.on_the_way:
+            request.num_failed += 1
+        else:
+            self._suspects.blame(request)
         return self._end_attempt(request, event.now_s, lost_error(request, event))
 
     def _blame(self, request: RequestRecord, event: events.DeviceEnded) -> _Next:
@@ -418,22 +408,11 @@ class ClientMachine:
         if request.silent_on != event.device:
             return request.state, []
         request.silent_on = ""
-        self._suspect_it(request)
-        if request.state is _S.PARKED:
-            if request.num_failed >= self.limits.attempts and request.error:
-                return _S.FAILED, [failed(request, request.error)]
-            if request.is_suspect:
-                self._suspects[request.id] = request
+        self._suspects.blame(request)
+        if request.state is _S.PARKED and request.num_failed >= self.limits.attempts:
+            assert request.error is not None
+            return _S.FAILED, [failed(request, request.error)]
         return request.state, []
-
-    def _suspect_it(self, request: RequestRecord) -> None:
-        """Take note that a device has ended with a request on it.
-
-        What ends a device is among those that it had: with one of them alone, it is that one.
-        """
-        request.num_failed += request.is_suspect or self.limits.attempts == 1
-        request.num_lost += 1
-        request.is_suspect = request.num_lost > 1
 
     def _wait_on(
         self, request: RequestRecord, event: events.DeviceLost | events.DeviceGone

@@ -105,14 +105,34 @@ class RayExecutor:
         device_timeout_s: float = 2.0,
     ) -> None:
         self._session = connect(address, options=ray_options)
+        try:
+            self._serve(
+                plugins,
+                devices or {},
+                observers,
+                (probe_timeout_s, load_timeout_s, device_timeout_s),
+            )
+        except BaseException:
+            self._session.close()
+            raise
+
+    def _serve(
+        self,
+        plugins: Sequence[PluginSpec],
+        devices: Mapping[str, int],
+        observers: Sequence[Observer],
+        timeouts_s: tuple[float, float, float],
+    ) -> None:
+        """Make what serves requests, in a session; `timeouts_s`: to probe, to load, of devices."""
+        probe_timeout_s, load_timeout_s, device_timeout_s = timeouts_s
         self._devices = RayDevices(
             self._session,
             plugins,
-            devices or {},
+            devices,
             probe_timeout_s,
             load_timeout_s,
             lambda device, error: self._keeper.ended(device, error),
-            self._find_pool(devices or {}, plugins),
+            self._find_pool(devices, plugins),
         )
         self._shared = SharedChannel()
         self._clock = Clock("clock")

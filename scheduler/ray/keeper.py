@@ -42,7 +42,7 @@ from scheduler.ray.deployment import RayDeployment
 from scheduler.ray.devices import ActorDevice, RayDevices, why_lost
 from scheduler.ray.loading import StageLoader
 from scheduler.ray.start import RaySession
-from scheduler.vocabulary.events import DeviceEnded, DeviceGone, DeviceReturned
+from scheduler.vocabulary.events import DeviceGone, DeviceReturned
 
 _log = logging.getLogger(__name__)
 
@@ -180,8 +180,7 @@ class DeviceKeeper:
             if isinstance(order, StaysAway):
                 self._plan_around(order)
                 continue
-            if not isinstance(order, DeviceEnded):
-                self._deployments.tell(order)
+            self._deployments.tell(order)
             for deployment in self._deployments:
                 used = deployment.devices.get(order.device)
                 if used is None:
