@@ -54,4 +54,5 @@ def plan_shares(
         {name: given.get(device, 0) for name, device in devices.items()},
     )
     found = {devices[name]: share for name, share in shares.items()}
-    return {name: found[split_name(name)] for name in placement.devices}
+    # One whose node has left since it was placed is missed when it is asked to load its stages.
+    return {name: found.get(split_name(name), 1) for name in placement.devices}

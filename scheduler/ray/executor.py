@@ -279,12 +279,14 @@ class RayExecutor:
                     if not deployment.has_route and deployment.remake and listed != tried:
                         tried = listed
                         self._add(deployment, deployment.remake(frozenset(deployment.gone)))
-            except HeteroError as error:
-                _log.warning("%s cannot do without %s: %s", deployment.key, gone.device, error)
+            except Exception as error:  # whatever it is, the deployment is looked after
+                _log.warning(
+                    "%s cannot do without %s: %s", deployment.key, gone.device, error,
+                    exc_info=not isinstance(error, HeteroError),
+                )  # fmt: skip
                 if isinstance(error, DeviceLostError):  # it may be back the next time
                     tried = None
-                cause = f"{gone.cause.rstrip('.')}; without it: {error.message}"
-                told = replace(gone, cause=cause)
+                told = replace(gone, cause=f"{gone.cause.rstrip('.')}; without it: {error}")
             if deployment.has_route or time.monotonic() >= until_s:
                 deployment.give_up(told)
                 return

@@ -36,6 +36,7 @@ from scheduler.formats.model_parts import ModelParts, split_model
 from scheduler.ray.devices import RayDevices
 from scheduler.ray.executor import RayExecutor
 from scheduler.ray.nodes import ClusterNode, alive_nodes
+from scheduler.ray.start import connect
 from scheduler.vocabulary.rows import DeviceDescriptor
 from tests.scheduler.models import build, chain, cut, diamond
 from tests.scheduler.on_any_executor import (  # noqa: F401  # run here as well
@@ -371,3 +372,48 @@ def test_a_stage_that_hangs_is_ended_with_its_process(executor: RayExecutor) -> 
         stuck.submit({"x": X}, Request(timeout_s=300)).future.result()
     assert bystander.submit({"x": X}, Request(timeout_s=300)).future.result()
     stuck.close()
+
+
+def test_an_executor_that_cannot_be_made_lets_go_of_its_ray(
+    executor: RayExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions: list[Any] = []
+
+    def connect_(*arguments: Any, **options: Any) -> Any:
+        sessions.append(connect(*arguments, **options))
+        return sessions[-1]
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise ClusterError("cannot listen")
+
+    monkeypatch.setattr("scheduler.ray.executor.connect", connect_)
+    monkeypatch.setattr("scheduler.ray.executor.DirectChannel", fails)
+    with pytest.raises(ClusterError, match="cannot listen"):
+        create_executor("ray", devices={"TOY": 3}, plugins=(TOY,))
+    assert [session.users for session in sessions] == [0]
+
+
+@pytest.mark.slow
+def test_what_is_closed_as_its_device_is_started_again_is_not_loaded_for_good(
+    executor: RayExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed, other = (executor.deploy(*chain("TOY.2")) for _ in range(2))
+    load = executor._loader.load
+    begun, go_on = threading.Event(), threading.Event()
+
+    def late(deployment: Any, stages: Any) -> dict[int, int]:
+        if deployment is closed:
+            begun.set()
+            assert go_on.wait(300)
+        return load(deployment, stages)
+
+    monkeypatch.setattr(executor._loader, "load", late)
+    kill(executor, "TOY.2")
+    assert begun.wait(300)
+    closed.close()
+    go_on.set()
+    assert other.submit({"x": X}).future.result(300)
+    actor = executor._devices.device("TOY.2").actor
+    wait_for(lambda: not ray.get(actor.has_all.remote([closed.key])))
+    assert ray.get(actor.has_all.remote([other.key]))
+    other.close()
