@@ -7,7 +7,6 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 import onnx
-import onnxruntime
 
 from devices.errors import PluginLoadError, PropertyError, UnsupportedOperationError
 from devices.model.model import Model, Node
@@ -38,7 +37,6 @@ _PROOF: Final = onnx.parser.parse_model(
 
 #: How the OpenVINO that the provider holds, older than ours, departs from ONNX besides.
 _FAULTS: Final = FaultTable(
-    onnxruntime.__version__,
     Fault("AveragePool MaxPool", "with ceil_mode it counts windows that begin in the padding",
           lambda u: u.get("ceil_mode")),
     Fault("Max Mean Min Sum", "of one input it may give anything",

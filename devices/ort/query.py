@@ -166,7 +166,6 @@ def _scores_both(use: Use) -> bool:
 #: Each is a case of ONNX's backend suite whose expected output ONNX Runtime 1.31 misses, though it
 #: loads the node.
 FAULTS: Final = FaultTable(
-    onnxruntime.__version__,
     Fault("Attention", "the scores that it gives out are masked with the lowest float, not "
           "-infinity", lambda u: any(u.node.outputs[3:]) and u.get("is_causal")
           and u.get("qk_matmul_output_mode")),
@@ -182,6 +181,7 @@ FAULTS: Final = FaultTable(
           "post_transform of one target is left out", _skips_transform, domain="ai.onnx.ml"),
     Fault("TreeEnsembleClassifier", "where two classes have a score each, its labels are 0 and 1",
           _scores_both, domain="ai.onnx.ml"),
+    version=onnxruntime.__version__,
 )  # fmt: skip
 
 

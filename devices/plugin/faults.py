@@ -53,9 +53,9 @@ class Fault:
 
 
 class FaultTable:
-    """The departures of one version of a runtime."""
+    """The departures of a runtime; `version` is the installed one, where a row ends with one."""
 
-    def __init__(self, version: str, *faults: Fault) -> None:
+    def __init__(self, *faults: Fault, version: str = "0") -> None:
         parts = version.split("-")[0].split(".")
         installed = tuple(int(part) for part in parts if part.isdigit())
         self._faults = [f for f in faults if not f.until or installed < f.until]
