@@ -9,6 +9,7 @@ import runpy
 import shlex
 import sys
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +40,11 @@ class Block:
 
 def blocks(page: Path) -> list[Block]:
     """Return a page's blocks; an output belongs to the block before it in its section."""
-    fence = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+    fence = re.compile(r"^```(\S*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
     content = page.read_text()
     found = list(fence.finditer(content))
     rows = []
-    for block, after in zip(found, [*found[1:], None], strict=True):
+    for block, after in zip_longest(found, found[1:]):
         told = after is not None and after[1] == "text"
         if told and "\n#" in content[block.end() : after.start()]:
             told = False

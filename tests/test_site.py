@@ -1,0 +1,36 @@
+"""The documentation site is built without a warning: no dead link, no page left out."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+
+
+def test_it_is_built_without_warnings(tmp_path: Path) -> None:
+    for module in ("sphinx", "myst_parser", "furo"):
+        pytest.importorskip(module, reason="needs pip install -e '.[docs]'")
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", DOCS, tmp_path / "site"]
+    done = subprocess.run(
+        [*command, "-d", tmp_path / "doctrees"], capture_output=True, text=True, timeout=600
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    built = {page.stem for page in (tmp_path / "site").glob("*.html")}
+    assert {page.stem for page in DOCS.glob("*.md")} <= built
+    listed = re.findall(r"\]\((\S+)\)", (tmp_path / "site" / "llms.txt").read_text())
+    assert [name for name in listed if not (tmp_path / "site" / name).is_file()] == []
+
+
+def test_llms_txt_lists_every_page() -> None:
+    listed = re.findall(r"\]\((\S+)\.html\)", (DOCS / "llms.txt").read_text())
+    assert sorted([*listed, "index"]) == sorted(page.stem for page in DOCS.glob("*.md"))
+
+
+def test_the_readme_stays_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 200
