@@ -3,7 +3,6 @@
 from hetero.version import hetero_version
 
 project = "hetero"
-copyright = "the hetero authors"
 release = hetero_version()
 extensions = ["myst_parser"]
 myst_heading_anchors = 3

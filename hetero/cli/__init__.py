@@ -15,6 +15,7 @@ from hetero.cli.check_device import check_device_command
 from hetero.cli.compare import compare
 from hetero.cli.compile import compile_command
 from hetero.cli.devices import devices
+from hetero.cli.doctor import doctor
 from hetero.cli.examples import add_examples
 from hetero.cli.generate import generate
 from hetero.cli.inspect import inspect_command
@@ -42,8 +43,8 @@ def cli() -> None:
 
 
 for command in (
-    devices, inspect_command, query, profile_command, plan, compile_command, run, generate, bench,
-    compare, serve, cache, pool, top, probe, check_device_command,
+    doctor, devices, inspect_command, query, profile_command, plan, compile_command, run, generate,
+    bench, compare, serve, cache, pool, top, probe, check_device_command,
 ):  # fmt: skip
     cli.add_command(command)
 add_examples(cli)

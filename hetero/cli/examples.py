@@ -19,6 +19,7 @@ _POOL: Final = (
 #: Command -> what a first use looks like, line by line.
 EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "devices": ("hetero devices --devices ORT=2",),
+    "doctor": ("hetero doctor",),
     "inspect": (
         "hetero inspect light:squeezenet",
         "hetero compile light:squeezenet -d CPU -o squeezenet.hetero",
