@@ -21,7 +21,7 @@ PAGE = Path(__file__).parents[1] / "BENCHMARKS.md"
 #: The order of the page.
 ORDER = (
     "kernels", "kernels-small", "memory-of-cpu", "one_device", "scheduler", "pipelines", "scale",
-    "channels", "chaos", "memory", "cache", "batching", "state", "vendors", "partition",
+    "channels", "chaos", "memory", "cache", "batching", "state", "generate", "vendors", "partition",
     "partition_scale", "planning", "prediction",
 )  # fmt: skip
 HEAD = """# Benchmarks

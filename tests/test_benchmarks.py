@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from benchmarks import (
     batching,
     chaos,
+    generate,
     one_device,
     paired,
     pipelines,
@@ -26,6 +28,7 @@ from benchmarks.chaos_flow import Flow, question
 from benchmarks.tables import numbers
 from benchmarks.timing import Timing, measure
 from devices.errors import DeviceLostError
+from hetero.examples.small_decoder import small_decoder
 
 PATIENCE_S = 60
 
@@ -50,6 +53,17 @@ def test_chains_are_measured_against_their_peer(rows: Any) -> None:
     for peer, ours in zip(found[::2], found[1::2], strict=True):
         assert peer["p50_ratio"] == peer["rate_ratio"] == 1
         assert ours["p50_ratio"] == pytest.approx(ours["p50_ms"] / peer["p50_ms"], rel=0.1)
+
+
+def test_decoders_are_measured_against_a_bare_session(rows: Any, tmp_path: Path) -> None:
+    onnx.save(small_decoder(), tmp_path / "model.onnx")
+    found = rows(generate.main, str(tmp_path), "--tokens", "3", "--turns", "1", "--rows", "2")
+    ways = ("bare", "inprocess 1 device", "inprocess 3 devices", "inprocess 1 device, 2 rows")
+    assert tuple(row["way"] for row in found[:-1]) == ways
+    assert found[-1]["ratio"] > 0
+    for row in found[:-1]:
+        each = 2 if row["way"].endswith("rows") else 1
+        assert row["tokens_per_s"] == pytest.approx(each * 1e3 / row["ms_per_step"])
 
 
 @pytest.mark.slow

@@ -1,0 +1,233 @@
+"""Decoders token by token: over a bare session's loop, several texts at once, and stages of 10 ms.
+
+``python -m benchmarks.generate [FOLDER ...] [--genai PYTHON] [--executors ...] [--json]``: a folder
+is an export's, with ``model.onnx``. One thread a device. The ways take turns: onnxruntime with the
+loop and the caches by hand, onnxruntime-genai in a process of its own where PYTHON is an
+interpreter that has it and the folder its configuration, and ours on one ORT device and cut in
+three by layers. `ratio` is of the bare session's rate, `genai_ratio` of onnxruntime-genai's, in the
+same turn; rows are prompts in one call. Without a folder only the stages of 10 ms are measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import onnxruntime
+
+import hetero
+from benchmarks.tables import names, print_rows
+from hetero.examples.small_decoder import small_decoder
+from hetero.generate.layers import find_layers
+
+_PROMPT: Final = list(range(5, 37))
+_STAGE_US: Final = 10_000
+_STAGES: Final = 4
+#: Seconds of `count` tokens, the prompt's run left out.
+Way = Callable[[int], float]
+
+#: What the peer's process runs: a count in, seconds out.
+_PEER: Final = """
+import sys, time
+import onnxruntime_genai as og
+config = og.Config(sys.argv[1])
+config.overlay('{"model":{"decoder":{"session_options":{"intra_op_num_threads":1}}}}')
+model = og.Model(config)
+for line in sys.stdin:
+    count = int(line)
+    params = og.GeneratorParams(model)
+    params.set_search_options(do_sample=False, max_length=PROMPT + count + 1, min_length=PROMPT + count + 1)
+    generator = og.Generator(model, params)
+    generator.append_tokens(list(range(5, 5 + PROMPT)))
+    generator.generate_next_token()
+    begin_s = time.perf_counter()
+    for _ in range(count):
+        generator.generate_next_token()
+    print(time.perf_counter() - begin_s, flush=True)
+""".replace("PROMPT", str(len(_PROMPT)))  # noqa: E501 - a program's line
+
+
+def bare(path: Path) -> Way:
+    """Return a session whose caches are handed along by hand."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    made = [port.name for port in session.get_outputs()]
+    ports = session.get_inputs()
+
+    def run(count: int) -> float:
+        caches = {
+            port.name: np.zeros([1, *(d if isinstance(d, int) else 0 for d in port.shape[1:])], "f")
+            for port in ports
+            if port.name.startswith("past")
+        }
+        new, past, begin_s = np.int64([_PROMPT]), 0, 0.0
+        for step in range(count + 1):
+            begin_s = time.perf_counter() if step == 1 else begin_s
+            total = past + new.shape[1]
+            feeds = {
+                "input_ids": new,
+                "attention_mask": np.ones((1, total), np.int64),
+                "position_ids": np.arange(past, total)[None],
+            }
+            given = {p.name: feeds[p.name] for p in ports if p.name in feeds}
+            outputs = dict(zip(made, session.run(made, given | caches), strict=True))
+            caches = {n: outputs[n.replace("past_key_values", "present")] for n in caches}
+            new, past = np.int64([[np.argmax(outputs["logits"][0, -1])]]), total
+        return time.perf_counter() - begin_s
+
+    return run
+
+
+@contextmanager
+def genai(python: str, folder: Path) -> Iterator[Way]:
+    """Start onnxruntime-genai in another process."""
+    with subprocess.Popen(
+        [python, "-c", _PEER, str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={},
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        into, out = process.stdin, process.stdout
+
+        def run(count: int) -> float:
+            print(count, file=into, flush=True)
+            return float(out.readline())
+
+        yield run
+        into.close()
+
+
+def ours(compiled: hetero.CompiledModel, rows: int = 1) -> Way:
+    """Return a compiled model's `generate`."""
+
+    def run(count: int) -> float:
+        prompts: Any = [_PROMPT] * rows if rows > 1 else _PROMPT
+        generation = compiled.generate(prompts, count + 1, eos=())
+        next(generation)
+        begin_s = time.perf_counter()
+        for _ in generation:
+            pass
+        return time.perf_counter() - begin_s
+
+    return run
+
+
+def measure(
+    folder: Path, kinds: Sequence[str], python: str | None, tokens: int, turns: int, rows: int
+) -> list[dict[str, Any]]:
+    """Return a row for each way of an export."""
+    model = hetero.read_decoder(folder / "model.onnx")
+    layers = find_layers(model)
+    pins = {n: f"ORT.{i * 3 // len(layers)}" for i, group in enumerate(layers) for n in group}
+    options = {"INFERENCE_NUM_THREADS": 1}
+    taken: dict[str, list[float]] = {}
+    with ExitStack() as stack:
+        ways: dict[str, tuple[Way, int]] = {"bare": (bare(folder / "model.onnx"), 1)}
+        if python and (folder / "genai_config.json").is_file():
+            ways["genai"] = (stack.enter_context(genai(python, folder)), 1)
+        for kind in kinds:
+            core = stack.enter_context(hetero.Core(kind, devices={"ORT": 3}))  # type: ignore[arg-type]
+            one = core.compile_model(model, "ORT.0", options)
+            three = core.compile_model(model, "HETERO:ORT.0,ORT.1,ORT.2", options, affinity=pins)
+            ways[f"{kind} 1 device"] = (ours(one), 1)
+            ways[f"{kind} 3 devices"] = (ours(three), 1)
+            ways[f"{kind} 1 device, {rows} rows"] = (ours(one, rows), rows)
+        for turn in range(turns + 1):
+            for name, (way, _) in ways.items():
+                seconds = way(tokens)
+                if turn:
+                    taken.setdefault(name, []).append(seconds)
+    return [
+        {
+            "export": f"{folder.parent.name}/{folder.name}",
+            "way": name,
+            "tokens_per_s": tokens * num / statistics.median(taken[name]),
+            "ratio": num * _ratio(taken["bare"], taken[name]),
+            "genai_ratio": num * _ratio(taken["genai"], taken[name]) if "genai" in taken else None,
+            "ms_per_step": statistics.median(taken[name]) / tokens * 1e3,
+        }
+        for name, (_, num) in ways.items()
+    ]
+
+
+def stages(kinds: Sequence[str], tokens: int) -> list[dict[str, Any]]:
+    """Return the rate of as many texts as stages, over that of one: stages that only wait."""
+    found = []
+    model = hetero.read_decoder(small_decoder(_STAGES))
+    pins = {
+        name: f"NULL.{min(i, _STAGES - 1)}"
+        for i, layer in enumerate(find_layers(model))
+        for name in layer
+    }
+    slow = {f"mixed_{i}": _STAGE_US for i in range(_STAGES)}
+    devices = ",".join(f"NULL.{i}" for i in range(_STAGES))
+    for kind in kinds:
+        with (
+            hetero.Core(kind, devices={"NULL": _STAGES}) as core,  # type: ignore[arg-type]
+            core.compile_model(
+                model, f"HETERO:{devices}", {"NULL_NODE_TIMES_US": slow}, affinity=pins
+            ) as compiled,
+        ):
+            rates = {}
+            for count in (1, _STAGES):
+                ways = [ours(compiled)] * count
+                begin_s = time.perf_counter()
+                threads = [threading.Thread(target=way, args=(tokens,)) for way in ways]
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join()
+                rates[count] = count * tokens / (time.perf_counter() - begin_s)
+            found.append(
+                {
+                    "export": "small decoder",
+                    "way": f"{kind} {_STAGES} stages of 10 ms, {_STAGES} texts over one",
+                    "tokens_per_s": rates[_STAGES],
+                    "ratio": rates[_STAGES] / rates[1],
+                    "genai_ratio": None,
+                    "ms_per_step": 1e3 * _STAGES / rates[_STAGES],
+                }
+            )
+    return found
+
+
+def _ratio(theirs: Sequence[float], mine: Sequence[float]) -> float:
+    return statistics.median(a / b for a, b in zip(theirs, mine, strict=True))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folders", nargs="*", type=Path)
+    parser.add_argument("--genai", help="an interpreter that has onnxruntime-genai")
+    parser.add_argument("--executors", type=names, default=["inprocess", "ray"])
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--rows", type=int, default=8)
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args(arguments)
+    rows = [
+        row
+        for folder in given.folders
+        for row in measure(
+            folder, given.executors, given.genai, given.tokens, given.turns, given.rows
+        )
+    ]
+    rows += stages(given.executors, given.tokens)
+    print_rows(rows, given.json)
+
+
+if __name__ == "__main__":
+    main()
