@@ -109,6 +109,9 @@ class Core:
         self._planner = CostPlanner(lambda: self.executor, self._answers)
         self._compiler = Compiler(lambda: self.executor, self._answers, self._planner)
 
+    def __repr__(self) -> str:
+        return f"<Core {self._devices}>"
+
     def __enter__(self) -> Core:
         return self
 
@@ -227,11 +230,10 @@ class Core:
     def trace(self, path: str | Path, *, requests: int = 10_000) -> Trace:
         """Trace requests from now on: ``with core.trace("trace.json"): ...``.
 
-        Without the block, its `Trace.close` or the Core's ends it.
-
-        The file shows, on one clock, each request's wait for admission and its time in flight, each
-        stage's run and its time in its device's queue, and the wires between stages. Requests that
-        ``AUTO_BATCH_SIZE`` joins have their stages in common.
+        Without the block, its `Trace.close` or the Core's ends it. The file shows, on one clock,
+        each request's wait for admission and its time in flight, each stage's run and its time in
+        its device's queue, and the wires between stages. Requests that ``AUTO_BATCH_SIZE`` joins
+        have their stages in common.
 
         Parameters
         ----------
@@ -256,10 +258,9 @@ class Core:
         """Count requests from now on and serve the figures: ``with core.serve_metrics(9100): ...``.
 
         Without the block, its `MetricsServer.close` or the Core's ends it. Prometheus and ``hetero
-        top`` read the figures at its `MetricsServer.url`: requests
-        by the state they ended in, their latencies, what waits and is in flight, each stage's runs
-        and busy time, each device's queue, heartbeats and losses. Requests that
-        ``AUTO_BATCH_SIZE`` joins count one by one; their stages run once.
+        top`` read at its `MetricsServer.url` requests by the state they ended in, their latencies,
+        what waits and is in flight, each stage's runs and busy time, devices' queues and losses.
+        Requests that ``AUTO_BATCH_SIZE`` joins count one by one; their stages run once.
 
         Parameters
         ----------

@@ -48,6 +48,10 @@ class Devices:
         self._lock = threading.RLock()
         self._closed = False
 
+    def __str__(self) -> str:
+        names = "not started" if self.started is None else ", ".join(d.name for d in self.rows())
+        return f"{self.kind}: {names}"
+
     @property
     def executor(self) -> Executor:
         """The executor, started on first use.

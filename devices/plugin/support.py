@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, get_args
+
+from devices.model.notebook import html_table
 
 RefusalCode = Literal[
     "dtype", "opset", "attribute", "no_kernel", "dynamic_shape", "memory", "policy"
@@ -39,7 +42,7 @@ class Refusal:
         return f"{self.message}{remedy} [{self.code}]"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Support(Mapping[str, str]):
     """The answer of `query_model`: node name -> device name, unsupported nodes absent.
 
@@ -71,3 +74,17 @@ class Support(Mapping[str, str]):
 
     def __hash__(self) -> int:
         return hash(tuple(self.devices.items()))
+
+    def __repr__(self) -> str:
+        counts = Counter(self.devices.values())
+        shown = [f"{count} on {device}" for device, count in counts.items()]
+        shown += [f"{len(self.unsupported)} unsupported"] if self.unsupported else []
+        return f"<Support of {len(self.devices) + len(self.unsupported)} nodes: {', '.join(shown)}>"
+
+    def _repr_html_(self) -> str:
+        refused = (
+            (node, "none", "; ".join(f"{d}: {refusal}" for d, refusal in refusals.items()))
+            for node, refusals in self.unsupported.items()
+        )
+        taken = ((node, device, self.notes.get(node, "")) for node, device in self.devices.items())
+        return html_table(repr(self)[1:-1], ("node", "device", ""), [*refused, *taken])

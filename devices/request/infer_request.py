@@ -37,6 +37,10 @@ class InferRequest:
         self._machine = RequestMachine(target)
         self._tensors = self._machine.tensors
 
+    def __repr__(self) -> str:
+        ports = ", ".join(f"{port.name!r} {port}" for port in self.model_inputs)
+        return f"<InferRequest {self.state.name.lower()}: takes {ports or 'nothing'}>"
+
     # Running.
 
     def infer(

@@ -6,13 +6,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import numpy as np
 
+from devices.model.notebook import html_table
 from devices.model.ports import find_port
 from devices.model.tensor_spec import TensorSpec
 from devices.plugin.program import Value
+from devices.plugin.remote import RemoteTensor
+
+#: Elements of a value that a notebook shows.
+_BEGINNING: Final = 6
 
 
 class Results(Mapping[TensorSpec, Value]):
@@ -45,7 +50,12 @@ class Results(Mapping[TensorSpec, Value]):
         return len(self._values)
 
     def __repr__(self) -> str:
-        return f"Results({self._values!r})"
+        shown = ", ".join(f"{name!r} {_described(v)}" for name, v in self._values.items())
+        return f"<Results: {shown}>"
+
+    def _repr_html_(self) -> str:
+        rows = [(name, _described(v), _begins(v)) for name, v in self._values.items()]
+        return html_table("Results", ("output", "type", "begins with"), rows)
 
     def names(self) -> tuple[set[str], ...]:
         """Return each output's names, in order, as OpenVINO does: sets of one name here."""
@@ -66,6 +76,20 @@ class Results(Mapping[TensorSpec, Value]):
     def to_tuple(self) -> tuple[Value, ...]:
         """Return the values, one an output, in order."""
         return tuple(self._values[port.name] for port in self._ports)
+
+
+def _described(value: Value) -> str:
+    if isinstance(value, np.ndarray):
+        return f"{'string' if value.dtype == object else value.dtype}{list(value.shape)}"
+    return str(value) if isinstance(value, RemoteTensor) else type(value).__name__
+
+
+def _begins(value: Value) -> str:
+    if not isinstance(value, np.ndarray):
+        return ""
+    first = ", ".join(f"{item:.5g}" if isinstance(item, float) else str(item)
+                      for item in value.ravel()[:_BEGINNING].tolist())  # fmt: skip
+    return f"{first}, …" if value.size > _BEGINNING else first
 
 
 def _encoded(value: Value) -> Value:

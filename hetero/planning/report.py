@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from devices.model.notebook import html_table
 from hetero.affinity.affinity import Affinity
 from hetero.partition.partition import Partition
 from hetero.planning.cost.costs import Time
@@ -72,7 +73,11 @@ class Alternative:
     chosen: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class PlanReport:
     """A plan with its prediction and its proof.
 
@@ -149,6 +154,27 @@ class PlanReport:
     basis: str = ""
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     unmeasured: Mapping[str, str] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return (
+            f"<PlanReport {self.model!r}: {len(self.stages)} subgraphs on "
+            f"{', '.join(self.loads_s)}; {_ms(self.bottleneck_s)} between answers, "
+            f"{_ms(self.latency_s)} for one>"
+        )
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (
+                f"{a.name}{' (chosen)' if a.chosen else ''}",
+                ", ".join(a.devices),
+                a.subgraphs,
+                _ms(a.bottleneck_s),
+                _ms(a.latency_s),
+            )
+            for a in self.alternatives
+        ]
+        heads = ("plan", "devices", "subgraphs", "between answers", "one request")
+        return html_table(repr(self)[1:-1], heads, rows)
 
     @property
     def figure_s(self) -> float:

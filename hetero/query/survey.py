@@ -13,7 +13,7 @@ from hetero.affinity.affinity import NO_PINS, Affinity
 from scheduler.vocabulary.rows import DeviceDescriptor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Survey:
     """Every device asked about the whole model, and the affinity that follows.
 
@@ -51,6 +51,9 @@ class Survey:
     query_s: Mapping[str, float] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"<Survey of {self.model.name!r} on {self.request}: {self.support!r}>"
 
     def _repr_html_(self) -> str:
         nodes = ((node.name, node.op_type) for node in self.model.nodes)
