@@ -2,11 +2,14 @@
 
 Python ends its daemon threads where they next ask for its lock. In a C++ runtime that waits for it
 as it returns, that is the end of the whole process: "terminate called", SIGABRT.
+
+A fork has none of the runtime's threads, for which what C++ destroys last would wait.
 """
 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import time
 from collections.abc import Callable
@@ -64,4 +67,13 @@ def _end() -> None:
 
 
 atexit.register(_end)
-os.register_at_fork(after_in_child=_CALLS.clear)  # the threads stay with the parent
+
+
+def _begin_fork() -> None:
+    """Leave the threads, and what waits for them, to the parent: end as Python has ended."""
+    _CALLS.clear()
+    _LIBC.on_exit(_LIBC._exit, None)
+
+
+_LIBC: Final = ctypes.CDLL(None)
+os.register_at_fork(after_in_child=_begin_fork)

@@ -27,6 +27,7 @@ from ray._private.authentication.authentication_token_setup import (
 )
 
 from devices.errors import ClusterError
+from devices.plugin import native_call  # noqa: F401 - keeps forks from what C++ destroys last
 from scheduler.processes import process_end
 from scheduler.processes.home_process import HomeProcess
 from scheduler.ray.address import check_is_node, check_reachable, find_address
@@ -299,8 +300,6 @@ def _leave_fork() -> None:
     owners = (worker, "core_worker"), (worker, "gcs_client"), (worker, "gcs_error_subscriber")
     for owner, name in (*owners, (ray._private.state.state, "_global_state_accessor")):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(getattr(owner, name, None)))
-    libc = ctypes.CDLL(None)
-    libc.on_exit(libc._exit, None)  # the same of what C++ destroys last
 
 
 os.register_at_fork(after_in_child=_leave_fork)

@@ -44,3 +44,42 @@ def test_it_ends_with_requests_in_flight(device, how, code):
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert ran.returncode == code, ran.stderr
+
+
+FORK = """
+import os, signal, sys, time
+import numpy as np
+import hetero
+device, how, code = sys.argv[1], sys.argv[2], int(sys.argv[3])
+x = np.ones((1, 3, 224, 224), np.float32)
+compiled = hetero.Core(executor="inprocess").compile_model("light:squeezenet", device)
+compiled(x)
+child = os.fork()
+if not child:
+    if how == "core":
+        hetero.Core(executor="inprocess").compile_model("light:squeezenet", device)(x)
+    if how == "raises":
+        raise ValueError("by design")
+    sys.exit(code)
+until_s = time.monotonic() + 100
+while not (ended := os.waitpid(child, os.WNOHANG))[0]:
+    if time.monotonic() > until_s:
+        os.kill(child, signal.SIGKILL)
+    time.sleep(0.01)
+assert os.waitstatus_to_exitcode(ended[1]) == code
+compiled(x)
+"""
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(("how", "code"), [("ends", 5), ("raises", 1), ("core", 0)])
+@pytest.mark.parametrize("device", ["CPU", "ORT", "OV"])
+def test_a_fork_ends_with_its_own_code(device, how, code):
+    for vendor, module in (("ORT", "onnxruntime"), ("OV", "openvino")):
+        if vendor in device:
+            pytest.importorskip(module)
+    ran = subprocess.run(
+        [sys.executable, "-c", FORK, device, how, str(code)],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
