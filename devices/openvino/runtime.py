@@ -49,7 +49,8 @@ def compile_options(config: Config, table: PropertyTable) -> dict[str, Any]:
     """Return the part of a configuration that OpenVINO is told: what is not its own default."""
     names = core().get_property(config["DEVICE_ID"], "SUPPORTED_PROPERTIES")
     options = {
-        name: value
+        # It reads texts alone as sets.
+        name: " ".join(map(str, value)) if isinstance(value, tuple) else value
         for name, value in config.items()
         if name in names
         and name not in COMMON_PROPERTIES

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import hetero
-from devices.errors import PlanError, TensorNameError, TensorShapeError
+from devices.errors import DeviceError, PlanError, TensorNameError, TensorShapeError
 from hetero.cli import cli
 from hetero.planning.cost import Costs
 from hetero.planning.cost.cost_file import write_costs
@@ -242,3 +242,15 @@ def test_a_device_that_cannot_be_measured_is_named(core: hetero.Core, costs: Cos
     document = build_report(core.survey_model(branches(), LIST, QUICK), report)
     (told,) = [r["message"] for r in document["lints"] if r["devices"] == ["OV.CPU"]]
     assert "it could not be measured (it went away)" in told
+
+
+def test_what_is_given_for_openvino_alone_reaches_it(core: hetero.Core) -> None:
+    """Its CPU has a policy of the name that HETERO plans by, and values that are sets."""
+    config = {"DEVICE_PROPERTIES": {"OV": {"MODEL_DISTRIBUTION_POLICY": "TENSOR_PARALLEL"}}}
+    with core.compile_model(branches(), "HETERO:OV,CPU", config) as compiled:
+        asked = compiled.get_property("DEVICE_PROPERTIES")["OV.CPU"]
+        assert asked["MODEL_DISTRIBUTION_POLICY"] == ("TENSOR_PARALLEL",)
+        assert compiled.get_property("MODEL_DISTRIBUTION_POLICY") != ("TENSOR_PARALLEL",)
+    with pytest.raises(DeviceError, match="Wrong value NONSENSE"):
+        config["DEVICE_PROPERTIES"]["OV"]["MODEL_DISTRIBUTION_POLICY"] = "NONSENSE"
+        core.compile_model(branches(), "HETERO:OV,CPU", config)
