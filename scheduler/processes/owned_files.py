@@ -11,10 +11,13 @@ from typing import NamedTuple
 
 
 def process_start(process: int) -> str:
-    """Return when a process started, in the kernel's ticks; empty for one that is gone."""
+    """Return when a process started, in the kernel's ticks; empty for one that is gone.
+
+    Raises OSError: it cannot be asked, as where this process has too many files open.
+    """
     try:
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return ""
     # The 3rd field of the whole line comes first here; the 22nd is the start. Z: only a number.
     return "" if fields[0] == "Z" else fields[19]
@@ -29,7 +32,10 @@ class Process(NamedTuple):
     @property
     def is_gone(self) -> bool:
         """Whether it has ended; asked on its own node only."""
-        return process_start(self.number) != self.started
+        try:
+            return process_start(self.number) != self.started
+        except OSError:  # nobody knows
+            return False
 
     @property
     def is_stopped(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import socket
@@ -16,6 +17,8 @@ _HTTP2_SETTINGS: Final = b"\4"
 #: A node's state in the head's table (gcs.proto, GcsNodeInfo); and how long the head may take.
 _ALIVE: Final = 0
 _NODES_S: Final = 4.0
+#: Errors that say nothing of whom a connection was to lead to.
+_OURS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 def find_address(address: str) -> str:
@@ -64,7 +67,8 @@ def check_reachable(address: str, timeout_s: float, *, host_timeout_s: float | N
 
     `host_timeout_s`: how long its host may take to let anybody in, `timeout_s` by default; a host
         that is busy, or whose Ray is stopped, does so at once.
-    Raises ClusterError, caused by the OSError: a ConnectionError if nobody was let in.
+    Raises ClusterError, caused by the OSError: a ConnectionError if nobody was let in, one that
+        `is_of_this_process` if it cannot ask.
     """
     host, _, port = address.rpartition(":")
     try:
@@ -75,6 +79,13 @@ def check_reachable(address: str, timeout_s: float, *, host_timeout_s: float | N
                 if connection.recv(9)[3:4] != _HTTP2_SETTINGS:
                     raise ConnectionError("what listens there is no Ray")
     except OSError as error:
+        if error.errno in _OURS:
+            raise ClusterError(
+                f"this process cannot ask the Ray cluster at {address}: {error}. Close what it has "
+                "open, or raise its limit (`ulimit -n`).",
+                address=address,
+                cause=str(error),
+            ) from error
         raise ClusterError(
             f"nothing answers at {address}: {error}. Start Ray there (`ray start --head`, or `ray "
             "up cluster.yaml`), or leave the address out (and RAY_ADDRESS unset) to start one "
@@ -82,6 +93,11 @@ def check_reachable(address: str, timeout_s: float, *, host_timeout_s: float | N
             address=address,
             cause=str(error),
         ) from error
+
+
+def is_of_this_process(error: ClusterError) -> bool:
+    """Return whether an error of `check_reachable` says nothing of the cluster."""
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno in _OURS
 
 
 def check_is_node(address: str) -> None:
@@ -115,7 +131,7 @@ def _is_here(host: str) -> bool:
 def _connected(host: str, port: int, timeout_s: float) -> socket.socket:
     try:
         return socket.create_connection((host, port), timeout_s)
-    except ConnectionError:
-        raise
     except OSError as error:
+        if isinstance(error, ConnectionError) or error.errno in _OURS:
+            raise
         raise ConnectionError(f"its host is not there: {error}") from error

@@ -19,7 +19,7 @@ from ray import exceptions
 from devices.errors import ClusterError, DeviceLostError, HeteroError
 from scheduler.device.probe import PluginSpec, usable
 from scheduler.ray.actor import probe, remote_device
-from scheduler.ray.address import check_reachable
+from scheduler.ray.address import check_reachable, is_of_this_process
 from scheduler.ray.interpreters import interpreter_options
 from scheduler.ray.nodes import ClusterNode, DeviceNumbers, alive_nodes, cluster_secret
 from scheduler.ray.pool import Pool, end_devices, keep_listing, kept_listing
@@ -418,7 +418,7 @@ def _why_unreached(node: ClusterNode) -> BaseException | None:
     try:
         check_reachable(node.address, LOOK_S, host_timeout_s=_HOST_S)
     except ClusterError as error:
-        return error.__cause__
+        return None if is_of_this_process(error) else error.__cause__
     return None
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from devices.errors import ClusterError
-from scheduler.ray.address import check_reachable
+from scheduler.ray.address import check_reachable, is_of_this_process
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +50,8 @@ class ClusterWatch:
         try:
             check_reachable(self.address, _ANSWER_S)
         except ClusterError as error:
+            if is_of_this_process(error):
+                raise
             raise _gone(self.address, error) from error
 
     def close(self) -> None:
@@ -69,6 +71,9 @@ class ClusterWatch:
                 check_reachable(self.address, _ANSWER_S, host_timeout_s=_HOST_S)
                 silent_since_s = None
             except ClusterError as error:
+                if is_of_this_process(error):
+                    silent_since_s = None
+                    continue
                 silent_since_s = silent_since_s or begun_s
                 unreached = isinstance(error.__cause__, ConnectionError)
                 silent_s = time.monotonic() - silent_since_s

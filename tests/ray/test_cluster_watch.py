@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 import time
 from collections.abc import Iterator
@@ -81,3 +82,28 @@ def test_a_head_that_refuses_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     with watched(server) as told:
         server.close()
         assert "is gone: " in str(told.get(timeout=LONG_S))
+
+
+def test_a_client_that_can_open_no_more_files_does_not_take_the_cluster_for_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("_LOOK_S", "_AGAIN_S", "_UNREACHED_S", "_SILENT_S"):
+        monkeypatch.setattr(watch, name, 0.001)
+    with ExitStack() as stack:
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        address = "{}:{}".format(*server.getsockname())
+        refusals: Queue[None] = Queue()
+
+        def refuse(*arguments: object) -> socket.socket:
+            refusals.put(None)
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        monkeypatch.setattr(socket, "create_connection", refuse)
+        found = ClusterWatch(address, lambda error: None)
+        for _ in range(20):
+            refusals.get(timeout=LONG_S)
+        with pytest.raises(ClusterError, match="this process cannot ask .*ulimit"):
+            found.look()
+        found.close()
+        found.join()
+    assert found.gone is None

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
+
+from scheduler.processes.owned_files import Process, owned_name, process_start, sweep
 
 PROGRAM = """
 import atexit, sys
@@ -40,3 +46,21 @@ def test_a_reader_that_has_gone_is_no_error() -> None:
     )
     os.close(writer)
     assert (ended.returncode, ended.stderr) == (3, b"")
+
+
+def test_a_process_that_cannot_be_looked_at_is_not_taken_for_gone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    me = Process(os.getpid(), process_start(os.getpid()))
+    mine = tmp_path / owned_name("file")
+    mine.touch()
+
+    def refuse(path: Path, *arguments: object, **options: object) -> str:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as full:
+        full.setattr(Path, "read_text", refuse)
+        assert not me.is_gone
+        sweep(tmp_path)
+    assert mine.exists()
+    assert Process(os.getpid(), "0").is_gone
