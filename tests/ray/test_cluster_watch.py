@@ -102,7 +102,7 @@ def test_a_client_that_can_open_no_more_files_does_not_take_the_cluster_for_gone
         found = ClusterWatch(address, lambda error: None)
         for _ in range(20):
             refusals.get(timeout=LONG_S)
-        with pytest.raises(ClusterError, match="this process cannot ask .*ulimit"):
+        with pytest.raises(ClusterError, match=r"this process cannot ask .*ulimit"):
             found.look()
         found.close()
         found.join()

@@ -251,6 +251,6 @@ def test_what_is_given_for_openvino_alone_reaches_it(core: hetero.Core) -> None:
         asked = compiled.get_property("DEVICE_PROPERTIES")["OV.CPU"]
         assert asked["MODEL_DISTRIBUTION_POLICY"] == ("TENSOR_PARALLEL",)
         assert compiled.get_property("MODEL_DISTRIBUTION_POLICY") != ("TENSOR_PARALLEL",)
+    config["DEVICE_PROPERTIES"]["OV"]["MODEL_DISTRIBUTION_POLICY"] = "NONSENSE"
     with pytest.raises(DeviceError, match="Wrong value NONSENSE"):
-        config["DEVICE_PROPERTIES"]["OV"]["MODEL_DISTRIBUTION_POLICY"] = "NONSENSE"
         core.compile_model(branches(), "HETERO:OV,CPU", config)
