@@ -401,8 +401,8 @@ class _Functions:
         return x.tape.copied(np.asarray(value, to.dtype), to)
 
     @staticmethod
-    def zeros_like(x: StandIn, dtype: Any = None) -> StandIn:
-        return _Functions.full_like(x, 0, dtype)
+    def zeros_like(x: StandIn) -> StandIn:
+        return _Functions.full_like(x, 0)
 
     @staticmethod
     def ascontiguousarray(x: StandIn) -> StandIn:

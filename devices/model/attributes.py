@@ -2,56 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Final
 
 import onnx
-from onnx import AttributeProto
+from onnx import AttributeProto, TensorProto
 
 from devices.errors import ModelError
 from devices.model.tensor_proto import tensor_array
 
-#: Turns the body of a control flow node into what the caller runs.
-BodyReader = Callable[[onnx.GraphProto], Any]
+#: The field of an attribute that holds its value, by its type; those in the plural hold several.
+_FIELDS: Final = {
+    AttributeProto.FLOAT: "f", AttributeProto.INT: "i", AttributeProto.STRING: "s",
+    AttributeProto.TENSOR: "t", AttributeProto.GRAPH: "g", AttributeProto.FLOATS: "floats",
+    AttributeProto.INTS: "ints", AttributeProto.STRINGS: "strings",
+    AttributeProto.TENSORS: "tensors", AttributeProto.GRAPHS: "graphs",
+    AttributeProto.TYPE_PROTO: "tp", AttributeProto.TYPE_PROTOS: "type_protos",
+    AttributeProto.SPARSE_TENSOR: "sparse_tensor",
+}  # fmt: skip
 
 
-def attribute_value(attribute: AttributeProto, read_body: BodyReader = lambda graph: graph) -> Any:
-    """Return an attribute as int, float, str, tuple, array, TypeProto or what `read_body` makes.
+def attribute_value(attribute: AttributeProto) -> Any:
+    """Return an attribute as int, float, str, array, graph or TypeProto, or a tuple of those.
 
-    A reference to a function's own attribute is the caller's to resolve; `read_body` is applied to
-    each graph. ModelError for a type that ONNX does not define, or a damaged tensor.
+    A reference to a function's own attribute is the caller's to resolve. ModelError for a type that
+    ONNX does not define, or a damaged tensor.
     """
-    kind = attribute.type
-    if kind == AttributeProto.FLOAT:
-        return attribute.f
-    if kind == AttributeProto.INT:
-        return attribute.i
-    if kind == AttributeProto.STRING:
-        return _text(attribute.s)
-    if kind == AttributeProto.TENSOR:
-        return tensor_array(attribute.t)
-    if kind == AttributeProto.GRAPH:
-        return read_body(attribute.g)
-    if kind == AttributeProto.FLOATS:
-        return tuple(attribute.floats)
-    if kind == AttributeProto.INTS:
-        return tuple(attribute.ints)
-    if kind == AttributeProto.STRINGS:
-        return tuple(_text(s) for s in attribute.strings)
-    if kind == AttributeProto.TENSORS:
-        return tuple(tensor_array(t) for t in attribute.tensors)
-    if kind == AttributeProto.GRAPHS:
-        return tuple(read_body(g) for g in attribute.graphs)
-    if kind == AttributeProto.TYPE_PROTO:
-        return attribute.tp
-    if kind == AttributeProto.TYPE_PROTOS:
-        return tuple(attribute.type_protos)
-    if kind == AttributeProto.SPARSE_TENSOR:
-        return attribute.sparse_tensor
-    raise ModelError(
-        f"attribute {attribute.name!r} has type {kind}, which ONNX does not define. Export the "
-        "model again."
-    )
+    field = _FIELDS.get(attribute.type)
+    if field is None:
+        raise ModelError(
+            f"attribute {attribute.name!r} has type {attribute.type}, which ONNX does not define. "
+            "Export the model again."
+        )
+    value = getattr(attribute, field)
+    if field in ("strings", "tensors"):
+        return tuple(map(_plain, value))
+    return tuple(value) if field.endswith("s") and len(field) > 1 else _plain(value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, TensorProto):
+        return tensor_array(value)
+    return _text(value) if isinstance(value, bytes) else value
 
 
 def bodies(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:

@@ -123,12 +123,12 @@ def _flipped(shape: Shape, matrix: int, batch: int = 0) -> Shape:
     return [*shape[:-2], shape[-1], shape[-2]] if matrix else shape
 
 
-def _like(position: int = 0, *others: int, to: int = 0) -> Rule:
+def _like(position: int = 0, *others: int) -> Rule:
     """The output has the type of an input; its shape is broadcast with those of others."""
 
     def rule(call: _Call) -> None:
         shapes = [call.shape(i) for i in (position, *others)]
-        call.give(to, call.type(position), _broadcast(*shapes))
+        call.give(0, call.type(position), _broadcast(*shapes))
 
     return rule
 

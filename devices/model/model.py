@@ -310,9 +310,7 @@ class Model(HasPorts):
             state.update(len(part).to_bytes(8, "little") + part)
         return state.hexdigest()
 
-    def extract(
-        self, positions: Iterable[int], outputs: Sequence[str], *, name: str | None = None
-    ) -> Model:
+    def extract(self, positions: Iterable[int], outputs: Sequence[str]) -> Model:
         """Return the nodes at `positions` as a model of their own.
 
         Its inputs are what they read and neither make nor find among the constants, in order of
@@ -325,8 +323,6 @@ class Model(HasPorts):
         outputs : sequence of str
             Values that the new model gives out: made by its nodes, or constants or inputs of
             this model that pass through.
-        name : str, optional
-            The new graph's name.
         """
         nodes = [self.nodes[i] for i in sorted(set(positions))]
         made = {value for node in nodes for value in node.writes}
@@ -342,7 +338,7 @@ class Model(HasPorts):
         between = {spec.name: spec for spec in (*inputs, *(port(v) for v in outputs))}
         return Model(
             self._header_with(RANGES, boundary_ranges(self, between)),
-            name=name or self.name,
+            name=self.name,
             nodes=nodes,
             inputs=inputs,
             outputs=[port(v) for v in outputs],

@@ -176,7 +176,7 @@ def test_crop_by_scales_has_the_inferred_size():
 @pytest.mark.parametrize("coordinates", ["asymmetric", "half_pixel"])
 def test_sizes_say_the_scale_exactly(coordinates, nearest):
     attributes = {"coordinate_transformation_mode": coordinates, "nearest_mode": nearest}
-    for size, output in itertools.product(range(1, 20), repeat=2):
+    for size, output in itertools.product((1, 2, 3, 5, 7, 8, 11, 14, 19), repeat=2):
         # 2 * (coordinate in the input), as a fraction of `output`.
         twice = [size * (2 * i + (coordinates != "asymmetric")) for i in range(output)]
         twice = [t - output * (coordinates != "asymmetric") for t in twice]
