@@ -35,6 +35,17 @@ VERSION: Final = 2
 NOWHERE: Final = ""
 
 
+#: What the document has as it stands, of each device, stage and plan.
+_OF_DEVICES: Final = (
+    "name", "plugin", "version", "fingerprint", "full_name", "node", "num_threads", "memory_nbytes",
+)  # fmt: skip
+_OF_STAGES: Final = ("run_s", "transfer_s", "overhead_s")
+_OF_PLANS: Final = (
+    "bottleneck_s", "latency_s", "bottleneck", "bound_s", "bound_name", "bound_scope",
+    "planning_s", "cut_short", "basis",
+)  # fmt: skip
+
+
 def build_report(
     survey: Survey, plan: PlanReport | None = None, *, command: str = ""
 ) -> dict[str, Any]:
@@ -140,14 +151,7 @@ def _devices(
             shares[name] = shares.get(name, 0.0) + variant.share
     return [
         {
-            "name": d.name,
-            "plugin": d.plugin,
-            "version": d.version,
-            "fingerprint": d.fingerprint,
-            "full_name": d.full_name,
-            "node": d.node,
-            "num_threads": d.num_threads,
-            "memory_nbytes": d.memory_nbytes,
+            **_fields(d, _OF_DEVICES),
             "supported": len(survey.answers[d.name]),
             "nodes": counts[d.name],
             "used": bool(counts[d.name]),
@@ -244,9 +248,7 @@ def _subgraphs(
                 "in_nbytes": _total(model, s.inputs),
                 "out_nbytes": _total(model, s.outputs),
                 "weight_nbytes": sum(model.constants[v].array.nbytes for v in weights),
-                "run_s": stage and stage.run_s,
-                "transfer_s": stage and stage.transfer_s,
-                "overhead_s": stage and stage.overhead_s,
+                **{name: stage and getattr(stage, name) for name in _OF_STAGES},
             }
         )
     return rows
@@ -285,18 +287,14 @@ def _variants(plan: PlanReport) -> list[dict[str, Any]]:
 
 def _plan(plan: PlanReport) -> dict[str, Any]:
     return {
-        "bottleneck_s": plan.bottleneck_s,
-        "latency_s": plan.latency_s,
+        **_fields(plan, _OF_PLANS),
         "throughput_per_s": 1 / plan.bottleneck_s if plan.bottleneck_s > 0 else None,
-        "bottleneck": plan.bottleneck,
-        "bound_s": plan.bound_s,
-        "bound_name": plan.bound_name,
-        "bound_scope": plan.bound_scope,
         "ratio": plan.ratio if math.isfinite(plan.ratio) else None,
         "sources": dict(plan.sources),
-        "planning_s": plan.planning_s,
-        "cut_short": plan.cut_short,
-        "basis": plan.basis,
         "unmeasured": dict(plan.unmeasured),
         "sentence": plan.sentence(),
     }
+
+
+def _fields(of: object, names: Sequence[str]) -> dict[str, Any]:
+    return {name: getattr(of, name) for name in names}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from devices.errors import AffinityError
 from hetero.affinity.affinity import follows
@@ -27,13 +27,14 @@ def counterfactuals(
     if len(survey.names) > 1:
         rows.append(_priority(survey, document, plan, judged.pop("priority", None)))
     chosen = next((a for a in judged.values() if a.chosen), None)
-    rows += [_judged(a, "runner-up") for a in judged.values() if not a.chosen]
+    others = [a for a in judged.values() if not a.chosen]
+    rows += [_row(a.name, "runner-up", a, devices=list(a.devices)) for a in others]
     # The choice has a row of its own unless it is one of those above.
     if not any(row["chosen"] for row in rows):
         rows.append(_chosen(document, plan, chosen))
     figure = "latency_s" if plan is not None and plan.hint == "LATENCY" else "bottleneck_s"
     if plan is not None and plan.bound_s > 0:
-        rows.append(_row(f"bound: {plan.bound_name}", "bound", **{figure: plan.bound_s}))
+        rows.append(_row(f"bound: {plan.bound_name}", "bound", None, **{figure: plan.bound_s}))
     base = plan.figure_s if plan else None
     for row in rows:
         known = base and row[figure] is not None
@@ -41,38 +42,14 @@ def counterfactuals(
     return rows
 
 
-def _row(name: str, kind: str, **fields: Any) -> dict[str, Any]:
-    blank: dict[str, Any] = {
-        "name": name,
-        "kind": kind,
-        "possible": True,
-        "missing": 0,
-        "devices": [],
-        "subgraphs": None,
-        "cuts": None,
-        "nbytes": None,
-        "bottleneck_s": None,
-        "latency_s": None,
-        "chosen": False,
-    }
-    return blank | fields
+#: What an alternative that was judged says of itself.
+_FIGURES: Final = ("bottleneck_s", "latency_s", "chosen", "subgraphs", "cuts", "nbytes")
 
 
-def _figures(judged: Alternative | None) -> dict[str, Any]:
-    if judged is None:
-        return {}
-    return {
-        "bottleneck_s": judged.bottleneck_s,
-        "latency_s": judged.latency_s,
-        "chosen": judged.chosen,
-        "subgraphs": judged.subgraphs,
-        "cuts": judged.cuts,
-        "nbytes": judged.nbytes,
-    }
-
-
-def _judged(judged: Alternative, kind: str) -> dict[str, Any]:
-    return _row(judged.name, kind, devices=list(judged.devices), **_figures(judged))
+def _row(name: str, kind: str, judged: Alternative | None = None, **fields: Any) -> dict[str, Any]:
+    blank: dict[str, Any] = {"possible": True, "missing": 0, "devices": [], "chosen": False}
+    blank = {"name": name, "kind": kind, **dict.fromkeys(_FIGURES), **blank} | fields
+    return blank if judged is None else blank | {key: getattr(judged, key) for key in _FIGURES}
 
 
 def _single(survey: Survey, device: str, judged: Alternative | None) -> dict[str, Any]:
@@ -84,7 +61,7 @@ def _single(survey: Survey, device: str, judged: Alternative | None) -> dict[str
     fields: dict[str, Any] = {"devices": [device], "possible": not missing, "missing": missing}
     if not missing:
         fields |= {"subgraphs": 1, "cuts": 0, "nbytes": 0}
-    return _row(f"single {device}", "single", **(fields | _figures(judged)))
+    return _row(f"single {device}", "single", judged, **fields)
 
 
 def _priority(
@@ -95,7 +72,7 @@ def _priority(
 ) -> dict[str, Any]:
     """Give each node to the first device that takes it; pins hold where the plan judged it."""
     if judged is not None:
-        return _row("priority", "priority", devices=list(judged.devices), **_figures(judged))
+        return _row("priority", "priority", judged, devices=list(judged.devices))
     placed: dict[str, str] = {}
     for name, answer in survey.answers.items():
         for node in answer.devices:
