@@ -17,6 +17,7 @@ from hetero.serve.completions import Completions
 from hetero.serve.errors import refused, status_of
 from hetero.serve.http_exchange import ClientGone, Exchange, Receive, Send
 from hetero.serve.metrics import metrics_text
+from hetero.serve.openapi import openapi
 from hetero.serve.rest_request import read_infer, read_json, unpacked
 from hetero.serve.rest_response import write_infer
 from hetero.serve.served_model import ServedModel
@@ -117,6 +118,11 @@ class ServingApp:
                 await self._shared_memory(exchange, rest)
             case ["v2", "repository", *rest]:
                 await self._repository(exchange, rest)
+            case ["openapi.json"]:
+                _allow(exchange, "GET")
+                await exchange.answer_json(
+                    openapi([row["name"] for row in self._service.repository.index()])
+                )
             case ["metrics"]:
                 _allow(exchange, "GET")
                 text = metrics_text(self._service.repository.models()).encode()
