@@ -234,7 +234,7 @@ class ServingApp:
         if (turns := self._turns.get(model)) is None:
             loaded = {*self._service.repository.models(), model}
             self._turns = {m: t for m, t in self._turns.items() if m in loaded}
-            turns = self._turns[model] = Turns(model)
+            turns = self._turns[model] = Turns(model, self._service.num_in_flight)
         return turns
 
 

@@ -62,6 +62,10 @@ class Service:
         index = self.repository.index()
         return not self.is_draining and all(row["state"] == "READY" for row in index)
 
+    def num_in_flight(self) -> int:
+        """Return how many requests run, or wait for their turn."""
+        return sum(m.statistics.num_in_flight for m in self.repository.models())
+
     def metadata(self) -> dict[str, Any]:
         """Return what the protocol tells of a server."""
         more = ("system_shared_memory",) if self.regions.allowed else ()

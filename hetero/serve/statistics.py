@@ -13,6 +13,8 @@ from devices.request.answer import StageRun
 
 #: Where the time of a request goes, by the protocol's names.
 PARTS: Final = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
+#: Of a request, in what requests took lately.
+_WEIGHT: Final = 0.1
 
 
 class Statistics:
@@ -25,6 +27,8 @@ class Statistics:
         self.num_inferences = 0
         #: Requests whose inputs were good and that have not ended.
         self.num_in_flight = 0
+        #: Seconds that devices took for a request lately; a server that has answered none is slow.
+        self.recent_s = 1.0
         self._last_ms = 0
 
     @contextmanager
@@ -59,6 +63,7 @@ class Statistics:
             for part, seconds in parts.items():
                 self._seconds[part] += seconds
             self.num_inferences += rows
+            self.recent_s += _WEIGHT * (infer_s - self.recent_s)
             self._last_ms = int(time.time() * 1000)
 
     def failed(self, took_s: float) -> None:
