@@ -26,6 +26,7 @@ from devices.errors import (
 from devices.plugin.remote import RemoteTensor
 from devices.request.request import Request
 from scheduler.client.batching import Batching
+from scheduler.device.machine import TaskState
 from scheduler.observe.observer import DeviceEvent, ObservedRequest
 from scheduler.universe.client import PlayedClient
 from scheduler.universe.cluster import PlayedCluster
@@ -190,6 +191,7 @@ class Played(Work):
         first = inputs[0]
         if stage.inputs[0] == "x":
             numbers = [int(n) for n in np.asarray(first)[:, 0]]
+            self._history.check_rows(numbers)
             if any(self._history.marks.get(n) == "raises" for n in numbers):
                 raise InferenceError("this input is not to be")
         return [models.made(name, inputs) for name in stage.outputs]
@@ -294,6 +296,9 @@ class History:
             if mean_s := getattr(self.faults, f"{kind}_s"):
                 world.after(draw.expovariate(1 / mean_s), self._happen, kind, mean_s)
         world.after(draw.uniform(1.0, 6.0), self._heal)
+        if draw.random() < self.faults.close:
+            closing = draw.choice(self.models)
+            world.after(draw.uniform(0.0, 0.5), world.spawn, partial(self._close, closing))
         self._step(lambda: self.is_healing and not self._open_calls())
         self._check_answers()
         self._end()
@@ -420,6 +425,11 @@ class History:
                 cluster.cut(other, one, for_s)
         self.world.after(draw.expovariate(1 / mean_s), self._happen, kind, mean_s)
 
+    def _close(self, model: Model) -> None:
+        self.world.note(f"{model.below.key} is closed")
+        model.is_closed = True
+        model.deployment.close()
+
     def _heal(self) -> None:
         self.world.note("heals")
         self.is_healing = True
@@ -463,6 +473,30 @@ class History:
         self.ran[key] += 1
         if self.ran[key] > 1:
             self._break(f"{run.task} runs twice on {device.address}")
+        machine = device.loop._machine
+        if self.faults.lines or run.state is not TaskState.RUNNING:
+            return
+        if machine.is_dropped(request):
+            self._break(f"{run.task} runs on {device.address} though it was dropped")
+        client, turn = run.stage.opened.client, request.id + run.stage.opened.level
+        turns = self.turns.setdefault(device.address, Counter())
+        for other, line in machine._ready.waiting.items():
+            key, first = line.waiting[0]
+            if first.state is not TaskState.READY or first.stage.num_running:
+                continue
+            if other == client and key.turn < turn:
+                self._break(f"{run.task} runs on {device.address} before turn {key.turn}")
+            if other != client:
+                turns[other] = turns[other] + 1
+                if turns[other] > UNFAIR * len(self.clients):
+                    self._break(f"{other} waits at {device.address} while others go first")
+        turns[client] = 0
+
+    def check_rows(self, numbers: Sequence[int]) -> None:
+        """Look at a run's rows, by their calls' numbers."""
+        batching = self.calls[numbers[0] - 1].model.batching
+        if len(set(numbers)) > 1 and (batching is None or len(numbers) > batching.size):
+            self._break(f"a batch of {len(numbers)} rows")
 
     # What must hold.
 
@@ -489,6 +523,8 @@ class History:
         if machine.num_running > machine.num_streams:
             self._break(f"{device.address} runs {machine.num_running} of {machine.num_streams}")
         waiting = machine._ready.waiting
+        for name in set(self.turns.get(device.address, ())) - set(waiting):
+            self.turns[device.address][name] = 0
         if waiting and machine.num_running < machine.num_streams:
             self._break(f"{device.address} is idle while tasks wait")
 
@@ -501,6 +537,34 @@ class History:
         for call in self.calls:
             if call.ends:
                 self._check_end(call, call.ends[0])
+        if not self.faults.lines:  # else a caller may lose its turn before it is heard of
+            for model in self.models:
+                self._check_order(model)
+
+    def _check_order(self, model: Model) -> None:
+        """See whether requests were admitted and, where that is promised, answered in order."""
+        admitted = sorted(
+            (record for record in model.records.values() if record.admitted_s is not None),
+            key=lambda record: (record.admitted_s, -record.submitted.priority, record.id),
+        )
+        most: dict[int, int] = {}
+        for record in admitted:
+            for priority, other in most.items():
+                if priority <= record.submitted.priority and other > record.id:
+                    late = model.records[other]
+                    if late.admitted_s < record.admitted_s and self._waited(record, late):
+                        self._break(f"request {other} was admitted before {record.id}")
+            own = record.submitted.priority
+            most[own] = max(most.get(own, 0), record.id)
+        if model.limits.in_order and not model.has_state:
+            order = [r.id for r in admitted if r.id in model.delivered]
+            at = {r.id: r.admitted_s for r in admitted}
+            if [at[n] for n in model.delivered if n in at] != sorted(at[n] for n in order):
+                self._break(f"answers came as {model.delivered}, admitted as {order}")
+
+    def _waited(self, record: Any, late: Any) -> bool:
+        """Whether a request was waiting when a later one came and was admitted."""
+        return bool(record.submitted.now_s < late.submitted.now_s)
 
     def _check_end(self, call: Call, end: Any) -> None:
         """See whether a call's error has a cause."""
@@ -518,17 +582,18 @@ class History:
                 fine = call.is_cancelled or model.is_closed
             case DeadlineError():
                 fine = waited_s >= timeout_s - 1e-6
-                if not faults.client_stop_s and waited_s > timeout_s + 1.5:
+                if not (faults.client_stop_s or faults.lines) and waited_s > timeout_s + 0.6:
                     self._break(f"call {call.number} ended {waited_s - timeout_s:.3f} s late")
             case DeviceLostError():
+                is_alone = len(self.models) == 1 and not (faults.crash_s or faults.stop_s)
                 fine = was_lost and (
                     not call.request.waits
                     or limits.attempts < 5
                     or limits.admission_timeout_s < 600
                     or call.mark in ("poison", "hang")
-                    or bool(faults.loss or faults.cut_s)
+                    or bool(faults.loss or faults.cut_s or faults.client_stop_s)
                     or batched
-                    or self._num_failed(call) >= limits.attempts
+                    or (self._num_failed(call) >= limits.attempts and not is_alone)
                 )
             case OverloadedError():
                 fine = (
@@ -562,7 +627,10 @@ class History:
         for device in self.cluster.devices.values():
             # What says that nobody wants them may have been lost.
             is_sure = not (self.faults.loss or self.faults.cut_s)
+            machine = device.loop._machine
             is_empty = device.loop.is_empty and not device.loop._kept.nbytes
+            is_empty = is_empty and not any(c.nbytes for c in machine._clients.values())
+            is_empty = is_empty and not any(d.tasks for d in machine._deployments.values())
             if is_sure and device.process.is_alive and not is_empty:
                 self._break(
                     f"{device.address} still has {device.loop._machine.num_tasks} tasks, "

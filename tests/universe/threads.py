@@ -105,7 +105,8 @@ class Condition:
 class Threads:
     """What a world's threads do to each other.
 
-    `mean_lines`: after about so many lines of the scheduler a thread loses its turn; 0: never.
+    `mean_lines`: after about so many lines of the scheduler a thread loses its turn, or in some
+        worlds in the middle of a line; 0: never.
     """
 
     def __init__(self, world: World, mean_lines: int) -> None:
@@ -114,6 +115,8 @@ class Threads:
         #: How many have lost their turn in the middle of something.
         self.num_away = 0
         self._left = self._draw()
+        #: Whether it may lose it in the middle of a line.
+        self._splits = bool(mean_lines) and world.random.random() < 0.4
         self._local = {True: self._line, False: None}
         self._is_traced: dict[types.CodeType, bool] = {}
         if mean_lines:
@@ -135,10 +138,12 @@ class Threads:
         if traced is None:
             traced = any(part in code.co_filename for part in _TRACED)
             self._is_traced[code] = traced = traced and code.co_name != "__del__"
+        if traced:
+            frame.f_trace_opcodes = self._splits
         return self._local[traced]
 
     def _line(self, frame: types.FrameType, event: str, argument: Any) -> Any:
-        if event == "line":
+        if event in ("line", "opcode"):
             self._left -= 1
             if self._left <= 0:
                 self._left = self._draw()
