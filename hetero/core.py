@@ -44,6 +44,9 @@ from hetero.properties.table import cache_folder, listed
 from hetero.query.answers import Answers
 from hetero.query.query import AffinitySource, pins_of, query_priority
 from hetero.query.survey import Survey
+from hetero.simulate.advise import Simulation, simulate
+from hetero.simulate.arrivals import read_arrivals
+from hetero.simulate.fleet import planned_fleet, read_fleet
 from hetero.version import Version
 from scheduler.device.probe import PluginSpec
 from scheduler.executor import Executor
@@ -528,6 +531,36 @@ class Core:
         source = self.read_model(model)
         request = without_stand_ins(self._request(source, device_name, config or {}, affinity))
         return self._planner.verified(source, request, costs=costs, progress=progress)
+
+    def simulate(
+        self,
+        model: Source | Model,
+        device_name: str = "HETERO",
+        config: Config | None = None,
+        *,
+        affinity: AffinitySource | None = None,
+        costs: Costs | None = None,
+        devices: Mapping[str, int] | None = None,
+        cluster: str | Path | None = None,
+        arrivals: str | None = None,
+        **options: Any,
+    ) -> Simulation:
+        """Have the real scheduler serve requests in virtual time, on devices that need not exist.
+
+        Parameters
+        ----------
+        model, device_name, config, affinity, costs
+            As for `plan_model`, whose plan is served.
+        devices, cluster
+            Plugin -> how many devices; or a YAML file of devices, links and clients.
+        arrivals : str, optional
+            ``poisson:200/s``, ``gamma:200/s:2`` or a file of times; else as fast as is answered.
+        options
+            ``requests``, ``slo_s``, ``seed``, ``progress``: see `hetero.simulate.advise.simulate`.
+        """
+        report = self.plan_model(model, device_name, config, affinity=affinity, costs=costs)
+        fleet = read_fleet(cluster, report) if cluster else planned_fleet(report, devices or {})
+        return simulate(report, fleet, read_arrivals(arrivals) if arrivals else None, **options)
 
     def read_costs(
         self,

@@ -27,6 +27,7 @@ from hetero.cli.query import query
 from hetero.cli.run import run
 from hetero.cli.serve import serve
 from hetero.cli.signals import INTERRUPTED, with_signal
+from hetero.cli.simulate import simulate
 from hetero.cli.terminal import print_json
 from hetero.cli.top import top
 from hetero.report.text import visible
@@ -44,7 +45,7 @@ def cli() -> None:
 
 for command in (
     doctor, devices, inspect_command, query, profile_command, plan, compile_command, run, generate,
-    bench, compare, serve, cache, pool, top, probe, check_device_command,
+    bench, compare, serve, simulate, cache, pool, top, probe, check_device_command,
 ):  # fmt: skip
     cli.add_command(command)
 add_examples(cli)

@@ -43,6 +43,10 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
         "hetero compare light:bvlc_alexnet -d CPU,HETERO:ORT,CPU -a op:LRN=CPU",
     ),
     "serve": ("hetero serve light:squeezenet -d HETERO:ORT,CPU --check",),
+    "simulate": (
+        "hetero profile light:shufflenet -d HETERO:ORT,CPU -o costs.json",
+        "hetero simulate light:shufflenet -d HETERO:ORT,CPU --costs costs.json --slo 200ms",
+    ),
     "cache": _CACHE,
     "cache list": _CACHE,
     "cache verify": (_CACHE[0], "hetero cache verify --dir cache"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable
 from functools import wraps
 from importlib.metadata import entry_points
@@ -103,6 +104,8 @@ def with_core(function: Callable[..., Any]) -> Callable[..., Any]:
         if address and executor == "inprocess":
             raise click.UsageError("--address names a Ray cluster; leave out --executor inprocess.")
         take_planning(context.info_name or "", rest)
+        if context.info_name == "simulate":  # they need not exist
+            rest["fleet"], device_counts = device_counts, _measured(rest["config"])
         if "pins" in rest:
             rest["pins"] = parse_pins(rest["pins"])
         named = address or os.environ.get("RAY_ADDRESS")
@@ -147,6 +150,13 @@ def _starts_ray(command: str, config: dict[str, Any]) -> bool:
     costs = config.get("COST_FILE")
     # Costs of one node are enough to plan for it.
     return not costs or len({d.identity.node for d in read_costs(costs).devices.values()}) > 1
+
+
+def _measured(config: dict[str, Any]) -> dict[str, int]:
+    """Return how many devices of each plugin a cost file is of: those that a plan is for."""
+    path = config.get("COST_FILE")
+    found = read_costs(path).devices.values() if path else ()
+    return dict(Counter(device.identity.plugin for device in found))
 
 
 def _count(text: str) -> int:

@@ -25,6 +25,8 @@ PROPERTIES: Final = {
 
 
 SHAPES: Final = "PLAN_SHAPES"
+#: Commands that plan without running anything.
+_PLANNING: Final = ("plan", "simulate")
 
 
 def planning_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -78,8 +80,8 @@ def take_planning(command: str, values: dict[str, Any]) -> None:
     policy = config.get("MODEL_DISTRIBUTION_POLICY")
     judges = {"policy", "costs"} if values.get("profile") else {"policy"}
     idle = [_flag(name) for name in given if name not in judges]
-    # `plan` judges a priority list by its costs, and plans by cost where nothing else is said.
-    if command != "plan" and idle:
+    # These judge a priority list by its costs, and plan by cost where nothing else is said.
+    if command not in _PLANNING and idle:
         if policy == "PRIORITY":
             raise click.UsageError(
                 f"{', '.join(idle)}: a plan in the list's order (--policy PRIORITY) has no use for "
@@ -96,7 +98,7 @@ def take_planning(command: str, values: dict[str, Any]) -> None:
 def plans_by_cost(command: str, config: Mapping[str, Any]) -> bool:
     """Whether a command with this configuration plans by cost."""
     policy = config.get("MODEL_DISTRIBUTION_POLICY")
-    return command == "plan" or policy not in (None, "PRIORITY") or "PERFORMANCE_HINT" in config
+    return command in _PLANNING or policy not in (None, "PRIORITY") or "PERFORMANCE_HINT" in config
 
 
 def planned_at(

@@ -105,13 +105,19 @@ class World:
 
     def run(self, until_s: float = inf) -> None:
         """Let happen what is due until then."""
-        due = self._due
-        while due and due[0][0] <= until_s:
-            self.now, _, call, arguments = heapq.heappop(due)
-            self.num_events += 1
-            call(*arguments)
+        while self._due and self._due[0][0] <= until_s:
+            self.step()
         if until_s < inf:
             self.now = max(self.now, until_s)
+
+    def step(self) -> bool:
+        """Let happen what is due next; whether there was anything."""
+        if not self._due:
+            return False
+        self.now, _, call, arguments = heapq.heappop(self._due)
+        self.num_events += 1
+        call(*arguments)
+        return True
 
     def close(self) -> None:
         """End the threads that wait for work."""

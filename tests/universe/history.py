@@ -309,8 +309,7 @@ class History:
         """Go on until all is done, or should be."""
         world = self.world
         until_s = 100.0
-        while world._due and not done():
-            world.run(world._due[0][0])
+        while not done() and world.step():
             if world.errors:
                 error = world.errors[0]
                 told = "".join(traceback.format_exception(error)[-3:])
@@ -371,7 +370,7 @@ class History:
 
     def _cancel(self, call: Call) -> None:
         call.is_cancelled = True
-        if cancel := call.inputs.get("cancel"):
+        if cancel := (call.inputs or {}).get("cancel"):
             self.world.spawn(cancel)
 
     def _answered(self, call: Call, future: Any) -> None:

@@ -1,0 +1,112 @@
+"""``hetero simulate``: what a cluster, there or not, would do with a model."""
+
+from __future__ import annotations
+
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import click
+
+from devices.errors import ArgumentError
+from hetero.cli.loading import read
+from hetero.cli.options import model_options, start, with_core
+from hetero.cli.planning import planning_options
+from hetero.cli.terminal import print_json, show, steps
+from hetero.core import Core
+from hetero.report.text import Rows
+from hetero.report.units import seconds_text
+from hetero.simulate.advise import Change, Simulation
+
+#: Devices, links and clients shown before the rest is left to ``--json``.
+_SHOWN = 12
+
+
+@click.command()
+@model_options
+@planning_options
+@click.option("--arrivals", metavar="poisson:RATE/s|gamma:RATE/s:VARIATION|FILE",
+              help="When requests come; without it, as fast as they are answered.")  # fmt: skip
+@click.option("--slo", metavar="TIME", help="What counts as in time, as 50ms or 0.5s.")
+@click.option("--cluster", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+              help="A YAML file of devices, links and clients in place of the plan's.")  # fmt: skip
+@click.option("--requests", "-n", type=click.IntRange(min=100), default=10_000, show_default=True,
+              help="How many requests come.")  # fmt: skip
+@with_core
+def simulate(
+    core: Core,
+    model: str,
+    device: str,
+    pins: dict[str, str],
+    config: dict[str, Any],
+    fleet: dict[str, int],
+    arrivals: str | None,
+    slo: str | None,
+    cluster: Path | None,
+    requests: int,
+    as_json: bool,
+) -> None:
+    """Serve MODEL's requests in virtual time: rates, times, what limits them, what to add.
+
+    The scheduler is the real one; times are the cost file's (--costs). --devices says how many
+    devices of each plugin there are, which need not exist.
+    """
+    if cluster and fleet:
+        raise click.UsageError("--cluster lists the devices; leave out --devices.")
+    source = read(core, model)
+    start(core)
+    with steps("simulating") as tell:
+        found = core.simulate(
+            source, device, config, affinity=pins or None, devices=fleet, cluster=cluster,
+            arrivals=arrivals, slo_s=inf if slo is None else _seconds(slo), requests=requests,
+            progress=tell,
+        )  # fmt: skip
+    if as_json:
+        print_json("simulation", found.document())
+    else:
+        _show(found)
+
+
+def _seconds(text: str) -> float:
+    number, unit = (text[:-2], 1e-3) if text.endswith("ms") else (text.removesuffix("s"), 1.0)
+    try:
+        seconds = float(number) * unit
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < inf:
+        raise ArgumentError(f"--slo {text!r}: wanted a time, as 50ms or 0.5s.")
+    return seconds
+
+
+def _show(found: Simulation) -> None:
+    outcome = found.outcome
+    show(f"{found.model}: {found.basis}")
+    rows = Rows("requests", "answers/s", "in time/s", "p50", "p95", "p99", "failed")
+    times = [seconds_text(t) for t in (outcome.p50_s, outcome.p95_s, outcome.p99_s)]
+    in_time = "-" if found.slo_s == inf else f"{outcome.goodput_per_s:.5g}"
+    rows.add(found.arrivals, f"{outcome.throughput_per_s:.5g}", in_time, *times, outcome.failed)
+    show(rows)
+    used = Rows("part", "name", "busy", "waited for, a request")
+    for part in outcome.used[:_SHOWN]:
+        used.add(part.kind, part.name, f"{part.busy:.1%}", seconds_text(part.queued_s))
+    show(used)
+    if len(outcome.used) > _SHOWN:
+        show(f"{len(outcome.used) - _SHOWN} more: --json lists them")
+    show(f"it can answer {found.capacity_per_s:.5g} a second: {found.bottleneck}")
+    if found.knee_per_s is not None:
+        show(f"99 % in time up to {found.knee_per_s:.5g} a second")
+    changes = Rows("change", "answers/s", "gain", "price", "gain per price")
+    for change in (*found.added, *found.lost):
+        changes.add(*_cells(change))
+    show(changes)
+
+
+def _cells(change: Change) -> tuple[str, ...]:
+    per_price = change.gain_per_price
+    return (
+        change.name,
+        f"{change.rate_per_s:.5g}" if change.rate_per_s else "none",
+        f"{change.gain:+.1%}",
+        f"{change.price:g}" if change.price else "-",
+        "-" if per_price is None else f"{per_price:+.3%}",
+    )

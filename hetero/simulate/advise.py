@@ -1,0 +1,222 @@
+"""What a fleet does, what another device would bring, and what the loss of one costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from math import inf, isinf
+from typing import Any
+
+from devices.errors import ArgumentError
+from hetero.planning.report import PlanReport
+from hetero.simulate.arrivals import Arrivals
+from hetero.simulate.fleet import Fleet
+from hetero.simulate.run import Outcome, Used, run
+
+#: Requests of each run that is only compared with others.
+_SHORT = 2_000
+#: Steps in which the greatest rate is narrowed down, and the share of the answers that are in time.
+_STEPS = 7
+_IN_TIME = 0.99
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What another fleet would do.
+
+    Attributes
+    ----------
+    name, kind : str
+        What is added or lost; ``device``, ``link``, ``client`` or ``node``.
+    rate_per_s : float
+        Answers a second that it then can give; 0: none.
+    gain : float
+        The difference by what the fleet can give now; negative for a loss.
+    price : float
+        What it costs; 0: not known.
+    """
+
+    name: str
+    kind: str
+    rate_per_s: float
+    gain: float
+    price: float = 0.0
+
+    @property
+    def gain_per_price(self) -> float | None:
+        """The gain for each unit of the price."""
+        return self.gain / self.price if self.price else None
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What a fleet would do with a model.
+
+    Attributes
+    ----------
+    model, basis : str
+        The model's name, and what the times rest on.
+    fleet : Fleet
+        The devices, links and clients.
+    arrivals, slo_s, seed
+        As they were given; `slo_s` is infinite for none.
+    outcome : Outcome
+        With these arrivals.
+    capacity_per_s : float
+        Answers a second that the fleet can give.
+    bottleneck : str
+        What limits it, in a sentence.
+    added, lost : tuple of Change
+        What else could be there, the greatest gain first; what could be gone.
+    knee_per_s : float or None
+        The greatest rate of Poisson arrivals of which 99 % are answered in time; None without a
+        time.
+    """
+
+    model: str
+    basis: str
+    fleet: Fleet
+    arrivals: str
+    slo_s: float
+    seed: int
+    outcome: Outcome
+    capacity_per_s: float
+    bottleneck: str
+    added: tuple[Change, ...]
+    lost: tuple[Change, ...]
+    knee_per_s: float | None
+
+    def document(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        fleet = asdict(self.fleet)
+        fleet["links"] = [
+            {"between": list(ends), **asdict(link)} for ends, link in self.fleet.links.items()
+        ]
+        document = asdict(replace(self, fleet=self.fleet)) | {"fleet": fleet}
+        document["slo_s"] = None if isinf(self.slo_s) else self.slo_s
+        return document
+
+
+def simulate(
+    report: PlanReport,
+    fleet: Fleet,
+    arrivals: Arrivals | None = None,
+    *,
+    requests: int = 10_000,
+    slo_s: float = inf,
+    seed: int = 0,
+    progress: Callable[[int, int, str], None] = lambda done, all_, what: None,
+) -> Simulation:
+    """Serve requests in virtual time, and try what could be added and lost.
+
+    Raises ArgumentError: more requests come than the fleet can serve; it says how many it can.
+    """
+    changes = _changes(report, fleet)
+    steps = 2 + len(changes) + (_STEPS if slo_s < inf else 0)
+    done = iter(range(steps))
+
+    def tell(what: str) -> None:
+        progress(next(done, steps), steps, what)
+
+    tell("capacity")
+    full = run(report, fleet, None, requests=min(requests, _SHORT), seed=seed)
+    capacity = full.throughput_per_s
+    if arrivals is not None and arrivals.rate_per_s > capacity * 1.02:
+        raise ArgumentError(
+            f"arrivals {arrivals.text!r}: {arrivals.rate_per_s:.6g} requests come a second, and "
+            f"the fleet can answer {capacity:.6g}: {_sentence(full, fleet)} Give fewer, or more "
+            "devices."
+        )
+    tell("the arrivals")
+    outcome = run(report, fleet, arrivals, requests=requests, slo_s=slo_s, seed=seed)
+    found: list[Change] = []
+    for change, other in changes:
+        tell(change.name)
+        rate = 0.0
+        if other is not None:
+            rate = run(report, other, None, requests=_SHORT, seed=seed).throughput_per_s
+        found.append(replace(change, rate_per_s=rate, gain=rate / capacity - 1))
+    gains = [c for c, (_, other) in zip(found, changes, strict=True) if c.name.startswith("+")]
+    losses = [c for c in found if c.name.startswith("-")]
+    return Simulation(
+        model=report.model,
+        basis=report.basis,
+        fleet=fleet,
+        arrivals="as fast as they are answered" if arrivals is None else arrivals.text,
+        slo_s=slo_s,
+        seed=seed,
+        outcome=outcome,
+        capacity_per_s=capacity,
+        bottleneck=_sentence(full, fleet),
+        added=tuple(sorted(gains, key=lambda c: -c.gain)),
+        lost=tuple(sorted(losses, key=lambda c: c.gain)),
+        knee_per_s=_knee(report, fleet, capacity, slo_s, seed, tell) if slo_s < inf else None,
+    )
+
+
+def _changes(report: PlanReport, fleet: Fleet) -> list[tuple[Change, Fleet | None]]:
+    """Return what is tried; None: a fleet that cannot serve at all."""
+    tried: list[tuple[Change, Fleet | None]] = []
+
+    def add(name: str, kind: str, other: Fleet | None, price: float = 0.0) -> None:
+        if other is not None and set(other.kinds) != set(fleet.kinds):
+            other = None
+        tried.append((Change(name, kind, 0.0, 0.0, price), other))
+
+    for like in fleet.kinds:
+        more = fleet.with_one_more(like)
+        add(f"+1 {like}", "device", more, more.devices[-1].price)
+    for ends, link in fleet.links.items():
+        if link.nbytes_per_s:
+            faster = replace(link, nbytes_per_s=2 * link.nbytes_per_s)
+            other = replace(fleet, links={**fleet.links, ends: faster})
+            add(f"+twice {ends[0]} - {ends[1]}", "link", other, link.price)
+    clients = replace(fleet, clients=fleet.clients + 1)
+    add("+1 client", "client", clients, fleet.client_price)
+    for like in fleet.kinds:
+        alike = [device.name for device in fleet.devices if device.like == like]
+        add(f"-1 {like}", "device", fleet.without(alike[-1]))
+    nodes = dict.fromkeys(device.node for device in fleet.devices)
+    for node in nodes if len(nodes) > 1 else ():
+        here = (device.name for device in fleet.devices if device.node == node)
+        add(f"-node {node}", "node", fleet.without(*here))
+    return tried
+
+
+def _sentence(full: Outcome, fleet: Fleet) -> str:
+    """Say what limits a fleet that has as much to do as it can."""
+    likes = {device.name: device.like for device in fleet.devices}
+    groups: dict[tuple[str, str], list[Used]] = {}
+    for row in full.used:
+        groups.setdefault((row.kind, likes.get(row.name, row.name)), []).append(row)
+    kinds = {"client": "clients"}
+
+    def busy(rows: list[Used]) -> float:
+        return sum(row.busy for row in rows) / len(rows)
+
+    (kind, name), rows = max(groups.items(), key=lambda item: busy(item[1]))
+    what = f"the {kinds.get(kind, kind)} {name}" if kind != "client" else "the client's processor"
+    count = f" ({len(rows)} of them)" if len(rows) > 1 else ""
+    return f"{what}{count} is busy {busy(rows):.0%} of the time and limits the rest."
+
+
+def _knee(
+    report: PlanReport,
+    fleet: Fleet,
+    capacity: float,
+    slo_s: float,
+    seed: int,
+    tell: Callable[[str], None],
+) -> float:
+    """Return the greatest rate at which enough answers come in time."""
+    low, high = 0.0, capacity
+    for _ in range(_STEPS):
+        tell("the greatest rate in time")
+        rate = (low + high) / 2
+        arrivals = Arrivals("", rate)
+        outcome = run(report, fleet, arrivals, requests=_SHORT, slo_s=slo_s, seed=seed)
+        if outcome.goodput_per_s >= _IN_TIME * outcome.throughput_per_s and not outcome.failed:
+            low = rate
+        else:
+            high = rate
+    return low

@@ -1,0 +1,84 @@
+"""When requests come: Poisson, with a Gamma distribution's bursts, or as a file says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+
+from devices.errors import ArgumentError
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """When requests come.
+
+    Attributes
+    ----------
+    text : str
+        As they were asked for.
+    rate_per_s : float
+        How many a second, on average.
+    variation : float
+        Standard deviation of the time between two by its mean: 1 for Poisson.
+    gaps_s : tuple of float
+        As recorded; repeated where more are wanted. Empty: drawn.
+    """
+
+    text: str
+    rate_per_s: float
+    variation: float = 1.0
+    gaps_s: tuple[float, ...] = ()
+
+    def times_s(self, count: int, random: Random) -> Iterator[float]:
+        """Return when so many requests come."""
+        shape = 1 / self.variation**2
+        now_s = 0.0
+        for number in range(count):
+            if self.gaps_s:
+                now_s += self.gaps_s[number % len(self.gaps_s)]
+            else:
+                now_s += random.gammavariate(shape, 1 / (shape * self.rate_per_s))
+            yield now_s
+
+
+def read_arrivals(text: str) -> Arrivals:
+    """Read ``poisson:200/s``, ``gamma:200/s:2`` (its variation), or a file of times in seconds.
+
+    Raises ArgumentError: it is none of those, or the times do not ascend.
+    """
+    found = re.fullmatch(r"(poisson|gamma):([0-9.eE+]+)/s(?::([0-9.eE+]+))?", text)
+    if found is None and ":" in text and text.split(":")[0] in ("poisson", "gamma"):
+        raise ArgumentError(f"arrivals {text!r}: wanted poisson:RATE/s or gamma:RATE/s:VARIATION.")
+    if found is None:
+        return _read_file(Path(text))
+    kind, rate, variation = found.groups()
+    try:
+        numbers = float(rate), float(variation or 1.0)
+    except ValueError:
+        numbers = (0.0, 0.0)
+    if min(numbers) <= 0 or (kind == "poisson" and variation):
+        raise ArgumentError(
+            f"arrivals {text!r}: wanted a positive rate, as poisson:200/s, and for gamma a "
+            "positive variation, as gamma:200/s:2."
+        )
+    return Arrivals(text, *numbers)
+
+
+def _read_file(path: Path) -> Arrivals:
+    try:
+        times = [float(line) for line in path.read_text().split()]
+    except (OSError, ValueError) as error:
+        raise ArgumentError(
+            f"arrivals {str(path)!r} cannot be read: {error}. Give poisson:RATE/s, "
+            "gamma:RATE/s:VARIATION, or a file with the time of each request in seconds."
+        ) from error
+    gaps = [later - earlier for earlier, later in pairwise(times)]
+    if not gaps or min(gaps) < 0 or not sum(gaps):
+        raise ArgumentError(
+            f"arrivals {str(path)!r}: wanted two times or more, in seconds, that ascend."
+        )
+    return Arrivals(str(path), len(gaps) / sum(gaps), gaps_s=tuple(gaps))

@@ -1,0 +1,289 @@
+"""A fleet in virtual time: the real scheduler serves requests, and what it took is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import ceil, inf, lcm
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from devices.errors import HeteroError
+from devices.request.request import PLAIN
+from hetero.planning.cost.work import value_nbytes
+from hetero.planning.report import PlanReport
+from hetero.simulate.arrivals import Arrivals
+from hetero.simulate.fleet import Fleet, FleetDevice
+from scheduler.universe.client import PlayedClient
+from scheduler.universe.cluster import PlayedCluster
+from scheduler.universe.device import PlayedDevice, Work
+from scheduler.universe.network import Link, Network
+from scheduler.universe.world import World
+from scheduler.vocabulary.events import Run
+from scheduler.vocabulary.limits import Limits
+from scheduler.vocabulary.placement import Placement, share
+from scheduler.vocabulary.plan import Plan, Stage
+
+#: Share of the requests that come first and are not counted: the pipeline fills.
+_WARMING = 0.1
+#: Routes of a placement at most; with more, devices of a kind have unlike shares.
+_MOST_ROUTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """How much a device, link or client was used.
+
+    Attributes
+    ----------
+    name, kind : str
+        Whose it is; ``device``, ``link`` or ``client``.
+    busy : float
+        Share of the time that it had something to do.
+    queued_s : float
+        Seconds that what came had to wait for it, on average over the requests.
+    """
+
+    name: str
+    kind: str
+    busy: float
+    queued_s: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a fleet did.
+
+    Attributes
+    ----------
+    requests, failed : int
+        Requests that were counted, and that ended without an answer.
+    throughput_per_s : float
+        Answers a second.
+    p50_s, p95_s, p99_s : float
+        Seconds from a request's arrival to its answer.
+    goodput_per_s : float
+        Answers a second that came in time; all of them without a time.
+    used : tuple of Used
+        The busiest first.
+    events : int
+        What happened in the world.
+    """
+
+    requests: int
+    failed: int
+    throughput_per_s: float
+    p50_s: float
+    p95_s: float
+    p99_s: float
+    goodput_per_s: float
+    used: tuple[Used, ...]
+    events: int
+
+
+class _Planned(Work):
+    """What the plan says that stages take."""
+
+    def __init__(self, report: PlanReport, fleet: Fleet) -> None:
+        self._factor = {device.name: device.factor for device in fleet.devices}
+        self.seconds = {
+            (stage.variant, stage.index): stage.run_s + stage.overhead_s for stage in report.stages
+        }
+        self._of: dict[tuple[str, ...], float] = {}
+        self._values: dict[str, np.ndarray] = {}
+        for number, variant in enumerate(report.variants):
+            model = variant.partition.source
+            for s in variant.partition.subgraphs:
+                self._of[tuple(s.node_names)] = self.seconds[number, s.index]
+                for name in (*s.inputs, *s.outputs):
+                    nbytes = value_nbytes(model.spec(name))
+                    self._values[name] = np.broadcast_to(np.uint8(0), (int(nbytes),))
+
+    def value(self, name: str) -> np.ndarray:
+        """Return something as large as a value is."""
+        return self._values.get(name, np.zeros(0, np.uint8))
+
+    def run_s(self, device: str, stage: Stage, inputs: Sequence[Any]) -> float:
+        return self._of[stage.node_names] * self._factor[device]
+
+    def outputs(self, device: str, stage: Stage, inputs: Sequence[Any]) -> Sequence[Any]:
+        return [self.value(name) for name in stage.outputs]
+
+
+def place(report: PlanReport, fleet: Fleet) -> Placement:
+    """Return where a plan's stages are: each route takes the next device of each kind."""
+    plans: list[Plan] = []
+    shares: list[float] = []
+    for number, variant in enumerate(report.variants):
+        plan = variant.partition.plan
+        alike: dict[str, list[FleetDevice]] = {}
+        for device in fleet.devices:
+            alike.setdefault(device.like, []).append(device)
+        kinds = [alike[stage.device] for stage in plan.stages]
+        count = lcm(*map(len, kinds)) if kinds else 1
+        if count > _MOST_ROUTES:
+            count = max(map(len, kinds))
+        works = {s.index: s.run_s + s.overhead_s for s in report.stages if s.variant == number}
+        for i in range(count):
+            mine = [kind[i % len(kind)] for kind in kinds]
+            stages = tuple(
+                replace(stage, device=device.name)
+                for stage, device in zip(plan.stages, mine, strict=True)
+            )
+            busy: dict[str, float] = {}
+            for stage, device in zip(plan.stages, mine, strict=True):
+                took_s = works[stage.index] * device.factor
+                busy[device.name] = busy.get(device.name, 0.0) + took_s
+            plans.append(replace(plan, stages=stages, constant_outputs=plan.constant_outputs))
+            shares.append(variant.share / count / max(max(busy.values(), default=1.0), 1e-9))
+    return share(plans, shares)
+
+
+class _Serving:
+    """A world that serves a fleet's requests."""
+
+    def __init__(self, report: PlanReport, fleet: Fleet, in_flight: int, seed: int) -> None:
+        self.world = World(seed)
+        self._fleet = fleet
+        self._in_flight = in_flight
+        self._work = _Planned(report, fleet)
+        nodes = {device.name: device.node for device in fleet.devices}
+
+        def link(sender: str, receiver: str) -> Link:
+            found = fleet.link(sender, receiver)
+            return Link(found.delay_s, found.nbytes_per_s)
+
+        network = Network(self.world, link, is_coded=False)
+        self._network = network
+        self._cluster = PlayedCluster(self.world, network, self._work, nodes)
+        self._cluster.on_run = self._begins
+        self._queued_s = dict.fromkeys(nodes, 0.0)
+        placement = place(report, fleet)
+        inputs = placement.plan.inputs
+        self._inputs = {spec.name: self._work.value(spec.name) for spec in inputs}
+        limits = Limits(requests=in_flight, nbytes=2**62, waiting=2**30, remembered=16)
+        self.clients = [
+            PlayedClient(self._cluster, f"client {i}", fleet.client_node, cost_s=fleet.client_s / 2)
+            for i in range(fleet.clients)
+        ]
+        self._deployments = [client.deploy(placement, limits) for client in self.clients]
+        self._count = 0
+        self.ended: list[tuple[float, float, bool]] = []
+        self.on_end: Callable[[], None] = lambda: None
+
+    def _begins(self, device: PlayedDevice, run: Run) -> None:
+        self._queued_s[device.name] += max(0.0, self.world.now - run.ready_s)
+
+    def arrive(self) -> None:
+        """Have a caller come."""
+        number = self._count % len(self.clients)
+        self._count += 1
+        process = self.clients[number].process
+        process.do(0.0, self._fleet.client_s / 2, self._submit, number, self.world.now)
+
+    def _submit(self, number: int, begun_s: float) -> None:
+        deployment = self._deployments[number]
+        load = deployment.current_load()
+        submit = partial(self._call, deployment, begun_s)
+        # Only who waits for room needs a thread.
+        if load.num_waiting or load.num_in_flight >= self._in_flight:
+            self.world.enter(submit)
+        else:
+            submit()
+
+    def _call(self, deployment: Any, begun_s: float) -> None:
+        try:
+            made = deployment.submit(self._inputs, PLAIN)
+        except HeteroError:
+            self._ends(begun_s, True)
+            return
+        made.future.add_done_callback(lambda f: self._ends(begun_s, f.exception() is not None))
+
+    def _ends(self, begun_s: float, failed: bool) -> None:
+        self.ended.append((begun_s, self.world.now, failed))
+        self.on_end()
+
+    def used(self, elapsed_s: float) -> tuple[Used, ...]:
+        """Return how much each part was used."""
+        count = max(1, len(self.ended))
+        rows = [
+            Used(d.name, "device", d.process.busy_s / elapsed_s, self._queued_s[d.name] / count)
+            for d in self._cluster.all
+        ]
+        rows += [
+            Used(f"{one} > {other}", "link", link.busy_s / elapsed_s, link.queued_s / count)
+            for (one, other), link in self._network.links.items()
+            if link.nbytes_per_s
+        ]
+        rows += [
+            Used(c.process.name, "client", c.process.busy_s / elapsed_s, c.process.queued_s / count)
+            for c in self.clients
+        ]
+        return tuple(sorted(rows, key=lambda row: -row.busy))
+
+
+def run(
+    report: PlanReport,
+    fleet: Fleet,
+    arrivals: Arrivals | None,
+    *,
+    requests: int,
+    slo_s: float = inf,
+    in_flight: int = 0,
+    seed: int = 0,
+) -> Outcome:
+    """Serve requests; return what that took.
+
+    `arrivals`: None: as many are in flight as may be, all the time.
+    `in_flight`: of one client at most; 0: four of each device, 32 at least.
+    """
+    in_flight = in_flight or max(32, 4 * len(fleet.devices))
+    serving = _Serving(report, fleet, in_flight, seed)
+    world = serving.world
+    if arrivals is not None:
+        for time_s in arrivals.times_s(requests, Random(seed)):
+            world.after(time_s, serving.arrive)
+    else:
+        left = [requests]
+
+        def again() -> None:
+            if left[0] > 0:
+                left[0] -= 1
+                serving.arrive()
+
+        serving.on_end = again
+        for _ in range(min(requests, in_flight * fleet.clients)):
+            world.after(0.0, again)
+    while len(serving.ended) < requests and world.step():
+        pass
+    world.close()
+    return _outcome(serving, slo_s)
+
+
+def _outcome(serving: _Serving, slo_s: float) -> Outcome:
+    ended = sorted(serving.ended, key=lambda row: row[1])
+    first = int(len(ended) * _WARMING)
+    # The last ones are answered by a pipeline that runs empty.
+    counted = ended[first : len(ended) - first] or ended
+    begun_s = ended[first - 1][1] if first else 0.0
+    elapsed_s = max(counted[-1][1] - begun_s, 1e-12)
+    took = sorted(end_s - start_s for start_s, end_s, failed in counted if not failed) or [0.0]
+    good = sum(seconds <= slo_s for seconds in took)
+
+    def percentile(part: float) -> float:
+        return took[min(len(took) - 1, ceil(part * len(took)) - 1)]
+
+    return Outcome(
+        requests=len(counted),
+        failed=sum(failed for _, _, failed in counted),
+        throughput_per_s=len(took) / elapsed_s,
+        p50_s=percentile(0.5),
+        p95_s=percentile(0.95),
+        p99_s=percentile(0.99),
+        goodput_per_s=good / elapsed_s,
+        used=serving.used(max(serving.world.now, 1e-12)),
+        events=serving.world.num_events,
+    )

@@ -1,0 +1,147 @@
+"""Simulated fleets against what queueing theory and arithmetic say of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from devices.errors import ArgumentError
+from devices.model.reader import read_model
+from hetero.planning.choose import Choice, choose
+from hetero.planning.report import PlanReport
+from hetero.simulate.advise import simulate
+from hetero.simulate.arrivals import Arrivals, read_arrivals
+from hetero.simulate.fleet import Fleet, planned_fleet, read_fleet
+from hetero.simulate.run import run
+from tests.support.chains import chain
+from tests.support.costs import costs, task
+
+
+def planned(*seconds: float) -> PlanReport:
+    """Return the plan of a chain whose nodes take so long, each on a device of its own."""
+    model = read_model(chain(len(seconds)))
+    names = [node.name for node in model.nodes]
+    times = {f"D{i}": {names[i]: seconds[i]} for i in range(len(seconds))}
+    return choose(task(model, costs(model, times)), Choice(seconds=1.0))
+
+
+def fleet(report: PlanReport, **counts: int) -> Fleet:
+    made = planned_fleet(report, counts)
+    return Fleet(made.devices, {}, client_s=0.0)
+
+
+def test_one_device_is_the_queue_of_the_books() -> None:
+    # M/D/1: callers wait load * time / (2 * (1 - load)) on average (Pollaczek and Khinchine).
+    report = planned(0.01)
+    for load in (0.3, 0.7):
+        arrivals = Arrivals("", load / 0.01)
+        found = run(report, fleet(report), arrivals, requests=6_000, seed=1)
+        (device,) = (used for used in found.used if used.kind == "device")
+        assert device.busy == pytest.approx(load, rel=0.05)
+        waited_s = load * 0.01 / (2 * (1 - load))
+        assert device.queued_s == pytest.approx(waited_s, rel=0.1)
+
+
+def test_a_pipeline_gives_what_its_slowest_stage_can() -> None:
+    report = planned(0.004, 0.010, 0.006)
+    assert run(report, fleet(report), None, requests=1000).throughput_per_s == pytest.approx(
+        100, rel=0.01
+    )
+    doubled = fleet(report, D1=2)
+    assert run(report, doubled, None, requests=1000).throughput_per_s == pytest.approx(
+        1 / 0.006, rel=0.02
+    )
+
+
+def test_it_says_what_limits_it_and_what_to_add() -> None:
+    report = planned(0.004, 0.010, 0.006)
+    found = simulate(report, fleet(report), Arrivals("", 50.0), requests=1000, slo_s=0.1)
+    assert "D1" in found.bottleneck
+    assert found.added[0].name == "+1 D1"
+    assert found.added[0].gain == pytest.approx(2 / 3, abs=0.03)
+    assert {change.name: change.rate_per_s for change in found.lost} == {
+        "-1 D0": 0.0, "-1 D1": 0.0, "-1 D2": 0.0,
+    }  # fmt: skip
+    assert found.knee_per_s is not None
+    assert 50 < found.knee_per_s < found.capacity_per_s
+    assert json.loads(json.dumps(found.document()))["capacity_per_s"] == found.capacity_per_s
+    again = simulate(report, fleet(report), Arrivals("", 50.0), requests=1000, slo_s=0.1)
+    assert again == found
+
+
+def test_a_client_that_is_busy_is_what_to_add() -> None:
+    report = planned(0.0001)
+    busy = Fleet(planned_fleet(report, {"D0": 4}).devices, {}, client_s=200e-6)
+    found = simulate(report, busy, requests=2000)
+    assert "client" in found.bottleneck
+    assert found.added[0].name == "+1 client"
+    assert found.added[0].gain == pytest.approx(1.0, abs=0.05)
+
+
+def test_a_cluster_file(tmp_path: Path) -> None:
+    report = planned(0.004, 0.010)
+    path = tmp_path / "cluster.yaml"
+    path.write_text(
+        "devices:\n  D0: {node: a}\n  slow: {like: D1, node: b, factor: 2, price: 100}\n"
+        "  slower: {like: slow, node: b, factor: 2, price: 50}\n"
+        "links:\n  - {between: [a, b], delay_ms: 3, megabytes_per_s: 100, price: 5}\n"
+        "clients: {count: 2, microseconds: 0, node: a}\n"
+    )
+    found = read_fleet(path, report)
+    assert [(d.name, d.like, d.factor) for d in found.devices] == [
+        ("D0", "D0", 1.0), ("slow", "D1", 2.0), ("slower", "D1", 4.0),
+    ]  # fmt: skip
+    alone = run(report, found.without("slower"), Arrivals("", 1.0), requests=100)
+    assert alone.p50_s == pytest.approx(0.004 + 0.020 + 2 * 0.003, rel=0.03)
+    assert simulate(report, found, requests=500).added[0].gain_per_price is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("devices: [D0]", "keys and values"),
+        ("devices: {D0: {}}", "no device is like D1"),
+        ("devices: {D0: {}, D1: {}, X: {like: Y}}", "neither of the plan"),
+        ("devices: {D0: {}, D1: {}, X: {like: Y}, Y: {like: X}}", "like itself: X -> Y -> X"),
+        ("devices: {D0: {}, D1: {factor: -1}}", "factor -1"),
+        ("devices: {D0: {}, D1: {speed: 2}}", "unknown speed"),
+        ("devices: {D0: {}, D1: {}}\nlinks: [{between: [a, b]}]", "wanted two of"),
+        ("devices: {D0: {}, D1: {node: a}}\nlinks: [{between: [a, local], delay_ms: -1}]",
+         "delay_ms -1"),
+        ("devices: {D0: {}, D1: {}}\nclients: {count: 0}", "count 0"),
+        ("devices: {", "cannot be read"),
+    ],
+)  # fmt: skip
+def test_a_cluster_file_that_is_wrong(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(text)
+    with pytest.raises(ArgumentError, match=says):
+        read_fleet(path, planned(0.004, 0.010))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["poisson:0/s", "poisson:x/s", "gamma:3", "gamma:3/s:0", "poisson:3/s:2", "no-such-file"],
+)
+def test_arrivals_that_are_none(text: str) -> None:
+    with pytest.raises(ArgumentError):
+        read_arrivals(text)
+
+
+def test_recorded_arrivals(tmp_path: Path) -> None:
+    path = tmp_path / "times"
+    path.write_text("5.0\n5.5\n6.5\n")
+    assert read_arrivals(str(path)).gaps_s == (0.5, 1.0)
+    path.write_text("5.0\n4.0\n")
+    with pytest.raises(ArgumentError, match="ascend"):
+        read_arrivals(str(path))
+
+
+def test_more_than_it_can_serve() -> None:
+    report = planned(0.010)
+    with pytest.raises(ArgumentError, match=r"200 requests come a second.* can answer 100"):
+        simulate(report, planned_fleet(report, {}), read_arrivals("poisson:200/s"))
+    with pytest.raises(ArgumentError, match="uses only D0"):
+        planned_fleet(report, {"ORT": 2})
