@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from devices.model.notebook import html_table
@@ -187,49 +187,18 @@ class PlanReport:
         return self.variants[0].affinity
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report as plain values for JSON."""
-        return {
-            "model": self.model,
-            "model_hash": self.model_hash,
-            "devices": list(self.devices),
-            "policy": self.policy,
-            "hint": self.hint,
-            "predicted": {
-                "bottleneck_s": self.bottleneck_s,
-                "latency_s": self.latency_s,
-                "throughput_per_s": 1 / self.bottleneck_s if self.bottleneck_s > 0 else None,
-                "loads_s": dict(self.loads_s),
-                "bottleneck": self.bottleneck,
-            },
-            "bound": {
-                "seconds": self.bound_s,
-                "name": self.bound_name,
-                "scope": self.bound_scope,
-                "ratio": self.ratio if self.bound_s > 0 else None,
-            },
-            "advice": list(self.advice),
-            "alternatives": [asdict(a) for a in self.alternatives],
-            "variants": [
-                {
-                    "share": v.share,
-                    "affinity": dict(v.affinity.devices),
-                    "reasons": dict(v.affinity.reasons),
-                }
-                for v in self.variants
-            ],
-            "stages": [asdict(s) for s in self.stages],
-            "wires": [asdict(w) for w in self.wires],
-            "node_times": {
-                node: {device: asdict(time) for device, time in times.items()}
-                for node, times in self.node_times.items()
-            },
-            "sources": dict(self.sources),
-            "planning_s": self.planning_s,
-            "cut_short": self.cut_short,
-            "basis": self.basis,
-            "shapes": {name: list(shape) for name, shape in self.shapes.items()},
-            "unmeasured": dict(self.unmeasured),
-        }
+        """Return the report as plain values for JSON, its variants without their partitions."""
+        variants = [
+            {
+                "share": v.share,
+                "affinity": dict(v.affinity.devices),
+                "reasons": dict(v.affinity.reasons),
+            }
+            for v in self.variants
+        ]
+        document = asdict(replace(self, variants=(), sources=dict(self.sources)))
+        ratio = self.ratio if self.bound_s > 0 else None
+        return document | {"variants": variants, "ratio": ratio}
 
     def sentence(self) -> str:
         """Return the verdict in words."""

@@ -99,8 +99,9 @@ def test_a_report_is_json_and_tells_the_rest() -> None:
     document = json.loads(json.dumps(report.to_dict()))
     # Six nodes on A and two on B, or so: 6 ms each.
     assert report.bottleneck_s == pytest.approx(6e-3)
-    assert document["predicted"]["bottleneck_s"] == report.bottleneck_s
-    assert document["predicted"]["throughput_per_s"] == pytest.approx(1 / 6e-3)
+    assert document["bottleneck_s"] == report.bottleneck_s
+    assert document["variants"][0]["affinity"] == report.affinity.devices
+    assert document["sources"] == {"measured": 16}
     names = {a.name: a for a in report.alternatives}
     assert names["single A"].bottleneck_s == names["priority"].bottleneck_s == pytest.approx(8e-3)
     assert names["single B"].bottleneck_s == pytest.approx(24e-3)
