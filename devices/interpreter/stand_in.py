@@ -175,7 +175,10 @@ class StandIn(NDArrayOperatorsMixin):
         return StandIn(self.tape, real, self.buffer)
 
     def __getitem__(self, key: Any) -> Any:
-        for axis, index in enumerate(key if isinstance(key, tuple) else ()):
+        whole = key if isinstance(key, tuple) else ()
+        if sum(isinstance(index, list | np.ndarray) for index in whole) > 1:
+            raise CannotRecord  # positions that go together
+        for axis, index in enumerate(whole):
             if isinstance(index, np.ndarray):  # one of positions, beside whole axes
                 taken: Any = np.take(self[key[:axis]], index, axis=axis)
                 return taken[(*(slice(None),) * (axis + index.ndim), *key[axis + 1 :])]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from devices.model.model import Model, Node
+from devices.model.model import Model
+from devices.model.repeatable import draws
 
 
 def request_positions(model: Model) -> tuple[int, ...]:
@@ -13,7 +14,7 @@ def request_positions(model: Model) -> tuple[int, ...]:
     moving = {port.name for port in model.inputs}
     found = []
     for position, node in enumerate(model.nodes):
-        if not moving.isdisjoint(node.reads) or _is_random(node):
+        if not moving.isdisjoint(node.reads) or draws(node.proto):
             found.append(position)
             moving.update(node.writes)
     return tuple(found)
@@ -24,10 +25,4 @@ def weight_positions(model: Model) -> frozenset[int]:
     return frozenset(range(len(model.nodes))).difference(
         request_positions(model),
         (p for p, n in enumerate(model.nodes) if not any(v in model.consumers for v in n.writes)),
-    )
-
-
-def _is_random(node: Node) -> bool:
-    return not node.domain and (
-        node.op_type.startswith("Random") or node.op_type in ("Bernoulli", "Multinomial")
     )

@@ -27,6 +27,7 @@ from devices.errors import (
     shown,
 )
 from devices.model.model import Model
+from devices.model.repeatable import is_constant
 from devices.plugin.plugin import Plugin
 from devices.plugin.program import ExecutedNode, Payload, RunContext, Value
 from devices.plugin.support import Support
@@ -60,6 +61,8 @@ class DeviceHost:
         self.descriptor = descriptor
         self._plugin = plugin
         self._stages: dict[tuple[str, int], CompiledModel] = {}
+        #: What stages make that make the same for every request; None until the first one.
+        self._constants: dict[tuple[str, int], Sequence[Value] | None] = {}
         #: What runs now, by identity of the context. It is entered before it is looked whether it
         #: may run, so that whoever cancels or unloads finds it, or is found by it.
         self._running: dict[int, tuple[Request, RunContext]] = {}
@@ -118,6 +121,9 @@ class DeviceHost:
                 compiled = self._plugin.import_model(source.payload, source.model, config)
         with self._lock:
             self._stages[deployment, stage] = compiled
+            self._constants.pop((deployment, stage), None)
+            if is_constant(source.model):
+                self._constants[deployment, stage] = None
         return int(compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
 
     def run_stage(
@@ -152,7 +158,7 @@ class DeviceHost:
                     request_id=request.id,
                 )
             started_s = self._now_s()
-            outputs = compiled.run(inputs, context)
+            outputs = self._run(request.deployment, stage, compiled, inputs, context)
             ended_s = self._now_s()
         except HeteroError as error:
             raise self._placed(error, stage, request) from error.__cause__
@@ -177,6 +183,29 @@ class DeviceHost:
             context.node_times_s,
             nbytes_of(outputs),
         )
+
+    def _run(
+        self,
+        deployment: str,
+        stage: int,
+        compiled: CompiledModel,
+        inputs: Sequence[Value],
+        context: RunContext,
+    ) -> Sequence[Value]:
+        """Return what a stage makes; a constant one runs once, and where its times are asked."""
+        key = deployment, stage
+        if key not in self._constants or context.profile or context.left:
+            return compiled.run(inputs, context)
+        kept = self._constants[key]
+        if kept is None:
+            kept = compiled.run(inputs, context)
+            for value in kept:
+                if isinstance(value, np.ndarray):
+                    value.setflags(write=False)
+            with self._lock:
+                if key in self._constants:
+                    self._constants[key] = kept
+        return kept
 
     def place(self, value: Value) -> Value:
         """Return a value that is kept here, in the device's own memory where it takes such.
@@ -229,6 +258,8 @@ class DeviceHost:
         with self._idle:
             keys = [key for key in self._stages if key[0] == deployment]
             stages = [self._stages.pop(key) for key in keys]
+            for key in keys:
+                self._constants.pop(key, None)
             self._num_unloading += 1
             for context in self._contexts(deployment):
                 context.cancel()

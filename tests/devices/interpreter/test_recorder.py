@@ -69,10 +69,20 @@ def by_a_constant_that_is_written_to(xp: Any, x: Any) -> Any:
     return y
 
 
+def by_positions_that_go_together(xp: Any, x: Any) -> Any:
+    many = 200_000  # all pairs of so many do not fit in memory
+    y = xp.zeros((many, x.size), x.dtype)
+    y[np.arange(many), [0] * many] = xp.full(many, 2, x.dtype)
+    return y[: x.size, 0] + x
+
+
 @pytest.mark.parametrize(
     "kernel",
-    [by_an_element, by_all_elements, through_an_array, by_a_constant_that_is_written_to],
-)
+    [
+        by_an_element, by_all_elements, through_an_array, by_a_constant_that_is_written_to,
+        by_positions_that_go_together,
+    ],
+)  # fmt: skip
 def test_a_kernel_that_looks_at_elements_is_not_recorded(kernel: Any) -> None:
     x = floats(4)
     assert record(kernel, x, kernel(np, x)) is None
