@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +62,12 @@ def _server_options(function: Callable[..., Any]) -> Callable[..., Any]:
             help="Seconds that a request may take to arrive.",
         ),
         click.option(
+            "--workers", type=click.IntRange(1, 256), default=1, show_default=True,
+            help="Server processes on the same ports. With --executor ray they share the devices "
+            "of `hetero pool up`; else each has its own.",
+        ),
+        click.option("--shared-port", is_flag=True, hidden=True),
+        click.option(
             "--shared-memory", is_flag=True,
             help="Let clients on this machine name their shared memory as tensors.",
         ),
@@ -106,6 +115,8 @@ def serve(
     max_body: int,
     body_seconds: float,
     shared_memory: bool,
+    workers: int,
+    shared_port: bool,
     access_log: bool,
     decoder: bool,
     drain_seconds: float,
@@ -122,6 +133,9 @@ def serve(
     from hetero.serve.repository import ModelSource, Repository
     from hetero.serve.sources import ModelOptions, folder_sources
 
+    if workers > 1 and not check:
+        _run_workers(host, port, grpc_port, workers, drain_seconds)
+        return
     if (folder := Path(model)).is_dir():
         if pins or name:
             raise click.UsageError("--affinity and --name are for one model; write hetero.yaml.")
@@ -157,7 +171,7 @@ def serve(
         raise click.exceptions.Exit(1 if broken or not index else 0)
     options = ServerOptions(
         host, port, grpc_port, tokens, tls_key, tls_certificate, max_body, body_seconds,
-        shared_memory, access_log, drain_seconds, _WATCH_S if folder.is_dir() else 0.0,
+        shared_memory, access_log, drain_seconds, _WATCH_S if folder.is_dir() else 0.0, shared_port,
     )  # fmt: skip
     if access_log:
         _log_lines()
@@ -180,6 +194,27 @@ def _tell(index: list[dict[str, str]], as_json: bool) -> None:
     for row in index:
         table.add(row["name"], row["version"], row["state"].lower(), row["reason"])
     show(table)
+
+
+def _run_workers(host: str, port: int, grpc_port: int | None, count: int, drain_s: float) -> None:
+    """Run this command in several processes on the same ports."""
+    from hetero.serve.workers import reserve, run_workers
+
+    context = click.get_current_context()
+    on_ray = context.params.get("executor") == "ray"
+    if on_ray and not context.params.get("address") and not os.environ.get("RAY_ADDRESS"):
+        from scheduler.ray.own_head import find_head
+
+        if find_head() is None:
+            raise click.UsageError("workers share a pool's devices: start `hetero pool up` first.")
+    with ExitStack() as stack:
+        port = reserve(host, port, stack)
+        more = ["--workers", "1", "--shared-port", "--port", f"{port}"]
+        if grpc_port is not None:
+            more += ["--grpc-port", f"{reserve(host, grpc_port, stack)}"]
+        command = [sys.executable, "-m", "hetero", *sys.argv[1:], *more]
+        remark(f"serving at {host}:{port} with {count} workers; Ctrl-C ends them")
+        run_workers(command, count, drain_s, lambda ids: remark(f"workers: {ids}"))
 
 
 def _log_lines() -> None:

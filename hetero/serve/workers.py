@@ -1,0 +1,92 @@
+"""Several server processes on the same ports: each takes its part of the connections."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Final
+
+from devices.errors import ArgumentError, ClusterError
+
+#: A worker that has ended sooner than that could not start.
+_SOON_S: Final = 10.0
+#: So many workers may not be able to start, one after the other, before all are given up.
+_MOST_FAILURES: Final = 3
+_LOOK_S: Final = 0.2
+
+
+def reserve(host: str, port: int, stack: ExitStack) -> int:
+    """Keep a port, 0 for a free one, for workers that share it; return its number.
+
+    A socket that is bound and does not listen gets no connections.
+
+    Raises
+    ------
+    ArgumentError
+        It is taken.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    kept = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
+    try:
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        kept.bind((host, port))
+    except OSError as error:
+        raise ArgumentError(f"cannot serve at {host}:{port}: {error}.") from error
+    return int(kept.getsockname()[1])
+
+
+def run_workers(
+    command: Sequence[str], count: int, drain_s: float, started: Callable[[list[int]], None]
+) -> None:
+    """Run a command in so many processes until it is interrupted; start anew those that end.
+
+    Parameters
+    ----------
+    command : sequence of str
+        What a worker is.
+    count : int
+        How many.
+    drain_s : float
+        Seconds that they have to end.
+    started : callable
+        Called with the processes' ids, whenever they have changed.
+
+    Raises
+    ------
+    ClusterError
+        Workers cannot start.
+    """
+    workers: list[tuple[subprocess.Popen[bytes], float]] = []
+    failures = 0
+    try:
+        while True:
+            alive = [(p, began_s) for p, began_s in workers if p.poll() is None]
+            for process, began_s in workers:
+                if process.poll() is not None:
+                    soon = time.monotonic() - began_s < _SOON_S
+                    failures = failures + 1 if soon else 0
+            if failures >= _MOST_FAILURES:
+                raise ClusterError(f"workers of the server cannot start: {failures} have ended.")
+            if len(alive) < count:
+                missing = range(count - len(alive))
+                alive += [(subprocess.Popen(command), time.monotonic()) for _ in missing]
+                started([process.pid for process, _ in alive])
+            workers = alive
+            time.sleep(_LOOK_S)
+    finally:
+        _end([process for process, _ in workers], drain_s)
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]], drain_s: float) -> None:
+    for process in processes:
+        process.terminate()
+    deadline_s = time.monotonic() + drain_s + 10
+    for process in processes:
+        try:
+            process.wait(max(0.1, deadline_s - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

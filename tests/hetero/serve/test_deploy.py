@@ -1,0 +1,101 @@
+"""What `deploy/` holds: its commands are ones that there are, its probes are answered."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import yaml
+
+from hetero.cli import cli
+from tests.support.serving import ask, plus_one, serving
+
+ROOT = Path(__file__).parents[3]
+DEPLOY = ROOT / "deploy"
+
+
+def parsed(words: Sequence[str]) -> dict[str, Any]:
+    """Return the options of a ``hetero`` command, as the command line reads them."""
+    assert Path(words[0]).name == "hetero"
+    command: Any = cli
+    rest = list(words[1:])
+    while isinstance(command, click.Group):
+        command = command.commands[rest.pop(0)]
+    return command.make_context("hetero", rest).params
+
+
+def instructions() -> list[tuple[str, str]]:
+    lines = (DEPLOY / "Dockerfile").read_text().splitlines()
+    return [
+        (word, rest)
+        for word, _, rest in (line.partition(" ") for line in lines if not line.startswith("#"))
+        if word
+    ]
+
+
+def test_the_image_has_what_it_copies_and_starts_what_there_is() -> None:
+    found = instructions()
+    for word, rest in found:
+        if word == "COPY":
+            for name in rest.split()[:-1]:
+                assert (ROOT / name).exists(), name
+    extras = re.search(r"\.\[([\w,]+)\]", " ".join(rest for word, rest in found if word == "RUN"))
+    assert extras
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert set(extras[1].split(",")) <= project["optional-dependencies"].keys()
+    named = dict(found)
+    options = parsed(json.loads(named["ENTRYPOINT"]) + json.loads(named["CMD"]))
+    assert {str(options["port"]), str(options["grpc_port"])} == set(named["EXPOSE"].split())
+
+
+def test_the_cluster_starts_what_there_is_and_probes_what_is_answered() -> None:
+    pytest.importorskip("uvicorn")
+    cluster, deployment, service = yaml.safe_load_all((DEPLOY / "kuberay.yaml").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    version = ".".join(cluster["spec"]["rayVersion"].split(".")[:2])
+    assert any(d.startswith(f"ray>={version},") for d in project["dependencies"])
+    [container] = deployment["spec"]["template"]["spec"]["containers"]
+    entry = json.loads(dict(instructions())["ENTRYPOINT"])
+    options = parsed(entry + container["args"])
+    assert options["address"] == f"{cluster['metadata']['name']}-head-svc:6379"
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert ports == {"http": options["port"], "grpc": options["grpc_port"]}
+    assert {port["name"]: port["port"] for port in service["spec"]["ports"]} == ports
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"] == labels == deployment["spec"]["selector"]["matchLabels"]
+    grace_s = deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+    assert grace_s > options["drain_seconds"] + 5
+    with serving(plus=plus_one()) as server:
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            assert ask(server, container[probe]["httpGet"]["path"]).status == 200
+
+
+@pytest.mark.parametrize("name", ["hetero-pool", "hetero-serve"])
+def test_the_units_start_what_there_is(name: str, tmp_path: Path) -> None:
+    reader = configparser.RawConfigParser(strict=True)
+    reader.optionxform = str  # type: ignore[assignment,method-assign]
+    reader.read(DEPLOY / f"{name}.service")
+    service = dict(reader["Service"])
+    for key in ("ExecStart", "ExecStop"):
+        if key in service:
+            options = parsed(shlex.split(service[key].replace("%h", "/home/me")))
+            if "drain_seconds" in options:
+                assert float(service["TimeoutStopSec"]) > options["drain_seconds"]
+    if shutil.which("systemd-analyze"):
+        unit = tmp_path / f"{name}.service"
+        text = (DEPLOY / f"{name}.service").read_text()
+        unit.write_text(re.sub(r"%h/hetero/bin/hetero", "/bin/true", text))
+        done = subprocess.run(
+            ["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True
+        )
+        assert "Unknown" not in done.stderr, done.stderr

@@ -1,0 +1,74 @@
+"""Several server processes on one port: one that dies is replaced, and a signal ends all."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.serving import plus_one, tensor
+
+pytest.importorskip("uvicorn")
+PATIENCE_S = 120
+
+
+def answers(port: int) -> bool:
+    """Return whether an inference is answered."""
+    body = json.dumps({"inputs": [tensor("x", "FP32", [1.0])]})
+    try:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+        connection.request("POST", "/v2/models/plus/infer", body)
+        status = connection.getresponse().status
+        connection.close()
+    except (OSError, http.client.HTTPException):
+        return False
+    assert status == 200
+    return True
+
+
+def wait_for(port: int) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not answers(port):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_workers_share_a_port(tmp_path: Path) -> None:
+    model = tmp_path / "plus.onnx"
+    model.write_bytes(plus_one().SerializeToString())
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [
+        sys.executable, "-m", "hetero", "serve", str(model), "-d", "CPU",
+        "--executor", "inprocess", "--port", str(port), "--workers", "2",
+    ]  # fmt: skip
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        try:
+            told = ""
+            while not (found := re.search(r"workers: \[(\d+), (\d+)\]", told)):
+                told += server.stderr.readline()
+            wait_for(port)
+            victim = int(found[1])
+            os.kill(victim, signal.SIGKILL)
+            told = ""
+            while not (found := re.search(r"workers: \[(\d+), (\d+)\]", told)):
+                told += server.stderr.readline()
+            assert victim not in map(int, found.groups())
+            wait_for(port)
+        finally:
+            server.send_signal(signal.SIGTERM)
+            server.communicate(timeout=PATIENCE_S)
+    assert server.returncode == 143
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(found[1]), 0)
