@@ -331,3 +331,43 @@ def test_everything_on_the_page_can_be_used(tmp_path: Path) -> None:
         "last item: add", "filtered: 1 tanh", "on CPU: 3", "refused: 1", "all: 6",
         "selected: tanh 1 1", "dark",
     ]  # fmt: skip
+
+
+#: What a reader sees first: the zoom, what of the drawing is in view, and how remarks are grouped.
+FIRST_SIGHT = """
+<script>
+{
+  const boxes = [...document.querySelectorAll(".box rect, .item rect")];
+  const canvas = document.getElementById("canvas").getBoundingClientRect();
+  const inside = boxes.map((e) => e.getBoundingClientRect()).filter((r) =>
+    r.right > canvas.left && r.left < canvas.right && r.bottom > canvas.top
+    && r.top < canvas.bottom);
+  const remarks = document.getElementById("lint-section").getBoundingClientRect();
+  const rows = document.querySelectorAll("#lints > *").length;
+  const codes = new Set(report.lints.map((lint) => lint.code)).size;
+  document.title = [view.k >= 0.7, inside.length > 0, remarks.top > canvas.bottom, rows === codes,
+    colour("ORT") === "var(--d0)", colour("CPU") === "var(--d2)"].join(" ");
+}
+</script>
+"""
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
+@pytest.mark.parametrize("nodes", [30, 2000])
+def test_the_graph_is_first_and_readable_at_once(nodes: int, tmp_path: Path) -> None:
+    names = [f"v{i}" for i in range(nodes + 1)]
+    made = [
+        onnx.helper.make_node("Tanh" if i % 3 else "Relu", [names[i]], [names[i + 1]])
+        for i in range(nodes)
+    ]
+    ports = [onnx.helper.make_tensor_value_info(n, 1, [2, 3]) for n in (names[0], names[-1])]
+    graph = onnx.helper.make_graph(made, "chain", ports[:1], ports[1:])
+    opset = [onnx.helper.make_opsetid("", 17)]
+    proto = onnx.helper.make_model(graph, opset_imports=opset, ir_version=8)
+    survey = survey_of(read_model(proto), {"ORT": None, "CPU": None}, {"op:Relu": "CPU"})
+    page = tmp_path / "first.html"
+    text = report_html(build_report(survey))
+    page.write_text(text.replace("</body>", FIRST_SIGHT + "</body>"), encoding="utf-8")
+    dom, console = browse(page, tmp_path / "profile")
+    assert console == []
+    assert re.search(r"<title>(.*?)</title>", dom)[1] == " ".join(["true"] * 6)
