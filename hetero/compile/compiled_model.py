@@ -195,6 +195,7 @@ class CompiledModel(BaseCompiledModel):
         seed: int | None = None,
         stop: Collection[int] = (),
         eos: Collection[int] | None = None,
+        inputs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Return the tokens that follow a prompt, one by one: an iterator, also for asyncio.
 
@@ -225,6 +226,8 @@ class CompiledModel(BaseCompiledModel):
             Tokens that end the text, besides those of `eos`.
         eos : collection of int, optional
             Instead of the model's own; empty for none.
+        inputs : mapping of str to array, optional
+            What an encoder made, as ``{"encoder_hidden_states": array}``: each step reads it.
 
         Returns
         -------
@@ -240,7 +243,7 @@ class CompiledModel(BaseCompiledModel):
         decoder = Decoder.of(self.source)
         sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
         make = self.create_infer_request
-        return generate(decoder, make, ids, max_new_tokens, sampling, seed, stop, eos)
+        return generate(decoder, make, ids, max_new_tokens, sampling, seed, stop, eos, inputs or {})
 
     def get_context(self) -> RemoteContext:
         """Return the memory of the device that takes the first inputs."""

@@ -16,7 +16,7 @@ from devices.model.model import Constant, Model, Node
 from devices.model.opset import raised_opset
 from devices.model.reader import Source, read_model
 from devices.model.tensor_spec import TensorSpec
-from devices.model.variables import STATES, with_states
+from devices.model.variables import STATES, variables_of, with_states
 from hetero.generate.ports import KEY, Decoder, find_ports, find_states
 from hetero.generate.sampling import DOMAIN, OPSET, sample_function
 
@@ -51,7 +51,7 @@ def read_decoder(
         do not say it.
     ports : mapping of str to str, optional
         Port -> what it is, where names do not say it: ``ids``, ``mask``, ``positions``,
-        ``is_next`` or ``logits``.
+        ``is_next``, ``source`` (what an encoder made) or ``logits``.
     eos : sequence of int, optional
         Tokens that end a text, instead of the configuration's.
     logits : bool
@@ -80,7 +80,8 @@ def read_decoder(
     decoder = find_ports(read, ports or {}, folder, eos)
     if read.opset_imports.get("", 0) < OPSET:
         read = raised_opset(read, OPSET)
-    return _with_sampling(_newest_alone(read, decoder), decoder, keep=logits)
+    read = _with_encoder_kept(_newest_alone(read, decoder), decoder)
+    return _with_sampling(read, decoder, keep=logits)
 
 
 def _with_sampling(model: Model, decoder: Decoder, *, keep: bool) -> Model:
@@ -114,6 +115,35 @@ def _with_sampling(model: Model, decoder: Decoder, *, keep: bool) -> Model:
         ],
         outputs=[token, *outputs],
     )
+
+
+def _with_encoder_kept(model: Model, decoder: Decoder) -> Model:
+    """Return the model with what attends to an encoder made once, where two branches make it.
+
+    optimum's merged decoders give nothing of use for it once caches hold something.
+    """
+    pairs = [v for v in variables_of(model) if decoder.is_next and "encoder" in v.name]
+    if not pairs:
+        return model
+    values, names = FreeNames.of_values(model), FreeNames(model.node_names)
+    kept: dict[str, str] = {}
+    nodes = list(model.nodes)
+    for read, made in pairs:
+        kept[made.name] = values.make(f"{made.name}/kept")
+        branches = {}
+        for branch, value in (("then_branch", read.name), ("else_branch", made.name)):
+            result = values.make(f"{made.name}/{branch}")
+            node = helper.make_node("Identity", [value], [result], result)
+            port = onnx.ValueInfoProto(name=result)
+            port.type.tensor_type.elem_type = read.to_proto().type.tensor_type.elem_type
+            branches[branch] = helper.make_graph([node], result, [], [port])
+        name = names.make(kept[made.name])
+        proto = helper.make_node("If", [decoder.is_next], [kept[made.name]], name, **branches)
+        nodes.append(Node.from_proto(proto))
+    outputs = [replace(port, name=kept.get(port.name, port.name)) for port in model.outputs]
+    states = {v.input.name: v.output.name for v in variables_of(model)}
+    states = {name: kept.get(output, output) for name, output in states.items()}
+    return with_states(model.replace(nodes=nodes, outputs=outputs), states)
 
 
 def _newest_alone(model: Model, decoder: Decoder) -> Model:

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Collection,
+    Generator,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from typing import Any, Final, Generic, Literal, Self, TypeVar
 
 import numpy as np
 
-from devices.errors import ArgumentError, ArgumentTypeError, RequestCancelledError, TensorLostError
+from devices.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    RequestCancelledError,
+    TensorLostError,
+    TensorNameError,
+)
 from devices.request.infer_request import InferRequest
 from devices.request.results import Results
 from hetero.generate.ports import Decoder
@@ -265,6 +279,7 @@ def generate(
     seed: int | None,
     stop: Collection[int],
     eos: Collection[int] | None,
+    sources: Mapping[str, Any],
 ) -> Generation | BatchGeneration:
     """Return the generation of a prompt, or of several; see `CompiledModel.generate`.
 
@@ -273,6 +288,12 @@ def generate(
     several = isinstance(ids, list | tuple) and bool(ids) and all(np.ndim(i) == 1 for i in ids)
     prompts = tuple(checked_prompt(decoder, i) for i in (ids if several else [ids]))
     longest = max(map(len, prompts))
+    if sources.keys() != set(decoder.sources):
+        raise TensorNameError(
+            f"inputs={{{', '.join(map(repr, sources))}}}: wanted what an encoder made for each of "
+            f"{', '.join(map(repr, decoder.sources)) or 'none'}.",
+            missing=sorted(set(decoder.sources) - sources.keys()),
+        )
     if not decoder.pads and any(len(prompt) < longest for prompt in prompts):
         raise ArgumentError(
             f"prompts have {', '.join(str(len(prompt)) for prompt in prompts)} tokens; this model "
@@ -293,7 +314,7 @@ def generate(
     texts = [_Text(int(most), ends) for _ in prompts]
     request = create()
     seeds = [int(seed) + i for i in range(len(prompts))]
-    steps = Steps(decoder, request.model_inputs, prompts, sampling, seeds)
+    steps = Steps(decoder, request.model_inputs, prompts, sampling, seeds, sources)
     loop = _Loop(request, decoder, steps)
     if several:
         return BatchGeneration(prompts, texts, loop)

@@ -23,7 +23,10 @@ ROLES: Final = {
     "mask": ("attention_mask", "decoder_attention_mask"),
     "positions": ("position_ids", "cache_position"),
     "is_next": ("use_cache_branch",),
+    "source": ("encoder_hidden_states", "encoder_attention_mask"),
 }
+#: Roles that several inputs may have.
+_SHARED: Final = frozenset({"source"})
 #: How an output is named after the input that reads it in the next step, by exporter.
 _NEXT: Final = (
     ("past_key_values", "present"),  # optimum, onnxruntime-genai
@@ -63,6 +66,8 @@ class Decoder:
         The most tokens, prompt included; None where nothing says it.
     eos : tuple of int
         Tokens that end a text.
+    sources : tuple of str
+        What each step is given as it is: what an encoder made.
     pads : bool
         Whether the mask may leave out the first tokens of a text.
     """
@@ -78,6 +83,7 @@ class Decoder:
     seen: str = ""
     context_length: int | None = None
     eos: tuple[int, ...] = ()
+    sources: tuple[str, ...] = ()
     pads: bool = False
 
     @classmethod
@@ -93,7 +99,8 @@ class Decoder:
             )
         try:
             found: dict[str, Any] = json.loads(model.metadata[KEY])
-            return cls(**{**found, "eos": tuple(found["eos"])})
+            several = {name: tuple(found[name]) for name in ("eos", "sources")}
+            return cls(**{**found, **several})
         except (ValueError, TypeError, KeyError) as error:
             raise ModelError(
                 f"model {model.name!r}: metadata {KEY} is {model.metadata[KEY][:80]!r}, which "
@@ -141,8 +148,9 @@ def find_ports(
             f"ports={{name: one of {', '.join(ROLES)}}}, or states={{input: output}} for what one "
             "step hands to the next."
         )
-    named = {role: name for name, role in roles.items()}
-    if "ids" not in named or len(named) < len(roles):
+    sources = tuple(name for name, role in roles.items() if role in _SHARED)
+    named = {role: name for name, role in roles.items() if role not in _SHARED}
+    if "ids" not in named or len(named) + len(sources) < len(roles):
         raise ArgumentError(
             f"decoder {model.name!r}: wanted one input of token ids and at most one of each other "
             f"role, found {roles}. Say which with ports={{name: role}}."
@@ -164,6 +172,7 @@ def find_ports(
         vocabulary=size,
         context_length=_context_length(read),
         eos=tuple(i for i in ends if 0 <= i < size),
+        sources=sources,
         pads="mask" in named and not any(node.op_type in _BY_LENGTH for node in model.nodes),
         **named,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -22,6 +22,7 @@ class Steps:
 
     `ports`: the inputs of the compiled model.
     `seeds`: of each prompt.
+    `sources`: inputs that are the same in each step.
     """
 
     def __init__(
@@ -31,9 +32,11 @@ class Steps:
         prompts: Sequence[tuple[int, ...]],
         sampling: Sampling,
         seeds: Sequence[int],
+        sources: Mapping[str, Any],
     ) -> None:
         self._types: Final = {port.name: port for port in ports}
         self._decoder: Final = decoder
+        self._sources: Final = dict(sources)
         self._draws: Final = [np.random.Generator(np.random.Philox(seed)) for seed in seeds]
         self._sampling: Final = np.repeat(sampling.row(decoder.vocabulary), len(prompts), axis=0)
         self._penalizes: Final = sampling.repetition_penalty != 1
@@ -60,7 +63,7 @@ class Steps:
         decoder, past = self._decoder, self._past
         upto = min(self._count, past + CHUNK)
         new = self._ids[:, past:upto]
-        given = {
+        given = self._sources | {
             decoder.ids: new,
             decoder.sampling: self._sampling,
             decoder.seen: self._seen[:, : self._count] if self._penalizes else self._seen[:, :1],
