@@ -83,6 +83,10 @@ class Deployment(Protocol):
         """The ways that requests take now, with the numbers of their stages; at least one."""
 
     @property
+    def has_route(self) -> bool:
+        """Whether there is one without devices that are gone for good."""
+
+    @property
     def callback_executor(self) -> ThreadPoolExecutor:
         """Where requests' callbacks run: never a thread that computes."""
 

@@ -141,7 +141,8 @@ class ServingApp:
             case []:
                 await exchange.answer_json(self._service.model_metadata(name, version))
             case ["ready"]:
-                await exchange.answer_json({"name": name, "ready": True})
+                ready = {"name": name, "ready": model.is_ready}
+                await exchange.answer_json(ready, 200 if model.is_ready else 503)
             case ["config"]:
                 await exchange.answer_json(model.config())
             case ["stats"]:

@@ -39,6 +39,11 @@ class _Entry:
     state: str = "LOADING"
     reason: str = "it is being loaded"
 
+    @property
+    def has_devices(self) -> bool:
+        """Whether it is not a loaded model without devices."""
+        return self.model is None or self.model.is_ready
+
 
 class Repository:
     """Models by name and version.
@@ -84,10 +89,9 @@ class Repository:
     def is_ready(self, name: str, version: str = "") -> bool:
         """Return whether there is such a version of a model, loaded."""
         try:
-            self.find(name, version)
+            return self.find(name, version).is_ready
         except ProtocolError:
             return False
-        return True
 
     def versions(self, name: str) -> list[str]:
         """Return the versions of a model that are loaded."""
@@ -108,8 +112,8 @@ class Repository:
             {
                 "name": entry.source.name,
                 "version": entry.source.version,
-                "state": entry.state,
-                "reason": entry.reason,
+                "state": entry.state if entry.has_devices else "UNAVAILABLE",
+                "reason": entry.reason if entry.has_devices else "its devices are gone",
             }
             for entry in entries
             if entry.model is not None or not ready

@@ -63,6 +63,11 @@ class ServedModel:
         #: Requests that may wait for room.
         self.most_waiting: Final[int] = compiled.get_property("MAX_REQUESTS_WAITING")
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether there are devices for it: one that is lost is planned around where others are."""
+        return self.compiled.deployment.has_route
+
     def values(self, call: InferCall) -> dict[str, Value]:
         """Return a call's inputs, checked, as the devices take them.
 

@@ -93,9 +93,10 @@ class Server:
         from hetero.serve.service import Bounds, Service
 
         bounds = Bounds(options.body_nbytes, options.body_s)
-        self._service = Service(repository, bounds, shared_memory=options.shared_memory)
+        #: The models and rules.
+        self.service: Final = Service(repository, bounds, shared_memory=options.shared_memory)
         self.options: Final = options
-        app = ServingApp(self._service, tokens=options.tokens, access_log=options.access_log)
+        app = ServingApp(self.service, tokens=options.tokens, access_log=options.access_log)
         config = uvicorn.Config(
             app, http=BoundedHttpProtocol, ws="none", lifespan="off", log_config=None,
             access_log=False, server_header=False, date_header=False, timeout_keep_alive=75,
@@ -140,7 +141,7 @@ class Server:
 
     def close(self) -> None:
         """Take no more requests, answer those that are there, and end; again is harmless."""
-        self._service.is_draining = True
+        self.service.is_draining = True
         self._closing.set()
         self._uvicorn.should_exit = True
         if self._grpc is not None:
@@ -185,7 +186,7 @@ class Server:
         if options.tls_key and options.tls_certificate:
             certificate = options.tls_key.read_bytes(), options.tls_certificate.read_bytes()
         return GrpcServer(
-            self._service, options.host, options.grpc_port, tokens=options.tokens,
+            self.service, options.host, options.grpc_port, tokens=options.tokens,
             certificate=certificate, shared_port=options.shared_port,
         )  # fmt: skip
 
@@ -195,7 +196,7 @@ class Server:
     def _watch(self) -> None:
         while not self._closing.wait(self.options.watch_s):
             try:
-                self._service.repository.refresh()
+                self.service.repository.refresh()
             except Exception:  # the folder may be there again next time
                 _log.exception("the repository cannot be looked at")
 

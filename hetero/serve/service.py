@@ -58,7 +58,7 @@ class Service:
         self.is_draining = False
 
     def is_ready(self) -> bool:
-        """Return whether requests are welcome: every model is loaded, and the server stays."""
+        """Return whether requests are welcome: all models are loaded and have devices left."""
         index = self.repository.index()
         return not self.is_draining and all(row["state"] == "READY" for row in index)
 

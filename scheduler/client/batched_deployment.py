@@ -139,6 +139,11 @@ class BatchedDeployment:
         return self.below.routes
 
     @property
+    def has_route(self) -> bool:
+        """Whether there is one without devices that are gone for good."""
+        return self.below.has_route
+
+    @property
     def callback_executor(self) -> ThreadPoolExecutor:
         """Where requests' callbacks run."""
         return self.below.callback_executor

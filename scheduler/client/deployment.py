@@ -188,6 +188,11 @@ class BaseDeployment(ABC):
         """The ways that requests take."""
         return self.placement.routes
 
+    @property
+    def has_route(self) -> bool:
+        """Whether there is one without devices that are gone for good."""
+        return True
+
     def submit(self, inputs: Mapping[str, Value], request: Request = PLAIN) -> Submission:
         """Admit a request; see `scheduler.executor.Deployment.submit`.
 
