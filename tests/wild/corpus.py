@@ -15,7 +15,7 @@ CACHE: Final = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() /
 PACKAGES: Final = Path(__file__).with_name("packages.txt")
 #: Larger models are left out, in bytes, and more of one package than so many.
 LARGEST_NBYTES: Final = 60_000_000
-MOST_OF_ONE: Final = 12
+MOST_OF_ONE: Final = 4
 _DOWNLOAD_S: Final = 300
 
 

@@ -9,6 +9,8 @@ import onnx
 import pytest
 from onnx import parser
 
+from tests.wild.saturation import explains
+from tests.wild.trial import _run as run
 from tests.wild.trial import attempt, differs
 
 
@@ -28,6 +30,21 @@ def test_a_model_is_held_to_onnxruntime(tmp_path: Path, way: str) -> None:
 
 def test_a_model_that_onnxruntime_does_not_run_is_no_reference(tmp_path: Path) -> None:
     assert attempt(saved(tmp_path, "{y = a.b.Odd(x)}"), "CPU")["outcome"] == "no reference"
+
+
+def test_a_difference_is_told_from_what_products_of_8_bits_lose(tmp_path: Path) -> None:
+    proto = parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[1, 64] x) => (int32[1, 4] y) '
+        "{q, s, z = DynamicQuantizeLinear(x) y = MatMulInteger(q, w, z)}"
+    )
+    weights = np.random.default_rng(0).integers(-128, 128, (64, 4)).astype(np.int8)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+    path = str(tmp_path / "model.onnx")
+    onnx.save(proto, path)
+    feeds = {"x": np.random.default_rng(1).standard_normal((1, 64)).astype(np.float32)}
+    assert "weights of 7 bits" in explains(path, feeds, run, run)
+    assert not explains(path, feeds, lambda *given: [2 * run(*given)[0]], run)
+    assert not explains(saved(tmp_path, "{y = Relu(x)}"), feeds, run, run)
 
 
 def test_differences() -> None:

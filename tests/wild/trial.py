@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import warnings
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -16,6 +17,7 @@ import onnxruntime
 import hetero
 from hetero.errors import HeteroError
 from tests.support.random_affinity import random_affinity
+from tests.wild.saturation import Feeds, explains
 
 #: Name -> the devices, and whether nodes are pinned to them at random.
 WAYS: Final = {
@@ -103,8 +105,20 @@ def attempt(path: str, way: str) -> dict[str, str]:
                 results = list(compiled(feeds).values())
         except HeteroError as error:
             return {"outcome": "refused", "why": str(error)}
-    why = next((said for g, w in zip(results, wanted, strict=True) if (said := differs(g, w))), "")
+        why = next((s for g, w in zip(results, wanted, strict=True) if (s := differs(g, w))), "")
+
+        def ours(narrow: str, given: Feeds) -> list[Any]:
+            return list(core.compile_model(narrow, devices, affinity=pins)(given).values())
+
+        if why and (reason := explains(path, feeds, ours, _run)):
+            return {"outcome": "vendor", "why": f"{why}: {reason}"}
     return {"outcome": "wrong" if why else "right", "why": why}
+
+
+def _run(path: str, feeds: Feeds) -> Sequence[Any]:
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    found: Sequence[Any] = session.run(None, feeds)
+    return found
 
 
 if __name__ == "__main__":
