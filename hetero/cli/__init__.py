@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
@@ -90,7 +91,8 @@ def _tell(error: BaseException) -> int:
         message, expected = f"{error}", False
     message = visible(message, keep="\n")
     if "--json" in sys.argv:
-        print_json("error", {"error": {**data, "type": kind, "message": message}})
+        with contextlib.suppress(OSError):  # where it is to go may be what is full
+            print_json("error", {"error": {**data, "type": kind, "message": message}})
     if not expected:
         raise error
     if "--json" in sys.argv:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+from functools import partial
 from types import FrameType
 from typing import Final
 
@@ -20,6 +22,8 @@ def hear_signals() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _interrupt)
+            # A fork, as a library may make one, ends by them without a word.
+            os.register_at_fork(after_in_child=partial(signal.signal, number, signal.SIG_DFL))
 
 
 def with_signal(code: int) -> int:

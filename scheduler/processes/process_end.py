@@ -40,5 +40,6 @@ def end_with(program: Callable[[], object]) -> NoReturn:
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(BrokenPipeError):  # its reader has gone
-            stream.flush()
+            if stream is not None:  # as it is where whoever started the process had closed it
+                stream.flush()
     os._exit(code)

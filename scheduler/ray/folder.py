@@ -25,14 +25,16 @@ def make_folder() -> Path:
     Raises ClusterError: there is no folder for temporary files.
     """
     try:
+        Path.cwd()  # which its processes start in
         parent = tempfile.gettempdir()
         parent = parent if len(parent) <= _LONGEST_FOLDER else "/tmp"
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
         (folder / _OWNER).write_text(f"{os.getpid()} {process_start(os.getpid())}")
     except OSError as error:
         raise ClusterError(
-            f"Ray cannot start on this machine: it needs a temporary folder, and {error}. Set "
-            "TMPDIR to one that can be written, or run in process: --executor inprocess.",
+            f"Ray cannot start on this machine: it needs a working directory and a temporary "
+            f"one: {error}. Change into one that is there, set TMPDIR to one that can be written, "
+            "or run in process: --executor inprocess.",
             cause=str(error),
         ) from error
     _sweep(folder.parent)

@@ -1,5 +1,6 @@
 """The OV device: reasons, right answers or none, memory, properties, what it shows of itself."""
 
+import subprocess
 import sys
 import threading
 
@@ -451,3 +452,18 @@ def test_what_stands_for_weights_in_a_question_outlives_other_arrays(plugin):
     ]
     assert len(contents) == 1
     assert not contents[0].any(), f"{len(overwriting)} arrays came after"
+
+
+def test_no_statistics_of_use_are_sent(plugin):
+    """OpenVINO's import sends some from a fork of the process, unless it finds no way to."""
+    program = """
+import multiprocessing.process
+multiprocessing.process.BaseProcess.start = lambda process: print("started", process)
+import devices.openvino.plugin
+from openvino.tools.ovc import telemetry_utils
+print(telemetry_utils.tm.__name__)
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert ran.stdout == "openvino.tools.ovc.telemetry_stub\n"

@@ -260,6 +260,19 @@ def test_no_folder_for_ray_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         ray_folder.make_folder()
 
 
+def test_a_working_directory_that_was_removed_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from scheduler.ray import folder as ray_folder
+
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(errors.ClusterError, match="needs a working directory"):
+        ray_folder.make_folder()
+
+
 def test_ctrl_c_ends_the_wait_and_the_run_and_the_model_goes_on(
     core: hetero.Core, tmp_path: Path
 ) -> None:

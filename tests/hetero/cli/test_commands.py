@@ -313,3 +313,16 @@ def test_a_background_job_of_a_script_ends_by_sigterm(tmp_path: Path) -> None:
     process.terminate()
     _, err = process.communicate(timeout=300)
     assert (process.returncode, err.strip()) == (143, "")
+
+
+def test_a_fork_of_a_command_ends_by_sigterm_without_a_word() -> None:
+    program = (
+        "import os, signal; from hetero.cli.signals import hear_signals; hear_signals()\n"
+        "child = os.fork()\n"
+        "if not child: signal.pause()\n"
+        "os.kill(child, signal.SIGTERM); print(os.waitpid(child, 0)[1])"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (ran.stdout, ran.stderr) == (f"{int(signal.SIGTERM)}\n", "")

@@ -5,6 +5,9 @@ from __future__ import annotations
 import _thread
 import io
 import re
+import shlex
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -287,3 +290,17 @@ def test_bench_tells_how_long_a_stage_waited(shell: Shell, model: Path) -> None:
     (stage,) = busy["stages"]
     # Four in flight on one device: each waits for about three others.
     assert stage["wait_s"] > stage["run_s"]
+
+
+@pytest.mark.parametrize("more", [[], ["--json"]])
+@pytest.mark.parametrize(("to", "code"), [(">&-", 0), (">/dev/full", 1)])
+def test_an_output_that_takes_nothing_shows_no_traceback(
+    more: list[str], to: str, code: int
+) -> None:
+    words = [sys.executable, "-m", "hetero", "devices", "--executor", "inprocess", *more]
+    done = subprocess.run(
+        ["sh", "-c", f"{shlex.join(words)} {to}"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code
+    assert "Traceback" not in done.stderr
+    assert not code or more or "No space left on device" in done.stderr
