@@ -24,6 +24,7 @@ from devices.errors import (
 )
 from devices.request.infer_request import InferRequest
 from devices.request.results import Results
+from devices.request.states import VariableState
 from hetero.generate.ports import Decoder
 from hetero.generate.sampling import Sampling
 from hetero.generate.steps import Steps
@@ -77,6 +78,10 @@ class _Loop:
             if (tokens := self._taken(results)) is not None:
                 return tokens
         return None
+
+    def states(self) -> tuple[VariableState, ...]:
+        """Return the request's states."""
+        return () if self._request is None else self._request.query_state()
 
     def end(self) -> bool:
         """Cancel what runs and let go of the caches; whether it had not ended."""
@@ -139,19 +144,19 @@ class _Stream(Generic[T], Iterator[T], AsyncIterator[T]):
         return self
 
     def __next__(self) -> T:
-        tokens = self._loop.step()
-        if tokens is None:
+        given = self._add(self._loop.step())
+        if given is None:
             raise StopIteration
-        return self._add(tokens)
+        return self._given(given)
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> T:
-        tokens = await self._loop.step_async()
-        if tokens is None:
+        given = self._add(await self._loop.step_async())
+        if given is None:
             raise StopAsyncIteration
-        return self._add(tokens)
+        return self._given(given)
 
     def __await__(self) -> Generator[Any, None, list[Any]]:
         return self._all().__await__()
@@ -170,9 +175,15 @@ class _Stream(Generic[T], Iterator[T], AsyncIterator[T]):
             for text in self._texts:
                 text.finish_reason = text.finish_reason or "cancelled"
 
-    def _add(self, tokens: list[int]) -> T:
-        """Take a step's tokens over; None stands for those of texts that have ended before."""
+    def query_state(self) -> tuple[VariableState, ...]:
+        """Return the caches, which are on their devices until asked for; none once it has ended."""
+        return self._loop.states()
+
+    def _add(self, tokens: list[int] | None) -> list[int | None] | None:
+        """Take a step's tokens over, None for those of texts that have ended; None for none."""
         given: list[int | None] = []
+        if tokens is None:
+            return None
         for text, token in zip(self._texts, tokens, strict=True):
             goes_on = text.finish_reason is None
             given.append(token if goes_on else None)
@@ -180,7 +191,7 @@ class _Stream(Generic[T], Iterator[T], AsyncIterator[T]):
                 text.add(token)
         if all(text.finish_reason for text in self._texts):
             self._loop.end()
-        return self._given(given)
+        return given if any(token is not None for token in given) else None
 
 
 class Generation(_Stream[int]):

@@ -238,6 +238,22 @@ def test_caches_are_freed_at_the_end_when_cancelled_and_when_dropped(
     await_freed(core, 0)
 
 
+def test_caches_can_be_seen_and_a_cancel_meets_a_step(compiled: hetero.CompiledModel) -> None:
+    generation = compiled.generate(PROMPT)
+    next(generation)
+    assert {s.state.shape for s in generation.query_state()} == {(1, 2, len(PROMPT), 8)}
+    step = generation._loop.step
+
+    def cancelled_meanwhile() -> Any:
+        tokens = step()
+        generation.cancel()
+        return tokens
+
+    generation._loop.step = cancelled_meanwhile
+    assert (list(generation), generation.finish_reason) == ([], "cancelled")
+    assert generation.query_state() == ()
+
+
 def test_a_blob_and_a_cache_generate_too(core: hetero.Core, tmp_path: Path) -> None:
     config = {"CACHE_DIR": str(tmp_path)}
     want = greedy(PROMPT, 4)
