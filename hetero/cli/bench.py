@@ -41,7 +41,7 @@ SHOWN = 40
               help="A cost file that learns from the subgraphs measured.")  # fmt: skip
 @watch_options
 @blob_options
-@with_core
+@with_core(runs_model=True)
 def bench(
     core: Core,
     model: str,
@@ -70,7 +70,7 @@ def bench(
     values = None
     if source is not None:
         values = model_inputs(model, source, inputs, shapes)
-        config = planned_for("bench", config, source, values)
+        config = planned_for(config, source, values)
     start(core)
     began = time.perf_counter()
     compiled = load(core, model, source, device, config, pins, remap, weights)

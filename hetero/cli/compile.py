@@ -51,7 +51,7 @@ def compile_command(
         raise click.UsageError("--weightless: name the file with -o.")
     source = preprocessing.apply(read(core, model))
     refuse_weights(output, source)
-    config = planned_at("compile", config, shapes)
+    config = planned_at(config, shapes)
     start(core)
     began = time.perf_counter()
     compiled = load(core, model, source, device, config, pins, {})

@@ -45,7 +45,7 @@ def _ids(context: click.Context, parameter: click.Parameter, value: str | None) 
 @click.option("--repetition-penalty", type=float, default=1.0, help="1 is none.")
 @click.option("--seed", type=int, help="What is drawn follows from it.")
 @click.option("--state", "states", multiple=True, metavar="IN=OUT", help="As states= does.")
-@with_core
+@with_core(runs_model=True)
 def generate(
     core: Core,
     model: str,

@@ -6,7 +6,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final
@@ -24,9 +24,6 @@ from hetero.cli.watching import WATCH, watched
 from hetero.core import Core
 from hetero.devices import ExecutorKind
 from hetero.planning.cost.cost_file import read_costs
-
-#: Commands that run or measure models start Ray; the others ask this machine by default.
-ON_RAY: Final = frozenset({"run", "bench", "generate", "profile"})
 
 
 def core_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -87,8 +84,21 @@ def model_options(function: Callable[..., Any]) -> Callable[..., Any]:
     )(function)  # fmt: skip
 
 
-def with_core(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Turn the Core's options into a Core, closed when the command ends."""
+def with_core(
+    function: Callable[..., Any] | None = None,
+    *,
+    runs_model: bool = False,
+    plans: bool = False,
+    imagines: bool = False,
+) -> Callable[..., Any]:
+    """Turn the Core's options into a Core, closed when the command ends.
+
+    `runs_model`: whether the command runs or measures a model, and so starts Ray by default.
+    `plans`: whether it plans by cost where no option says so.
+    `imagines`: whether the devices that are counted need not exist; they are its `fleet` then.
+    """
+    if function is None:
+        return partial(with_core, runs_model=runs_model, plans=plans, imagines=imagines)
 
     @wraps(function)
     def command(
@@ -99,21 +109,19 @@ def with_core(function: Callable[..., Any]) -> Callable[..., Any]:
         plugins: tuple[str, ...],
         **rest: Any,
     ) -> Any:
-        context = click.get_current_context()
-        refuse_overwriting(context)
+        refuse_overwriting(click.get_current_context())
         if address and executor == "inprocess":
             raise click.UsageError("--address names a Ray cluster; leave out --executor inprocess.")
-        take_planning(context.info_name or "", rest)
-        if context.info_name == "simulate":  # they need not exist
+        take_planning(rest, plans=plans)
+        if imagines:
             rest["fleet"], device_counts = device_counts, _measured(rest["config"])
         if "pins" in rest:
             rest["pins"] = parse_pins(rest["pins"])
         named = address or os.environ.get("RAY_ADDRESS")
         if executor is None:
             elsewhere = any(PluginSource.read(plugin).python for plugin in plugins)
-            starts = _starts_ray(context.info_name or "", rest.get("config", {}))
-            on_ray = named or elsewhere or starts
-            executor = "ray" if on_ray else "inprocess"
+            starts = runs_model or _measures(rest.get("config", {}), plans)
+            executor = "ray" if named or elsewhere or starts else "inprocess"
         if plugins:  # a module beside which the user stands, as `python -m` would find it
             sys.path.insert(0, str(Path.cwd()))
         watch = {name: rest.pop(name) for name in WATCH if name in rest}
@@ -141,11 +149,9 @@ def start(core: Core) -> None:
             raise click.UsageError(f"--plugin {row.plugin}: {row.error}")
 
 
-def _starts_ray(command: str, config: dict[str, Any]) -> bool:
-    """Whether a command runs the model, or measures it where it will run in order to plan."""
-    if command in ON_RAY:
-        return True
-    if not plans_by_cost(command, config):
+def _measures(config: dict[str, Any], plans: bool) -> bool:
+    """Whether a command measures a model where it will run, in order to plan."""
+    if not plans and not plans_by_cost(config):
         return False
     costs = config.get("COST_FILE")
     # Costs of one node are enough to plan for it.

@@ -21,7 +21,7 @@ from hetero.report import build_report
 @planning_options
 @shape_option("The shape of an input to plan for.")
 @report_options
-@with_core
+@with_core(plans=True)
 def plan(
     core: Core,
     model: str,
@@ -33,7 +33,7 @@ def plan(
 ) -> None:
     """Plan MODEL by cost over the devices of the list, without compiling it."""
     source = read(core, model)
-    config = planned_at("plan", config, shapes)
+    config = planned_at(config, shapes, plans=True)
     start(core)
     affinity = pins or None
     with progress("asking the devices"):

@@ -25,8 +25,6 @@ PROPERTIES: Final = {
 
 
 SHAPES: Final = "PLAN_SHAPES"
-#: Commands that plan without running anything.
-_PLANNING: Final = ("plan", "simulate")
 
 
 def planning_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -60,9 +58,10 @@ def planning_options(function: Callable[..., Any]) -> Callable[..., Any]:
     )(function)  # fmt: skip
 
 
-def take_planning(command: str, values: dict[str, Any]) -> None:
+def take_planning(values: dict[str, Any], *, plans: bool) -> None:
     """Move the planning options out of a command's values and into its configuration.
 
+    `plans`: whether the command plans by cost where nothing else is said.
     Raises click.UsageError for an option that would change nothing, or that ``--config`` gives
         too.
     """
@@ -80,8 +79,8 @@ def take_planning(command: str, values: dict[str, Any]) -> None:
     policy = config.get("MODEL_DISTRIBUTION_POLICY")
     judges = {"policy", "costs"} if values.get("profile") else {"policy"}
     idle = [_flag(name) for name in given if name not in judges]
-    # These judge a priority list by its costs, and plan by cost where nothing else is said.
-    if command not in _PLANNING and idle:
+    # Who plans in any case judges a priority list by its costs.
+    if idle and not plans:
         if policy == "PRIORITY":
             raise click.UsageError(
                 f"{', '.join(idle)}: a plan in the list's order (--policy PRIORITY) has no use for "
@@ -95,26 +94,24 @@ def take_planning(command: str, values: dict[str, Any]) -> None:
     values["config"] = config
 
 
-def plans_by_cost(command: str, config: Mapping[str, Any]) -> bool:
-    """Whether a command with this configuration plans by cost."""
+def plans_by_cost(config: Mapping[str, Any]) -> bool:
+    """Whether a model is planned by cost with this configuration."""
     policy = config.get("MODEL_DISTRIBUTION_POLICY")
-    return command in _PLANNING or policy not in (None, "PRIORITY") or "PERFORMANCE_HINT" in config
+    return policy not in (None, "PRIORITY") or "PERFORMANCE_HINT" in config
 
 
 def planned_at(
-    command: str, config: dict[str, Any], shapes: Mapping[str, tuple[int, ...]]
+    config: dict[str, Any], shapes: Mapping[str, tuple[int, ...]], *, plans: bool = False
 ) -> dict[str, Any]:
     """Return a command's configuration, with the shapes that a plan by cost is made for."""
-    if not shapes or not plans_by_cost(command, config):
+    if not shapes or not (plans or plans_by_cost(config)):
         return config
     if SHAPES in config:
         raise click.UsageError(f"--shape and --config {SHAPES} say the same; keep one.")
     return {**config, SHAPES: shapes}
 
 
-def planned_for(
-    command: str, config: dict[str, Any], model: Model, values: Mapping[str, Any]
-) -> dict[str, Any]:
+def planned_for(config: dict[str, Any], model: Model, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return a command's configuration, with a plan by cost being made for the inputs it runs.
 
     Costs of a file say themselves what they were measured with.
@@ -123,7 +120,7 @@ def planned_for(
         return config
     opened = (port.name for port in model.inputs if port.is_tensor and not port.is_static)
     shapes = {name: np.shape(values[name]) for name in opened if name in values}
-    return planned_at(command, config, shapes)
+    return planned_at(config, shapes)
 
 
 def _flag(name: str) -> str:

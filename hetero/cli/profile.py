@@ -31,7 +31,7 @@ from hetero.report.text import Rows
 @preprocess_options
 @click.option("--seconds", "-t", type=click.FloatRange(min=0, min_open=True), default=20.0,
               show_default=True, help="The most time; it ends once figures settle.")  # fmt: skip
-@with_core
+@with_core(runs_model=True)
 def profile_command(
     core: Core,
     model: str,

@@ -45,7 +45,7 @@ class Profiling(NamedTuple):
                 raise click.UsageError("--html: for --profile; `hetero query --html` runs nothing.")
             return dict(config), None
         config = {**config, "PERF_COUNT": True}
-        aside = None if plans_by_cost("run", config) else config.pop("COST_FILE", None)
+        aside = None if plans_by_cost(config) else config.pop("COST_FILE", None)
         return config, aside
 
 

@@ -47,7 +47,7 @@ REPEATS = 10
 @output_file("--output", "-o", help="Write the outputs there, in numpy's .npz format.")
 @watch_options
 @blob_options
-@with_core
+@with_core(runs_model=True)
 def run(
     core: Core,
     model: str,
@@ -78,7 +78,7 @@ def run(
         values = _inputs(model, source, inputs, shapes)
         refuse_weights(output, source)
         refuse_weights(html, source)
-        config = planned_for("run", config, source, values)
+        config = planned_for(config, source, values)
     start(core)
     compiled = load(core, model, source, device, config, pins, remap, weights)
     idle = sorted({s.device for s in compiled.subgraphs} & _computing_nothing(core))
@@ -161,7 +161,7 @@ def _left(
 ) -> str:
     """Return what left the first device of a list; it is not asked again for what is cached."""
     cached = compiled.get_property("LOADED_FROM_CACHE")
-    if source is None or cached or plans_by_cost("run", config):
+    if source is None or cached or plans_by_cost(config):
         return ""
     support = core.query_model(source, device, config, affinity=pins or None)
     asked = {name: None for refused in support.refusals.values() for name in refused}

@@ -32,7 +32,7 @@ _SHOWN = 12
               help="A YAML file of devices, links and clients in place of the plan's.")  # fmt: skip
 @click.option("--requests", "-n", type=click.IntRange(min=100), default=10_000, show_default=True,
               help="How many requests come.")  # fmt: skip
-@with_core
+@with_core(plans=True, imagines=True)
 def simulate(
     core: Core,
     model: str,
