@@ -114,10 +114,11 @@ class PlayedDevice:
 
 
 class _StageModel(NamedTuple):
-    """What the plugin compiles."""
+    """What the plugin compiles; none of its nodes is looked at."""
 
     name: str
     stage: Stage
+    nodes: tuple[()] = ()
 
 
 class _Plugin:
