@@ -114,6 +114,34 @@ def test_what_a_broken_connection_has_lost_is_sent_again(
     wait_for(lambda: peer.far.again(1, 10**6) is None)  # it is known to have come
 
 
+def test_all_arrive_once_over_a_link_that_breaks_again_and_again(
+    slow_link: tuple[Party, Party, SlowLink, str],
+) -> None:
+    first, second, link, address = slow_link
+    count, sizes = 60, (4, 1_000, 40_000)
+    came: list[int] = []
+    end_s = time.monotonic() + LONG_S
+    for number in range(count):
+        before = link.nbytes
+        first.channel.send(address, values(number, sizes[number % 3]))
+        if not number % 7:  # with some on their way, or a part of one
+            while link.nbytes == before:
+                assert time.monotonic() < end_s
+                time.sleep(0.001)
+            link.reset()
+        second.channel.pump(0.01)
+    while len(came) < count:
+        assert time.monotonic() < end_s
+        second.channel.pump(1.0)
+        while not second.came.empty():
+            message = second.came.get()
+            check(message, number_of(message), sizes[number_of(message) % 3])
+            came.append(number_of(message))
+    assert sorted(came) == list(range(count))
+    assert first.lost.empty()
+    assert second.lost.empty()
+
+
 def test_beats_to_all_go_on_while_a_tensor_is_on_its_way_into_a_channel(
     party: Callable[..., Party], monkeypatch: pytest.MonkeyPatch
 ) -> None:
