@@ -390,6 +390,11 @@ class History:
             for name in model.below.plan.output_names:
                 value = end.get(name)
                 if isinstance(value, RemoteTensor):
+                    record: Any = model.records.get(call.request_id)
+                    tensor: Any = value
+                    key = tensor.kept.key
+                    if record is not None and f"/{record.attempt}/" not in key:
+                        self._break(f"call {call.number} is answered by another attempt: {key}")
                     continue
                 if not np.array_equal(value, call.wanted[name]):
                     self._break(f"call {call.number}: a wrong {name!r}")
@@ -510,6 +515,9 @@ class History:
                 machine, limits = runner._machine, runner._machine.limits
                 if machine.num_in_flight > limits.requests:
                     self._break(f"{machine.num_in_flight} of {limits.requests} in flight")
+                running = [r for r in machine.live() if r.is_suspect and r.state.value == "running"]
+                if len(running) > 1:
+                    self._break(f"{len(running)} suspects run at once")
                 if machine.num_waiting > limits.waiting:
                     self._break(f"{machine.num_waiting} of {limits.waiting} wait")
             if model.batching and model.deployment._batcher.num_in_flight > model.batching.most:
@@ -536,9 +544,22 @@ class History:
         for call in self.calls:
             if call.ends:
                 self._check_end(call, call.ends[0])
+        for model in self.models:
+            self._check_charges(model)
         if not self.faults.lines:  # else a caller may lose its turn before it is heard of
             for model in self.models:
                 self._check_order(model)
+
+    def _check_charges(self, model: Model) -> None:
+        """See whether what was lost with devices alone was charged to requests."""
+        faults = self.faults
+        others = (faults.loss, faults.cut_s, faults.raises, faults.call, faults.client_stop_s)
+        if any(others) or model.batching or model.has_state or model.limits.attempts < 5:
+            return
+        for record in model.records.values():
+            if record.num_failed > max(0, record.num_lost - 2):
+                told = "; ".join(str(line) for line in record.story)
+                self._break(f"request {record.id} is charged {record.num_failed} times: {told}")
 
     def _check_order(self, model: Model) -> None:
         """See whether requests were admitted and, where that is promised, answered in order."""
