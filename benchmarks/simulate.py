@@ -11,7 +11,7 @@ import math
 import statistics
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -162,7 +162,7 @@ def scale(devices: int, count: int) -> dict[str, Any]:
     }
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Run the rows, and print each error and both means."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.simulate", description=__doc__)
     parser.add_argument("--requests", type=int, default=600)
@@ -170,7 +170,7 @@ def main() -> None:
     parser.add_argument("--client-us", type=float, default=150.0, help="a request's, in process")
     parser.add_argument("--scale", type=int, nargs="*", help="numbers of devices; no real runs")
     parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.scale:
         print_rows([scale(number, options.requests) for number in options.scale], options.json)
         return

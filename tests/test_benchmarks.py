@@ -21,6 +21,7 @@ from benchmarks import (
     pipelines,
     scale,
     scheduler,
+    simulate,
     state,
     vendors,
 )
@@ -244,3 +245,13 @@ def test_what_state_saves_is_counted(rows: Any) -> None:
     ]
     for _, handed, kept in (found[:3], found[3:]):
         assert kept["bytes_per_token"] < handed["bytes_per_token"]
+
+
+def test_simulated_runs_are_set_beside_real_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    simulate.main(["--only", "1 stage 10 ms, 80 %", "--requests", "40", "--json"])
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert row["rate"] > 0
+    assert row["rate error"] > -1
+    simulate.main(["--scale", "10", "--requests", "100", "--json"])
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert row["events"] > 100 * 5

@@ -138,6 +138,7 @@ class BaseDeployment(ABC):
         self._constants = {name: constants[name] for name in wanted}
         self._inputs = frozenset(spec.name for spec in plan.inputs)
         self._take(placement)
+        self._openings = itertools.count(1)
         self._addresses = dict(addresses)
         self._clock_offset_s = clock_offset_s
         # A caller that runs a stage cannot be told that its time is up: where the model's time-out
@@ -316,6 +317,7 @@ class BaseDeployment(ABC):
 
     def opened(self, stage: int, num_streams: int) -> events.StageOpened:
         """Return what a stage's device is to know of it."""
+        number = next(self._openings)  # before addresses are looked up, which may change
         placed = self.placement.stages
         sends = {
             route: tuple(
@@ -334,6 +336,7 @@ class BaseDeployment(ABC):
             num_streams,
             self._channel.address,
             self.stage_timeout_s,
+            number,
         )
 
     def start(self, request: Request, inputs: Mapping[str, Value]) -> None:

@@ -250,7 +250,7 @@ class DeviceMachine:
         stage = deployment.stages.get(event.stage)
         if stage is None:
             deployment.stages[event.stage] = OpenStage(event, deployment)
-        else:
+        elif event.number >= stage.opened.number:
             # It has other devices to send to, and its tasks go on; or its number was given again,
             # to another subgraph.
             stage.open(event)

@@ -229,6 +229,8 @@ class StageOpened:
     client: str = ""
     #: Seconds that it may run; 0: any.
     timeout_s: float = 0.0
+    #: Ascends with what a deployment says of its stages: what is older comes too late.
+    number: int = 0
 
 
 class ValuesArrived(NamedTuple):

@@ -12,6 +12,7 @@ from tests.universe.history import Faults, History
 
 #: Seeds that broke something once, and what it was.
 KEPT = {
+    106: "of two devices that started at once, one was told where the other had been before",
     193: "a stage that a device had let go of was an error, where its request could be sent again",
     221: "a caller came as the attempts were gone through: nobody heard of a lost device",
     275: "tensors of a device that was not heard when they were let go of stayed there",
