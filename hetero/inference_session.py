@@ -23,6 +23,7 @@ from devices.request.results import Results
 from devices.request.tensor import Tensor
 from hetero.compile.compiled_model import CompiledModel
 from hetero.core import Core
+from hetero.query.query import AffinitySource
 from hetero.shortcuts import shared_core
 
 #: ONNX Runtime's providers -> the devices that run them; others are ``ORT_`` and their word.
@@ -223,8 +224,8 @@ class InferenceSession:
         device that runs it. Their options are refused.
     devices : str, optional
         The devices, as ``HETERO:ORT_CUDA,OV,CPU``; by default all that there are.
-    config : mapping, optional
-        Properties, as for `Core.compile_model`.
+    config, affinity : optional
+        Properties and pins, as for `Core.compile_model`.
     core : Core, optional
         Whose devices; by default those of this process, kept to its end.
 
@@ -243,6 +244,7 @@ class InferenceSession:
         *,
         devices: str | None = None,
         config: Mapping[str, Any] | None = None,
+        affinity: AffinitySource | None = None,
         core: Core | None = None,
     ) -> None:
         if provider_options and any(provider_options):
@@ -256,7 +258,9 @@ class InferenceSession:
         self._options = sess_options if sess_options is not None else SessionOptions()
         self._devices = devices or _device_string(providers)
         model = held.read_model(path_or_bytes)
-        self._compiled: CompiledModel = held.compile_model(model, self._devices, options)
+        self._compiled: CompiledModel = held.compile_model(
+            model, self._devices, options, affinity=affinity
+        )
 
     @property
     def compiled_model(self) -> CompiledModel:

@@ -32,6 +32,26 @@ X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
 SPLIT = "HETERO:CPU.0,CPU.1"
 
 
+def test_a_session_in_onnx_runtimes_form_is_split(core: hetero.Core) -> None:
+    session = hetero.InferenceSession(
+        branches(), devices=SPLIT, affinity={"tanh": "CPU.1"}, core=core
+    )
+    assert set(session.get_providers()) == {"CPU.0", "CPU.1"}
+    want, (output,) = branches_output(X), session.get_outputs()
+    np.testing.assert_allclose(session.run(None, {"x": X})[0], want, rtol=1e-6)
+    told: list[Any] = []
+    session.run_async([output.name], {"x": X}, lambda *said: told.append(said), "mine")
+    wait_for(lambda: bool(told))
+    ((results, user, error),) = told
+    np.testing.assert_allclose(results[0], want, rtol=1e-6)
+    assert (user, error) == ("mine", "")
+    binding, memory = session.io_binding(), np.zeros_like(want)
+    binding.bind_cpu_input("x", X)
+    binding.bind_ortvalue_output(output.name, hetero.OrtValue.ortvalue_from_numpy(memory))
+    session.run_with_iobinding(binding)
+    np.testing.assert_allclose(memory, want, rtol=1e-6)
+
+
 def test_a_dropped_model_is_closed_once_its_last_request_is_gone(core: hetero.Core) -> None:
     deployments: Any = core.executor._deployments  # type: ignore[attr-defined]
     before = len(deployments)
