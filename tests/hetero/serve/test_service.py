@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import re
+import shutil
 import socket
+import ssl
+import subprocess
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -268,3 +272,31 @@ def test_a_folder_of_models_is_watched(tmp_path: Path) -> None:
         repository.refresh()
         with pytest.raises(HeteroError, match="no model 'first'"):
             repository.find("first")
+
+
+def test_tls(tmp_path: Path) -> None:
+    if not shutil.which("openssl"):
+        pytest.skip("openssl makes the certificate")
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    subprocess.run(
+        [
+            "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1",
+            "-keyout", key, "-out", certificate, "-subj", "/CN=localhost",
+            "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1",
+        ],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    options = {"tls_key": key, "tls_certificate": certificate}
+    with serving(options=options, grpc_port=0, plus=plus_one()) as server:
+        trusted = ssl.create_default_context(cafile=str(certificate))
+        url = f"{server.url}/v2/health/ready"
+        assert url.startswith("https://")
+        with urllib.request.urlopen(url, context=trusted, timeout=PATIENCE_S) as answer:
+            assert answer.status == 200
+        grpc = pytest.importorskip("grpc")
+        credentials = grpc.ssl_channel_credentials(certificate.read_bytes())
+        with grpc.secure_channel(f"localhost:{server.grpc_port}", credentials) as channel:
+            grpc.channel_ready_future(channel).result(PATIENCE_S)
+    wrong = serving(options={**options, "tls_key": certificate}, plus=plus_one())
+    with pytest.raises(ArgumentError, match="TLS"), wrong:
+        pass
