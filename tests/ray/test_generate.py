@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Collection
 from typing import Any
 
 import pytest
 
 import hetero
+from devices.errors import UnknownDeviceError
 from tests.support.decoders import decoder, greedy
 
 pytestmark = pytest.mark.ray
 
 PROMPTS = [[3, 14, 15, 9, 2, 6], [7]]
+
+
+PINS = {"*_1": "CPU.1", "sample": "CPU.1"}
 
 
 def test_texts_go_on_when_a_device_dies_in_the_middle() -> None:
@@ -23,7 +28,7 @@ def test_texts_go_on_when_a_device_dies_in_the_middle() -> None:
         core.compile_model(
             hetero.read_decoder(decoder()),
             "HETERO:CPU.0,CPU.1",
-            affinity={"*_1": "CPU.1", "sample": "CPU.1"},
+            affinity=PINS,
         ) as compiled,
     ):
         assert {s.device for s in compiled.subgraphs} == {"CPU.0", "CPU.1"}
@@ -35,3 +40,34 @@ def test_texts_go_on_when_a_device_dies_in_the_middle() -> None:
                     next(text)
             os.kill(executor._ask(executor._devices.device(device), "ping"), signal.SIGKILL)
         assert [[*text.tokens, *text] for text in texts] == want
+
+
+@pytest.mark.slow
+def test_a_text_goes_on_on_what_is_left_when_a_device_stays_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with (
+        hetero.Core(devices={"CPU": 2}) as core,
+        core.compile_model(
+            hetero.read_decoder(decoder()), "HETERO:CPU.0,CPU.1", affinity=PINS
+        ) as compiled,
+    ):
+        executor: Any = core.executor
+        devices, gone = executor._devices, set[str]()
+        reached = devices.reached
+
+        def unless_gone(names: Collection[str], *, wait: bool = True) -> Any:
+            if left := gone.intersection(names):
+                raise UnknownDeviceError(f"{left} left the cluster")
+            return reached(names, wait=wait)
+
+        monkeypatch.setattr(devices, "reached", unless_gone)
+        monkeypatch.setattr("scheduler.ray.executor.AWAITED_S", 0.0)
+        text = compiled.generate(PROMPTS[0], 24)
+        for _ in range(8):
+            next(text)
+        pid = executor._ask(devices.device("CPU.1"), "ping")
+        gone.add("CPU.1")
+        os.kill(pid, signal.SIGKILL)
+        assert [*text.tokens, *text] == greedy(PROMPTS[0], 24)
+        assert {s.device for s in compiled.subgraphs} == {"CPU.0"}
