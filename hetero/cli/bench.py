@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from hetero.cli.finite import Finite
 from hetero.cli.inputs import input_options, model_inputs
 from hetero.cli.loading import blob_options, load, show_subgraphs, subgraph_rows
 from hetero.cli.measuring import PERCENTILES, measure
@@ -34,7 +35,7 @@ SHOWN = 40
 @click.option("--jobs", "-j", type=click.IntRange(min=0), default=0,
               help="Requests in flight; 0 lets the model choose.")  # fmt: skip
 @click.option("--requests", "-n", type=click.IntRange(min=1), help="Stop after this many requests.")
-@click.option("--seconds", "-t", type=click.FloatRange(min=0, min_open=True), default=10.0,
+@click.option("--seconds", "-t", type=Finite(min=0, min_open=True), default=10.0,
               show_default=True, help="Stop after this many seconds.")  # fmt: skip
 @planning_options
 @click.option("--update-costs", type=click.Path(exists=True, dir_okay=False, path_type=Path),

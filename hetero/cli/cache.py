@@ -12,6 +12,7 @@ import click
 from devices.errors import BlobError
 from hetero.cache.description import describe
 from hetero.cache.folder import Cache, Entry
+from hetero.cli.finite import Finite
 from hetero.cli.terminal import print_json, show
 from hetero.properties.table import COSTS_SUFFIX
 from hetero.report.text import Rows
@@ -81,7 +82,7 @@ def verify(folder: Path, as_json: bool) -> None:
 @cache.command()
 @_folder
 @click.option("--max-size", callback=lambda *a: _nbytes(a[2]), help="What may stay, as 500MB.")
-@click.option("--older-than-days", type=float, help="Remove what was not used for so long.")
+@click.option("--older-than-days", type=Finite(min=0), help="Remove what was not used for so long.")
 def prune(folder: Path, as_json: bool, max_size: int | None, older_than_days: float | None) -> None:
     """Remove the least recently used entries."""
     if max_size is None and older_than_days is None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from hetero.cli.finite import Finite
 from hetero.cli.inputs import input_options, model_inputs
 from hetero.cli.loading import read
 from hetero.cli.options import (
@@ -52,8 +53,8 @@ def _parse_devices(
 @config_option
 @input_options
 @preprocess_options
-@click.option("--rtol", type=click.FloatRange(min=0), default=RTOL, show_default=True)
-@click.option("--atol", type=click.FloatRange(min=0), default=ATOL, show_default=True)
+@click.option("--rtol", type=Finite(min=0), default=RTOL, show_default=True)
+@click.option("--atol", type=Finite(min=0), default=ATOL, show_default=True)
 @core_options
 @with_core
 def compare(

@@ -10,6 +10,7 @@ import click
 import numpy as np
 
 from devices.model.model import Model
+from hetero.cli.finite import Finite
 from hetero.cli.pairs import together
 
 #: Option's name in Python -> the property that it stands for.
@@ -44,7 +45,7 @@ def planning_options(function: Callable[..., Any]) -> Callable[..., Any]:
             help="A cost file of `hetero profile`; without one, costs are measured briefly.",
         ),
         click.option(
-            "--plan-seconds", type=click.FloatRange(min=0, min_open=True),
+            "--plan-seconds", type=Finite(min=0, min_open=True),
             help="The most time for the search.",
         ),
         click.option("--seed", type=int, help="Seed of the search."),

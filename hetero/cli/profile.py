@@ -12,6 +12,7 @@ from devices.errors import DeviceError, PlanError
 from devices.model.light import PREFIX
 from devices.model.model import Model
 from hetero.cli.files import check_file, output_file, refuse_weights
+from hetero.cli.finite import Finite
 from hetero.cli.inputs import input_options, model_inputs
 from hetero.cli.loading import read
 from hetero.cli.options import model_options, start, with_core
@@ -29,7 +30,7 @@ from hetero.report.text import Rows
 @output_file("--output", "-o", help="The cost file to write; MODEL.costs.json here by default.")
 @input_options
 @preprocess_options
-@click.option("--seconds", "-t", type=click.FloatRange(min=0, min_open=True), default=20.0,
+@click.option("--seconds", "-t", type=Finite(min=0, min_open=True), default=20.0,
               show_default=True, help="The most time; it ends once figures settle.")  # fmt: skip
 @with_core(runs_model=True)
 def profile_command(

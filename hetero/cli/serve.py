@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from hetero.cli.finite import Finite
 from hetero.cli.loading import is_blob, load
 from hetero.cli.options import model_options, start, with_core
 from hetero.cli.pairs import together
@@ -58,7 +59,7 @@ def _server_options(function: Callable[..., Any]) -> Callable[..., Any]:
             metavar="BYTES", help="Bytes that a request may have.",
         ),
         click.option(
-            "--body-seconds", type=click.FloatRange(0.1), default=60.0, show_default=True,
+            "--body-seconds", type=Finite(0.1), default=60.0, show_default=True,
             help="Seconds that a request may take to arrive.",
         ),
         click.option(
@@ -77,7 +78,7 @@ def _server_options(function: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option("--access-log", is_flag=True, help="Print a line of JSON for each request."),
         click.option(
-            "--drain-seconds", type=click.FloatRange(0.0), default=30.0, show_default=True,
+            "--drain-seconds", type=Finite(0.0), default=30.0, show_default=True,
             help="Seconds that requests have to end after Ctrl-C or SIGTERM.",
         ),
     )(function)  # fmt: skip

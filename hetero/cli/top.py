@@ -10,6 +10,7 @@ from rich.console import Group
 from rich.live import Live
 
 from hetero.cli.figures import PERCENTILES, Look, figures
+from hetero.cli.finite import Finite
 from hetero.cli.terminal import console, print_json, show
 from hetero.report.text import Rows, styled
 from hetero.report.units import nbytes_text, seconds_text
@@ -25,7 +26,7 @@ _ANSWER_NBYTES: Final = 2**26
 
 @click.command()
 @click.argument("address")
-@click.option("--interval", type=click.FloatRange(min=0.1), default=2.0, show_default=True,
+@click.option("--interval", type=Finite(min=0.1), default=2.0, show_default=True,
               help="Seconds between two looks.")  # fmt: skip
 @click.option("--once", is_flag=True, help="Show everything since counting began, and end.")
 @click.option("--json", "as_json", is_flag=True, help="The same as JSON for programs.")

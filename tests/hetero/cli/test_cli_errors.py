@@ -88,6 +88,10 @@ def test_devices_lists_a_plugin_that_cannot_be_loaded(shell: Shell) -> None:
         ("compile MODEL --plan-seconds 1", "--plan-seconds: for plans by cost"),
         ("plan MODEL --plan-seconds -1", "'--plan-seconds': -1.0"),
         ("bench MODEL -t 0", "'--seconds' / '-t': 0.0"),
+        ("bench MODEL -t nan", "'nan' is no finite number"),
+        ("profile MODEL -t inf -o c.json", "'inf' is no finite number"),
+        ("compare MODEL -d CPU,ORT --rtol nan", "'nan' is no finite number"),
+        ("cache prune --older-than-days nan", "'nan' is no finite number"),
         ("run MODEL --hint LATENCY -c PERFORMANCE_HINT=LATENCY", "say the same"),
         ("run MODEL -c NUM_STREAMS=1 -c NUM_STREAMS=2", "NUM_STREAMS is given twice"),
         ("run MODEL -c ORT.NUM_STREAMS=1 -c ORT.NUM_STREAMS=2", "ORT.NUM_STREAMS is given twice"),
@@ -98,7 +102,7 @@ def test_devices_lists_a_plugin_that_cannot_be_loaded(shell: Shell) -> None:
     ],
 )
 def test_wrong_usage_says_what_to_do(shell: Shell, model: Path, line: str, words: str) -> None:
-    done = shell(line.replace("MODEL", str(model)), ray=line.startswith("inspect"))
+    done = shell(line.replace("MODEL", str(model)), ray=line.startswith(("inspect", "cache")))
     assert done.code in (1, 2)
     assert words in " ".join(done.err.split())
     assert "Traceback" not in done.err
@@ -206,7 +210,7 @@ def test_errors_are_json_where_json_is_asked_for(
     unknown = tmp_path / "unknown.onnx"
     onnx.save_model(unknown_ops(), unknown)
     line = line.replace("MODEL", str(model)).replace("UNKNOWN", str(unknown))
-    done = shell(f"{line} --json", ray=line.startswith("inspect"))
+    done = shell(f"{line} --json", ray=line.startswith(("inspect", "cache")))
     assert done.code == code
     assert done.err == ""
     assert done.document["schema"] == {"name": "hetero.error", "version": 2}
