@@ -19,6 +19,8 @@ from tests.support.serving import Response, ask
 pytest.importorskip("uvicorn")
 
 PROMPT = [3, 14, 15, 9, 2, 6]
+#: A token that one of the models ends its texts with.
+END = greedy(PROMPT, 6)[3]
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +33,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             model, "HETERO:CPU.0,CPU.1", affinity={"*_1": "CPU.1", "sample": "CPU.1"}
         )
         source = ModelSource("little", "1", lambda: compiled, folder=folder)
-        repository = Repository(lambda: [source])
+        ends = core.compile_model(hetero.read_decoder(decoder(), eos=[END]), "CPU.0")
+        ending = ModelSource("ending", "1", lambda: ends, folder=folder)
+        repository = Repository(lambda: [source, ending])
         repository.refresh()
         with Server(repository, ServerOptions(port=0)).until_started() as server:
             yield server
@@ -107,6 +111,18 @@ def test_texts_and_chats(server: Server) -> None:
     answer = complete(server, "/v1/chat/completions", prompt=None, messages=messages, stream=True)
     parts = [json.loads(e)["choices"][0]["delta"]["content"] for e in events(answer)[:-1]]
     assert "".join(parts) == wanted
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_token_that_ends_a_text_is_no_part_of_it(server: Server, stream: bool) -> None:
+    pytest.importorskip("tokenizers")
+    answer = complete(server, model="ending", stream=stream)
+    told = [json.loads(e) for e in events(answer)[:-1]] if stream else [answer.json]
+    until = greedy(PROMPT, 6).index(END)
+    choices = [part["choices"][0] for part in told]
+    assert "".join(choice["text"] for choice in choices) == words(greedy(PROMPT, 6)[:until])
+    assert choices[-1]["finish_reason"] == "stop"
+    assert choices[-1]["token_ids"][-1] == END
 
 
 def test_the_generate_extension(server: Server) -> None:
