@@ -12,6 +12,7 @@ import ray
 from ray import exceptions
 
 from devices.errors import ClusterError
+from scheduler.ray.devices import why_lost
 from scheduler.ray.executor import RayExecutor
 from scheduler.ray.own_head import find_head, start_head, stop_head
 from scheduler.ray.pool import Pool, announce, dissolve, find_pool, pool_actors
@@ -165,8 +166,10 @@ def _status(address: str) -> PoolStatus:
 def _device(name: str, ref: Any) -> PoolDevice:
     try:
         told = ray.get(ref, timeout=_STATUS_S)
+    except exceptions.GetTimeoutError:
+        return PoolDevice(name, error=f"its process did not answer within {_STATUS_S:.0f} s")
     except exceptions.RayError as error:
-        return PoolDevice(name, error=type(error).__name__)
+        return PoolDevice(name, error=why_lost(error))
     return PoolDevice(
         name,
         told["pid"],

@@ -10,9 +10,10 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from ray import exceptions
 
 from scheduler.processes.owned_files import process_start
-from scheduler.ray import own_head
+from scheduler.ray import own_head, pool_service
 from scheduler.ray.address import check_is_node
 
 FORK = """
@@ -168,3 +169,20 @@ def test_a_token_is_in_its_file_alone(tmp_path: Path, monkeypatch: pytest.Monkey
     own_head._let_in()
     assert os.environ["RAY_AUTH_TOKEN_PATH"] == str(tmp_path / "token")
     assert "RAY_AUTH_TOKEN" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (exceptions.ActorUnavailableError("lost", None), "the connection to it was lost"),
+        (exceptions.GetTimeoutError("late"), "its process did not answer within"),
+    ],
+)
+def test_a_pools_status_says_in_words_why_a_device_is_away(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, said: str
+) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise error
+
+    monkeypatch.setattr(pool_service.ray, "get", fail)
+    assert said in (pool_service._device("CPU", None).error or "")

@@ -11,9 +11,10 @@ from onnx import TensorProto
 
 import hetero
 from devices import load_plugins, read_model
-from devices.errors import BlobError, ModelError
+from devices.errors import BlobError, ModelError, UnsupportedNodesError
 from devices.plugin.program import Payload
 from hetero.cache import blob
+from hetero.examples.custom_operator import fraction
 from scheduler.formats.blob_format import FORMAT_VERSION, MAGIC, PREFIX, SUMMED_NBYTES
 from scheduler.formats.blob_format import header_checksum as checksum_of
 from scheduler.formats.weightless import MAGIC as WEIGHTLESS
@@ -140,3 +141,25 @@ def test_a_sparse_weight_is_no_larger_than_a_dense_one_may_be():
         pytest.raises(ModelError, match="8000000000 bytes when it is dense"),
     ):
         core.read_model(model)
+
+
+def test_an_extension_that_the_header_leaves_out_is_not_run(monkeypatch):
+    """Also where this process has imported its module, and its payload names it."""
+    domain, op_type = fraction.domain, fraction.op_type
+    model = onnx.parser.parse_model(
+        f'''<ir_version: 8, opset_import: ["": 17, "{domain}": 1]>
+        g (float[4] x) => (float[4] y) {{ y = {domain}.{op_type}(x) }}'''
+    )
+    plain = blob._plain
+    monkeypatch.setattr(
+        blob, "_plain", lambda o: {k: v for k, v in plain(o).items() if k != "EXTENSIONS"}
+    )
+    with hetero.Core(executor="inprocess") as core:
+        core.add_extension(fraction)
+        with core.compile_model(model, "CPU") as compiled:
+            data = compiled.export_model()
+    with (
+        hetero.Core(executor="inprocess") as other,
+        pytest.raises(UnsupportedNodesError, match="add_extension"),
+    ):
+        other.import_model(data)
