@@ -13,6 +13,9 @@ from hetero.compile.compiled_model import CompiledModel
 from hetero.serve.errors import ProtocolError, refused
 from hetero.serve.served_model import ServedModel
 
+#: Why a model is not there that somebody has unloaded.
+UNLOADED: Final = "unloaded"
+
 
 @dataclass(frozen=True)
 class ModelSource:
@@ -149,7 +152,7 @@ class Repository:
                 raise refused(f"no model {name!r} here to unload.", 404)
             with self._lock:
                 for entry in self._entries[name].values():
-                    entry.model, entry.state, entry.reason = None, "UNAVAILABLE", "unloaded"
+                    entry.model, entry.state, entry.reason = None, "UNAVAILABLE", UNLOADED
 
     def refresh(self) -> None:
         """Load what is new or has changed, and forget what is gone; what fails is told by `index`.
@@ -162,7 +165,7 @@ class Repository:
                 found.setdefault(source.name, []).append(source)
             for name, sources in found.items():
                 held = self._entries.get(name, {})
-                if not held or any(e.reason != "unloaded" for e in held.values()):
+                if not held or any(e.reason != UNLOADED for e in held.values()):
                     self._take(name, sources, retry=False)
             with self._lock:
                 self._entries = {n: e for n, e in self._entries.items() if n in found}

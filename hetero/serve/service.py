@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from hetero.serve.errors import refused
 from hetero.serve.regions import Regions
-from hetero.serve.repository import Repository
+from hetero.serve.repository import UNLOADED, Repository
 from hetero.serve.served_model import ServedModel
 from hetero.version import hetero_version
 
@@ -58,9 +58,12 @@ class Service:
         self.is_draining = False
 
     def is_ready(self) -> bool:
-        """Return whether requests are welcome: all models are loaded and have devices left."""
-        index = self.repository.index()
-        return not self.is_draining and all(row["state"] == "READY" for row in index)
+        """Return whether requests are welcome: all models have devices left and are loaded.
+
+        Those that somebody has unloaded are not waited for.
+        """
+        rows = [row for row in self.repository.index() if row["reason"] != UNLOADED]
+        return not self.is_draining and all(row["state"] == "READY" for row in rows)
 
     def num_in_flight(self) -> int:
         """Return how many requests run, or wait for their turn."""

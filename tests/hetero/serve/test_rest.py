@@ -261,6 +261,7 @@ def test_models_are_unloaded_and_loaded(server: Server) -> None:
     assert ask(server, "/v2/repository/models/bool/unload", b"").status == 200
     try:
         assert ask(server, "/v2/models/bool/ready").status == 404
+        assert ask(server, "/v2/health/ready").status == 200
         rows = ask(server, "/v2/repository/index", {}).json
         assert [row["state"] for row in rows if row["name"] == "bool"] == ["UNAVAILABLE"]
         names = [row["name"] for row in ask(server, "/v2/repository/index", {"ready": True}).json]
