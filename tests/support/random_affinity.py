@@ -14,7 +14,11 @@ def random_affinity(
 ) -> dict[str, str]:
     """Return a random device for each node, among those of `devices` that take it."""
     rng = random.Random(seed)
-    answers = {device: core.query_model(model, device) for device in devices}
+    answers = {}
+    for device in devices:  # each first in a list: alone it may take more than beside others
+        listed = ",".join([device, *(other for other in devices if other != device)])
+        support = core.query_model(model, f"HETERO:{listed}")
+        answers[device] = {n for n, d in support.items() if f"{d}.".startswith(f"{device}.")}
     placed = {}
     for name in model.node_names:
         able = [device for device in devices if name in answers[device]]
