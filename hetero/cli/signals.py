@@ -21,9 +21,7 @@ def hear_signals() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _interrupt)
-            # A fork, as a library may make one, ends by them without a word.
-            os.register_at_fork(after_in_child=partial(signal.signal, number, signal.SIG_DFL))
+            signal.signal(number, partial(_interrupt, os.getpid()))
 
 
 def with_signal(code: int) -> int:
@@ -31,8 +29,12 @@ def with_signal(code: int) -> int:
     return 128 + _came if _came else code
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
+def _interrupt(command: int, number: int, frame: FrameType | None) -> None:
+    """`command`: its process."""
     global _came
+    if os.getpid() != command:  # a fork, as a library may make one, ends without a word
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
     _came = number
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a background job of a script
         sys.exit(128 + number)

@@ -317,12 +317,16 @@ def test_a_background_job_of_a_script_ends_by_sigterm(tmp_path: Path) -> None:
 
 def test_a_fork_of_a_command_ends_by_sigterm_without_a_word() -> None:
     program = (
-        "import os, signal; from hetero.cli.signals import hear_signals; hear_signals()\n"
+        "import os, signal, time; from hetero.cli.signals import hear_signals; hear_signals()\n"
+        "there, here = os.pipe()\n"
         "child = os.fork()\n"
-        "if not child: signal.pause()\n"
+        "child or os.write(here, b'!')\n"
+        "while not child: time.sleep(0.05)\n"
+        "os.read(there, 1)  # before, Python drops what comes\n"
         "os.kill(child, signal.SIGTERM); print(os.waitpid(child, 0)[1])"
     )
     ran = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=300,
+        check=False,
+    )  # fmt: skip
     assert (ran.stdout, ran.stderr) == (f"{int(signal.SIGTERM)}\n", "")
