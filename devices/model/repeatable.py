@@ -28,7 +28,7 @@ def draws(node: onnx.NodeProto) -> bool:
 def is_constant(model: Model) -> bool:
     """Whether a model is known to make the same in every run."""
     return (
-        bool(model.nodes)
-        and not model.inputs
+        not model.inputs  # first: of a model not read yet, inputs are known
+        and bool(model.nodes)
         and all(node.domain in _KNOWN and not draws(node.proto) for node in model.nodes)
     )
