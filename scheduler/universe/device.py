@@ -114,10 +114,11 @@ class PlayedDevice:
 
 
 class _StageModel(NamedTuple):
-    """What the plugin compiles; none of its nodes is looked at."""
+    """What the plugin compiles; neither inputs nor nodes are looked at."""
 
     name: str
     stage: Stage
+    inputs: tuple[()] = ()
     nodes: tuple[()] = ()
 
 
