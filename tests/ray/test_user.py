@@ -54,15 +54,17 @@ def test_a_session_in_onnx_runtimes_form_is_split(core: hetero.Core) -> None:
 
 def test_a_dropped_model_is_closed_once_its_last_request_is_gone(core: hetero.Core) -> None:
     deployments: Any = core.executor._deployments  # type: ignore[attr-defined]
-    before = len(deployments)
+    # By their keys: what earlier tests left may be closed at any moment.
+    before = {deployment.key for deployment in deployments}
     compiled = core.compile_model(branches(), SPLIT, affinity={"tanh": "CPU.1"})
+    (key,) = {deployment.key for deployment in deployments} - before
     request = compiled.create_infer_request()
     compiled({"x": X})
     del compiled
     np.testing.assert_allclose(request.infer({"x": X})[0], branches_output(X), rtol=1e-6)
-    assert len(deployments) == before + 1
+    assert key in {deployment.key for deployment in deployments}
     del request
-    wait_for(lambda: len(deployments) <= before)
+    wait_for(lambda: key not in {deployment.key for deployment in deployments})
 
 
 def test_a_fork_leaves_the_devices_to_its_parent(
