@@ -209,13 +209,13 @@ class Core:
         """
         self._devices.unload_plugin(device_name)
 
-    def create_context(self, device_name: str) -> RemoteContext:
+    def create_context(self, device_name: str, properties: Config | None = None) -> RemoteContext:
         """Return a device's memory: its tensors stay in the device's process between requests.
 
         Parameters
         ----------
         device_name : str
-            One device.
+            One device; its memory has no `properties`.
 
         Returns
         -------
@@ -228,7 +228,11 @@ class Core:
         UnknownDeviceError, PluginLoadError
             For a device that is not there, or whose plugin is broken.
         """
+        if properties:
+            raise ArgumentError(f"create_context of {device_name}: {properties}: there are none.")
         return self.executor.create_context(device_name)
+
+    get_default_context = create_context
 
     def trace(self, path: str | Path, *, requests: int = 10_000) -> Trace:
         """Trace requests from now on: ``with core.trace("trace.json"): ...``.
@@ -322,6 +326,7 @@ class Core:
         self,
         model: Source | Model,
         weights: bytes | None = None,
+        config: Config | None = None,
         *,
         states: Mapping[str, str] | None = None,
     ) -> Model:
@@ -331,8 +336,9 @@ class Core:
         ----------
         model : path, bytes, onnx.ModelProto or Model
             The model.
-        weights : bytes, optional
-            None or empty: an ONNX model has its weights in it, or names the files beside it.
+        weights, config : optional
+            None or empty: an ONNX model has its weights, or names files beside it; options are
+            `compile_model`'s.
         states : mapping of str to str, optional
             Input -> output that is its value in the next run of the same request: see
             `InferRequest.query_state`. Both are then no ports of the compiled model. ``*`` stands
@@ -344,10 +350,10 @@ class Core:
         TensorNameError, TensorTypeError, TensorShapeError
             There is no such input or output, or a pair is not alike.
         ArgumentError
-            Weights are given apart from the model.
+            Weights are given apart from the model, or options.
         """
-        if weights:
-            raise ArgumentError("weights: an ONNX model has its own, or names files beside it.")
+        if weights or config:
+            raise ArgumentError("weights, config: an ONNX model has its own, and needs none.")
         found = self._extensions.apply(read_model(model))
         return found if states is None else with_states(found, states)
 
@@ -435,6 +441,7 @@ class Core:
         *,
         affinity: AffinitySource | None = None,
         states: Mapping[str, str] | None = None,
+        weights: bytes | None = None,
     ) -> CompiledModel:
         """Compile a model over one device or several and deploy it.
 
@@ -450,7 +457,7 @@ class Core:
             Pins: {pattern: device}, a JSON or YAML file of them, or ``PATTERN=DEVICE`` strings. A
             pattern is a node's name, a glob or ``op:Type``. Nodes without a pin are assigned by
             priority. Pins in the model's own metadata hold where none is given here.
-        states : mapping of str to str, optional
+        states, weights
             As for `read_model`.
 
         Raises
@@ -463,7 +470,7 @@ class Core:
             For states that the model does not have, or that are not alike.
         """
         self._scopes.keep_executor(config := config or {})
-        source = self.read_model(model, states=states)
+        source = self.read_model(model, weights, states=states)
         request = self._request(source, device_name, config, affinity)
         return self._compiler.compile(source, request, cache_of(request.own))
 
@@ -576,7 +583,7 @@ class Core:
 
     def import_model(
         self,
-        source: str | Path | bytes | bytearray | memoryview | BinaryIO,
+        model_stream: str | Path | bytes | bytearray | memoryview | BinaryIO,
         device_name: str | None = None,
         config: Config | None = None,
         remap: Mapping[str, str] | None = None,
@@ -587,7 +594,7 @@ class Core:
 
         Parameters
         ----------
-        source : path, bytes or binary file
+        model_stream : path, bytes or binary file
             The blob. Weights of a file are mapped: one copy on a node, however many processes.
         device_name : str, optional
             Devices that may be used. Where the blob was compiled for others, the model in it is
@@ -616,7 +623,7 @@ class Core:
         renaming another, as `export_model` does: what is mapped must not be written over.
         """
         given = None if weights is None else partial(self.read_model, weights)
-        blob = ModelBlob(open_blob(source, given))
+        blob = ModelBlob(open_blob(model_stream, given))
         blob.blob.verify()
         self._extensions.require(blob)
         model = blob.source()

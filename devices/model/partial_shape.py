@@ -161,26 +161,26 @@ class Dimension:
         """Name the dimension."""
         self.symbol = symbol
 
-    def same_scheme(self, other: DimensionLike) -> bool:
+    def same_scheme(self, dim: DimensionLike) -> bool:
         """Return whether both are the same number, or both are open."""
-        given = _dimension(other)
+        given = _dimension(dim)
         if self.is_dynamic or given.is_dynamic:
             return self.is_dynamic and given.is_dynamic
         return self._low == given._low
 
-    def compatible(self, other: DimensionLike) -> bool:
+    def compatible(self, dim: DimensionLike) -> bool:
         """Return whether a length may be both."""
-        given = _dimension(other)
+        given = _dimension(dim)
         return given._least(self) <= given._most(self)
 
-    def relaxes(self, other: DimensionLike) -> bool:
+    def relaxes(self, dim: DimensionLike) -> bool:
         """Return whether every length of the other is one of this."""
-        given = _dimension(other)
+        given = _dimension(dim)
         return self._low <= given._low and given.top <= self.top
 
-    def refines(self, other: DimensionLike) -> bool:
+    def refines(self, dim: DimensionLike) -> bool:
         """Return whether every length of this is one of the other."""
-        return _dimension(other).relaxes(self)
+        return _dimension(dim).relaxes(self)
 
     def to_string(self) -> str:
         """Return the dimension as text: ``3``, ``?``, ``1..10``."""
@@ -368,21 +368,21 @@ class PartialShape:
         """Return the shape as text: ``[?,3]``."""
         return str(self)
 
-    def same_scheme(self, other: PartialShape) -> bool:
+    def same_scheme(self, shape: PartialShape) -> bool:
         """Return whether ranks agree, and each dimension is the same number or open in both."""
-        return self._agrees(other, Dimension.same_scheme, open_rank=self.rank == other.rank)
+        return self._agrees(shape, Dimension.same_scheme, open_rank=self.rank == shape.rank)
 
-    def compatible(self, other: PartialShape) -> bool:
+    def compatible(self, shape: PartialShape) -> bool:
         """Return whether a tensor may have both shapes."""
-        return self._agrees(other, Dimension.compatible, open_rank=True)
+        return self._agrees(shape, Dimension.compatible, open_rank=True)
 
-    def relaxes(self, other: PartialShape) -> bool:
+    def relaxes(self, shape: PartialShape) -> bool:
         """Return whether every tensor of the other shape has this one too."""
-        return self._agrees(other, Dimension.relaxes, open_rank=self._dimensions is None)
+        return self._agrees(shape, Dimension.relaxes, open_rank=self._dimensions is None)
 
-    def refines(self, other: PartialShape) -> bool:
+    def refines(self, shape: PartialShape) -> bool:
         """Return whether every tensor of this shape has the other one too."""
-        return other.relaxes(self)
+        return shape.relaxes(self)
 
     def _agrees(self, other: PartialShape, rule: Any, *, open_rank: bool) -> bool:
         if self._dimensions is None or other._dimensions is None:

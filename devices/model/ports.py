@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self
+from functools import reduce
+from operator import getitem
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
 
-from devices.errors import ArgumentTypeError, ModelError, TensorNameError, TensorShapeError
+from devices.errors import (
+    ArgumentTypeError,
+    ModelError,
+    TensorNameError,
+    TensorShapeError,
+    UnsupportedOperationError,
+)
 from devices.model.dropped import warn_if_dropped
 from devices.model.notebook import html_table
 from devices.model.partial_shape import PartialShape, Shape
@@ -65,6 +74,8 @@ class HasPorts:
         name: str
 
         @property
+        def metadata(self) -> Mapping[str, str]: ...  # noqa: D102
+        @property
         def nodes(self) -> tuple[Any, ...]: ...  # noqa: D102
         @property
         def inputs(self) -> tuple[TensorSpec, ...]: ...  # noqa: D102
@@ -88,6 +99,28 @@ class HasPorts:
     def get_friendly_name(self) -> str:
         """Return `friendly_name`."""
         return self.name
+
+    def set_friendly_name(self, name: str) -> NoReturn:
+        """Refused: a model never changes."""
+        raise UnsupportedOperationError(
+            f"model {self.name!r} keeps its name; model.replace(name={name!r}) gives one of that "
+            "name."
+        )
+
+    @property
+    def rt_info(self) -> dict[str, Any]:
+        """The model's metadata, where OpenVINO has that of ONNX models: under ``framework``."""
+        return {"framework": dict(self.metadata)}
+
+    def get_rt_info(self, path: str | Sequence[str]) -> Any:
+        """Return an entry of `rt_info`, as ``["framework", "author"]``; KeyError if none is so."""
+        return reduce(getitem, [path] if isinstance(path, str) else path, self.rt_info)
+
+    def has_rt_info(self, path: str | Sequence[str]) -> bool:
+        """Return whether `rt_info` has an entry."""
+        with suppress(KeyError, TypeError):
+            return self.get_rt_info(path) is not None
+        return False
 
     def get_ordered_ops(self) -> list[Any]:
         """Return `nodes`, as OpenVINO's models do; ports are none of them."""
@@ -145,6 +178,10 @@ class HasPorts:
     def get_output_element_type(self, index: int) -> Any:
         """Return an output's element type."""
         return self.output(index).element_type
+
+    def get_output_op(self, index: int) -> TensorSpec:
+        """Return an output by position."""
+        return self.output(index)
 
     def get_result(self) -> TensorSpec:
         """Return the only output."""

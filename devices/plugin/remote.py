@@ -8,6 +8,7 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 
 from devices.errors import UnsupportedOperationError
+from devices.model.partial_shape import Shape
 
 
 class RemoteTensor(ABC):
@@ -42,6 +43,28 @@ class RemoteTensor(ABC):
         """Refused: the host cannot see a device's memory."""
         raise self._unreadable()
 
+    str_data = bytes_data = data
+
+    def get_shape(self) -> Shape:
+        """Return `shape`."""
+        return Shape(self.shape)
+
+    def get_byte_size(self) -> int:
+        """Return `nbytes`."""
+        return self.nbytes
+
+    def get_device_name(self) -> str:
+        """Return `device`."""
+        return self.device
+
+    def get_params(self) -> dict[str, Any]:
+        """Return no handles: a device's memory has no address in this process."""
+        return {}
+
+    def copy_to(self, target_tensor: Any) -> None:
+        """Copy the elements to another tensor of the same type."""
+        target_tensor.copy_from(self.to_host())
+
     def _unreadable(self) -> UnsupportedOperationError:
         return UnsupportedOperationError(
             f"a tensor of {self.device} has no host data; copy it with to_host()."
@@ -66,6 +89,14 @@ class RemoteContext(ABC):
     """
 
     device: str
+
+    def get_device_name(self) -> str:
+        """Return `device`."""
+        return self.device
+
+    def get_params(self) -> dict[str, Any]:
+        """Return no handles: a device's memory has no address in this process."""
+        return {}
 
     @abstractmethod
     def create_tensor(self, dtype: Any, shape: tuple[int, ...]) -> RemoteTensor:

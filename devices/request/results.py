@@ -131,3 +131,4 @@ class ProfilingInfo:
     cpu_time: timedelta
 
     Status: ClassVar = ProfilingStatus
+    NOT_RUN, OPTIMIZED_OUT, EXECUTED = ProfilingStatus

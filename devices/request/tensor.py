@@ -205,7 +205,7 @@ class Tensor:
             memory = _zeros(Type(element_type_name(held.dtype)), wanted)
         self._data, self._memory = _seen(memory, wanted, None), memory
 
-    def copy_from(self, source: Any) -> None:
+    def copy_from(self, source_tensor: Any) -> None:
         """Copy the elements, and the shape, of another tensor or array of the same type.
 
         Raises
@@ -213,7 +213,7 @@ class Tensor:
         TensorTypeError
             The source has another element type.
         """
-        held, array = self._array(), np.asarray(source)
+        held, array = self._array(), np.asarray(source_tensor)
         if held.dtype == object:
             array = as_text(array)
         if array.dtype != held.dtype:
@@ -225,9 +225,9 @@ class Tensor:
             self.set_shape(array.shape)
         np.copyto(self._array(), array)
 
-    def copy_to(self, target: Tensor) -> None:
+    def copy_to(self, target_tensor: Tensor) -> None:
         """Copy the elements, and the shape, to another tensor of the same type."""
-        target.copy_from(self.data)
+        target_tensor.copy_from(self.data)
 
     def get_shape(self) -> Shape:
         """Return `shape`."""

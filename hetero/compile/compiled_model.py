@@ -339,19 +339,21 @@ class CompiledModel(BaseCompiledModel):
         return [self.target.executed_nodes(stages) for stages in self.stage_numbers]
 
     @overload
-    def export_model(self, target: None = None, *, weightless: bool = False) -> bytes: ...
+    def export_model(self, model_stream: None = None, *, weightless: bool = False) -> bytes: ...
 
     @overload
-    def export_model(self, target: str | Path | BinaryIO, *, weightless: bool = False) -> None: ...
+    def export_model(
+        self, model_stream: str | Path | BinaryIO, *, weightless: bool = False
+    ) -> None: ...
 
     def export_model(
-        self, target: str | Path | BinaryIO | None = None, *, weightless: bool = False
+        self, model_stream: str | Path | BinaryIO | None = None, *, weightless: bool = False
     ) -> bytes | None:
         """Write the compiled model as a blob, which `Core.import_model` reads.
 
         Parameters
         ----------
-        target : path or binary file, optional
+        model_stream : path or binary file, optional
             Where to; a file appears whole or not at all.
         weightless : bool
             Whether to leave out the weights that the model's file has: `Core.import_model` is
@@ -363,12 +365,12 @@ class CompiledModel(BaseCompiledModel):
             The blob, where no target is given.
         """
         if (
-            target is not None
-            and not isinstance(target, str | Path)
-            and not hasattr(target, "write")
+            model_stream is not None
+            and not isinstance(model_stream, str | Path)
+            and not hasattr(model_stream, "write")
         ):
             raise ArgumentTypeError(
-                f"give a path or a binary file to write to; got {type(target).__name__}."
+                f"give a path or a binary file to write to; got {type(model_stream).__name__}."
             )
         routes = self.deployment.routes
         cuts = [route.origin for route in routes]
@@ -377,11 +379,11 @@ class CompiledModel(BaseCompiledModel):
         def write(file: BinaryIO) -> int:
             return write_model(file, cuts, self.request, payloads, weightless=weightless)
 
-        if isinstance(target, str | Path):
-            publish(Path(target), write)
+        if isinstance(model_stream, str | Path):
+            publish(Path(model_stream), write)
             return None
-        if target is not None:
-            write(target)
+        if model_stream is not None:
+            write(model_stream)
             return None
         stream = io.BytesIO()
         write(stream)

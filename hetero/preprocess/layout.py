@@ -27,13 +27,14 @@ class Layout(str):
 
     __slots__ = ()
 
-    def __new__(cls, text: str) -> Layout:
+    def __new__(cls, layout_str: str = "...") -> Layout:
         """Read a layout."""
-        dimensions = _dimensions(str(text))
+        dimensions = _dimensions(str(layout_str))
         letters = [d for d in dimensions if d not in ("?", _DOTS)]
         if dimensions.count(_DOTS) > 1 or len(set(letters)) < len(letters):
             raise ArgumentError(
-                f"layout {text!r}: each letter and '...' may be there once, as in 'NHWC' or 'NC...'"
+                f"layout {layout_str!r}: each letter and '...' may be there once, as in "
+                "'NHWC' or 'NC...'"
             )
         return super().__new__(cls, "".join(dimensions))
 
@@ -47,12 +48,12 @@ class Layout(str):
         """Whether no dimension means anything."""
         return not self.replace(_DOTS, "")
 
-    def has_name(self, name: str) -> bool:
+    def has_name(self, dimension_name: str) -> bool:
         """Return whether a dimension is called so: ``N``, ``C``, ``BATCH``, ``height``."""
-        word = name.strip().upper()
+        word = dimension_name.strip().upper()
         return bool(word) and _LONG.get(word, word) in self.replace(_DOTS, "")
 
-    def get_index_by_name(self, name: str) -> int:
+    def get_index_by_name(self, dimension_name: str) -> int:
         """Return a dimension's position, from the end (negative) behind ``...``.
 
         Raises
@@ -60,10 +61,11 @@ class Layout(str):
         ArgumentError
             None is called so.
         """
-        if not self.has_name(name):
-            raise ArgumentError(f"layout {self}: no dimension is called {name!r}.")
+        if not self.has_name(dimension_name):
+            raise ArgumentError(f"layout {self}: no dimension is called {dimension_name!r}.")
         _, dots, after = self.partition(_DOTS)
-        letter = _LONG.get(name.strip().upper(), name.strip().upper())
+        word = dimension_name.strip().upper()
+        letter = _LONG.get(word, word)
         return after.index(letter) - len(after) if letter in after and dots else self.index(letter)
 
     def to_string(self) -> str:

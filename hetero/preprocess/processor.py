@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Self, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 
-from devices.errors import ArgumentError
+from devices.errors import ArgumentError, UnsupportedOperationError
 from devices.model.dropped import warn_if_dropped
 from devices.model.element_type import element_type
 from devices.model.model import Model
@@ -49,7 +49,13 @@ class PrePostProcessor:
         self._inputs: dict[str, Port] = {}
         self._outputs: dict[str, Port] = {}
 
-    def input(self, key: int | str | TensorSpec | None = None) -> InputInfo:
+    def input(
+        self,
+        key: int | str | TensorSpec | None = None,
+        *,
+        tensor_name: str | None = None,
+        input_index: int | None = None,
+    ) -> InputInfo:
         """Return what is said of an input: by position or name, or of the only one.
 
         Raises
@@ -57,12 +63,18 @@ class PrePostProcessor:
         TensorNameError
             There is no such input, or not exactly one.
         """
-        port = self._model.input(key)
+        port = self._model.input(key, tensor_name=tensor_name, index=input_index)
         return InputInfo(self._inputs.setdefault(port.name, _stated(port)))
 
-    def output(self, key: int | str | TensorSpec | None = None) -> OutputInfo:
+    def output(
+        self,
+        key: int | str | TensorSpec | None = None,
+        *,
+        tensor_name: str | None = None,
+        output_index: int | None = None,
+    ) -> OutputInfo:
         """Return what is said of an output: by position or name, or of the only one."""
-        port = self._model.output(key)
+        port = self._model.output(key, tensor_name=tensor_name, index=output_index)
         return OutputInfo(self._outputs.setdefault(port.name, _stated(port)))
 
     def build(self) -> Model:
@@ -107,10 +119,14 @@ class _Layouted(_Info):
         return self
 
 
-class ModelInfo(_Layouted):
-    """What the model takes or gives."""
+class InputModelInfo(_Layouted):
+    """What the model takes."""
 
     _side = "model"
+
+
+class OutputModelInfo(InputModelInfo):
+    """What the model gives."""
 
 
 class OutputTensorInfo(_Layouted):
@@ -148,6 +164,13 @@ class InputTensorInfo(OutputTensorInfo):
         self._port.element_type = element_type(kind)
         return self.set_shape(tensor.shape)
 
+    def set_memory_type(self, memory_type: str) -> NoReturn:
+        """Refused: a request takes tensors of any memory, the host's or a `RemoteTensor`."""
+        raise UnsupportedOperationError(
+            f"input {self._port.spec.name!r}: set_memory_type({memory_type!r}): leave it out; "
+            "requests take arrays of the host and remote tensors alike."
+        )
+
     def set_color_format(self, format: ColorFormat | str, sub_names: Sequence[str] = ()) -> Self:
         """Say what the channels are.
 
@@ -184,6 +207,13 @@ class PostProcessSteps(_Info):
         if isinstance(layout, str):
             return self._add(ConvertLayout(Layout(layout)))
         return self._add(Permute(tuple(int(i) for i in layout)))
+
+    def custom(self, operation: Any) -> NoReturn:
+        """Refused: steps are ONNX nodes, and a function of OpenVINO's graph makes none."""
+        raise UnsupportedOperationError(
+            f"{self._port.spec.name!r}: custom({operation!r}): write the step as ONNX nodes and "
+            "join it to the model, as with onnx.compose.merge_models."
+        )
 
     def _implied(self) -> str:
         return self._port.element_type or self._port.spec.element_type
@@ -262,9 +292,9 @@ class OutputInfo(_Info):
         """Return the steps."""
         return PostProcessSteps(self._port)
 
-    def model(self) -> ModelInfo:
+    def model(self) -> OutputModelInfo:
         """Return what the model gives."""
-        return ModelInfo(self._port)
+        return OutputModelInfo(self._port)
 
 
 class InputInfo(_Info):
@@ -278,9 +308,9 @@ class InputInfo(_Info):
         """Return the steps."""
         return PreProcessSteps(self._port)
 
-    def model(self) -> ModelInfo:
+    def model(self) -> InputModelInfo:
         """Return what the model takes."""
-        return ModelInfo(self._port)
+        return InputModelInfo(self._port)
 
 
 def _stated(port: TensorSpec) -> Port:

@@ -10,7 +10,16 @@ from typing import Final
 from hetero.properties import device, hint, log, streams
 from hetero.properties.names import PropertyName
 
-__all__ = ["CacheMode", "PropertyName", "WorkloadType", "device", "hint", "log", "streams"]
+__all__ = [
+    "CacheMode",
+    "CompatibilityCheck",
+    "PropertyName",
+    "WorkloadType",
+    "device",
+    "hint",
+    "log",
+    "streams",
+]
 
 
 class CacheMode(StrEnum):
@@ -18,6 +27,14 @@ class CacheMode(StrEnum):
 
     OPTIMIZE_SIZE = "OPTIMIZE_SIZE"
     OPTIMIZE_SPEED = "OPTIMIZE_SPEED"
+
+
+class CompatibilityCheck(StrEnum):
+    """Values of COMPATIBILITY_CHECK."""
+
+    NOT_APPLICABLE = "NOT_APPLICABLE"
+    SUPPORTED = "SUPPORTED"
+    UNSUPPORTED = "UNSUPPORTED"
 
 
 class WorkloadType(StrEnum):
@@ -32,6 +49,7 @@ available_devices: Final = PropertyName("AVAILABLE_DEVICES")
 cache_dir: Final = PropertyName("CACHE_DIR", str)
 cache_encryption_callbacks: Final = PropertyName("CACHE_ENCRYPTION_CALLBACKS", list, tuple)
 cache_mode: Final = PropertyName("CACHE_MODE", str)
+compatibility_check: Final = PropertyName("COMPATIBILITY_CHECK")
 compilation_num_threads: Final = PropertyName("COMPILATION_NUM_THREADS", int)
 enable_mmap: Final = PropertyName("ENABLE_MMAP", bool, int)
 enable_profiling: Final = PropertyName("PERF_COUNT", bool, int)
@@ -49,7 +67,9 @@ optimal_batch_size: Final = PropertyName("OPTIMAL_BATCH_SIZE")
 optimal_number_of_infer_requests: Final = PropertyName("OPTIMAL_NUMBER_OF_INFER_REQUESTS")
 range_for_async_infer_requests: Final = PropertyName("RANGE_FOR_ASYNC_INFER_REQUESTS")
 range_for_streams: Final = PropertyName("RANGE_FOR_STREAMS")
+runtime_requirements: Final = PropertyName("RUNTIME_REQUIREMENTS")
 supported_properties: Final = PropertyName("SUPPORTED_PROPERTIES")
 value_cache_group_size: Final = PropertyName("VALUE_CACHE_GROUP_SIZE", int)
 value_cache_precision: Final = PropertyName("VALUE_CACHE_PRECISION", str)
 weights_path: Final = PropertyName("WEIGHTS_PATH", str)
+workload_type: Final = PropertyName("WORKLOAD_TYPE", str)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from devices.errors import (
     ClusterError,
@@ -31,7 +32,7 @@ from devices.plugin.remote import RemoteContext, RemoteTensor
 from devices.plugin.signal import LOOK_S
 from devices.request.promise import Promise
 from devices.request.request import Request
-from devices.request.tensor import empty_tensor
+from devices.request.tensor import Tensor, empty_tensor
 from scheduler.channels.channel import Channel, Receiver
 from scheduler.clock import Clock, Timer
 from scheduler.processes.home_process import HomeProcess
@@ -394,10 +395,10 @@ class DeviceTensor(RemoteTensor):
         """
         return self.memory.fetch(self.kept)
 
-    def copy_from(self, array: np.ndarray | RemoteTensor) -> None:
-        """Take over the contents of an array, or of another tensor, of the same shape and type.
+    def copy_from(self, source_tensor: ArrayLike | RemoteTensor) -> None:
+        """Take over the contents of an array or tensor of the same shape and type.
 
-        Another tensor of the same Core is not copied: both then are one, where that one is.
+        A remote tensor of the same Core is not copied: both then are one, where that one is.
 
         Raises
         ------
@@ -407,6 +408,9 @@ class DeviceTensor(RemoteTensor):
             The device is gone.
         """
         kept = self.kept
+        array = source_tensor
+        if not isinstance(array, RemoteTensor):
+            array = np.asarray(array)
         if array.shape != self.shape:
             raise TensorShapeError(
                 f"a tensor on {kept.device} has shape {list(self.shape)}, got "
@@ -442,15 +446,23 @@ class DeviceContext(RemoteContext):
     def __repr__(self) -> str:
         return f"<DeviceContext {self.device}>"
 
-    def create_tensor(self, dtype: Any, shape: tuple[int, ...]) -> DeviceTensor:
+    def create_host_tensor(self, type: Any, shape: Sequence[int]) -> Tensor:
+        """Return a tensor of zeros in this process's memory."""
+        return empty_tensor(TensorSpec("", f"tensor({element_type(type)})", tuple(shape)))
+
+    def create_tensor(
+        self, type: Any, shape: Sequence[int], properties: Mapping[str, Any] | None = None
+    ) -> DeviceTensor:
         """Have the device keep a tensor of zeros, or of empty strings.
 
         Parameters
         ----------
-        dtype : str, Type or dtype
+        type : str, Type or dtype
             The element type: OpenVINO's, ONNX's or numpy's name of it.
-        shape : tuple of int
+        shape : sequence of int
             Its shape.
+        properties : mapping, optional
+            None or empty: there are no kinds of memory to choose from.
 
         Raises
         ------
@@ -459,8 +471,11 @@ class DeviceContext(RemoteContext):
         DeviceLostError
             The device is gone.
         """
-        kind = f"tensor({element_type(dtype)})"
-        return self.from_host(empty_tensor(TensorSpec("", kind, tuple(shape))).data)
+        if properties:
+            raise UnsupportedOperationError(
+                f"create_tensor on {self.device}: {dict(properties)}: its memory has no options."
+            )
+        return self.from_host(self.create_host_tensor(type, shape).data)
 
     def from_host(self, array: np.ndarray) -> DeviceTensor:
         """Have the device keep a copy of an array; errors as those of `create_tensor`."""
