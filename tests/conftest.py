@@ -10,12 +10,15 @@ from zlib import crc32
 import numpy as np
 import pytest
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 
 from tests.support.command_line import Shell
 
 # The same examples in each run; `--hypothesis-profile=default` draws others.
 settings.register_profile("few", derandomize=True, deadline=None, max_examples=60)
 settings.register_profile("many", settings.get_profile("few"), max_examples=300)
+# Else it draws the constants of all modules that are imported: of what ran before, and in seconds.
+providers.is_local_module_file = lambda path: False
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -45,7 +45,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "serve": ("hetero serve light:squeezenet -d HETERO:ORT,CPU --check",),
     "simulate": (
         "hetero profile light:shufflenet -d HETERO:ORT,CPU -o costs.json",
-        "hetero simulate light:shufflenet -d HETERO:ORT,CPU --costs costs.json --slo 200ms",
+        "hetero simulate light:shufflenet -d HETERO:ORT,CPU --costs costs.json -n 1000",
     ),
     "cache": _CACHE,
     "cache list": _CACHE,

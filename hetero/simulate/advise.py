@@ -13,7 +13,7 @@ from hetero.simulate.arrivals import Arrivals
 from hetero.simulate.fleet import Fleet
 from hetero.simulate.run import Outcome, Used, run
 
-#: Requests of each run that is only compared with others.
+#: The most requests of a run that is only compared with others.
 _SHORT = 2_000
 #: Steps in which the greatest rate is narrowed down, and the share of the answers that are in time.
 _STEPS = 7
@@ -119,7 +119,8 @@ def simulate(
         progress(next(done, steps), steps, what)
 
     tell("capacity")
-    full = run(report, fleet, None, requests=min(requests, _SHORT), seed=seed)
+    short = min(requests, _SHORT)
+    full = run(report, fleet, None, requests=short, seed=seed)
     capacity = full.throughput_per_s
     if arrivals is not None and arrivals.rate_per_s > capacity * 1.02:
         raise ArgumentError(
@@ -134,7 +135,7 @@ def simulate(
         tell(change.name)
         rate = 0.0
         if other is not None:
-            rate = run(report, other, None, requests=_SHORT, seed=seed).throughput_per_s
+            rate = run(report, other, None, requests=short, seed=seed).throughput_per_s
         found.append(replace(change, rate_per_s=rate, gain=rate / capacity - 1))
     gains = [c for c, (_, other) in zip(found, changes, strict=True) if c.name.startswith("+")]
     losses = [c for c in found if c.name.startswith("-")]
@@ -150,7 +151,9 @@ def simulate(
         bottleneck=_sentence(full, fleet),
         added=tuple(sorted(gains, key=lambda c: -c.gain)),
         lost=tuple(sorted(losses, key=lambda c: c.gain)),
-        knee_per_s=_knee(report, fleet, capacity, slo_s, seed, tell) if slo_s < inf else None,
+        knee_per_s=_knee(report, fleet, capacity, short, slo_s, seed, tell)
+        if slo_s < inf
+        else None,
     )
 
 
@@ -204,6 +207,7 @@ def _knee(
     report: PlanReport,
     fleet: Fleet,
     capacity: float,
+    requests: int,
     slo_s: float,
     seed: int,
     tell: Callable[[str], None],
@@ -214,7 +218,7 @@ def _knee(
         tell("the greatest rate in time")
         rate = (low + high) / 2
         arrivals = Arrivals("", rate)
-        outcome = run(report, fleet, arrivals, requests=_SHORT, slo_s=slo_s, seed=seed)
+        outcome = run(report, fleet, arrivals, requests=requests, slo_s=slo_s, seed=seed)
         if outcome.goodput_per_s >= _IN_TIME * outcome.throughput_per_s and not outcome.failed:
             low = rate
         else:

@@ -353,7 +353,7 @@ FIRST_SIGHT = """
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
-@pytest.mark.parametrize("nodes", [30, 2000])
+@pytest.mark.parametrize("nodes", [30, pytest.param(2000, marks=pytest.mark.slow)])
 def test_the_graph_is_first_and_readable_at_once(nodes: int, tmp_path: Path) -> None:
     names = [f"v{i}" for i in range(nodes + 1)]
     made = [

@@ -37,7 +37,7 @@ def test_one_device_is_the_queue_of_the_books() -> None:
     report = planned(0.01)
     for load in (0.3, 0.7):
         arrivals = Arrivals("", load / 0.01)
-        found = run(report, fleet(report), arrivals, requests=6_000, seed=1)
+        found = run(report, fleet(report), arrivals, requests=4_000, seed=1)
         (device,) = (used for used in found.used if used.kind == "device")
         assert device.busy == pytest.approx(load, rel=0.05)
         waited_s = load * 0.01 / (2 * (1 - load))
@@ -46,18 +46,18 @@ def test_one_device_is_the_queue_of_the_books() -> None:
 
 def test_a_pipeline_gives_what_its_slowest_stage_can() -> None:
     report = planned(0.004, 0.010, 0.006)
-    assert run(report, fleet(report), None, requests=1000).throughput_per_s == pytest.approx(
+    assert run(report, fleet(report), None, requests=400).throughput_per_s == pytest.approx(
         100, rel=0.01
     )
     doubled = fleet(report, D1=2)
-    assert run(report, doubled, None, requests=1000).throughput_per_s == pytest.approx(
+    assert run(report, doubled, None, requests=400).throughput_per_s == pytest.approx(
         1 / 0.006, rel=0.02
     )
 
 
 def test_it_says_what_limits_it_and_what_to_add() -> None:
     report = planned(0.004, 0.010, 0.006)
-    found = simulate(report, fleet(report), Arrivals("", 50.0), requests=1000, slo_s=0.1)
+    found = simulate(report, fleet(report), Arrivals("", 50.0), requests=250, slo_s=0.1)
     assert "D1" in found.bottleneck
     assert found.added[0].name == "+1 D1"
     assert found.added[0].gain == pytest.approx(2 / 3, abs=0.03)
@@ -67,14 +67,14 @@ def test_it_says_what_limits_it_and_what_to_add() -> None:
     assert found.knee_per_s is not None
     assert 50 < found.knee_per_s < found.capacity_per_s
     assert json.loads(json.dumps(found.document()))["capacity_per_s"] == found.capacity_per_s
-    again = simulate(report, fleet(report), Arrivals("", 50.0), requests=1000, slo_s=0.1)
-    assert again == found
+    again = run(report, fleet(report), Arrivals("", 50.0), requests=250, slo_s=0.1)
+    assert again == found.outcome
 
 
 def test_a_client_that_is_busy_is_what_to_add() -> None:
     report = planned(0.0001)
     busy = Fleet(planned_fleet(report, {"D0": 4}).devices, {}, client_s=200e-6)
-    found = simulate(report, busy, requests=2000)
+    found = simulate(report, busy, requests=1000)
     assert "client" in found.bottleneck
     assert found.added[0].name == "+1 client"
     assert found.added[0].gain == pytest.approx(1.0, abs=0.05)
@@ -95,7 +95,7 @@ def test_a_cluster_file(tmp_path: Path) -> None:
     ]  # fmt: skip
     alone = run(report, found.without("slower"), Arrivals("", 1.0), requests=100)
     assert alone.p50_s == pytest.approx(0.004 + 0.020 + 2 * 0.003, rel=0.03)
-    assert simulate(report, found, requests=500).added[0].gain_per_price is not None
+    assert simulate(report, found, requests=100).added[0].gain_per_price is not None
 
 
 @pytest.mark.parametrize(
@@ -142,6 +142,6 @@ def test_recorded_arrivals(tmp_path: Path) -> None:
 def test_more_than_it_can_serve() -> None:
     report = planned(0.010)
     with pytest.raises(ArgumentError, match=r"200 requests come a second.* can answer 100"):
-        simulate(report, planned_fleet(report, {}), read_arrivals("poisson:200/s"))
+        simulate(report, planned_fleet(report, {}), read_arrivals("poisson:200/s"), requests=500)
     with pytest.raises(ArgumentError, match="uses only D0"):
         planned_fleet(report, {"ORT": 2})
