@@ -88,7 +88,8 @@ class CompiledModel:
             The program's own, or InferenceError around whatever else it raised, and for outputs
             that are not what the ports say.
         """
-        self.check_open()
+        if self._closed:
+            self.check_open()
         context = context or RunContext(self.profiles)
         try:
             if self._turn is None:

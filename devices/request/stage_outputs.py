@@ -107,7 +107,7 @@ def _own(value: Value, taken: set[int]) -> Value:
     """Return a value that shares no memory with what is `taken`, and take its own."""
     if not isinstance(value, np.ndarray):
         return [_own(item, taken) for item in value] if isinstance(value, list) else value
-    owner = id(_owner(value))
+    owner = id(value if value.base is None else _owner(value))
     if not value.flags.writeable or owner in taken:
         return value.copy()
     taken.add(owner)
@@ -117,7 +117,7 @@ def _own(value: Value, taken: set[int]) -> Value:
 def _take(values: Sequence[Value], taken: set[int]) -> None:
     for value in values:
         if isinstance(value, np.ndarray):
-            taken.add(id(_owner(value)))
+            taken.add(id(value if value.base is None else _owner(value)))
         elif isinstance(value, list):
             _take(value, taken)
 

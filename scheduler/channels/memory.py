@@ -37,8 +37,14 @@ class MemoryChannel:
         if receive is None:
             return
         if type(message) is Values:
-            task, tensors, runs = message
-            message = Values(task, read_only(tensors), runs)
+            task, given, runs = message
+            tensors = {}
+            for name, value in given.items():
+                if type(value) is np.ndarray and value.flags.writeable:  # most values by far
+                    value = value.view()
+                    value.flags.writeable = False
+                tensors[name] = value if type(value) is np.ndarray else read_only(value)
+            message = tuple.__new__(Values, (task, tensors, runs))
         elif isinstance(message, Keep):
             message = message._replace(tensors=read_only(message.tensors))
         receive(message)

@@ -145,8 +145,9 @@ class DeviceHost:
         """
         context = RunContext()
         self._running[id(context)] = request, context
+        key = request.deployment, stage
         try:
-            compiled = self._stage(request.deployment, stage)
+            compiled = self._stages.get(key) or self._stage(*key)
             context.profile = request.profile or compiled.profiles
             if left:
                 names = enumerate(compiled.output_names)
@@ -158,7 +159,10 @@ class DeviceHost:
                     request_id=request.id,
                 )
             started_s = self._now_s()
-            outputs = self._run(request.deployment, stage, compiled, inputs, context)
+            if key in self._constants and not (context.profile or context.left):
+                outputs = self._constant(key, compiled, inputs, context)
+            else:
+                outputs = compiled.run(inputs, context)
             ended_s = self._now_s()
         except HeteroError as error:
             raise self._placed(error, stage, request) from error.__cause__
@@ -184,18 +188,14 @@ class DeviceHost:
             nbytes_of(outputs),
         )
 
-    def _run(
+    def _constant(
         self,
-        deployment: str,
-        stage: int,
+        key: tuple[str, int],
         compiled: CompiledModel,
         inputs: Sequence[Value],
         context: RunContext,
     ) -> Sequence[Value]:
-        """Return what a stage makes; a constant one runs once, and where its times are asked."""
-        key = deployment, stage
-        if key not in self._constants or context.profile or context.left:
-            return compiled.run(inputs, context)
+        """Return what a stage makes that makes the same for every request: it runs once."""
         kept = self._constants[key]
         if kept is None:
             kept = compiled.run(inputs, context)

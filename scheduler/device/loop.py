@@ -22,7 +22,7 @@ from scheduler.device.host import DeviceHost
 from scheduler.device.kept import KeptTensors
 from scheduler.device.machine import DeviceMachine, TaskState
 from scheduler.vocabulary import events
-from scheduler.vocabulary.events import DeviceEvent, DeviceInstruction, Run, Send, StageOpened
+from scheduler.vocabulary.events import DeviceInstruction, Run, StageOpened
 from scheduler.vocabulary.messages import (
     Dropped,
     Failure,
@@ -73,6 +73,8 @@ class DeviceLoop:
         #: What each thread runs, and since when.
         self._begun: dict[int, tuple[Run, float]] = {}
         self._channel = connect(self.receive)
+        #: Sends a message; values in the device's memory are copied to the host for others.
+        self._send = self._send_left if self._leaves_outputs else self._channel.send
 
     @property
     def address(self) -> str:
@@ -142,21 +144,10 @@ class DeviceLoop:
 
     def receive(self, message: Message) -> None:
         """Take in what comes by the channel."""
-        if type(message) is Values:
-            self._take(message)
-        elif isinstance(message, Dropped):
-            with self._lock:
-                instructions = self._machine.handle(events.AttemptDropped(message.request))
-            self._kept.free_attempt(message.request)
-            self._follow(instructions)
-        elif isinstance(message, Keep | Give):
-            self._kept.answer(message, self._send)
-        elif isinstance(message, Free):
-            self._kept.free(message.keys)
-
-    def _take(self, values: Values) -> None:
-        """Take in inputs of a task; have it run, if it is complete and need not wait."""
-        task, tensors, runs = values
+        if type(message) is not Values:
+            self._heed(message)
+            return
+        task, tensors, runs = message
         try:
             now_s = self._now_s()
             instructions: Sequence[DeviceInstruction] = ()
@@ -175,32 +166,41 @@ class DeviceLoop:
                 raise
             _log.exception("device=%s: a message could not be taken in", self.host.descriptor.name)
 
+    def _heed(self, message: Message) -> None:
+        """Do what a message asks for that brings no inputs of a task."""
+        if isinstance(message, Dropped):
+            with self._lock:
+                instructions = self._machine.handle(events.AttemptDropped(message.request))
+            self._kept.free_attempt(message.request)
+            self._follow(instructions)
+        elif isinstance(message, Keep | Give):
+            self._kept.answer(message, self._send)
+        elif isinstance(message, Free):
+            self._kept.free(message.keys)
+
     def run(self, due: Run) -> None:
         """Run a task that is due, in the calling thread, and pass on what it gives."""
         thread = threading.get_ident()
-        event: DeviceEvent
+        failure: HeteroError | None = None
         try:
             self._begun[thread] = (due, self._now_s())
             if due.state is TaskState.GONE:  # it was given up
                 del self._begun[thread]
                 return
             try:
-                stage = due.stage
                 left = self._left(due) if self._leaves_outputs else ()
-                tensors = due.tensors
-                inputs = [tensors[name] for name in stage.opened.inputs]
+                inputs = list(map(due.tensors.__getitem__, due.stage.opened.inputs))
                 request, number = due.task
                 due.outputs, went = self.host.run_stage(
                     request, number, inputs, ready_s=due.ready_s, left=left
                 )
                 due.runs = (*due.runs, went)
-                stage.took(went.ended_s - went.started_s)
-                event = events.RunEnded(due)
+                due.stage.took(went.ended_s - went.started_s)
             except Exception as error:
-                event = events.RunFailed(due, self._failure(due.task, error))
+                failure = self._failure(due.task, error)
             del self._begun[thread]
             with self._lock:
-                instructions = self._machine.handle(event)
+                instructions = self._machine.end(due, failure)
             self._follow(instructions)
         except BaseException as error:  # Ctrl-C
             self._begun.pop(thread, None)
@@ -221,9 +221,11 @@ class DeviceLoop:
         failure = self._failure(task, error)
         with self._lock:
             run = self._machine.find(task)
-            if run is None or any(run is begun for begun, _ in self._begun.copy().values()):
+            if run is None or run.state not in (TaskState.RUNNING, TaskState.DROPPED):
                 return
-            instructions = self._machine.give_up(run, failure)
+            if any(run is begun for begun, _ in self._begun.copy().values()):
+                return
+            instructions = self._machine.end(run, failure)
         self._follow(instructions)
 
     def _left(self, run: Run) -> set[str]:
@@ -235,9 +237,8 @@ class DeviceLoop:
         outside.update(name for name in opened.outputs if name not in request.keep)
         return {*inside, *request.keep} - outside
 
-    def _send(self, address: str, message: Message) -> None:
-        """Send a message; values in the device's memory are copied to the host for others."""
-        if not self._leaves_outputs or not isinstance(message, Values):
+    def _send_left(self, address: str, message: Message) -> None:
+        if not isinstance(message, Values):
             self._channel.send(address, message)
         elif address == self.address:
             self.receive(message._replace(tensors=read_only(message.tensors)))
@@ -252,34 +253,40 @@ class DeviceLoop:
         for position, instruction in enumerate(instructions):
             try:
                 if type(instruction) is Run:
-                    self._start(self, instruction)
-                elif isinstance(instruction, events.PassOn):
-                    self._pass_on(*instruction)
+                    if instruction.outputs is None:
+                        self._start(self, instruction)
+                    else:
+                        self._pass_on(instruction)
                 elif isinstance(instruction, events.ReportFailure):
                     self._tell(instruction.task, Failure(instruction.task, instruction.error))
                 elif isinstance(instruction, events.Stop):
                     self.host.cancel(instruction.task.request)
             except Exception as error:  # whatever it is: the request hears of it, threads live on
-                task = _task(instruction)
+                task = instruction.task
                 self._tell(task, Failure(task, self._failure(task, error)))
             except BaseException:  # Ctrl-C: the others' tasks go on
                 self._follow(instructions[position + 1 :])
                 raise
 
-    def _pass_on(self, run: Run, sends: Sequence[Send], reports: bool) -> None:
+    def _pass_on(self, run: Run) -> None:
         """Send what a run gave to the stages that take it, and to the client if that is to hear."""
         task = run.task
         request = task.request
         opened, outputs, runs = run.stage.opened, run.outputs, run.runs
         assert outputs is not None
+        sends = opened.sends.get(request.route, ())
         if len(runs) > _CARRIED and sends:
             self._channel.send(opened.client, Outputs(task, {}, runs))
             runs = ()
-        for send in sends:
-            tensors = {name: outputs[name] for name in send.tensors}
-            self._send(send.address, Values(Task(request, send.stage), tensors, runs))
-        if reports:
-            tensors = {name: outputs[name] for name in opened.outputs}
+        for address, stage, names in sends:
+            tensors = outputs
+            if len(names) < len(outputs):
+                tensors = {name: outputs[name] for name in names}
+            self._send(address, Values(Task(request, stage), tensors, runs))
+        if opened.outputs or not sends:
+            tensors = outputs
+            if len(opened.outputs) < len(outputs):
+                tensors = {name: outputs[name] for name in opened.outputs}
             if request.keep:
                 tensors = self._kept.keep_outputs(opened.client, request, tensors)
                 if self._machine.is_dropped(request):  # in the meantime
@@ -305,7 +312,3 @@ class DeviceLoop:
             device=name,
             cause=repr(error),
         )
-
-
-def _task(instruction: DeviceInstruction) -> Task:
-    return instruction.run.task if isinstance(instruction, events.PassOn) else instruction.task

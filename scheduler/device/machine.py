@@ -20,7 +20,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from enum import Enum
 from math import inf
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from devices.errors import DeviceError, DeviceLostError, OverloadedError
 from devices.request.answer import StageRun
@@ -36,8 +36,6 @@ _REMEMBERED: Final = 4096
 #: Of a client that has too much on the device so much is kept.
 _KEPT: Final = 3 / 4
 
-T = TypeVar("T")
-
 
 class TaskState(Enum):
     """Where a task is in its life."""
@@ -52,18 +50,6 @@ class TaskState(Enum):
 
 
 _S = TaskState
-#: Every legal (state, event) and the states that it may lead to.
-TRANSITIONS: Final[dict[tuple[TaskState, type], frozenset[TaskState]]] = {
-    (_S.JOINING, events.ValuesArrived): frozenset({_S.JOINING, _S.READY}),
-    (_S.JOINING, events.AttemptDropped): frozenset({_S.GONE}),
-    (_S.READY, events.AttemptDropped): frozenset({_S.GONE}),
-    (_S.RUNNING, events.RunEnded): frozenset({_S.GONE}),
-    (_S.RUNNING, events.RunFailed): frozenset({_S.GONE}),
-    (_S.RUNNING, events.AttemptDropped): frozenset({_S.DROPPED}),
-    (_S.DROPPED, events.RunEnded): frozenset({_S.GONE}),
-    (_S.DROPPED, events.RunFailed): frozenset({_S.GONE}),
-    (_S.DROPPED, events.AttemptDropped): frozenset({_S.DROPPED}),
-}
 
 
 class InvalidTaskError(RuntimeError):
@@ -206,28 +192,39 @@ class DeviceMachine:
             or (attempt, number) in deployment.ended
         ):
             return None
-        run = Run(task, tensors, runs, now_s, stage, _S.RUNNING)
+        run = Run(task, tensors, runs, now_s, stage)
         deployment.tasks[attempt] = {number: run}
         deployment.client.num_tasks += 1
-        self._count(stage)
-        return run
+        return self._run(run)
 
-    def give_up(self, run: Run, error: BaseException) -> list[DeviceInstruction]:
-        """End a task that was to run and does not, as if its run had raised."""
-        if run.state not in (_S.RUNNING, _S.DROPPED):
-            return []
-        return self.handle(events.RunFailed(run, error))
+    def end(self, run: Run, error: BaseException | None = None) -> list[DeviceInstruction]:
+        """Take in that a run gave its outputs, or raised; return what is to be done, in order.
+
+        Raises InvalidTaskError: it does not run.
+        """
+        wanted = run.state is _S.RUNNING
+        if not wanted and run.state is not _S.DROPPED:
+            raise InvalidTaskError(f"{run.task}: ended while it is {run.state.value}")
+        self._let_go(run)
+        self.num_running -= 1
+        stage = run.stage
+        stage.num_running -= 1
+        if stage.held:
+            for key, held in stage.held:
+                self._ready.push(stage.deployment.client.name, key, held)
+            stage.held.clear()
+        done: list[DeviceInstruction] = []
+        if wanted:
+            done.append(run if error is None else events.ReportFailure(run.task, error))
+        if self._ready.waiting:
+            done += self._run_ready()
+        return done
 
     def handle(self, event: DeviceEvent) -> list[DeviceInstruction]:
-        """Take in one event; return what is to be done, in order.
-
-        Raises InvalidTaskError: the event cannot be in the task's state.
-        """
+        """Take in one event; return what is to be done, in order."""
         match event:
             case events.ValuesArrived():
                 done = self._join(event)
-            case events.RunEnded() | events.RunFailed():
-                done = self._end(event)
             case events.AttemptDropped():
                 done = self._drop(event)
             case events.StageOpened():
@@ -256,22 +253,21 @@ class DeviceMachine:
             stage.open(event)
         self.num_streams = max(self.num_streams, event.num_streams)
 
-    def _step(self, run: Run, event: DeviceEvent, after: TaskState) -> None:
-        if after not in TRANSITIONS.get((run.state, type(event)), ()):
-            raise InvalidTaskError(
-                f"{run.task}: {type(event).__name__} led from {run.state.value} to {after.value}"
-            )
-        run.state = after
-        if after is _S.GONE:
-            request, number = run.task
-            deployment, attempt = run.stage.deployment, (request.id, request.attempt)
-            tasks = deployment.tasks[attempt]
-            del tasks[number]
-            if not tasks:
-                del deployment.tasks[attempt]
-            deployment.client.num_tasks -= 1
-            deployment.client.nbytes -= run.nbytes
-            _remember(deployment.ended, (attempt, number))
+    def _let_go(self, run: Run) -> None:
+        """Forget a task, but for that it was there."""
+        run.state = _S.GONE
+        request, number = run.task
+        deployment, attempt = run.stage.deployment, (request.id, request.attempt)
+        tasks = deployment.tasks[attempt]
+        del tasks[number]
+        if not tasks:
+            del deployment.tasks[attempt]
+        deployment.client.num_tasks -= 1
+        deployment.client.nbytes -= run.nbytes
+        ended = deployment.ended
+        ended[attempt, number] = None
+        if len(ended) > _REMEMBERED:
+            ended.popitem(last=False)
 
     def _join(self, event: events.ValuesArrived) -> list[DeviceInstruction]:
         task, tensors, nbytes, runs, now_s = event
@@ -299,10 +295,8 @@ class DeviceMachine:
         run.nbytes += nbytes
         client.nbytes += nbytes
         done: list[DeviceInstruction] = []
-        if len(run.tensors) < len(stage.inputs):
-            self._step(run, event, _S.JOINING)
-        else:
-            self._step(run, event, _S.READY)
+        if len(run.tensors) == len(stage.inputs):
+            run.state = _S.READY
             self._arrivals += 1
             if not self._ready.waiting and self._is_free(stage):
                 done.append(self._run(run))
@@ -350,15 +344,12 @@ class DeviceMachine:
         return self.num_running < self.num_streams and stage.num_running < stage.opened.num_streams
 
     def _run(self, run: Run) -> Run:
-        run.state = _S.RUNNING
-        self._count(run.stage)
-        return run
-
-    def _count(self, stage: OpenStage) -> None:
-        """Count one more run of a stage."""
+        """Have a task run."""
+        run.state, stage = _S.RUNNING, run.stage
         self._ready.ran(stage.deployment.client.name)
         stage.num_running += 1
         self.num_running += 1
+        return run
 
     def _run_ready(self) -> list[DeviceInstruction]:
         started: list[DeviceInstruction] = []
@@ -372,40 +363,23 @@ class DeviceMachine:
                 run.stage.held.append((key, run))
         return started
 
-    def _end(self, event: events.RunEnded | events.RunFailed) -> list[DeviceInstruction]:
-        run = event.run
-        wanted = run.state is _S.RUNNING
-        self._step(run, event, _S.GONE)
-        self.num_running -= 1
-        stage = run.stage
-        stage.num_running -= 1
-        if stage.held:
-            for key, held in stage.held:
-                self._ready.push(stage.deployment.client.name, key, held)
-            stage.held.clear()
-        if not wanted:
-            return []
-        if isinstance(event, events.RunFailed):
-            return [events.ReportFailure(run.task, event.error)]
-        opened = stage.opened
-        sends = opened.sends.get(run.task.request.route, ())
-        return [events.PassOn(run, sends, bool(opened.outputs) or not sends)]
-
     def _drop(self, event: events.AttemptDropped) -> list[DeviceInstruction]:
         request = event.request
         deployment = self._deployments.get(request.deployment)
         if deployment is None:
             return []
         attempt = (request.id, request.attempt)
-        _remember(deployment.dropped, attempt)
+        deployment.dropped[attempt] = None
+        if len(deployment.dropped) > _REMEMBERED:
+            deployment.dropped.popitem(last=False)
         done: list[DeviceInstruction] = []
         for run in list(deployment.tasks.get(attempt, {}).values()):
             if run.state is _S.RUNNING:
                 done.append(events.Stop(run.task))
             if run.state in (_S.RUNNING, _S.DROPPED):
-                self._step(run, event, _S.DROPPED)
+                run.state = _S.DROPPED
             else:
-                self._step(run, event, _S.GONE)
+                self._let_go(run)
         return done
 
     def _close(self, key: str) -> list[DeviceInstruction]:
@@ -423,12 +397,6 @@ class DeviceMachine:
         stages = (stage for d in self._deployments.values() for stage in d.stages.values())
         self.num_streams = max((stage.opened.num_streams for stage in stages), default=1)
         return done
-
-
-def _remember(kept: OrderedDict[T, None], what: T) -> None:
-    kept[what] = None
-    if len(kept) > _REMEMBERED:
-        kept.popitem(last=False)
 
 
 def _misplaced(event: events.ValuesArrived, stage: OpenStage | None) -> DeviceError:

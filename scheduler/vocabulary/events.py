@@ -247,19 +247,6 @@ class ValuesArrived(NamedTuple):
     now_s: float = 0.0
 
 
-class RunEnded(NamedTuple):
-    """A run gave its outputs."""
-
-    run: Run
-
-
-class RunFailed(NamedTuple):
-    """A run raised."""
-
-    run: Run
-    error: BaseException
-
-
 class AttemptDropped(NamedTuple):
     """Nobody waits for this attempt any more."""
 
@@ -280,15 +267,7 @@ class ClientGone:
     client: str
 
 
-DeviceEvent = (
-    StageOpened
-    | ValuesArrived
-    | RunEnded
-    | RunFailed
-    | AttemptDropped
-    | DeploymentClosed
-    | ClientGone
-)
+DeviceEvent = StageOpened | ValuesArrived | AttemptDropped | DeploymentClosed | ClientGone
 
 # What a device's machine asks for.
 
@@ -296,6 +275,8 @@ DeviceEvent = (
 @dataclass(slots=True)
 class Run:
     """Run the task on its inputs, which are all there since `ready_s`; then tell of this object.
+
+    Once it has ended: send what it gave to the stages that take it, and to the client.
 
     `runs`: how the stages before went.
     `stage`, `state`, `nbytes`: the machine's own.
@@ -312,14 +293,6 @@ class Run:
     outputs: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
 
 
-class PassOn(NamedTuple):
-    """Send what a run gave to the stages that take it, and to the client if that is to hear."""
-
-    run: Run
-    sends: tuple[Send, ...]
-    reports: bool
-
-
 class ReportFailure(NamedTuple):
     """Tell the client that the task raised."""
 
@@ -333,4 +306,4 @@ class Stop(NamedTuple):
     task: Task
 
 
-DeviceInstruction = Run | PassOn | ReportFailure | Stop
+DeviceInstruction = Run | ReportFailure | Stop

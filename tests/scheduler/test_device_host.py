@@ -37,16 +37,17 @@ def test_a_stage_is_not_closed_between_being_found_and_being_run(
     unloading = threading.Thread(target=host.unload, args=("add",))
     asked = threading.Event()
     ran_at_close: list[int] = []
-    find, cancel, close = host._stage, RunContext.cancel, compiled.close
+    cancel, close = RunContext.cancel, compiled.close
 
-    def found(deployment: str, stage: int) -> Any:
-        """Another thread unloads the stage just as a run has found it."""
-        stage_found = find(deployment, stage)
-        unloading.start()
-        assert asked.wait(PATIENCE_S)
-        return stage_found
+    class Stages(dict[tuple[str, int], Any]):
+        def get(self, key: Any, default: Any = None) -> Any:
+            """Another thread unloads the stage just as a run has found it."""
+            found = super().get(key)
+            unloading.start()
+            assert asked.wait(PATIENCE_S)
+            return found
 
-    monkeypatch.setattr(host, "_stage", found)
+    monkeypatch.setattr(host, "_stages", Stages(host._stages))
     monkeypatch.setattr(RunContext, "cancel", lambda context: (cancel(context), asked.set()))
     monkeypatch.setattr(
         compiled, "close", lambda: (ran_at_close.append(len(host._running)), close())

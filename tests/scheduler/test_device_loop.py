@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +16,10 @@ from devices.request.request import Request
 from scheduler import DeviceDescriptor
 from scheduler.channels.channel import Receiver
 from scheduler.channels.direct import DirectChannel
+from scheduler.channels.memory import Switchboard
 from scheduler.device.host import DeviceHost
 from scheduler.device.loop import DeviceLoop
-from scheduler.vocabulary.events import StageOpened
+from scheduler.vocabulary.events import Send, StageOpened
 from scheduler.vocabulary.messages import Failure, Task, Values
 from tests.scheduler.models import chain
 from tests.scheduler.parties import LONG_S, Party
@@ -62,3 +66,33 @@ def test_values_for_a_stage_that_was_let_go_come_back_as_a_lost_device(
     assert isinstance(answer, Failure)
     assert answer.task == task
     assert isinstance(answer.error, DeviceLostError)
+
+
+def test_outputs_go_the_way_that_the_attempt_takes_and_to_the_client_what_is_the_models() -> None:
+    came: dict[str, list[Any]] = {name: [] for name in ("client", "near", "moved", "far")}
+    board = Switchboard()
+    for name, messages in came.items():
+        board.connect(name, messages.append)
+    host = DeviceHost(DeviceDescriptor("TOY", "TOY", "0", "local"), ToyPlugin())
+    loop = DeviceLoop(host, partial(board.connect, "device"), lambda loop, run: loop.run(run))
+    stage = opened(loop, "client")
+    wire = {0: (Send("near", 5, ("t0",)),), 1: (Send("far", 6, ("t0",)),)}
+    x = np.ones(4, np.float32)
+
+    def told(route: int, number: int) -> dict[str, list[tuple[str, int]]]:
+        request = Request(deployment="key", id=number, attempt=1, route=route)
+        loop.receive(Values(Task(request, 0), {"x": x}))
+        heard = {
+            name: [(type(m).__name__, m.task.stage) for m in found] for name, found in came.items()
+        }
+        for found in came.values():
+            found.clear()
+        return {name: found for name, found in heard.items() if found}
+
+    loop.open_stage(replace(stage, sends=wire))
+    assert told(0, 1) == {"near": [("Values", 5)], "client": [("Outputs", 0)]}
+    assert told(1, 2) == {"far": [("Values", 6)], "client": [("Outputs", 0)]}
+    loop.open_stage(replace(stage, sends={0: (Send("moved", 5, ("t0",)),)}, outputs=()))
+    assert told(0, 3) == {"moved": [("Values", 5)]}
+    assert told(1, 4) == {"client": [("Outputs", 0)]}  # it leads nowhere
+    loop.close()

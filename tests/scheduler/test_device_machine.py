@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import get_args
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from devices.errors import DeviceError, DeviceLostError
 from devices.request.request import Request
-from scheduler.device.machine import TRANSITIONS, DeviceMachine, InvalidTaskError, TaskState
+from scheduler.device.machine import DeviceMachine, InvalidTaskError
 from scheduler.vocabulary import events as ev
 from scheduler.vocabulary.events import Send, Task
 
@@ -38,41 +36,30 @@ def run(t: Task, *tensors: str) -> ev.Run:
     return ev.Run(t, dict.fromkeys(tensors))
 
 
-def ended(m: DeviceMachine, t: Task) -> ev.RunEnded:
-    found = m.find(t)
-    assert found is not None
-    return ev.RunEnded(found)
+def found(m: DeviceMachine, t: Task) -> ev.Run:
+    run = m.find(t)
+    assert run is not None
+    return run
 
 
-def failed(m: DeviceMachine, t: Task, error: BaseException) -> ev.RunFailed:
-    return ev.RunFailed(ended(m, t).run, error)
+def end(m: DeviceMachine, t: Task) -> list[ev.DeviceInstruction]:
+    """End a task that runs; return what is done."""
+    run = found(m, t)
+    run.outputs = {}
+    return m.end(run)
+
+
+def passed_on(instructions: list[ev.DeviceInstruction]) -> list[Task]:
+    return [i.task for i in instructions if isinstance(i, ev.Run) and i.outputs is not None]
 
 
 def test_a_task_runs_sends_on_and_reports() -> None:
     m = machine()
     assert m.handle(arrived(task(1), "x")) == [run(task(1), "x")]
-    assert m.handle(ended(m, task(1))) == [
-        ev.PassOn(run(task(1), "x"), (JOIN,), True),
+    assert end(m, task(1)) == [
+        run(task(1), "x"),
     ]
     assert m.num_tasks == 0
-
-
-def test_the_client_hears_of_outputs_and_of_what_leads_nowhere() -> None:
-    m = machine()
-    m.handle(ev.StageOpened("d", 0, ("x",), 0, {0: (JOIN,)}))
-    m.handle(arrived(task(1), "x"))
-    assert m.handle(ended(m, task(1))) == [ev.PassOn(run(task(1), "x"), (JOIN,), False)]
-    m.handle(arrived(task(1, 2)))
-    assert m.handle(ended(m, task(1, 2))) == [ev.PassOn(run(task(1, 2)), (), True)]
-
-
-def test_outputs_go_the_way_that_the_attempt_takes() -> None:
-    m = machine()
-    other_way = Send("C", 3, ("t",))
-    m.handle(ev.StageOpened("d", 0, ("x",), 0, {0: (JOIN,), 1: (other_way,)}))
-    turned = Task(task(1).request._replace(route=1), 0)
-    m.handle(arrived(turned, "x"))
-    assert m.handle(ended(m, turned)) == [ev.PassOn(run(turned, "x"), (other_way,), False)]
 
 
 def test_a_stage_that_is_opened_again_keeps_its_tasks() -> None:
@@ -81,8 +68,8 @@ def test_a_stage_that_is_opened_again_keeps_its_tasks() -> None:
     m.handle(arrived(task(2), "x"))
     moved = Send("B2", 2, ("t",))
     m.handle(ev.StageOpened("d", 0, ("x",), 0, {0: (moved,)}))
-    assert m.handle(ended(m, task(1))) == [
-        ev.PassOn(run(task(1), "x"), (moved,), False),
+    assert end(m, task(1)) == [
+        run(task(1), "x"),
         run(task(2), "x"),
     ]
 
@@ -106,7 +93,7 @@ def test_old_requests_go_first_and_a_level_counts_as_a_request() -> None:
     order = []
     current = task(1)
     for _ in range(3):
-        (run,) = [i for i in m.handle(ended(m, current)) if isinstance(i, ev.Run)]
+        _, run = end(m, current)
         current = run.task
         order.append(current)
     assert order == [task(3), task(4), task(3, 1)]
@@ -117,7 +104,7 @@ def test_as_many_run_as_there_are_streams() -> None:
     assert m.handle(arrived(task(1), "x"))
     assert m.handle(arrived(task(2), "x"))
     assert m.handle(arrived(task(3), "x")) == []
-    assert m.handle(ended(m, task(1)))[-1] == run(task(3), "x")
+    assert end(m, task(1))[-1] == run(task(3), "x")
 
 
 def other(request_id: int) -> Task:
@@ -135,7 +122,7 @@ def test_each_stage_keeps_to_its_own_streams() -> None:
     # The streams that are free are free for others, though these came later.
     assert m.handle(arrived(task(4), "x")) == [run(task(4), "x")]
     assert m.handle(ev.AttemptDropped(other(2).request)) == []
-    assert m.handle(ended(m, other(1)))[-1] == run(other(3), "x")
+    assert end(m, other(1))[-1] == run(other(3), "x")
     m.handle(ev.DeploymentClosed("d"))
     assert m.num_streams == 1
 
@@ -146,15 +133,15 @@ def test_closing_the_wide_stage_leaves_the_narrow_ones_order() -> None:
     for request_id in (1, 2, 3):
         m.handle(arrived(other(request_id), "x"))
     m.handle(ev.DeploymentClosed("d"))
-    assert m.handle(ended(m, other(1)))[-1] == run(other(2), "x")
-    assert m.handle(ended(m, other(2)))[-1] == run(other(3), "x")
+    assert end(m, other(1))[-1] == run(other(2), "x")
+    assert end(m, other(2))[-1] == run(other(3), "x")
 
 
 def test_a_failure_is_reported_and_nothing_sent() -> None:
     m = machine()
     m.handle(arrived(task(1), "x"))
     error = ValueError()
-    assert m.handle(failed(m, task(1), error)) == [
+    assert m.end(found(m, task(1)), error) == [
         ev.ReportFailure(task(1), error),
     ]
 
@@ -164,7 +151,7 @@ def test_dropping_stops_what_runs_and_forgets_what_waits() -> None:
     m.handle(arrived(task(1), "x"))
     m.handle(arrived(task(1, 1), "a"))
     assert m.handle(ev.AttemptDropped(task(1).request)) == [ev.Stop(task(1))]
-    assert m.handle(ended(m, task(1))) == []
+    assert end(m, task(1)) == []
     assert m.num_tasks == 0
 
 
@@ -181,17 +168,17 @@ def test_a_dropped_task_in_the_queue_does_not_run() -> None:
     m.handle(arrived(task(2), "x"))
     m.handle(arrived(task(3), "x"))
     m.handle(ev.AttemptDropped(task(2).request))
-    assert m.handle(ended(m, task(1)))[-1] == run(task(3), "x")
+    assert end(m, task(1))[-1] == run(task(3), "x")
 
 
 def test_closing_a_deployment_drops_its_tasks_and_takes_no_more() -> None:
     m = machine()
     m.handle(arrived(task(1), "x"))
     m.handle(arrived(task(2), "x"))
-    end = ended(m, task(1))
+    runs = found(m, task(1))
     assert m.handle(ev.DeploymentClosed("d")) == [ev.Stop(task(1))]
     assert refusal(m.handle(arrived(task(3), "x")), task(3)).stage == 0
-    assert m.handle(end) == []
+    assert m.end(runs) == []
     assert m.num_running == 0
 
 
@@ -219,15 +206,15 @@ def test_a_caller_begins_its_own_task_where_none_waits_and_a_stream_is_free() ->
     assert m.handle(arrived(task(2), "x")) == []  # again
     assert not m.begin(task(3), {"x": None}, (), 0.0)
     assert m.handle(arrived(task(4), "x")) == []
-    assert m.handle(ended(m, task(2))) == [
-        ev.PassOn(run(task(2), "x"), (JOIN,), True),
+    assert end(m, task(2)) == [
+        run(task(2), "x"),
         run(task(4), "x"),
     ]
     wide = machine(2)
     assert wide.begin(task(1), {"x": None}, (), 0.0)
     assert wide.begin(task(2), {"x": None}, (), 0.0)
     assert wide.handle(ev.AttemptDropped(task(1).request)) == [ev.Stop(task(1))]
-    assert wide.handle(ended(wide, task(1))) == []
+    assert end(wide, task(1)) == []
     assert wide.find(task(2)) is not None
     assert (wide.num_running, wide.num_tasks) == (1, 1)
 
@@ -238,25 +225,17 @@ def test_values_that_come_twice_change_nothing() -> None:
     assert m.handle(arrived(task(1, 1), "a")) == []
     assert m.handle(arrived(task(1, 1), "b")) == [run(task(1, 1), "b", "a")]
     assert m.handle(arrived(task(1, 1), "a", "b")) == []
-    m.handle(ended(m, task(1, 1)))
+    end(m, task(1, 1))
     assert m.num_tasks == 0
 
 
 def test_impossible_events_are_faults() -> None:
     m = machine()
     m.handle(arrived(task(1), "x"))
-    end = ended(m, task(1))
-    m.handle(end)
+    runs = found(m, task(1))
+    m.end(runs)
     with pytest.raises(InvalidTaskError, match="gone"):
-        m.handle(end)
-
-
-def test_the_table_is_closed() -> None:
-    reached = {TaskState.JOINING} | {state for to in TRANSITIONS.values() for state in to}
-    # A task begins to run when a stream is free, whatever event freed it.
-    assert reached | {TaskState.RUNNING} == set(TaskState)
-    assert {event for _, event in TRANSITIONS} <= set(get_args(ev.DeviceEvent))
-    assert {state for state, _ in TRANSITIONS} == set(TaskState) - {TaskState.GONE}
+        m.end(runs)
 
 
 @given(
@@ -272,11 +251,11 @@ def test_random_lives_keep_the_invariants(life: list[tuple[str, int]], streams: 
 
     def follow(instructions: list[ev.DeviceInstruction]) -> None:
         for instruction in instructions:
-            if isinstance(instruction, ev.Run):
+            if isinstance(instruction, ev.Run) and instruction.outputs is None:
                 running.append(instruction.task)
                 runs.append(instruction.task)
-            if isinstance(instruction, ev.PassOn):
-                assert instruction.run.task.request.id not in dropped
+        for t in passed_on(instructions):
+            assert t.request.id not in dropped
 
     for what, number in life:
         if what in "xab":  # some come twice
@@ -284,14 +263,14 @@ def test_random_lives_keep_the_invariants(life: list[tuple[str, int]], streams: 
             came = arrived(task(number, 0 if what == "x" else 1), what)._replace(nbytes=10)
             follow(m.handle(came))
         elif what == "e" and running:
-            follow(m.handle(ended(m, running.pop(number % len(running)))))
+            follow(end(m, running.pop(number % len(running))))
         elif what == "d":
             dropped.add(number)
             follow(m.handle(ev.AttemptDropped(task(number).request)))
         assert m.num_running == len(running) <= streams
         assert 10 * m.num_tasks <= m.nbytes_of("") <= 20 * m.num_tasks
     while running:
-        follow(m.handle(ended(m, running.pop())))
+        follow(end(m, running.pop()))
     assert len(runs) == len(set(runs))
     ready = {task(n) for n, t in sent if t == "x"}
     ready |= {task(n, 1) for n, t in sent if t == "a" and (n, "b") in sent}
@@ -301,7 +280,7 @@ def test_random_lives_keep_the_invariants(life: list[tuple[str, int]], streams: 
 def test_what_comes_again_for_a_task_that_has_run_is_forgotten() -> None:
     m = machine()
     m.handle(arrived(task(1), "x"))
-    m.handle(ended(m, task(1)))
+    end(m, task(1))
     assert m.handle(arrived(task(1), "x")) == []
     assert m.num_tasks == 0
 
@@ -313,9 +292,9 @@ def test_a_client_that_is_gone_leaves_nothing_and_others_go_on() -> None:
     m.handle(arrived(task(1), "x"))
     m.handle(arrived(task(2), "x"))
     m.handle(arrived(other(1), "x"))
-    end = ended(m, task(1))
+    runs = found(m, task(1))
     assert m.handle(ev.ClientGone("one")) == [ev.Stop(task(1))]
-    assert m.handle(end) == [run(other(1), "x")]
+    assert m.end(runs) == [run(other(1), "x")]
     assert isinstance(refusal(m.handle(arrived(task(3), "x")), task(3)), DeviceLostError)
     assert m.nbytes_of("one") == 0
 

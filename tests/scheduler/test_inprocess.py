@@ -232,7 +232,8 @@ def test_a_fault_after_a_run_fails_the_request_and_the_device_goes_on(
 ) -> None:
     deployment = executor.deploy(*chain("TOY.0", "TOY.1"))
     for stage, kind in enumerate((Values, Outputs)):
-        channel = executor._loops[f"TOY.{stage}"]._channel
+        loop = executor._loops[f"TOY.{stage}"]
+        channel = loop._channel
 
         def fail(
             address: str, message: Message, kind: type = kind, send: Any = channel.send
@@ -243,6 +244,7 @@ def test_a_fault_after_a_run_fails_the_request_and_the_device_goes_on(
 
         with monkeypatch.context() as patched:
             patched.setattr(channel, "send", fail)
+            patched.setattr(loop, "_send", fail)
             with pytest.raises(InferenceError, match="KeyError") as caught:
                 deployment.submit({"x": X}, Request(timeout_s=300)).future.result()
         assert (caught.value.stage, caught.value.device) == (stage, f"TOY.{stage}")
