@@ -190,6 +190,7 @@ class Executor(Protocol):
         limits: Limits | None = None,
         company: Collection[str] = (),
         remake: Remake | None = None,
+        stateful: bool = False,
     ) -> JoinableDeployment:
         """Compile every stage on its device.
 
@@ -213,6 +214,9 @@ class Executor(Protocol):
         remake : callable, optional
             Called where no route is left without devices that are gone for good: requests, those
             in flight included, take the routes of what it returns.
+        stateful : bool
+            Whether requests go on from what devices keep of earlier ones, so that a device that is
+            away is done without at once, not only where it takes long to start.
         """
 
     def requests_in_flight(self) -> Sequence[ObservedRequest]:

@@ -230,10 +230,11 @@ class InProcessExecutor:
         limits: Limits | None = None,
         company: Collection[str] = (),
         remake: Remake | None = None,
+        stateful: bool = False,
     ) -> InProcessDeployment:
         """Compile every stage on its device; see `scheduler.executor.Executor.deploy`.
 
-        `remake` is not called: a device of this process is never gone.
+        `remake` and `stateful` change nothing: a device of this process is never gone.
         """
         placement = alone(plan)
         check_sources(placement, sources)

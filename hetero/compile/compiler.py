@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from devices.errors import DeviceError, PropertyError, UnsupportedNodesError
 from devices.model.model import Model
+from devices.model.variables import variables_of
 from hetero.batching.open_axis import with_open_batch
 from hetero.batching.rows import require_joinable
 from hetero.cache.folder import Cache
@@ -16,7 +17,7 @@ from hetero.cache.kept_model import KeptModel
 from hetero.compile.admission import optimal_requests
 from hetero.compile.compiled_model import CompiledModel
 from hetero.compile.deployed_model import DeployedModel
-from hetero.compile.stage_replicas import stand_ins, ways, without_stand_ins
+from hetero.compile.stage_replicas import moved, stand_ins, ways, without_stand_ins
 from hetero.partition.cut import Cut
 from hetero.partition.partition import partition
 from hetero.partition.sources import constant_outputs, stage_sources
@@ -177,17 +178,24 @@ class Compiler:
             limits = replace(limits, requests=max(Limits().requests, enough))
         batching = batching_of(cuts, request, limits)
         placement, sources, constants = _deployable(cuts, sources)
+        stateful = bool(variables_of(model))
 
         def remake(gone: Collection[str]) -> Remade:
             listed = {row.name for row in self._executor().devices(wait=False)}
-            left = without_devices(
-                request, {*gone, *(d for d in request.devices if d not in listed)}
-            )
-            cuts = self.place(model, left, {})
-            return _deployable(cuts, _sources(cuts, request))
+            missing = {*gone, *(d for d in request.devices if d not in listed)}
+            left = without_devices(request, missing)
+            # Quicker than to place all anew, and what else there is stays where it is.
+            kept = [moved(cut, missing, left.described) for cut in cuts] if stateful else []
+            placed = [cut for cut in kept if cut] or self.place(model, left, {})
+            return _deployable(placed, _sources(placed, request))
 
         deployment = self._executor().deploy(
-            placement, sources, constants, limits=limits, remake=remake
+            placement,
+            sources,
+            constants,
+            limits=limits,
+            remake=remake,
+            stateful=stateful,
         )
         return BatchedDeployment(deployment, batching, limits) if batching else deployment
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Final
@@ -10,7 +11,8 @@ from typing import Final
 from devices.errors import PropertyError
 from hetero.partition.cut import Cut
 from hetero.properties.request import CompileRequest
-from scheduler.vocabulary.names import match_name
+from scheduler.vocabulary.names import match_name, split_name
+from scheduler.vocabulary.rows import DeviceDescriptor
 
 _NAME: Final = "STAGE_REPLICAS"
 
@@ -57,6 +59,29 @@ def ways(cut: Cut, others: StandIns) -> list[Cut]:
         )
         for chosen in choices
     ]
+
+
+def moved(cut: Cut, gone: Collection[str], left: Sequence[DeviceDescriptor]) -> Cut | None:
+    """Return a cut with others of the same plugin in place of devices that are gone.
+
+    Of those the one with the fewest nodes takes a device's subgraphs; None where there is none, or
+    not enough memory.
+    """
+    nodes, placed = Counter(cut.affinity.values()), dict[str, str]()
+    for device in cut.plan.devices:
+        if device in gone:
+            plugin, _ = split_name(device)
+            alike = [row.name for row in left if row.plugin == plugin]
+            if not alike:
+                return None
+            placed[device] = min(alike, key=nodes.__getitem__)
+            nodes[placed[device]] += nodes[device]
+    found = cut.on(placed, "in place of")
+    nbytes = Counter[str]()
+    for subgraph in found.partition.subgraphs:
+        nbytes[subgraph.device] += subgraph.model.weight_nbytes
+    fits = (r.memory_nbytes is None or nbytes[r.name] <= r.memory_nbytes for r in left)
+    return found if all(fits) else None
 
 
 def _device(name: str, request: CompileRequest) -> str:

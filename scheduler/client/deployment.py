@@ -207,11 +207,13 @@ class BaseDeployment(ABC):
                 f"model {self.plan.name!r}: inputs missing {missing}, unknown {extra}; it takes "
                 f"{sorted(self._inputs)}."
             )
+        near: frozenset[str] = frozenset()
         for value in inputs.values():
             if type(value) is not np.ndarray:
                 inputs = self._usable(inputs)
+                near = frozenset(v.device for v in inputs.values() if isinstance(v, Kept))
                 break
-        return self._runner.submit(inputs, request)
+        return self._runner.submit(inputs, request, near)
 
     def _usable(self, inputs: Mapping[str, Value]) -> Mapping[str, Value]:
         """Return inputs some of which may be in a device's memory."""
@@ -289,7 +291,7 @@ class BaseDeployment(ABC):
         constants: Mapping[str, np.ndarray],
         addresses: Mapping[str, str],
     ) -> Placement:
-        """Add a placement's stages and routes, numbered after those that are there; return all.
+        """Add a placement's routes, and its stages that are not there yet; return all.
 
         Requests take the routes once `RoutesAdded` is handed in, the stages being loaded.
         """

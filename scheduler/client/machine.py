@@ -253,7 +253,7 @@ class ClientMachine:
 
     def _enter(self, request: RequestRecord, now_s: float) -> list[ClientInstruction]:
         """Begin the first attempt of a request for which there are room and a route."""
-        route = self._routes.choose()
+        route = self._routes.choose(near=request.submitted.near)
         assert route is not None
         if self.limits.in_order:
             self._order[request.id] = request

@@ -99,9 +99,19 @@ class Routes:
         gone = [event for event in causes if isinstance(event, DeviceGone)]
         return None if self._live() else (gone or causes)[0]
 
-    def choose(self, but: Collection[int] = ()) -> int | None:
-        """Return the live route, none of `but`, to take next; None where there is none."""
+    def choose(self, but: Collection[int] = (), near: frozenset[str] = frozenset()) -> int | None:
+        """Return the live route, none of `but`, to take next; None where there is none.
+
+        `near`: devices that it is to have, and if it can be no others.
+        """
         live = self._live(but)
+        if near and len(live) > 1:
+            far = {
+                n: (len(near - has), len(has - near))
+                for n in live
+                for has in (self._ways[n].devices,)
+            }
+            live = [n for n in live if far[n] == min(far.values())]
         if len(live) < 2:
             return live[0] if live else None
         total = sum(self._ways[number].share for number in live)

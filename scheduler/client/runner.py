@@ -117,8 +117,13 @@ class RequestRunner:
         """How many attempts are awaited."""
         return self._machine.num_running
 
-    def submit(self, inputs: Mapping[str, Value], request: Request) -> Submission:
-        """Admit a request, waiting for room; see `Deployment.submit`."""
+    def submit(
+        self, inputs: Mapping[str, Value], request: Request, near: frozenset[str] = frozenset()
+    ) -> Submission:
+        """Admit a request, waiting for room; see `Deployment.submit`.
+
+        `near`: devices that keep some of its inputs.
+        """
         self.home.require(self._name)
         now_s = self.now_s()
         limits = self._machine.limits
@@ -128,7 +133,7 @@ class RequestRunner:
         call = _Call(inputs, request)
         self._calls[request_id] = call
         submitted = events.Submitted(
-            now_s, request_id, nbytes_of(inputs), deadline_s, request.waits, request.priority
+            now_s, request_id, nbytes_of(inputs), deadline_s, request.waits, request.priority, near
         )
         try:
             self.handle(submitted)

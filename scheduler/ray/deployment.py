@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -38,7 +39,7 @@ class RayDeployment(BaseDeployment):
     `clock_offset_s`: returns how far an address's clock is before ours, where that is known.
     `reception`: receives what the devices send.
     `ask`: returns what an actor's method answers: device, method's name, arguments.
-    `remake`: see `scheduler.executor.Executor.deploy`.
+    `remake`, `stateful`: see `scheduler.executor.Executor.deploy`.
     """
 
     def __init__(
@@ -58,15 +59,17 @@ class RayDeployment(BaseDeployment):
         session: RaySession,
         ask: Callable[..., Any],
         remake: Remake | None = None,
+        stateful: bool = False,
     ) -> None:
         self.devices = dict(devices)
         self.sources = tuple(sources)
         self.num_threads = dict(num_threads)
         self.remake = remake
+        self.stateful = stateful
         #: Devices that are gone for good.
         self.gone: set[str] = set()
         #: Devices that are lost now, those included; and that have not heard where others are.
-        self._away: set[str] = set()
+        self.away: set[str] = set()
         self.stale: set[str] = set()
         #: Held as a device's fate is told: what is told last is what it is.
         self._telling = threading.RLock()
@@ -96,6 +99,11 @@ class RayDeployment(BaseDeployment):
         return bool(self._whole_routes)
 
     @property
+    def is_stranded(self) -> bool:
+        """Whether each route has a device that is lost now."""
+        return not any(self.away.isdisjoint(r.plan.devices) for r in self.placement.routes)
+
+    @property
     def _whole_routes(self) -> tuple[Route, ...]:
         routes = self.placement.routes
         return tuple(r for r in routes if self.gone.isdisjoint(r.plan.devices))
@@ -103,11 +111,13 @@ class RayDeployment(BaseDeployment):
     def add(
         self, made: Remade, devices: Mapping[str, ActorDevice], num_threads: Mapping[str, int]
     ) -> tuple[tuple[Stage, ...], tuple[Route, ...]]:
-        """Add a placement; return its stages and routes."""
+        """Add a placement; return what is new of its stages, and its routes."""
         addresses = {name: device.address for name, device in devices.items()}
         stages, routes = len(self.placement.stages), len(self.placement.routes)
+        known = {replace(stage, index=0) for stage in self.placement.stages}
+        sources = zip(made.placement.stages, made.sources, strict=True)
         whole = self.extend(made.placement, made.constants, addresses)
-        self.sources = (*self.sources, *made.sources)
+        self.sources += tuple(s for stage, s in sources if replace(stage, index=0) not in known)
         self.num_threads |= num_threads
         self.devices = {**self.devices, **devices}
         return whole.stages[stages:], whole.routes[routes:]
@@ -139,10 +149,10 @@ class RayDeployment(BaseDeployment):
         """Return the stages that a device runs."""
         return [stage.index for stage in self.placement.stages if stage.device == device]
 
-    def open(self, num_streams: Mapping[int, int]) -> None:
-        """Have the devices take tasks of the stages, `num_streams` of those that were loaded."""
+    def open(self, num_streams: Mapping[int, int], devices: Iterable[str]) -> None:
+        """Have devices take tasks of their stages, `num_streams` of those that were loaded."""
         self._num_streams.update(num_streams)
-        for name in {self.placement.stages[stage].device for stage in num_streams}:
+        for name in devices:
             self.open_on(name)
 
     def use(self, name: str, device: ActorDevice, num_streams: Mapping[int, int]) -> None:
@@ -153,7 +163,7 @@ class RayDeployment(BaseDeployment):
         self.move(name, device.address)
         self.open_on(name)
         others = {o: d for o, d in self.devices.items() if o != name}
-        unheard = others.keys() & (self._away | self.gone)
+        unheard = others.keys() & (self.away | self.gone)
         self.stale |= unheard
         told = [
             device.actor.open_stages.remote(self._opened_on(other))
@@ -177,9 +187,9 @@ class RayDeployment(BaseDeployment):
         """Hand in what became of a device."""
         with self._telling:
             if isinstance(event, events.DeviceLost | events.DeviceGone):
-                self._away.add(event.device)
+                self.away.add(event.device)
             elif isinstance(event, events.DeviceReturned):
-                self._away.discard(event.device)
+                self.away.discard(event.device)
                 self.gone.discard(event.device)
             self._runner.handle(event)
 

@@ -223,6 +223,7 @@ class RayExecutor:
         limits: Limits | None = None,
         company: Collection[str] = (),
         remake: Remake | None = None,
+        stateful: bool = False,
     ) -> RayDeployment:
         """Compile every stage on its device, all at once; see `Executor.deploy`."""
         placement = alone(plan)
@@ -243,9 +244,11 @@ class RayExecutor:
             session=self._session,
             ask=self._ask,
             remake=remake,
+            stateful=stateful,
         )
         try:
-            deployment.open(self._loader.load(deployment, placement.stages))
+            streams = self._loader.load(deployment, placement.stages)
+            deployment.open(streams, placement.devices)
         except BaseException:
             deployment.close()
             raise
@@ -300,7 +303,7 @@ class RayExecutor:
         before = (deployment.placement, deployment.sources)
         stages, routes = deployment.add(made, devices, num_threads)
         try:
-            deployment.open(self._loader.load(deployment, stages))
+            deployment.open(self._loader.load(deployment, stages), placement.devices)
         except BaseException:
             deployment.take_back(*before)
             raise

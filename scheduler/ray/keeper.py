@@ -42,7 +42,7 @@ from scheduler.ray.deployment import RayDeployment
 from scheduler.ray.devices import ActorDevice, RayDevices, why_lost
 from scheduler.ray.loading import StageLoader
 from scheduler.ray.start import RaySession
-from scheduler.vocabulary.events import DeviceGone, DeviceReturned
+from scheduler.vocabulary.events import DeviceGone, DeviceLost, DeviceReturned
 
 _log = logging.getLogger(__name__)
 
@@ -192,8 +192,10 @@ class DeviceKeeper:
                     continue
                 if isinstance(order, DeviceGone):
                     self._do_without(deployment, order)
-                else:
-                    deployment.tell(order)
+                    continue
+                deployment.tell(order)
+                if isinstance(order, DeviceLost) and not order.on_the_way and deployment.stateful:
+                    self._stand_in(deployment, order)
 
     def _reach(self, of: ActorDevice) -> None:
         """While devices of a node are silent, say whether it is cut off; in a thread."""
@@ -250,6 +252,13 @@ class DeviceKeeper:
         for deployment in self._deployments:
             if away.device in deployment.devices and deployment.remake is not None:
                 self._do_without(deployment, gone)
+
+    def _stand_in(self, deployment: RayDeployment, lost: DeviceLost) -> None:
+        """Have a deployment do without a device that may return, unless it has another route."""
+        if deployment.remake is not None and deployment.is_stranded:
+            deployment.gone |= deployment.away - {lost.device}
+            gone = DeviceGone(lost.now_s, lost.device, lost.node, lost.cause)
+            self._do_without(deployment, gone)
 
     def _end(self, device: ActorDevice, cause: str) -> None:
         self._devices.forget(device.actor_id)

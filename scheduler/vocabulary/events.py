@@ -25,7 +25,8 @@ class Submitted:
     """A caller wants an answer by `deadline_s`; `nbytes` is the size of what it brings.
 
     Where `waits` is not set, it is refused rather than made to wait for room. Of those that wait,
-    the ones of greater `priority` are admitted first.
+    the ones of greater `priority` are admitted first. It goes by the devices that are `near`, as
+    they keep some of its inputs, where a route does.
     """
 
     now_s: float
@@ -34,6 +35,7 @@ class Submitted:
     deadline_s: float
     waits: bool = True
     priority: int = 0
+    near: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)

@@ -111,11 +111,12 @@ class Placement:
         return tuple(found)
 
     def extended(self, more: Placement) -> Placement:
-        """Return this placement with more stages and routes, numbered after its own."""
-        first = len(self.stages)
-        stages = (replace(stage, index=first + stage.index) for stage in more.stages)
-        routes = (replace(r, stages=tuple(first + n for n in r.stages)) for r in more.routes)
-        return Placement((*self.stages, *stages), (*self.routes, *routes))
+        """Return this placement with more routes, and with those stages that it has not got."""
+        numbers = {replace(stage, index=0): stage.index for stage in self.stages}
+        places = [numbers.setdefault(replace(s, index=0), len(numbers)) for s in more.stages]
+        routes = (replace(r, stages=tuple(places[n] for n in r.stages)) for r in more.routes)
+        stages = tuple(replace(stage, index=number) for stage, number in numbers.items())
+        return Placement(stages, (*self.routes, *routes))
 
 
 def alone(plan: Plan | Placement) -> Placement:

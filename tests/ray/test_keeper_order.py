@@ -18,6 +18,7 @@ class _Deployment:
     """A deployment that notes what it is told; the first is slow to take a device back."""
 
     remake = None
+    stateful = False
 
     def __init__(self, is_slow: bool, is_lost_again: threading.Event) -> None:
         self.devices = {"D": _device("a1")}

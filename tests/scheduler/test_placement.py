@@ -68,6 +68,12 @@ def test_a_stage_on_several_devices_has_a_route_through_each() -> None:
     assert placed.sends[3] == {1: ((2, ("t1",)),)}
 
 
+def test_a_placement_is_extended_by_what_it_has_not_got() -> None:
+    placed = alone(chain("A", "B", "C")).extended(alone(chain("A", "C", "C")))
+    assert [(s.index, s.device) for s in placed.stages] == [(0, "A"), (1, "B"), (2, "C"), (3, "C")]
+    assert [r.stages for r in placed.routes] == [(0, 1, 2), (0, 3, 2)]
+
+
 def test_placements_that_make_no_sense_are_refused() -> None:
     with pytest.raises(PlanError, match="no route"):
         Placement((), ())
@@ -121,6 +127,17 @@ def test_a_slow_route_gets_what_it_can_do_in_the_time() -> None:
         done[way] += 1
     assert now_s <= 200 / (1 + 1 / 4) * 1.05
     assert done[1] == pytest.approx(40, abs=3)
+
+
+def test_requests_go_where_their_inputs_are_kept() -> None:
+    routes = Routes([route("A", "B", "C"), route("A", "C"), route("D")])
+    near = frozenset("AC")
+    assert [routes.choose(near=near) for _ in range(3)] == [1] * 3
+    routes.lose(ev.DeviceLost(0.0, "C", "n", "x"))
+    assert routes.choose(near=near) == 2
+    routes.regain("C")
+    assert routes.choose([1], near=near) == 0
+    assert {routes.choose() for _ in range(3)} == {0, 1, 2}
 
 
 def test_routes_with_a_device_away_are_not_taken() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -10,6 +11,7 @@ import hetero
 from devices.errors import DeviceError
 from devices.model.reader import read_model
 from hetero.compile.compiler import without_devices
+from hetero.compile.stage_replicas import moved
 from hetero.properties.request import CompileRequest
 from tests.support.models import branches
 
@@ -42,3 +44,20 @@ def test_what_cannot_be_without_them_is_told(
 ) -> None:
     with pytest.raises(DeviceError, match=words):
         without_devices(request(core), gone)
+
+
+def test_a_cut_goes_to_devices_alike_with_the_least_to_do_and_the_memory(
+    core: hetero.Core,
+) -> None:
+    source = request(core)
+    cut = core._compiler.place(read_model(branches()), source, {})[0]
+    assert [s.device for s in cut.plan.stages].count("ORT") == 1
+    rows = source.described
+    found = moved(cut, ["CPU.1"], [row for row in rows if row.name != "CPU.1"])
+    assert found is not None
+    assert [s.device for s in found.plan.stages] == [
+        {"CPU.1": "CPU.0"}.get(s.device, s.device) for s in cut.plan.stages
+    ]
+    assert moved(cut, ["ORT"], [row for row in rows if row.name != "ORT"]) is None
+    small = [replace(row, memory_nbytes=0) for row in rows if row.name != "CPU.1"]
+    assert moved(cut, ["CPU.1"], small) is None
