@@ -421,8 +421,11 @@ def test_properties_are_a_package() -> None:
             if is_name and hasattr(ours, name):
                 assert getattr(ours, name)() == value(), name
     assert hint.performance_mode(hint.PerformanceMode.LATENCY) == ("PERFORMANCE_HINT", "LATENCY")
+    assert device.priorities("ORT", "CPU") == ("MULTI_DEVICE_PRIORITIES", "ORT,CPU")
+    assert hint.num_requests(np.uint32(2)) == ("PERFORMANCE_HINT_NUM_REQUESTS", 2)
     for wrong in (
         lambda: hetero.properties.supported_properties(1),
+        lambda: device.priorities("ORT", 1),
         lambda: hint.num_requests("x"),
     ):
         with pytest.raises(TypeError):
@@ -431,6 +434,9 @@ def test_properties_are_a_package() -> None:
         core.set_property(hetero.properties.cache_dir(""))
         core.set_property("CPU", hetero.properties.inference_num_threads(1))
         assert core.get_property("CPU", hetero.properties.inference_num_threads) == 1
+        core.set_property("CPU", {"NUM_STREAMS": 3})
+        core.set_property("CPU", streams.num(streams.Num.AUTO))
+        assert core.get_property("CPU", streams.num) == 1
         assert core.get_available_devices() == core.available_devices
 
 

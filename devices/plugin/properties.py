@@ -58,6 +58,8 @@ class Property:
     alone : object
         Its default where a model is for one device: no other could take what that refuses. None:
         `default`.
+    automatic : tuple
+        Values that leave it to the device: they are `default`.
     """
 
     name: str
@@ -72,6 +74,7 @@ class Property:
     check: Callable[[Any], str | None] | None = None
     maximum: float = math.inf
     alone: Any = None
+    automatic: tuple[int | str, ...] = ()
 
     def parse(self, value: Any) -> Any:
         """Return `value` as the property's type.
@@ -81,6 +84,8 @@ class Property:
         PropertyError
             If the property does not take this value.
         """
+        if isinstance(value, int | str) and value in self.automatic:
+            return self.default
         parsed = self._convert(value)
         if wrong := self._wrong(parsed):
             raise PropertyError(f"{self.name}={value!r}: {wrong}. {self.doc}", property=self.name)
@@ -223,7 +228,7 @@ COMMON_PROPERTIES: Final = PropertyTable(
     # Each is a thread; no machine has needed more.
     Property(
         "NUM_STREAMS", int, 1, True, "How many requests a device runs at once.",
-        minimum=1, maximum=1024,
+        minimum=1, maximum=1024, automatic=(-1, -2, "AUTO", "NUMA"),
     ),
     Property(
         "EXCLUSIVE_ASYNC_REQUESTS", bool, False, True,

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from devices.errors import ArgumentTypeError
 
 
 class PropertyName(str):  # noqa: SLOT000 - text has no slots beside its own
     """A property's name; called, it returns itself; called with a value, a pair of both.
+
+    One that takes lists takes several texts as one.
 
     Parameters
     ----------
@@ -36,10 +40,13 @@ class PropertyName(str):  # noqa: SLOT000 - text has no slots beside its own
         """
         if not value:
             return str(self)
-        if len(value) > 1 or not self._kinds or not isinstance(value[0], self._kinds):
+        given = value[0].item() if isinstance(value[0], np.generic) else value[0]
+        if tuple in self._kinds and all(isinstance(each, str) for each in value):
+            given = ",".join(value)
+        elif len(value) > 1 or not isinstance(given, self._kinds):
             wanted = " or ".join(kind.__name__ for kind in self._kinds) or "none: it is read-only"
             raise ArgumentTypeError(f"property {self}: got {value!r}, wanted {wanted}.")
-        return str(self), value[0]
+        return str(self), given
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PropertyName, (str(self), *self._kinds)
