@@ -79,25 +79,35 @@ class InProcessDeployment(BaseDeployment):
 
     def load(self, sources: Sequence[StageSource], num_threads: Mapping[str, int]) -> None:
         """Compile the stages, each in its device's turn."""
+        num_streams: dict[int, int] = {}
         for stage, source in zip(self.placement.stages, sources, strict=True):
-            device = self._devices[stage.device]
-            threads = num_threads[stage.device]
-            num_streams = self._load_stage(device.host, stage.index, source, threads)
-            device.open_stage(self.opened(stage.index, num_streams))
+            host, index = self._devices[stage.device].host, stage.index
+            num_streams[index] = self._load_stage(host, index, source, num_threads[stage.device])
+            if self.known.includes(self.placement, index, source.model):
+                self.known.make(index, partial(host.make, self.key, index))
+        self.take(self.placement)
+        for stage in self.placement.stages:
+            opened = self.opened(stage.index, num_streams[stage.index])
+            self._devices[stage.device].open_stage(opened)
         self._count_streams()
 
     def _load_stage(
         self, host: DeviceHost, stage: int, source: StageSource, num_threads: int
     ) -> int:
         """Import a stage, or compile it; return how many requests it runs at once."""
+        given = {
+            name: constant.array
+            for name, constant in self.known.given(self.placement, stage).items()
+        }
+        load = partial(host.load_stage, self.key, stage, num_threads=num_threads, given=given)
         if source.payload is not None:
             try:
-                num_streams = host.load_stage(self.key, stage, source, num_threads)
+                num_streams = load(source=source)
                 self.imported.add(stage)
                 return num_streams
             except HeteroError as error:
                 import_failed(self.placement, stage, error)
-        return host.load_stage(self.key, stage, replace(source, payload=None), num_threads)
+        return load(source=replace(source, payload=None))
 
     def executed_nodes(self, stage: int) -> tuple[ExecutedNode, ...]:
         """Return a stage's runtime model."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 import onnx
@@ -25,10 +26,10 @@ def draws(node: onnx.NodeProto) -> bool:
     return any(draws(inner) for _, body in bodies(node) for inner in body.node)
 
 
-def is_constant(model: Model) -> bool:
-    """Whether a model is known to make the same in every run."""
+def is_constant(model: Model, given: Collection[str] = ()) -> bool:
+    """Whether a model is known to make the same in every run; `given`: inputs that are the same."""
     return (
-        not model.inputs  # first: of a model not read yet, inputs are known
+        all(spec.name in given for spec in model.inputs)  # first: known before the model is read
         and bool(model.nodes)
         and all(node.domain in _KNOWN and not draws(node.proto) for node in model.nodes)
     )

@@ -20,6 +20,7 @@ from devices.request.answer import Answer, StageRun
 from devices.request.request import PLAIN, Request
 from scheduler.channels.channel import Channel, Receiver
 from scheduler.client.bytes_in_flight import BytesInFlight
+from scheduler.client.known_stages import KnownStages
 from scheduler.client.remote_memory import DeviceTensor, Kept, RemoteMemory, lost_tensor
 from scheduler.client.retry import replay_lost
 from scheduler.client.runner import RequestRunner
@@ -136,8 +137,10 @@ class BaseDeployment(ABC):
         #: Stages that were imported from their payloads; the others were compiled.
         self.imported: set[int] = set()
         self._constants = {name: constants[name] for name in wanted}
+        #: They are not asked again, but for their times.
+        self.known = KnownStages()
         self._inputs = frozenset(spec.name for spec in plan.inputs)
-        self._take(placement)
+        self.take(placement)
         self._openings = itertools.count(1)
         self._addresses = dict(addresses)
         self._clock_offset_s = clock_offset_s
@@ -297,10 +300,12 @@ class BaseDeployment(ABC):
         """
         self._constants |= constants
         self._addresses |= addresses
-        self._take(self.placement.extended(placement))
+        self.take(self.placement.extended(placement))
         return self.placement
 
-    def _take(self, placement: Placement) -> None:
+    def take(self, placement: Placement) -> None:
+        """Have requests take a placement, and its stages what is known."""
+        self.known.keep(len(placement.stages))
         self._firsts = self._first_stages(placement)
         self.placement = placement
 
@@ -312,7 +317,8 @@ class BaseDeployment(ABC):
             tuple(
                 (stage, tuple(name for name in stage.inputs if name in self._inputs))
                 for stage in (placement.stages[number] for number in route.stages)
-                if not stage.inputs or not self._inputs.isdisjoint(stage.inputs)
+                if not self._inputs.isdisjoint(stage.inputs)
+                or self.known.given(placement, stage.index).keys() >= set(stage.inputs)
             )
             for route in placement.routes
         )
@@ -321,17 +327,19 @@ class BaseDeployment(ABC):
         """Return what a stage's device is to know of it."""
         number = next(self._openings)  # before addresses are looked up, which may change
         placed = self.placement.stages
+        given = partial(self.known.given, self.placement)
         sends = {
             route: tuple(
-                events.Send(self._addresses[placed[consumer].device], consumer, tensors)
+                events.Send(self._addresses[placed[consumer].device], consumer, left)
                 for consumer, tensors in targets
+                if (left := tuple(n for n in tensors if n not in given(consumer)))
             )
             for route, targets in self.placement.sends[stage].items()
         }
         return events.StageOpened(
             self.key,
             stage,
-            placed[stage].inputs,
+            tuple(name for name in placed[stage].inputs if name not in given(stage)),
             self.placement.levels[stage],
             sends,
             tuple(name for name in placed[stage].outputs if name in self.plan.output_names),
@@ -358,11 +366,26 @@ class BaseDeployment(ABC):
 
     def _send(self, request: Request, inputs: Mapping[str, Value]) -> None:
         memory = self._deployments.memory
+        is_known = not (request.profile or request.keep)
         for stage, names in self._firsts[request.route]:
+            if is_known and stage.index in self.known:
+                self._known(request, stage)
+                continue
             task, address = Task(request, stage.index), self._addresses[stage.device]
             values = {name: inputs[name] for name in names}
             if not memory.is_used or memory.give(self._channel, task, address, values):
                 self._channel.send(address, Values(task, values))
+
+    def _known(self, request: Request, stage: Stage) -> None:
+        """Answer for a stage that makes the same for every request; it took no time."""
+        made = self.known[stage.index]
+        now_s = self._runner.now_s()
+        if self._clock_offset_s:  # as its device would tell it
+            now_s += self._clock_offset_s(self._addresses[stage.device]) or 0.0
+        run = StageRun(stage.index, stage.device, 0.0, now_s, now_s)
+        names = self.plan.output_names
+        outputs = {name: made[name].array for name in stage.outputs if name in names}
+        self._part_arrived(request, outputs, (run,))
 
     def drop(self, request: Request) -> None:
         """Tell every device that nobody waits for the attempt."""

@@ -27,7 +27,6 @@ from devices.errors import (
     shown,
 )
 from devices.model.model import Model
-from devices.model.repeatable import is_constant
 from devices.plugin.plugin import Plugin
 from devices.plugin.program import ExecutedNode, Payload, RunContext, Value
 from devices.plugin.support import Support
@@ -61,8 +60,8 @@ class DeviceHost:
         self.descriptor = descriptor
         self._plugin = plugin
         self._stages: dict[tuple[str, int], CompiledModel] = {}
-        #: What stages make that make the same for every request; None until the first one.
-        self._constants: dict[tuple[str, int], Sequence[Value] | None] = {}
+        #: Inputs of stages that are the same for every request, by their names.
+        self._given: dict[tuple[str, int], Mapping[str, Value]] = {}
         #: What runs now, by identity of the context. It is entered before it is looked whether it
         #: may run, so that whoever cancels or unloads finds it, or is found by it.
         self._running: dict[int, tuple[Request, RunContext]] = {}
@@ -106,11 +105,14 @@ class DeviceHost:
         stage: int,
         source: StageSource,
         num_threads: int,
+        given: Mapping[str, np.ndarray] | None = None,
     ) -> int:
         """Compile or import a stage; return how many requests it runs at once.
 
         `num_threads`: what ``INFERENCE_NUM_THREADS=0`` resolves to.
+        `given`: inputs that are the same for every request; runs take the others.
         """
+        placed = {name: self.place(value) for name, value in (given or {}).items()}
         config = self._config(source.config)
         if THREADS in self._plugin.properties and not config.get(THREADS):
             config[THREADS] = num_threads
@@ -121,9 +123,7 @@ class DeviceHost:
                 compiled = self._plugin.import_model(source.payload, source.model, config)
         with self._lock:
             self._stages[deployment, stage] = compiled
-            self._constants.pop((deployment, stage), None)
-            if is_constant(source.model):
-                self._constants[deployment, stage] = None
+            self._given[deployment, stage] = placed
         return int(compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
 
     def run_stage(
@@ -137,7 +137,7 @@ class DeviceHost:
     ) -> tuple[dict[str, Value], StageRun]:
         """Run a stage once; return its outputs by name, and how it went.
 
-        `inputs`: in port order.
+        `inputs`: in port order, without those that were given with the stage.
         `ready_s`: when its last input was there, by this node's monotonic clock.
         `left`: outputs that may be left in the device's memory.
         Raises HeteroError: what the plugin raised on purpose.
@@ -150,19 +150,20 @@ class DeviceHost:
             compiled = self._stages.get(key) or self._stage(*key)
             context.profile = request.profile or compiled.profiles
             if left:
-                names = enumerate(compiled.output_names)
-                context.left = frozenset(i for i, name in names if name in left)
+                named = enumerate(compiled.output_names)
+                context.left = frozenset(i for i, name in named if name in left)
             if request in self._cancelled:
                 raise RequestCancelledError(
                     f"request {request.id}, attempt {request.attempt}: cancelled before stage "
                     f"{stage}.",
                     request_id=request.id,
                 )
+            if given := self._given.get(key):
+                taken = iter(inputs)
+                names = [spec.name for spec in compiled.inputs]
+                inputs = [given[name] if name in given else next(taken) for name in names]
             started_s = self._now_s()
-            if key in self._constants and not (context.profile or context.left):
-                outputs = self._constant(key, compiled, inputs, context)
-            else:
-                outputs = compiled.run(inputs, context)
+            outputs = compiled.run(inputs, context)
             ended_s = self._now_s()
         except HeteroError as error:
             raise self._placed(error, stage, request) from error.__cause__
@@ -174,8 +175,7 @@ class DeviceHost:
             if self._num_unloading:
                 with self._idle:
                     self._idle.notify_all()
-        named = dict(zip(compiled.output_names, outputs, strict=True))
-        return named, StageRun(
+        return dict(zip(compiled.output_names, outputs, strict=True)), StageRun(
             stage,
             self.descriptor.name,
             0.0 if ready_s is None else started_s - ready_s,
@@ -188,24 +188,9 @@ class DeviceHost:
             nbytes_of(outputs),
         )
 
-    def _constant(
-        self,
-        key: tuple[str, int],
-        compiled: CompiledModel,
-        inputs: Sequence[Value],
-        context: RunContext,
-    ) -> Sequence[Value]:
-        """Return what a stage makes that makes the same for every request: it runs once."""
-        kept = self._constants[key]
-        if kept is None:
-            kept = compiled.run(inputs, context)
-            for value in kept:
-                if isinstance(value, np.ndarray):
-                    value.setflags(write=False)
-            with self._lock:
-                if key in self._constants:
-                    self._constants[key] = kept
-        return kept
+    def make(self, deployment: str, stage: int) -> dict[str, Value]:
+        """Run a stage that takes no more than what was given with it; return its outputs."""
+        return self.run_stage(Request(deployment=deployment), stage, ())[0]
 
     def place(self, value: Value) -> Value:
         """Return a value that is kept here, in the device's own memory where it takes such.
@@ -259,7 +244,7 @@ class DeviceHost:
             keys = [key for key in self._stages if key[0] == deployment]
             stages = [self._stages.pop(key) for key in keys]
             for key in keys:
-                self._constants.pop(key, None)
+                self._given.pop(key, None)
             self._num_unloading += 1
             for context in self._contexts(deployment):
                 context.cancel()

@@ -13,11 +13,12 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import numpy as np
 import ray
 
 from devices.errors import HeteroError, PluginLoadError
 from devices.model.model import Model
-from devices.plugin.program import ExecutedNode, Payload
+from devices.plugin.program import ExecutedNode, Payload, Value
 from devices.plugin.registry import find_plugin, load_plugins
 from devices.plugin.support import Support
 from scheduler.channels.channel import Receiver
@@ -154,6 +155,7 @@ class DeviceActor:
         payload: Payload | StoredPayload | None,
         config: Mapping[str, Any],
         num_threads: int,
+        given: Mapping[str, Any],
     ) -> int:
         """Compile or import a stage, from this node's file if it has one.
 
@@ -163,8 +165,13 @@ class DeviceActor:
             payload = fetch_payload(payload)
         model = _model(parts, weights)
         return self._host.load_stage(
-            deployment, stage, StageSource(model, payload, config), num_threads
+            deployment, stage, StageSource(model, payload, config), num_threads, _fetched(given)
         )
+
+    @ray.method(concurrency_group="load")
+    def make(self, deployment: str, stage: int) -> dict[str, Value]:
+        """Return what a stage makes for every request."""
+        return self._host.make(deployment, stage)
 
     @ray.method(concurrency_group="control")
     def status(self) -> dict[str, Any]:
@@ -207,10 +214,15 @@ class DeviceActor:
 
 
 def _model(parts: Sequence[Any], weights: Mapping[str, Any]) -> Model:
-    """Put a model together; weights in the object store are mapped, not copied."""
+    """Put a model together."""
+    return join_model(ModelParts(*parts)._replace(weights=_fetched(weights)))
+
+
+def _fetched(weights: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Return arrays; those in the object store are mapped, not copied."""
     names = [name for name, weight in weights.items() if isinstance(weight, ray.ObjectRef)]
     mapped = zip(names, ray.get([weights[name] for name in names]), strict=True)
-    return join_model(ModelParts(*parts)._replace(weights={**weights, **dict(mapped)}))
+    return {**weights, **dict(mapped)}
 
 
 def remote_device(**options: Any) -> Any:

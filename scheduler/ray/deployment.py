@@ -124,7 +124,7 @@ class RayDeployment(BaseDeployment):
 
     def take_back(self, placement: Placement, sources: Sequence[StageSource]) -> None:
         """Forget what was added to a placement, as it could not be loaded."""
-        self._take(placement)
+        self.take(placement)
         self.sources = tuple(sources)
         # Nobody keeps a device that only it used: if that is lost, no stage could be opened.
         self.devices = {n: d for n, d in self.devices.items() if n in placement.devices}
@@ -213,6 +213,11 @@ class RayDeployment(BaseDeployment):
         """Return a stage's device's own form of it."""
         payload: Payload = self._ask(self.device_of(stage), "export", self.key, stage)
         return payload
+
+    def make(self, stage: int) -> dict[str, Value]:
+        """Return what a loaded stage makes of what was given with it."""
+        made: dict[str, Value] = self._ask(self.device_of(stage), "make", self.key, stage)
+        return made
 
     def device_of(self, stage: int) -> ActorDevice:
         """Return the device that a stage is on."""

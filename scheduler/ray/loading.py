@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -40,10 +41,22 @@ class StageLoader:
         )
 
     def load(self, deployment: RayDeployment, stages: Sequence[Stage]) -> dict[int, int]:
-        """Start every stage's way onto its device, then see to those that must try another.
+        """Load stages; return how many requests each runs at once.
 
-        Return how many requests each runs at once.
+        First come those that make the same for every request: it is loaded with its readers.
         """
+        known, placement, sources = deployment.known, deployment.placement, deployment.sources
+        num_streams: dict[int, int] = {}
+        while left := [stage for stage in stages if stage.index not in num_streams]:
+            once = [s for s in left if known.includes(placement, s.index, sources[s.index].model)]
+            num_streams |= self._load(deployment, once or left)
+            for stage in once:
+                known.make(stage.index, partial(deployment.make, stage.index))
+        deployment.take(placement)
+        return num_streams
+
+    def _load(self, deployment: RayDeployment, stages: Sequence[Stage]) -> dict[int, int]:
+        """Start every stage's way onto its device, then see to those that must try another."""
 
         def start(stage: Stage, way: Payload | StoredPayload | None) -> Any:
             source = deployment.sources[stage.index]
@@ -60,6 +73,10 @@ class StageLoader:
                 way,
                 dict(source.config),
                 deployment.num_threads[stage.device],
+                {
+                    n: self._weight(c)
+                    for n, c in deployment.known.given(deployment.placement, stage.index).items()
+                },
             )
 
         num_streams: dict[int, int] = {}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from onnx import parser
 
 import hetero
 from devices.errors import BlobError
@@ -96,3 +97,15 @@ def test_a_payload_is_read_from_its_file_only_if_that_is_the_same(
         fetch_payload(StoredPayload(str(path), stored.digest, 9))
     with pytest.raises(BlobError, match="not here"):
         fetch_payload(StoredPayload(str(tmp_path / "none"), stored.digest, 0))
+
+
+def test_what_is_drawn_differs_after_an_import(core: hetero.Core) -> None:
+    model = parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[n] x) => (float[n] y) '
+        "{r = RandomNormal<shape = [3]>() e = Exp(r) y = Mul(x, e)}"
+    )
+    pins = {"r": "CPU.0", "e": "CPU.0", "y": "CPU.1"}
+    with core.compile_model(model, "HETERO:CPU.0,CPU.1", affinity=pins) as compiled:
+        blob = compiled.export_model()
+    with core.import_model(blob) as again:
+        assert len({tuple(again({"x": np.ones(3, np.float32)})[0]) for _ in range(3)}) == 3

@@ -10,7 +10,7 @@ import pytest
 from devices.errors import DeviceError, InferenceError, KernelError
 from devices.request.request import Request
 from scheduler.executor import Executor
-from tests.scheduler.models import chain, diamond
+from tests.scheduler.models import build, chain, cut, diamond
 from tests.scheduler.plugins import EXCEPTIONS
 
 X = np.arange(4, dtype=np.float32)
@@ -87,3 +87,25 @@ def test_a_plugin_that_fails_to_compile_is_named(executor: Executor, name: str) 
         executor.deploy(*chain("TOY.0", "TOY.1", name=f"unbuilt_{name}"))
     assert caught.value.device == "TOY.0"
     assert len(caught.value.message.encode()) < 20_000
+
+
+def test_what_depends_on_no_input_is_loaded_with_its_readers(executor: Executor) -> None:
+    model = build(
+        [
+            ("Neg", "first", ("k",), "c"),
+            ("Add", "second", ("c", "c"), "d"),
+            ("Add", "third", ("x", "d"), "y"),
+        ],
+        ["y", "c"],
+        weights={"k": np.arange(50_000, dtype=np.float32)},
+    )
+    plan = cut(model, ("TOY.0", ["first"]), ("TOY.1", ["second"]), ("TOY.2", ["third"]))
+    deployment = executor.deploy(*plan)
+    for profile, known in ((False, 2), (False, 2), (True, 0)):
+        answer = deployment.submit({"x": X[:1]}, Request(profile=profile)).future.result(300)
+        np.testing.assert_array_equal(answer.outputs["y"], X[0] - 2 * np.arange(50_000.0))
+        np.testing.assert_array_equal(answer.outputs["c"], -np.arange(50_000.0))
+        runs = answer.stage_runs
+        assert [(run.stage, run.device) for run in runs] == [(i, f"TOY.{i}") for i in range(3)]
+        # Who was not asked sent nothing either.
+        assert sum(run.started_s == run.ended_s for run in runs) == known

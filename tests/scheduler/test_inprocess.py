@@ -37,6 +37,7 @@ from tests.scheduler.on_any_executor import (  # noqa: F401  # run here as well
     test_branches_of_one_request_overlap,
     test_chain,
     test_requests_overlap_and_each_gets_its_own_answer,
+    test_what_depends_on_no_input_is_loaded_with_its_readers,
 )
 from tests.scheduler.parties import wait_for
 from tests.scheduler.plugins import BrokenPlugin, ToyPlugin, TwinPlugin

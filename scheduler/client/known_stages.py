@@ -1,0 +1,58 @@
+"""Stages that make the same for every request: it is made once, and loaded with its readers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+import numpy as np
+
+from devices.errors import InferenceError
+from devices.model.model import Constant, Model
+from devices.model.repeatable import is_constant
+from devices.plugin.program import Value
+from scheduler.channels.memory import read_only
+from scheduler.vocabulary.placement import Placement
+
+
+class KnownStages:
+    """What such stages of a placement made."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, dict[str, Constant]] = {}
+
+    def __contains__(self, stage: int) -> bool:
+        return stage in self._made
+
+    def __getitem__(self, stage: int) -> Mapping[str, Constant]:
+        return self._made[stage]
+
+    def given(self, placement: Placement, stage: int) -> dict[str, Constant]:
+        """Return a stage's inputs that are known, by name; of several routes', the last one's."""
+        if not self._made:
+            return {}
+        return {
+            name: self._made[producer][name]
+            for route in placement.routes if stage in route.stages
+            for name in placement.stages[stage].inputs if name in route.plan.producers
+            for producer in [route.stages[route.plan.producers[name]]] if producer in self._made
+        }  # fmt: skip
+
+    def includes(self, placement: Placement, stage: int, model: Model) -> bool:
+        """Whether a stage, given what is known, makes the same for every request."""
+        return is_constant(model, self.given(placement, stage))
+
+    def make(self, stage: int, make: Callable[[], Mapping[str, Value]]) -> None:
+        """Have a loaded stage make its outputs, unless they are known.
+
+        What fails, or is no tensor, each request makes.
+        """
+        if stage not in self._made:
+            with suppress(InferenceError):
+                made = make()
+                if all(isinstance(value, np.ndarray) for value in made.values()):
+                    self._made[stage] = {n: Constant(n, read_only(v)) for n, v in made.items()}
+
+    def keep(self, num_stages: int) -> None:
+        """Forget the stages from a number on."""
+        self._made = {stage: made for stage, made in self._made.items() if stage < num_stages}
