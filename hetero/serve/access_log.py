@@ -7,7 +7,7 @@ import re
 from typing import Any, Final
 
 from hetero.serve.http_exchange import Exchange
-from hetero.serve.rest_response import dump_json
+from hetero.serve.rest_messages import dump_json
 
 log: Final = logging.getLogger("hetero.serve.access")
 _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
@@ -16,7 +16,7 @@ _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-
 def write_line(exchange: Exchange, took_s: float) -> None:
     """Log a request that has ended."""
     line: dict[str, Any] = {
-        "client": exchange.client[0] if exchange.client else None,
+        "client": (exchange.scope.get("client") or [None])[0],
         "method": exchange.method,
         "path": exchange.path,
         "status": exchange.status,

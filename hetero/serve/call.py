@@ -1,103 +1,166 @@
-"""A call for an inference: what REST and gRPC requests both become."""
+"""A call for an inference: what REST and gRPC requests both become, and their answers come of."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Final, NamedTuple
 
 import numpy as np
+from msgspec import Meta, Raw, Struct
 
+from hetero.serve.datatypes import NAMES
 from hetero.serve.errors import refused
-from hetero.serve.regions import Place
+from hetero.serve.regions import Place, Regions
+from hetero.serve.tensors import from_raw, to_raw
 
 #: The level of a request that names none; 1 is the highest.
 USUAL_LEVEL: Final = 100
+Size = Annotated[int, Meta(ge=0)]
 
 
-@dataclass(frozen=True, slots=True)
-class WantedOutput:
-    """An output that a call asks for.
+class TensorParameters(Struct):
+    """What the protocol and its extensions define as parameters of a tensor.
 
-    `binary`: whether as raw bytes; None leaves it to the call.
-    `place`: where in the client's memory it is written to.
+    `binary_data_size`: bytes of an input behind the JSON.
+    `binary_data`: whether an output comes as raw bytes; None leaves it to the call.
     """
 
+    binary_data_size: Size | None = None
+    binary_data: bool | None = None
+    classification: int = 0
+    shared_memory_region: str | None = None
+    shared_memory_byte_size: Size = 0
+    shared_memory_offset: Size = 0
+
+    @property
+    def place(self) -> Place | None:
+        """Where in the client's memory the tensor is; None where it is in the message."""
+        if self.shared_memory_region is None:
+            return None
+        nbytes, offset = self.shared_memory_byte_size, self.shared_memory_offset
+        return Place(self.shared_memory_region, nbytes, offset)
+
+
+class CallParameters(Struct):
+    """What they define as parameters of a call; `timeout` is in microseconds, 0 is none."""
+
+    binary_data_output: bool = False
+    timeout: Size = 0
+    priority: Size = 0
+    sequence_id: int | str = 0
+
+
+class WantedOutput(Struct):
+    """An output that a call asks for."""
+
     name: str
-    binary: bool | None = None
-    place: Place | None = None
+    parameters: TensorParameters | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class InferCall:
+class Input(Struct):
+    """A tensor of a call; numpy's arrays have 64 dimensions at most."""
+
+    name: str
+    shape: Annotated[list[Size], Meta(max_length=64)]
+    datatype: str
+    parameters: TensorParameters | None = None
+    data: Raw = Raw()
+
+
+class Document(Struct):
+    """A request for an inference as it is written."""
+
+    inputs: list[Input]
+    outputs: list[WantedOutput] | None = None
+    id: str = ""
+    parameters: CallParameters | None = None
+
+
+class InferCall(NamedTuple):
     """A call for an inference, with its tensors read.
 
-    `outputs`: those that are wanted; empty means all.
+    `outputs`: those that are wanted, by name; empty means all.
     `binary`: whether outputs come as raw bytes where they do not say.
     `timeout_s`: seconds until the answer must be there; None leaves it to the model.
     `priority`: as `hetero.InferRequest.priority`: the greatest goes first.
     """
 
     inputs: Mapping[str, np.ndarray]
-    outputs: tuple[WantedOutput, ...] = ()
-    id: str = ""
-    binary: bool = False
-    timeout_s: float | None = None
-    priority: int = 0
-    parameters: Mapping[str, Any] = field(default_factory=dict)
+    outputs: Mapping[str, TensorParameters]
+    id: str
+    binary: bool
+    timeout_s: float | None
+    priority: int
 
 
-def place_of(parameters: Mapping[str, Any]) -> Place | None:
-    """Return where in a client's memory a tensor is; None where it is in the request."""
-    name = parameters.get("shared_memory_region")
-    if name is None:
-        return None
-    if not isinstance(name, str):
-        raise refused(f"parameter shared_memory_region is {name!r}; wanted a name.")
-    nbytes = _whole(parameters, "shared_memory_byte_size", 0)
-    return Place(name, nbytes, _whole(parameters, "shared_memory_offset", 0))
+_NO_PARAMETERS: Final = TensorParameters()
+_USUAL: Final = CallParameters()
 
 
-def wanted_output(name: str, parameters: Mapping[str, Any]) -> WantedOutput:
-    """Return the output that a call asks for by name, with parameters."""
-    if parameters.get("classification"):
-        raise refused("parameter classification: not here; take the largest of the output.", 501)
-    return WantedOutput(name, flag_of(parameters, "binary_data"), place_of(parameters))
+def read_call(
+    document: Document, tensor: Callable[[Input], np.ndarray], regions: Regions
+) -> InferCall:
+    """Return the call that a document is.
 
+    `tensor`: reads an input that is not in the client's memory; it is asked in the inputs' order.
 
-def flag_of(parameters: Mapping[str, Any], name: str) -> bool | None:
-    """Return a parameter that is true or false; None where it is not given."""
-    value = parameters.get(name)
-    if value is not None and not isinstance(value, bool):
-        raise refused(f"parameter {name} is {value!r}; wanted true or false.")
-    return value
-
-
-def timeout_of(parameters: Mapping[str, Any]) -> float | None:
-    """Return the seconds of the parameter ``timeout``, which is in microseconds; 0 is none."""
-    return _whole(parameters, "timeout", 0) / 1e6 or None
-
-
-def priority_of(parameters: Mapping[str, Any]) -> int:
-    """Return the priority of the parameter ``priority``, whose level 1 is the highest."""
-    level = _whole(parameters, "priority", 0)
-    return USUAL_LEVEL - level if level else 0
-
-
-def refuse_sequences(parameters: Mapping[str, Any]) -> None:
-    """Raise ProtocolError where a request is to be one of a sequence."""
-    if parameters.get("sequence_id"):
+    Raises
+    ------
+    ProtocolError
+        It is not as the protocol says, or asks for what is not here.
+    """
+    parameters = document.parameters or _USUAL
+    if parameters.sequence_id:
         raise refused(
             "sequence_id: models here keep nothing between requests. Leave it out, and give "
             "what the model remembers as inputs.",
             501,
         )
+    inputs: dict[str, np.ndarray] = {}
+    for entry in document.inputs:
+        if entry.name in inputs:
+            raise refused(f"input {entry.name!r} is given twice.")
+        if entry.parameters is not None and (place := entry.parameters.place):
+            data = regions.read(place)
+            inputs[entry.name] = from_raw(entry.name, entry.datatype, entry.shape, data)
+        else:
+            inputs[entry.name] = tensor(entry)
+    outputs = {o.name: o.parameters or _NO_PARAMETERS for o in document.outputs or ()}
+    if any(wanted.classification for wanted in outputs.values()):
+        raise refused("parameter classification: not here; take the largest of the output.", 501)
+    level = parameters.priority
+    return InferCall(
+        inputs, outputs, document.id, parameters.binary_data_output,
+        parameters.timeout / 1e6 or None, USUAL_LEVEL - level if level else 0,
+    )  # fmt: skip
 
 
-def _whole(parameters: Mapping[str, Any], name: str, least: int) -> int:
-    value = parameters.get(name, least)
-    if isinstance(value, str) and value.isdigit():
-        value = int(value)
-    if type(value) is not int or value < least:
-        raise refused(f"parameter {name} is {value!r}; wanted a whole number >= {least}.")
-    return value
+class Output(NamedTuple):
+    """An output to be written: in the client's memory already, as raw bytes, or as elements."""
+
+    name: str
+    datatype: str
+    array: np.ndarray
+    is_binary: bool
+    parameters: Mapping[str, Any] | None
+
+
+def placed(
+    call: InferCall, outputs: Sequence[tuple[str, np.ndarray]], regions: Regions
+) -> Iterator[Output]:
+    """Yield outputs as a call wants them; those with a place in the client's memory go there."""
+    for name, array in outputs:
+        wanted = call.outputs.get(name, _NO_PARAMETERS)
+        datatype = NAMES[array.dtype]
+        if place := wanted.place:
+            data = to_raw(array)
+            regions.write(place, data)
+            parameters = {
+                "shared_memory_region": place.region,
+                "shared_memory_offset": place.offset,
+                "shared_memory_byte_size": len(data),
+            }
+            yield Output(name, datatype, array, False, parameters)
+        else:
+            binary = call.binary if wanted.binary_data is None else wanted.binary_data
+            yield Output(name, datatype, array, binary, None)

@@ -1,4 +1,4 @@
-"""What goes wrong with a request, and the status that says so in HTTP."""
+"""What goes wrong with a request, and the statuses that say so in HTTP and gRPC."""
 
 from __future__ import annotations
 
@@ -35,22 +35,26 @@ def refused(message: str, status: int = 400) -> ProtocolError:
     return ProtocolError(message, status=status)
 
 
-#: Error -> HTTP status, the first that fits; all others are the server's own.
-_STATUSES: Final[tuple[tuple[type[HeteroError], int], ...]] = (
-    (TensorError, 400),
-    (OverloadedError, 503),
-    (DeviceLostError, 503),
-    (DeadlineError, 504),
-    (RequestCancelledError, 499),  # nginx's: the client has gone
-    (UnsupportedOperationError, 501),
-    (ModelNotFoundError, 404),
-    (ModelError, 400),
-    (ArgumentError, 400),
+#: HTTP status, gRPC's code for the same, and the errors that have it: the first that fits.
+_TABLE: Final[tuple[tuple[int, str, tuple[type[HeteroError], ...]], ...]] = (
+    (400, "INVALID_ARGUMENT", (TensorError,)),
+    (401, "UNAUTHENTICATED", ()),
+    (413, "RESOURCE_EXHAUSTED", ()),
+    (503, "UNAVAILABLE", (OverloadedError, DeviceLostError)),
+    (504, "DEADLINE_EXCEEDED", (DeadlineError,)),
+    (499, "CANCELLED", (RequestCancelledError,)),  # nginx's: the client has gone
+    (501, "UNIMPLEMENTED", (UnsupportedOperationError,)),
+    (404, "NOT_FOUND", (ModelNotFoundError,)),
+    (400, "INVALID_ARGUMENT", (ModelError, ArgumentError)),
 )
+#: HTTP status -> gRPC's code; of others it is INTERNAL.
+GRPC_CODES: Final = {status: code for status, code, _ in _TABLE}
 
 
-def status_of(error: BaseException) -> int:
-    """Return the HTTP status of an error."""
+def told(error: BaseException) -> tuple[int, str]:
+    """Return the HTTP status of an error and what the client is told of it."""
     if isinstance(error, ProtocolError):
-        return error.status
-    return next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
+        return error.status, f"{error}"
+    if isinstance(error, HeteroError):
+        return next((row[0] for row in _TABLE if isinstance(error, row[2])), 500), f"{error}"
+    return 500, "an error of the server's own"

@@ -1,42 +1,85 @@
-"""gRPC's inference messages as calls, and answers as messages."""
+"""gRPC's inference messages as calls, and answers as messages.
+
+Raw tensors are cut out of a request's bytes, and put behind an answer's, without protobuf, which
+would copy each of them twice.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
 
+import msgspec
 import numpy as np
 
-from hetero.serve.call import (
-    InferCall,
-    place_of,
-    priority_of,
-    refuse_sequences,
-    timeout_of,
-    wanted_output,
-)
-from hetero.serve.datatypes import NAMES
+from hetero.serve.call import Document, InferCall, Input, placed, read_call
+from hetero.serve.datatypes import DATATYPES, NAMES
 from hetero.serve.errors import refused
 from hetero.serve.proto_file import proto_file
 from hetero.serve.regions import Regions
-from hetero.serve.rest_response import write_place
-from hetero.serve.tensors import check_shape, from_binary, from_json, to_binary, to_json
+from hetero.serve.tensors import Raw, from_raw, from_values, row_of, to_bytes, to_raw
 
 MESSAGES: Final = proto_file("open_inference.proto").messages
-#: Datatype -> the field of its elements; FP16 and BF16 are raw bytes only.
-CONTENTS: Final = {
-    "BOOL": "bool_contents",
-    **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
-    "INT64": "int64_contents",
-    **dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents"),
-    "UINT64": "uint64_contents",
-    "FP32": "fp32_contents",
-    "FP64": "fp64_contents",
-    "BYTES": "bytes_contents",
-}
+#: Tags of raw_input_contents and raw_output_contents: fields 7 and 6, of bytes behind a length.
+_RAW_INPUT: Final = 7 << 3 | 2
+_RAW_OUTPUT: Final = bytes([6 << 3 | 2])
 
 
-def read_call(message: Any, regions: Regions) -> InferCall:
+class Message(NamedTuple):
+    """A message whose raw tensors are beside it."""
+
+    head: Any
+    raws: Sequence[Raw] = ()
+
+    def SerializeToString(self) -> bytes:  # noqa: N802 - as protobuf's messages have it
+        """Return the bytes of an answer."""
+        parts: list[Raw] = [self.head.SerializeToString()]
+        for raw in self.raws:
+            parts += [_RAW_OUTPUT, _varint(len(raw)), raw]
+        return b"".join(parts)
+
+
+def read_message(data: bytes) -> Message:
+    """Return the ModelInferRequest of its bytes; ValueError if they are none."""
+    view = memoryview(data)
+    heads: list[memoryview] = []
+    raws: list[memoryview] = []
+    at = 0
+    try:
+        while at < len(data):
+            began = at
+            tag, at = _read_varint(data, at)
+            length, end = _read_varint(data, at) if tag & 7 in (0, 2) else (0, at)
+            at = end + (length if tag & 7 == 2 else {0: 0, 1: 8, 5: 4}[tag & 7])
+            if at > len(data):
+                raise ValueError("a field goes on beyond the message's end")
+            if tag == _RAW_INPUT:
+                raws.append(view[end:at])
+            else:
+                heads.append(view[began:at])
+    except LookupError as error:
+        raise ValueError("the bytes are no message") from error
+    return Message(MESSAGES["ModelInferRequest"].FromString(b"".join(heads)), raws)
+
+
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return a number and where it ends: 7 bits a byte, the lowest first."""
+    value = shift = 0
+    while data[at] > 127:
+        value |= (data[at] & 127) << shift
+        at, shift = at + 1, shift + 7
+    return value | data[at] << shift, at + 1
+
+
+def _varint(value: int) -> bytes:
+    parts = bytearray()
+    while value > 127:
+        parts.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*parts, value])
+
+
+def read_call_of(message: Message, regions: Regions) -> InferCall:
     """Return the call of a ModelInferRequest; `InferCall.binary` says that it came as raw bytes.
 
     Raises
@@ -44,33 +87,45 @@ def read_call(message: Any, regions: Regions) -> InferCall:
     ProtocolError
         It is not as the protocol says.
     """
-    parameters = _parameters(message.parameters)
-    refuse_sequences(parameters)
-    raw = list(message.raw_input_contents)
-    inputs: dict[str, np.ndarray] = {}
-    used = 0
-    for entry in message.inputs:
-        name, shape = entry.name, check_shape(entry.name, list(entry.shape))
-        if name in inputs:
-            raise refused(f"input {name!r} is given twice.")
-        if place := place_of(_parameters(entry.parameters)):
-            inputs[name] = from_binary(name, entry.datatype, shape, regions.read(place))
-        elif raw:
-            if entry.HasField("contents"):
-                raise refused(f"input {name!r} has contents beside raw_input_contents.")
-            if used == len(raw):
-                raise refused(f"raw_input_contents has {len(raw)} tensors; {name!r} has none.")
-            inputs[name] = from_binary(name, entry.datatype, shape, raw[used])
-            used += 1
-        else:
-            inputs[name] = _from_contents(name, entry.datatype, shape, entry.contents)
-    if used != len(raw):
-        raise refused(f"raw_input_contents has {len(raw)} tensors; {used} inputs are given.")
-    outputs = tuple(wanted_output(o.name, _parameters(o.parameters)) for o in message.outputs)
-    return InferCall(
-        inputs, outputs, message.id, bool(raw), timeout_of(parameters), priority_of(parameters),
-        parameters,
-    )  # fmt: skip
+    head, raws = message
+    document = {
+        "id": head.id,
+        "parameters": _parameters(head.parameters),
+        "inputs": [
+            {
+                "name": entry.name,
+                "shape": list(entry.shape),
+                "datatype": entry.datatype,
+                "parameters": _parameters(entry.parameters),
+            }
+            for entry in head.inputs
+        ],
+        "outputs": [
+            {"name": entry.name, "parameters": _parameters(entry.parameters)}
+            for entry in head.outputs
+        ],
+    }
+    contents = {entry.name: entry for entry in head.inputs}
+    left = iter(raws)
+
+    def tensor(entry: Input) -> np.ndarray:
+        own = contents[entry.name]
+        if not raws:
+            return _from_contents(entry, own.contents)
+        if own.HasField("contents"):
+            raise refused(f"input {entry.name!r} has contents beside raw_input_contents.")
+        if (raw := next(left, None)) is None:
+            raise refused(f"raw_input_contents has {len(raws)} tensors; {entry.name!r} has none.")
+        return from_raw(entry.name, entry.datatype, entry.shape, raw)
+
+    try:
+        read = msgspec.convert(document, Document)
+    except msgspec.ValidationError as error:
+        raise refused(f"the message: {error}.") from error
+    call = read_call(read, tensor, regions)
+    if next(left, None) is not None:
+        raise refused(f"raw_input_contents has {len(raws)} tensors; fewer inputs are given.")
+    return call._replace(binary=bool(raws))
 
 
 def write_answer(
@@ -79,48 +134,41 @@ def write_answer(
     call: InferCall,
     outputs: Sequence[tuple[str, np.ndarray]],
     regions: Regions,
-) -> Any:
+) -> Message:
     """Return the ModelInferResponse: of raw bytes if the request was, or a type has no other."""
-    places = {wanted.name: wanted.place for wanted in call.outputs}
-    answer = MESSAGES["ModelInferResponse"](model_name=model, model_version=version, id=call.id)
-    raw = call.binary or any(NAMES[array.dtype] not in CONTENTS for _, array in outputs)
-    for name, array in outputs:
-        datatype = NAMES[array.dtype]
-        entry = answer.outputs.add(name=name, datatype=datatype, shape=array.shape)
-        if place := places.get(name):
-            for key, value in write_place(place, array, regions).items():
+    head = MESSAGES["ModelInferResponse"](model_name=model, model_version=version, id=call.id)
+    raws: list[Raw] = []
+    is_raw = call.binary or any(not DATATYPES[NAMES[array.dtype]].contents for _, array in outputs)
+    for name, datatype, array, _, parameters in placed(call, outputs, regions):
+        entry = head.outputs.add(name=name, datatype=datatype, shape=array.shape)
+        if parameters is not None:
+            for key, value in parameters.items():
                 field = "string_param" if isinstance(value, str) else "int64_param"
                 setattr(entry.parameters[key], field, value)
-            if raw:
-                answer.raw_output_contents.append(b"")
-        elif raw:
-            answer.raw_output_contents.append(bytes(to_binary(array)))
-        elif datatype == "BYTES":
-            entry.contents.bytes_contents.extend(text.encode() for text in to_json(name, array))
-        else:
-            getattr(entry.contents, CONTENTS[datatype]).extend(array.ravel().tolist())
-    return answer
+        if is_raw:
+            raws.append(b"" if parameters is not None else to_raw(array))
+        elif parameters is None:
+            values = to_bytes(array) if array.dtype.hasobject else array.ravel().tolist()
+            getattr(entry.contents, DATATYPES[datatype].contents).extend(values)
+    return Message(head, raws)
 
 
-def _from_contents(name: str, datatype: str, shape: tuple[int, ...], contents: Any) -> np.ndarray:
-    field = CONTENTS.get(datatype)
-    if field is None:
-        raise refused(f"input {name!r}: {datatype!r} is for raw_input_contents, or unknown.")
-    if others := [set_.name for set_, _ in contents.ListFields() if set_.name != field]:
-        raise refused(f"input {name!r} is {datatype}: wanted {field}, got {others[0]}.")
-    data = list(getattr(contents, field))
-    if datatype == "BYTES":
+def _from_contents(entry: Input, contents: Any) -> np.ndarray:
+    field = row_of(entry.name, entry.datatype).contents
+    if not field:
+        raise refused(f"input {entry.name!r}: {entry.datatype} is for raw_input_contents.")
+    if others := [given.name for given, _ in contents.ListFields() if given.name != field]:
+        raise refused(f"input {entry.name!r} is {entry.datatype}: wanted {field}, got {others[0]}.")
+    values = list(getattr(contents, field))
+    if entry.datatype == "BYTES":
         try:
-            data = [text.decode() for text in data]
+            values = [text.decode() for text in values]
         except UnicodeDecodeError as error:
-            raise refused(f"input {name!r} has a string that is not UTF-8.") from error
-    elif datatype in ("FP32", "FP64"):
-        array = np.array(data, np.float32 if datatype == "FP32" else np.float64)
-        return from_binary(name, datatype, shape, array.tobytes())  # with NaN, as JSON has not
-    return from_json(name, datatype, shape, data)
+            raise refused(f"input {entry.name!r} has a string that is not UTF-8.") from error
+    return from_values(entry.name, entry.datatype, entry.shape, values)
 
 
-def _parameters(given: Any) -> Mapping[str, Any]:
+def _parameters(given: Any) -> dict[str, Any]:
     """Return parameters as JSON would have them."""
     return {
         key: getattr(value, chosen)

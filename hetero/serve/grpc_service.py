@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hmac
 import logging
-import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any, Final
 
 import grpc
@@ -15,55 +13,18 @@ from google.protobuf.json_format import ParseDict
 
 from devices.errors import ArgumentError, HeteroError, RequestCancelledError
 from devices.request.request import Request
-from hetero.serve.errors import status_of
-from hetero.serve.grpc_messages import MESSAGES, read_call, write_answer
-from hetero.serve.proto_file import ProtoFile, proto_file
-from hetero.serve.service import Service
+from hetero.serve.errors import GRPC_CODES, refused, told
+from hetero.serve.grpc_messages import Message, read_call_of, read_message, write_answer
+from hetero.serve.proto_file import proto_file
+from hetero.serve.service import CALLS, Service
+from hetero.serve.statistics import Timed
 
 _log = logging.getLogger(__name__)
-#: HTTP status -> gRPC's code for the same.
-_CODES: Final = {
-    400: grpc.StatusCode.INVALID_ARGUMENT,
-    404: grpc.StatusCode.NOT_FOUND,
-    413: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    499: grpc.StatusCode.CANCELLED,
-    501: grpc.StatusCode.UNIMPLEMENTED,
-    503: grpc.StatusCode.UNAVAILABLE,
-    504: grpc.StatusCode.DEADLINE_EXCEEDED,
-}
 #: Calls at once; of more, so many again wait for a thread before calls are refused.
 _THREADS: Final = 64
 _MOST_CALLS: Final = 1024
-
-
-#: What a method does: the service and the message of the request to the answer's document.
-Call = Callable[[Service, Any], Any]
-#: The methods that are no inferences.
-_CALLS: Final[dict[str, Call]] = {
-    "ServerLive": lambda service, _: {"live": True},
-    "ServerReady": lambda service, _: {"ready": service.is_ready()},
-    "ServerMetadata": lambda service, _: service.metadata(),
-    "ModelReady": lambda service, asked: {
-        "ready": service.repository.is_ready(asked.name, asked.version)
-    },
-    "ModelMetadata": lambda service, asked: service.model_metadata(asked.name, asked.version),
-    "ModelConfig": lambda service, asked: {
-        "config": service.repository.find(asked.name, asked.version).config()
-    },
-    "ModelStatistics": lambda service, asked: service.statistics(asked.name, asked.version),
-    "RepositoryIndex": lambda service, asked: {
-        "models": service.repository.index(ready=asked.ready)
-    },
-    "RepositoryModelLoad": lambda service, asked: service.load(asked.model_name, asked.parameters),
-    "RepositoryModelUnload": lambda service, asked: service.repository.unload(asked.model_name),
-    "SystemSharedMemoryStatus": lambda service, asked: {
-        "regions": {row["name"]: row for row in service.regions.status(asked.name)}
-    },
-    "SystemSharedMemoryRegister": lambda service, asked: service.regions.register(
-        asked.name, asked.key, asked.offset, asked.byte_size
-    ),
-    "SystemSharedMemoryUnregister": lambda service, asked: service.regions.unregister(asked.name),
-}
+#: A method's request and context to its answer, or its answers.
+Behaviour = Callable[[Any, grpc.ServicerContext], Any]
 
 
 class GrpcServer:
@@ -98,10 +59,12 @@ class GrpcServer:
         certificate: tuple[bytes, bytes] | None = None,
         shared_port: bool = False,
     ) -> None:
+        self._service = service
+        self._tokens = [f"Bearer {token}".encode() for token in tokens]
         most = min(service.bounds.body_nbytes, 2**31 - 1)
         self._server = grpc.server(
             ThreadPoolExecutor(_THREADS, "grpc"),
-            handlers=_handlers(service, tokens),
+            handlers=[self._inference(), self._health()],
             options=[
                 ("grpc.max_receive_message_length", most),
                 ("grpc.max_send_message_length", -1),
@@ -127,129 +90,100 @@ class GrpcServer:
         """Take no more calls, answer those that are there, and end."""
         self._server.stop(grace_s).wait()
 
+    def _inference(self) -> grpc.GenericRpcHandler:
+        file = proto_file("open_inference.proto")
+        handlers = {}
+        for name, request, response, _ in file.methods:
+            read, write = file.messages[request].FromString, file.messages[response]
+            if name == "ModelInfer":
+                handlers[name] = grpc.unary_unary_rpc_method_handler(
+                    self._guarded(self._infer), read_message, Message.SerializeToString
+                )
+            elif name == "ModelStreamInfer":
+                handlers[name] = grpc.stream_stream_rpc_method_handler(
+                    self._stream, read_message, write.SerializeToString
+                )
+            else:
+                handlers[name] = grpc.unary_unary_rpc_method_handler(
+                    self._guarded(self._document(name, write)), read, write.SerializeToString
+                )
+        return grpc.method_handlers_generic_handler(file.service, handlers)
 
-Behaviour = Callable[[Any, grpc.ServicerContext], Any]
-
-
-def _handlers(service: Service, tokens: Collection[str]) -> list[grpc.GenericRpcHandler]:
-    inference, health = proto_file("open_inference.proto"), proto_file("health.proto")
-    inferences = _Inference(service)
-    behaviours: dict[str, Behaviour] = {
-        "ModelInfer": inferences.infer,
-        "ModelStreamInfer": inferences.stream,
-        **{name: _answering(service, name, call) for name, call in _CALLS.items()},
-    }
-
-    def check(request: Any, _: grpc.ServicerContext) -> Any:
-        status = "SERVING" if service.is_ready() else "NOT_SERVING"
-        return ParseDict({"status": status}, health.messages["HealthCheckResponse"]())
-
-    allowed = partial(_with_token, tokens=frozenset(tokens))
-    return [
-        _handler(inference, {name: allowed(behaviour) for name, behaviour in behaviours.items()}),
-        _handler(health, {"Check": check}),
-    ]
-
-
-def _handler(file: ProtoFile, behaviours: dict[str, Behaviour]) -> grpc.GenericRpcHandler:
-    handlers = {}
-    for method in file.methods:
-        make = (
-            grpc.stream_stream_rpc_method_handler
-            if method.streams
-            else grpc.unary_unary_rpc_method_handler
+    def _health(self) -> grpc.GenericRpcHandler:
+        """Return gRPC's own check, which needs no token."""
+        file = proto_file("health.proto")
+        request, answer = file.messages["HealthCheckRequest"], file.messages["HealthCheckResponse"]
+        handler = grpc.unary_unary_rpc_method_handler(
+            lambda _, __: answer(status=1 if self._service.is_ready() else 2),  # SERVING or not
+            request.FromString,
+            answer.SerializeToString,
         )
-        read, write = file.messages[method.request], file.messages[method.response]
-        handlers[method.name] = make(
-            behaviours[method.name], read.FromString, write.SerializeToString
-        )
-    return grpc.method_handlers_generic_handler(file.service, handlers)
+        return grpc.method_handlers_generic_handler(file.service, {"Check": handler})
 
+    def _guarded(self, behaviour: Behaviour) -> Behaviour:
+        """Return a behaviour whose errors are gRPC's statuses, and that wants a token if any is."""
 
-def _with_token(behaviour: Behaviour, tokens: frozenset[str]) -> Behaviour:
-    """Return a behaviour that refuses calls without a token, where there are some."""
-    if not tokens:
-        return behaviour
+        def answer(request: Any, context: grpc.ServicerContext) -> Any:
+            try:
+                self._check_token(context)
+                return behaviour(request, context)
+            except Exception as error:
+                context.abort(*_status(error))
 
-    def guarded(request: Any, context: grpc.ServicerContext) -> Any:
-        given = dict(context.invocation_metadata()).get("authorization", "")
-        if not any(hmac.compare_digest(f"Bearer {t}".encode(), given.encode()) for t in tokens):
-            context.abort(grpc.StatusCode.UNAUTHENTICATED, "a bearer token is wanted.")
-        return behaviour(request, context)
+        return answer
 
-    return guarded
+    def _check_token(self, context: grpc.ServicerContext) -> None:
+        given = dict(context.invocation_metadata()).get("authorization", "") if self._tokens else ""
+        if self._tokens and not any(hmac.compare_digest(t, given.encode()) for t in self._tokens):
+            raise refused("a bearer token is wanted.", 401)
 
+    def _document(self, name: str, made: Any) -> Behaviour:
+        def answer(request: Any, _: grpc.ServicerContext) -> Any:
+            asked = {f.name: getattr(request, f.name) for f in request.DESCRIPTOR.fields}
+            return ParseDict(CALLS[name](self._service, asked) or {}, made())
 
-def _answering(service: Service, name: str, call: Call) -> Behaviour:
-    """Return a method whose errors are gRPC's statuses, and whose documents are messages."""
-    made = MESSAGES[f"{name}Response"]
+        return answer
 
-    def answer(request: Any, context: grpc.ServicerContext) -> Any:
-        try:
-            document = call(service, request)
-        except Exception as error:
-            context.abort(*_told(error))
-        return ParseDict(document or {}, made())
-
-    return answer
-
-
-def _told(error: Exception) -> tuple[grpc.StatusCode, str]:
-    """Return the code and message of an error."""
-    if not isinstance(error, HeteroError):
-        _log.error("a gRPC call failed", exc_info=error)
-        return grpc.StatusCode.INTERNAL, "an error of the server's own"
-    return _CODES.get(status_of(error), grpc.StatusCode.INTERNAL), f"{error}"
-
-
-class _Inference:
-    """The methods that are inferences."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-
-    def infer(self, request: Any, context: grpc.ServicerContext) -> Any:
-        try:
-            return self._infer(request, context)
-        except Exception as error:
-            context.abort(*_told(error))
-
-    def stream(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
+    def _stream(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
         """Answer one after the other; an error is one request's, and the stream goes on."""
-        made = MESSAGES["ModelStreamInferResponse"]
+        made = proto_file("open_inference.proto").messages["ModelStreamInferResponse"]
+        try:
+            self._check_token(context)
+        except HeteroError as error:
+            context.abort(*_status(error))
         for request in requests:
             try:
-                yield made(infer_response=self._infer(request, context))
+                head, raws = self._infer(request, context)
+                head.raw_output_contents.extend(map(bytes, raws))
+                yield made(infer_response=head)
             except Exception as error:
-                answer = made(error_message=_told(error)[1])
-                answer.infer_response.id = request.id
+                answer = made(error_message=_status(error)[1])
+                answer.infer_response.id = request.head.id
                 yield answer
 
-    def _infer(self, request: Any, context: grpc.ServicerContext) -> Any:
-        regions = self._service.regions
-        model = self._service.repository.find(request.model_name, request.model_version)
-        began_s = time.perf_counter()
-        try:
-            call = read_call(request, regions)
+    def _infer(self, message: Message, context: grpc.ServicerContext) -> Message:
+        asked, regions = message.head, self._service.regions
+        model = self._service.repository.find(asked.model_name, asked.model_version)
+        with Timed(model.statistics) as timed:
+            call = read_call_of(message, regions)
             values = model.values(call)
-            read_s = time.perf_counter() - began_s
             left = [s for s in (call.timeout_s, context.time_remaining()) if s is not None]
             timeout_s = min(left) if left else None
             options = Request(timeout_s, priority=call.priority, inline=timeout_s is None)
-            with model.statistics.in_flight():
-                submission = model.submit(values, options)
-                if not submission.future.done() and not context.add_callback(submission.cancel):
-                    submission.cancel()
-                    raise RequestCancelledError("the client has gone.")
-                answer = submission.future.result()
-            answered_s = time.perf_counter()
+            timed.runs()
+            submission = model.submit(values, options)
+            if not submission.future.done() and not context.add_callback(submission.cancel):
+                submission.cancel()
+                raise RequestCancelledError("the client has gone.")
+            answer = submission.future.result()
+            timed.writes(answer, model.rows(values))
             outputs = model.outputs(call, answer.outputs)
-            written = write_answer(model.name, model.version, call, outputs, regions)
-            ended_s = time.perf_counter()
-        except BaseException:
-            model.statistics.failed(time.perf_counter() - began_s)
-            raise
-        model.statistics.succeeded(
-            model.rows(values), ended_s - began_s, answer.stage_runs, read_s, ended_s - answered_s
-        )
-        return written
+            return write_answer(model.name, model.version, call, outputs, regions)
+
+
+def _status(error: Exception) -> tuple[grpc.StatusCode, str]:
+    """Return the code and message of an error."""
+    if not isinstance(error, HeteroError):
+        _log.error("a gRPC call failed", exc_info=error)
+    status, message = told(error)
+    return grpc.StatusCode[GRPC_CODES.get(status, "INTERNAL")], message

@@ -7,14 +7,19 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
 from hetero.serve.errors import refused
-from hetero.serve.rest_response import Part, dump_json, packed
+from hetero.serve.rest_messages import dump_json, packed
+from hetero.serve.service import Bounds
+from hetero.serve.tensors import Raw
 
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
+Headers = Sequence[tuple[bytes, bytes]]
+#: Where `hetero.serve.http_protocol` leaves a whole body that it has read itself.
+BODY: Final = "hetero.body"
 #: Seconds after which a request that is not answered yet listens for its client's end.
 _LISTEN_S: Final = 0.02
 T = TypeVar("T")
-#: Parts of a body up to which it is written in one piece, bytes.
+#: Bytes of a body up to which it is written in one piece.
 _ONE_PIECE_NBYTES: Final = 65536
 
 
@@ -23,38 +28,22 @@ class ClientGone(Exception):  # noqa: N818 - nothing is wrong: nobody waits any 
 
 
 class Exchange:
-    """A request as it came, and the response to it.
+    """A request as it came, and the response to it; `bounds` are those of its body."""
 
-    `most_nbytes`: bytes that its body may have.
-    `patience_s`: seconds that its body may take.
-    """
-
-    def __init__(
-        self, scope: dict[str, Any], receive: Receive, send: Send, most_nbytes: int,
-        patience_s: float,
-    ) -> None:  # fmt: skip
+    def __init__(self, scope: dict[str, Any], receive: Receive, send: Send, bounds: Bounds) -> None:
         self.method: Final[str] = scope["method"]
         self.path: Final[str] = scope["path"]
-        self.query: Final[bytes] = scope.get("query_string", b"")
-        self.client: Final = scope.get("client")
-        self._headers = dict(scope["headers"])
-        self._receive, self._send = receive, send
-        self._most_nbytes, self._patience_s = most_nbytes, patience_s
+        self.headers: Final[dict[bytes, bytes]] = dict(scope["headers"])
+        self.scope: Final = scope
+        self._receive, self._send, self._bounds = receive, send, bounds
         #: What was answered: for the access log.
-        self.status = 0
-        self.sent_nbytes = 0
-        self.received_nbytes = 0
+        self.status = self.sent_nbytes = self.received_nbytes = 0
 
     def header(self, name: bytes) -> str:
         """Return a header, by its name in lower case; empty where it was not sent."""
-        value: bytes = self._headers.get(name, b"")
-        return value.decode("latin-1")
+        return self.headers.get(name, b"").decode("latin-1")
 
-    def has(self, name: bytes) -> bool:
-        """Return whether a header was sent."""
-        return name in self._headers
-
-    async def body(self) -> bytes:
+    async def body(self) -> Raw:
         """Return the request's body.
 
         Raises
@@ -64,31 +53,37 @@ class Exchange:
         ClientGone
             Only a part of it was sent.
         """
-        length = self.header(b"content-length")
-        if length.isdecimal() and int(length) > self._most_nbytes:
+        length = self.headers.get(b"content-length", b"")
+        if length.isdigit() and int(length) > self._bounds.body_nbytes:
             raise self._too_large()
-        try:
-            async with asyncio.timeout(self._patience_s):
-                return await self._whole()
-        except TimeoutError as error:
-            raise refused(f"the body did not come within {self._patience_s:g} s.", 408) from error
+        if (whole := self.scope.get(BODY)) is None:
+            try:
+                async with asyncio.timeout(self._bounds.body_s):
+                    whole = await self._whole()
+            except TimeoutError as error:
+                patience_s = self._bounds.body_s
+                raise refused(f"the body did not come within {patience_s:g} s.", 408) from error
+        self.received_nbytes = len(whole)
+        return whole
 
-    async def _whole(self) -> bytes:
+    async def _whole(self) -> Raw:
         parts: list[bytes] = []
-        more = True
+        nbytes, more = 0, True
         while more:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 raise ClientGone
             parts.append(message.get("body", b""))
-            self.received_nbytes += len(parts[-1])
-            if self.received_nbytes > self._most_nbytes:
+            nbytes += len(parts[-1])
+            if nbytes > self._bounds.body_nbytes:
                 raise self._too_large()
             more = message.get("more_body", False)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        whole: Raw | None = self.scope.get(BODY)
+        return b"".join(parts) if whole is None else whole
 
     def _too_large(self) -> Exception:
-        return refused(f"the body has more than the {self._most_nbytes} bytes allowed.", 413)
+        most = self._bounds.body_nbytes
+        return refused(f"the body has more than the {most} bytes allowed.", 413)
 
     async def unless_gone(self, run: Coroutine[Any, Any, T]) -> T:
         """Return what `run` does, which is cancelled once the client has gone; the body was read.
@@ -126,35 +121,31 @@ class Exchange:
         headers = [(b"content-type", kind.encode()), (b"cache-control", b"no-cache")]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
-    async def write(self, piece: bytes, *, last: bool = False) -> None:
+    async def write(self, piece: Raw, *, last: bool = False) -> None:
         """Write a piece of such a response."""
         self.sent_nbytes += len(piece)
         await self._send({"type": "http.response.body", "body": piece, "more_body": not last})
 
     async def answer(
-        self, status: int, parts: Sequence[Part] = (), kind: str = "application/json",
-        headers: Sequence[tuple[bytes, bytes]] = (), *, may_pack: bool = False,
+        self, status: int, parts: Sequence[Raw] = (), kind: bytes = b"application/json",
+        headers: Headers = (), *, may_pack: bool = False,
     ) -> None:  # fmt: skip
         """Write the response, packed as the client accepts it if it may be."""
-        encoding = ""
-        if may_pack and b"accept-encoding" in self._headers:
+        written = []
+        if may_pack and b"accept-encoding" in self.headers:
             encoding, parts = packed(parts, self.header(b"accept-encoding"))
-        self.status, self.sent_nbytes = status, sum(map(len, parts))
-        written = [(b"content-length", b"%d" % self.sent_nbytes), *headers]
+            if encoding:
+                written.append((b"content-encoding", encoding.encode()))
+        nbytes = sum(map(len, parts))
         if parts:
-            written.append((b"content-type", kind.encode()))
-        if encoding:
-            written.append((b"content-encoding", encoding.encode()))
+            written.append((b"content-type", kind))
+        written = [(b"content-length", b"%d" % nbytes), *headers, *written]
+        self.status = status
         await self._send({"type": "http.response.start", "status": status, "headers": written})
-        if self.sent_nbytes <= _ONE_PIECE_NBYTES:
-            parts = [b"".join(parts)]
-        last = len(parts) - 1
-        for index, part in enumerate(parts):
-            message = {"type": "http.response.body", "body": part, "more_body": index < last}
-            await self._send(message)
+        pieces = parts if nbytes > _ONE_PIECE_NBYTES else [b"".join(parts)]
+        for left, piece in zip(range(len(pieces) - 1, -1, -1), pieces, strict=True):
+            await self.write(piece, last=not left)
 
-    async def answer_json(
-        self, document: Any, status: int = 200, headers: Sequence[tuple[bytes, bytes]] = ()
-    ) -> None:
+    async def answer_json(self, document: Any, status: int = 200, headers: Headers = ()) -> None:
         """Write a JSON document."""
         await self.answer(status, [dump_json(document)], headers=headers)

@@ -1,4 +1,4 @@
-"""uvicorn's HTTP protocol with bounds on a request's head: its bytes, and the time it takes."""
+"""uvicorn's HTTP protocol with bounds on a request's head, and bodies read without copies."""
 
 from __future__ import annotations
 
@@ -6,23 +6,41 @@ import asyncio
 import socket
 from typing import Any, Final
 
+import httptools
+import numpy as np
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from hetero.serve.rest_response import dump_json
+from hetero.serve.http_exchange import BODY
+from hetero.serve.rest_messages import dump_json
 
 #: Bytes of a request's line and headers.
 _MOST_NBYTES: Final = 65536
 #: Seconds that they may take to arrive.
 _PATIENCE_S: Final = 30.0
-#: Bytes of a body that are kept before the application is asked to take them.
+#: Bytes of a body of unknown length that are kept before the application is asked to take them.
 _PIECE_NBYTES: Final = 2**22
+#: Bytes of a body from which on the kernel writes it to where it stays.
+_LARGE_NBYTES: Final = 2**17
+#: Bytes of a body up to which its memory is kept for the connection's next one.
+_KEPT_NBYTES: Final = 2**26
+#: Addresses of tensors are multiples of that, as vectors of processors want.
+_ALIGNED: Final = 64
 
 
-class BoundedHttpProtocol(HttpToolsProtocol):
-    """A connection whose client is told off for a head that has no end."""
+class ServingProtocol(HttpToolsProtocol):
+    """A connection.
 
-    _head_nbytes = 0
-    _timer: asyncio.TimerHandle | None = None
+    `most_nbytes`: bytes that a body may have; of those that say that they have more none is read.
+    """
+
+    def __init__(self, *arguments: Any, most_nbytes: int, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._most_nbytes = most_nbytes
+        self._head_nbytes = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._reader: _BodyReader | None = None
+        #: Memory of the last large body.
+        self.memory = bytearray()
 
     def connection_made(self, transport: Any) -> None:
         """Begin to wait for a request."""
@@ -43,6 +61,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().data_received(data)
         if self._timer is not None and self._head_nbytes > _MOST_NBYTES:
             self._refuse(b"431 Request Header Fields Too Large", "the request's head is too large.")
+        elif self._reader is not None:
+            self.switch(self._reader)
 
     def on_message_begin(self) -> None:
         """Note that a head begins."""
@@ -55,13 +75,40 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Keep a part of the body; the application takes it in large pieces, or whole."""
-        if self.cycle.response_complete:
+        """Keep a part of the body; the application takes it whole, or in large pieces."""
+        cycle = self.cycle
+        if cycle.response_complete:
             return
-        self.cycle.body += body
-        if len(self.cycle.body) > _PIECE_NBYTES:
+        if not cycle.body and cycle.more_body:
+            headers = dict(cycle.scope["headers"])
+            length = int(headers.get(b"content-length", -1))
+            if length == len(body):
+                cycle.scope[BODY] = body  # type: ignore[typeddict-unknown-key]  # ours
+                return
+            if _LARGE_NBYTES <= length <= self._most_nbytes:
+                head = headers.get(b"inference-header-content-length", b"")
+                self._reader = _BodyReader(self, length, int(head) if head.isdigit() else 0, body)
+                return
+        cycle.body += body
+        if len(cycle.body) > _PIECE_NBYTES:
             self.flow.pause_reading()
-            self.cycle.message_event.set()
+            cycle.message_event.set()
+
+    def body_has_come(self, body: memoryview) -> None:
+        """Take over again: a large body is there, which the parser has not seen."""
+        self._reader = None
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self.cycle.scope[BODY] = body  # type: ignore[typeddict-unknown-key]  # ours
+        self.switch(self)
+        self.on_message_complete()
+
+    def switch(self, protocol: asyncio.BaseProtocol) -> None:
+        """Have the transport give what it reads to a protocol."""
+        self.transport.set_protocol(protocol)
+        if not self.flow.read_paused:  # a transport looks at its protocol when it begins to read
+            self.transport.pause_reading()
+            self.transport.resume_reading()
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no HTTP, as the protocol has errors."""
@@ -90,3 +137,50 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             b"connection: close\r\n\r\n%s" % (status, len(body), body)
         )
         self.transport.close()
+
+
+class _BodyReader(asyncio.BufferedProtocol):
+    """Reads the rest of a body of known length to where it stays.
+
+    What is behind its first `head_nbytes` bytes, tensors, is aligned.
+    """
+
+    def __init__(
+        self, connection: ServingProtocol, nbytes: int, head_nbytes: int, first: bytes
+    ) -> None:
+        self._connection = connection
+        memory = connection.memory
+        try:
+            memory.append(memory.pop())  # not where somebody still looks at it
+        except (BufferError, IndexError):
+            memory = bytearray()
+        if not nbytes + _ALIGNED <= len(memory) <= 2 * (nbytes + _ALIGNED):
+            memory = bytearray(nbytes + _ALIGNED)
+        connection.memory = memory if len(memory) <= _KEPT_NBYTES else bytearray()
+        began = -(np.frombuffer(memory, np.uint8).ctypes.data + head_nbytes) % _ALIGNED
+        self._body = memoryview(memory)[began : began + nbytes]
+        self._body[: len(first)] = first
+        self._at = len(first)
+
+    def pause_writing(self) -> None:
+        """Tell the connection."""
+        self._connection.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Tell the connection."""
+        self._connection.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell the connection."""
+        self._connection.connection_lost(exc)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Return where what comes next belongs."""
+        return self._body[self._at :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Note that so many bytes have come."""
+        self._at += nbytes
+        if self._at == len(self._body):
+            body, self._body = self._body, memoryview(b"")  # a transport may keep this object
+            self._connection.body_has_come(body)

@@ -55,7 +55,7 @@ class Regions:
         self._require_allowed()
         if name in self._regions:
             raise refused(f"a region {name!r} is registered already; unregister it first.")
-        called = key.removeprefix("/")
+        called = key.removeprefix("/") if isinstance(key, str) else ""
         if not called or "/" in called or called in (".", ".."):
             raise refused(f"region {name!r}: key {key!r}; wanted the name of a shared memory.")
         if type(offset) is not int or type(nbytes) is not int or offset < 0 or nbytes <= 0:

@@ -13,7 +13,7 @@ from devices.model.tensor_spec import TensorSpec
 from devices.plugin.program import Value
 from devices.request.request import Request
 from devices.request.states import RequestStates
-from devices.request.tensors import RequestTensors
+from devices.request.tensor_conversion import convert
 from hetero.compile.compiled_model import CompiledModel
 from hetero.serve.call import InferCall
 from hetero.serve.datatypes import NAMES, datatype_of
@@ -58,8 +58,7 @@ class ServedModel:
         self._outputs = tuple(compiled.outputs)
         self._optional = tuple(compiled.optional_inputs)
         self._datatypes = {p.name: datatype_of(p) for p in (*self._inputs, *self._optional)}
-        for port in self._outputs:
-            datatype_of(port)
+        self._output_names = tuple(port.name for port in self._outputs if datatype_of(port))
         #: Requests that may wait for room.
         self.most_waiting: Final[int] = compiled.get_property("MAX_REQUESTS_WAITING")
 
@@ -86,16 +85,19 @@ class ServedModel:
                 )
             if NAMES[array.dtype] != wanted:
                 raise refused(f"input {name!r} is {wanted}, got {NAMES[array.dtype]}.")
-        known = {port.name for port in self._outputs}
-        for output in call.outputs:
-            if output.name not in known:
+        for name in call.outputs:
+            if name not in self._output_names:
                 raise TensorNameError(
-                    f"model {self.name!r} has no output {output.name!r}; its outputs are "
-                    f"{', '.join(sorted(map(repr, known)))}.",
-                    name=output.name,
+                    f"model {self.name!r} has no output {name!r}; its outputs are "
+                    f"{', '.join(map(repr, self._output_names))}.",
+                    name=name,
                 )
-        tensors = RequestTensors(self._inputs, self._outputs, self._optional)
-        values = tensors.collect(call.inputs, copy=False)
+        values: dict[str, Value] = {}
+        for port in (*self._inputs, *self._optional):
+            if port.name in call.inputs:
+                values[port.name] = convert(call.inputs[port.name], port, copy=False)
+            elif port not in self._optional:
+                raise TensorNameError(f"input {port.name!r} ({port}) is missing.", name=port.name)
         if variables := self.compiled.target.variables:
             values |= RequestStates(variables, self._inputs).given(values)
         return values
@@ -108,7 +110,7 @@ class ServedModel:
         self, call: InferCall, answered: Mapping[str, Value]
     ) -> Sequence[tuple[str, np.ndarray]]:
         """Return the outputs that a call wants, in its order."""
-        names = [o.name for o in call.outputs] or [port.name for port in self._outputs]
+        names = call.outputs or self._output_names
         return [(name, np.asarray(answered[name])) for name in names]
 
     def rows(self, values: Mapping[str, Value]) -> int:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
@@ -89,7 +90,7 @@ class Server:
         import uvicorn
 
         from hetero.serve.app import ServingApp
-        from hetero.serve.http_protocol import BoundedHttpProtocol
+        from hetero.serve.http_protocol import ServingProtocol
         from hetero.serve.service import Bounds, Service
 
         bounds = Bounds(options.body_nbytes, options.body_s)
@@ -97,8 +98,10 @@ class Server:
         self.service: Final = Service(repository, bounds, shared_memory=options.shared_memory)
         self.options: Final = options
         app = ServingApp(self.service, tokens=options.tokens, access_log=options.access_log)
+        protocol: Any = partial(ServingProtocol, most_nbytes=options.body_nbytes)
         config = uvicorn.Config(
-            app, http=BoundedHttpProtocol, ws="none", lifespan="off", log_config=None,
+            app, http=protocol, ws="none", lifespan="off", log_config=None,
+            proxy_headers=options.access_log,  # which tells of the client behind a proxy
             access_log=False, server_header=False, date_header=False, timeout_keep_alive=75,
             timeout_graceful_shutdown=max(1, round(options.drain_s)),
             ssl_keyfile=options.tls_key, ssl_certfile=options.tls_certificate,

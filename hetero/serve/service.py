@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from hetero.serve.errors import refused
 from hetero.serve.regions import Regions
 from hetero.serve.repository import UNLOADED, Repository
-from hetero.serve.served_model import ServedModel
 from hetero.version import hetero_version
 
 #: The protocol's extensions that are here.
@@ -23,12 +22,8 @@ _EXTENSIONS: Final = (
 class Bounds:
     """What a request may take.
 
-    Attributes
-    ----------
-    body_nbytes : int
-        Bytes of its body, packed or unpacked.
-    body_s : float
-        Seconds until its body is there.
+    `body_nbytes`: bytes of its body, packed or unpacked.
+    `body_s`: seconds until its body is there.
     """
 
     body_nbytes: int = 2**30
@@ -38,14 +33,7 @@ class Bounds:
 class Service:
     """The models and the rules of a server.
 
-    Parameters
-    ----------
-    repository : Repository
-        The models.
-    bounds : Bounds
-        What a request may take.
-    shared_memory : bool
-        Whether clients may name shared memory of the server's user as inputs and outputs.
+    `shared_memory`: whether clients may name shared memory of the server's user as tensors.
     """
 
     def __init__(
@@ -75,12 +63,12 @@ class Service:
         extensions = [*_EXTENSIONS, *more]
         return {"name": "hetero", "version": hetero_version(), "extensions": extensions}
 
-    def model_metadata(self, name: str, version: str) -> dict[str, Any]:
+    def model_metadata(self, name: str, version: str = "") -> dict[str, Any]:
         """Return what the protocol tells of a model."""
         model = self.repository.find(name, version)
         return model.metadata(self.repository.versions(name))
 
-    def load(self, name: str, parameters: Mapping[str, Any]) -> None:
+    def load(self, name: str, parameters: object) -> None:
         """Load a model, or what of it has changed.
 
         Raises
@@ -89,16 +77,45 @@ class Service:
             There is none, it cannot be loaded, or parameters are given: there are none here.
         """
         if parameters:
-            raise refused(f"load takes no parameters here, got {', '.join(parameters)}.", 501)
+            raise refused("load takes no parameters here.", 501)
         self.repository.load(name)
 
     def statistics(self, name: str = "", version: str = "") -> dict[str, Any]:
         """Return the statistics of a model, or of all of them."""
         if name:
             self.repository.find(name, version)
-        models: Sequence[ServedModel] = [
-            model
+        rows = [
+            model.statistics.document(model.name, model.version)
             for model in self.repository.models()
             if name in ("", model.name) and version in ("", model.version)
         ]
-        return {"model_stats": [m.statistics.document(m.name, m.version) for m in models]}
+        return {"model_stats": rows}
+
+
+#: What a request that is no inference does, by its name in the protocol: the service and what was
+#: asked, by the names of gRPC's fields, to the answer's document.
+CALLS: Final[dict[str, Callable[[Service, Mapping[str, Any]], dict[str, Any] | None]]] = {
+    "ServerLive": lambda service, _: {"live": True},
+    "ServerReady": lambda service, _: {"ready": service.is_ready()},
+    "ServerMetadata": lambda service, _: service.metadata(),
+    "ModelReady": lambda service, asked: {"ready": service.repository.is_ready(**asked)},
+    "ModelMetadata": lambda service, asked: service.model_metadata(**asked),
+    "ModelConfig": lambda service, asked: {"config": service.repository.find(**asked).config()},
+    "ModelStatistics": lambda service, asked: service.statistics(**asked),
+    "RepositoryIndex": lambda service, asked: {
+        "models": service.repository.index(ready=asked.get("ready") is True)
+    },
+    "RepositoryModelLoad": lambda service, asked: service.load(
+        asked["model_name"], asked.get("parameters")
+    ),
+    "RepositoryModelUnload": lambda service, asked: service.repository.unload(asked["model_name"]),
+    "SystemSharedMemoryStatus": lambda service, asked: {
+        "regions": {row["name"]: row for row in service.regions.status(asked.get("name", ""))}
+    },
+    "SystemSharedMemoryRegister": lambda service, asked: service.regions.register(
+        *map(asked.get, ("name", "key", "offset", "byte_size"), ("", "", 0, 0))
+    ),
+    "SystemSharedMemoryUnregister": lambda service, asked: service.regions.unregister(
+        asked.get("name", "")
+    ),
+}

@@ -36,8 +36,17 @@ class Turns:
         self._waiting: list[tuple[int, int, asyncio.Event]] = []
         self._numbers = itertools.count()
 
-    async def run(self, values: Mapping[str, Value], request: Request) -> Answer:
-        """Run a request; whoever cancels this cancels it.
+    def begin(self, values: Mapping[str, Value], request: Request) -> Submission | None:
+        """Start a request; None where it has to wait for room, or for others that do."""
+        if self._waiting:
+            return None
+        inline = self._is_quick(values, request)
+        return self._submitted(values, request._replace(inline=True) if inline else request)
+
+    async def end(
+        self, begun: Submission | None, values: Mapping[str, Value], request: Request
+    ) -> Answer:
+        """Return the answer of a request that was begun; whoever cancels this cancels it.
 
         Raises
         ------
@@ -46,14 +55,7 @@ class Turns:
         HeteroError
             What the request failed with.
         """
-        began_s = time.monotonic()
-        submission = None
-        if self._is_quick(values, request):
-            request = request._replace(inline=True)
-        if not self._waiting:
-            submission = self._submitted(values, request)
-        if submission is None:
-            submission = await self._wait_for_turn(values, request, began_s)
+        submission = begun or await self._wait_for_turn(values, request)
         made = submission.future
         if not made.done():
             loop, answered = asyncio.get_running_loop(), asyncio.Event()
@@ -85,9 +87,8 @@ class Turns:
         except OverloadedError:
             return None
 
-    async def _wait_for_turn(
-        self, values: Mapping[str, Value], request: Request, began_s: float
-    ) -> Submission:
+    async def _wait_for_turn(self, values: Mapping[str, Value], request: Request) -> Submission:
+        began_s = time.monotonic()
         if len(self._waiting) >= self._model.most_waiting:
             raise OverloadedError(
                 f"model {self._model.name!r}: {len(self._waiting)} requests wait for room already. "
@@ -106,16 +107,11 @@ class Turns:
                             f"model {self._model.name!r}: no room within {request.timeout_s} s.",
                             timeout_s=request.timeout_s,
                         )
-                try:
+                with suppress(TimeoutError):
                     await asyncio.wait_for(turn.wait(), left_s)
-                except TimeoutError:
-                    if self._waiting[0] is not place:
-                        continue
                 turn.clear()
-                if self._waiting[0] is place:
-                    submission = self._submitted(values, request)
-                    if submission is not None:
-                        return submission
+                if self._waiting[0] is place and (made := self._submitted(values, request)):
+                    return made
         finally:
             self._waiting.remove(place)
             heapq.heapify(self._waiting)

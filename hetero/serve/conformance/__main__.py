@@ -8,8 +8,7 @@ import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from hetero.serve.conformance.grpc_rules import RULES as GRPC_RULES
-from hetero.serve.conformance.rest_rules import RULES as REST_RULES
+from hetero.serve.conformance.rules import RULES
 from hetero.serve.conformance.subject import Broken, NotHere, Subject
 
 
@@ -24,16 +23,24 @@ class Verdict(NamedTuple):
 
 def verdicts(server: Subject) -> Iterator[Verdict]:
     """Yield what comes of each rule, in order."""
-    for rule in (*REST_RULES, *GRPC_RULES):
+    listed: list[str] | None = None
+    for rule in RULES:
+        verdict, how = "kept", ""
         try:
-            rule.check(server)
-            yield Verdict(rule.name, rule.says, "kept")
+            if rule.extension and listed is None:
+                listed = server.ask("/v2").json().get("extensions", [])
+            if rule.extension and rule.extension not in (listed or ()):
+                raise NotHere(f"extension {rule.extension} is not listed")
+            answer = rule.ask(server)
+            if not rule.expect(server, answer):
+                verdict, how = "broken", f"{answer.status}: {str(answer.body)[:160]}"
         except NotHere as why:
-            yield Verdict(rule.name, rule.says, "not here", f"{why}")
-        except Broken as how:
-            yield Verdict(rule.name, rule.says, "broken", f"{how}")
+            verdict, how = "not here", f"{why}"
+        except Broken as why:
+            verdict, how = "broken", f"{why}"
         except (LookupError, TypeError, ValueError, AttributeError) as error:  # of its documents
-            yield Verdict(rule.name, rule.says, "broken", f"{type(error).__name__}: {error}")
+            verdict, how = "broken", f"{type(error).__name__}: {error}"
+        yield Verdict(rule.name, rule.says, verdict, how)
 
 
 def main() -> int:

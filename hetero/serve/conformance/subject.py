@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
+import grpc
 import numpy as np
 
 from hetero.serve.datatypes import DATATYPES
 from hetero.serve.errors import ProtocolError
-from hetero.serve.tensors import from_binary, to_binary
+from hetero.serve.proto_file import proto_file
+from hetero.serve.tensors import from_raw, from_values, to_bytes, to_raw
 
 #: Seconds that an answer may take.
 _PATIENCE_S: Final = 60.0
 #: The header that says how long the JSON before raw bytes is.
 LENGTH: Final = "Inference-Header-Content-Length"
+#: What the requests made here are called.
+ID: Final = "seven-7"
+_FILE: Final = proto_file("open_inference.proto")
+Tensors = dict[str, np.ndarray]
 
 
 class Broken(Exception):  # noqa: N818 - it is a rule that is broken
@@ -30,21 +36,12 @@ class NotHere(Exception):  # noqa: N818 - it is not wrong
     """The server does not offer what a rule is about; says what."""
 
 
-class Rule(NamedTuple):
-    """What the protocol or an extension says, and what finds out whether a server keeps it."""
+class Answer(NamedTuple):
+    """A response; of a gRPC call that failed its code's name is the status, and all there is."""
 
-    name: str
-    says: str
-    check: Callable[[Subject], None]
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A response."""
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
+    status: int | str
+    headers: Mapping[str, str] = {}
+    body: Any = b""
 
     def json(self) -> Any:
         """Return its body as JSON."""
@@ -54,13 +51,7 @@ class Answer:
             raise Broken(f"status {self.status} with a body that is no JSON: {error}") from error
 
 
-def want(holds: object, how: str) -> None:
-    """Raise Broken with `how` it is, where something does not hold."""
-    if not holds:
-        raise Broken(how)
-
-
-@dataclass
+@dataclass(frozen=True)
 class Subject:
     """A server and one of its models.
 
@@ -70,128 +61,143 @@ class Subject:
     url: str
     model: str
     grpc: str = ""
-    _extensions: list[str] | None = field(default=None, repr=False)
 
-    def ask(
-        self,
-        path: str,
-        body: bytes | dict[str, Any] | None = None,
-        headers: Mapping[str, str] | None = None,
-        method: str = "",
-    ) -> Answer:
-        """Return the answer to one request."""
+    def ask(self, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Answer:
+        """Return the answer to one request: a GET without a body; M in a path is the model's."""
         parts = urlsplit(self.url)
-        kind = (
-            http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        )
-        data = json.dumps(body).encode() if isinstance(body, dict) else body
+        secure = parts.scheme == "https"
+        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        path = parts.path + path.replace("/M", f"/v2/models/{self.model}", 1)
         sent = {"Content-Type": "application/json", **(headers or {})}
         with closing(kind(parts.hostname or "", parts.port, timeout=_PATIENCE_S)) as connection:
             try:
-                connection.request(
-                    method or ("GET" if data is None else "POST"), parts.path + path, data, sent
-                )
+                connection.request("GET" if data is None else "POST", path, data, sent)
                 answer = connection.getresponse()
                 told = {name.lower(): value for name, value in answer.getheaders()}
                 return Answer(answer.status, told, answer.read())
             except (OSError, http.client.HTTPException) as error:
                 raise Broken(f"no answer: {type(error).__name__}: {error}") from error
 
-    def told(self, path: str) -> Any:
-        """Return the JSON at a path."""
-        answer = self.ask(path)
-        want(answer.status == 200, f"{path}: status {answer.status}")
-        return answer.json()
-
-    @property
-    def path(self) -> str:
-        """Where the model is."""
-        return f"/v2/models/{self.model}"
-
-    def requires(self, *names: str) -> None:
-        """Raise NotHere where the server lists none of these extensions."""
-        if self._extensions is None:
-            self._extensions = self.told("/v2").get("extensions", [])
-        if not set(names) & set(self._extensions):
-            raise NotHere(f"extension {names[0]} is not listed")
+    def call(self, called: str, request: Any = None, /, **fields: Any) -> Answer:
+        """Return the answer to one gRPC call, a list of messages where it streams."""
+        if not self.grpc:
+            raise NotHere("--grpc was not given")
+        method = next(m for m in _FILE.methods if m.name == called)
+        read, made = _FILE.messages[method.response], _FILE.messages[method.request]
+        with grpc.insecure_channel(self.grpc) as channel:
+            kind = channel.stream_stream if method.streams else channel.unary_unary
+            call = kind(f"/{_FILE.service}/{called}", made.SerializeToString, read.FromString)
+            given = iter(request) if method.streams else request or made(**fields)
+            try:
+                answer = call(given, timeout=_PATIENCE_S)
+                return Answer(200, {}, list(answer) if method.streams else answer)
+            except grpc.RpcError as error:
+                return Answer(error.code().name, {}, error.details())
 
     def metadata(self) -> Any:
         """Return the model's metadata."""
-        return self.told(self.path)
+        answer = self.ask("/M")
+        if answer.status != 200:
+            raise Broken(f"the model's metadata: status {answer.status}")
+        return answer.json()
 
-    def inputs(self) -> dict[str, np.ndarray]:
-        """Return an input of ones for each of the model's, open sizes 1, strings "1"."""
-        made = {}
+    def inputs(self) -> Iterable[tuple[str, str, np.ndarray]]:
+        """Yield the model's inputs with their datatypes: ones, open sizes 1, strings "1"."""
         for port in self.metadata()["inputs"]:
             shape = [1 if size < 0 else size for size in port["shape"]]
-            dtype = DATATYPES[port["datatype"]]
-            made[port["name"]] = np.full(shape, "1" if dtype.hasobject else 1, dtype)
-        return made
-
-    def datatypes(self) -> dict[str, str]:
-        """Return each input's datatype."""
-        return {port["name"]: port["datatype"] for port in self.metadata()["inputs"]}
+            dtype = DATATYPES[port["datatype"]].dtype
+            array = np.full(shape, "1" if dtype.hasobject else 1, dtype)
+            yield port["name"], port["datatype"], array
 
     def request(self, *, nested: bool = False, **more: Any) -> dict[str, Any]:
         """Return a good request as JSON."""
-        kinds = self.datatypes()
         inputs = []
-        for name, array in self.inputs().items():
-            if kinds[name] in ("FP16", "BF16"):
-                raise NotHere(f"input {name} is {kinds[name]}, which JSON has no form for")
-            data = array.tolist() if nested else array.ravel().tolist()
-            entry = {"name": name, "shape": list(array.shape), "datatype": kinds[name]}
+        for name, datatype, array in self.inputs():
+            if not DATATYPES[datatype].contents:
+                raise NotHere(f"input {name} is {datatype}, which JSON has no form for")
+            data = (array if nested else array.ravel()).tolist()
+            entry = {"name": name, "shape": list(array.shape), "datatype": datatype}
             inputs.append({**entry, "data": data})
         return {"inputs": inputs, **more}
 
     def raw_request(self, **more: Any) -> tuple[bytes, dict[str, str]]:
         """Return a good request with raw bytes behind its JSON, and its headers."""
-        kinds = self.datatypes()
         entries, raws = [], []
-        for name, array in self.inputs().items():
-            raws.append(bytes(to_binary(array)))
+        for name, datatype, array in self.inputs():
+            raws.append(bytes(to_raw(array)))
             parameters = {"binary_data_size": len(raws[-1])}
-            entry = {"name": name, "shape": list(array.shape), "datatype": kinds[name]}
+            entry = {"name": name, "shape": list(array.shape), "datatype": datatype}
             entries.append({**entry, "parameters": parameters})
         head = json.dumps({"inputs": entries, **more}).encode()
         headers = {LENGTH: str(len(head)), "Content-Type": "application/octet-stream"}
         return head + b"".join(raws), headers
 
-    def outputs(self, answer: Answer) -> dict[str, np.ndarray]:
-        """Return an inference's outputs, whichever form they came in."""
-        want(answer.status == 200, f"status {answer.status}: {answer.body[:200]!r}")
-        length = answer.headers.get(LENGTH.lower())
-        at = int(length) if length is not None else len(answer.body)
-        document = Answer(200, {}, answer.body[:at]).json()
-        found = {}
-        for entry in document.get("outputs", []):
-            name, datatype, shape = entry["name"], entry["datatype"], tuple(entry["shape"])
-            nbytes = (entry.get("parameters") or {}).get("binary_data_size")
-            try:
-                if nbytes is not None:
-                    found[name] = from_binary(name, datatype, shape, answer.body[at : at + nbytes])
-                    at += nbytes
-                else:
-                    data = np.array(entry["data"], DATATYPES[datatype])
-                    found[name] = data.reshape(shape)
-            except (ProtocolError, ValueError) as error:
-                raise Broken(f"output {name}: {error}") from error
-        want(at == len(answer.body), f"{len(answer.body) - at} bytes belong to no output")
-        return found
+    def message(self, *, raw: bool) -> Any:
+        """Return a good request as gRPC's message."""
+        made = _FILE.messages["ModelInferRequest"](model_name=self.model, id=ID)
+        for name, datatype, array in self.inputs():
+            entry = made.inputs.add(name=name, datatype=datatype, shape=array.shape)
+            field = DATATYPES[datatype].contents
+            if raw:
+                made.raw_input_contents.append(bytes(to_raw(array)))
+            elif field:
+                values = to_bytes(array) if array.dtype.hasobject else array.ravel().tolist()
+                getattr(entry.contents, field).extend(values)
+            else:
+                raise NotHere(f"{datatype} has no typed contents")
+        return made
 
-    def usual(self) -> dict[str, np.ndarray]:
+    def usual(self) -> Tensors:
         """Return the outputs of the good request as JSON."""
-        return self.outputs(self.ask(f"{self.path}/infer", self.request()))
+        return outputs(self.ask("/M/infer", self.request()))
 
 
-def same(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> None:
-    """Raise Broken where outputs differ by more than rounding."""
-    want(one.keys() == other.keys(), f"outputs {sorted(one)}, before {sorted(other)}")
+def outputs(answer: Answer) -> Tensors:
+    """Return an inference's outputs, whichever form they came in."""
+    if answer.status != 200:
+        raise Broken(f"status {answer.status}: {answer.body[:200]!r}")
+    try:
+        if not isinstance(answer.body, bytes):
+            return dict(_of_message(answer.body))
+        at = int(answer.headers.get(LENGTH.lower(), len(answer.body)))
+        found = {}
+        for entry in Answer(200, {}, answer.body[:at]).json().get("outputs", []):
+            of = entry["name"], entry["datatype"], tuple(entry["shape"])
+            nbytes = (entry.get("parameters") or {}).get("binary_data_size")
+            if nbytes is None:
+                flat = np.ravel(np.array(entry["data"], object)).tolist()
+                found[of[0]] = from_values(*of, flat)
+            else:
+                found[of[0]] = from_raw(*of, answer.body[at : at + nbytes])
+                at += nbytes
+    except ProtocolError as error:
+        raise Broken(f"its outputs: {error}") from error
+    if at != len(answer.body):
+        raise Broken(f"{len(answer.body) - at} bytes belong to no output")
+    return found
+
+
+def _of_message(message: Any) -> Iterable[tuple[str, np.ndarray]]:
+    for index, entry in enumerate(message.outputs):
+        of = entry.name, entry.datatype, tuple(entry.shape)
+        if message.raw_output_contents:
+            yield of[0], from_raw(*of, message.raw_output_contents[index])
+        else:
+            values = [*getattr(entry.contents, DATATYPES[entry.datatype].contents)]
+            values = [v.decode() if isinstance(v, bytes) else v for v in values]
+            yield of[0], from_values(*of, values)
+
+
+def same(one: Tensors, other: Tensors) -> bool:
+    """Return whether outputs differ by no more than rounding; raise Broken where they do."""
+    if one.keys() != other.keys():
+        raise Broken(f"outputs {sorted(one)}, before {sorted(other)}")
     for name, array in one.items():
-        want(array.shape == other[name].shape, f"output {name} has shape {array.shape}")
-        close = (
+        if array.shape != other[name].shape or not (
             np.array_equal(array, other[name])
             if array.dtype.hasobject
             else np.allclose(array.astype(float), other[name].astype(float), 1e-4, 1e-5)
-        )
-        want(close, f"output {name} has other values than in the first form")
+        ):
+            raise Broken(f"output {name} has another shape or values than in the first form")
+    return True

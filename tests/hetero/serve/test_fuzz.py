@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 pytest.importorskip("orjson")
 from hetero.serve.errors import ProtocolError
 from hetero.serve.regions import Regions
-from hetero.serve.rest_request import read_infer, unpacked
+from hetero.serve.rest_messages import read_infer, unpacked
 
 REGIONS = Regions(allowed=True)
 #: Values that stand where others belong.
