@@ -6,6 +6,7 @@ Both executors' deployments are one; they say how an attempt starts and how it i
 from __future__ import annotations
 
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -266,6 +267,8 @@ class RequestRunner:
             try:
                 self._attempts.start(request, call.inputs)
             except Exception as error:  # whatever it is, the caller must hear of it
+                # Else the error, which the call leads to, would hold remote tensors of the inputs.
+                traceback.clear_frames(error.__traceback__)
                 self.handle(events.AttemptFailed(self.now_s(), request.id, request.attempt, error))
 
     def _deliver(self, call: _Call, record: RequestRecord, made: events.Deliver) -> None:
@@ -279,6 +282,7 @@ class RequestRunner:
 
     def _fail(self, call: _Call, record: RequestRecord, error: BaseException) -> None:
         self._ended(record, ())
+        call.inputs = {}
         if call.is_granted:
             call.future.set_exception(error)
 

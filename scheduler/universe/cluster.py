@@ -136,6 +136,18 @@ class PlayedCluster:
         process.stopped_until_s = max(process.stopped_until_s, self.world.now + for_s)
         self._silences(for_s)
 
+    def end_client(self, client: Watcher) -> None:
+        """End a client's process; devices let go of what it has there once its lease is over."""
+        self.world.note(f"{client.process.name} crashes")
+        client.process.is_alive = False
+        self.network.forget(client.address)
+        self.clients.remove(client)
+        self.world.after(self.lease_s + self.timeout_s, self._end_lease, client)
+
+    def _end_lease(self, client: Watcher) -> None:
+        for device in self.devices.values():
+            device.process.do(0.0, 0.0, device.loop.client_gone, client.address)
+
     def cut(self, sender: str, receiver: str, for_s: float) -> None:
         """Have nothing come from one node to another for a while."""
         if sender != receiver:

@@ -18,6 +18,10 @@ from scheduler.clock import Clock
 _DIGITS: Final = 16
 
 
+class WorldClosed(BaseException):
+    """Ends a fiber that still waits as its world is closed."""
+
+
 class Fiber:
     """A thread that runs only while the world waits for it, so that there is one order of all."""
 
@@ -76,6 +80,9 @@ class World:
         self._back = _thread.allocate_lock()
         self._back.acquire()
         self._idle: list[Fiber] = []
+        #: Fibers that wait.
+        self._waiting: dict[Fiber, None] = {}
+        self._is_closed = False
         #: The fiber that runs now.
         self.fiber: Fiber | None = None
 
@@ -87,6 +94,11 @@ class World:
     def hash(self) -> str:
         """What is equal for equal histories."""
         return self._hash.hexdigest()
+
+    @property
+    def next_s(self) -> float | None:
+        """When something happens next; None: never."""
+        return self._due[0][0] if self._due else None
 
     def note(self, line: str) -> None:
         """Write a line of the history."""
@@ -120,7 +132,10 @@ class World:
         return True
 
     def close(self) -> None:
-        """End the threads that wait for work."""
+        """End the threads that wait, for whatever it is."""
+        self._is_closed = True
+        while self._waiting:
+            self._resume(next(iter(self._waiting)))
         for fiber in self._idle:
             fiber.work = None
             fiber.resume()
@@ -137,7 +152,7 @@ class World:
 
     def live(self, fiber: Fiber) -> None:
         """Do a fiber's work, in its thread."""
-        work = fiber.work
+        work, fiber.work = fiber.work, None  # it may hold tensors
         assert work is not None
         try:
             self.around(work)
@@ -150,8 +165,13 @@ class World:
         """Have the fiber that runs wait until `resume_later` has it go on."""
         fiber = self.fiber
         assert fiber is not None, "only a fiber may wait: spawn what does"
-        self._back.release()
-        fiber.pause()
+        if not self._is_closed:
+            self._waiting[fiber] = None
+            self._back.release()
+            fiber.pause()
+            del self._waiting[fiber]
+        if self._is_closed:
+            raise WorldClosed
 
     def resume_later(self, fiber: Fiber, delay_s: float = 0.0) -> None:
         """Have a fiber that waits go on."""

@@ -35,15 +35,21 @@ from scheduler.universe.network import Link, Network
 from scheduler.universe.world import Process, World
 from scheduler.vocabulary import events
 from scheduler.vocabulary.limits import Limits
-from scheduler.vocabulary.messages import Free, Give, Keep, Message, Outputs
+from scheduler.vocabulary.messages import Dropped, Free, Give, Keep, Message, Outputs
+from scheduler.vocabulary.placement import Route
 from scheduler.vocabulary.plan import Stage
+from scheduler.vocabulary.record import RequestState
 from tests.universe import models
 from tests.universe.threads import Threads, locks_of
 
-#: Virtual seconds in which all is answered once everything is well again, and every device is back.
-HEALED_S = 10.0
-#: Of so many tasks in a row one client may have more than another that waits.
-UNFAIR = 4
+#: Virtual seconds in which all is answered once nothing goes wrong any more: a process may be
+#: stopped for 6 seconds yet, and a device be started after a pause of 10.
+HEALED_S = 30.0
+#: Seconds in which a request is answered then, and all that is let go of is freed.
+SOON_S = 10.0
+#: Turns that each other client may have while one waits: start-time fair queueing bounds the
+#: difference of two clients that both wait to a unit of each.
+UNFAIR = 2
 #: In a long history all is looked at after so many events.
 SELDOM = 50
 
@@ -61,6 +67,8 @@ class Faults:
     stop_s: float = 0.0
     cut_s: float = 0.0
     client_stop_s: float = 0.0
+    #: Share of the histories in which a client ends.
+    client_crash: float = 0.0
     slow_start: float = 0.0
     failed_start: float = 0.0
     #: Of the calls to devices.
@@ -74,6 +82,8 @@ class Faults:
     close: float = 0.0
     #: Lines after which a thread loses its turn.
     lines: int = 0
+    #: Whether what tells that an attempt is dropped is lost as other messages are.
+    loses_drops: bool = False
 
     @classmethod
     def drawn(cls, random: Random) -> Faults:
@@ -88,6 +98,7 @@ class Faults:
             "stop_s": random.choice((0.5, 3.0)),
             "cut_s": random.choice((0.5, 3.0)),
             "client_stop_s": random.choice((1.0, 5.0)),
+            "client_crash": 0.5,
             "slow_start": random.choice((0.2, 0.8)),
             "failed_start": random.choice((0.2, 0.6)),
             "call": random.choice((0.05, 0.3)),
@@ -100,7 +111,8 @@ class Faults:
         }
         on = {name: rate for name, rate in rates.items() if random.random() < 0.3}
         lines = random.choice((0, 0, 30, 100, 400, 2000))
-        return cls(**on, late_s=random.choice((0.001, 0.02, 0.3)), lines=lines)
+        late_s = random.choice((0.001, 0.02, 0.3))
+        return cls(**on, late_s=late_s, lines=lines, loses_drops=random.random() < 0.3)
 
     def words(self) -> str:
         """Return those that there are."""
@@ -141,7 +153,7 @@ class Model:
         self.placement = models.placement(draw, self.shape, history.names, self.width)
         self.limits = Limits(
             requests=draw.choice((1, 2, 3, 8, 32)),
-            nbytes=draw.choice((2**30, 2**30, 4 * 8 * self.width)),
+            nbytes=draw.choice((2**30, 16 * 8 * self.width, 4 * 8 * self.width)),
             waiting=draw.choice((1024, 1024, 2)),
             timeout_s=600.0,
             admission_timeout_s=draw.choice((600.0, 600.0, 2.0)),
@@ -158,7 +170,7 @@ class Model:
                 busy,
                 busy + draw.choice((0, 2)),
             )
-        self.mean_s = draw.choice((0.0005, 0.005, 0.05))
+        self.mean_s = draw.choice((0.0, 0.0005, 0.005, 0.05))
         self.deployment = client.deploy(self.placement, self.limits, self.batching)
         self.runner = self.deployment._runner
         self.below = self.deployment.below if self.batching else self.deployment
@@ -167,8 +179,16 @@ class Model:
         self.delivered: list[int] = []
 
     @property
+    def routes(self) -> Sequence[Route]:
+        return self.placement.routes
+
+    @property
     def runners(self) -> list[Any]:
         return [self.runner, self.below._runner] if self.batching else [self.runner]
+
+    def later_s(self, random: Random) -> float:
+        """Return when the next caller comes."""
+        return random.expovariate(1 / self.mean_s) if self.mean_s else 0.0
 
 
 class Played(Work):
@@ -199,7 +219,7 @@ class Played(Work):
         return [models.made(name, inputs) for name in stage.outputs]
 
     def num_streams(self, device: str, stage: Stage) -> int:
-        return self._history.streams[device]
+        return self._history.streams[device, stage.index % 4]
 
 
 class History:
@@ -225,16 +245,21 @@ class History:
         self.num_requests = num_requests or draw.choice((10, 30, 60))
         self._is_long = num_requests is not None
         #: When all is answered at the latest.
-        self._until_s = 100.0
+        self._until_s = 0.0
         self.names = ["A", "B", "C", "D", "E"][: draw.randint(1, 5)]
-        self.streams = {name: draw.choice((1, 1, 2)) for name in self.names}
+        self.streams = {(n, i): draw.choice((1, 1, 2)) for n in self.names for i in range(4)}
         self.marks: dict[int, str] = {}
         self.calls: list[Call] = []
         self.is_healing = False
         self.num_losses = 0
+        self.has_lost_client = False
         self.ran: Counter[tuple[str, str, int, int, int]] = Counter()
         #: Device -> turns that clients had while others waited.
         self.turns: dict[str, Counter[str]] = {}
+        #: Device's address -> how many tasks it ran when last looked at.
+        self.running: dict[str, int] = {}
+        #: What must not last -> since when it is so.
+        self.since_s: dict[tuple[str, Any], float] = {}
 
     # What is there.
 
@@ -253,7 +278,7 @@ class History:
         self.network.weather = self._weather
         where = {name: draw.choice(nodes) for name in self.names}
         self.cluster = PlayedCluster(
-            world, self.network, Played(self), where, lease_s=draw.choice((60.0, 5.0))
+            world, self.network, Played(self), where, lease_s=draw.choice((60.0, 3.0))
         )
         self.cluster.on_run = self._runs
         self.cluster.start_s = self._start_s
@@ -264,11 +289,17 @@ class History:
             PlayedClient(self.cluster, f"c{i}", draw.choice(nodes), [Noted(self)])
             for i in range(num_clients)
         ]
+        self.num_clients = num_clients
         self.models = [
             Model(self, client, number)
             for client in self.clients
             for number in range(draw.choice((1, 1, 2)))
         ]
+        for model in self.models:
+            for runner in model.runners:
+                runner._machine.handle = partial(
+                    self._handle, runner._machine, runner._machine.handle
+                )
 
     # What happens.
 
@@ -300,16 +331,20 @@ class History:
         for kind in ("crash", "stop", "cut", "client_stop"):
             if mean_s := getattr(self.faults, f"{kind}_s"):
                 world.after(draw.expovariate(1 / mean_s), self._happen, kind, mean_s)
+        if draw.random() < self.faults.client_crash and len(self.clients) > 1:
+            world.after(draw.uniform(0.0, 1.0), self._end_client, draw.choice(self.clients))
         heal_s = draw.uniform(1.0, 6.0)
         if self._is_long:
             heal_s += share * max(model.mean_s for model in self.models)
         world.after(heal_s, self._heal)
-        self._until_s += heal_s
+        self._until_s = heal_s + HEALED_S
         if draw.random() < self.faults.close:
             closing = draw.choice(self.models)
             world.after(draw.uniform(0.0, 0.5), world.spawn, partial(self._close, closing))
         self._step(lambda: self.is_healing and not self._open_calls())
         self._check_answers()
+        if not self.broken:
+            self._ask_again()
         self._end()
         if not self.broken:
             self._check_empty()
@@ -317,7 +352,7 @@ class History:
     def _step(self, done: Any) -> None:
         """Go on until all is done, or should be."""
         world = self.world
-        while not done() and world.step():
+        while not done() and (world.next_s or 0.0) <= self._until_s and world.step():
             if world.errors:
                 error = world.errors[0]
                 told = "".join(traceback.format_exception(error)[-3:])
@@ -325,20 +360,51 @@ class History:
                 return
             if not self._is_long or world.num_events % SELDOM == 0:
                 self._check_always()
-            if self.broken or world.now > self._until_s:
+            if self.broken:
                 return
 
-    def _open_calls(self) -> list[Call]:
-        return [call for call in self.calls if not call.ends]
+    def _ask_again(self) -> None:
+        """Have a caller come once more, now that all is well: it gets its answer."""
+        self._until_s = self.world.now + HEALED_S
+        self._step(lambda: False)
+        asked, most = len(self.calls), max(len(m.placement.routes) for m in self.models)
+        for number in range(3 * most if most > 1 else 1):
+            for model in self.models:
+                if not (model.is_closed or self.broken) and number < 3 * len(model.routes):
+                    self._arrive(model, 1, is_last=True)
+            self._until_s = self.world.now + SOON_S
+            self._step(lambda: not self._open_calls())
+        for call in self.calls[asked:]:
+            if not (self.broken or (call.ends and isinstance(call.ends[0], dict))):
+                self._break(f"all is well, and call {call.number} got {call.ends!r}")
+        for model in self.models:
+            self._check_shares(model, self.calls[asked:])
 
-    def _arrive(self, model: Model, left: int, kept: Any = None) -> None:
+    def _check_shares(self, model: Model, calls: Sequence[Call]) -> None:
+        """See whether requests that came one by one went the ways that their shares say."""
+        took = [
+            model.records[c.request_id].route
+            for c in calls
+            if c.model is model and c.request_id in model.records
+        ]
+        total = sum(route.share for route in model.routes)
+        for number, route in enumerate(model.routes):
+            wanted = len(took) * route.share / total
+            if not model.batching and abs(took.count(number) - wanted) > 2.0:
+                self._break(f"way {number} took {took.count(number)} of {len(took)} requests")
+
+    def _open_calls(self) -> list[Call]:
+        return [call for call in self.calls if not call.ends and call.model in self.models]
+
+    def _arrive(self, model: Model, left: int, kept: Any = None, *, is_last: bool = False) -> None:
         """Have a caller make a request, and later the next one."""
-        draw, faults = self.world.random, self.faults
-        if self.is_healing or model.is_closed:
+        draw, faults = self.world.random, Faults() if is_last else self.faults
+        if not is_last and (self.is_healing or model.is_closed):
             return
         number = len(self.calls) + 1
         rows = draw.randint(1, 3) if model.batching else 1
-        x = np.full((rows, model.width), number, np.int64)
+        width = model.width + (draw.random() < 0.3 if model.batching else 0)
+        x = np.full((rows, width), number, np.int64)
         inputs: dict[str, Any] = {"x": x}
         known: dict[str, np.ndarray] = {"x": x}
         if model.has_state:
@@ -347,7 +413,7 @@ class History:
             known["s"], inputs["s"] = value, tensor
         request = Request(
             timeout_s=draw.choice((0.02, 0.5)) if draw.random() < faults.hurry else None,
-            waits=draw.random() < 0.85,
+            waits=is_last or draw.random() < 0.85,
             priority=draw.choice((0, 0, 0, 1, 5)),
             keep=("r",) if model.has_state else (),
         )
@@ -362,7 +428,7 @@ class History:
         if draw.random() < faults.cancel:
             self.world.after(draw.choice((0.0, 0.003, 0.03)), self._cancel, call)
         if left > 1 and not model.has_state:
-            self.world.after(draw.expovariate(1 / model.mean_s), self._arrive, model, left - 1)
+            self.world.after(model.later_s(draw), self._arrive, model, left - 1)
         call.kept = left
 
     def _call(self, call: Call) -> None:
@@ -412,8 +478,8 @@ class History:
             kept = None
             if not isinstance(end, BaseException):
                 kept = call.wanted["r"], end["r"]
-            later = self.world.random.expovariate(1 / model.mean_s)
-            self.world.after(later, self._arrive, model, left - 1, kept)
+            later_s = model.later_s(self.world.random)
+            self.world.after(later_s, self._arrive, model, left - 1, kept)
 
     def _happen(self, kind: str, mean_s: float) -> None:
         if self.is_healing:
@@ -438,6 +504,15 @@ class History:
                 cluster.cut(other, one, for_s)
         self.world.after(draw.expovariate(1 / mean_s), self._happen, kind, mean_s)
 
+    def _end_client(self, client: PlayedClient) -> None:
+        """End a client: nobody waits for its calls any more."""
+        self.cluster.end_client(client)
+        self.clients.remove(client)
+        self.has_lost_client = True
+        for model in [model for model in self.models if model.client is client]:
+            model.is_closed = True
+            self.models.remove(model)
+
     def _close(self, model: Model) -> None:
         self.world.note(f"{model.below.key} is closed")
         model.is_closed = True
@@ -446,14 +521,17 @@ class History:
     def _heal(self) -> None:
         self.world.note("heals")
         self.is_healing = True
+        self.threads.late_s = 0.0
 
     def _weather(self, sender: Process, receiver: Process, message: Message) -> Sequence[float]:
         faults, draw = self.faults, self.world.random
         if self.cluster.is_cut(sender, receiver):
             return ()
+        is_told = isinstance(message, Dropped) and not faults.loses_drops
         if self.is_healing or isinstance(message, Keep | Give | Free):
             return (0.0,)
-        if faults.loss and draw.random() < faults.loss and sender.node != receiver.node:
+        is_lost = faults.loss and draw.random() < faults.loss and sender.node != receiver.node
+        if is_lost and not is_told:
             self.num_losses += 1
             return ()
         late = [0.0]
@@ -501,7 +579,7 @@ class History:
                 self._break(f"{run.task} runs on {device.address} before turn {key.turn}")
             if other != client:
                 turns[other] = turns[other] + 1
-                if turns[other] > UNFAIR * len(self.clients):
+                if turns[other] > UNFAIR * (self.num_clients - 1):
                     self._break(f"{other} waits at {device.address} while others go first")
         turns[client] = 0
 
@@ -518,9 +596,11 @@ class History:
 
     def _check_always(self) -> None:
         if self.threads.num_away:
+            self.since_s.clear()
             return
         for model in self.models:
             for runner in model.runners:
+                self._check_lasting(model, runner)
                 machine, limits = runner._machine, runner._machine.limits
                 if machine.num_in_flight > limits.requests:
                     self._break(f"{machine.num_in_flight} of {limits.requests} in flight")
@@ -534,14 +614,59 @@ class History:
         for device in self.cluster.devices.values():
             self._check_device(device)
 
+    def _check_lasting(self, model: Model, runner: Any) -> None:
+        """See that nothing is left to be done later which nobody does then."""
+        machine, limits, outbox = runner._machine, runner._machine.limits, runner._outbox
+        if runner._lock.locked() or model.client.process.is_stopped or self._is_long:
+            self.since_s.clear()
+            return
+        has_room = False
+        if machine.num_waiting and (first := machine._waiting.first()):
+            nbytes = machine.record(first[1]).submitted.nbytes
+            nbytes += machine._expected.of(nbytes) + machine.nbytes_in_flight
+            has_room = (
+                machine.num_in_flight < limits.requests
+                and machine._routes.is_any_live()
+                and (not machine.num_in_flight or nbytes <= limits.nbytes)
+            )
+        due_s = model.deployment._batcher.next_due_s if model.batching else None
+        lasting = {
+            "a batch is due": due_s is not None and due_s < self.world.now,
+            "a request waits though there is room": has_room,
+            "orders are left in the outbox": outbox.orders and not outbox._turn.locked(),
+        }
+        for what, is_so in lasting.items():
+            if not is_so:
+                self.since_s.pop((what, runner), None)
+            elif self.since_s.setdefault((what, runner), self.world.now) < self.world.now:
+                self._break(what)
+
+    def _handle(self, machine: Any, handle: Any, event: Any) -> Any:
+        """Have a client's machine take in an event, which of an old attempt changes nothing."""
+        record = None
+        if isinstance(event, events.PartArrived | events.AttemptFailed):
+            record = machine.record(event.request_id)
+        if record is None or record.state is not RequestState.RUNNING:
+            return handle(event)
+        before = record.attempt, record.num_failed, dict(record.outputs)
+        done = handle(event)
+        after = record.attempt, record.num_failed, record.outputs
+        if event.attempt != before[0] and before != after:
+            self._break(f"{event} changed attempt {before[0]}, charged {before[1]} times")
+        return done
+
     def _check_device(self, device: PlayedDevice) -> None:
         machine = device.loop._machine
-        if machine.num_running > machine.num_streams:
+        # Once the widest stage is closed, what runs goes on.
+        before = self.running.get(device.address, 0)
+        self.running[device.address] = machine.num_running
+        if machine.num_running > max(machine.num_streams, before):
             self._break(f"{device.address} runs {machine.num_running} of {machine.num_streams}")
         waiting = machine._ready.waiting
         for name in set(self.turns.get(device.address, ())) - set(waiting):
             self.turns[device.address][name] = 0
-        if waiting and machine.num_running < machine.num_streams:
+        opened = [s.opened for d in machine._deployments.values() for s in d.stages.values()]
+        if waiting and machine.num_running < max(stage.num_streams for stage in opened):
             self._break(f"{device.address} is idle while tasks wait")
 
     def _check_answers(self) -> None:
@@ -551,7 +676,7 @@ class History:
             told = [str(line) for line in call.story()] if call.story else ["not admitted"]
             self._break(f"call {call.number} is not answered: " + "; ".join(told))
         for call in self.calls:
-            if call.ends:
+            if call.ends and call.model in self.models:
                 self._check_end(call, call.ends[0])
         for model in self.models:
             self._check_charges(model)
@@ -649,13 +774,18 @@ class History:
         """Let go of all."""
         if self.broken:
             return
+        faults, draw = self.faults, self.world.random
+        if faults.stop_s:  # one is not heard as it is let go of what it keeps
+            self.cluster.stop(self.cluster.devices[draw.choice(self.names)].process, 3.7)
+            self.world.run(self.world.now + 2.3)
         for call in self.calls:
-            call.ends[:] = [None]
-            call.kept = call.inputs = None  # type: ignore[assignment]  # what it kept is freed
-        self.world.run(self.world.now + HEALED_S)
+            if call.model in self.models:
+                call.ends[:] = [None]
+                call.kept = call.inputs = None  # type: ignore[assignment]  # what it kept is freed
+        self.world.run(self.world.now + SOON_S + self.has_lost_client * self.cluster.lease_s)
         for device in self.cluster.devices.values():
             # What says that nobody wants them may have been lost.
-            is_sure = not (self.faults.loss or self.faults.cut_s)
+            is_sure = not ((faults.loss and faults.loses_drops) or faults.cut_s)
             machine = device.loop._machine
             is_empty = device.loop.is_empty and not device.loop._kept.nbytes
             is_empty = is_empty and not any(c.nbytes for c in machine._clients.values())

@@ -1,11 +1,12 @@
 """Plant bugs in a copy of the scheduler, one at a time, and count the seeds until each is found.
 
-`python -m tests.universe.planting [--seeds 10000] [--only NAME ...]`
+`python -m tests.universe.planting [--seeds 10000] [--only NAME ...] [--json FILE]`
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import shutil
 import subprocess
@@ -33,8 +34,8 @@ def planted(name: str) -> tuple[Path, str]:
     return Path(row["file"]), text.replace(row["old"], row["new"])
 
 
-def find(name: str, seeds: int, folder: Path) -> str | None:
-    """Run seeds on a copy with a bug; return what the one that finds it says."""
+def find(name: str, seeds: int, folder: Path) -> tuple[int, str] | None:
+    """Run seeds on a copy with a bug; return the one that finds it, and what it says."""
     path, text = planted(name)
     before = (folder / path).read_text()
     (folder / path).write_text(text)
@@ -43,10 +44,12 @@ def find(name: str, seeds: int, folder: Path) -> str | None:
         run = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     finally:
         (folder / path).write_text(before)
-    found = re.search(r"^seed .*", run.stdout, re.MULTILINE)
-    if found or not run.returncode:
-        return found[0] if found else None
-    return f"ended with {run.returncode}: {run.stderr.strip().splitlines()[-1:]}"
+    if not run.returncode:
+        return None
+    if found := re.search(r"^seed (\d+): (.*)", run.stdout, re.MULTILINE):
+        return int(found[1]), found[2]
+    # Some seed ended the process: which one is not known.
+    return 0, f"ended with {run.returncode}: {run.stderr.strip().splitlines()[-1:]}"
 
 
 def main() -> int:
@@ -54,8 +57,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.universe.planting", description=__doc__)
     parser.add_argument("--seeds", type=int, default=10_000)
     parser.add_argument("--only", nargs="*", default=list(PLANTED))
+    parser.add_argument("--json", type=Path, help="write what was found, and by which seed")
     options = parser.parse_args()
-    num_found = 0
+    rows: dict[str, dict[str, object]] = {}
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         for package in ("devices", "scheduler", "tests/universe"):
@@ -64,11 +68,18 @@ def main() -> int:
         for name in options.only:
             begun_s = time.perf_counter()
             found = find(name, options.seeds, folder)
-            num_found += found is not None
             took_s = time.perf_counter() - begun_s
-            print(f"{name}: {(found or 'not found')[:150]} ({took_s:.0f} s)", flush=True)
-    print(f"{num_found} of {len(options.only)} found")
-    return int(num_found < 0.95 * len(options.only))
+            seed, says = found or (None, f"not found in {options.seeds} seeds")
+            rows[name] = {"seed": seed, "says": says[:150]}
+            where = "" if seed is None else f"seed {seed}: "
+            print(f"{name}: {where}{says[:130]} ({took_s:.0f} s)", flush=True)
+    num_found = sum(row["seed"] is not None for row in rows.values())
+    print(f"{num_found} of {len(rows)} found")
+    if options.json is not None:
+        options.json.write_text(
+            json.dumps({"seeds": options.seeds, "found": num_found, "planted": rows}, indent=1)
+        )
+    return int(num_found < 0.95 * len(rows))
 
 
 if __name__ == "__main__":

@@ -13,10 +13,7 @@ from tests.universe.planting import PLANTED, ROOT, planted
 
 #: Seeds that broke something once, and what it was.
 KEPT = {
-    106: "of two devices that started at once, one was told where the other had been before",
-    193: "a stage that a device had let go of was an error, where its request could be sent again",
-    221: "a caller came as the attempts were gone through: nobody heard of a lost device",
-    275: "tensors of a device that was not heard when they were let go of stayed there",
+    227: "an error that its call leads to held remote tensors of the inputs until Python's gc came",
 }
 
 
@@ -58,8 +55,8 @@ def test_many_requests_under_faults(part: int) -> None:
         seed += 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_bug_still_has_its_place(name: str) -> None:
     path, text = planted(name)
     assert text != (ROOT / path).read_text()
+    compile(text, str(path), "exec")

@@ -112,6 +112,8 @@ class Threads:
     def __init__(self, world: World, mean_lines: int) -> None:
         self._world = world
         self._mean_lines = mean_lines
+        #: Seconds that one waits for its turn at most.
+        self.late_s = 0.01
         #: How many have lost their turn in the middle of something.
         self.num_away = 0
         self._left = self._draw()
@@ -149,7 +151,7 @@ class Threads:
                 self._left = self._draw()
                 self.num_away += 1
                 late = self._world.random.random()
-                self._world.sleep(0.0 if late < 0.7 else 0.01 * late)
+                self._world.sleep(0.0 if late < 0.7 else self.late_s * late)
                 self.num_away -= 1
         return self._line
 
