@@ -36,7 +36,7 @@ class ServingProtocol(HttpToolsProtocol):
     def __init__(self, *arguments: Any, most_nbytes: int, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._most_nbytes = most_nbytes
-        self._head_nbytes = 0
+        self._is_head, self._head_nbytes = True, 0
         self._timer: asyncio.TimerHandle | None = None
         self._reader: _BodyReader | None = None
         #: Memory of the last large body.
@@ -45,10 +45,10 @@ class ServingProtocol(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         """Begin to wait for a request."""
         super().connection_made(transport)
+        self._wait_for_head()
         if (made := transport.get_extra_info("socket")) and made.family != socket.AF_UNIX:
             # A response's head and body are two writes: without this the second waits for 40 ms.
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._wait_for_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait no more."""
@@ -57,17 +57,21 @@ class ServingProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Read on, unless the head is too large."""
-        self._head_nbytes += len(data)
+        was_head = self._is_head
         super().data_received(data)
-        if self._timer is not None and self._head_nbytes > _MOST_NBYTES:
-            self._refuse(b"431 Request Header Fields Too Large", "the request's head is too large.")
+        if self._is_head:
+            self._wait_for_head()
+            self._head_nbytes += len(data) if was_head else 0
+            if self._head_nbytes > _MOST_NBYTES:
+                text = "the request's head is too large."
+                self._refuse(b"431 Request Header Fields Too Large", text)
         elif self._reader is not None:
             self.switch(self._reader)
 
     def on_message_begin(self) -> None:
         """Note that a head begins."""
         super().on_message_begin()
-        self._wait_for_head()
+        self._is_head, self._head_nbytes = True, 0
 
     def on_headers_complete(self) -> None:
         """Note that the head is there."""
@@ -116,10 +120,10 @@ class ServingProtocol(HttpToolsProtocol):
 
     def _wait_for_head(self) -> None:
         if self._timer is None:
-            self._head_nbytes = 0
             self._timer = self.loop.call_later(_PATIENCE_S, self._too_slow)
 
     def _head_has_come(self) -> None:
+        self._is_head = False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

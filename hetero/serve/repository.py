@@ -80,7 +80,8 @@ class Repository:
                 known = ", ".join(entries)
                 raise refused(f"model {name!r} has no version {version!r}; it has {known}.", 404)
         else:
-            entry = max(entries.values(), key=_rank)
+            only = len(entries) == 1
+            entry = next(iter(entries.values())) if only else max(entries.values(), key=_rank)
         if entry.model is None:
             raise refused(
                 f"version {entry.source.version} of model {name!r} is {entry.state.lower()}: "

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import re
 import struct
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -16,7 +15,6 @@ from hetero.serve.datatypes import DATATYPES, Datatype
 from hetero.serve.errors import ProtocolError, refused
 
 Raw = bytes | memoryview
-_OPENING: Final = re.compile(rb"[\s\[]*")
 
 
 def row_of(name: str, datatype: str) -> Datatype:
@@ -45,18 +43,16 @@ def from_json(name: str, datatype: str, shape: Sequence[int], data: Raw) -> np.n
         datatype does not have.
     """
     element = row_of(name, datatype).element
-    opening = _OPENING.match(data)
-    depth = max(1, opening[0].count(b"[")) if opening else 1
-    if depth not in (1, len(shape)):
-        raise refused(f"input {name!r}: data is {depth} lists deep; wanted 1, or {len(shape)}.")
+    depth = 1
     try:
-        values = _decoder(element, depth).decode(data)
+        try:
+            values = _decoder(element, 1).decode(data)
+        except msgspec.ValidationError:
+            depth = max(1, len(shape))
+            values = _decoder(element, depth).decode(data)
     except msgspec.MsgspecError as error:
         raise refused(f"input {name!r}: data is not a {datatype} array: {error}.") from error
-    array = from_values(name, datatype, shape, values, depth)
-    if element is float and not np.isfinite(array).all():
-        raise refused(f"input {name!r}: data has values too large for {datatype}.")
-    return array
+    return from_values(name, datatype, shape, values, depth)
 
 
 def from_values(
@@ -64,9 +60,11 @@ def from_values(
 ) -> np.ndarray:
     """Return the tensor of elements in lists, `depth` deep; ProtocolError as `from_json`."""
     try:
-        with np.errstate(over="ignore"):
-            array = np.array(values, row_of(name, datatype).dtype)
-    except (ValueError, OverflowError) as error:
+        with np.errstate(over="raise"):
+            array = np.array(values, dtype := row_of(name, datatype).dtype)
+        if dtype.kind == "V" and not np.isfinite(array).all():  # of bfloat16 nothing is raised
+            raise OverflowError("it has values too large")
+    except (ValueError, ArithmeticError) as error:
         raise refused(f"input {name!r}: data is not a {datatype} array: {error}.") from error
     if array.ndim != depth or (depth > 1 and array.shape != tuple(shape)):
         raise refused(
